@@ -1,0 +1,431 @@
+"""Every setting: one YAML file, overridden by the environment, overridden by secret files."""
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    SettingsConfigDict,
+)
+from pydantic_settings.sources.utils import parse_env_vars
+from yarl import URL
+
+from bridge.errors import ConfigError
+
+ENV_PREFIX = "SMS_BRIDGE_"
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd]?)")
+_MASK = "***"
+
+
+def parse_duration(value: object) -> object:
+    """Turn `90`, `10s`, `5m`, `2h` or `30d` into seconds; leave what is no text to the model."""
+    if not isinstance(value, str):
+        return value
+    match = _DURATION.fullmatch(value.strip())
+    if match is None:
+        raise ValueError("must be a number of seconds or like 10s, 5m, 2h, 30d")
+    return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def format_duration(seconds: float) -> str:
+    """Write seconds in the largest unit that divides them: 120 is `2m`. Queue names use it."""
+    for unit in "dhms":
+        if seconds % _UNITS[unit] == 0:
+            return f"{int(seconds // _UNITS[unit])}{unit}"
+    return f"{seconds:g}s"
+
+
+def _amqp_url(value: SecretStr) -> SecretStr:
+    url = _parse_url(value.get_secret_value(), "amqp://host:5672/vhost")
+    if url.scheme not in {"amqp", "amqps"} or not url.host:
+        raise ValueError("must look like amqp://host:5672/vhost or amqps://...")
+    if "no_verify_ssl" in url.query:
+        raise ValueError("no_verify_ssl is refused; name your CA in rabbitmq.tls.ca_file")
+    return value
+
+
+def _parse_url(value: str, example: str) -> URL:
+    # The text of yarl's own error quotes the URL, which may hold a password.
+    try:
+        return URL(value)
+    except ValueError:
+        raise ValueError(f"is not a URL like {example}") from None
+
+
+def _base_url(value: str) -> str:
+    url = _parse_url(value, "https://api.example.com")
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ValueError("must look like https://api.example.com")
+    if url.user is not None or url.password is not None:
+        # An HTTP client would send it as Basic, in place of the API key.
+        raise ValueError("must not hold a user or password; the API key goes in sms_api.key_file")
+    if url.query_string or url.fragment:
+        raise ValueError("must not hold a query or a fragment")
+    return value.rstrip("/")
+
+
+def _proxy_url(value: SecretStr) -> SecretStr:
+    url = _parse_url(value.get_secret_value(), "http://proxy.example.com:3128")
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ValueError("must look like http://proxy.example.com:3128")
+    return value
+
+
+def _not_blank(value: SecretStr) -> SecretStr:
+    if not value.get_secret_value().strip():
+        raise ValueError("is empty; give a secret or leave the key out")
+    return value
+
+
+def _json_list(value: object) -> object:
+    # In the environment a list is JSON text.
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError('must be a list; in the environment as JSON, like ["a", "b"]') from None
+
+
+def _one_or_many(value: object) -> object:
+    if isinstance(value, str) and not value.lstrip().startswith("["):
+        return [value]
+    return _json_list(value)
+
+
+def _none_is_default(value: object) -> object:
+    return {} if value is None else value
+
+
+def _header_name(value: str) -> str:
+    if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", value):
+        raise ValueError("is not an HTTP header name")
+    return value
+
+
+# Durations are numbers of seconds inside the program.
+Duration = Annotated[float, BeforeValidator(parse_duration), Field(gt=0, allow_inf_nan=False)]
+Secret = Annotated[SecretStr, AfterValidator(_not_blank)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Pointer = Annotated[str, StringConstraints(pattern=r"^(/[^/]*)+$")]
+# Marks a list, so that the environment can give it as JSON.
+List = BeforeValidator(_json_list)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False
+    )
+
+
+class TlsSettings(_Section):
+    """How to trust the broker and be trusted by it."""
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    server_name: str | None = None
+
+
+class RabbitMQSettings(_Section):
+    """The broker."""
+
+    url: Annotated[
+        tuple[Annotated[SecretStr, AfterValidator(_amqp_url)], ...],
+        BeforeValidator(_one_or_many),
+        Field(min_length=1),
+    ] = (SecretStr("amqp://guest:guest@localhost:5672/"),)
+    username: Name | None = None
+    username_file: Path | None = None
+    password: Secret | None = None
+    password_file: Path | None = None
+    heartbeat_seconds: Annotated[int, Field(ge=1, le=300)] = 10
+    connect_timeout_seconds: Duration = 10
+    publish_timeout_seconds: Duration = 3
+    tls: TlsSettings = TlsSettings()
+    topology: Literal["declare", "verify", "off"] = "declare"
+
+
+class SmsApiSettings(_Section):
+    """The SMS service's REST API."""
+
+    base_url: Annotated[str, AfterValidator(_base_url)] | None = None
+    key: Secret | None = None
+    key_file: Path | None = None
+    timeout_seconds: Duration = 20
+    connect_timeout_seconds: Duration = 5
+    proxy: Annotated[SecretStr, AfterValidator(_proxy_url)] | None = None
+    ca_file: Path | None = None
+    idempotency_header: Annotated[str, AfterValidator(_header_name)] | None = "Idempotency-Key"
+    message_id_pointers: Annotated[tuple[Pointer, ...], List] = (
+        "/id",
+        "/message_id",
+        "/messages/0/id",
+    )
+
+
+class RateLimitSettings(_Section):
+    """How fast to send; `per_sender` limits each `from` on its own."""
+
+    per_second: Annotated[float, Field(gt=0)] | None = None
+    burst: Annotated[int, Field(ge=1)] | None = None
+    per_sender: Annotated[float, Field(gt=0)] | None = None
+    scope: Literal["process", "cluster"] = "process"
+
+
+class WorkerSettings(_Section):
+    """From the queue to the API."""
+
+    queue: Name = "sms.outbound"
+    concurrency: Annotated[int, Field(ge=1, le=5000)] = 50
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 6
+    max_uncertain_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    on_uncertain: Literal["retry", "park"] = "retry"
+    retry_delays: Annotated[tuple[Duration, ...], List, Field(min_length=1, max_length=20)] = (
+        5.0,
+        30.0,
+        120.0,
+        600.0,
+        3600.0,
+    )
+    outage_after: Duration = 10
+    max_age: Duration | None = None
+    default_from: Annotated[str, StringConstraints(min_length=1, max_length=32)] | None = None
+    max_text_length: Annotated[int, Field(ge=1, le=65536)] = 1600
+    extra_fields: Literal["refuse", "forward"] = "refuse"
+    ordering: Literal["none", "recipient"] = "none"
+    rate_limit: Annotated[RateLimitSettings, BeforeValidator(_none_is_default)] = (
+        RateLimitSettings()
+    )
+    outcome_exchange: Name | None = None
+    shutdown_timeout_seconds: Duration = 25
+
+    @model_validator(mode="after")
+    def _delays_ascend(self) -> "WorkerSettings":
+        if list(self.retry_delays) != sorted(set(self.retry_delays)):
+            raise ValueError("retry_delays must ascend and not repeat, like [5s, 30s, 2m]")
+        return self
+
+
+class SignatureSettings(_Section):
+    """How the service signs; a preset sets every knob, and a single knob overrides it."""
+
+    preset: Literal[
+        "plain", "github", "stripe", "slack", "shopify", "standard-webhooks", "twilio"
+    ] = "plain"
+    header: Annotated[str, AfterValidator(_header_name)] | None = None
+    algorithm: Literal["sha256", "sha1", "sha384", "sha512"] | None = None
+    encoding: Literal["auto", "hex", "base64", "base64url"] | None = None
+    format: (
+        Annotated[str, StringConstraints(pattern=r"^(plain|kv|list|prefix:[!-~]{1,32})$")] | None
+    ) = None
+    signed_content: (
+        Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"\{(body|url)\}")]
+        | None
+    ) = None
+    timestamp_from: Name | None = None
+    timestamp_unit: Literal["s", "ms"] | None = None
+    tolerance_seconds: Duration | None = None
+    id_header: Annotated[str, AfterValidator(_header_name)] | None = None
+    secret_encoding: Literal["utf8", "base64", "hex", "whsec"] | None = None
+
+
+class WebhookSettings(_Section):
+    """From the service's webhooks to the exchange."""
+
+    host: Name = "0.0.0.0"  # noqa: S104  the role exists to be reached
+    port: Port = 8080
+    path: Annotated[str, StringConstraints(pattern=r"^/[^?#{}\s]*$")] = "/webhooks"
+    exchange: Name = "sms.inbound"
+    queue: Name | None = "sms.inbound"
+    secrets: Annotated[tuple[Secret, ...], List, Field(min_length=1, max_length=5)] | None = None
+    secret_files: Annotated[tuple[Path, ...], List, Field(min_length=1, max_length=5)] | None = None
+    signature: SignatureSettings = SignatureSettings()
+    event_id_pointers: Annotated[tuple[Pointer, ...], List] = (
+        "/id",
+        "/data/id",
+        "/data/message_id",
+    )
+    repeat_window: Duration = 600
+    event_types: Annotated[tuple[Name, ...], List, Field(max_length=20)] = ("message.received",)
+    public_url: Annotated[str, AfterValidator(_base_url)] | None = None
+    max_body_bytes: Annotated[int, Field(ge=1, le=16 * 1024 * 1024)] = 262144
+    max_in_flight: Annotated[int, Field(ge=1, le=100_000)] = 512
+    response_timeout_seconds: Duration = 2.5
+    body_timeout_seconds: Duration = 10
+    idle_timeout_seconds: Duration = 15
+    shutdown_timeout_seconds: Duration = 20
+
+
+class AdminSettings(_Section):
+    """Probes and metrics; port 0 takes any free port and logs it."""
+
+    host: Name = "0.0.0.0"  # noqa: S104  probes come from outside the pod
+    port: Port = 9090
+
+
+class LogSettings(_Section):
+    """What is logged, and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["json", "console", "auto"] = "auto"
+
+
+class TracingSettings(_Section):
+    """Where spans go. W3C trace headers are passed on with tracing on or off."""
+
+    otlp_endpoint: Annotated[str, AfterValidator(_base_url)] | None = None
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+
+
+class Settings(BaseSettings):
+    """The whole configuration. Make one with `load_settings`."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        enable_decoding=False,
+        env_parse_none_str="null",
+    )
+
+    rabbitmq: RabbitMQSettings = RabbitMQSettings()
+    sms_api: SmsApiSettings = SmsApiSettings()
+    worker: WorkerSettings = WorkerSettings()
+    webhook: WebhookSettings = WebhookSettings()
+    admin: AdminSettings = AdminSettings()
+    log: LogSettings = LogSettings()
+    tracing: TracingSettings = TracingSettings()
+
+    def masked(self) -> dict[str, Any]:
+        """Return the effective configuration as plain data, every secret masked."""
+        values = self.model_dump(mode="json")
+        values["rabbitmq"]["url"] = [mask_url(url) for url in self.rabbitmq.url]
+        proxy = self.sms_api.proxy
+        values["sms_api"]["proxy"] = None if proxy is None else mask_url(proxy)
+        return values
+
+
+def mask_url(url: SecretStr) -> str:
+    """Write a URL without its password."""
+    parsed = URL(url.get_secret_value())
+    return str(parsed.with_password(_MASK) if parsed.password is not None else parsed)
+
+
+def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
+    """Read the file, lay the environment over it, and check the whole.
+
+    Raises ConfigError with one line for each fault. Secret files are not opened here: what a
+    role needs is read when it starts, and again whenever the file changes.
+    """
+    values = {} if path is None else _read_yaml(path)
+    merged = _merge(values, _Environment(Settings, environ)())
+    faults = list(_unknown_sections(environ))
+    try:
+        settings = Settings.model_validate(merged)
+    except ValidationError as error:
+        faults += [_describe(e) for e in error.errors(include_input=False, include_url=False)]
+    if faults:
+        raise ConfigError(*faults)
+    if settings.tracing.otlp_endpoint is not None:
+        raise ConfigError(
+            "tracing.otlp_endpoint: this version passes trace headers on but exports no spans; "
+            "leave it null"
+        )
+    return settings
+
+
+class _Environment(EnvSettingsSource):
+    """pydantic-settings' reader of the environment, over a mapping that is handed in."""
+
+    def __init__(self, settings: type[BaseSettings], environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        super().__init__(settings)
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        return parse_env_vars(
+            self._environ, self.case_sensitive, self.env_ignore_empty, self.env_parse_none_str
+        )
+
+
+def _unknown_sections(environ: Mapping[str, str]) -> Iterator[str]:
+    # Only names with a double underscore are ours: Kubernetes adds SMS_BRIDGE_..._PORT by itself.
+    for name in environ:
+        section, separator, _ = name.removeprefix(ENV_PREFIX).partition("__")
+        if (
+            name.startswith(ENV_PREFIX)
+            and separator
+            and section.lower() not in Settings.model_fields
+        ):
+            yield f"{name}: unknown section{_nearest(section.lower(), Settings.model_fields)}"
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{path}{where}: is not YAML") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigError(f"{path}: must hold sections such as `rabbitmq:` at the top")
+    # A section that is there but empty reads as null in YAML; users mean "all defaults".
+    return {key: {} if value is None else value for key, value in values.items()}
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        both = isinstance(below, dict) and isinstance(value, dict)
+        merged[key] = _merge(below, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _describe(error: ErrorDetails) -> str:
+    path = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"{path}: unknown key{_nearest(path, known_keys())}"
+    text = error["msg"].removeprefix("Value error, ")
+    return f"{path}: {text[:1].lower()}{text[1:]}" if path else text
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def known_keys(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[str]:
+    """Yield the path of every section and key, as `worker.queue`."""
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        for option in (field.annotation, *get_args(field.annotation)):
+            if isinstance(option, type) and issubclass(option, BaseModel):
+                yield from known_keys(option, f"{prefix}{name}.")

@@ -1,0 +1,53 @@
+"""Every error that the bridge raises itself, classed by what happens to the message next.
+
+BridgeError
+    ConfigError              a setting is wrong               -> exit 2, a line for each fault
+    InvalidMessageError      the body is not a send request   -> dead letter `invalid`
+    InvalidSignatureError    the webhook is not authentic     -> 401
+    BrokerError              no usable connection or topology -> connect again, with back-off
+    PublishError             the broker did not store it      -> hold the delivery; 503 to a webhook
+
+What the SMS API answers is no error but data: see `fates`.
+Anything else that is raised is a bug: caught once at a task's edge, dead letter `internal_error`.
+"""
+
+from typing import Literal
+
+SignatureFault = Literal["missing", "malformed", "mismatch", "stale", "future"]
+PublishFault = Literal["returned", "nacked", "timeout", "error"]
+
+
+class BridgeError(Exception):
+    """The root of the bridge's own errors."""
+
+
+class ConfigError(BridgeError):
+    """The configuration cannot be used; `faults` holds one readable line for each reason."""
+
+    def __init__(self, *faults: str) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = faults
+
+
+class InvalidMessageError(BridgeError):
+    """A message is not a send request; the text names the field and never its value."""
+
+
+class InvalidSignatureError(BridgeError):
+    """A webhook is not authentic; `fault` says how, for metrics and logs, never for the sender."""
+
+    def __init__(self, fault: SignatureFault) -> None:
+        super().__init__(fault)
+        self.fault: SignatureFault = fault
+
+
+class BrokerError(BridgeError):
+    """The broker cannot be used now; the text says why and what to do."""
+
+
+class PublishError(BridgeError):
+    """The broker did not confirm that it stored a message; it may or may not have it."""
+
+    def __init__(self, fault: PublishFault, detail: str = "") -> None:
+        super().__init__(detail or fault)
+        self.fault: PublishFault = fault

@@ -1,0 +1,107 @@
+"""One JSON line for each fact, on standard output, that can hold no personal data.
+
+Our own modules log a constant event and named facts: `log.info("delivery", extra=facts(...))`.
+What libraries log is reduced to the template of the message, never its arguments, because
+aiormq and asyncio put whole messages into theirs. Of an exception the type and the places are
+written, never its text, which may quote a value.
+"""
+
+import asyncio
+import json
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TextIO
+
+_OURS = "bridge"
+_FACTS = "facts"
+
+
+def facts(**values: object) -> dict[str, object]:
+    """Make the `extra` of a log call; what is None is left out of the line."""
+    return {_FACTS: {name: value for name, value in values.items() if value is not None}}
+
+
+def configure_logging(
+    level: str,
+    form: Literal["json", "console", "auto"],
+    *,
+    stream: TextIO = sys.stdout,
+    count: Callable[[str], object] = lambda _level: None,
+) -> None:
+    """Send every log record to `stream`; `count` is called with the level of each."""
+    console = form == "console" or (form == "auto" and stream.isatty())
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(ConsoleFormatter() if console else JsonFormatter())
+
+    def counted(record: logging.LogRecord) -> bool:
+        count(record.levelname.lower())
+        return True
+
+    handler.addFilter(counted)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # At DEBUG these write whole frames, bodies included, into the message itself.
+    for name in ("aiormq", "aio_pika", "asyncio", "uvicorn"):
+        logging.getLogger(name).setLevel(max(logging.getLevelName(level.upper()), logging.INFO))
+    for name in ("httpx", "httpcore", "uvicorn.access"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def log_loop_faults(loop: asyncio.AbstractEventLoop) -> None:
+    """Log what nobody awaited; asyncio's own handler would quote the exception and its values."""
+    log = logging.getLogger(f"{_OURS}.loop")
+
+    def handle(_loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        error = context.get("exception")
+        log.error(
+            "unhandled_error",
+            extra=facts(what=context.get("message")),
+            exc_info=error if isinstance(error, BaseException) else None,
+        )
+
+    loop.set_exception_handler(handle)
+
+
+class JsonFormatter(logging.Formatter):
+    """Write a record as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line: time, level, logger, event, then the facts."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, object] = {
+            "time": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": _event(record),
+        }
+        line.update(_facts(record))
+        return json.dumps(line, default=str)
+
+
+class ConsoleFormatter(logging.Formatter):
+    """Write a record as one line for a person."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line: time of day, level, event, then the facts as `name=value`."""
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        pairs = " ".join(f"{name}={value}" for name, value in _facts(record).items())
+        return f"{clock} {record.levelname.lower():<8} {_event(record)} {pairs}".rstrip()
+
+
+def _event(record: logging.LogRecord) -> str:
+    ours = record.name == _OURS or record.name.startswith(f"{_OURS}.")
+    return record.getMessage() if ours else str(record.msg)
+
+
+def _facts(record: logging.LogRecord) -> dict[str, object]:
+    values: dict[str, object] = dict(getattr(record, _FACTS, {}))
+    if record.exc_info and record.exc_info[1] is not None:
+        error = record.exc_info[1]
+        values["error"] = type(error).__name__
+        values["at"] = [
+            f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}"
+            for frame in traceback.extract_tb(error.__traceback__)[-12:]
+        ]
+    return values
