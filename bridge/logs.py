@@ -64,6 +64,11 @@ def log_loop_faults(loop: asyncio.AbstractEventLoop) -> None:
     loop.set_exception_handler(handle)
 
 
+def dump_json(value: object) -> str:
+    """Write a value as one line of JSON."""
+    return json.dumps(value, default=str, separators=(",", ":"))
+
+
 class JsonFormatter(logging.Formatter):
     """Write a record as one line of JSON."""
 
@@ -77,7 +82,7 @@ class JsonFormatter(logging.Formatter):
             "event": _event(record),
         }
         line.update(_facts(record))
-        return json.dumps(line, default=str)
+        return dump_json(line)
 
 
 class ConsoleFormatter(logging.Formatter):

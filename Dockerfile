@@ -1,0 +1,51 @@
+# syntax=docker/dockerfile:1
+
+# A release build pins both by digest: --build-arg PYTHON_TAG=3.13-slim-trixie@sha256:...
+ARG PYTHON_TAG=3.13-slim-trixie
+ARG UV_TAG=0.13.8
+
+FROM ghcr.io/astral-sh/uv:${UV_TAG} AS uv
+
+FROM python:${PYTHON_TAG} AS build
+COPY --from=uv /uv /usr/local/bin/uv
+ENV UV_CACHE_DIR=/var/cache/uv \
+    UV_COMPILE_BYTECODE=1 \
+    UV_LINK_MODE=copy \
+    UV_PROJECT_ENVIRONMENT=/opt/app \
+    UV_PYTHON_DOWNLOADS=never
+WORKDIR /src
+# Dependencies come first: their layer is built again only when the lock file changes.
+COPY pyproject.toml uv.lock ./
+RUN --mount=type=cache,target=/var/cache/uv \
+    uv sync --locked --no-dev --no-install-project
+COPY README.md LICENSE ./
+COPY bridge ./bridge
+RUN --mount=type=cache,target=/var/cache/uv \
+    uv sync --locked --no-dev --no-editable
+
+FROM python:${PYTHON_TAG}
+ARG PYTHON_TAG
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+ARG CREATED=1970-01-01T00:00:00Z
+LABEL org.opencontainers.image.title="sms-bridge" \
+      org.opencontainers.image.description="The bridge between RabbitMQ and an SMS service" \
+      org.opencontainers.image.licenses="MIT" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.created="${CREATED}" \
+      org.opencontainers.image.base.name="python:${PYTHON_TAG}"
+COPY --from=build /opt/app /opt/app
+ENV PATH=/opt/app/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONFAULTHANDLER=1 \
+    PYTHONUNBUFFERED=1
+# Numeric, so that Kubernetes can see that it is not root.
+USER 10001:10001
+WORKDIR /tmp
+EXPOSE 8080 9090
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=15s --timeout=3s --start-period=20s \
+    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:9090/livez', timeout=2)"]
+ENTRYPOINT ["sms-bridge"]
+CMD ["worker"]

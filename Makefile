@@ -1,0 +1,67 @@
+# Every target works on a fresh machine that has Python 3.11 or newer with venv and pip, and make.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.synced
+
+# Where there is no home, tools get one inside the checkout.
+export HOME := $(or $(HOME),$(CURDIR)/.uv/home)
+# A virtual environment that is active, or named elsewhere, is not ours.
+export UV_PROJECT_ENVIRONMENT := .venv
+unexport VIRTUAL_ENV
+
+UV := $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
+APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
+
+.DEFAULT_GOAL := help
+.PHONY: help env broker demo test check format clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+env: $(STAMP)  ## set up .venv with everything that uv.lock names
+
+$(STAMP): pyproject.toml uv.lock | $(filter .uv/bin/uv,$(UV))
+	$(UV) sync --locked --all-groups
+	@touch $@
+
+.uv/bin/uv:
+	$(PYTHON) -m venv .uv
+	.uv/bin/pip install --quiet --disable-pip-version-check uv
+
+# RUNLEVEL=1 keeps the package from starting a server of the system's: ours are private ones.
+broker: $(STAMP)  ## install a RabbitMQ server, unless there is one or a URL names one
+	@if [ -n "$$SMS_BRIDGE_RABBITMQ__URL$$SMS_BRIDGE_TEST_AMQP_URL" ] || \
+	    $(BIN)/python -c 'from bridge.sandbox.broker import find_scripts as f; f()' 2>/dev/null; \
+	then exit 0; fi; \
+	if ! command -v apt-get >/dev/null; then as=none; \
+	elif [ "$$(id -u)" = 0 ]; then as=; \
+	elif sudo -n true 2>/dev/null; then as='sudo -n'; \
+	else as=none; fi; \
+	if [ "$$as" != none ]; then \
+	    $$as $(APT) update; \
+	    $$as $(APT) install -y --no-install-recommends rabbitmq-server && exit 0; \
+	fi; \
+	echo 'Install a RabbitMQ server (apt-get, dnf or brew install it), or set' \
+	    'SMS_BRIDGE_RABBITMQ__URL (demo) or SMS_BRIDGE_TEST_AMQP_URL (tests) to one that runs.' >&2; \
+	exit 1
+
+demo: $(STAMP) broker  ## run both directions for real, with faults, and account for every message (KEEP=1 leaves it running)
+	$(BIN)/python -m bridge demo $(if $(KEEP),--keep)
+
+test: $(STAMP) broker  ## run all tests, those with a real RabbitMQ too
+	$(BIN)/pytest
+
+check: $(STAMP)  ## lint, formatting, types, import rules
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## format the code and fix what can be fixed by itself
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+clean:  ## remove .venv, caches and build results
+	rm -rf .venv .uv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find bridge tests -name __pycache__ -type d -prune -exec rm -rf {} +

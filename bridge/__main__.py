@@ -1,0 +1,301 @@
+"""The command line: `sms-bridge`, the same as `python -m bridge`.
+
+Each command imports what it needs when it runs, so that `--help` is quick.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bridge import __version__
+from bridge.errors import BridgeError, ConfigError, InvalidMessageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from bridge.config import Settings
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+app = typer.Typer(
+    name="sms-bridge",
+    help="The bridge between RabbitMQ and an SMS service.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="The YAML file. SMS_BRIDGE_CONFIG names it too.",
+        show_default=False,
+    ),
+]
+
+
+def main() -> None:
+    """Run a command; a fault of ours is one line on standard error, never a traceback."""
+    try:
+        app()
+    except (ConfigError, InvalidMessageError) as error:
+        _fail(error, EXIT_USAGE)
+    except BridgeError as error:
+        _fail(error, EXIT_FAILED)
+
+
+def _fail(error: BridgeError, code: int) -> None:
+    for line in str(error).splitlines():
+        sys.stderr.write(f"sms-bridge: {line}\n")
+    sys.exit(code)
+
+
+def _print_version(wanted: bool) -> None:  # noqa: FBT001  typer calls it so
+    if wanted:
+        typer.echo(f"sms-bridge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    context: typer.Context,
+    config: ConfigFile = None,
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    context.obj = config
+
+
+def _settings(context: typer.Context, config: Path | None) -> "Settings":
+    from bridge.config import load_settings
+
+    named = os.environ.get("SMS_BRIDGE_CONFIG")
+    path = config or context.obj or (Path(named) if named else None)
+    return load_settings(path, os.environ)
+
+
+@app.command()
+def worker(context: typer.Context, config: ConfigFile = None) -> None:
+    """Take send requests from the queue and post them to the SMS API."""
+    _run(context, config, "worker")
+
+
+@app.command()
+def webhook(context: typer.Context, config: ConfigFile = None) -> None:
+    """Receive the service's webhooks and publish them to the exchange."""
+    _run(context, config, "webhook")
+
+
+@app.command(name="all")
+def both(context: typer.Context, config: ConfigFile = None) -> None:
+    """Run both roles in one process."""
+    _run(context, config, "worker", "webhook")
+
+
+def _run(context: typer.Context, config: Path | None, *roles: Any) -> None:  # noqa: ANN401
+    from bridge.app import run
+
+    sys.exit(run(_settings(context, config), roles))
+
+
+@app.command()
+def check(context: typer.Context, config: ConfigFile = None) -> None:
+    """Validate the configuration and print the effective one, secrets masked.
+
+    Exit 2 when a role that is configured, even in part, could not start.
+    """
+    import yaml
+
+    from bridge.app import check_roles
+
+    settings = _settings(context, config)
+    typer.echo(yaml.safe_dump(settings.masked(), sort_keys=False, allow_unicode=True), nl=False)
+    for role, missing in check_roles(settings).items():
+        typer.echo(f"# {role}: {'not configured, ' + missing if missing else 'ready to start'}")
+
+
+@app.command()
+def send(
+    context: typer.Context,
+    *,
+    to: Annotated[str, typer.Option(help="The number: + and digits.")],
+    text: Annotated[str, typer.Option(help="The text.")],
+    sender: Annotated[str | None, typer.Option("--from", help="The sender's name.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the outcome.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait.", min=0)] = 60,
+    config: ConfigFile = None,
+) -> None:
+    """Publish one send request and print its message id.
+
+    With --wait also its outcome: exit 0 when it was sent, 1 when it is dead or none came.
+
+    Example: sms-bridge send --to +4917012345678 --from Acme --text Hi --wait
+    """
+    from bridge import client
+
+    request = {"to": to, "from": sender, "text": text}
+    wait_seconds = timeout if wait else None
+    settings = _settings(context, config)
+    message_id, outcome = asyncio.run(client.send(settings, request, wait_seconds=wait_seconds))
+    typer.echo(message_id)
+    if not wait:
+        return
+    if outcome is None:
+        raise BridgeError(f"no outcome within {timeout:g} s; the request stays queued")
+    typer.echo(json.dumps(outcome))
+    sys.exit(0 if outcome.get("outcome") == "sent" else EXIT_FAILED)
+
+
+@app.command()
+def listen(context: typer.Context, config: ConfigFile = None) -> None:
+    """Print inbound events as they come, a line of JSON each, until Ctrl-C."""
+    from bridge import client
+
+    async def show() -> None:
+        async for event in client.listen(settings):
+            typer.echo(json.dumps(event))
+
+    settings = _settings(context, config)
+    _until_interrupted(lambda: asyncio.run(show()))
+
+
+@app.command()
+def sign(
+    context: typer.Context,
+    file: Annotated[Path | None, typer.Argument(help="The body; standard input without.")] = None,
+    curl: Annotated[
+        str | None, typer.Option(metavar="URL", help="Print a ready curl command instead.")
+    ] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Sign a body as the configured scheme does and print the headers, a line each.
+
+    Example: sms-bridge sign event.json --curl http://localhost:8080/webhooks
+    """
+    import shlex
+
+    body = sys.stdin.buffer.read() if file is None else _read(file)
+    headers, query = _sign(_settings(context, config), body)
+    if curl is None:
+        for name, value in headers:
+            typer.echo(f"{name}: {value}")
+        return
+    url = curl + (f"?{query.decode()}" if query else "")
+    parts = ["curl", "-i", "-X", "POST", url, "-H", "Content-Type: application/json"]
+    for name, value in headers:
+        parts += ["-H", f"{name}: {value}"]
+    typer.echo(shlex.join([*parts, "--data-binary", f"@{file or '-'}"]))
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+
+
+def _sign(settings: "Settings", body: bytes) -> "tuple[Sequence[tuple[str, str]], bytes]":
+    from bridge.app import webhook_secrets
+    from bridge.signature import decode_secret, scheme_from, sign
+
+    scheme = scheme_from(settings.webhook.signature, settings.webhook.public_url)
+    secret = webhook_secrets(settings, scheme)[0]
+    key = decode_secret(scheme, secret.current)
+    signed = sign(scheme, key, body, now=time.time(), event_id=f"evt_{uuid.uuid4().hex}")
+    return signed.headers, signed.query
+
+
+schema = typer.Typer(help="Print the machine-readable contract.", no_args_is_help=True)
+app.add_typer(schema, name="schema")
+
+
+@schema.command(name="config")
+def schema_config() -> None:
+    """Print the JSON Schema of the configuration."""
+    from bridge.config import Settings
+
+    typer.echo(json.dumps(Settings.model_json_schema(), indent=2))
+
+
+@schema.command(name="request")
+def schema_request() -> None:
+    """Print the JSON Schema of a send request."""
+    from bridge.models import SendRequest
+
+    typer.echo(json.dumps(SendRequest.model_json_schema(), indent=2))
+
+
+@app.command()
+def sandbox(
+    *,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 = any free one.", min=0, max=65535)] = 8025,
+    webhook_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where replies and events are sent.")
+    ] = None,
+    webhook_secret: Annotated[
+        str | None, typer.Option(metavar="S", help="The secret that signs them.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="The only API key that is accepted.")] = None,
+) -> None:
+    """Run a stand-in for the SMS service, with faults to order.
+
+    Example: sms-bridge sandbox --webhook-url http://localhost:8080/webhooks --webhook-secret S
+    """
+    import uvloop
+
+    from bridge.sandbox.server import create_app, serve
+
+    signing = None if webhook_secret is None else _plain_signer(webhook_secret)
+    service = create_app(sign=signing, webhook_url=webhook_url, key=key)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(service, host=host, port=port))
+
+
+def _plain_signer(secret: str) -> "Callable[[bytes], Sequence[tuple[str, str]]]":
+    from bridge.signature import PRESETS, decode_secret, sign
+
+    scheme = PRESETS["plain"]
+    key = decode_secret(scheme, secret)
+
+    def signed(body: bytes) -> "Sequence[tuple[str, str]]":
+        return sign(scheme, key, body, now=time.time(), event_id=uuid.uuid4().hex).headers
+
+    return signed
+
+
+@app.command()
+def demo(
+    *,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave it running until Ctrl-C.")] = False,
+    messages: Annotated[int, typer.Option(help="Send requests.", min=50)] = 1000,
+    events: Annotated[int, typer.Option(help="Webhooks.", min=20)] = 200,
+) -> None:
+    """Run the whole flow on this computer: broker, sandbox, both roles, traffic, faults."""
+    from bridge.sandbox.demo import run_demo
+
+    sys.exit(run_demo(keep=keep, messages=messages, events=events))
+
+
+def _until_interrupted(action: "Callable[[], None]") -> None:
+    try:
+        action()
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,396 @@
+"""Puts the objects together, runs the roles, owns the signals and the drain."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NoReturn
+
+import httpx
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from bridge import __version__
+from bridge.admin import Health, admin_app
+from bridge.broker import Link
+from bridge.config import Settings, SmsApiSettings
+from bridge.credentials import Credential, check_header_value, read_secret
+from bridge.errors import ConfigError
+from bridge.listener import Listener
+from bridge.logs import configure_logging, facts, log_loop_faults
+from bridge.metrics import BridgeMetrics, WebhookMetrics, WorkerMetrics, new_registry
+from bridge.pace import Pace
+from bridge.publisher import Publisher
+from bridge.sender import Sender
+from bridge.signature import Scheme, decode_secret, scheme_from
+from bridge.topology import dead_queue, retry_queue
+from bridge.transport import ProxyTransport, Transport, tls_context
+from bridge.webhook import Receiver
+from bridge.worker import Worker
+
+log = logging.getLogger(__name__)
+
+Role = Literal["worker", "webhook"]
+
+EXIT_CLEAN: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_DRAIN_TIMED_OUT: Final = 75
+REREAD_SECONDS: Final = 5.0
+# For what comes after the drain: closing connections and the admin port.
+CLOSE_SECONDS: Final = 4.0
+
+
+def run(settings: Settings, roles: Collection[Role]) -> int:
+    """Run the roles until a signal and return the exit code.
+
+    Raises ConfigError before anything is started when a role lacks what it needs.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(settings, roles))
+
+
+async def _run(settings: Settings, roles: Collection[Role]) -> int:
+    bridge = Bridge(settings, roles)
+    stop = asyncio.Event()
+    _own_signals(stop)
+    return await bridge.run(stop)
+
+
+def _own_signals(stop: asyncio.Event) -> None:
+    """Drain at the first SIGTERM or SIGINT, leave at once at the second."""
+
+    def on_signal(name: str) -> None:
+        log.info("signal", extra=facts(signal=name))
+        if stop.is_set():
+            sys.stdout.flush()
+            os._exit(EXIT_DRAIN_TIMED_OUT)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _WatchedSecret:
+    label: str
+    credential: Credential
+    on_change: Callable[[], None]
+
+
+class Bridge:
+    """One process: its roles, its connections, its admin port."""
+
+    def __init__(self, settings: Settings, roles: Collection[Role]) -> None:
+        self._settings = settings
+        self._registry = new_registry()
+        self._metrics = _bridge_metrics(settings, roles, self._registry)
+        configure_logging(
+            settings.log.level,
+            settings.log.format,
+            count=lambda level: self._metrics.log_records.labels(level).inc(),
+        )
+        _check_broker_secrets(settings)
+        self._health = Health(self._metrics)
+        self._links: list[Link] = []
+        self._secrets: list[_WatchedSecret] = []
+        self._running: dict[str, Coroutine[Any, Any, None]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._worker = self._make_worker() if "worker" in roles else None
+        self._webhook_port = self._make_webhook() if "webhook" in roles else None
+        self._admin_port = self._make_admin()
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """Run everything until `stop` is set, or until a part of it fails; then drain."""
+        log_loop_faults(asyncio.get_running_loop())
+        self._tasks = {name: asyncio.create_task(part) for name, part in self._running.items()}
+        self._health.live["tasks"] = lambda: not any(t.done() for t in self._tasks.values())
+        self._log_start()
+        waiting = asyncio.create_task(stop.wait())
+        await asyncio.wait({waiting, *self._tasks.values()}, return_when=asyncio.FIRST_COMPLETED)
+        failed = self._log_failures()
+        clean = await self._drain()
+        await self._close(waiting)
+        log.info("stopped", extra=facts(clean=clean and not failed))
+        if failed:
+            return EXIT_FAILED
+        return EXIT_CLEAN if clean else EXIT_DRAIN_TIMED_OUT
+
+    # Putting together
+
+    def _make_worker(self) -> Worker:
+        settings = self._settings
+        metrics = WorkerMetrics(
+            self._registry,
+            queue=settings.worker.queue,
+            retry_queues=[
+                retry_queue(settings.worker.queue, delay) for delay in settings.worker.retry_delays
+            ],
+            dead=dead_queue(settings.worker.queue),
+        )
+        credential = api_key(settings.sms_api)
+        pace = Pace(
+            settings.worker.rate_limit,
+            outage_after_seconds=settings.worker.outage_after,
+            metrics=metrics,
+        )
+        self._secrets.append(_WatchedSecret("sms_api", credential, pace.nudge))
+        publisher = self._make_publisher()
+        worker = Worker(
+            settings.worker,
+            settings.rabbitmq,
+            sender=Sender(
+                settings.sms_api,
+                transport=_transport(settings),
+                credential=credential,
+                metrics=metrics,
+            ),
+            pace=pace,
+            publisher=publisher,
+            metrics=metrics,
+        )
+        self._link("worker publish", publisher.serve)
+        self._link("worker consume", worker.serve)
+        consumer = worker.consumer
+        self._health.ready["consumer"] = lambda: consumer.is_registered or bool(pace.paused)
+        return worker
+
+    def _make_webhook(self) -> Listener:
+        settings = self._settings.webhook
+        scheme = scheme_from(settings.signature, settings.public_url)
+        secrets = webhook_secrets(self._settings, scheme)
+        publisher = self._make_publisher()
+        receiver = Receiver(
+            settings,
+            self._settings.rabbitmq,
+            scheme=scheme,
+            secrets=secrets,
+            publisher=publisher,
+            metrics=WebhookMetrics(
+                self._registry, path=settings.path, event_types=settings.event_types
+            ),
+        )
+        for secret in secrets:
+            self._secrets.append(_WatchedSecret("webhook", secret, receiver.read_secrets))
+        self._link("webhook publish", receiver.serve)
+        listener = Listener(
+            receiver.app(),
+            setting="webhook.port",
+            host=settings.host,
+            port=settings.port,
+            idle_timeout_seconds=settings.idle_timeout_seconds,
+            drain_timeout_seconds=settings.shutdown_timeout_seconds,
+        )
+        self._running["webhook listener"] = listener.run()
+        self._health.ready["listener"] = lambda: listener.is_accepting
+        return listener
+
+    def _make_admin(self) -> Listener:
+        settings = self._settings.admin
+        self._metrics.connection_up.set_function(lambda: all(link.is_up for link in self._links))
+        listener = Listener(
+            admin_app(self._health, self._registry),
+            setting="admin.port",
+            host=settings.host,
+            port=settings.port,
+        )
+        self._running["admin listener"] = listener.run()
+        self._running["heartbeat"] = self._health.beat()
+        self._running["secrets"] = self._follow_secrets()
+        return listener
+
+    def _make_publisher(self) -> Publisher:
+        publisher = Publisher(
+            self._metrics, timeout_seconds=self._settings.rabbitmq.publish_timeout_seconds
+        )
+        blocked = self._metrics.connection_blocked
+        blocked.set_function(lambda: any(link.is_blocked for link in self._links))
+        return publisher
+
+    def _link(self, name: str, serve: Callable[..., Coroutine[Any, Any, None]]) -> None:
+        link = Link(name, self._settings.rabbitmq, self._metrics)
+        self._links.append(link)
+        self._running[name] = link.run(serve)
+
+    def _log_start(self) -> None:
+        webhook = self._webhook_port
+        log.info(
+            "started",
+            extra=facts(
+                version=__version__,
+                worker=self._worker is not None,
+                webhook_port=None if webhook is None else webhook.port,
+                admin_port=self._admin_port.port,
+            ),
+        )
+
+    # Running
+
+    async def _follow_secrets(self) -> NoReturn:
+        """Read the secret files again now and then; the last good secret stays in use."""
+        failing: set[int] = set()
+        while True:
+            await asyncio.sleep(REREAD_SECONDS)
+            for number, secret in enumerate(self._secrets):
+                try:
+                    changed = secret.credential.reread()
+                except ConfigError as error:
+                    self._metrics.secret_reloads.labels(secret.label, "failed").inc()
+                    if number not in failing:
+                        log.warning("secret_not_read", extra=facts(why=str(error)))
+                    failing.add(number)
+                    continue
+                failing.discard(number)
+                read_at = secret.credential.read_at
+                self._metrics.secret_last_reload.labels(secret.label).set(read_at)
+                if changed:
+                    self._metrics.secret_reloads.labels(secret.label, "changed").inc()
+                    log.info("secret_changed", extra=facts(secret=secret.label))
+                    secret.on_change()
+
+    def _log_failures(self) -> bool:
+        failed = {name: task for name, task in self._tasks.items() if task.done()}
+        for name, task in failed.items():
+            error = None if task.cancelled() else task.exception()
+            log.critical("part_failed", extra=facts(part=name), exc_info=error)
+        return bool(failed)
+
+    # Ending
+
+    async def _drain(self) -> bool:
+        """Not ready, stop taking, finish, settle; return whether all was finished in time."""
+        self._health.is_draining = True
+        self._metrics.shutdown_timestamp.set(time.time())
+        drained = await asyncio.gather(self._drain_worker(), self._drain_webhook())
+        return all(drained)
+
+    async def _drain_worker(self) -> bool:
+        if self._worker is None:
+            return True
+        return await self._worker.drain(self._settings.worker.shutdown_timeout_seconds)
+
+    async def _drain_webhook(self) -> bool:
+        if self._webhook_port is None:
+            return True
+        self._webhook_port.stop()
+        listening = self._tasks["webhook listener"]
+        timeout = self._settings.webhook.shutdown_timeout_seconds
+        done, _ = await asyncio.wait({listening}, timeout=timeout)
+        return bool(done)
+
+    async def _close(self, *others: asyncio.Task[Any]) -> None:
+        self._admin_port.stop()
+        tasks = [task for name, task in self._tasks.items() if name != "admin listener"]
+        for task in (*tasks, *others):
+            task.cancel()
+        await asyncio.wait({*self._tasks.values(), *others}, timeout=CLOSE_SECONDS)
+        if self._worker is not None:
+            with contextlib.suppress(Exception):
+                await self._worker.aclose()
+
+
+def _bridge_metrics(
+    settings: Settings, roles: Collection[Role], registry: CollectorRegistry
+) -> BridgeMetrics:
+    return BridgeMetrics(
+        registry,
+        component="all" if len(roles) > 1 else next(iter(roles)),
+        version=__version__,
+        revision=os.environ.get("SMS_BRIDGE_REVISION", "unknown"),
+        exchanges=(
+            "default",
+            settings.webhook.exchange,
+            settings.worker.outcome_exchange or "sms.outcome",
+        ),
+    )
+
+
+def _check_broker_secrets(settings: Settings) -> None:
+    rabbitmq = settings.rabbitmq
+    for key, file in (
+        ("rabbitmq.username_file", rabbitmq.username_file),
+        ("rabbitmq.password_file", rabbitmq.password_file),
+    ):
+        if file is not None:
+            read_secret(key, file)
+
+
+def _transport(settings: Settings) -> httpx.AsyncBaseTransport:
+    api = settings.sms_api
+    try:
+        tls = tls_context(api.ca_file)
+    except OSError as error:
+        raise ConfigError(f"sms_api.ca_file: cannot be used: {type(error).__name__}") from None
+    if api.proxy is not None:
+        return ProxyTransport(
+            api.proxy.get_secret_value(),
+            timeout_seconds=api.timeout_seconds,
+            connect_timeout_seconds=api.connect_timeout_seconds,
+            tls=tls,
+        )
+    return Transport(
+        timeout_seconds=api.timeout_seconds,
+        connect_timeout_seconds=api.connect_timeout_seconds,
+        max_connections=settings.worker.concurrency,
+        tls=tls,
+    )
+
+
+def api_key(settings: SmsApiSettings) -> Credential:
+    """Read the API key that the worker needs, or raise ConfigError that says what is missing."""
+    if settings.base_url is None:
+        raise ConfigError("sms_api.base_url: is missing; the worker needs it")
+    return Credential(
+        "sms_api.key", value=settings.key, file=settings.key_file, check=check_header_value
+    )
+
+
+def webhook_secrets(settings: Settings, scheme: Scheme) -> list[Credential]:
+    """Read the secrets that the webhook receiver needs; the first one counts as current."""
+    webhook = settings.webhook
+
+    def check(_key: str, value: str) -> str:
+        decode_secret(scheme, value)
+        return value
+
+    if webhook.secret_files is not None:
+        files = enumerate(webhook.secret_files)
+        return [
+            Credential(f"webhook.secret_files.{number}", file=file, check=check)
+            for number, file in files
+        ]
+    if webhook.secrets is None:
+        raise ConfigError(
+            "webhook.secrets: is missing; set webhook.secrets or webhook.secret_files"
+        )
+    return [
+        Credential(f"webhook.secrets.{number}", value=value, check=check)
+        for number, value in enumerate(webhook.secrets)
+    ]
+
+
+def check_roles(settings: Settings) -> dict[Role, str | None]:
+    """Say for each role what keeps it from starting, or None.
+
+    Raises ConfigError when a role is configured in part, so that somebody meant to run it.
+    """
+    missing: dict[Role, str | None] = {"worker": None, "webhook": None}
+    api, webhook = settings.sms_api, settings.webhook
+    try:
+        api_key(api)
+    except ConfigError as error:
+        if (api.base_url, api.key, api.key_file) != (None, None, None):
+            raise
+        missing["worker"] = str(error)
+    try:
+        webhook_secrets(settings, scheme_from(webhook.signature, webhook.public_url))
+    except ConfigError as error:
+        if (webhook.secrets, webhook.secret_files) != (None, None):
+            raise
+        missing["webhook"] = str(error)
+    return missing

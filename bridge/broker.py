@@ -1,0 +1,311 @@
+"""Connections to RabbitMQ that stay alive.
+
+A `Link` connects, hands the connection to its user, watches it, and starts again from nothing
+when anything on it ends. Nothing is restored in place: a restored channel can stay dead for ever
+on a healthy connection (aio-pika, `RobustChannel`), a new connection cannot.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import ssl
+import struct
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Final, Literal, NoReturn, cast
+
+import aio_pika
+import aiormq
+import pamqp.decode
+import pamqp.encode
+from pydantic import SecretStr
+from yarl import URL
+
+from bridge.config import RabbitMQSettings
+from bridge.credentials import read_secret
+from bridge.errors import BrokerError, ConfigError
+from bridge.logs import facts
+from bridge.metrics import BridgeMetrics
+
+log = logging.getLogger(__name__)
+
+Serve = Callable[[aio_pika.Connection], Awaitable[object]]
+ConnectFault = Literal["auth_failed", "refused", "tls_failed", "timeout"]
+
+MIN_BACKOFF_SECONDS: Final = 0.5
+MAX_BACKOFF_SECONDS: Final = 30.0
+RPC_TIMEOUT_SECONDS: Final = 10.0
+CLOSE_TIMEOUT_SECONDS: Final = 3.0
+
+_REMEDIES: Final[Mapping[ConnectFault, str]] = {
+    "auth_failed": "check rabbitmq.username, rabbitmq.password and the vhost in rabbitmq.url",
+    "refused": "check that RabbitMQ runs and that rabbitmq.url names its host and port",
+    "tls_failed": "check rabbitmq.tls and the broker's certificate",
+    "timeout": "check the network to the broker; it took the connection and did not answer",
+}
+
+
+class Link:
+    """One named connection, made again for as long as the process runs."""
+
+    def __init__(self, name: str, settings: RabbitMQSettings, metrics: BridgeMetrics) -> None:
+        tolerate_broken_properties()
+        self.name = name
+        self._settings = settings
+        self._metrics = metrics
+        self._turn = 0
+        self._connection: aio_pika.Connection | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the connection is open now."""
+        return self._connection is not None and self._connection.connected.is_set()
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the broker refuses to take messages on this connection (an alarm)."""
+        return self._connection is not None and is_blocked(self._connection)
+
+    async def run(self, serve: Serve) -> NoReturn:
+        """Connect and `serve`, for ever. `serve` ends or raises when the connection is no use.
+
+        Between two tries it waits for a random time of at most half of the time that the broker
+        has been away, 0.5 to 30 s: quick after a restart, and no storm when many come back.
+        """
+        down_since = time.monotonic()
+        while True:
+            try:
+                await self._session(serve)
+            except BrokerError as error:
+                log.warning("broker_unavailable", extra=facts(link=self.name, why=str(error)))
+            else:
+                down_since = time.monotonic()
+            await asyncio.sleep(_backoff(time.monotonic() - down_since))
+
+    async def _session(self, serve: Serve) -> None:
+        """Serve one connection until it ends; raise BrokerError when it was never of use."""
+        connection = await self._connect()
+        started = time.monotonic()
+        self._connection = connection
+        try:
+            await _serve_until_closed(connection, serve)
+        except _SESSION_FAULTS as error:
+            self._metrics.connections.labels("closed_by_broker").inc()
+            if time.monotonic() - started < RPC_TIMEOUT_SECONDS:
+                raise BrokerError(_describe(error)) from error
+            log.warning("broker_lost", extra=facts(link=self.name, why=_describe(error)))
+        finally:
+            self._connection = None
+            await close_quietly(connection)
+
+    async def _connect(self) -> aio_pika.Connection:
+        url = self._settings.url[self._turn % len(self._settings.url)]
+        self._turn += 1
+        try:
+            connection = await open_connection(self._settings, url, name=self.name)
+        except BrokerError as error:
+            self._metrics.connections.labels(_fault_of(error)).inc()
+            raise
+        self._metrics.connections.labels("opened").inc()
+        log.info("broker_connected", extra=facts(link=self.name, host=_host(url)))
+        return connection
+
+
+# What ends a session: the connection, a channel or a remote call on it, or our own verdict.
+_SESSION_FAULTS = (
+    aiormq.exceptions.AMQPError,
+    aiormq.exceptions.ChannelInvalidStateError,
+    BrokerError,
+    OSError,
+    TimeoutError,
+)
+
+
+async def _serve_until_closed(connection: aio_pika.Connection, serve: Serve) -> None:
+    transport = connection.transport
+    if transport is None:
+        raise BrokerError("the connection closed at once")
+    closing = transport.connection.closing
+    serving = asyncio.ensure_future(serve(connection))
+    try:
+        await asyncio.wait({closing, serving}, return_when=asyncio.FIRST_COMPLETED)
+        # Closing a channel cancels what waits on it, which would look like our own cancellation.
+        if serving.done() and not serving.cancelled():
+            serving.result()
+        raise BrokerError(_describe(_reason(closing)))
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        closing.cancel()
+
+
+def _reason(closing: "asyncio.Future[object]") -> BaseException:
+    if not closing.done():
+        return BrokerError("the channel ended")
+    if closing.cancelled():
+        return BrokerError("the connection was closed")
+    return closing.exception() or BrokerError("the connection was closed")
+
+
+def _backoff(down_seconds: float) -> float:
+    longest = min(max(down_seconds / 2, MIN_BACKOFF_SECONDS), MAX_BACKOFF_SECONDS)
+    return random.uniform(0, longest)  # noqa: S311  jitter, no secret
+
+
+async def open_connection(
+    settings: RabbitMQSettings, url: SecretStr, *, name: str
+) -> aio_pika.Connection:
+    """Open one connection; user, password and certificates are read anew each time.
+
+    Raises BrokerError within `connect_timeout_seconds`; its text names the fault and the remedy.
+    """
+    try:
+        target = URL(url.get_secret_value()).update_query(
+            heartbeat=settings.heartbeat_seconds, name=f"sms-bridge {name}"
+        )
+        connection = aio_pika.Connection(
+            _with_credentials(target, settings),
+            ssl_context=_tls_context(settings) if target.scheme == "amqps" else None,
+        )
+        if settings.tls.server_name is not None:
+            connection.kwargs["server_hostname"] = settings.tls.server_name
+        async with asyncio.timeout(settings.connect_timeout_seconds):
+            await connection.connect()
+    except ConfigError as error:
+        raise BrokerError(str(error)) from error
+    except (aiormq.exceptions.AMQPError, OSError, TimeoutError) as error:
+        fault = _classify(error)
+        raise BrokerError(f"no connection to {_host(url)} ({fault}); {_REMEDIES[fault]}") from error
+    return connection
+
+
+def _with_credentials(url: URL, settings: RabbitMQSettings) -> URL:
+    username, password = settings.username, None
+    if settings.username_file is not None:
+        username = read_secret("rabbitmq.username_file", settings.username_file)
+    if settings.password is not None:
+        password = settings.password.get_secret_value()
+    if settings.password_file is not None:
+        password = read_secret("rabbitmq.password_file", settings.password_file)
+    url = url if username is None else url.with_user(username)
+    return url if password is None else url.with_password(password)
+
+
+def _tls_context(settings: RabbitMQSettings) -> ssl.SSLContext:
+    tls = settings.tls
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file)
+        if tls.cert_file is not None:
+            context.load_cert_chain(tls.cert_file, tls.key_file)
+    except OSError as error:
+        raise ConfigError(f"rabbitmq.tls: a file cannot be used: {type(error).__name__}") from None
+    return context
+
+
+def _host(url: SecretStr) -> str:
+    parsed = URL(url.get_secret_value())
+    return f"{parsed.host}:{parsed.port or (5671 if parsed.scheme == 'amqps' else 5672)}"
+
+
+def _classify(error: BaseException) -> ConnectFault:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLError):
+            return "tls_failed"
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    refused = (
+        aiormq.exceptions.ProbableAuthenticationError,
+        aiormq.exceptions.AuthenticationError,
+        aiormq.exceptions.ConnectionNotAllowed,
+    )
+    return "auth_failed" if isinstance(error, refused) else "refused"
+
+
+def _fault_of(error: BrokerError) -> ConnectFault:
+    return "auth_failed" if error.__cause__ is None else _classify(error.__cause__)
+
+
+def _describe(error: BaseException) -> str:
+    # The broker's own text names queues and arguments, never a message.
+    if isinstance(error, BrokerError):
+        return str(error)
+    text = " ".join(str(part) for part in error.args[:2]) if error.args else ""
+    return f"{type(error).__name__} {text}".strip()
+
+
+def is_blocked(connection: aio_pika.Connection) -> bool:
+    """Say whether the broker has sent `connection.blocked`.
+
+    aiormq has no flag for it, but its `ready()` returns at once unless the broker blocks.
+    """
+    if connection.transport is None:
+        return False
+    waiting = connection.transport.connection.ready()
+    try:
+        waiting.send(None)
+    except StopIteration:
+        return False
+    finally:
+        waiting.close()
+    return True
+
+
+async def open_channel(
+    connection: aio_pika.Connection, *, confirms: bool = False
+) -> aiormq.Channel:
+    """Open a channel and return aiormq's, which has no objects between us and the frames.
+
+    With `confirms` a publish waits for the broker's confirm and raises when it is returned.
+    """
+    async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+        if connection.transport is None:
+            raise BrokerError("the connection closed at once")
+        channel = await connection.transport.connection.channel(
+            publisher_confirms=confirms, on_return_raises=confirms
+        )
+    return cast("aiormq.Channel", channel)
+
+
+async def close_quietly(connection: aio_pika.Connection) -> None:
+    """Close within a deadline; a broker that hangs must not hold us up."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
+            await connection.close()
+
+
+def tolerate_broken_properties() -> None:
+    """Make pamqp decode what other clients get away with, so that one message cannot stop all.
+
+    By default a timestamp in micro- or nanoseconds, or a short string that is not UTF-8, ends
+    the connection on every delivery. Bytes that are no UTF-8 are kept and written back as they
+    came; a timestamp is scaled to seconds, or dropped when it is none.
+    """
+    decoders = pamqp.decode.METHODS
+    decoders["shortstr"] = _decode_short_string
+    decoders["timestamp"] = _decode_timestamp
+    pamqp.decode.TABLE_MAPPING[b"T"] = _decode_timestamp
+    pamqp.encode.METHODS["shortstr"] = _encode_short_string
+
+
+def _decode_short_string(value: bytes) -> tuple[int, str]:
+    end = value[0] + 1
+    return end, bytes(value[1:end]).decode("utf-8", "surrogateescape")
+
+
+def _encode_short_string(value: str) -> bytes:
+    encoded = value.encode("utf-8", "surrogateescape")
+    if len(encoded) > 255:  # noqa: PLR2004  the length is one byte
+        raise ValueError("a short string has at most 255 bytes")
+    return bytes((len(encoded),)) + encoded
+
+
+def _decode_timestamp(value: bytes) -> tuple[int, datetime | None]:
+    moment = float(struct.unpack(">Q", value[:8])[0])
+    # Seconds are below 10**11 until the year 5138.
+    while moment >= 10**11:
+        moment /= 1000
+    return 8, datetime.fromtimestamp(moment, tz=UTC)

@@ -1,0 +1,147 @@
+"""Keep this process registered as a consumer of one queue, and know when it is not.
+
+The callback of the client library only hands a delivery on and returns: aiormq cancels its
+callbacks when a channel dies, in the middle of whatever they do. A loop compares what should be
+with what is, at every change and every few seconds, so that no lost event can stop consumption.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import aio_pika
+import aiormq
+from aiormq.abc import DeliveredMessage
+
+from bridge.broker import RPC_TIMEOUT_SECONDS, open_channel
+from bridge.delivery import Delivery
+from bridge.envelope import bare_envelope
+from bridge.errors import BrokerError
+from bridge.logs import facts
+from bridge.metrics import WorkerMetrics
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS: Final = 5.0
+POISON_SESSIONS: Final = 3
+
+
+class Consumer:
+    """Consumes while `prefetch()` is above zero, with that prefetch; hands deliveries to `take`.
+
+    Set `changed` when `prefetch()` may say something else.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        prefetch: Callable[[], int],
+        changed: asyncio.Event,
+        take: Callable[[Delivery], None],
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._queue = queue
+        self._prefetch = prefetch
+        self._changed = changed
+        self._take = take
+        self._metrics = metrics
+        self._consuming_with = 0
+        self._empty_sessions = 0
+        self._stopped = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the broker knows this process as a consumer of the queue."""
+        return self._consuming_with > 0
+
+    async def stop(self) -> None:
+        """Take nothing more; return when the broker has been told, or is gone."""
+        self._stopped = True
+        self._changed.set()
+        await self._idle.wait()
+
+    async def serve(self, connection: aio_pika.Connection) -> None:
+        """Consume on a channel of this connection; raise BrokerError when it is no use any more."""
+        channel = await open_channel(connection)
+        closing = channel.closing
+        closing.add_done_callback(lambda _: self._changed.set())
+        channel.on_consumer_cancel_callbacks.add(self._on_cancelled_by_broker)
+        self._suspect_poison()
+        tag: str | None = None
+        try:
+            while True:
+                self._check(channel, tag)
+                tag = await self._follow(channel, tag)
+                await self._wait_for_change()
+        finally:
+            self._mark(0)
+            self._idle.set()
+
+    async def _follow(self, channel: aiormq.Channel, tag: str | None) -> str | None:
+        """Start, stop or restart consuming so that it is as it should be."""
+        wanted = 0 if self._stopped else self._prefetch()
+        if wanted == self._consuming_with:
+            return tag
+        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+            if tag is not None:
+                await channel.basic_cancel(tag)
+                self._mark(0)
+            if not wanted:
+                self._idle.set()
+                return None
+            self._idle.clear()
+            await channel.basic_qos(prefetch_count=wanted)
+            result = await channel.basic_consume(self._queue, self._on_delivery)
+        self._mark(wanted)
+        return result.consumer_tag
+
+    def _check(self, channel: aiormq.Channel, tag: str | None) -> None:
+        if channel.is_closed:
+            raise BrokerError("the consuming channel was closed")
+        if tag is not None and tag not in channel.consumers:
+            raise BrokerError(f"the broker cancelled the consumer of {self._queue}")
+
+    async def _wait_for_change(self) -> None:
+        try:
+            async with asyncio.timeout(WATCH_SECONDS):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+        self._changed.clear()
+
+    def _mark(self, prefetch: int) -> None:
+        if bool(prefetch) != bool(self._consuming_with):
+            event = "consuming" if prefetch else "not_consuming"
+            log.info(event, extra=facts(queue=self._queue, prefetch=prefetch or None))
+        self._consuming_with = prefetch
+        self._metrics.consumer_up.labels(self._queue).set(1 if prefetch else 0)
+
+    async def _on_delivery(self, message: DeliveredMessage) -> None:
+        self._empty_sessions = 0
+        self._metrics.poison_suspected.set(0)
+        properties = message.header.properties
+        delivery = Delivery(
+            body=message.body,
+            properties=properties,
+            redelivered=bool(message.redelivered),
+            tag=message.delivery_tag or 0,
+            channel=message.channel,  # type: ignore[arg-type]  # the abstract one has no `wait`
+            envelope=bare_envelope(properties, now=time.time()),
+        )
+        self._take(delivery)
+
+    def _on_cancelled_by_broker(self, _frame: object) -> None:
+        log.warning("consumer_cancelled", extra=facts(queue=self._queue))
+        self._changed.set()
+
+    def _suspect_poison(self) -> None:
+        # A message that the client cannot decode ends each connection before it is handed on.
+        self._empty_sessions += 1
+        if self._empty_sessions > POISON_SESSIONS:
+            self._metrics.poison_suspected.set(1)
+            log.warning("protocol_poison_suspected", extra=facts(queue=self._queue))

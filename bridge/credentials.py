@@ -1,0 +1,69 @@
+"""Secrets that follow their files: read at the start, read again whenever the content changes."""
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from bridge.errors import ConfigError
+
+MAX_SECRET_BYTES = 64 * 1024
+
+
+def read_secret(key: str, path: Path) -> str:
+    """Read a secret file; white space around it is dropped, because `echo` adds a newline.
+
+    Raises ConfigError that names `key` when the file is missing, empty or not text.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_SECRET_BYTES).decode("utf-8-sig").strip()
+    except OSError as error:
+        raise ConfigError(f"{key}: {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{key}: {path} is not UTF-8 text") from None
+    if not text:
+        raise ConfigError(f"{key}: {path} is empty")
+    return text
+
+
+def check_header_value(key: str, value: str) -> str:
+    """Return a secret that may stand in an HTTP header, or raise ConfigError without quoting it."""
+    if not re.fullmatch(r"[!-~]+", value):
+        raise ConfigError(f"{key}: must be visible ASCII without spaces or line breaks")
+    return value
+
+
+class Credential:
+    """One secret, from a file when `file` is given, else the fixed `value`."""
+
+    def __init__(
+        self,
+        key: str,
+        *,
+        value: SecretStr | None = None,
+        file: Path | None = None,
+        check: Callable[[str, str], str] = lambda _key, value: value,
+    ) -> None:
+        self._key = key
+        self._file = file
+        self._check = check
+        if file is None and value is None:
+            raise ConfigError(f"{key}: is missing; set {key} or {key}_file")
+        given = "" if value is None else value.get_secret_value().strip()
+        self.current = check(self._key, read_secret(self._key, file) if file else given)
+        self.read_at = time.time()
+
+    def reread(self) -> bool:
+        """Look at the file again and say whether the secret changed.
+
+        Raises ConfigError when the file cannot be used now; the last good secret stays.
+        """
+        if self._file is None:
+            return False
+        before = self.current
+        self.current = self._check(self._key, read_secret(self._key, self._file))
+        self.read_at = time.time()
+        return self.current != before

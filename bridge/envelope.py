@@ -1,0 +1,219 @@
+"""What a message's properties and headers say, and those of the copies that replace it.
+
+`sms-bridge-attempts`, `-uncertain-attempts`, `-copies` and `-first-delivered-at` are the memory
+that a copy carries; `x-death` is not used, because RabbitMQ 4 ignores it on messages that are
+published again. The set of headers is fixed and overwritten, so that no copy grows.
+"""
+
+import copy
+import re
+import uuid
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, Final, Literal
+from urllib.parse import quote
+
+from pamqp.commands import Basic
+
+from bridge.errors import InvalidMessageError
+
+Properties = Basic.Properties
+
+EXPIRES_AT: Final = "sms-bridge-expires-at"
+NOT_BEFORE: Final = "sms-bridge-not-before"
+ON_UNCERTAIN: Final = "sms-bridge-on-uncertain"
+ORDERING_KEY: Final = "sms-bridge-ordering-key"
+REASON: Final = "sms-bridge-reason"
+DETAIL: Final = "sms-bridge-detail"
+ATTEMPTS: Final = "sms-bridge-attempts"
+UNCERTAIN_ATTEMPTS: Final = "sms-bridge-uncertain-attempts"
+FIRST_DELIVERED_AT: Final = "sms-bridge-first-delivered-at"
+COPIES: Final = "sms-bridge-copies"
+STATUS: Final = "sms-bridge-status"
+DEAD_AT: Final = "sms-bridge-dead-at"
+
+MAX_DETAIL_CHARACTERS: Final = 500
+_VISIBLE_ASCII: Final = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
+_TRACEPARENT: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACESTATE: Final = re.compile("[ -~]{1,512}")
+_YEAR_9999: Final = 253_402_300_799
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """One message's facts. Moments are unix seconds."""
+
+    key: str
+    message_id: str | None
+    published_at: float | None
+    first_delivered_at: float
+    expires_at: float | None = None
+    not_before: float | None = None
+    on_uncertain: Literal["retry", "park"] | None = None
+    ordering_key: str | None = None
+    attempts: int = 0
+    uncertain_attempts: int = 0
+    copies: int = 0
+    trace: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def age_starts_at(self) -> float:
+        """When the message's age began: its timestamp, else its first delivery."""
+        return self.first_delivered_at if self.published_at is None else self.published_at
+
+
+def bare_envelope(properties: Properties, *, now: float) -> Envelope:
+    """Read only what cannot be wrong: enough to settle a message whose headers are broken."""
+    message_id = properties.message_id or None
+    published = properties.timestamp
+    copies = (properties.headers or {}).get(COPIES)
+    return Envelope(
+        key=_percent_encode(message_id) if message_id else uuid.uuid4().hex,
+        message_id=message_id,
+        published_at=published.timestamp() if isinstance(published, datetime) else None,
+        first_delivered_at=now,
+        copies=copies if type(copies) is int else 0,
+    )
+
+
+def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
+    """Read what the publisher, or our own last copy, said about a message.
+
+    Raises InvalidMessageError, whose text names the header or property and never a value.
+    """
+    headers = properties.headers or {}
+    on_uncertain = _read_text(headers, ON_UNCERTAIN)
+    if on_uncertain not in {None, "retry", "park"}:
+        raise InvalidMessageError(f"{ON_UNCERTAIN}: must be retry or park")
+    full = replace(
+        bare,
+        expires_at=_read_expiry(properties, headers, bare),
+        not_before=_read_moment(headers, NOT_BEFORE),
+        on_uncertain=on_uncertain,  # type: ignore[arg-type]  # checked above
+        ordering_key=_read_text(headers, ORDERING_KEY),
+        trace=read_trace(headers.get("traceparent"), headers.get("tracestate")),
+    )
+    if DEAD_AT in headers:
+        # A dead letter that somebody moved back starts anew.
+        return replace(full, copies=0)
+    return replace(
+        full,
+        first_delivered_at=_read_moment(headers, FIRST_DELIVERED_AT) or bare.first_delivered_at,
+        attempts=_read_count(headers, ATTEMPTS),
+        uncertain_attempts=_read_count(headers, UNCERTAIN_ATTEMPTS),
+    )
+
+
+def read_trace(parent: object, state: object) -> tuple[tuple[str, str], ...]:
+    """Return the W3C trace headers to pass on; what is not in their form is left out."""
+    if not (isinstance(parent, str) and _TRACEPARENT.fullmatch(parent)):
+        return ()
+    if not (isinstance(state, str) and _TRACESTATE.fullmatch(state)):
+        return (("traceparent", parent),)
+    return (("traceparent", parent), ("tracestate", state))
+
+
+def _percent_encode(message_id: str) -> str:
+    if message_id.isascii() and message_id.isprintable() and " " not in message_id:
+        return message_id
+    return quote(message_id, safe=_VISIBLE_ASCII, encoding="utf-8", errors="surrogateescape")
+
+
+def _read_expiry(properties: Properties, headers: dict[str, Any], bare: Envelope) -> float | None:
+    expires_at = _read_moment(headers, EXPIRES_AT)
+    if not properties.expiration:
+        return expires_at
+    if not (properties.expiration.isascii() and properties.expiration.isdigit()):
+        raise InvalidMessageError("expiration: must be a number of milliseconds")
+    own = bare.age_starts_at + int(properties.expiration) / 1000
+    return own if expires_at is None else min(own, expires_at)
+
+
+def _read_text(headers: dict[str, Any], name: str) -> str | None:
+    value = headers.get(name)
+    if isinstance(value, bytes | bytearray):
+        value = bytes(value).decode("utf-8", "replace")
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise InvalidMessageError(f"{name}: must be a text")
+
+
+def _read_count(headers: dict[str, Any], name: str) -> int:
+    value = headers.get(name, 0)
+    if type(value) is int and value >= 0:
+        return value
+    raise InvalidMessageError(f"{name}: must be a whole number")
+
+
+def _read_moment(headers: dict[str, Any], name: str) -> float | None:
+    value = headers.get(name)
+    if value is None:
+        return None
+    seconds = _to_seconds(value)
+    if seconds is None or not 0 <= seconds <= _YEAR_9999:
+        raise InvalidMessageError(f"{name}: must be unix seconds or RFC 3339 with a time zone")
+    return seconds
+
+
+def _to_seconds(value: object) -> float | None:
+    if isinstance(value, bytes | bytearray):
+        value = bytes(value).decode("ascii", "replace")
+    if isinstance(value, datetime):
+        return value.timestamp()
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str):
+        return _text_to_seconds(value)
+    return None
+
+
+def _text_to_seconds(value: str) -> float | None:
+    if value.isascii() and value.replace(".", "", 1).isdigit():
+        return float(value)
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return None if moment.tzinfo is None else moment.timestamp()
+
+
+def copy_properties(
+    properties: Properties,
+    envelope: Envelope,
+    *,
+    reason: str,
+    detail: str,
+    status: int | None,
+    dead: bool,
+) -> Properties:
+    """Make the properties of the copy that replaces a delivery; `envelope` counts this attempt.
+
+    All stay but those with which the broker would refuse (`user_id`), drop (`expiration`) or
+    reroute (`CC`, `BCC`) the copy. A message without an id gets its key as id, so that every
+    later attempt sends the same key.
+    """
+    replaced = copy.copy(properties)
+    replaced.user_id = None
+    replaced.expiration = None
+    replaced.delivery_mode = 2
+    replaced.message_id = envelope.message_id or envelope.key
+    headers = dict(properties.headers or {})
+    for name in ("CC", "BCC", STATUS, DEAD_AT):
+        headers.pop(name, None)
+    headers |= {
+        REASON: reason,
+        DETAIL: detail[:MAX_DETAIL_CHARACTERS],
+        ATTEMPTS: envelope.attempts,
+        UNCERTAIN_ATTEMPTS: envelope.uncertain_attempts,
+        FIRST_DELIVERED_AT: envelope.first_delivered_at,
+        COPIES: envelope.copies + 1,
+    }
+    if envelope.expires_at is not None:
+        headers[EXPIRES_AT] = envelope.expires_at
+    if status is not None:
+        headers[STATUS] = status
+    if dead:
+        headers[DEAD_AT] = datetime.now(UTC).isoformat(timespec="milliseconds")
+    replaced.headers = headers
+    return replaced

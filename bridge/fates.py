@@ -1,0 +1,323 @@
+"""What becomes of a delivery, as pure data: (status | how it failed) -> fate -> outcome.
+
+| the API said                                        | fate      | then                           |
+|-----------------------------------------------------|-----------|--------------------------------|
+| 2xx                                                 | SENT      | ack                            |
+| 400 413 414 415 422 431 451, other 4xx              | REFUSED   | dead letter `refused`          |
+| 401 402 407 511, 3xx, 404 405 410 426 501 505, TLS; | SETUP     | the worker pauses; no attempt  |
+|   403 unless the key has just worked                |           | is burned                      |
+| 408 409 421 425                                     | RETRY     | up the ladder                  |
+| 429                                                 | SLOW_DOWN | the worker slows down; no      |
+|                                                     |           | attempt is burned              |
+| 503 with Retry-After, 521 523 525 526 530           | RETRY     | up the ladder                  |
+| other 5xx, anything that is no status               | UNCERTAIN | up the ladder with the same    |
+|                                                     |           | key, a few times; or `park`    |
+| nothing; the request never left                     | NOT_SENT  | again at once, then the ladder |
+| nothing; the request may have arrived               | UNCERTAIN | as above                       |
+"""
+
+import ssl
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from enum import Enum
+from typing import Final, Literal
+
+import httpx
+
+MAX_RETRY_AFTER_SECONDS: Final = 900.0
+
+
+class Fate(Enum):
+    """What an answer, or the lack of one, means for the message."""
+
+    SENT = "sent"
+    REFUSED = "refused"
+    SETUP = "setup"
+    RETRY = "retry"
+    SLOW_DOWN = "slow_down"
+    UNCERTAIN = "uncertain"
+    NOT_SENT = "not_sent"
+
+
+PauseReason = Literal[
+    "credentials_rejected",
+    "insufficient_funds",
+    "misconfigured",
+    "tls_failed",
+    "outage",
+    "rate_limited",
+    "broker_blocked",
+    "operator",
+]
+Result = Literal[
+    "success",
+    "rejected",
+    "unauthorized",
+    "rate_limited",
+    "server_error",
+    "timeout",
+    "connection_error",
+    "protocol_error",
+]
+RetryReason = Literal[
+    "rate_limited",
+    "server_error",
+    "timeout",
+    "connection_error",
+    "uncertain",
+    "paused",
+    "not_before",
+]
+DeadReason = Literal["invalid", "refused", "expired", "exhausted", "uncertain", "internal_error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One attempt's end. `detail` is our own text: nothing that the API wrote is in it."""
+
+    fate: Fate
+    result: Result
+    detail: str
+    status: int | None = None
+    pause: PauseReason | None = None
+    retry_after_seconds: float | None = None
+    provider_id: str | None = None
+
+    @property
+    def counts_as_outage(self) -> bool:
+        """Whether the service itself looks down: 5xx, time-outs, no connection."""
+        return self.fate in {Fate.UNCERTAIN, Fate.NOT_SENT} or (
+            self.fate is Fate.RETRY and self.result == "server_error"
+        )
+
+
+_CREDENTIALS = frozenset({401, 403, 407, 511})
+_MISCONFIGURED = frozenset({404, 405, 410, 426, 501, 505})
+_RETRY = frozenset({408, 409, 421, 425})
+_ORIGIN_NOT_REACHED = frozenset({521, 523, 525, 526, 530})
+
+
+def judge_status(
+    status: int, *, retry_after_seconds: float | None, key_has_just_worked: bool
+) -> Answer:
+    """Turn a status into an answer.
+
+    `key_has_just_worked`: another message was accepted with the same key in the last minutes,
+    so that a 403 speaks of this message and not of the key.
+    """
+    fate, result, pause = _classify(status, retry_after_seconds, key_has_just_worked)
+    return Answer(
+        fate=fate,
+        result=result,
+        pause=pause,
+        status=status,
+        detail=f"the SMS API answered {status}",
+        retry_after_seconds=retry_after_seconds,
+    )
+
+
+def _classify(
+    status: int,
+    retry_after_seconds: float | None,
+    key_has_just_worked: bool,  # noqa: FBT001
+) -> tuple[Fate, Result, PauseReason | None]:
+    if status in range(200, 300):
+        return Fate.SENT, "success", None
+    if status == 429:  # noqa: PLR2004
+        return Fate.SLOW_DOWN, "rate_limited", None
+    if status == 403 and key_has_just_worked:  # noqa: PLR2004
+        return Fate.REFUSED, "rejected", None
+    if (pause := _fault_of_the_setup(status)) is not None:
+        return Fate.SETUP, "unauthorized" if status in _CREDENTIALS else "rejected", pause
+    if status in _RETRY:
+        return Fate.RETRY, "timeout" if status == 408 else "rejected", None  # noqa: PLR2004
+    if status in range(400, 500):
+        return Fate.REFUSED, "rejected", None
+    later = status == 503 and retry_after_seconds is not None  # noqa: PLR2004
+    if later or status in _ORIGIN_NOT_REACHED:
+        return Fate.RETRY, "server_error", None
+    return Fate.UNCERTAIN, "server_error" if status in range(500, 600) else "protocol_error", None
+
+
+def _fault_of_the_setup(status: int) -> PauseReason | None:
+    if status in _CREDENTIALS:
+        return "credentials_rejected"
+    if status == 402:  # noqa: PLR2004
+        return "insufficient_funds"
+    if status in _MISCONFIGURED or status in range(300, 400):
+        return "misconfigured"
+    return None
+
+
+def judge_failure(error: Exception) -> Answer:
+    """Turn a transport's exception into an answer.
+
+    ConnectError, ConnectTimeout and PoolTimeout promise that no byte of the request's body was
+    written; after every other exception it may have arrived (see `transport`).
+    """
+    name = type(error).__name__
+    if _is_tls(error):
+        detail = f"no trusted TLS connection to the SMS API ({name})"
+        return Answer(fate=Fate.SETUP, result="connection_error", pause="tls_failed", detail=detail)
+    if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
+        detail = f"no connection to the SMS API in time ({name})"
+        return Answer(fate=Fate.NOT_SENT, result="timeout", detail=detail)
+    if isinstance(error, httpx.ConnectError | httpx.ProxyError | httpx.UnsupportedProtocol):
+        detail = f"no connection to the SMS API ({name})"
+        return Answer(fate=Fate.NOT_SENT, result="connection_error", detail=detail)
+    result: Result = "connection_error"
+    if isinstance(error, httpx.TimeoutException):
+        result = "timeout"
+    elif isinstance(error, httpx.ProtocolError):
+        result = "protocol_error"
+    detail = f"no answer from the SMS API; the request may have arrived ({name})"
+    return Answer(fate=Fate.UNCERTAIN, result=result, detail=detail)
+
+
+def _is_tls(error: BaseException) -> bool:
+    if not isinstance(error, httpx.ConnectError):
+        return False
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLError):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def read_retry_after(
+    values: list[str], *, now: float, server_date: str | None = None
+) -> float | None:
+    """Read `Retry-After` (RFC 9110, 10.2.3) as seconds from now, clamped to 0..900.
+
+    A date counts from the server's own `Date`, so that a skewed clock on either side does no
+    harm. Of several headers the longest wait counts; what cannot be read is ignored.
+    """
+    start = _read_date(server_date) if server_date else None
+    waits = [_read_wait(value.strip(), now if start is None else start) for value in values]
+    known = [wait for wait in waits if wait is not None]
+    return min(max(*known, 0.0), MAX_RETRY_AFTER_SECONDS) if known else None
+
+
+def _read_wait(value: str, start: float) -> float | None:
+    if value[:1].isdigit() and value.replace(".", "", 1).isdigit() and value.isascii():
+        return float(value)
+    date = _read_date(value)
+    return None if date is None else date - start
+
+
+def _read_date(value: str) -> float | None:
+    try:
+        return parsedate_to_datetime(value).timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError, OSError):
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The numbers that decide between again and dead."""
+
+    max_attempts: int
+    max_uncertain_attempts: int
+    retry_delays_seconds: tuple[float, ...]
+
+    def delay_for(self, attempts: int, *, at_least_seconds: float = 0) -> float:
+        """Return the step of the ladder after so many attempts, not shorter than asked if any."""
+        step = self.retry_delays_seconds[min(attempts, len(self.retry_delays_seconds)) - 1]
+        if step >= at_least_seconds:
+            return step
+        fitting = [s for s in self.retry_delays_seconds if s >= at_least_seconds]
+        return fitting[0] if fitting else self.retry_delays_seconds[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """The API accepted it."""
+
+    status: int
+    provider_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retried:
+    """A copy waits on the ladder; `burned` says whether an attempt was used up."""
+
+    reason: RetryReason
+    delay_seconds: float
+    detail: str
+    status: int | None = None
+    burned: bool = False
+    uncertain: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dead:
+    """It goes to the dead-letter queue; `burned` says whether the last attempt counts."""
+
+    reason: DeadReason
+    detail: str
+    status: int | None = None
+    burned: bool = False
+    uncertain: bool = False
+
+
+Outcome = Sent | Retried | Dead
+
+_RETRY_REASONS: Final[dict[Result, RetryReason]] = {
+    "timeout": "timeout",
+    "connection_error": "connection_error",
+    "rate_limited": "rate_limited",
+}
+
+
+def decide(
+    answer: Answer, policy: Policy, *, attempts: int, uncertain_attempts: int, park: bool
+) -> Outcome:
+    """Turn the answer to a delivery's attempt into its outcome.
+
+    `attempts` and `uncertain_attempts` are those before this one. SETUP and SLOW_DOWN burn
+    nothing: the worker waits, and sends the delivery on only when it must not hold it longer.
+    """
+    match answer.fate:
+        case Fate.SENT:
+            return Sent(status=answer.status or 0, provider_id=answer.provider_id)
+        case Fate.REFUSED:
+            return Dead(reason="refused", detail=answer.detail, status=answer.status, burned=True)
+        case Fate.SETUP | Fate.SLOW_DOWN:
+            return put_off(answer, policy)
+        case Fate.UNCERTAIN if park or uncertain_attempts + 1 >= policy.max_uncertain_attempts:
+            return _dead("uncertain", answer)
+        case _ if attempts + 1 >= policy.max_attempts:
+            return _dead("uncertain" if answer.fate is Fate.UNCERTAIN else "exhausted", answer)
+    uncertain = answer.fate is Fate.UNCERTAIN
+    return Retried(
+        reason="uncertain" if uncertain else _RETRY_REASONS.get(answer.result, "server_error"),
+        delay_seconds=policy.delay_for(
+            attempts + 1, at_least_seconds=answer.retry_after_seconds or 0
+        ),
+        detail=answer.detail,
+        status=answer.status,
+        burned=True,
+        uncertain=uncertain,
+    )
+
+
+def _dead(reason: DeadReason, answer: Answer) -> Dead:
+    return Dead(
+        reason=reason,
+        detail=answer.detail,
+        status=answer.status,
+        burned=True,
+        uncertain=answer.fate is Fate.UNCERTAIN,
+    )
+
+
+def put_off(answer: Answer, policy: Policy) -> Retried:
+    """Send a delivery up the ladder without burning an attempt, because the worker must wait."""
+    slow = answer.fate is Fate.SLOW_DOWN
+    return Retried(
+        reason="rate_limited" if slow else "paused",
+        delay_seconds=policy.delay_for(1, at_least_seconds=answer.retry_after_seconds or 0),
+        detail=answer.detail,
+        status=answer.status,
+    )

@@ -1,0 +1,161 @@
+"""What a send request is: its form, its strict reading, its length in SMS segments."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_core import ErrorDetails
+
+from bridge.config import WorkerSettings
+from bridge.errors import InvalidMessageError
+
+MAX_BODY_BYTES = 64 * 1024
+
+To = Annotated[str, StringConstraints(pattern=r"^\+[1-9][0-9]{3,14}$")]
+From = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=32, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$"),
+]
+Text = Annotated[str, StringConstraints(min_length=1)]
+
+
+class SendRequest(BaseModel):
+    """One text to one number."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, serialize_by_alias=True)
+
+    to: Annotated[To, Field(description="+ and 4 to 15 digits, the first not 0")]
+    sender: Annotated[
+        From | None,
+        Field(
+            alias="from",
+            description="short sender name; may be left out when worker.default_from is set",
+        ),
+    ] = None
+    text: Annotated[Text, Field(description="1 to worker.max_text_length characters")]
+
+
+class OpenSendRequest(SendRequest):
+    """A send request with members of the service's own, forwarded as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def parse_request(body: bytes, settings: WorkerSettings) -> SendRequest:
+    """Read a body strictly and fill in the default sender.
+
+    Raises InvalidMessageError, whose text names the field and never a value.
+    """
+    if len(body) > MAX_BODY_BYTES:
+        raise InvalidMessageError(f"body: larger than {MAX_BODY_BYTES} bytes")
+    model = OpenSendRequest if settings.extra_fields == "forward" else SendRequest
+    try:
+        request = model.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        raise InvalidMessageError(_describe(first)) from None
+    _refuse_ambiguity(body)
+    if request.sender is None:
+        if settings.default_from is None or "sender" in request.model_fields_set:
+            raise InvalidMessageError("from: is missing, and worker.default_from is not set")
+        request.sender = settings.default_from
+    if len(request.text) > settings.max_text_length:
+        limit = settings.max_text_length
+        raise InvalidMessageError(f"text: longer than worker.max_text_length ({limit})")
+    return request
+
+
+def _refuse_ambiguity(body: bytes) -> None:
+    # pydantic takes the last of two equal members, and NaN as a number; others read otherwise.
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        members = dict(pairs)
+        if len(members) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InvalidMessageError(f"{_printable(twice)}: is there twice")
+        return members
+
+    def refuse(_constant: str) -> None:
+        raise InvalidMessageError("body: NaN and Infinity are not JSON")
+
+    try:
+        json.loads(body, object_pairs_hook=unique, parse_constant=refuse)
+    except ValueError:
+        raise InvalidMessageError("body: is not JSON") from None
+
+
+_FAULTS = {
+    "json_invalid": "is not UTF-8 JSON, or is nested too deep",
+    "model_type": "must be a JSON object",
+    "missing": "is missing",
+    "extra_forbidden": "unknown member; allowed are to, from, text",
+    "string_type": "must be a string",
+    "string_too_short": "is empty",
+    "string_too_long": "is too long",
+    "string_unicode": "must be valid Unicode",
+}
+_PATTERN_FAULTS = {
+    "to": "must be + and 4 to 15 digits, the first not 0",
+    "from": "must not hold control characters",
+}
+
+
+def _describe(error: ErrorDetails) -> str:
+    # pydantic's own texts may quote what they refuse.
+    field = _printable(str(error["loc"][0])) if error["loc"] else "body"
+    faults = _PATTERN_FAULTS if error["type"] == "string_pattern_mismatch" else _FAULTS
+    key = field if faults is _PATTERN_FAULTS else error["type"]
+    return f"{field}: {faults.get(key, 'is not valid')}"
+
+
+def _printable(name: str) -> str:
+    # A member's name comes from the message, and may be a number or a text itself.
+    plain = re.fullmatch(r"[A-Za-z_][A-Za-z_.-]{0,31}", name)
+    return name if plain else "a member"
+
+
+def find_id(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
+    """Take the first id that a JSON pointer (RFC 6901) leads to.
+
+    An id is an integer or 1 to 255 visible ASCII characters; anything else is passed over.
+    """
+    for pointer in pointers:
+        value = _follow(document, pointer)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if isinstance(value, str) and re.fullmatch(r"[!-~]{1,255}", value):
+            return value
+    return None
+
+
+def _follow(document: Any, pointer: str) -> Any:  # noqa: ANN401  JSON
+    for part in pointer.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(document, dict):
+            document = document.get(name)
+        elif isinstance(document, list) and re.fullmatch("[0-9]{1,9}", name):
+            document = document[int(name)] if int(name) < len(document) else None
+        else:
+            return None
+    return document
+
+
+# 3GPP TS 23.038: the basic character set, then the characters that take two places.
+_GSM7_BASIC = (
+    "@£$¥èéùìòÇ\nØø\rÅåΔ_ΦΓΛΩΠΨΣΘΞÆæßÉ !\"#¤%&'()*+,-./0123456789:;<=>?"
+    "¡ABCDEFGHIJKLMNOPQRSTUVWXYZÄÖÑÜ§¿abcdefghijklmnopqrstuvwxyzäöñüà"
+)
+_GSM7_EXTENSION = "\f^{}\\[~]|€"
+_GSM7 = re.compile(f"[{re.escape(_GSM7_BASIC + _GSM7_EXTENSION)}]*")
+_GSM7_DOUBLE = re.compile(f"[{re.escape(_GSM7_EXTENSION)}]")
+
+
+def count_segments(text: str) -> tuple[Literal["gsm7", "ucs2"], int]:
+    """Say how a text is encoded and how many SMS it takes; a split one loses room to its header."""
+    if _GSM7.fullmatch(text):
+        length = len(text) + len(_GSM7_DOUBLE.findall(text))
+        return "gsm7", 1 if length <= 160 else -(-length // 153)  # noqa: PLR2004
+    units = len(text.encode("utf-16-le")) // 2
+    return "ucs2", 1 if units <= 70 else -(-units // 67)  # noqa: PLR2004

@@ -1,0 +1,222 @@
+"""How fast to send and whether at all: rate limits, Retry-After, pause and probe.
+
+A pause means that the fault is not the message's: nothing new is taken, and one delivery is kept
+as the probe that finds out when to go on.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from bridge.config import RateLimitSettings
+from bridge.fates import Answer, Fate, PauseReason
+from bridge.logs import facts
+from bridge.metrics import WorkerMetrics
+
+log = logging.getLogger(__name__)
+
+# No delivery is held for longer; the broker's own limit is 30 minutes (consumer_timeout).
+MAX_HOLD_SECONDS: Final = 60.0
+OUTAGE_REQUESTS: Final = 10
+FIRST_PROBE_SECONDS: Final = 1.0
+MAX_PROBE_SECONDS: Final = 60.0
+MAX_OUTAGE_PROBE_SECONDS: Final = 15.0
+FIRST_SLOW_DOWN_SECONDS: Final = 1.0
+MAX_SLOW_DOWN_SECONDS: Final = 60.0
+MAX_SENDERS: Final = 1000
+
+
+class TokenBucket:
+    """Lets `per_second` through on average and `burst` at once."""
+
+    def __init__(self, per_second: float, burst: float, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.per_second = per_second
+        self._burst = burst
+        self._tokens = burst
+        self._at = clock()
+
+    def take(self) -> float:
+        """Take a token, on credit if need be, and return how many seconds to wait for it."""
+        now = self._clock()
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self.per_second)
+        self._at = now
+        self._tokens -= 1
+        return max(0.0, -self._tokens / self.per_second)
+
+
+class Pace:
+    """One worker's pace. Times are of the monotonic clock."""
+
+    def __init__(
+        self,
+        limit: RateLimitSettings,
+        *,
+        outage_after_seconds: float,
+        metrics: WorkerMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._metrics = metrics
+        self._outage_after_seconds = outage_after_seconds
+        self._consumers = 1
+        self._bucket = self._new_bucket(limit.per_second)
+        self._by_sender: OrderedDict[str, TokenBucket] = OrderedDict()
+        self._gate_opens_at = 0.0
+        self._slow_downs = 0
+        self._failures = 0
+        self._last_accepted_at = clock()
+        self._reason: PauseReason | None = None
+        self._probe: object | None = None
+        self._probe_wait_seconds = FIRST_PROBE_SECONDS
+        self._nudged = asyncio.Event()
+        self.changed = asyncio.Event()
+
+    @property
+    def paused(self) -> PauseReason | None:
+        """Why nothing new is taken, or None."""
+        return self._reason
+
+    @property
+    def needs_probe(self) -> bool:
+        """Whether the worker is paused and holds no delivery to try with."""
+        return self._reason is not None and self._probe is None
+
+    def share_with(self, consumers: int) -> None:
+        """Divide the limit by the number of workers on the queue when its scope is `cluster`."""
+        if self._limit.scope == "cluster" and max(consumers, 1) != self._consumers:
+            self._consumers = max(consumers, 1)
+            self._bucket = self._new_bucket(self._limit.per_second)
+            self._by_sender.clear()
+
+    def most_held(self, concurrency: int) -> int:
+        """Return how many deliveries to take, so that none waits too long for its turn."""
+        if self._bucket is None:
+            return concurrency
+        return max(1, min(concurrency, int(self._bucket.per_second * MAX_HOLD_SECONDS)))
+
+    async def turn(self, sender: str) -> None:
+        """Wait until a request of this sender may go; a pause ends the wait for Retry-After."""
+        while self._reason is None and (closed := self._gate_opens_at - self._clock()) > 0:
+            self._metrics.throttled.labels("retry_after").inc(closed)
+            await asyncio.sleep(closed)
+        waits = [bucket.take() for bucket in (self._bucket, self._sender_bucket(sender)) if bucket]
+        if (wait := max(waits, default=0.0)) > 0:
+            self._metrics.throttled.labels("local_limit").inc(wait)
+            await asyncio.sleep(wait)
+
+    def note(self, answer: Answer) -> None:
+        """Learn from an answer: close the gate, see an outage, or see that all is well."""
+        if answer.fate is Fate.SENT:
+            self._failures = self._slow_downs = 0
+            self._last_accepted_at = self._clock()
+            if self._reason == "outage":
+                self.resume()
+        elif answer.fate is Fate.SLOW_DOWN:
+            self._slow_down(answer.retry_after_seconds)
+        elif answer.fate is Fate.SETUP and answer.pause is not None:
+            self.pause(answer.pause)
+        elif answer.counts_as_outage:
+            self._failures += 1
+            silent = self._clock() - self._last_accepted_at
+            if self._failures >= OUTAGE_REQUESTS and silent >= self._outage_after_seconds:
+                self.pause("outage")
+        else:
+            self._failures = 0
+
+    def pause(self, reason: PauseReason) -> None:
+        """Take nothing new until `resume`; a second reason replaces the first."""
+        if self._reason == reason:
+            return
+        if self._reason is None:
+            self._probe_wait_seconds = FIRST_PROBE_SECONDS
+        else:
+            self._metrics.paused.labels(self._reason).set(0)
+        self._reason = reason
+        self._metrics.paused.labels(reason).set(1)
+        self._metrics.pauses.labels(reason).inc()
+        log.warning("paused", extra=facts(reason=reason))
+        self.changed.set()
+
+    def resume(self) -> None:
+        """Take new deliveries again."""
+        if self._reason is None:
+            return
+        log.info("resumed", extra=facts(reason=self._reason))
+        self._metrics.paused.labels(self._reason).set(0)
+        self._reason = self._probe = None
+        self._failures = 0
+        self._last_accepted_at = self._clock()
+        self.changed.set()
+
+    def nudge(self) -> None:
+        """Probe at once: something may have been repaired, such as the key."""
+        self._nudged.set()
+
+    def claim_probe(self, delivery: object) -> bool:
+        """Make a delivery the probe of a pause, unless another one is."""
+        if self._probe is None and self._reason is not None:
+            self._probe = delivery
+            self.changed.set()
+        return self._probe is delivery
+
+    def is_probe(self, delivery: object) -> bool:
+        """Whether this delivery is the probe of a pause."""
+        return self._reason is not None and self._probe is delivery
+
+    def release_probe(self, delivery: object) -> None:
+        """Let another delivery become the probe."""
+        if self._probe is delivery:
+            self._probe = None
+            self.changed.set()
+
+    async def wait_before_probe(self) -> None:
+        """Wait for the back-off, which doubles with jitter each time, or for a nudge."""
+        longest = MAX_OUTAGE_PROBE_SECONDS if self._reason == "outage" else MAX_PROBE_SECONDS
+        wait = self._probe_wait_seconds * random.uniform(0.8, 1.0)  # noqa: S311  jitter
+        self._probe_wait_seconds = min(self._probe_wait_seconds * 2, longest)
+        try:
+            async with asyncio.timeout(wait):
+                await self._nudged.wait()
+        except TimeoutError:
+            pass
+        self._nudged.clear()
+
+    def _slow_down(self, retry_after_seconds: float | None) -> None:
+        now = self._clock()
+        if self._gate_opens_at <= now:
+            # Of many answers at once only the first makes the own back-off grow.
+            self._slow_downs += 1
+        wait = min(
+            FIRST_SLOW_DOWN_SECONDS * 2.0 ** min(self._slow_downs - 1, 6), MAX_SLOW_DOWN_SECONDS
+        )
+        if retry_after_seconds is not None:
+            wait = retry_after_seconds
+        # Jitter upwards only: too early is refused again.
+        wait *= random.uniform(1.0, 1.1)  # noqa: S311
+        self._gate_opens_at = max(self._gate_opens_at, now + wait)
+        if wait > MAX_HOLD_SECONDS:
+            self.pause("rate_limited")
+            self._probe_wait_seconds = wait
+
+    def _new_bucket(self, per_second: float | None) -> TokenBucket | None:
+        if per_second is None:
+            return None
+        share = per_second / self._consumers
+        return TokenBucket(share, self._limit.burst or max(1.0, share), self._clock)
+
+    def _sender_bucket(self, sender: str) -> TokenBucket | None:
+        if self._limit.per_sender is None:
+            return None
+        bucket = self._by_sender.get(sender) or self._new_bucket(self._limit.per_sender)
+        if bucket is not None:
+            self._by_sender[sender] = bucket
+            self._by_sender.move_to_end(sender)
+        while len(self._by_sender) > MAX_SENDERS:
+            self._by_sender.popitem(last=False)
+        return bucket

@@ -1,0 +1,323 @@
+"""A private RabbitMQ server for the demo and the tests: own folder, own ports, gone at exit."""
+
+import json
+import os
+import random
+import secrets
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from yarl import URL
+
+from bridge.errors import BrokerError
+from bridge.sandbox.processes import Child, Guard, guarded, wait_until
+
+URL_VARIABLE = "SMS_BRIDGE_RABBITMQ__URL"
+
+START_SECONDS = 90
+STOP_SECONDS = 30
+HANDSHAKE_SECONDS = 3
+CTL_SECONDS = 60
+
+# Below every system's range for outgoing connections: a client that tries again and again to
+# reach a port of that range while the server is down can be given the same port for its own
+# end, connects to itself, and the server finds its port taken.
+_PORTS = range(20_000, 32_000)
+
+_PACKAGE_FOLDERS = (
+    "/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin",
+    "/opt/rabbitmq/sbin",
+    "/opt/homebrew/opt/rabbitmq/sbin",
+    "/usr/local/opt/rabbitmq/sbin",
+)
+_NOT_FOUND = (
+    "No RabbitMQ server is installed: run `apt-get install rabbitmq-server`, "
+    "`dnf install rabbitmq-server` or `brew install rabbitmq`, "
+    f"or set {URL_VARIABLE} to a broker that runs."
+)
+
+
+class Broker:
+    """One RabbitMQ node on this computer; its data and ports stay the same over restarts."""
+
+    def __init__(self, folder: Path, *, guard: Guard, management: bool = False) -> None:
+        self._scripts = find_scripts()
+        self._folder = folder
+        self._guard = guard
+        self._port, distribution, self._epmd_port, management_port = _free_ports(4)
+        self.url = f"amqp://guest:guest@127.0.0.1:{self._port}/"
+        self.management_url = f"http://127.0.0.1:{management_port}" if management else None
+        self._node = f"sms-bridge-{secrets.token_hex(4)}@localhost"
+        self._environ = _environment(folder, self._node, distribution, self._epmd_port)
+        _write_configuration(folder, self._port, management_port if management else None)
+        self._epmd: Child | None = None
+        self._server: Child | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the Erlang VM that runs now, or ran last."""
+        if self._server is None:
+            raise BrokerError("The private RabbitMQ has not been started.")
+        return self._server.pid
+
+    def start(self) -> None:
+        """Start, also after `stop` or `kill`, and return when clients are answered."""
+        if self._epmd is None:
+            self._epmd = self._start_epmd()
+        self._server = server = Child(
+            [str(self._scripts / "rabbitmq-server"), "-noinput"],
+            guard=self._guard,
+            log=self._folder / "server.log",
+            environ=self._environ,
+        )
+        if not wait_until(
+            self._answers, seconds=START_SECONDS, running=lambda: server.exit_code is None
+        ):
+            raise BrokerError(self._describe_failure(server))
+
+    def stop(self) -> None:
+        """Shut down in good order."""
+        if self._server is not None:
+            self.resume()
+            self._server.end(grace_seconds=STOP_SECONDS)
+
+    def flush(self) -> None:
+        """Have the queues that were declared just now survive a kill.
+
+        RabbitMQ writes the directory of its quorum queues half a second late; a queue that it
+        does not find there after the restart is listed and answers nothing, for ever.
+        """
+        self.ctl("eval", "[dets:sync(Table) || Table <- dets:all()].")
+
+    def kill(self) -> None:
+        """End at once, as a power cut would."""
+        if self._server is not None:
+            self._server.kill()
+
+    def pause(self) -> None:
+        """Freeze: connections stay open and nothing answers."""
+        if self._server is not None:
+            self._server.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        if self._server is not None:
+            self._server.signal(signal.SIGCONT)
+
+    def ctl(self, *args: str) -> str:
+        """Run `rabbitmqctl` on this node and return what it prints."""
+        result = subprocess.run(
+            [str(self._scripts / "rabbitmqctl"), "--quiet", "--node", self._node, *args],
+            env=self._environ,
+            cwd=self._folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CTL_SECONDS,
+            check=False,
+        )
+        if result.returncode != 0:
+            text = (result.stderr or result.stdout).strip()
+            raise BrokerError(f"rabbitmqctl {args[0]} failed: {text}")
+        return result.stdout
+
+    def close(self) -> None:
+        """End the server and its name service."""
+        # Nobody needs the data any more, so there is nothing to shut down in good order.
+        for child in (self._server, self._epmd):
+            if child is not None:
+                child.kill()
+
+    def _start_epmd(self) -> Child:
+        # The VM would start one that outlives it, so it gets one that is ours to end.
+        child = Child(
+            [_find_epmd(), "-port", str(self._epmd_port), "-address", "127.0.0.1"],
+            guard=self._guard,
+            log=self._folder / "epmd.log",
+            environ=self._environ,
+        )
+        if not wait_until(
+            lambda: _accepts(self._epmd_port),
+            seconds=START_SECONDS,
+            running=lambda: child.exit_code is None,
+        ):
+            raise BrokerError(f"epmd did not start; the end of its log:\n{child.tail()}")
+        return child
+
+    def _answers(self) -> bool:
+        web = self.management_url
+        return _shakes_hands(URL(self.url)) and (web is None or _serves(f"{web}/api/overview"))
+
+    def _describe_failure(self, server: Child) -> str:
+        how = f"did not answer within {START_SECONDS} s"
+        if server.exit_code is not None:
+            how = f"ended at once with code {server.exit_code}"
+        return f"The private RabbitMQ {how}; the end of its log:\n{server.tail()}"
+
+
+@contextmanager
+def private_broker(*, management: bool = False) -> Iterator[Broker]:
+    """Run a RabbitMQ server of our own, and leave nothing of it behind.
+
+    Raises BrokerError when none is installed or it does not start.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="sms-bridge-broker-"))
+    try:
+        with guarded() as guard:
+            broker = Broker(folder, guard=guard, management=management)
+            try:
+                broker.start()
+                yield broker
+            finally:
+                broker.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def find_broker(environ: Mapping[str, str]) -> str | None:
+    """Return the broker that the environment names, if it is one that answers."""
+    value = environ.get(URL_VARIABLE, "").strip()
+    for url in _split(value):
+        with suppress(ValueError):
+            if _shakes_hands(URL(url)):
+                return url
+    return None
+
+
+def _split(value: str) -> list[str]:
+    # The setting is one URL, or a list of them in JSON.
+    if not value.startswith("["):
+        return [value] if value else []
+    with suppress(ValueError):
+        return [str(url) for url in json.loads(value)]
+    return []
+
+
+def _shakes_hands(url: URL) -> bool:
+    """Open a connection and see whether the other side answers as an AMQP 0-9-1 broker does."""
+    secure = url.scheme == "amqps"
+    address = (url.host or "localhost", url.port or (5671 if secure else 5672))
+    try:
+        with socket.create_connection(address, HANDSHAKE_SECONDS) as plain:
+            if not secure:
+                return _greets(plain)
+            # Who it is, is checked by the client that sends a password, not here.
+            context = ssl._create_unverified_context()  # noqa: S323, SLF001
+            with context.wrap_socket(plain, server_hostname=address[0]) as wrapped:
+                return _greets(wrapped)
+    except OSError:
+        return False
+
+
+def _greets(connection: socket.socket) -> bool:
+    connection.sendall(b"AMQP\x00\x00\x09\x01")
+    # A method frame on channel 0; a broker that speaks another version answers "AMQP...".
+    return connection.recv(3) == b"\x01\x00\x00"
+
+
+def _serves(url: str) -> bool:
+    request = urllib.request.Request(url)  # noqa: S310  always http on 127.0.0.1
+    request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=HANDSHAKE_SECONDS) as answer:
+            return bool(answer.status == 200)  # noqa: PLR2004
+    except OSError:
+        return False
+
+
+def _accepts(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), HANDSHAKE_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def _free_ports(count: int) -> list[int]:
+    ports: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise BrokerError("No free port is left on 127.0.0.1.")
+
+
+def find_scripts() -> Path:
+    """Find the folder of the server's own scripts.
+
+    The commands that Debian puts on PATH change the user and ignore the environment. The scripts
+    themselves have `rabbitmq-env` beside them.
+    """
+    found = [path for pattern in _PACKAGE_FOLDERS for path in sorted(Path("/").glob(pattern[1:]))]
+    on_path = shutil.which("rabbitmq-server")
+    if on_path is not None:
+        found.insert(0, Path(on_path).resolve().parent)
+    for folder in found:
+        if all((folder / name).is_file() for name in ("rabbitmq-env", "rabbitmq-server")):
+            return folder
+    raise BrokerError(_NOT_FOUND)
+
+
+def _find_epmd() -> str:
+    erlang = shutil.which("erl")
+    beside = str(Path(erlang).resolve().parent) if erlang else ""
+    found = shutil.which("epmd") or shutil.which("epmd", path=beside)
+    if found is None:
+        raise BrokerError("Erlang's `epmd` is not on PATH; install Erlang in full.")
+    return found
+
+
+def _environment(folder: Path, node: str, distribution_port: int, epmd_port: int) -> dict[str, str]:
+    # A RabbitMQ or Erlang setting of the user's is meant for another node.
+    ours = {k: v for k, v in os.environ.items() if not k.startswith(("RABBITMQ_", "ERL_"))}
+    local = "-kernel inet_dist_use_interface {127,0,0,1}"
+    return {
+        **ours,
+        "HOME": str(folder),  # of the Erlang cookie
+        "LANG": "C.UTF-8",
+        "LC_ALL": "C.UTF-8",
+        "ERL_EPMD_PORT": str(epmd_port),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODENAME": node,
+        "RABBITMQ_DIST_PORT": str(distribution_port),
+        "RABBITMQ_CONF_ENV_FILE": str(folder / "none.conf"),
+        "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "none.config"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+        "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+        "RABBITMQ_LOG_BASE": str(folder / "log"),
+        "RABBITMQ_PID_FILE": str(folder / "pid"),
+        # With this the script becomes the VM instead of waiting for it, so that a signal to our
+        # child is a signal to the VM; -noinput on the command line takes the input away again.
+        "RABBITMQ_ALLOW_INPUT": "1",
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"+S 1:1 +B i {local}",
+        "RABBITMQ_CTL_ERL_ARGS": f"+S 1:1 {local}",
+    }
+
+
+def _write_configuration(folder: Path, port: int, management_port: int | None) -> None:
+    lines = [
+        f"listeners.tcp.1 = 127.0.0.1:{port}",
+        # The default, a share of the memory, raises an alarm on a small and busy disk.
+        "disk_free_limit.absolute = 50MB",
+        "log.file.level = info",
+        "log.console = false",
+    ]
+    plugins = "[]."
+    if management_port is not None:
+        plugins = "[rabbitmq_management]."
+        lines += ["management.tcp.ip = 127.0.0.1", f"management.tcp.port = {management_port}"]
+    (folder / "rabbitmq.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "plugins").write_text(plugins + "\n", encoding="utf-8")

@@ -1,0 +1,133 @@
+"""Child processes that never outlive us: started in groups of their own, ended by id."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+POLL_SECONDS = 0.05
+
+# Reads the groups to end, a line for each change, and ends those of the last line when our end
+# of the pipe is gone, whatever became of us.
+_GUARD = 'while read -r line; do groups=$line; done; [ -z "$groups" ] || kill -s KILL -- $groups'
+
+
+class Guard:
+    """Ends the process groups that are still running when this process is gone, even by SIGKILL."""
+
+    def __init__(self) -> None:
+        self._groups: set[int] = set()
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def add(self, group: int) -> None:
+        """Take a group into care."""
+        self._groups.add(group)
+        self._tell()
+
+    def remove(self, group: int) -> None:
+        """Forget a group that has ended, before its id is given to someone else."""
+        self._groups.discard(group)
+        self._tell()
+
+    def close(self) -> None:
+        """End whatever is still in care."""
+        if self._shell.stdin is not None:
+            self._shell.stdin.close()
+        self._shell.wait()
+
+    def _tell(self) -> None:
+        line = " ".join(f"-{group}" for group in sorted(self._groups))
+        if self._shell.stdin is not None:
+            self._shell.stdin.write(f"{line}\n".encode())
+            self._shell.stdin.flush()
+
+
+@contextmanager
+def guarded() -> Iterator[Guard]:
+    """Lend a guard, and end at exit what it still cares for."""
+    guard = Guard()
+    try:
+        yield guard
+    finally:
+        guard.close()
+
+
+class Child:
+    """A program in a process group of its own, its output in a file."""
+
+    def __init__(
+        self, command: Sequence[str], *, guard: Guard, log: Path, environ: Mapping[str, str]
+    ) -> None:
+        self.name = log.stem
+        self.log = log
+        self._guard = guard
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                env=environ,
+                cwd=log.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        guard.add(self.pid)
+
+    @property
+    def pid(self) -> int:
+        """The id of the process, which is also that of its group."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended; None while it runs."""
+        return self._process.poll()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, if it still runs."""
+        self._process.send_signal(number)
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the process and to all that it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def end(self, *, grace_seconds: float) -> None:
+        """End it and all that it started: SIGTERM, then SIGKILL when the grace is over."""
+        if self.exit_code is None:
+            self.signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace_seconds)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it and all that it started, at once."""
+        self.signal_group(signal.SIGKILL)
+        self._process.wait()
+        self._guard.remove(self.pid)
+
+    def tail(self, lines: int = 15) -> str:
+        """Return the end of its output."""
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+
+def wait_until(
+    ready: Callable[[], bool], *, seconds: float, running: Callable[[], bool] = lambda: True
+) -> bool:
+    """Poll until `ready`; return False when the time is up or what is awaited runs no more."""
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > deadline or not running():
+            return False
+        time.sleep(POLL_SECONDS)
+    return True

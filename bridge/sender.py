@@ -1,0 +1,153 @@
+"""Send one request: one POST, quick repeats only when it never left us, the answer as a fate."""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import httpx
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_result,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_random_exponential,
+)
+
+from bridge.config import SmsApiSettings
+from bridge.credentials import Credential
+from bridge.envelope import Envelope
+from bridge.fates import Answer, Fate, judge_failure, judge_status, read_retry_after
+from bridge.metrics import PROVIDER_CODES, WorkerMetrics
+from bridge.models import SendRequest, find_id
+
+QUICK_TRIES: Final = 3
+QUICK_SECONDS: Final = 10.0
+KEY_MEMORY_SECONDS: Final = 600.0
+
+
+class Sender:
+    """Posts requests to the SMS API through a transport that keeps `transport`'s promise."""
+
+    def __init__(
+        self,
+        settings: SmsApiSettings,
+        *,
+        transport: httpx.AsyncBaseTransport,
+        credential: Credential,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._url = httpx.URL(f"{settings.base_url}/v1/messages")
+        self._idempotency_header = settings.idempotency_header
+        self._pointers = settings.message_id_pointers
+        self._transport = transport
+        self._credential = credential
+        self._metrics = metrics
+        self._accepted_key: str | None = None
+        self._accepted_at = 0.0
+
+    async def send(self, request: SendRequest, envelope: Envelope) -> Answer:
+        """POST a request and say what became of it; never raises for what the API does.
+
+        A request that never left is tried again in place, at most three times in ten seconds.
+        Everything else is returned at once: what comes next is not for a held delivery to decide.
+        """
+        answer = await self._post(request, envelope)
+        if answer.fate is not Fate.NOT_SENT:
+            return answer
+        # A fresh object for each call: a shared one can report success for a failed send
+        # (tenacity issues 93 and 529).
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(QUICK_TRIES) | stop_after_delay(QUICK_SECONDS),
+            wait=wait_random_exponential(multiplier=0.2, max=2),
+            retry=retry_if_result(_never_left),
+            retry_error_callback=_last_answer,
+        )
+        first: list[Answer] = [answer]
+
+        async def attempt() -> Answer:
+            return first.pop() if first else await self._post(request, envelope)
+
+        return await retrying(attempt)
+
+    async def aclose(self) -> None:
+        """Close the connections to the API."""
+        await self._transport.aclose()
+
+    async def _post(self, request: SendRequest, envelope: Envelope) -> Answer:
+        key = self._credential.current
+        started = time.perf_counter()
+        self._metrics.provider_in_flight.inc()
+        try:
+            response = await self._transport.handle_async_request(
+                self._build(request, envelope, key)
+            )
+            answer = await self._judge(response, key)
+        except (httpx.TransportError, OSError) as error:
+            answer = judge_failure(error)
+        finally:
+            self._metrics.provider_in_flight.dec()
+        self._count(answer, time.perf_counter() - started)
+        return answer
+
+    def _build(self, request: SendRequest, envelope: Envelope, key: str) -> httpx.Request:
+        headers = [
+            ("Authorization", f"Bearer {key}"),
+            ("Content-Type", "application/json"),
+            ("Accept-Encoding", "identity"),
+            ("User-Agent", "sms-bridge"),
+            *envelope.trace,
+        ]
+        if self._idempotency_header is not None:
+            headers.append((self._idempotency_header, envelope.key))
+        body = request.model_dump_json().encode()
+        return httpx.Request("POST", self._url, headers=headers, content=body)
+
+    async def _judge(self, response: httpx.Response, key: str) -> Answer:
+        status = response.status_code
+        if status in range(200, 300):
+            self._accepted_key, self._accepted_at = key, time.monotonic()
+            return Answer(
+                fate=Fate.SENT,
+                result="success",
+                status=status,
+                detail="accepted",
+                provider_id=_read_id(await response.aread(), self._pointers),
+            )
+        waits = response.headers.get_list("Retry-After")
+        date = response.headers.get("Date")
+        return judge_status(
+            status,
+            retry_after_seconds=read_retry_after(waits, now=time.time(), server_date=date),
+            key_has_just_worked=self._has_just_worked(key),
+        )
+
+    def _has_just_worked(self, key: str) -> bool:
+        age = time.monotonic() - self._accepted_at
+        return key == self._accepted_key and age < KEY_MEMORY_SECONDS
+
+    def _count(self, answer: Answer, seconds: float) -> None:
+        self._metrics.provider_requests.labels(answer.result).inc()
+        self._metrics.provider_duration.labels(answer.result).observe(seconds)
+        if answer.status is not None:
+            code = str(answer.status) if answer.status in PROVIDER_CODES else "other"
+            self._metrics.provider_responses.labels(code).inc()
+
+
+def _never_left(answer: Answer) -> bool:
+    return answer.fate is Fate.NOT_SENT
+
+
+def _last_answer(state: RetryCallState) -> Answer:
+    outcome = state.outcome
+    assert outcome is not None  # noqa: S101  tenacity calls this after an attempt
+    answer: Answer = outcome.result()
+    return answer
+
+
+def _read_id(body: bytes, pointers: Sequence[str]) -> str | None:
+    try:
+        return find_id(json.loads(body), pointers)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,198 @@
+"""Settle a delivery: publish what replaces it, have that confirmed, report it, ack.
+
+This is the only place that acks, and nothing is ever nacked: `basic.nack` and a closed channel
+raise a quorum queue's delivery count, and a message that is over the limit is dropped.
+"""
+
+import asyncio
+import json
+import logging
+import time
+import uuid
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+import aiormq
+
+from bridge.config import WorkerSettings
+from bridge.delivery import Delivery
+from bridge.envelope import Envelope, Properties, copy_properties
+from bridge.errors import BrokerError, PublishError
+from bridge.fates import Dead, Outcome, Retried, Sent
+from bridge.logs import facts
+from bridge.metrics import WorkerMetrics
+from bridge.publisher import Publisher
+from bridge.topology import dead_queue, retry_queue
+
+log = logging.getLogger(__name__)
+
+FIRST_WAIT_SECONDS: Final = 0.5
+MAX_WAIT_SECONDS: Final = 5.0
+
+
+class Settler:
+    """Gives each delivery its end."""
+
+    def __init__(
+        self, settings: WorkerSettings, publisher: Publisher, metrics: WorkerMetrics
+    ) -> None:
+        self._queue = settings.queue
+        self._outcome_exchange = settings.outcome_exchange
+        self._publisher = publisher
+        self._metrics = metrics
+
+    async def replace(self, delivery: Delivery, outcome: Outcome) -> None:
+        """Publish the copy and the outcome event that an outcome asks for; return when confirmed.
+
+        The delivery stays held while the broker takes nothing. Raises BrokerError when its
+        channel is gone: then the broker delivers the message again.
+        """
+        if not isinstance(outcome, Sent):
+            copy = copy_properties(
+                delivery.properties,
+                count_attempt(delivery.envelope, outcome),
+                reason=outcome.reason,
+                detail=outcome.detail,
+                status=outcome.status,
+                dead=isinstance(outcome, Dead),
+            )
+            await self._publish(delivery, delivery.body, "", self._target(outcome), copy)
+        if isinstance(outcome, Retried):
+            return
+        if delivery.properties.reply_to:
+            await self._announce(delivery, outcome, "", delivery.properties.reply_to)
+        if self._outcome_exchange is not None:
+            await self._announce(delivery, outcome, self._outcome_exchange, _name(outcome))
+
+    async def ack(self, delivery: Delivery, outcome: Outcome | None) -> bool:
+        """Ack a delivery that is replaced, or sent, or (None) a repeat of one that is.
+
+        Returns False when its channel is gone: the broker delivers it again, and the ledger
+        must know it then.
+        """
+        self._report(delivery, outcome)
+        try:
+            await delivery.channel.basic_ack(delivery.tag, wait=False)
+        except (aiormq.exceptions.AMQPError, aiormq.exceptions.ChannelInvalidStateError):
+            return False
+        return True
+
+    def release(self, delivery: Delivery) -> None:
+        """Report a delivery that goes back to the queue, because we stop or its channel is gone."""
+        self._count(delivery, "released", "shutdown", None)
+
+    def _target(self, outcome: Retried | Dead) -> str:
+        if isinstance(outcome, Dead):
+            return dead_queue(self._queue)
+        return retry_queue(self._queue, outcome.delay_seconds)
+
+    async def _announce(
+        self, delivery: Delivery, outcome: Sent | Dead, exchange: str, routing_key: str
+    ) -> None:
+        properties = Properties(
+            content_type="application/json",
+            delivery_mode=2,
+            message_id=uuid.uuid4().hex,
+            correlation_id=delivery.properties.correlation_id,
+            timestamp=datetime.now(UTC),
+            headers=dict(delivery.envelope.trace),
+        )
+        body = json.dumps(outcome_event(delivery.envelope, outcome)).encode()
+        await self._publish(delivery, body, exchange, routing_key, properties, optional=True)
+
+    async def _publish(
+        self,
+        delivery: Delivery,
+        body: bytes,
+        exchange: str,
+        routing_key: str,
+        properties: Properties,
+        *,
+        optional: bool = False,
+    ) -> None:
+        """Publish until it is confirmed; what is `optional` may find no queue that listens."""
+        wait = FIRST_WAIT_SECONDS
+        while True:
+            try:
+                await self._publisher.publish(
+                    body, exchange=exchange, routing_key=routing_key, properties=properties
+                )
+            except PublishError as error:
+                if optional and error.fault == "returned":
+                    return
+                log.warning("not_stored", extra=facts(fault=error.fault, why=str(error)))
+            else:
+                return
+            if delivery.is_stale:
+                raise BrokerError("the channel is gone")
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, MAX_WAIT_SECONDS)
+
+    def _report(self, delivery: Delivery, outcome: Outcome | None) -> None:
+        if outcome is None:
+            self._count(delivery, "dropped", "duplicate", None)
+            return
+        reason = "none" if isinstance(outcome, Sent) else outcome.reason
+        self._count(delivery, _name(outcome), reason, outcome)
+        if not isinstance(outcome, Retried):
+            attempts = _attempts(delivery.envelope, outcome)
+            self._metrics.attempts_per_message.labels(_name(outcome)).observe(attempts)
+
+    def _count(self, delivery: Delivery, name: str, reason: str, outcome: Outcome | None) -> None:
+        held = delivery.held_seconds
+        self._metrics.processed.labels(self._queue, name, reason).inc()
+        self._metrics.processing_duration.labels(self._queue, name).observe(held)
+        log.info(
+            "delivery",
+            extra=facts(
+                message_id=delivery.envelope.key,
+                outcome=name,
+                reason=None if reason == "none" else reason,
+                detail=getattr(outcome, "detail", None),
+                status=None if outcome is None else outcome.status,
+                attempts=_attempts(delivery.envelope, outcome),
+                redelivered=delivery.redelivered or None,
+                seconds=round(held, 4),
+            ),
+        )
+
+
+def count_attempt(envelope: Envelope, outcome: Retried | Dead) -> Envelope:
+    """Return the envelope after an attempt that counts."""
+    if not outcome.burned:
+        return envelope
+    return replace(
+        envelope,
+        attempts=envelope.attempts + 1,
+        uncertain_attempts=envelope.uncertain_attempts + outcome.uncertain,
+    )
+
+
+def outcome_event(envelope: Envelope, outcome: Sent | Dead) -> dict[str, object]:
+    """Make the body of an outcome event: never the text or the number."""
+    return {
+        "message_id": envelope.message_id or envelope.key,
+        "outcome": _name(outcome),
+        "reason": outcome.reason if isinstance(outcome, Dead) else None,
+        "attempts": _attempts(envelope, outcome),
+        "status": outcome.status,
+        "provider_id": outcome.provider_id if isinstance(outcome, Sent) else None,
+        "at": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds"),
+    }
+
+
+def _name(outcome: Outcome) -> Literal["sent", "retried", "dead"]:
+    match outcome:
+        case Sent():
+            return "sent"
+        case Retried():
+            return "retried"
+        case Dead():
+            return "dead"
+
+
+def _attempts(envelope: Envelope, outcome: Outcome | None) -> int:
+    if outcome is None:
+        return envelope.attempts
+    return envelope.attempts + (isinstance(outcome, Sent) or outcome.burned)

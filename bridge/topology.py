@@ -1,0 +1,199 @@
+"""The queues, exchanges and bindings as data; how they are declared or verified.
+
+A retry queue is a quorum queue whose messages expire and go back to the main queue with
+`at-least-once` dead-lettering, which needs `reject-publish`. Every other combination loses all
+waiting messages when the broker restarts after their time is up (RabbitMQ docs, "Dead Letter
+Exchanges", section "Safety").
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import aio_pika
+import aiormq
+
+from bridge.broker import RPC_TIMEOUT_SECONDS, open_channel
+from bridge.config import WebhookSettings, WorkerSettings, format_duration
+from bridge.errors import BrokerError
+from bridge.logs import facts
+
+log = logging.getLogger(__name__)
+
+QUORUM: Final = {"x-queue-type": "quorum"}
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A durable quorum queue."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=lambda: dict(QUORUM))
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A durable topic exchange."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What of an exchange goes to a queue."""
+
+    exchange: str
+    queue: str
+    routing_key: str = "#"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """All that a role needs on the broker."""
+
+    queues: tuple[Queue, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+    bindings: tuple[Binding, ...] = ()
+
+
+def retry_queue(queue: str, delay_seconds: float) -> str:
+    """Name the retry queue of a delay: `sms.outbound.retry.5s`."""
+    return f"{queue}.retry.{format_duration(delay_seconds)}"
+
+
+def dead_queue(queue: str) -> str:
+    """Name the dead-letter queue: `sms.outbound.dead`."""
+    return f"{queue}.dead"
+
+
+def worker_topology(settings: WorkerSettings) -> Topology:
+    """List what the worker needs: its queue, the retry ladder, the dead letters."""
+    ladder = (
+        Queue(
+            retry_queue(settings.queue, delay),
+            QUORUM
+            | {
+                "x-message-ttl": round(delay * 1000),
+                "x-dead-letter-exchange": "",
+                "x-dead-letter-routing-key": settings.queue,
+                "x-dead-letter-strategy": "at-least-once",
+                "x-overflow": "reject-publish",
+            },
+        )
+        for delay in settings.retry_delays
+    )
+    outcome = settings.outcome_exchange
+    return Topology(
+        queues=(Queue(settings.queue), *ladder, Queue(dead_queue(settings.queue))),
+        exchanges=() if outcome is None else (Exchange(outcome),),
+    )
+
+
+def webhook_topology(settings: WebhookSettings) -> Topology:
+    """List what the webhook receiver needs: the exchange, and a queue so that nothing is lost."""
+    exchange = Exchange(settings.exchange)
+    if settings.queue is None:
+        return Topology(exchanges=(exchange,))
+    return Topology(
+        queues=(Queue(settings.queue),),
+        exchanges=(exchange,),
+        bindings=(Binding(settings.exchange, settings.queue),),
+    )
+
+
+async def ensure(
+    connection: aio_pika.Connection,
+    topology: Topology,
+    mode: Literal["declare", "verify", "off"],
+) -> None:
+    """Declare, verify or leave alone; on channels of its own, because a refusal closes one.
+
+    Raises BrokerError that names the entity, what the broker said, and the remedy.
+    """
+    if mode == "off":
+        return
+    entities: list[Queue | Exchange] = [*topology.exchanges, *topology.queues]
+    for entity in entities:
+        if mode == "declare" or await _may_be_compared(connection, entity):
+            await _declare(connection, entity, passive=False)
+    if mode == "declare":
+        for binding in topology.bindings:
+            await _bind(connection, binding)
+
+
+async def _may_be_compared(connection: aio_pika.Connection, entity: Queue | Exchange) -> bool:
+    # A passive declare only shows that something of the name exists.
+    await _declare(connection, entity, passive=True)
+    try:
+        await _declare(connection, entity, passive=False)
+    except BrokerError as error:
+        if not isinstance(error.__cause__, aiormq.exceptions.ChannelAccessRefused):
+            raise
+        log.warning("topology_not_compared", extra=facts(entity=entity.name, why=str(error)))
+    return False
+
+
+async def _declare(
+    connection: aio_pika.Connection, entity: Queue | Exchange, *, passive: bool
+) -> None:
+    channel = await open_channel(connection)
+    try:
+        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+            if isinstance(entity, Queue):
+                await channel.queue_declare(
+                    entity.name, durable=True, passive=passive, arguments=entity.arguments
+                )
+            else:
+                await channel.exchange_declare(
+                    entity.name, exchange_type="topic", durable=True, passive=passive
+                )
+            await channel.close()
+    except aiormq.exceptions.ChannelClosed as error:
+        raise BrokerError(_explain(entity, error)) from error
+
+
+async def _bind(connection: aio_pika.Connection, binding: Binding) -> None:
+    channel = await open_channel(connection)
+    try:
+        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+            await channel.queue_bind(binding.queue, binding.exchange, binding.routing_key)
+            await channel.close()
+    except aiormq.exceptions.ChannelClosed as error:
+        raise BrokerError(_explain(binding, error)) from error
+
+
+def _explain(entity: Queue | Exchange | Binding, error: aiormq.exceptions.ChannelClosed) -> str:
+    name = entity.queue if isinstance(entity, Binding) else entity.name
+    kind = type(entity).__name__.lower()
+    said = error.args[-1] if error.args else type(error).__name__
+    match error:
+        case aiormq.exceptions.ChannelNotFoundEntity():
+            remedy = "create it, or set rabbitmq.topology to declare"
+        case aiormq.exceptions.ChannelPreconditionFailed():
+            remedy = "delete and re-create it with the arguments named, once it is empty"
+        case aiormq.exceptions.ChannelAccessRefused():
+            remedy = "grant the permission, or set rabbitmq.topology to verify or off"
+        case _:
+            remedy = "see the broker's log"
+    return f"{kind} {name}: {said}; {remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSizes:
+    """What a passive declare tells: messages ready, and consumers."""
+
+    ready: int
+    consumers: int
+
+
+async def read_queue(connection: aio_pika.Connection, name: str) -> QueueSizes | None:
+    """Read a queue's sizes, or None when they cannot be had now."""
+    channel = await open_channel(connection)
+    try:
+        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+            answer = await channel.queue_declare(name, passive=True)
+            await channel.close()
+    except (aiormq.exceptions.ChannelClosed, TimeoutError):
+        return None
+    return QueueSizes(answer.message_count or 0, answer.consumer_count or 0)

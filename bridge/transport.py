@@ -1,0 +1,323 @@
+"""An HTTP/1.1 POST that knows whether the request left us, behind httpx's transport interface.
+
+The promise: ConnectError, ConnectTimeout and PoolTimeout mean that not one byte of the body was
+written; after every other exception it may have arrived. A status line that was read is the
+outcome, whatever happens to the body behind it. httpx's own pool cannot promise this, and a
+cancelled request can block its slots for ever (httpcore issue 1093).
+
+No redirects, cookies, decompression or proxies from the environment; at most 64 KiB of an answer
+are kept; one deadline holds over the whole attempt.
+"""
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+import httptools
+import httpx
+
+MAX_ANSWER_BYTES: Final = 64 * 1024
+# Below what servers commonly keep idle connections for (5 s), to avoid the race at the end.
+IDLE_SECONDS: Final = 2.0
+# Connections are made anew now and then, so that a change of DNS is followed.
+MAX_CONNECTION_AGE_SECONDS: Final = 300.0
+
+
+def tls_context(ca_file: Path | None) -> ssl.SSLContext:
+    """Trust the system's certificate authorities, or only those of the file."""
+    return ssl.create_default_context(cafile=ca_file)
+
+
+class Transport(httpx.AsyncBaseTransport):
+    """Keeps connections to one server and sends one request at a time on each."""
+
+    def __init__(
+        self,
+        *,
+        timeout_seconds: float,
+        connect_timeout_seconds: float,
+        max_connections: int,
+        tls: ssl.SSLContext,
+    ) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._max_connections = max_connections
+        self._tls = tls
+        self._idle: deque[_Connection] = deque()
+        self._in_use = 0
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request and return its answer; see the module for what an exception promises."""
+        head, body = await _write_head(request)
+        if self._in_use >= self._max_connections:
+            raise httpx.PoolTimeout("every connection is in use")
+        self._in_use += 1
+        connection = None
+        try:
+            deadline = time.monotonic() + self._timeout_seconds
+            connection = await self._connection(request.url, deadline)
+            return await connection.exchange(head + body, deadline)
+        finally:
+            self._in_use -= 1
+            if connection is not None:
+                self._keep(connection)
+
+    async def aclose(self) -> None:
+        """Close the idle connections; those in use end with their request."""
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _connection(self, url: httpx.URL, deadline: float) -> "_Connection":
+        while self._idle:
+            # The one used last: the others grow old and are closed.
+            connection = self._idle.pop()
+            if connection.is_usable:
+                return connection
+            connection.close()
+        return await self._connect(url, deadline)
+
+    async def _connect(self, url: httpx.URL, deadline: float) -> "_Connection":
+        secure = url.scheme == "https"
+        limit = min(self._connect_timeout_seconds, deadline - time.monotonic())
+        try:
+            async with asyncio.timeout(limit):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    _Connection,
+                    url.host,
+                    url.port or (443 if secure else 80),
+                    ssl=self._tls if secure else None,
+                )
+        except TimeoutError as error:
+            raise httpx.ConnectTimeout("no connection in time") from error
+        except (OSError, ssl.SSLError) as error:
+            raise httpx.ConnectError("no connection") from error
+        return connection
+
+    def _keep(self, connection: "_Connection") -> None:
+        if connection.is_usable:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+
+async def _write_head(request: httpx.Request) -> tuple[bytes, bytes]:
+    body = await request.aread()
+    lines = [b"%s %s HTTP/1.1" % (request.method.encode(), request.url.raw_path)]
+    lines += [b"%s: %s" % pair for pair in request.headers.raw]
+    return b"\r\n".join((*lines, b"", b"")), body
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: writes a request, parses one answer."""
+
+    def __init__(self) -> None:
+        self._made_at = time.monotonic()
+        self._idle_since = self._made_at
+        self._transport: asyncio.Transport | None = None
+        self._parser: httptools.HttpResponseParser | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._busy = False
+        self._reusable = True
+        self._reset()
+
+    def _reset(self) -> None:
+        self._complete = False
+        self._status: int | None = None
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body = bytearray()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether another request may be sent: clean, open, not idle for too long, not too old."""
+        now = time.monotonic()
+        return (
+            self._reusable
+            and not self._busy
+            and self._transport is not None
+            and not self._transport.is_closing()
+            and now - self._idle_since < IDLE_SECONDS
+            and now - self._made_at < MAX_CONNECTION_AGE_SECONDS
+        )
+
+    def close(self) -> None:
+        """Drop the connection at once."""
+        self._reusable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def exchange(self, request: bytes, deadline: float) -> httpx.Response:
+        """Write the request, wait for the answer until the deadline (of the monotonic clock)."""
+        if self._transport is None or self._transport.is_closing():
+            raise httpx.ConnectError("the connection was closed before the request")
+        self._busy = True
+        self._reset()
+        self._parser = httptools.HttpResponseParser(self)
+        self._waiter = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await self._waiter
+            self._busy = False
+            self._idle_since = time.monotonic()
+        except TimeoutError as error:
+            if self._status is None:
+                raise httpx.ReadTimeout("no answer in time") from error
+        finally:
+            self._waiter = None
+        return self._response()
+
+    def _response(self) -> httpx.Response:
+        stream = httpx.ByteStream(bytes(self._body))
+        return httpx.Response(self._status or 0, headers=self._headers, stream=stream)
+
+    def _finish(self, error: Exception | None) -> None:
+        if self._waiter is None or self._waiter.done():
+            return
+        if error is None or self._status is not None:
+            self._waiter.set_result(None)
+        else:
+            self._waiter.set_exception(error)
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remember the transport."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  TCP and TLS are
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser; bytes that nobody waits for end the connection."""
+        if self._parser is None or self._waiter is None:
+            self.close()
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._reusable = False
+            fault = httpx.RemoteProtocolError("the answer is not HTTP/1.1")
+            fault.__cause__ = error
+            self._finish(fault)
+
+    def eof_received(self) -> bool:
+        """Let asyncio close our side too."""
+        self._reusable = False
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give up on an answer that is not there; a status that was read stays."""
+        self._reusable = False
+        fault = httpx.ReadError("the connection ended before an answer")
+        fault.__cause__ = exc
+        self._finish(fault)
+
+    # httptools' side
+
+    def on_message_begin(self) -> None:
+        """Start anew, because after a 1xx another answer follows; nothing may follow the last."""
+        if self._complete:
+            self._reusable = False
+        else:
+            self._reset()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header."""
+        if not self._complete:
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Take the status; the outcome is known from here on."""
+        if self._parser is None or self._complete:
+            return
+        status = self._parser.get_status_code()
+        if status >= 200:  # noqa: PLR2004
+            self._status = status
+            self._reusable = self._reusable and self._parser.should_keep_alive()
+
+    def on_body(self, data: bytes) -> None:
+        """Keep the start of the body; what is longer is not worth the connection."""
+        if self._complete:
+            return
+        room = MAX_ANSWER_BYTES - len(self._body)
+        self._body += data[:room]
+        if len(data) > room:
+            self._reusable = False
+            self._finish(None)
+
+    def on_message_complete(self) -> None:
+        """Hand the answer over."""
+        if self._status is not None:
+            self._complete = True
+            self._finish(None)
+
+
+class ProxyTransport(httpx.AsyncBaseTransport):
+    """httpx's own transport through a proxy, with one small pool for each request in flight.
+
+    Slower, and what it cannot tell counts as uncertain. A pool is thrown away after any
+    exception, because a cancelled request can leave its slot blocked for ever.
+    """
+
+    def __init__(
+        self,
+        proxy: str,
+        *,
+        timeout_seconds: float,
+        connect_timeout_seconds: float,
+        tls: ssl.SSLContext,
+    ) -> None:
+        self._proxy = proxy
+        self._timeout_seconds = timeout_seconds
+        self._timeouts = httpx.Timeout(timeout_seconds, connect=connect_timeout_seconds).as_dict()
+        self._tls = tls
+        self._idle: deque[httpx.AsyncHTTPTransport] = deque()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request through the proxy; a status that was read is returned in any case."""
+        request.extensions = {"timeout": self._timeouts}
+        pool = self._idle.pop() if self._idle else self._new_pool()
+        response: httpx.Response | None = None
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                response = await pool.handle_async_request(request)
+                async for chunk in response.aiter_raw():
+                    body += chunk[: MAX_ANSWER_BYTES - len(body)]
+                    if len(body) >= MAX_ANSWER_BYTES:
+                        break
+                else:
+                    self._idle.append(pool)
+        except httpx.HTTPError:
+            if response is None:
+                raise
+        except TimeoutError as error:
+            if response is None:
+                raise httpx.ReadTimeout("no answer in time") from error
+        finally:
+            if pool not in self._idle:
+                await self._discard(pool)
+        return httpx.Response(
+            response.status_code, headers=response.headers.raw, stream=httpx.ByteStream(bytes(body))
+        )
+
+    async def aclose(self) -> None:
+        """Close the idle pools."""
+        while self._idle:
+            await self._discard(self._idle.pop())
+
+    def _new_pool(self) -> httpx.AsyncHTTPTransport:
+        return httpx.AsyncHTTPTransport(
+            proxy=self._proxy,
+            verify=self._tls,
+            trust_env=False,
+            http2=False,
+            limits=httpx.Limits(max_connections=1, keepalive_expiry=IDLE_SECONDS),
+        )
+
+    @staticmethod
+    async def _discard(pool: httpx.AsyncHTTPTransport) -> None:
+        with contextlib.suppress(Exception):
+            await pool.aclose()

@@ -1,0 +1,373 @@
+"""From the service's webhooks to the exchange: receive, verify, name, publish, answer.
+
+`Receiver._accept` is the whole line. 200 means that the broker has confirmed the event; nothing
+that is authentic is ever refused.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import re
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import aio_pika
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from bridge import topology
+from bridge.config import RabbitMQSettings, WebhookSettings
+from bridge.credentials import Credential
+from bridge.envelope import Properties, read_trace
+from bridge.errors import InvalidSignatureError, PublishError
+from bridge.listener import problem
+from bridge.logs import facts
+from bridge.metrics import WebhookMetrics
+from bridge.models import find_id
+from bridge.publisher import Publisher
+from bridge.signature import Scheme, Verified, decode_secret, verify
+
+log = logging.getLogger(__name__)
+
+EVENT_ID: Final = "sms-bridge-event-id"
+BODY_SHA256: Final = "sms-bridge-body-sha256"
+UNPARSED: Final = "unparsed"
+OTHER: Final = "other"
+MAX_TYPE_BYTES: Final = 255
+MAX_RECENT_EVENTS: Final = 100_000
+RETRY_AFTER_SECONDS: Final = 5
+# Of the response budget, so that the answer itself arrives inside it.
+ANSWER_SECONDS: Final = 0.1
+_ROUTING_KEY: Final = re.compile(r"(?=.{1,120}\Z)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One verified webhook. `type` is None when the body is no object with a string `type`."""
+
+    body: bytes
+    type: str | None
+    sha256: str
+    event_id: str | None
+    signed_at: float | None
+
+    @property
+    def repeat_key(self) -> tuple[str, str] | None:
+        """What a repeat has in common with the first; None where a repeat cannot be told.
+
+        The id alone would not do: several events may speak of one message, and an id that is
+        not signed could be swapped.
+        """
+        return None if self.event_id is None else (self.event_id, self.sha256)
+
+    @property
+    def routing_key(self) -> str:
+        """The type when it may be a routing key, else `other` or `unparsed`."""
+        if self.type is None:
+            return UNPARSED
+        return self.type if _ROUTING_KEY.fullmatch(self.type) else OTHER
+
+
+class _Refusal(Exception):  # noqa: N818  an answer, not a fault of ours
+    """Ends the line early with an answer; `outcome` is None when it is no webhook at all."""
+
+    def __init__(self, response: Response, outcome: str, why: str | None = None) -> None:
+        super().__init__(outcome)
+        self.response = response
+        self.outcome = outcome
+        self.why = why
+
+
+class Receiver:
+    """Answers the service's webhooks."""
+
+    def __init__(
+        self,
+        settings: WebhookSettings,
+        rabbitmq: RabbitMQSettings,
+        *,
+        scheme: Scheme,
+        secrets: Sequence[Credential],
+        publisher: Publisher,
+        metrics: WebhookMetrics,
+    ) -> None:
+        self._settings = settings
+        self._topology_mode = rabbitmq.topology
+        self._scheme = scheme
+        self._secrets = secrets
+        self._keys: list[bytes] = []
+        self._publisher = publisher
+        self._metrics = metrics
+        self._in_flight = 0
+        self._recent = RecentEvents(settings.repeat_window)
+        self.read_secrets()
+        metrics.http_in_flight.set_function(lambda: self._in_flight)
+
+    def read_secrets(self) -> None:
+        """Take the secrets as they are now, after a change of their files."""
+        self._keys = [decode_secret(self._scheme, secret.current) for secret in self._secrets]
+
+    async def serve(self, connection: aio_pika.Connection) -> None:
+        """Declare the topology and publish on this connection; `Link.run` calls it."""
+        needed = topology.webhook_topology(self._settings)
+        await topology.ensure(connection, needed, self._topology_mode)
+        await self._publisher.serve(connection)
+
+    def app(self) -> Starlette:
+        """Make the application of the public port: one route, no middleware."""
+        app = Starlette(
+            routes=[Route(self._settings.path, self._receive, methods=["POST"])],
+            exception_handlers={404: self._refuse_path, 405: self._refuse_method},
+        )
+        # A redirect would be followed by nobody, and it is not the path that was agreed on.
+        app.router.redirect_slashes = False
+        return app
+
+    # The straight line
+
+    async def _accept(self, request: Request) -> tuple[Event, str]:
+        """Return the event and its outcome when 200 is the truth; raise _Refusal otherwise."""
+        body = await self._read(request)
+        verified = self._verify(request, body)
+        event = self._name(body, verified)
+        is_new = await self._publish(request, event)
+        return event, _outcome(event, is_new=is_new)
+
+    async def _read(self, request: Request) -> bytes:
+        """Read the raw body, counted while it comes in, inside its deadline."""
+        limit = self._settings.max_body_bytes
+        if int(request.headers.get("content-length", 0)) > limit:
+            raise _too_large(limit)
+        chunks, size = [], 0
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_seconds):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > limit:
+                        raise _too_large(limit)
+                    chunks.append(chunk)
+        except TimeoutError:
+            answer = problem(408, "the body did not arrive in time", Connection="close")
+            raise _Refusal(answer, "incomplete") from None
+        except ClientDisconnect:
+            raise _Refusal(Response(status_code=400), "incomplete") from None
+        self._metrics.http_size.labels(self._settings.path).observe(size)
+        return b"".join(chunks)
+
+    def _verify(self, request: Request, body: bytes) -> Verified:
+        query: bytes = request.scope["query_string"]
+        now = time.time()
+        try:
+            verified = verify(
+                self._scheme, self._keys, request.headers.raw, body, now=now, query=query
+            )
+        except InvalidSignatureError as error:
+            self._metrics.verifications.labels(error.fault, "none").inc()
+            answer = problem(401, "the signature is not valid")
+            raise _Refusal(answer, "invalid_signature", error.fault) from None
+        key = "current" if verified.key_index == 0 else "previous"
+        self._metrics.verifications.labels("valid", key).inc()
+        if verified.timestamp is not None:
+            self._metrics.signature_age.observe(max(0.0, now - verified.timestamp))
+        return verified
+
+    def _name(self, body: bytes, verified: Verified) -> Event:
+        document = _parse(body)
+        kind = document.get("type") if isinstance(document, dict) else None
+        event_id = verified.event_id or find_id(document, self._settings.event_id_pointers)
+        return Event(
+            body=body,
+            type=kind if isinstance(kind, str) else None,
+            sha256=hashlib.sha256(body).hexdigest(),
+            event_id=event_id,
+            signed_at=verified.timestamp,
+        )
+
+    async def _publish(self, request: Request, event: Event) -> bool:
+        """Publish an event unless it was before; return whether it was new."""
+        budget = self._settings.response_timeout_seconds - ANSWER_SECONDS
+        try:
+            async with asyncio.timeout(budget):
+                return await self._recent.once(
+                    event.repeat_key,
+                    lambda: self._publisher.publish(
+                        event.body,
+                        exchange=self._settings.exchange,
+                        routing_key=event.routing_key,
+                        properties=_properties(event, request),
+                        timeout_seconds=budget,
+                    ),
+                )
+        except (PublishError, TimeoutError) as error:
+            why = str(error) if isinstance(error, PublishError) else "no confirm in time"
+            raise _Refusal(_try_later(), "publish_failed", why) from None
+
+    # The answers around it
+
+    async def _receive(self, request: Request) -> Response:
+        started = time.perf_counter()
+        self._in_flight += 1
+        event: Event | None = None
+        try:
+            if self._in_flight > self._settings.max_in_flight:
+                raise _Refusal(_try_later(), "overloaded")  # noqa: TRY301  as all refusals
+            event, outcome = await self._accept(request)
+            why, response = None, Response(status_code=200)
+        except _Refusal as refusal:
+            outcome, why, response = refusal.outcome, refusal.why, refusal.response
+        except Exception:
+            log.exception("internal_error")
+            outcome, why, response = "publish_failed", "internal_error", _try_later()
+        finally:
+            self._in_flight -= 1
+        seconds = time.perf_counter() - started
+        self._count_event(event, outcome)
+        self._count_request(self._settings.path, request, response, seconds)
+        self._log(event, outcome, why, response, seconds)
+        return response
+
+    async def _refuse_path(self, request: Request, _error: Exception) -> Response:
+        response = problem(404, "nothing is here")
+        self._count_request("unmatched", request, response, 0)
+        return response
+
+    async def _refuse_method(self, request: Request, _error: Exception) -> Response:
+        response = problem(405, "only POST", Allow="POST")
+        self._count_request(self._settings.path, request, response, 0)
+        return response
+
+    def _count_request(
+        self, route: str, request: Request, response: Response, seconds: float
+    ) -> None:
+        method = "POST" if request.method == "POST" else "other"
+        self._metrics.http_requests.labels(route, method, str(response.status_code)).inc()
+        self._metrics.http_duration.labels(route).observe(seconds)
+
+    def _count_event(self, event: Event | None, outcome: str) -> None:
+        kind = "unknown" if event is None else self._label(event)
+        self._metrics.events.labels(kind, outcome).inc()
+        if event is not None and outcome in {"published", "unparsed"}:
+            now = time.time()
+            self._metrics.last_event.labels(kind).set(now)
+            if event.signed_at is not None:
+                self._metrics.event_lag.labels(kind).observe(max(0.0, now - event.signed_at))
+
+    def _label(self, event: Event) -> str:
+        return event.type if event.type in self._metrics.event_types and event.type else OTHER
+
+    def _log(
+        self, event: Event | None, outcome: str, why: str | None, response: Response, seconds: float
+    ) -> None:
+        log.info(
+            "webhook",
+            extra=facts(
+                outcome=outcome,
+                why=why,
+                status=response.status_code,
+                type=None if event is None else event.routing_key,
+                event_id=None if event is None else event.event_id,
+                bytes=None if event is None else len(event.body),
+                seconds=round(seconds, 4),
+            ),
+        )
+
+
+class RecentEvents:
+    """Lets an event through once: repeats wait for the first, and are remembered for a while.
+
+    Bounded in number and time. An event without a key is let through each time.
+    """
+
+    def __init__(self, window_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._window_seconds = window_seconds
+        self._clock = clock
+        self._in_flight: dict[object, asyncio.Future[bool]] = {}
+        self._published: OrderedDict[object, float] = OrderedDict()
+
+    async def once(self, key: object, publish: Callable[[], Any]) -> bool:
+        """Await `publish()` unless it was done for this key; return whether it was done now."""
+        if key is None:
+            await publish()
+            return True
+        while (earlier := self._in_flight.get(key)) is not None:
+            if await asyncio.shield(earlier):
+                return False
+        now = self._clock()
+        if now - self._published.get(key, now - self._window_seconds) < self._window_seconds:
+            return False
+        await self._first(key, publish)
+        return True
+
+    async def _first(self, key: object, publish: Callable[[], Any]) -> None:
+        done = self._in_flight[key] = asyncio.get_running_loop().create_future()
+        try:
+            await publish()
+            self._remember(key)
+        finally:
+            del self._in_flight[key]
+            done.set_result(key in self._published)
+
+    def _remember(self, key: object) -> None:
+        now = self._clock()
+        self._published[key] = now
+        self._published.move_to_end(key)
+        while len(self._published) > MAX_RECENT_EVENTS or (
+            now - next(iter(self._published.values())) >= self._window_seconds
+        ):
+            self._published.popitem(last=False)
+
+
+def _outcome(event: Event, *, is_new: bool) -> str:
+    if not is_new:
+        return "duplicate"
+    return "unparsed" if event.type is None else "published"
+
+
+def _too_large(limit: int) -> _Refusal:
+    title = f"the body is larger than {limit} bytes"
+    return _Refusal(problem(413, title, Connection="close"), "too_large")
+
+
+def _try_later() -> Response:
+    return problem(503, "try again later", Retry_After=str(RETRY_AFTER_SECONDS))
+
+
+def _parse(body: bytes) -> Any:  # noqa: ANN401  JSON
+    try:
+        return json.loads(body.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _properties(event: Event, request: Request) -> Properties:
+    headers: dict[str, Any] = {BODY_SHA256: event.sha256}
+    if event.event_id is not None:
+        headers[EVENT_ID] = event.event_id
+    given = request.headers
+    headers |= dict(read_trace(given.get("traceparent"), given.get("tracestate")))
+    return Properties(
+        content_type="application/json",
+        content_encoding=_short(given.get("content-encoding")),
+        delivery_mode=2,
+        message_type=_short(event.type),
+        timestamp=datetime.now(UTC),
+        # Unique for each publish: a confirm is matched by it.
+        message_id=uuid.uuid4().hex,
+        headers=headers,
+    )
+
+
+def _short(text: str | None) -> str | None:
+    """Cut a text to what fits an AMQP short string, at a whole character."""
+    if text is None:
+        return None
+    encoded = text.encode("utf-8", "replace")[:MAX_TYPE_BYTES]
+    return encoded.decode("utf-8", "ignore")

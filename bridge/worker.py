@@ -1,0 +1,347 @@
+"""From the queue to the SMS API: consume, parse, pace, send, settle.
+
+`Worker._process` is the whole line. Each delivery runs in a task of ours.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import aio_pika
+
+from bridge import topology
+from bridge.config import RabbitMQSettings, WorkerSettings
+from bridge.consumer import Consumer
+from bridge.delivery import Delivery
+from bridge.envelope import read_envelope
+from bridge.errors import BrokerError, InvalidMessageError
+from bridge.fates import Answer, Dead, Fate, Outcome, Policy, Retried, Sent, decide, put_off
+from bridge.ledger import Decision, Entry, Ledger, entry_of
+from bridge.logs import facts
+from bridge.metrics import WorkerMetrics
+from bridge.models import SendRequest, count_segments, parse_request
+from bridge.pace import MAX_HOLD_SECONDS, Pace
+from bridge.publisher import Publisher
+from bridge.sender import Sender
+from bridge.settle import Settler, count_attempt
+
+log = logging.getLogger(__name__)
+
+STATS_SECONDS: Final = 15.0
+
+
+class Worker:
+    """Takes send requests from the queue and settles each of them."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        rabbitmq: RabbitMQSettings,
+        *,
+        sender: Sender,
+        pace: Pace,
+        publisher: Publisher,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._settings = settings
+        self._topology_mode = rabbitmq.topology
+        self._policy = Policy(
+            max_attempts=settings.max_attempts,
+            max_uncertain_attempts=settings.max_uncertain_attempts,
+            retry_delays_seconds=settings.retry_delays,
+        )
+        self._sender = sender
+        self._pace = pace
+        self._metrics = metrics
+        self._settler = Settler(settings, publisher, metrics)
+        self._ledger = Ledger()
+        self._lanes: dict[str, _Lane] = {}
+        self._tasks: dict[asyncio.Task[None], Delivery] = {}
+        self._stopping = False
+        self.consumer = Consumer(
+            settings.queue,
+            prefetch=self._prefetch,
+            changed=pace.changed,
+            take=self._take,
+            metrics=metrics,
+        )
+        metrics.concurrency_limit.labels(settings.queue).set(settings.concurrency)
+        metrics.in_progress.labels(settings.queue).set_function(lambda: len(self._tasks))
+        metrics.oldest_held.labels(settings.queue).set_function(self._oldest_held)
+
+    # The straight line
+
+    async def _process(self, delivery: Delivery) -> None:
+        entry = entry_of(delivery.envelope, delivery.body)
+        if not await self._claim(delivery, entry):
+            await self._settler.ack(delivery, None)
+            return
+        decision = self._ledger.recall(entry)
+        try:
+            decision = decision or await self._work(delivery)
+            delivery.envelope = decision.envelope
+            await self._settler.replace(delivery, decision.outcome)
+        except BaseException:
+            self._ledger.release(entry, decision)
+            raise
+        acked = await self._settler.ack(delivery, decision.outcome)
+        self._ledger.settle(entry, sent=isinstance(decision.outcome, Sent), acked=acked)
+
+    async def _claim(self, delivery: Delivery, entry: Entry) -> bool:
+        with delivery.waits():
+            return await self._ledger.claim(entry, redelivered=delivery.redelivered)
+
+    async def _work(self, delivery: Delivery) -> Decision:
+        """Parse, pace and send; whatever is wrong with the message becomes an outcome."""
+        try:
+            delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
+            request = parse_request(delivery.body, self._settings)
+            async with self._lane(delivery, request):
+                outcome = await self._send(delivery, request)
+        except InvalidMessageError as error:
+            outcome = Dead(reason="invalid", detail=str(error))
+        except BrokerError:
+            raise
+        except Exception as error:  # a bug of ours must not hold the message for ever
+            log.exception("internal_error", extra=facts(message_id=delivery.envelope.key))
+            name = type(error).__name__
+            outcome = Dead(reason="internal_error", detail=f"a bug in the bridge: {name}")
+        finally:
+            self._pace.release_probe(delivery)
+        return Decision(delivery.envelope, outcome)
+
+    async def _send(self, delivery: Delivery, request: SendRequest) -> Outcome:
+        """Post until there is an outcome; only a slow-down, or being the probe, repeats it here."""
+        while True:
+            if (ended := await self._wait_for_turn(delivery, request)) is not None:
+                return ended
+            answer = await self._sender.send(request, delivery.envelope)
+            self._pace.note(answer)
+            if (outcome := self._judge(delivery, answer)) is not None:
+                self._count_acceptance(delivery, request, outcome)
+                return outcome
+
+    async def _wait_for_turn(self, delivery: Delivery, request: SendRequest) -> Outcome | None:
+        """Wait until it may go; return an outcome when it must not go, or not yet."""
+        if self._stopping:
+            raise BrokerError("the worker stops")
+        with delivery.waits():
+            if (ended := await self._wait_until_due(delivery)) is not None:
+                return ended
+            if self._pace.paused:
+                if not self._pace.claim_probe(delivery):
+                    return put_off(_paused(self._pace), self._policy)
+                await self._pace.wait_before_probe()
+            await self._pace.turn(request.sender or "")
+        if delivery.is_stale:
+            raise BrokerError("the channel is gone")
+        return self._expired(delivery)
+
+    # What an answer means for this delivery
+
+    def _judge(self, delivery: Delivery, answer: Answer) -> Outcome | None:
+        """Return the outcome, or None when this delivery is to try again from here."""
+        in_doubt = answer.fate in {Fate.SETUP, Fate.SLOW_DOWN} or answer.counts_as_outage
+        if self._pace.paused and in_doubt:
+            return self._judge_in_pause(delivery, answer)
+        if answer.fate is Fate.SLOW_DOWN:
+            return self._put_off_when_held_too_long(delivery, answer)
+        if self._pace.is_probe(delivery):
+            # Whatever else the service says, it speaks about messages again.
+            self._pace.resume()
+        return self._decide(delivery, answer)
+
+    def _judge_in_pause(self, delivery: Delivery, answer: Answer) -> Outcome | None:
+        """Only the probe tries on, and only in an outage does it burn attempts."""
+        if not self._pace.claim_probe(delivery):
+            return put_off(answer, self._policy)
+        if answer.counts_as_outage:
+            outcome = self._decide(delivery, answer)
+            if not isinstance(outcome, Retried):
+                return outcome
+            delivery.envelope = count_attempt(delivery.envelope, outcome)
+        return self._put_off_when_held_too_long(delivery, answer)
+
+    def _put_off_when_held_too_long(self, delivery: Delivery, answer: Answer) -> Retried | None:
+        too_long = delivery.held_seconds > MAX_HOLD_SECONDS
+        return put_off(answer, self._policy) if too_long else None
+
+    def _decide(self, delivery: Delivery, answer: Answer) -> Outcome:
+        envelope = delivery.envelope
+        return decide(
+            answer,
+            self._policy,
+            attempts=envelope.attempts,
+            uncertain_attempts=envelope.uncertain_attempts,
+            park=(envelope.on_uncertain or self._settings.on_uncertain) == "park",
+        )
+
+    def _count_acceptance(self, delivery: Delivery, request: SendRequest, outcome: Outcome) -> None:
+        if not isinstance(outcome, Sent):
+            return
+        encoding, count = count_segments(request.text)
+        self._metrics.segments.labels(encoding).inc(count)
+        queue, now = self._settings.queue, time.time()
+        self._metrics.last_sent.labels(queue).set(now)
+        if delivery.envelope.published_at is not None:
+            age = max(0.0, now - delivery.envelope.published_at)
+            self._metrics.acceptance_latency.labels(queue).observe(age)
+
+    # When a message may go
+
+    async def _wait_until_due(self, delivery: Delivery) -> Outcome | None:
+        """Wait for a moment that is near; one that is far is waited for on the ladder."""
+        if (expired := self._expired(delivery)) is not None:
+            return expired
+        not_before = delivery.envelope.not_before
+        remaining = 0.0 if not_before is None else not_before - time.time()
+        steps = [step for step in self._settings.retry_delays if step <= remaining]
+        if steps:
+            detail = "its time has not come"
+            return Retried(reason="not_before", delay_seconds=steps[-1], detail=detail)
+        await asyncio.sleep(max(0.0, remaining))
+        return None
+
+    def _expired(self, delivery: Delivery) -> Dead | None:
+        now, envelope, max_age = time.time(), delivery.envelope, self._settings.max_age
+        if envelope.expires_at is not None and now >= envelope.expires_at:
+            return Dead(reason="expired", detail="its own expiry has passed")
+        if max_age is not None and now - envelope.age_starts_at >= max_age:
+            return Dead(reason="expired", detail="older than worker.max_age")
+        return None
+
+    @asynccontextmanager
+    async def _lane(self, delivery: Delivery, request: SendRequest) -> AsyncIterator[None]:
+        """Let one delivery of an ordering key through at a time, in the order of arrival."""
+        if self._settings.ordering == "none":
+            yield
+            return
+        key = delivery.envelope.ordering_key or request.to
+        lane = self._lanes.setdefault(key, _Lane())
+        lane.users += 1
+        try:
+            with delivery.waits():
+                await lane.lock.acquire()
+            try:
+                yield
+            finally:
+                lane.lock.release()
+        finally:
+            lane.users -= 1
+            if not lane.users:
+                del self._lanes[key]
+
+    # Taking and giving back
+
+    async def serve(self, connection: aio_pika.Connection) -> None:
+        """Declare the topology and consume on this connection; `Link.run` calls it."""
+        needed = topology.worker_topology(self._settings)
+        await topology.ensure(connection, needed, self._topology_mode)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._watch_queues(connection))
+                await self.consumer.serve(connection)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            self._ledger.connection_lost()
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Take nothing more, finish what is being sent, give the rest back.
+
+        Returns False when deliveries had to be cut off after `timeout_seconds`.
+        """
+        self._stopping = True
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self.consumer.stop()
+        except TimeoutError:
+            log.warning("drain_without_broker")
+        for task, delivery in list(self._tasks.items()):
+            if delivery.is_waiting:
+                task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=max(0.0, deadline - time.monotonic()))
+        cut_off = list(self._tasks)
+        for task in cut_off:
+            task.cancel()
+        await asyncio.gather(*cut_off, return_exceptions=True)
+        return not cut_off
+
+    async def aclose(self) -> None:
+        """Close the connections to the API."""
+        await self._sender.aclose()
+
+    def _prefetch(self) -> int:
+        if self._pace.paused:
+            return 1 if self._pace.needs_probe else 0
+        return self._pace.most_held(self._settings.concurrency)
+
+    def _take(self, delivery: Delivery) -> None:
+        self._count_received(delivery)
+        task = asyncio.get_running_loop().create_task(self._run(delivery))
+        self._tasks[task] = delivery
+        task.add_done_callback(self._tasks.pop)
+
+    async def _run(self, delivery: Delivery) -> None:
+        """Process a delivery; nothing that it raises leaves the task."""
+        try:
+            await self._process(delivery)
+        except (BrokerError, asyncio.CancelledError):
+            # Unacked: the broker delivers it again, at the latest when the channel closes.
+            self._settler.release(delivery)
+        except Exception:
+            log.exception("internal_error", extra=facts(message_id=delivery.envelope.key))
+            self._settler.release(delivery)
+
+    def _count_received(self, delivery: Delivery) -> None:
+        queue, now = self._settings.queue, time.time()
+        self._metrics.received.labels(queue, "true" if delivery.redelivered else "false").inc()
+        self._metrics.last_delivery.labels(queue).set(now)
+        if delivery.redelivered or delivery.envelope.copies:
+            return
+        if delivery.envelope.published_at is None:
+            self._metrics.without_timestamp.labels(queue).inc()
+        else:
+            age = max(0.0, now - delivery.envelope.published_at)
+            self._metrics.queue_age.labels(queue).observe(age)
+
+    def _oldest_held(self) -> float:
+        envelopes = [delivery.envelope for delivery in self._tasks.values()]
+        return min((envelope.age_starts_at for envelope in envelopes), default=0.0)
+
+    async def _watch_queues(self, connection: aio_pika.Connection) -> None:
+        """Read the lengths of our queues now and then, on channels of their own."""
+        names = {
+            self._settings.queue: "main",
+            topology.dead_queue(self._settings.queue): "dead_letter",
+        }
+        for delay in self._settings.retry_delays:
+            names[topology.retry_queue(self._settings.queue, delay)] = "retry"
+        while True:
+            for name, role in names.items():
+                sizes = await topology.read_queue(connection, name)
+                if sizes is None:
+                    continue
+                self._metrics.queue_ready.labels(name, role).set(sizes.ready)
+                if role == "main":
+                    self._metrics.queue_consumers.labels(name).set(sizes.consumers)
+                    self._pace.share_with(sizes.consumers)
+            self._metrics.queue_stats_timestamp.set(time.time())
+            await asyncio.sleep(STATS_SECONDS)
+
+
+class _Lane:
+    """The queue of deliveries that share an ordering key."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.users = 0
+
+
+def _paused(pace: Pace) -> Answer:
+    return Answer(fate=Fate.SETUP, result="rejected", detail=f"the worker is paused: {pace.paused}")

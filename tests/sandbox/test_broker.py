@@ -1,0 +1,153 @@
+"""A private RabbitMQ: it answers, keeps durable messages over a kill, and is gone at exit."""
+
+import asyncio
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import aio_pika
+import pytest
+
+from bridge.errors import BrokerError
+from bridge.sandbox import broker as module
+from bridge.sandbox.broker import URL_VARIABLE, Broker, find_broker, private_broker
+
+QUEUE = "kept"
+DEADLINE_SECONDS = 10
+
+
+@dataclass
+class Life:
+    """What was seen of one broker, from its start to its exit."""
+
+    found: str | None
+    version: str
+    survivor: bytes
+    pids: tuple[int, int]
+    answered_while_paused: bool
+    answers_after_exit: bool
+    groups_after_exit: list[int]
+    folder_left: bool
+
+
+@pytest.fixture(scope="module")
+def life() -> Life:
+    """Run one broker through a kill and a pause."""
+    with private_broker() as broker:
+        groups = [broker.pid, _pid_of_epmd(broker)]
+        found = find_broker({URL_VARIABLE: broker.url})
+        version = broker.ctl("eval", "rabbit_misc:version().").strip('"\n')
+        asyncio.run(_publish(broker.url, b"durable"))
+        broker.flush()
+        broker.kill()
+        broker.start()
+        survivor = asyncio.run(_get(broker.url))
+        groups.append(broker.pid)
+        broker.pause()
+        answered_while_paused = find_broker({URL_VARIABLE: broker.url}) is not None
+        broker.resume()
+    return Life(
+        found=found,
+        version=version,
+        survivor=survivor,
+        pids=(groups[0], groups[2]),
+        answered_while_paused=answered_while_paused,
+        answers_after_exit=find_broker({URL_VARIABLE: broker.url}) is not None,
+        groups_after_exit=[group for group in groups if _runs(group)],
+        folder_left=broker._folder.exists(),
+    )
+
+
+def _pid_of_epmd(broker: Broker) -> int:
+    assert broker._epmd is not None
+    return broker._epmd.pid
+
+
+def _runs(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def _publish(url: str, body: bytes) -> None:
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        await aio_pika.connect(url) as connection,
+        connection.channel() as channel,
+    ):
+        await channel.declare_queue(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
+        message = aio_pika.Message(body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+        await channel.default_exchange.publish(message, QUEUE)
+
+
+async def _get(url: str) -> bytes:
+    async with (
+        asyncio.timeout(DEADLINE_SECONDS),
+        await aio_pika.connect(url) as connection,
+        connection.channel() as channel,
+    ):
+        queue = await channel.get_queue(QUEUE)
+        async with queue.iterator(no_ack=True) as messages:
+            async for message in messages:
+                return message.body
+    raise AssertionError
+
+
+def test_answers_an_amqp_handshake(life: Life) -> None:
+    """The broker that was started is found by the URL it names."""
+    assert life.found is not None
+    assert life.found.startswith("amqp://guest:guest@127.0.0.1:")
+
+
+def test_runs_the_control_tool_on_its_own_node(life: Life) -> None:
+    """The control tool reaches the private node and returns what it prints."""
+    assert tuple(int(part) for part in life.version.split(".")[:2]) >= (3, 10)
+
+
+def test_keeps_durable_messages_over_a_kill(life: Life) -> None:
+    """A persistent message is there after SIGKILL and a new start, in a new process."""
+    assert life.survivor == b"durable"
+    assert life.pids[0] != life.pids[1]
+
+
+def test_a_paused_broker_does_not_answer(life: Life) -> None:
+    """A frozen broker takes connections and says nothing."""
+    assert not life.answered_while_paused
+
+
+def test_leaves_nothing_behind(life: Life) -> None:
+    """After the exit no process, no open port and no folder is left."""
+    assert not life.answers_after_exit
+    assert life.groups_after_exit == []
+    assert not life.folder_left
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "   ", "not a url", "amqp://127.0.0.1:1/", "amqps://127.0.0.1:1/", "[", '["amqp://["]'],
+)
+def test_finds_no_broker(value: str) -> None:
+    """A setting that is missing, broken or answered by nobody names no broker."""
+    assert find_broker({URL_VARIABLE: value}) is None
+
+
+def test_finds_no_broker_where_nobody_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that takes connections and is silent is no broker."""
+    monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        assert find_broker({URL_VARIABLE: f"amqp://127.0.0.1:{port}/"}) is None
+
+
+def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a server program the error is one sentence that says what to do."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(module, "_PACKAGE_FOLDERS", ())
+
+    advice = r"apt-get install rabbitmq-server.*" + URL_VARIABLE
+    with pytest.raises(BrokerError, match=advice), private_broker():
+        pass
