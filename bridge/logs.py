@@ -43,9 +43,9 @@ def configure_logging(
     handler.addFilter(counted)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # At DEBUG these write whole frames, bodies included, into the message itself.
-    for name in ("aiormq", "aio_pika", "asyncio", "uvicorn"):
+    for name in ("aiormq", "aio_pika", "asyncio"):
         logging.getLogger(name).setLevel(max(logging.getLevelName(level.upper()), logging.INFO))
-    for name in ("httpx", "httpcore", "uvicorn.access"):
+    for name in ("httpx", "httpcore", "uvicorn"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

@@ -15,7 +15,7 @@ import ssl
 import time
 from collections import deque
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import httptools
 import httpx
@@ -186,8 +186,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Remember the transport."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  TCP and TLS are
-        self._transport = transport
+        # uvloop's transports are none of asyncio's classes.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; bytes that nobody waits for end the connection."""

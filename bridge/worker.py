@@ -144,8 +144,7 @@ class Worker:
 
     def _judge(self, delivery: Delivery, answer: Answer) -> Outcome | None:
         """Return the outcome, or None when this delivery is to try again from here."""
-        in_doubt = answer.fate in {Fate.SETUP, Fate.SLOW_DOWN} or answer.counts_as_outage
-        if self._pace.paused and in_doubt:
+        if self._pace.paused and self._is_about_the_pause(delivery, answer):
             return self._judge_in_pause(delivery, answer)
         if answer.fate is Fate.SLOW_DOWN:
             return self._put_off_when_held_too_long(delivery, answer)
@@ -153,6 +152,13 @@ class Worker:
             # Whatever else the service says, it speaks about messages again.
             self._pace.resume()
         return self._decide(delivery, answer)
+
+    def _is_about_the_pause(self, delivery: Delivery, answer: Answer) -> bool:
+        if answer.fate in {Fate.SETUP, Fate.SLOW_DOWN}:
+            return True
+        if answer.fate is Fate.UNCERTAIN and self._parks(delivery):
+            return False
+        return self._pace.paused == "outage" and answer.counts_as_outage
 
     def _judge_in_pause(self, delivery: Delivery, answer: Answer) -> Outcome | None:
         """Only the probe tries on, and only in an outage does it burn attempts."""
@@ -176,8 +182,12 @@ class Worker:
             self._policy,
             attempts=envelope.attempts,
             uncertain_attempts=envelope.uncertain_attempts,
-            park=(envelope.on_uncertain or self._settings.on_uncertain) == "park",
+            park=self._parks(delivery),
         )
+
+    def _parks(self, delivery: Delivery) -> bool:
+        """Whether this message must not be repeated once it may have been sent."""
+        return (delivery.envelope.on_uncertain or self._settings.on_uncertain) == "park"
 
     def _count_acceptance(self, delivery: Delivery, request: SendRequest, outcome: Outcome) -> None:
         if not isinstance(outcome, Sent):
