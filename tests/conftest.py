@@ -1,0 +1,26 @@
+"""What all tests share: the event loop, and one private RabbitMQ for those that ask for it."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bridge.sandbox.broker import private_broker
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    """Run async tests on the event loop that the roles run on."""
+    return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture(scope="session")
+def amqp_url() -> Iterator[str]:
+    """Give the URL of a real RabbitMQ: SMS_BRIDGE_TEST_AMQP_URL, else a private one."""
+    url = os.environ.get("SMS_BRIDGE_TEST_AMQP_URL")
+    if url:
+        yield url
+        return
+    with private_broker() as broker:
+        yield broker.url
