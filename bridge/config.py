@@ -72,7 +72,7 @@ def _parse_url(value: str, example: str) -> URL:
         raise ValueError(f"is not a URL like {example}") from None
 
 
-def _base_url(value: str) -> str:
+def _http_url(value: str) -> str:
     url = _parse_url(value, "https://api.example.com")
     if url.scheme not in {"http", "https"} or not url.host:
         raise ValueError("must look like https://api.example.com")
@@ -81,6 +81,10 @@ def _base_url(value: str) -> str:
         raise ValueError("must not hold a user or password; the API key goes in sms_api.key_file")
     if url.query_string or url.fragment:
         raise ValueError("must not hold a query or a fragment")
+    return value
+
+
+def _without_slash(value: str) -> str:
     return value.rstrip("/")
 
 
@@ -170,7 +174,9 @@ class RabbitMQSettings(_Section):
 class SmsApiSettings(_Section):
     """The SMS service's REST API."""
 
-    base_url: Annotated[str, AfterValidator(_base_url)] | None = None
+    base_url: Annotated[str, AfterValidator(_http_url), AfterValidator(_without_slash)] | None = (
+        None
+    )
     key: Secret | None = None
     key_file: Path | None = None
     timeout_seconds: Duration = 20
@@ -269,7 +275,7 @@ class WebhookSettings(_Section):
     )
     repeat_window: Duration = 600
     event_types: Annotated[tuple[Name, ...], List, Field(max_length=20)] = ("message.received",)
-    public_url: Annotated[str, AfterValidator(_base_url)] | None = None
+    public_url: Annotated[str, AfterValidator(_http_url)] | None = None
     max_body_bytes: Annotated[int, Field(ge=1, le=16 * 1024 * 1024)] = 262144
     max_in_flight: Annotated[int, Field(ge=1, le=100_000)] = 512
     response_timeout_seconds: Duration = 2.5
@@ -295,7 +301,7 @@ class LogSettings(_Section):
 class TracingSettings(_Section):
     """Where spans go. W3C trace headers are passed on with tracing on or off."""
 
-    otlp_endpoint: Annotated[str, AfterValidator(_base_url)] | None = None
+    otlp_endpoint: Annotated[str, AfterValidator(_http_url)] | None = None
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
 
 

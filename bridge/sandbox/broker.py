@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import secrets
 import shutil
 import signal
@@ -18,7 +17,7 @@ from pathlib import Path
 from yarl import URL
 
 from bridge.errors import BrokerError
-from bridge.sandbox.processes import Child, Guard, guarded, wait_until
+from bridge.sandbox.processes import Child, Guard, accepts, free_ports, guarded, wait_until
 
 URL_VARIABLE = "SMS_BRIDGE_RABBITMQ__URL"
 
@@ -26,11 +25,6 @@ START_SECONDS = 90
 STOP_SECONDS = 30
 HANDSHAKE_SECONDS = 3
 CTL_SECONDS = 60
-
-# Below every system's range for outgoing connections: a client that tries again and again to
-# reach a port of that range while the server is down can be given the same port for its own
-# end, connects to itself, and the server finds its port taken.
-_PORTS = range(20_000, 32_000)
 
 _PACKAGE_FOLDERS = (
     "/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin",
@@ -52,7 +46,7 @@ class Broker:
         self._scripts = find_scripts()
         self._folder = folder
         self._guard = guard
-        self._port, distribution, self._epmd_port, management_port = _free_ports(4)
+        self._port, distribution, self._epmd_port, management_port = free_ports(4)
         self.url = f"amqp://guest:guest@127.0.0.1:{self._port}/"
         self.management_url = f"http://127.0.0.1:{management_port}" if management else None
         self._node = f"sms-bridge-{secrets.token_hex(4)}@localhost"
@@ -145,7 +139,7 @@ class Broker:
             environ=self._environ,
         )
         if not wait_until(
-            lambda: _accepts(self._epmd_port),
+            lambda: accepts(self._epmd_port),
             seconds=START_SECONDS,
             running=lambda: child.exit_code is None,
         ):
@@ -232,26 +226,6 @@ def _serves(url: str) -> bool:
             return bool(answer.status == 200)  # noqa: PLR2004
     except OSError:
         return False
-
-
-def _accepts(port: int) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), HANDSHAKE_SECONDS):
-            return True
-    except OSError:
-        return False
-
-
-def _free_ports(count: int) -> list[int]:
-    ports: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
-        with socket.socket() as probe, suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise BrokerError("No free port is left on 127.0.0.1.")
 
 
 def find_scripts() -> Path:

@@ -1,14 +1,24 @@
 """Child processes that never outlive us: started in groups of their own, ended by id."""
 
 import os
+import random
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from bridge.errors import BridgeError
+
 POLL_SECONDS = 0.05
+CONNECT_SECONDS = 3
+
+# Below every system's range for outgoing connections: a client that tries again and again to
+# reach a port of that range while the server is down can be given the same port for its own
+# end, connects to itself, and the server finds its port taken.
+_PORTS = range(20_000, 32_000)
 
 # Reads the groups to end, a line for each change, and ends those of the last line when our end
 # of the pipe is gone, whatever became of us.
@@ -131,3 +141,25 @@ def wait_until(
             return False
         time.sleep(POLL_SECONDS)
     return True
+
+
+def accepts(port: int) -> bool:
+    """Say whether something listens on a port of this computer."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), CONNECT_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def free_ports(count: int) -> list[int]:
+    """Find ports on 127.0.0.1 that nobody uses, and that no outgoing connection will be given."""
+    ports: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise BridgeError("No free port is left on 127.0.0.1.")

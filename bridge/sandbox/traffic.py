@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,8 @@ T = TypeVar("T")
 
 SENT: Final = "sent"
 SENDER: Final = "Demo"
+
+MARKER: Final = re.compile(r"demo-[0-9a-f]+-[0-9]{5,}")
 
 # Numbers that nobody has. Ordinary messages share a few phones, so that the sandbox's page stays
 # readable; a message with a fault has a number of its own, by which the sandbox knows it.
@@ -94,7 +97,8 @@ _ORDINARY: Final = _Kind(0)
 
 def plan_requests(count: int, *, run: str, now: Callable[[], float] = time.time) -> list[Request]:
     """Plan the send requests, all kinds mixed; the same for the same count."""
-    kinds = _mix({kind: kind.share for kind in _KINDS.values()}, 1000, count, rest=_ORDINARY)
+    shares = [(kind, kind.share) for kind in _KINDS.values()]
+    kinds = _mix(shares, 1000, count, rest=_ORDINARY)
     return [_make_request(number, kind, run, now()) for number, kind in enumerate(kinds)]
 
 
@@ -167,13 +171,13 @@ _WEBHOOKS: Final[Mapping[Callable[[str], Webhook], int]] = {
 
 def plan_webhooks(count: int, *, run: str) -> list[Webhook]:
     """Plan the webhooks, genuine ones and forged ones mixed; the same for the same count."""
-    makers = _mix(_WEBHOOKS, 200, count, rest=_reply)
-    return [make(f"demo-{run}-{number:05}.") for number, make in enumerate(makers)]
+    makers = _mix(_WEBHOOKS.items(), 200, count, rest=_reply)
+    return [make(f"demo-{run}-{number:05}") for number, make in enumerate(makers)]
 
 
-def _mix(shares: Mapping[T, int], whole: int, count: int, *, rest: T) -> list[T]:
+def _mix(shares: Iterable[tuple[T, int]], whole: int, count: int, *, rest: T) -> list[T]:
     """Give each its share of the count, at least one, and shuffle."""
-    mixed = [each for each, n in shares.items() for _ in range(max(1, round(n * count / whole)))]
+    mixed = [each for each, n in shares for _ in range(max(1, round(n * count / whole)))]
     mixed += [rest] * (count - len(mixed))
     random.Random(count).shuffle(mixed)
     return mixed
@@ -211,7 +215,9 @@ def check_requests(requests: Sequence[Request], seen: Seen) -> list[str]:
         for request in requests
     ]
     problems = [(problem, request.message_id) for problem, request in found if problem]
-    return _in_lines([*problems, *(("nobody published", name) for name in sorted(strangers))])
+    return _in_lines(
+        [*problems, *(("message that nobody published", name) for name in sorted(strangers))]
+    )
 
 
 def _judge(expected: str, accepted: int, reasons: Sequence[str]) -> str | None:
@@ -239,7 +245,7 @@ def check_webhooks(webhooks: Sequence[Webhook], seen: Seen) -> list[str]:
         )
     ]
     return _in_lines(
-        [*problems, *(("an event of nobody's", m) for m in sorted(events.keys() - known))]
+        [*problems, *(("event that nobody sent", m) for m in sorted(events.keys() - known))]
     )
 
 
