@@ -1,7 +1,8 @@
 """How fast to send and whether at all: rate limits, Retry-After, pause and probe.
 
 A pause means that the fault is not the message's: nothing new is taken, and one delivery is kept
-as the probe that finds out when to go on.
+as the probe that finds out when to go on. While the broker stores nothing, nothing is taken and
+nothing sent either: what becomes of a message could not be written down.
 """
 
 import asyncio
@@ -28,6 +29,9 @@ MAX_OUTAGE_PROBE_SECONDS: Final = 15.0
 FIRST_SLOW_DOWN_SECONDS: Final = 1.0
 MAX_SLOW_DOWN_SECONDS: Final = 60.0
 MAX_SENDERS: Final = 1000
+# After an outage: so many requests a second at first, doubled every second.
+SLOW_START_PER_SECOND: Final = 10.0
+SLOW_START_SECONDS: Final = 10.0
 
 
 class TokenBucket:
@@ -75,12 +79,21 @@ class Pace:
         self._probe: object | None = None
         self._probe_wait_seconds = FIRST_PROBE_SECONDS
         self._nudged = asyncio.Event()
+        self._slow_start: TokenBucket | None = None
+        self._slow_start_at = 0.0
+        self._storing = asyncio.Event()
+        self._storing.set()
         self.changed = asyncio.Event()
 
     @property
     def paused(self) -> PauseReason | None:
         """Why nothing new is taken, or None."""
         return self._reason
+
+    @property
+    def broker_blocked(self) -> bool:
+        """Whether the broker stores nothing now."""
+        return not self._storing.is_set()
 
     @property
     def needs_probe(self) -> bool:
@@ -102,11 +115,12 @@ class Pace:
 
     async def turn(self, sender: str) -> None:
         """Wait until a request of this sender may go; a pause ends the wait for Retry-After."""
+        await self._storing.wait()
         while self._reason is None and (closed := self._gate_opens_at - self._clock()) > 0:
             self._metrics.throttled.labels("retry_after").inc(closed)
             await asyncio.sleep(closed)
-        waits = [bucket.take() for bucket in (self._bucket, self._sender_bucket(sender)) if bucket]
-        if (wait := max(waits, default=0.0)) > 0:
+        buckets = (self._bucket, self._sender_bucket(sender), self._slow_start_bucket())
+        if (wait := max((bucket.take() for bucket in buckets if bucket), default=0.0)) > 0:
             self._metrics.throttled.labels("local_limit").inc(wait)
             await asyncio.sleep(wait)
 
@@ -148,11 +162,31 @@ class Pace:
         if self._reason is None:
             return
         log.info("resumed", extra=facts(reason=self._reason))
+        if self._reason == "outage":
+            self._slow_start = TokenBucket(SLOW_START_PER_SECOND, 1, self._clock)
+            self._slow_start_at = self._clock()
         self._metrics.paused.labels(self._reason).set(0)
         self._reason = self._probe = None
         self._failures = 0
         self._last_accepted_at = self._clock()
         self.changed.set()
+
+    def block(self) -> None:
+        """Take and send nothing until `unblock`: the broker stores nothing."""
+        if self._storing.is_set():
+            self._storing.clear()
+            self._metrics.paused.labels("broker_blocked").set(1)
+            self._metrics.pauses.labels("broker_blocked").inc()
+            log.warning("paused", extra=facts(reason="broker_blocked"))
+            self.changed.set()
+
+    def unblock(self) -> None:
+        """Go on: the broker has stored something."""
+        if not self._storing.is_set():
+            self._storing.set()
+            self._metrics.paused.labels("broker_blocked").set(0)
+            log.info("resumed", extra=facts(reason="broker_blocked"))
+            self.changed.set()
 
     def nudge(self) -> None:
         """Probe at once: something may have been repaired, such as the key."""
@@ -209,6 +243,14 @@ class Pace:
             return None
         share = per_second / self._consumers
         return TokenBucket(share, self._limit.burst or max(1.0, share), self._clock)
+
+    def _slow_start_bucket(self) -> TokenBucket | None:
+        if self._slow_start is not None:
+            seconds = self._clock() - self._slow_start_at
+            self._slow_start.per_second = SLOW_START_PER_SECOND * 2.0**seconds
+            if seconds > SLOW_START_SECONDS:
+                self._slow_start = None
+        return self._slow_start
 
     def _sender_bucket(self, sender: str) -> TokenBucket | None:
         if self._limit.per_sender is None:

@@ -9,6 +9,8 @@ import json
 import logging
 import time
 import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, Literal
@@ -22,6 +24,7 @@ from bridge.errors import BrokerError, PublishError
 from bridge.fates import Dead, Outcome, Retried, Sent
 from bridge.logs import facts
 from bridge.metrics import WorkerMetrics
+from bridge.pace import Pace
 from bridge.publisher import Publisher
 from bridge.topology import dead_queue, retry_queue
 
@@ -35,12 +38,15 @@ class Settler:
     """Gives each delivery its end."""
 
     def __init__(
-        self, settings: WorkerSettings, publisher: Publisher, metrics: WorkerMetrics
+        self, settings: WorkerSettings, *, publisher: Publisher, pace: Pace, metrics: WorkerMetrics
     ) -> None:
         self._queue = settings.queue
         self._outcome_exchange = settings.outcome_exchange
         self._publisher = publisher
+        self._pace = pace
         self._metrics = metrics
+        self._waiting: set[object] = set()
+        self.queue_missing = asyncio.Event()
 
     async def replace(self, delivery: Delivery, outcome: Outcome) -> None:
         """Publish the copy and the outcome event that an outcome asks for; return when confirmed.
@@ -113,21 +119,41 @@ class Settler:
     ) -> None:
         """Publish until it is confirmed; what is `optional` may find no queue that listens."""
         wait = FIRST_WAIT_SECONDS
-        while True:
-            try:
-                await self._publisher.publish(
-                    body, exchange=exchange, routing_key=routing_key, properties=properties
-                )
-            except PublishError as error:
-                if optional and error.fault == "returned":
+        with self._held_up() as note_held_up:
+            while True:
+                try:
+                    await self._publisher.publish(
+                        body, exchange=exchange, routing_key=routing_key, properties=properties
+                    )
+                except PublishError as error:
+                    if optional and error.fault == "returned":
+                        return
+                    note_held_up(error)
+                else:
                     return
-                log.warning("not_stored", extra=facts(fault=error.fault, why=str(error)))
-            else:
-                return
-            if delivery.is_stale:
-                raise BrokerError("the channel is gone")
-            await asyncio.sleep(wait)
-            wait = min(wait * 2, MAX_WAIT_SECONDS)
+                if delivery.is_stale:
+                    raise BrokerError("the channel is gone")
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, MAX_WAIT_SECONDS)
+
+    @contextmanager
+    def _held_up(self) -> Iterator[Callable[[PublishError], None]]:
+        """Keep the worker from taking and sending while any delivery cannot be settled."""
+        waiting = object()
+
+        def note(error: PublishError) -> None:
+            log.warning("not_stored", extra=facts(fault=error.fault, why=str(error)))
+            if error.fault == "returned":
+                self.queue_missing.set()
+            self._waiting.add(waiting)
+            self._pace.block()
+
+        try:
+            yield note
+        finally:
+            self._waiting.discard(waiting)
+            if not self._waiting:
+                self._pace.unblock()
 
     def _report(self, delivery: Delivery, outcome: Outcome | None) -> None:
         if outcome is None:

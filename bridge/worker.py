@@ -31,6 +31,7 @@ from bridge.settle import Settler, count_attempt
 log = logging.getLogger(__name__)
 
 STATS_SECONDS: Final = 15.0
+MEND_SECONDS: Final = 5.0
 
 
 class Worker:
@@ -56,7 +57,7 @@ class Worker:
         self._sender = sender
         self._pace = pace
         self._metrics = metrics
-        self._settler = Settler(settings, publisher, metrics)
+        self._settler = Settler(settings, publisher=publisher, pace=pace, metrics=metrics)
         self._ledger = Ledger()
         self._lanes: dict[str, _Lane] = {}
         self._tasks: dict[asyncio.Task[None], Delivery] = {}
@@ -248,16 +249,29 @@ class Worker:
 
     async def serve(self, connection: aio_pika.Connection) -> None:
         """Declare the topology and consume on this connection; `Link.run` calls it."""
-        needed = topology.worker_topology(self._settings)
-        await topology.ensure(connection, needed, self._topology_mode)
+        await self._ensure_topology(connection)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch_queues(connection))
+                group.create_task(self._mend_topology(connection))
                 await self.consumer.serve(connection)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
             self._ledger.connection_lost()
+
+    async def _ensure_topology(self, connection: aio_pika.Connection) -> None:
+        needed = topology.worker_topology(self._settings)
+        await topology.ensure(connection, needed, self._topology_mode)
+
+    async def _mend_topology(self, connection: aio_pika.Connection) -> None:
+        """Look again when a copy finds no queue: declare it, or say what is missing."""
+        missing = self._settler.queue_missing
+        while True:
+            await missing.wait()
+            await self._ensure_topology(connection)
+            missing.clear()
+            await asyncio.sleep(MEND_SECONDS)
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Take nothing more, finish what is being sent, give the rest back.
@@ -287,6 +301,8 @@ class Worker:
         await self._sender.aclose()
 
     def _prefetch(self) -> int:
+        if self._pace.broker_blocked:
+            return 0
         if self._pace.paused:
             return 1 if self._pace.needs_probe else 0
         return self._pace.most_held(self._settings.concurrency)

@@ -80,6 +80,7 @@ class Child:
         self.name = log.stem
         self.log = log
         self._guard = guard
+        self._is_ended = False
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
@@ -121,9 +122,12 @@ class Child:
 
     def kill(self) -> None:
         """End it and all that it started, at once."""
+        if self._is_ended:
+            return  # its id may be somebody else's by now
         self.signal_group(signal.SIGKILL)
         self._process.wait()
         self._guard.remove(self.pid)
+        self._is_ended = True
 
     def tail(self, lines: int = 15) -> str:
         """Return the end of its output."""

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -93,8 +94,9 @@ class Stage:
         """End everything; return a line for each role that did not end cleanly."""
         for child in self._children.values():
             child.signal(signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_SECONDS
         for child in self._children.values():
-            child.end(grace_seconds=GRACE_SECONDS)
+            child.end(grace_seconds=max(0, deadline - time.monotonic()))
         ended = [self._children[role] for role in ROLES if role in self._children]
         return [f"{c.name} ended with code {c.exit_code}" for c in ended if c.exit_code != 0]
 
@@ -168,7 +170,8 @@ def open_stage() -> Iterator[Stage]:
 @contextmanager
 def _open_place() -> Iterator[Place]:
     others = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-    if find_broker(os.environ) is None:
+    url = find_broker(os.environ)
+    if url is None:
         with private_broker() as broker:
             yield Place(is_private=True, environ={**others, URL_VARIABLE: broker.url}, names={})
         return
@@ -180,7 +183,7 @@ def _open_place() -> Iterator[Place]:
         "WEBHOOK__EXCHANGE": f"{prefix}.inbound",
         "WEBHOOK__QUEUE": f"{prefix}.inbound",
     }
-    yield Place(is_private=False, environ={**others, **login}, names=names)
+    yield Place(is_private=False, environ={**others, **login, URL_VARIABLE: url}, names=names)
 
 
 async def _delete_names(stage: Stage) -> None:

@@ -51,6 +51,7 @@ class Seen:
 
     published: int = 0
     accepted: list[str] = field(default_factory=list)
+    accepted_at: list[float] = field(default_factory=list)
     dead: list[tuple[str, str]] = field(default_factory=list)
     answers: dict[str, list[int | None]] = field(default_factory=dict)
     events: list[tuple[str, str]] = field(default_factory=list)
