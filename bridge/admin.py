@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from bridge.metrics import BridgeMetrics
+from bridge.metrics import BridgeMetrics, Registry
 
 Check = Callable[[], bool]
 MAX_SILENCE_SECONDS: Final = 10.0
@@ -46,7 +45,7 @@ class Health:
         return time.monotonic() - self._last_beat < MAX_SILENCE_SECONDS
 
 
-def admin_app(health: Health, registry: CollectorRegistry) -> Starlette:
+def admin_app(health: Health, registry: Registry) -> Starlette:
     """Make the application of the admin port."""
     return Starlette(
         routes=[
@@ -68,6 +67,6 @@ def _answer(_request: Request, checks: Mapping[str, Check]) -> Response:
     return JSONResponse(body, status_code=200 if healthy else 503)
 
 
-def _expose(request: Request, registry: CollectorRegistry) -> Response:
+def _expose(request: Request, registry: Registry) -> Response:
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     return Response(encode(registry), media_type=content_type)

@@ -11,9 +11,7 @@ from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NoReturn
 
-import httpx
 import uvloop
-from prometheus_client import CollectorRegistry
 
 from bridge import __version__
 from bridge.admin import Health, admin_app
@@ -23,13 +21,13 @@ from bridge.credentials import Credential, check_header_value, read_secret
 from bridge.errors import ConfigError
 from bridge.listener import Listener
 from bridge.logs import configure_logging, facts, log_loop_faults
-from bridge.metrics import BridgeMetrics, WebhookMetrics, WorkerMetrics, new_registry
+from bridge.metrics import BridgeMetrics, Registry, WebhookMetrics, WorkerMetrics, new_registry
 from bridge.pace import Pace
 from bridge.publisher import Publisher
 from bridge.sender import Sender
 from bridge.signature import Scheme, decode_secret, scheme_from
 from bridge.topology import dead_queue, retry_queue
-from bridge.transport import ProxyTransport, Transport, tls_context
+from bridge.transport import open_transport
 from bridge.webhook import Receiver
 from bridge.worker import Worker
 
@@ -146,7 +144,9 @@ class Bridge:
             settings.rabbitmq,
             sender=Sender(
                 settings.sms_api,
-                transport=_transport(settings),
+                transport=open_transport(
+                    settings.sms_api, max_connections=settings.worker.concurrency
+                ),
                 credential=credential,
                 metrics=metrics,
             ),
@@ -295,7 +295,7 @@ class Bridge:
 
 
 def _bridge_metrics(
-    settings: Settings, roles: Collection[Role], registry: CollectorRegistry
+    settings: Settings, roles: Collection[Role], registry: Registry
 ) -> BridgeMetrics:
     return BridgeMetrics(
         registry,
@@ -318,27 +318,6 @@ def _check_broker_secrets(settings: Settings) -> None:
     ):
         if file is not None:
             read_secret(key, file)
-
-
-def _transport(settings: Settings) -> httpx.AsyncBaseTransport:
-    api = settings.sms_api
-    try:
-        tls = tls_context(api.ca_file)
-    except OSError as error:
-        raise ConfigError(f"sms_api.ca_file: cannot be used: {type(error).__name__}") from None
-    if api.proxy is not None:
-        return ProxyTransport(
-            api.proxy.get_secret_value(),
-            timeout_seconds=api.timeout_seconds,
-            connect_timeout_seconds=api.connect_timeout_seconds,
-            tls=tls,
-        )
-    return Transport(
-        timeout_seconds=api.timeout_seconds,
-        connect_timeout_seconds=api.connect_timeout_seconds,
-        max_connections=settings.worker.concurrency,
-        tls=tls,
-    )
 
 
 def api_key(settings: SmsApiSettings) -> Credential:

@@ -76,7 +76,10 @@ PUBLISH_OUTCOMES: Final = ("confirmed", "returned", "nacked", "timeout", "error"
 SECRETS: Final = ("rabbitmq", "sms_api", "webhook")
 
 
-def new_registry() -> CollectorRegistry:
+Registry = CollectorRegistry
+
+
+def new_registry() -> Registry:
     """Make a registry with the process and interpreter metrics on it."""
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
@@ -88,7 +91,7 @@ def new_registry() -> CollectorRegistry:
 class _Catalogue:
     """Declares metrics and creates every label combination at once."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     def _counter(
@@ -127,7 +130,7 @@ class BridgeMetrics(_Catalogue):
 
     def __init__(
         self,
-        registry: CollectorRegistry,
+        registry: Registry,
         *,
         component: str,
         version: str,
@@ -200,7 +203,7 @@ class WorkerMetrics(_Catalogue):
     """What the worker counts."""
 
     def __init__(
-        self, registry: CollectorRegistry, *, queue: str, retry_queues: Sequence[str], dead: str
+        self, registry: Registry, *, queue: str, retry_queues: Sequence[str], dead: str
     ) -> None:
         super().__init__(registry)
         self._flow(queue)
@@ -359,9 +362,7 @@ class WorkerMetrics(_Catalogue):
 class WebhookMetrics(_Catalogue):
     """What the webhook receiver counts."""
 
-    def __init__(
-        self, registry: CollectorRegistry, *, path: str, event_types: Sequence[str]
-    ) -> None:
+    def __init__(self, registry: Registry, *, path: str, event_types: Sequence[str]) -> None:
         super().__init__(registry)
         self.event_types = frozenset(event_types)
         types = (*event_types, "other", "unknown")

@@ -14,11 +14,13 @@ import contextlib
 import ssl
 import time
 from collections import deque
-from pathlib import Path
 from typing import Final, cast
 
 import httptools
 import httpx
+
+from bridge.config import SmsApiSettings
+from bridge.errors import ConfigError
 
 MAX_ANSWER_BYTES: Final = 64 * 1024
 # Below what servers commonly keep idle connections for (5 s), to avoid the race at the end.
@@ -27,9 +29,29 @@ IDLE_SECONDS: Final = 2.0
 MAX_CONNECTION_AGE_SECONDS: Final = 300.0
 
 
-def tls_context(ca_file: Path | None) -> ssl.SSLContext:
-    """Trust the system's certificate authorities, or only those of the file."""
-    return ssl.create_default_context(cafile=ca_file)
+def open_transport(settings: SmsApiSettings, *, max_connections: int) -> httpx.AsyncBaseTransport:
+    """Make the transport to the SMS API: our own, or httpx's when a proxy is configured.
+
+    Trusts the system's certificate authorities, or only those of `ca_file`.
+    Raises ConfigError when that file cannot be used.
+    """
+    try:
+        tls = ssl.create_default_context(cafile=settings.ca_file)
+    except OSError as error:
+        raise ConfigError(f"sms_api.ca_file: cannot be used: {type(error).__name__}") from None
+    if settings.proxy is not None:
+        return ProxyTransport(
+            settings.proxy.get_secret_value(),
+            timeout_seconds=settings.timeout_seconds,
+            connect_timeout_seconds=settings.connect_timeout_seconds,
+            tls=tls,
+        )
+    return Transport(
+        timeout_seconds=settings.timeout_seconds,
+        connect_timeout_seconds=settings.connect_timeout_seconds,
+        max_connections=max_connections,
+        tls=tls,
+    )
 
 
 class Transport(httpx.AsyncBaseTransport):
