@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import uuid
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +33,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+class Role(StrEnum):
+    """The roles, as an option takes them."""
+
+    WORKER = "worker"
+    WEBHOOK = "webhook"
+
 
 ConfigFile = Annotated[
     Path | None,
@@ -112,10 +121,16 @@ def _run(context: typer.Context, config: Path | None, *roles: Any) -> None:  # n
 
 
 @app.command()
-def check(context: typer.Context, config: ConfigFile = None) -> None:
+def check(
+    context: typer.Context,
+    *,
+    role: Annotated[Role | None, typer.Option(help="The role to check; both without.")] = None,
+    config: ConfigFile = None,
+) -> None:
     """Validate the configuration and print the effective one, secrets masked.
 
-    Exit 2 when a role that is configured, even in part, could not start.
+    Exit 2 when a role that is configured, even in part, could not start; with --role also when
+    that role is not configured at all.
     """
     import yaml
 
@@ -123,8 +138,12 @@ def check(context: typer.Context, config: ConfigFile = None) -> None:
 
     settings = _settings(context, config)
     typer.echo(yaml.safe_dump(settings.masked(), sort_keys=False, allow_unicode=True), nl=False)
-    for role, missing in check_roles(settings).items():
-        typer.echo(f"# {role}: {'not configured, ' + missing if missing else 'ready to start'}")
+    for name, missing in check_roles(
+        settings, [role.value] if role else ["worker", "webhook"]
+    ).items():
+        if missing and role:
+            raise ConfigError(missing)
+        typer.echo(f"# {name}: {'not configured, ' + missing if missing else 'ready to start'}")
 
 
 @app.command()

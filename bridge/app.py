@@ -9,14 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NoReturn
+from typing import Any, Final, NoReturn
 
 import uvloop
 
 from bridge import __version__
 from bridge.admin import Health, admin_app
 from bridge.broker import Link
-from bridge.config import Settings, SmsApiSettings
+from bridge.config import Role, Settings, SmsApiSettings
 from bridge.credentials import Credential, check_header_value, read_secret
 from bridge.errors import ConfigError
 from bridge.listener import Listener
@@ -32,8 +32,6 @@ from bridge.webhook import Receiver
 from bridge.worker import Worker
 
 log = logging.getLogger(__name__)
-
-Role = Literal["worker", "webhook"]
 
 EXIT_CLEAN: Final = 0
 EXIT_FAILED: Final = 1
@@ -156,8 +154,7 @@ class Bridge:
         )
         self._link("worker publish", publisher.serve)
         self._link("worker consume", worker.serve)
-        consumer = worker.consumer
-        self._health.ready["consumer"] = lambda: consumer.is_registered or bool(pace.paused)
+        self._health.ready["consumer"] = lambda: worker.consumer.is_registered or pace.is_holding
         return worker
 
     def _make_webhook(self) -> Listener:
@@ -353,23 +350,36 @@ def webhook_secrets(settings: Settings, scheme: Scheme) -> list[Credential]:
     ]
 
 
-def check_roles(settings: Settings) -> dict[Role, str | None]:
+def check_roles(settings: Settings, roles: Collection[Role]) -> dict[Role, str | None]:
     """Say for each role what keeps it from starting, or None.
 
     Raises ConfigError when a role is configured in part, so that somebody meant to run it.
     """
-    missing: dict[Role, str | None] = {"worker": None, "webhook": None}
-    api, webhook = settings.sms_api, settings.webhook
+    checks: dict[Role, Callable[[Settings], str | None]] = {
+        "worker": _missing_for_worker,
+        "webhook": _missing_for_webhook,
+    }
+    return {role: checks[role](settings) for role in roles}
+
+
+def _missing_for_worker(settings: Settings) -> str | None:
+    api = settings.sms_api
     try:
         api_key(api)
     except ConfigError as error:
         if (api.base_url, api.key, api.key_file) != (None, None, None):
             raise
-        missing["worker"] = str(error)
+        return str(error)
+    return None
+
+
+def _missing_for_webhook(settings: Settings) -> str | None:
+    webhook = settings.webhook
+    scheme = scheme_from(webhook.signature, webhook.public_url)
     try:
-        webhook_secrets(settings, scheme_from(webhook.signature, webhook.public_url))
+        webhook_secrets(settings, scheme)
     except ConfigError as error:
         if (webhook.secrets, webhook.secret_files) != (None, None):
             raise
-        missing["webhook"] = str(error)
-    return missing
+        return str(error)
+    return None

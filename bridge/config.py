@@ -30,6 +30,8 @@ from yarl import URL
 
 from bridge.errors import ConfigError
 
+Role = Literal["worker", "webhook"]
+
 ENV_PREFIX = "SMS_BRIDGE_"
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -418,14 +420,17 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _describe(error: ErrorDetails) -> str:
     path = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return f"{path}: unknown key{_nearest(path, known_keys())}"
+        section, _, key = path.rpartition(".")
+        prefix = f"{section}." if section else ""
+        siblings = [k.removeprefix(prefix) for k in known_keys() if k.startswith(prefix)]
+        return f"{path}: unknown key{_nearest(key, siblings, prefix)}"
     text = error["msg"].removeprefix("Value error, ")
     return f"{path}: {text[:1].lower()}{text[1:]}" if path else text
 
 
-def _nearest(name: str, names: Iterable[str]) -> str:
+def _nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
     found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return f"; did you mean {found[0]}?" if found else ""
+    return f"; did you mean {prefix}{found[0]}?" if found else ""
 
 
 def known_keys(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[str]:

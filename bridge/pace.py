@@ -96,6 +96,11 @@ class Pace:
         return not self._storing.is_set()
 
     @property
+    def is_holding(self) -> bool:
+        """Whether nothing new is taken on purpose, for whatever reason."""
+        return self._reason is not None or self.broker_blocked
+
+    @property
     def needs_probe(self) -> bool:
         """Whether the worker is paused and holds no delivery to try with."""
         return self._reason is not None and self._probe is None

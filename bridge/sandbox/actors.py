@@ -13,6 +13,7 @@ import httpx
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from bridge.broker import close_quietly
+from bridge.errors import BridgeError
 from bridge.sandbox.scoreboard import IN_PROGRESS, Metrics
 from bridge.sandbox.stage import Stage, queues_of
 from bridge.sandbox.traffic import MARKER, Request, Seen, Webhook
@@ -22,8 +23,10 @@ from bridge.topology import dead_queue
 SPREAD_SECONDS: Final = 10
 _SLICES: Final = 100
 _AT_ONCE: Final = 20
-_HTTP_SECONDS: Final = 20
+_HTTP_SECONDS: Final = 10
+_PREPARE_SECONDS: Final = 20
 _POLL_SECONDS: Final = 0.2
+_FIRST: Final = b'{"type": "demo.ready"}'
 
 T = TypeVar("T")
 
@@ -47,7 +50,10 @@ class Actors:
         """
         answer = await self._client.put(f"{self._stage.sandbox_url}/sandbox/faults", json=faults)
         answer.raise_for_status()
-        while await self._order("/sandbox/events", b'{"type": "demo.ready"}') != [200]:
+        deadline = time.monotonic() + _PREPARE_SECONDS
+        while (answers := await self._order("/sandbox/events", _FIRST)) != [200]:
+            if time.monotonic() > deadline:
+                raise BridgeError(f"webhooks are answered {answers} for {_PREPARE_SECONDS} s")
             await asyncio.sleep(_POLL_SECONDS)
         await self._subscribe()
         dead = await self._channel.get_queue(dead_queue(self._settings.worker.queue))
@@ -81,7 +87,9 @@ class Actors:
 
     async def wait_until_idle(self) -> None:
         """Wait until nothing is in progress, queued or waiting for a retry."""
-        while await self.remains():
+        while True:
+            if not await self.remains():
+                return
             await asyncio.sleep(_POLL_SECONDS)
 
     async def remains(self) -> list[str]:

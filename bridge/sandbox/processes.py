@@ -80,7 +80,7 @@ class Child:
         self.name = log.stem
         self.log = log
         self._guard = guard
-        self._is_ended = False
+        self._is_asked = self._is_ended = False
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
@@ -112,12 +112,17 @@ class Child:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
+    def ask_to_end(self) -> None:
+        """Send SIGTERM, once: the second one would mean to leave at once."""
+        if not self._is_asked:
+            self._is_asked = True
+            self.signal(signal.SIGTERM)
+
     def end(self, *, grace_seconds: float) -> None:
         """End it and all that it started: SIGTERM, then SIGKILL when the grace is over."""
-        if self.exit_code is None:
-            self.signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(grace_seconds)
+        self.ask_to_end()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(grace_seconds)
         self.kill()
 
     def kill(self) -> None:

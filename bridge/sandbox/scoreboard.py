@@ -97,8 +97,7 @@ def check_worker_metrics(worker: Metrics, seen: Seen) -> list[str]:
 
 def check_webhook_metrics(webhook: Metrics, seen: Seen, *, before: Metrics) -> list[str]:
     """Say in a line where the webhook's metrics tell something else than what was seen."""
-    counted = count_events(webhook)
-    counted.subtract(count_events(before))
+    counted = count_events(webhook, before=before)
     answers = Counter(answer for given in seen.answers.values() for answer in given)
     known = {
         "published": len(seen.events),
@@ -110,14 +109,15 @@ def check_webhook_metrics(webhook: Metrics, seen: Seen, *, before: Metrics) -> l
     return [] if agree else [f"the webhook's metrics say {dict(counted)}, seen were {known}"]
 
 
-def count_events(webhook: Metrics) -> Counter[str]:
-    """Count the webhooks by outcome; what was published as `unparsed` was published."""
+def count_events(webhook: Metrics, *, before: Metrics) -> Counter[str]:
+    """Count the webhooks since `before` by outcome; what went out as `unparsed` was published."""
     counts = Counter(webhook.by("outcome", EVENTS))
+    counts.subtract(before.by("outcome", EVENTS))
     counts["published"] += counts.pop("unparsed", 0)
     return counts
 
 
-def progress_line(seen: Seen, *, open_requests: int, open_webhooks: int) -> str:
+def progress_line(seen: Seen, open_requests: int, open_webhooks: int) -> str:
     """Write both directions in one line."""
     return (
         f"published {seen.published:,}, accepted {len(seen.accepted):,}, "
@@ -128,9 +128,9 @@ def progress_line(seen: Seen, *, open_requests: int, open_webhooks: int) -> str:
 
 
 def live_table(
-    worker: Metrics, webhook: Metrics, seen: Seen, *, open_requests: int, open_webhooks: int
+    worker: Metrics, events: Counter[str], seen: Seen, open_requests: int, open_webhooks: int
 ) -> Table:
-    """Draw both directions side by side."""
+    """Draw both directions side by side; `events` are the webhooks by outcome."""
     outbound = [
         ("published", seen.published),
         ("accepted by the SMS service", len(seen.accepted)),
@@ -139,12 +139,11 @@ def live_table(
         ("in progress", int(worker.total(IN_PROGRESS))),
         ("still open", open_requests),
     ]
-    counts = count_events(webhook)
     inbound = [
         ("webhooks answered", sum(len(answers) for answers in seen.answers.values())),
-        ("events published", counts["published"]),
-        ("repeats, not published again", counts["duplicate"]),
-        ("forged, refused", counts["invalid_signature"]),
+        ("events published", events["published"]),
+        ("repeats, not published again", events["duplicate"]),
+        ("forged, refused", events["invalid_signature"]),
         ("received by the subscriber", len(seen.events)),
         ("still open", open_webhooks),
     ]
@@ -172,7 +171,7 @@ class Summary:
         self._requests = requests
         self._webhooks = webhooks
 
-    def tables(self) -> Iterator[Table | str]:
+    def parts(self) -> Iterator[Table | str]:
         """Draw what became of everything, how fast, and how long it took."""
         yield self._outbound()
         yield self._inbound()
@@ -213,8 +212,10 @@ class Summary:
         for title, name, labels in _LATENCIES:
             source = self._worker if name.startswith("sms_bridge_worker") else self._webhook
             buckets = source.buckets(name, **labels)
-            values = (f"{percentile(share, buckets):.3f}" for share in PERCENTILES)
-            table.add_row(title, *values, f"{buckets[-1][1] if buckets else 0:,.0f}")
+            count = buckets[-1][1] if buckets else 0
+            values = (percentile(share, buckets) for share in PERCENTILES)
+            texts = (f"{value:.3f}" if count else "-" for value in values)
+            table.add_row(title, *texts, f"{count:,.0f}")
         return table
 
     def _rate(self) -> str:
@@ -228,4 +229,3 @@ class Summary:
 
 def _add(table: Table, name: str, expected: int, seen: int) -> None:
     table.add_row(name, f"{expected:,}", f"{seen:,}", style=None if expected == seen else "red")
-

@@ -5,7 +5,6 @@ import json
 import os
 import secrets
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -65,11 +64,6 @@ class Stage:
         }
         self.settings = load_settings(None, self._environ("worker"))
 
-    @property
-    def logs(self) -> list[Path]:
-        """Where each process logs to."""
-        return [child.log for child in self._children.values()]
-
     def start(self) -> None:
         """Start everything and return when all is ready."""
         port = str(httpx.URL(self.sandbox_url).port)
@@ -86,14 +80,14 @@ class Stage:
         for child in self._children.values():
             if child.exit_code is not None:
                 raise BridgeError(
-                    f"{child.name} ended with code {child.exit_code}; the end of its log:\n"
+                    f"{child.name} ended with code {child.exit_code}; the end of {child.log}:\n"
                     f"{child.tail()}"
                 )
 
     def stop(self) -> list[str]:
         """End everything; return a line for each role that did not end cleanly."""
         for child in self._children.values():
-            child.signal(signal.SIGTERM)
+            child.ask_to_end()
         deadline = time.monotonic() + GRACE_SECONDS
         for child in self._children.values():
             child.end(grace_seconds=max(0, deadline - time.monotonic()))
@@ -140,7 +134,7 @@ class Stage:
         self.check()
         if not ready:
             raise BridgeError(
-                f"{name} was not ready within {READY_SECONDS} s; the end of its log:\n"
+                f"{name} was not ready within {READY_SECONDS} s; the end of {child.log}:\n"
                 f"{child.tail()}"
             )
 
@@ -155,16 +149,19 @@ def _answers(client: httpx.Client, url: str) -> bool:
 @contextmanager
 def open_stage() -> Iterator[Stage]:
     """Lend a stage, and leave nothing of it behind; the logs stay when it fails."""
-    folder = Path(tempfile.mkdtemp(prefix="sms-bridge-demo-"))
     with _open_place() as place, guarded() as guard:
+        folder = Path(tempfile.mkdtemp(prefix="sms-bridge-demo-"))
         stage = Stage(place, folder, guard)
         try:
             yield stage
+        except KeyboardInterrupt:
+            shutil.rmtree(folder)
+            raise
         finally:
             stage.stop()
             if not place.is_private:
                 asyncio.run(_delete_names(stage))
-    shutil.rmtree(folder)
+        shutil.rmtree(folder)
 
 
 @contextmanager
