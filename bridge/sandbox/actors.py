@@ -57,7 +57,7 @@ class Actors:
             await asyncio.sleep(_POLL_SECONDS)
         await self._subscribe()
         dead = await self._channel.get_queue(dead_queue(self._settings.worker.queue))
-        # Never acked: when the channel closes, the dead letters are back for `dlq list`.
+        # Never acked: when the channel closes, the dead letters are back in their queue.
         await dead.consume(self._on_dead_letter)
 
     async def publish(self, requests: Sequence[Request]) -> None:

@@ -233,7 +233,6 @@ def _addresses(stage: Stage) -> Iterator[str]:
     for role, url in stage.admin_urls.items():
         yield f"{role + ' metrics':<16}  {url}/metrics"
     yield f"send a message    {bridge} send --to +4917139200000 --from Demo --text Hello --wait"
-    yield f"dead letters      {bridge} dlq list"
     yield f"inbound events    {bridge} listen"
     yield f"reply to it       curl -d '{order}' {stage.sandbox_url}/sandbox/replies"
     yield f"logs              {stage.folder}"
