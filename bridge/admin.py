@@ -68,5 +68,9 @@ def _answer(_request: Request, checks: Mapping[str, Check]) -> Response:
 
 
 def _expose(request: Request, registry: Registry) -> Response:
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    try:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    except (TypeError, ValueError):
+        # A version that is no number.
+        encode, content_type = choose_encoder("")
     return Response(encode(registry), media_type=content_type)

@@ -156,6 +156,11 @@ def _read_moment(headers: dict[str, Any], name: str) -> float | None:
     return seconds
 
 
+def _write_moment(seconds: float) -> str:
+    # pamqp writes a float in 32 bits, which is wrong by up to a minute here.
+    return f"{seconds:.3f}"
+
+
 def _to_seconds(value: object) -> float | None:
     if isinstance(value, bytes | bytearray):
         value = bytes(value).decode("ascii", "replace")
@@ -206,11 +211,11 @@ def copy_properties(
         DETAIL: detail[:MAX_DETAIL_CHARACTERS],
         ATTEMPTS: envelope.attempts,
         UNCERTAIN_ATTEMPTS: envelope.uncertain_attempts,
-        FIRST_DELIVERED_AT: envelope.first_delivered_at,
+        FIRST_DELIVERED_AT: _write_moment(envelope.first_delivered_at),
         COPIES: envelope.copies + 1,
     }
     if envelope.expires_at is not None:
-        headers[EXPIRES_AT] = envelope.expires_at
+        headers[EXPIRES_AT] = _write_moment(envelope.expires_at)
     if status is not None:
         headers[STATUS] = status
     if dead:

@@ -113,6 +113,13 @@ class _Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._await_header()
 
+    def data_received(self, data: bytes) -> None:
+        """Keep a clock running while no request is in progress, whatever drips in."""
+        super().data_received(data)
+        idle = self.cycle is None or self.cycle.response_complete
+        if idle and self._header_deadline is None and self.timeout_keep_alive_task is None:
+            self._await_header()
+
     def on_message_begin(self) -> None:
         """Start the clock for a further request on the connection."""
         super().on_message_begin()

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 
 import httpx
 from tenacity import (
@@ -11,7 +11,7 @@ from tenacity import (
     RetryCallState,
     retry_if_result,
     stop_after_attempt,
-    stop_after_delay,
+    stop_before_delay,
     wait_random_exponential,
 )
 
@@ -53,13 +53,15 @@ class Sender:
         A request that never left is tried again in place, at most three times in ten seconds.
         Everything else is returned at once: what comes next is not for a held delivery to decide.
         """
+        started = time.monotonic()
         answer = await self._post(request, envelope)
         if answer.fate is not Fate.NOT_SENT:
             return answer
         # A fresh object for each call: a shared one can report success for a failed send
         # (tenacity issues 93 and 529).
         retrying = AsyncRetrying(
-            stop=stop_after_attempt(QUICK_TRIES) | stop_after_delay(QUICK_SECONDS),
+            stop=stop_after_attempt(QUICK_TRIES)
+            | stop_before_delay(QUICK_SECONDS - (time.monotonic() - started)),
             wait=wait_random_exponential(multiplier=0.2, max=2),
             retry=retry_if_result(_never_left),
             retry_error_callback=_last_answer,
@@ -113,7 +115,7 @@ class Sender:
                 result="success",
                 status=status,
                 detail="accepted",
-                provider_id=_read_id(await response.aread(), self._pointers),
+                provider_id=_read_id(await _read_raw(response), self._pointers),
             )
         waits = response.headers.get_list("Retry-After")
         date = response.headers.get("Date")
@@ -144,6 +146,12 @@ def _last_answer(state: RetryCallState) -> Answer:
     assert outcome is not None  # noqa: S101  tenacity calls this after an attempt
     answer: Answer = outcome.result()
     return answer
+
+
+async def _read_raw(response: httpx.Response) -> bytes:
+    # `aread` would inflate a compressed body, without a limit, and raise for a broken one.
+    stream = cast("httpx.AsyncByteStream", response.stream)
+    return b"".join([chunk async for chunk in stream])
 
 
 def _read_id(body: bytes, pointers: Sequence[str]) -> str | None:

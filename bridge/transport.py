@@ -11,6 +11,7 @@ are kept; one deadline holds over the whole attempt.
 
 import asyncio
 import contextlib
+import select
 import ssl
 import time
 from collections import deque
@@ -71,6 +72,7 @@ class Transport(httpx.AsyncBaseTransport):
         self._tls = tls
         self._idle: deque[_Connection] = deque()
         self._in_use = 0
+        self._closed = False
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request and return its answer; see the module for what an exception promises."""
@@ -90,6 +92,7 @@ class Transport(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         """Close the idle connections; those in use end with their request."""
+        self._closed = True
         while self._idle:
             self._idle.pop().close()
 
@@ -115,12 +118,13 @@ class Transport(httpx.AsyncBaseTransport):
                 )
         except TimeoutError as error:
             raise httpx.ConnectTimeout("no connection in time") from error
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, UnicodeError) as error:
+            # A host name that cannot be one is a UnicodeError.
             raise httpx.ConnectError("no connection") from error
         return connection
 
     def _keep(self, connection: "_Connection") -> None:
-        if connection.is_usable:
+        if connection.is_usable and not self._closed:
             self._idle.append(connection)
         else:
             connection.close()
@@ -148,6 +152,7 @@ class _Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._complete = False
+        self._head_bytes = 0
         self._status: int | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._body = bytearray()
@@ -161,9 +166,18 @@ class _Connection(asyncio.Protocol):
             and not self._busy
             and self._transport is not None
             and not self._transport.is_closing()
+            and not self._has_unread_bytes()
             and now - self._idle_since < IDLE_SECONDS
             and now - self._made_at < MAX_CONNECTION_AGE_SECONDS
         )
+
+    def _has_unread_bytes(self) -> bool:
+        # What came without a request, or the end, would be taken for the answer to the next one.
+        if self._transport is None:
+            return False
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """Drop the connection at once."""
@@ -218,11 +232,13 @@ class _Connection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._reusable = False
-            fault = httpx.RemoteProtocolError("the answer is not HTTP/1.1")
-            fault.__cause__ = error
-            self._finish(fault)
+            self._finish(httpx.RemoteProtocolError("the answer is not HTTP/1.1"))
+        if self._status is None:
+            self._head_bytes += len(data)
+        if self._head_bytes > MAX_ANSWER_BYTES:
+            self._finish(httpx.RemoteProtocolError("the header of the answer is too long"))
 
     def eof_received(self) -> bool:
         """Let asyncio close our side too."""
@@ -277,10 +293,11 @@ class _Connection(asyncio.Protocol):
 
 
 class ProxyTransport(httpx.AsyncBaseTransport):
-    """httpx's own transport through a proxy, with one small pool for each request in flight.
+    """httpx's own transport through a proxy, a new connection for each request.
 
-    Slower, and what it cannot tell counts as uncertain. A pool is thrown away after any
-    exception, because a cancelled request can leave its slot blocked for ever.
+    Slower, and what it cannot tell counts as uncertain. Nothing is kept: a cancelled request can
+    block a slot of httpx's pool for ever, and bytes that are left of one answer would be taken
+    for the next one.
     """
 
     def __init__(
@@ -295,23 +312,22 @@ class ProxyTransport(httpx.AsyncBaseTransport):
         self._timeout_seconds = timeout_seconds
         self._timeouts = httpx.Timeout(timeout_seconds, connect=connect_timeout_seconds).as_dict()
         self._tls = tls
-        self._idle: deque[httpx.AsyncHTTPTransport] = deque()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request through the proxy; a status that was read is returned in any case."""
         request.extensions = {"timeout": self._timeouts}
-        pool = self._idle.pop() if self._idle else self._new_pool()
+        connection = httpx.AsyncHTTPTransport(
+            proxy=self._proxy, verify=self._tls, trust_env=False, http2=False
+        )
         response: httpx.Response | None = None
         body = bytearray()
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                response = await pool.handle_async_request(request)
+                response = await connection.handle_async_request(request)
                 async for chunk in response.aiter_raw():
                     body += chunk[: MAX_ANSWER_BYTES - len(body)]
                     if len(body) >= MAX_ANSWER_BYTES:
                         break
-                else:
-                    self._idle.append(pool)
         except httpx.HTTPError:
             if response is None:
                 raise
@@ -319,27 +335,8 @@ class ProxyTransport(httpx.AsyncBaseTransport):
             if response is None:
                 raise httpx.ReadTimeout("no answer in time") from error
         finally:
-            if pool not in self._idle:
-                await self._discard(pool)
+            with contextlib.suppress(Exception):
+                await connection.aclose()
         return httpx.Response(
             response.status_code, headers=response.headers.raw, stream=httpx.ByteStream(bytes(body))
         )
-
-    async def aclose(self) -> None:
-        """Close the idle pools."""
-        while self._idle:
-            await self._discard(self._idle.pop())
-
-    def _new_pool(self) -> httpx.AsyncHTTPTransport:
-        return httpx.AsyncHTTPTransport(
-            proxy=self._proxy,
-            verify=self._tls,
-            trust_env=False,
-            http2=False,
-            limits=httpx.Limits(max_connections=1, keepalive_expiry=IDLE_SECONDS),
-        )
-
-    @staticmethod
-    async def _discard(pool: httpx.AsyncHTTPTransport) -> None:
-        with contextlib.suppress(Exception):
-            await pool.aclose()
