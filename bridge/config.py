@@ -61,6 +61,8 @@ def _amqp_url(value: SecretStr) -> SecretStr:
     url = _parse_url(value.get_secret_value(), "amqp://host:5672/vhost")
     if url.scheme not in {"amqp", "amqps"} or not url.host:
         raise ValueError("must look like amqp://host:5672/vhost or amqps://...")
+    if url.raw_fragment or "@" in url.raw_path + url.raw_query_string:
+        raise ValueError("percent-encode the password, or give it in rabbitmq.password_file")
     if "no_verify_ssl" in url.query:
         raise ValueError("no_verify_ssl is refused; name your CA in rabbitmq.tls.ca_file")
     return value
@@ -119,10 +121,6 @@ def _one_or_many(value: object) -> object:
     return _json_list(value)
 
 
-def _none_is_default(value: object) -> object:
-    return {} if value is None else value
-
-
 def _header_name(value: str) -> str:
     if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", value):
         raise ValueError("is not an HTTP header name")
@@ -135,6 +133,10 @@ Secret = Annotated[SecretStr, AfterValidator(_not_blank)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Pointer = Annotated[str, StringConstraints(pattern=r"^(/[^/]*)+$")]
+SenderName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=32, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$"),
+]
 # Marks a list, so that the environment can give it as JSON.
 List = BeforeValidator(_json_list)
 
@@ -143,6 +145,19 @@ class _Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_map(cls, value: object) -> object:
+        """Take an empty section for all defaults, and JSON where the environment gives a map."""
+        if value is None:
+            return {}
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise ValueError("must hold keys; in the environment it is JSON") from None
 
 
 class TlsSettings(_Section):
@@ -219,13 +234,11 @@ class WorkerSettings(_Section):
     )
     outage_after: Duration = 10
     max_age: Duration | None = None
-    default_from: Annotated[str, StringConstraints(min_length=1, max_length=32)] | None = None
+    default_from: SenderName | None = None
     max_text_length: Annotated[int, Field(ge=1, le=65536)] = 1600
     extra_fields: Literal["refuse", "forward"] = "refuse"
     ordering: Literal["none", "recipient"] = "none"
-    rate_limit: Annotated[RateLimitSettings, BeforeValidator(_none_is_default)] = (
-        RateLimitSettings()
-    )
+    rate_limit: RateLimitSettings = RateLimitSettings()
     outcome_exchange: Name | None = None
     shutdown_timeout_seconds: Duration = 25
 
@@ -350,10 +363,10 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
     role needs is read when it starts, and again whenever the file changes.
     """
     values = {} if path is None else _read_yaml(path)
-    merged = _merge(values, _Environment(Settings, environ)())
-    faults = list(_unknown_sections(environ))
+    known = {name: value for name, value in environ.items() if not _unknown(name)}
+    faults = [fault for name in environ if (fault := _unknown(name))]
     try:
-        settings = Settings.model_validate(merged)
+        settings = Settings.model_validate(_merge(values, _Environment(Settings, known)()))
     except ValidationError as error:
         faults += [_describe(e) for e in error.errors(include_input=False, include_url=False)]
     if faults:
@@ -379,51 +392,74 @@ class _Environment(EnvSettingsSource):
         )
 
 
-def _unknown_sections(environ: Mapping[str, str]) -> Iterator[str]:
+def _unknown(variable: str) -> str | None:
+    """Describe a variable that looks like a setting and is none."""
     # Only names with a double underscore are ours: Kubernetes adds SMS_BRIDGE_..._PORT by itself.
-    for name in environ:
-        section, separator, _ = name.removeprefix(ENV_PREFIX).partition("__")
-        if (
-            name.startswith(ENV_PREFIX)
-            and separator
-            and section.lower() not in Settings.model_fields
-        ):
-            yield f"{name}: unknown section{_nearest(section.lower(), Settings.model_fields)}"
+    path = variable.removeprefix(ENV_PREFIX).lower().replace("__", ".")
+    is_ours = variable.startswith(ENV_PREFIX) and "." in path
+    if not is_ours or path in known_keys():
+        return None
+    section = path.partition(".")[0]
+    if section not in Settings.model_fields:
+        return f"{variable}: unknown section{_nearest(section, Settings.model_fields)}"
+    return _unknown_key(path)
+
+
+def _unknown_key(path: str) -> str:
+    section, _, key = path.rpartition(".")
+    prefix = f"{section}." if section else ""
+    siblings = [k.removeprefix(prefix) for k in known_keys() if k.startswith(prefix)]
+    return f"{path}: unknown key{_nearest(key, siblings, prefix)}"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without booleans, for there are none: `topology: off` is a word, and `yes` no number."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  yaml's own form
+        first: [(tag, pattern) for tag, pattern in pairs if not tag.endswith(":bool")]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        """Refuse a key that is there twice; PyYAML takes the last one in silence."""
+        names = [name.value for name, _ in node.value]
+        for name, _ in node.value:
+            if names.count(name.value) > 1:
+                raise yaml.MarkedYAMLError(problem_mark=name.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506  it is safe
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{where}: is not YAML") from None
+        raise ConfigError(f"{path}{where}: is not YAML, or a key is there twice") from None
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"{path}: must hold sections such as `rabbitmq:` at the top")
-    # A section that is there but empty reads as null in YAML; users mean "all defaults".
-    return {key: {} if value is None else value for key, value in values.items()}
+    return values
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
-        below = merged.get(key)
-        both = isinstance(below, dict) and isinstance(value, dict)
-        merged[key] = _merge(below, value) if both else value  # type: ignore[arg-type]
+        below = merged.get(key) or {}
+        if not isinstance(value, dict):
+            merged[key] = value
+        elif isinstance(below, dict):
+            merged[key] = _merge(below, value)
     return merged
 
 
 def _describe(error: ErrorDetails) -> str:
     path = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        section, _, key = path.rpartition(".")
-        prefix = f"{section}." if section else ""
-        siblings = [k.removeprefix(prefix) for k in known_keys() if k.startswith(prefix)]
-        return f"{path}: unknown key{_nearest(key, siblings, prefix)}"
+        return _unknown_key(path)
     text = error["msg"].removeprefix("Value error, ")
     return f"{path}: {text[:1].lower()}{text[1:]}" if path else text
 

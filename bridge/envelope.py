@@ -35,7 +35,9 @@ DEAD_AT: Final = "sms-bridge-dead-at"
 
 MAX_DETAIL_CHARACTERS: Final = 500
 _VISIBLE_ASCII: Final = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
-_TRACEPARENT: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACEPARENT: Final = re.compile(
+    "(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+)
 _TRACESTATE: Final = re.compile("[ -~]{1,512}")
 _YEAR_9999: Final = 253_402_300_799
 
@@ -126,7 +128,7 @@ def _read_expiry(properties: Properties, headers: dict[str, Any], bare: Envelope
         return expires_at
     if not (properties.expiration.isascii() and properties.expiration.isdigit()):
         raise InvalidMessageError("expiration: must be a number of milliseconds")
-    own = bare.age_starts_at + int(properties.expiration) / 1000
+    own = min(bare.age_starts_at + int(properties.expiration) / 1000, _YEAR_9999)
     return own if expires_at is None else min(own, expires_at)
 
 
@@ -177,7 +179,7 @@ def _text_to_seconds(value: str) -> float | None:
     if value.isascii() and value.replace(".", "", 1).isdigit():
         return float(value)
     try:
-        moment = datetime.fromisoformat(value)
+        moment = datetime.fromisoformat(value.upper())
     except ValueError:
         return None
     return None if moment.tzinfo is None else moment.timestamp()

@@ -18,6 +18,7 @@
 
 import ssl
 from dataclasses import dataclass
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Final, Literal
@@ -208,7 +209,9 @@ def _read_wait(value: str, start: float) -> float | None:
 
 def _read_date(value: str) -> float | None:
     try:
-        return parsedate_to_datetime(value).timestamp()
+        date = parsedate_to_datetime(value)
+        # The obsolete asctime form names no zone and means UTC (RFC 9110, 5.6.7).
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, TypeError, IndexError, OverflowError, OSError):
         return None
 

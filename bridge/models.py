@@ -1,6 +1,7 @@
 """What a send request is: its form, its strict reading, its length in SMS segments."""
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -8,16 +9,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import ErrorDetails
 
-from bridge.config import WorkerSettings
+from bridge.config import SenderName, WorkerSettings
 from bridge.errors import InvalidMessageError
 
-MAX_BODY_BYTES = 64 * 1024
+MIN_BODY_LIMIT_BYTES = 64 * 1024
+# One character may be written as two escaped surrogates; the rest is for the other members.
+BYTES_PER_CHARACTER = 12
+OTHER_MEMBERS_BYTES = 4096
 
 To = Annotated[str, StringConstraints(pattern=r"^\+[1-9][0-9]{3,14}$")]
-From = Annotated[
-    str,
-    StringConstraints(min_length=1, max_length=32, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$"),
-]
 Text = Annotated[str, StringConstraints(min_length=1)]
 
 
@@ -28,12 +28,12 @@ class SendRequest(BaseModel):
 
     to: Annotated[To, Field(description="+ and 4 to 15 digits, the first not 0")]
     sender: Annotated[
-        From | None,
+        SenderName,
         Field(
             alias="from",
             description="short sender name; may be left out when worker.default_from is set",
         ),
-    ] = None
+    ] = ""
     text: Annotated[Text, Field(description="1 to worker.max_text_length characters")]
 
 
@@ -48,8 +48,12 @@ def parse_request(body: bytes, settings: WorkerSettings) -> SendRequest:
 
     Raises InvalidMessageError, whose text names the field and never a value.
     """
-    if len(body) > MAX_BODY_BYTES:
-        raise InvalidMessageError(f"body: larger than {MAX_BODY_BYTES} bytes")
+    limit = max(
+        MIN_BODY_LIMIT_BYTES,
+        settings.max_text_length * BYTES_PER_CHARACTER + OTHER_MEMBERS_BYTES,
+    )
+    if len(body) > limit:
+        raise InvalidMessageError(f"body: larger than {limit} bytes")
     model = OpenSendRequest if settings.extra_fields == "forward" else SendRequest
     try:
         request = model.model_validate_json(body)
@@ -57,13 +61,13 @@ def parse_request(body: bytes, settings: WorkerSettings) -> SendRequest:
         first = error.errors(include_input=False, include_url=False)[0]
         raise InvalidMessageError(_describe(first)) from None
     _refuse_ambiguity(body)
-    if request.sender is None:
-        if settings.default_from is None or "sender" in request.model_fields_set:
+    if not request.sender:
+        if settings.default_from is None:
             raise InvalidMessageError("from: is missing, and worker.default_from is not set")
         request.sender = settings.default_from
     if len(request.text) > settings.max_text_length:
-        limit = settings.max_text_length
-        raise InvalidMessageError(f"text: longer than worker.max_text_length ({limit})")
+        longest = settings.max_text_length
+        raise InvalidMessageError(f"text: longer than worker.max_text_length ({longest})")
     return request
 
 
@@ -80,8 +84,14 @@ def _refuse_ambiguity(body: bytes) -> None:
     def refuse(_constant: str) -> None:
         raise InvalidMessageError("body: NaN and Infinity are not JSON")
 
+    def finite(number: str) -> float:
+        value = float(number)
+        if not math.isfinite(value):
+            raise InvalidMessageError("body: a number is too large")
+        return value
+
     try:
-        json.loads(body, object_pairs_hook=unique, parse_constant=refuse)
+        json.loads(body, object_pairs_hook=unique, parse_constant=refuse, parse_float=finite)
     except ValueError:
         raise InvalidMessageError("body: is not JSON") from None
 
@@ -135,7 +145,7 @@ def _follow(document: Any, pointer: str) -> Any:  # noqa: ANN401  JSON
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(document, dict):
             document = document.get(name)
-        elif isinstance(document, list) and re.fullmatch("[0-9]{1,9}", name):
+        elif isinstance(document, list) and re.fullmatch("0|[1-9][0-9]{0,8}", name):
             document = document[int(name)] if int(name) < len(document) else None
         else:
             return None
@@ -149,13 +159,26 @@ _GSM7_BASIC = (
 )
 _GSM7_EXTENSION = "\f^{}\\[~]|€"
 _GSM7 = re.compile(f"[{re.escape(_GSM7_BASIC + _GSM7_EXTENSION)}]*")
-_GSM7_DOUBLE = re.compile(f"[{re.escape(_GSM7_EXTENSION)}]")
 
 
 def count_segments(text: str) -> tuple[Literal["gsm7", "ucs2"], int]:
-    """Say how a text is encoded and how many SMS it takes; a split one loses room to its header."""
+    """Say how a text is encoded and how many SMS it takes.
+
+    A part of a long text has less room, for its header, and no character is split over two.
+    """
     if _GSM7.fullmatch(text):
-        length = len(text) + len(_GSM7_DOUBLE.findall(text))
-        return "gsm7", 1 if length <= 160 else -(-length // 153)  # noqa: PLR2004
-    units = len(text.encode("utf-16-le")) // 2
-    return "ucs2", 1 if units <= 70 else -(-units // 67)  # noqa: PLR2004
+        widths = [2 if char in _GSM7_EXTENSION else 1 for char in text]
+        return "gsm7", _count_parts(widths, alone=160, part=153)
+    widths = [2 if ord(char) > 0xFFFF else 1 for char in text]  # noqa: PLR2004  surrogates
+    return "ucs2", _count_parts(widths, alone=70, part=67)
+
+
+def _count_parts(widths: Sequence[int], *, alone: int, part: int) -> int:
+    if sum(widths) <= alone:
+        return 1
+    parts, used = 1, 0
+    for width in widths:
+        if used + width > part:
+            parts, used = parts + 1, 0
+        used += width
+    return parts
