@@ -1,0 +1,479 @@
+"""Real processes around a real broker: what the integration tests share.
+
+Every process is started as a user starts it, configured by environment variables only. When it
+ends, its exit code is checked, and all that it logged and showed is searched for canaries: the
+numbers, texts, keys and secrets that the tests made up.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import itertools
+import json
+import os
+import re
+import signal
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any, TypeVar
+
+import aio_pika
+import anyio
+import httpx
+import pytest
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from prometheus_client.parser import text_string_to_metric_families
+
+from bridge.sandbox.processes import Child, Guard, guarded
+
+T = TypeVar("T")
+
+PROGRAM = (sys.executable, "-m", "bridge")
+SIGNATURE = "X-Service-Signature"
+SECONDS = 30.0
+POLL_SECONDS = 0.05
+
+
+async def eventually(
+    check: Callable[[], Awaitable[T | None]], *, what: str, seconds: float = SECONDS
+) -> T:
+    """Poll until `check` returns something true and return that; fail at the deadline."""
+    deadline = time.monotonic() + seconds
+    while not (result := await check()):
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        await asyncio.sleep(POLL_SECONDS)
+    return result
+
+
+class Canaries:
+    """Made-up personal data, recognised by their stems wherever they turn up."""
+
+    key = "canary-key-7f3a"
+    secret = "canary-secret-91bc"
+    old_secret = "canary-secret-old-55d0"
+    password = "canary-password-c04e"
+
+    def __init__(self) -> None:
+        self._counter = itertools.count(1000)
+        self._signatures: set[str] = set()
+
+    def number(self) -> str:
+        """Make up a telephone number."""
+        return f"+491555010{next(self._counter)}"
+
+    def text(self) -> str:
+        """Make up a text."""
+        return f"Zikadensommer {next(self._counter)}"
+
+    def request(self, **members: str) -> dict[str, str]:
+        """Make up a send request; what is given takes the place of what is made up."""
+        return {"to": self.number(), "from": "Acme", "text": self.text()} | members
+
+    def sign(self, body: bytes, secret: str | None = None) -> str:
+        """Sign a webhook as the preset `plain` does."""
+        key = (secret or self.secret).encode()
+        signature = hmac.new(key, body, hashlib.sha256).hexdigest()
+        self._signatures.add(signature)
+        return signature
+
+    def found_in(self, text: str) -> set[str]:
+        """Return the canaries that a text holds."""
+        stems = "491555010|Zikadensommer|canary-key|canary-secret|canary-password"
+        return {*re.findall(stems, text), *(s for s in self._signatures if s in text)}
+
+
+def make_environ(settings: Mapping[str, object]) -> dict[str, str]:
+    """Turn settings such as `worker.queue` into the environment of a process."""
+    ours = ("SMS_BRIDGE_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    environ = {k: v for k, v in os.environ.items() if not k.upper().startswith(ours)}
+    for key, value in settings.items():
+        name = "SMS_BRIDGE_" + key.replace(".", "__").upper()
+        environ[name] = value if isinstance(value, str) else json.dumps(value)
+    return environ
+
+
+async def run_program(
+    *args: str, settings: Mapping[str, object] | None = None, given: bytes = b""
+) -> CompletedProcess[bytes]:
+    """Run a command of the program to its end."""
+    async with asyncio.timeout(SECONDS):
+        return await anyio.run_process(
+            [*PROGRAM, *args], input=given, check=False, env=make_environ(settings or {})
+        )
+
+
+async def run_programs(
+    commands: Mapping[str, tuple[Sequence[str], Mapping[str, object]]],
+) -> dict[str, CompletedProcess[bytes]]:
+    """Run several commands with their settings, as many at once as do not get in each other's way.
+
+    The names are the caller's; the results have them too.
+    """
+    places = asyncio.Semaphore(3)
+
+    async def run(args: Sequence[str], settings: Mapping[str, object]) -> CompletedProcess[bytes]:
+        async with places:
+            return await run_program(*args, settings=settings)
+
+    results = await asyncio.gather(*(run(*command) for command in commands.values()))
+    return dict(zip(commands, results, strict=True))
+
+
+class Running:
+    """One process of the bridge: its log, its admin port, its end."""
+
+    def __init__(
+        self, child: Child, canaries: Canaries, http: httpx.AsyncClient, entities: Sequence[str]
+    ) -> None:
+        self.child = child
+        self.entities = entities
+        self._canaries = canaries
+        self._http = http
+        self._shown = ""
+        self.is_done = False
+
+    @property
+    def output(self) -> str:
+        """All that it has printed."""
+        return self.child.log.read_text(encoding="utf-8", errors="replace")
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """Return the facts of every line that has this event."""
+        lines = (json.loads(line) for line in self.output.splitlines() if line.startswith("{"))
+        return [line for line in lines if line["event"] == event]
+
+    async def until_logged(self, event: str) -> dict[str, Any]:
+        """Return the first line that has this event, once there is one."""
+
+        async def look() -> dict[str, Any] | None:
+            found = self.logged(event)
+            assert found or self.child.exit_code is None, self.child.tail()
+            return found[0] if found else None
+
+        return await eventually(look, what=f"{event} logged by {self.child.name}")
+
+    @property
+    def webhook_url(self) -> str:
+        """Where the service posts its webhooks."""
+        return f"http://127.0.0.1:{self.logged('started')[0]['webhook_port']}/webhooks"
+
+    async def ask(self, path: str) -> httpx.Response:
+        """Ask the admin port."""
+        port = self.logged("started")[0]["admin_port"]
+        return await self._http.get(f"http://127.0.0.1:{port}{path}")
+
+    async def until_ready(self) -> None:
+        """Return when /readyz says so."""
+
+        async def is_ready() -> bool:
+            return (await self.ask("/readyz")).status_code == 200
+
+        await self.until_logged("started")
+        await eventually(is_ready, what=f"{self.child.name} ready\n{self.child.tail()}")
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """Sum up the samples of a metric that have these labels."""
+        text = (await self.ask("/metrics")).text
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    async def until_metric(self, name: str, at_least: float, **labels: str) -> None:
+        """Return when a metric has grown to a value."""
+
+        async def has_grown() -> bool:
+            return await self.metric(name, **labels) >= at_least
+
+        await eventually(has_grown, what=f"{name}{labels} at least {at_least}")
+
+    async def keep_what_it_shows(self) -> None:
+        """Remember what its admin port shows, for the search for canaries."""
+        for path in ("/metrics", "/livez", "/readyz", "/startupz"):
+            self._shown += (await self.ask(path)).text
+
+    async def ended(self, seconds: float = SECONDS) -> int:
+        """Wait for its end and return the exit code."""
+
+        async def look() -> tuple[int] | None:
+            code = self.child.exit_code
+            return None if code is None else (code,)
+
+        (code,) = await eventually(look, what=f"{self.child.name} ended", seconds=seconds)
+        self.is_done = True
+        return code
+
+    async def stop(self) -> int:
+        """Ask it to end as Kubernetes does, and return the exit code."""
+        if self.child.exit_code is None and self.logged("started"):
+            await self.keep_what_it_shows()
+        self.child.signal(signal.SIGTERM)
+        return await self.ended()
+
+    def leaks(self) -> set[str]:
+        """Return the canaries in all that it has printed and shown."""
+        return self._canaries.found_in(self.output + self._shown)
+
+
+@dataclass
+class Launcher:
+    """Starts processes of the bridge and sees to their end."""
+
+    base: Mapping[str, object]
+    folder: Path
+    guard: Guard
+    canaries: Canaries
+    http: httpx.AsyncClient
+    started: list[Running] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def start(self, *command: str, settings: Mapping[str, object]) -> Running:
+        """Start a command; what is set here comes before what all processes have in common."""
+        merged = {**self.base, **settings}
+        log = self.folder / f"{command[0]}-{next(self.numbers)}.log"
+        child = Child([*PROGRAM, *command], guard=self.guard, log=log, environ=make_environ(merged))
+        running = Running(child, self.canaries, self.http, _entities(merged))
+        self.started.append(running)
+        return running
+
+    async def role(self, *command: str, settings: Mapping[str, object]) -> Running:
+        """Start a role and return when it is ready."""
+        running = self.start(*command, settings=settings)
+        await running.until_ready()
+        return running
+
+    async def end_all(self) -> dict[str, int]:
+        """End what still runs; return the exit codes that were not clean."""
+        left = [running for running in self.started if not running.is_done]
+        codes = await asyncio.gather(*(running.stop() for running in left))
+        pairs = zip(left, codes, strict=True)
+        return {running.child.name: code for running, code in pairs if code != 0}
+
+
+def _entities(settings: Mapping[str, object]) -> list[str]:
+    queue, delays = settings.get("worker.queue"), settings.get("worker.retry_delays")
+    steps = [f"{queue}.retry.{d}" for d in delays] if isinstance(delays, list) else []
+    inbound = [settings.get("webhook.queue"), settings.get("webhook.exchange")]
+    names = [queue, f"{queue}.dead", *steps, *inbound, settings.get("worker.outcome_exchange")]
+    return [name for name in names if isinstance(name, str)]
+
+
+class Amqp:
+    """A plain client of the broker, as a team would write one."""
+
+    def __init__(self, connection: aio_pika.abc.AbstractConnection) -> None:
+        self._connection = connection
+        self.channel: AbstractChannel
+
+    async def open(self) -> "Amqp":
+        """Open the channel for everything that cannot fail."""
+        self.channel = await self._connection.channel(on_return_raises=True)
+        return self
+
+    async def publish(self, queue: str, body: bytes, **properties: Any) -> None:
+        """Publish one persistent message and see it confirmed."""
+        mode = aio_pika.DeliveryMode.PERSISTENT
+        message = aio_pika.Message(body, **{"delivery_mode": mode, **properties})
+        await self.channel.default_exchange.publish(message, queue, timeout=SECONDS)
+
+    async def take(self, queue: str, **wanted: object) -> AbstractIncomingMessage:
+        """Take messages off a queue until one has the wanted attributes; the rest is dropped."""
+        source = await self.channel.get_queue(queue, ensure=False)
+
+        async def look() -> AbstractIncomingMessage | None:
+            while (message := await source.get(fail=False, no_ack=True)) is not None:
+                if all(getattr(message, name) == value for name, value in wanted.items()):
+                    return message
+            return None
+
+        return await eventually(look, what=f"a message with {wanted} in {queue}")
+
+    async def count(self, queue: str) -> int:
+        """Count the messages that are ready in a queue."""
+        async with self._connection.channel() as channel:
+            declared = await channel.declare_queue(queue, passive=True)
+            return declared.declaration_result.message_count or 0
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete queues and exchanges of these names."""
+        for name in names:
+            await self.channel.queue_delete(name)
+            await self.channel.exchange_delete(name)
+
+    async def until_count(self, queue: str, count: int) -> None:
+        """Return when a queue holds so many messages ready."""
+
+        async def is_so() -> bool:
+            return await self.count(queue) == count
+
+        await eventually(is_so, what=f"{count} messages in {queue}")
+
+
+@asynccontextmanager
+async def open_amqp(url: str) -> AsyncIterator[Amqp]:
+    """Open a client of a broker."""
+    connection = await aio_pika.connect(url, timeout=SECONDS)
+    async with connection:
+        yield await Amqp(connection).open()
+
+
+class Service:
+    """The stand-in SMS service."""
+
+    def __init__(self, url: str, http: httpx.AsyncClient) -> None:
+        self.url = url
+        self._http = http
+
+    async def forget(self) -> None:
+        """Forget what it was sent, and behave."""
+        for kind in ("faults", "messages", "requests"):
+            (await self._http.delete(f"{self.url}/sandbox/{kind}")).raise_for_status()
+
+    async def misbehave(self, *faults: Mapping[str, object]) -> None:
+        """Order faults."""
+        answer = await self._http.put(f"{self.url}/sandbox/faults", json=list(faults))
+        answer.raise_for_status()
+
+    async def messages(self, to: str) -> list[dict[str, Any]]:
+        """Return the messages that it took for a number."""
+        return await self._list("messages", to)
+
+    async def requests(self, to: str) -> list[dict[str, Any]]:
+        """Return the POSTs that named a number, whatever came of them."""
+        return await self._list("requests", to)
+
+    async def until_sent(self, to: str) -> dict[str, Any]:
+        """Return the first message for a number, once there is one."""
+
+        async def look() -> dict[str, Any] | None:
+            found = await self.messages(to)
+            return found[0] if found else None
+
+        return await eventually(look, what=f"a message for {to}")
+
+    async def until_requested(self, to: str, count: int = 1) -> list[dict[str, Any]]:
+        """Return the POSTs for a number, once there are so many."""
+
+        async def look() -> list[dict[str, Any]] | None:
+            found = await self.requests(to)
+            return found if len(found) >= count else None
+
+        return await eventually(look, what=f"{count} requests for {to}")
+
+    async def _list(self, kind: str, to: str) -> list[dict[str, Any]]:
+        answer = await self._http.get(f"{self.url}/sandbox/{kind}")
+        answer.raise_for_status()
+        return [entry for entry in answer.json()[kind] if entry["to"] == to]
+
+
+@pytest.fixture(scope="session")
+def canaries() -> Canaries:
+    """Make up personal data."""
+    return Canaries()
+
+
+@pytest.fixture(scope="session")
+def guard() -> Iterator[Guard]:
+    """Let no process outlive the tests."""
+    with guarded() as ours:
+        yield ours
+
+
+@pytest.fixture(scope="session")
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    """Lend an HTTP client that keeps no connection, because servers come and go."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(trust_env=False, timeout=SECONDS, limits=limits) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+async def amqp(amqp_url: str) -> AsyncIterator[Amqp]:
+    """Lend a client of the broker that all tests share."""
+    async with open_amqp(amqp_url) as client:
+        yield client
+
+
+StartService = Callable[[str], Awaitable[Service]]
+
+
+@pytest.fixture(scope="session")
+async def start_service(
+    tmp_path_factory: pytest.TempPathFactory, guard: Guard, http: httpx.AsyncClient
+) -> AsyncIterator[StartService]:
+    """Start stand-in SMS services that take one API key each."""
+    folder = tmp_path_factory.mktemp("services")
+    children: list[Child] = []
+
+    async def start(key: str) -> Service:
+        command = [*PROGRAM, "sandbox", "--port", "0", "--key", key]
+        log = folder / f"sandbox-{len(children)}.log"
+        child = Child(command, guard=guard, log=log, environ=make_environ({}))
+        children.append(child)
+
+        async def look() -> str | None:
+            assert child.exit_code is None, child.tail()
+            found = re.search(r"sandbox: (http://\S+)", child.tail())
+            return found[1] if found else None
+
+        return Service(await eventually(look, what="the sandbox started"), http)
+
+    yield start
+    for child in children:
+        child.end(grace_seconds=10)
+
+
+@pytest.fixture(scope="session")
+async def session_service(start_service: StartService, canaries: Canaries) -> Service:
+    """Start the one SMS service that most tests share."""
+    return await start_service(canaries.key)
+
+
+@pytest.fixture
+async def service(session_service: Service) -> Service:
+    """Lend the SMS service, with nothing in its memory."""
+    await session_service.forget()
+    return session_service
+
+
+@pytest.fixture(scope="module")
+async def launcher(
+    tmp_path_factory: pytest.TempPathFactory,
+    guard: Guard,
+    canaries: Canaries,
+    http: httpx.AsyncClient,
+    amqp: Amqp,
+    amqp_url: str,
+) -> AsyncIterator[Launcher]:
+    """Start processes for one file; see at its end that they stop cleanly and gave nothing away."""
+    base: dict[str, object] = {
+        "rabbitmq.url": amqp_url,
+        "admin.host": "127.0.0.1",
+        "admin.port": "0",
+        "webhook.host": "127.0.0.1",
+        "webhook.port": "0",
+        "log.format": "json",
+        "log.level": "debug",
+    }
+    launcher = Launcher(base, tmp_path_factory.mktemp("bridge"), guard, canaries, http)
+    yield launcher
+    unclean = await launcher.end_all()
+    leaks = {running.child.name: running.leaks() for running in launcher.started}
+    for running in launcher.started:
+        await amqp.delete(running.entities)
+
+    assert unclean == {}
+    assert {name: found for name, found in leaks.items() if found} == {}
+
+
+def unique(name: str) -> str:
+    """Make a name for a queue or an exchange that no other test uses."""
+    return f"{name}.{uuid.uuid4().hex[:12]}"

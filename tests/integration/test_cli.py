@@ -1,0 +1,447 @@
+"""The command line, run as a user runs it."""
+
+import asyncio
+import json
+import re
+import shlex
+import signal
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+import typer.main
+import yaml
+
+from bridge.__main__ import app
+from tests.integration.conftest import (
+    SECONDS,
+    SIGNATURE,
+    Amqp,
+    Canaries,
+    Launcher,
+    Running,
+    Service,
+    eventually,
+    make_environ,
+    run_program,
+    run_programs,
+    unique,
+)
+
+SCRIPT = Path(sys.executable).with_name("sms-bridge")
+
+
+def _commands() -> list[str]:
+    group = typer.main.get_command(app)
+    names = []
+    for name, command in getattr(group, "commands", {}).items():
+        below = getattr(command, "commands", {})
+        names += [name, *(f"{name} {part}" for part in below)]
+    return names
+
+
+@dataclass
+class Line:
+    """Both roles in one process, and the settings by which commands find them."""
+
+    role: Running
+    settings: dict[str, object]
+    queue: str
+
+
+@pytest.fixture(scope="module")
+async def line(
+    launcher: Launcher, canaries: Canaries, session_service: Service, amqp_url: str
+) -> Line:
+    """Start both roles for the commands to speak to."""
+    queue = unique("cli")
+    settings: dict[str, object] = {
+        "rabbitmq.url": amqp_url,
+        "worker.queue": queue,
+        "worker.retry_delays": ["1s"],
+        "sms_api.base_url": session_service.url,
+        "sms_api.key": canaries.key,
+        "webhook.exchange": f"{queue}.events",
+        "webhook.queue": f"{queue}.events",
+        "webhook.secrets": [canaries.secret],
+    }
+    role = await launcher.role("all", settings=settings)
+    await role.until_metric("sms_bridge_amqp_connection_up", 1)
+    return Line(role, settings, queue)
+
+
+def _send(request: dict[str, str], *more: str) -> list[str]:
+    options = (("--to", request["to"]), ("--from", request["from"]), ("--text", request["text"]))
+    return ["send", *(part for option in options for part in option), *more]
+
+
+# The program itself
+
+
+async def test_the_script_is_the_module() -> None:
+    """`sms-bridge` is the same program as `python -m bridge`."""
+    script = await anyio.run_process([str(SCRIPT), "--help"], env=make_environ({}))
+    module = await run_program("--help")
+    as_script = module.stdout.replace(b"python -m bridge", b"sms-bridge")
+
+    assert script.stdout == as_script
+
+
+async def test_the_version_is_shown() -> None:
+    """`--version` prints one line with the name and the version."""
+    result = await run_program("--version")
+
+    assert re.fullmatch(rb"sms-bridge \d+\.\d+\.\d+\S*\n", result.stdout)
+
+
+@pytest.fixture(scope="module")
+async def explanations() -> dict[str, CompletedProcess[bytes]]:
+    """Ask every command for help."""
+    return await run_programs({name: ([*name.split(), "--help"], {}) for name in _commands()})
+
+
+@pytest.mark.parametrize("command", _commands())
+async def test_every_command_explains_itself(
+    explanations: dict[str, CompletedProcess[bytes]], command: str
+) -> None:
+    """`--help` of every command names its usage on standard output, and asks for nothing."""
+    result = explanations[command]
+
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert f"bridge {command} " in result.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("sendd",), ("send", "--too", "x"), ("send",), ("worker", "--config")],
+    ids=["command", "option", "missing", "value"],
+)
+async def test_bad_usage_is_told(args: tuple[str, ...]) -> None:
+    """Bad usage ends with 2 and an explanation, without a traceback."""
+    result = await run_program(*args)
+
+    assert result.returncode == 2
+    assert result.stderr
+    assert b"Traceback" not in result.stderr
+
+
+# check
+
+
+async def test_check_prints_the_effective_configuration(line: Line) -> None:
+    """`check` prints what is in force as YAML, defaults and all."""
+    result = await run_program("check", settings=line.settings)
+    shown = yaml.safe_load(result.stdout)
+
+    assert result.returncode == 0
+    assert shown["worker"]["queue"] == line.queue
+    assert shown["worker"]["concurrency"] == 50
+
+
+async def test_check_reads_a_file_under_the_environment(line: Line, tmp_path: Path) -> None:
+    """`check` lays the environment over the file."""
+    file = tmp_path / "bridge.yaml"
+    file.write_text("worker:\n  queue: from-file\n  concurrency: 7\n", encoding="utf-8")
+    settings = {"worker.queue": line.queue}
+    result = await run_program("--config", str(file), "check", settings=settings)
+    shown = yaml.safe_load(result.stdout)["worker"]
+
+    assert (shown["queue"], shown["concurrency"]) == (line.queue, 7)
+
+
+async def test_check_shows_no_secret(line: Line, canaries: Canaries) -> None:
+    """`check` masks keys, secrets and passwords, also those in URLs."""
+    password = canaries.password
+    settings = {
+        **line.settings,
+        "rabbitmq.url": [f"amqp://a:{password}@one/", f"amqps://b:{password}@two/"],
+        "rabbitmq.password": password,
+        "sms_api.proxy": f"http://a:{password}@proxy:3128",
+    }
+    result = await run_program("check", settings=settings)
+
+    assert result.returncode == 0
+    assert canaries.found_in((result.stdout + result.stderr).decode()) == set()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"worker.concurrency": "many"},
+        {"worker.qeue": "a"},
+        {"sms_api.key": "null"},
+        {"webhook.secrets": "[]"},
+        {"webhook.secrets": "null", "webhook.secret_files": ["/nowhere/secret"]},
+    ],
+    ids=["value", "unknown-key", "no-key", "no-secrets", "no-secret-file"],
+)
+async def test_check_finds_a_wrong_set_up(line: Line, wrong: dict[str, object]) -> None:
+    """`check` ends with 2 and one line that names the key."""
+    result = await run_program("check", settings={**line.settings, **wrong})
+    lines = result.stderr.decode().splitlines()
+
+    assert (result.returncode, len(lines)) == (2, 1)
+    assert any(key.rpartition(".")[0] in lines[0] for key in wrong)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("worker: [", "is not YAML"), ("- a", "sections"), (None, "cannot be read")],
+    ids=["no-yaml", "list", "missing"],
+)
+async def test_a_wrong_file_is_told(content: str | None, said: str, tmp_path: Path) -> None:
+    """A file that is no configuration ends a command with 2 and one line."""
+    file = tmp_path / "bridge.yaml"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+    result = await run_program("check", "--config", str(file))
+    lines = result.stderr.decode().splitlines()
+
+    assert (result.returncode, len(lines)) == (2, 1)
+    assert said in lines[0]
+
+
+# send
+
+
+async def test_send_prints_the_message_id(line: Line, canaries: Canaries, service: Service) -> None:
+    """`send` publishes one request and prints the id under which it is sent."""
+    request = canaries.request()
+    result = await run_program(*_send(request), settings=line.settings)
+    message = await service.until_sent(request["to"])
+
+    assert result.returncode == 0
+    assert result.stdout.decode().strip() == message["idempotency_key"]
+    assert {name: message[name] for name in request} == request
+
+
+async def test_send_waits_for_the_acceptance(
+    line: Line, canaries: Canaries, service: Service
+) -> None:
+    """`send --wait` prints the outcome and ends with 0 when it was sent."""
+    request = canaries.request()
+    result = await run_program(*_send(request, "--wait"), settings=line.settings)
+    message_id, outcome = result.stdout.decode().splitlines()
+
+    assert result.returncode == 0
+    assert len(await service.messages(request["to"])) == 1
+    assert json.loads(outcome)["message_id"] == message_id
+    assert json.loads(outcome)["outcome"] == "sent"
+
+
+async def test_send_tells_of_a_death(line: Line, canaries: Canaries, service: Service) -> None:
+    """`send --wait` prints the outcome and ends with 1 when the request is dead."""
+    request = canaries.request()
+    await service.misbehave({"to": request["to"], "status": 422})
+    result = await run_program(*_send(request, "--wait"), settings=line.settings)
+    outcome = json.loads(result.stdout.decode().splitlines()[-1])
+
+    assert (result.returncode, outcome["outcome"], outcome["reason"]) == (1, "dead", "refused")
+
+
+async def test_send_gives_up_waiting(amqp: Amqp, amqp_url: str, canaries: Canaries) -> None:
+    """`send --wait` ends with 1 when there is no outcome in time, and the request stays."""
+    queue = unique("nobody")
+    await amqp.channel.declare_queue(queue, durable=True)
+    settings = {"rabbitmq.url": amqp_url, "worker.queue": queue}
+    command = _send(canaries.request(), "--wait", "--timeout", "1")
+    result = await run_program(*command, settings=settings)
+    count = await amqp.count(queue)
+    stored = await amqp.take(queue)
+    await amqp.delete([queue])
+
+    assert (result.returncode, count) == (1, 1)
+    assert len(result.stderr.splitlines()) == 1
+    # The id is what the user has to look for it.
+    assert str(stored.message_id) in (result.stdout + result.stderr).decode()
+
+
+@pytest.mark.parametrize(
+    "members",
+    [{"to": "4915550101"}, {"text": ""}, {"text": "Zikadensommer" * 200}, {"from": "x" * 33}],
+    ids=["to", "empty-text", "long-text", "from"],
+)
+async def test_send_refuses_what_the_worker_would(
+    line: Line, canaries: Canaries, members: dict[str, str]
+) -> None:
+    """`send` ends with 2 and one line that names the field, and quotes no value."""
+    command = _send(canaries.request(**members))
+    result = await run_program(*command, settings=line.settings)
+    (name,) = members
+
+    assert result.returncode == 2
+    assert re.fullmatch(rf"sms-bridge: {name}: [^\n]+\n", result.stderr.decode())
+    assert canaries.found_in((result.stdout + result.stderr).decode()) == set()
+
+
+async def test_send_needs_a_queue(amqp_url: str, canaries: Canaries) -> None:
+    """`send` to a queue that is not there ends with 1 and one line that names it."""
+    settings = {"rabbitmq.url": amqp_url, "worker.queue": unique("missing")}
+    result = await run_program(*_send(canaries.request()), settings=settings)
+    lines = result.stderr.decode().splitlines()
+
+    assert (result.returncode, len(lines)) == (1, 1)
+    assert settings["worker.queue"] in lines[0]
+
+
+async def test_send_needs_a_broker(canaries: Canaries) -> None:
+    """`send` without a broker ends with 1 and one line, which holds no password."""
+    settings = {"rabbitmq.url": f"amqp://guest:{canaries.password}@127.0.0.1:9/"}
+    result = await run_program(*_send(canaries.request()), settings=settings)
+
+    assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
+    assert canaries.found_in((result.stdout + result.stderr).decode()) == set()
+
+
+# listen
+
+
+async def _hears(listener: Running) -> list[dict[str, Any]]:
+    lines = listener.output.splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+async def _listen(launcher: Launcher, line: Line, http: httpx.AsyncClient) -> Running:
+    """Start `listen` and have it hear an event."""
+    # Bodies are what this command is for: its output is not searched for canaries.
+    listener = launcher.start("listen", settings={**line.settings, "log.level": "info"})
+    launcher.started.remove(listener)
+    canaries = launcher.canaries
+
+    async def has_heard() -> bool:
+        # What comes before it listens is not for it, so it is told until it has heard.
+        body = json.dumps({"type": "message.received", "id": uuid.uuid4().hex}).encode()
+        headers = {SIGNATURE: canaries.sign(body)}
+        await http.post(line.role.webhook_url, content=body, headers=headers)
+        return bool(await _hears(listener))
+
+    await eventually(has_heard, what="an event printed")
+    return listener
+
+
+async def test_listen_prints_events(
+    launcher: Launcher, line: Line, http: httpx.AsyncClient
+) -> None:
+    """`listen` prints each inbound event as a line of JSON."""
+    listener = await _listen(launcher, line, http)
+    event = (await _hears(listener))[0]
+    listener.child.signal(signal.SIGINT)
+    await listener.ended()
+
+    assert (event["routing_key"], event["type"]) == ("message.received", "message.received")
+    assert event["body"]["id"] == event["event_id"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+async def test_listen_ends_clean(
+    launcher: Launcher, line: Line, http: httpx.AsyncClient, number: signal.Signals
+) -> None:
+    """`listen` ends with 0 and without a traceback when it is told to end."""
+    listener = await _listen(launcher, line, http)
+    listener.child.signal(number)
+    code = await listener.ended()
+
+    assert code == 0, listener.output
+    assert "Traceback" not in listener.output
+
+
+# sign
+
+
+@pytest.mark.parametrize("source", ["file", "standard-input"])
+async def test_sign_prints_the_header(canaries: Canaries, tmp_path: Path, source: str) -> None:
+    """`sign` prints the header that the configured scheme asks for, byte for byte of the body."""
+    body = '{"text": "Grüße"}\r\n'.encode()
+    file = tmp_path / "event.json"
+    file.write_bytes(body)
+    settings = {"webhook.secrets": [canaries.secret, canaries.old_secret]}
+    args, given = (("sign", str(file)), b"") if source == "file" else (("sign",), body)
+    result = await run_program(*args, settings=settings, given=given)
+
+    assert result.returncode == 0
+    assert result.stdout.decode() == f"{SIGNATURE}: {canaries.sign(body)}\n"
+
+
+async def test_the_curl_command_works(line: Line, amqp: Amqp, tmp_path: Path) -> None:
+    """What `sign --curl` prints is accepted by the receiver when it is run in a shell."""
+    file = tmp_path / "it's an event.json"
+    body = json.dumps({"type": "message.received", "id": uuid.uuid4().hex}).encode()
+    file.write_bytes(body)
+    args = ("sign", str(file), "--curl", line.role.webhook_url)
+    command = (await run_program(*args, settings=line.settings)).stdout.decode()
+    async with asyncio.timeout(SECONDS):
+        answer = await anyio.run_process(command, check=False, env=make_environ({}))
+
+    assert shlex.split(command)[0] == "curl"
+    assert answer.stdout.startswith(b"HTTP/1.1 200 "), answer.stderr
+    assert (await amqp.take(f"{line.queue}.events", body=body)).body == body
+
+
+async def test_sign_needs_a_secret() -> None:
+    """`sign` without a secret ends with 2 and one line that names the setting."""
+    result = await run_program("sign", given=b"{}")
+    lines = result.stderr.decode().splitlines()
+
+    assert (result.returncode, len(lines)) == (2, 1)
+    assert "webhook.secrets" in lines[0]
+
+
+# schema
+
+
+async def test_the_configuration_has_a_schema() -> None:
+    """`schema config` prints a JSON Schema that has every section."""
+    result = await run_program("schema", "config")
+    schema = json.loads(result.stdout)
+    sections = {"rabbitmq", "sms_api", "worker", "webhook", "admin", "log", "tracing"}
+
+    assert result.returncode == 0
+    assert schema["type"] == "object"
+    assert schema["properties"].keys() == sections
+
+
+# sandbox
+
+
+async def test_the_sandbox_takes_messages(service: Service, http: httpx.AsyncClient) -> None:
+    """The sandbox says what it takes, and refuses a key that it does not know."""
+    answer = await http.post(f"{service.url}/v1/messages", json={}, headers={})
+
+    assert answer.status_code == 401
+
+
+async def test_the_sandbox_replies_to_the_bridge(
+    launcher: Launcher, line: Line, http: httpx.AsyncClient, canaries: Canaries
+) -> None:
+    """A reply from a phone of the sandbox is a webhook that the bridge takes; a forged one not."""
+    url = ("--webhook-url", line.role.webhook_url, "--webhook-secret", canaries.secret)
+    sandbox = launcher.start("sandbox", "--port", "0", *url, settings={})
+
+    async def look() -> str | None:
+        found = re.search(r"sandbox: (http://\S+)", sandbox.output)
+        return found[1] if found else None
+
+    address = await eventually(look, what="the sandbox started")
+    reply = {"from": canaries.number(), "text": canaries.text()}
+    good = await http.post(f"{address}/sandbox/replies", json=reply)
+    forged = await http.post(f"{address}/sandbox/replies", json={**reply, "forged": True})
+    sandbox.child.signal(signal.SIGTERM)
+    code = await sandbox.ended()
+
+    assert good.json() == {"answers": [200]}
+    assert forged.json() == {"answers": [401]}
+    assert code == 0
+
+
+async def test_a_taken_port_ends_the_sandbox(service: Service) -> None:
+    """A sandbox whose port is in use ends at once with one line."""
+    result = await run_program("sandbox", "--port", str(httpx.URL(service.url).port))
+
+    assert result.returncode in {1, 2}
+    assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,707 @@
+"""Starts and ends, brokers that come late, go away or freeze, and set-ups that are wrong."""
+
+import asyncio
+import json
+import signal
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from subprocess import CompletedProcess
+from typing import Any
+
+import aio_pika
+import anyio.to_thread
+import httpx
+import pytest
+from yarl import URL
+
+from bridge.sandbox.broker import Broker
+from bridge.sandbox.processes import Guard
+from tests.integration.conftest import (
+    SIGNATURE,
+    Amqp,
+    Canaries,
+    Launcher,
+    Running,
+    Service,
+    eventually,
+    open_amqp,
+    run_program,
+    run_programs,
+    unique,
+)
+
+# What the contract promises, and a little for a busy computer.
+ANSWER_SECONDS = 2.5 + 0.3
+REQUESTS = 20
+EVENTS = 5
+
+
+@dataclass
+class Stage:
+    """A worker and a webhook receiver in front of a broker of their own."""
+
+    broker: Broker
+    worker: Running
+    webhook: Running
+    names: tuple[str, str]
+    http: httpx.AsyncClient
+    canaries: Canaries
+    seen: dict[str, Any] = field(default_factory=dict)
+    taken: list[bytes] = field(default_factory=list)
+
+    def event(self) -> bytes:
+        """Make up an event that has an id."""
+        data = {"from": self.canaries.number(), "text": self.canaries.text()}
+        return json.dumps({"type": "t", "id": uuid.uuid4().hex, "data": data}).encode()
+
+    async def post(self, body: bytes) -> tuple[int, bool, float]:
+        """Post a webhook; return the status, whether it says when to come again, the seconds."""
+        return await _post(self.http, self.webhook, body, self.canaries)
+
+    async def accepts(self, body: bytes) -> bool:
+        """Post a webhook and say whether it was taken."""
+        is_taken = (await self.post(body))[0] == 200
+        if is_taken:
+            self.taken.append(body)
+        return is_taken
+
+    async def start_broker(self) -> None:
+        """Start the broker, or start it again."""
+        await anyio.to_thread.run_sync(self.broker.start)
+
+    async def health(self) -> dict[str, int]:
+        """Ask both roles how they are."""
+        roles = {"worker": self.worker, "webhook": self.webhook}
+        return {
+            f"{name}{path}": (await role.ask(path)).status_code
+            for name, role in roles.items()
+            for path in ("/startupz", "/livez", "/readyz")
+        }
+
+
+async def _post(
+    http: httpx.AsyncClient, role: Running, body: bytes, canaries: Canaries
+) -> tuple[int, bool, float]:
+    started = time.monotonic()
+    headers = {SIGNATURE: canaries.sign(body)}
+    answer = await http.post(role.webhook_url, content=body, headers=headers)
+    seconds = time.monotonic() - started
+    return answer.status_code, answer.headers.get("retry-after", "").isdigit(), seconds
+
+
+@pytest.fixture(scope="module")
+async def stage(
+    launcher: Launcher,
+    session_service: Service,
+    canaries: Canaries,
+    http: httpx.AsyncClient,
+    guard: Guard,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[Stage]:
+    """Start both roles, look at them, and only then start their broker."""
+    broker = Broker(tmp_path_factory.mktemp("broker"), guard=guard)
+    queue, exchange = unique("late"), unique("late-events")
+    worker_settings = {
+        "rabbitmq.url": broker.url,
+        "worker.queue": queue,
+        "worker.retry_delays": ["1s", "2s"],
+        "sms_api.base_url": session_service.url,
+        "sms_api.key": canaries.key,
+    }
+    webhook_settings = {
+        "rabbitmq.url": broker.url,
+        "webhook.exchange": exchange,
+        "webhook.queue": exchange,
+        "webhook.secrets": [canaries.secret],
+    }
+    worker = launcher.start("worker", settings=worker_settings)
+    webhook = launcher.start("webhook", settings=webhook_settings)
+    ours = Stage(broker, worker, webhook, (queue, exchange), http, canaries)
+    await worker.until_logged("broker_unavailable")
+    await webhook.until_logged("broker_unavailable")
+    ours.seen["health"] = await ours.health()
+    ours.seen["answer"] = await ours.post(ours.event())
+    try:
+        await ours.start_broker()
+        await asyncio.gather(worker.until_ready(), webhook.until_ready())
+        yield ours
+        codes = await asyncio.gather(worker.stop(), webhook.stop())
+    finally:
+        await anyio.to_thread.run_sync(broker.close)
+
+    assert list(codes) == [0, 0]
+
+
+@dataclass
+class Outage:
+    """What was seen while the broker was killed in the middle of the work, and afterwards."""
+
+    health: dict[str, int]
+    answer: tuple[int, bool, float]
+    sent: list[int]
+    taken: set[bytes]
+    stored: set[bytes]
+
+
+@pytest.fixture(scope="module")
+async def outage(stage: Stage, session_service: Service) -> Outage:
+    """Kill the broker while requests are being posted, and start it again."""
+    queue, exchange = stage.names
+    await session_service.forget()
+    for _ in range(EVENTS):
+        await eventually(lambda: stage.accepts(stage.event()), what="an event taken")
+    requests = [stage.canaries.request() for _ in range(REQUESTS)]
+    await anyio.to_thread.run_sync(stage.broker.flush)
+    await session_service.misbehave({"status": 202, "latency_seconds": 1})
+    async with open_amqp(stage.broker.url) as amqp:
+        for request in requests:
+            body = json.dumps(request).encode()
+            await amqp.publish(queue, body, message_id=uuid.uuid4().hex)
+    await session_service.until_requested(requests[0]["to"])
+    await anyio.to_thread.run_sync(stage.broker.kill)
+    await eventually(lambda: _is_unready(stage.worker), what="the loss noticed")
+    health, late = await stage.health(), stage.event()
+    answer = await stage.post(late)
+    await stage.start_broker()
+    await stage.worker.until_ready()
+    await eventually(lambda: stage.accepts(late), what="an event taken again")
+    for request in requests:
+        await session_service.until_sent(request["to"])
+    async with open_amqp(stage.broker.url) as amqp:
+        await _until_worked_off(stage, amqp)
+        count = await amqp.count(exchange)
+        stored = {(await amqp.take(exchange)).body for _ in range(count)}
+    sent = [len(await session_service.messages(request["to"])) for request in requests]
+    await session_service.forget()
+    return Outage(health, answer, sent, set(stage.taken), stored)
+
+
+async def _is_unready(role: Running) -> bool:
+    return (await role.ask("/readyz")).status_code == 503
+
+
+async def _until_worked_off(stage: Stage, amqp: Amqp) -> None:
+    async def is_so() -> bool:
+        busy = await stage.worker.metric("sms_bridge_worker_messages_in_progress")
+        return not busy and await amqp.count(stage.names[0]) == 0
+
+    await eventually(is_so, what="nothing left to do")
+
+
+# The broker comes late
+
+
+@pytest.mark.parametrize(
+    ("check", "status"),
+    [
+        ("worker/startupz", 200),
+        ("worker/livez", 200),
+        ("worker/readyz", 503),
+        ("webhook/startupz", 200),
+        ("webhook/livez", 200),
+        ("webhook/readyz", 200),
+    ],
+)
+async def test_a_role_lives_without_a_broker(stage: Stage, check: str, status: int) -> None:
+    """Before the broker is there both roles live; only the worker is not ready."""
+    assert stage.seen["health"][check] == status
+
+
+async def test_a_webhook_before_the_broker_is_put_off(stage: Stage) -> None:
+    """Before the broker is there a webhook is asked to come again, in time."""
+    status, says_when, seconds = stage.seen["answer"]
+
+    assert (status, says_when) == (503, True)
+    assert seconds < ANSWER_SECONDS
+
+
+async def test_the_worker_works_when_the_broker_has_come(
+    stage: Stage, session_service: Service
+) -> None:
+    """A worker that was there first sends as soon as there is a broker."""
+    request = stage.canaries.request()
+    async with open_amqp(stage.broker.url) as amqp:
+        await amqp.publish(stage.names[0], json.dumps(request).encode())
+
+    assert await session_service.until_sent(request["to"])
+
+
+# The broker freezes, and is killed
+
+
+async def test_a_webhook_is_put_off_while_the_broker_is_frozen(stage: Stage) -> None:
+    """While the broker answers nothing a webhook is asked to come again, in time."""
+    await eventually(lambda: stage.accepts(stage.event()), what="an event taken")
+    event = stage.event()
+    stage.broker.pause()
+    try:
+        status, says_when, seconds = await stage.post(event)
+    finally:
+        stage.broker.resume()
+    await eventually(lambda: stage.accepts(event), what="the event taken again")
+
+    assert (status, says_when) == (503, True)
+    assert seconds < ANSWER_SECONDS
+
+
+async def test_a_frozen_broker_holds_up_no_end(
+    stage: Stage, launcher: Launcher, session_service: Service
+) -> None:
+    """A worker ends within its time-out, and a little, though the broker answers nothing."""
+    settings = {
+        "rabbitmq.url": stage.broker.url,
+        "worker.queue": stage.names[0],
+        "worker.retry_delays": ["1s", "2s"],
+        "worker.shutdown_timeout_seconds": "1",
+        "sms_api.base_url": session_service.url,
+        "sms_api.key": stage.canaries.key,
+    }
+    worker = await launcher.role("worker", settings=settings)
+    stage.broker.pause()
+    try:
+        started = time.monotonic()
+        await worker.stop()
+        seconds = time.monotonic() - started
+    finally:
+        stage.broker.resume()
+
+    assert seconds < 1 + 6
+
+
+@pytest.mark.parametrize(
+    ("check", "status"),
+    [
+        ("worker/livez", 200),
+        ("worker/readyz", 503),
+        ("webhook/livez", 200),
+        ("webhook/readyz", 200),
+    ],
+)
+async def test_a_role_outlives_its_broker(outage: Outage, check: str, status: int) -> None:
+    """While the broker is away both roles live; only the worker is not ready."""
+    assert outage.health[check] == status
+
+
+async def test_a_webhook_is_put_off_while_the_broker_is_away(outage: Outage) -> None:
+    """While the broker is away a webhook is asked to come again, in time."""
+    status, says_when, seconds = outage.answer
+
+    assert (status, says_when) == (503, True)
+    assert seconds < ANSWER_SECONDS
+
+
+async def test_a_killed_broker_costs_no_request_and_no_repeat(outage: Outage) -> None:
+    """Requests that were being posted when the broker was killed are each sent once."""
+    assert outage.sent == [1] * REQUESTS
+
+
+async def test_a_killed_broker_costs_no_event(outage: Outage) -> None:
+    """Every event that was answered 200, before or after, is in the queue."""
+    assert len(outage.taken) > EVENTS
+    assert outage.taken - outage.stored == set()
+
+
+# Ends
+
+
+def _worker_settings(service: Service, canaries: Canaries, queue: str) -> dict[str, object]:
+    return {
+        "worker.queue": queue,
+        "worker.retry_delays": ["60s"],
+        "sms_api.base_url": service.url,
+        "sms_api.key": canaries.key,
+    }
+
+
+@dataclass
+class Drained:
+    """What a worker left that was asked to end with one POST under way and one message waiting."""
+
+    code: int
+    draining: dict[str, int]
+    sent: dict[str, int]
+    left: list[str]
+
+
+@pytest.fixture(scope="module")
+async def drained(
+    launcher: Launcher, amqp: Amqp, canaries: Canaries, session_service: Service
+) -> Drained:
+    """End a worker that has work."""
+    await session_service.forget()
+    queue = unique("drained")
+    posted, waiting = canaries.request(), canaries.request()
+    await session_service.misbehave({"to": posted["to"], "status": 202, "latency_seconds": 1.5})
+    worker = await launcher.role(
+        "worker", settings=_worker_settings(session_service, canaries, queue)
+    )
+    due = str(time.time() + 40)
+    body = json.dumps(waiting).encode()
+    await amqp.publish(queue, body, headers={"sms-bridge-not-before": due})
+    await worker.until_metric("sms_bridge_worker_messages_in_progress", 1)
+    await amqp.publish(queue, json.dumps(posted).encode())
+    await session_service.until_requested(posted["to"])
+    await worker.keep_what_it_shows()
+    worker.child.signal(signal.SIGTERM)
+    await eventually(lambda: _is_unready(worker), what="the drain seen")
+    draining = {path: (await worker.ask(path)).status_code for path in ("/livez", "/readyz")}
+    code = await worker.ended()
+    await amqp.until_count(queue, 1)
+    left = [json.loads((await amqp.take(queue)).body)["to"]]
+    sent = {
+        name: len(await session_service.messages(request["to"]))
+        for name, request in {"posted": posted, "waiting": waiting}.items()
+    }
+    await session_service.forget()
+    return Drained(code, draining, sent, ["waiting" if to == waiting["to"] else to for to in left])
+
+
+async def test_a_drain_ends_clean(drained: Drained) -> None:
+    """A worker that could finish what it had begun ends with 0."""
+    assert drained.code == 0
+
+
+async def test_a_draining_worker_is_alive_and_not_ready(drained: Drained) -> None:
+    """During the drain nothing restarts the worker, and it is out of service."""
+    assert drained.draining == {"/livez": 200, "/readyz": 503}
+
+
+async def test_a_drain_finishes_what_is_being_posted(drained: Drained) -> None:
+    """A POST under way is awaited, and nothing new is begun."""
+    assert drained.sent == {"posted": 1, "waiting": 0}
+
+
+async def test_a_drain_gives_back_what_waits(drained: Drained) -> None:
+    """What was posted is acked; what only waited is in the queue again."""
+    assert drained.left == ["waiting"]
+
+
+@dataclass
+class CutOff:
+    """What a worker left that was asked to end while the service never answered."""
+
+    code: int
+    seconds: float
+    left: int
+
+
+async def _hanging_worker(
+    launcher: Launcher, amqp: Amqp, canaries: Canaries, service: Service, settings: dict[str, str]
+) -> tuple[Running, str]:
+    """Start a worker and have it wait for an answer that does not come."""
+    queue, request = unique("hanging"), canaries.request()
+    await service.misbehave({"to": request["to"], "mode": "hang"})
+    merged = _worker_settings(service, canaries, queue) | settings
+    worker = await launcher.role("worker", settings=merged)
+    await amqp.publish(queue, json.dumps(request).encode(), message_id=uuid.uuid4().hex)
+    await service.until_requested(request["to"])
+    return worker, queue
+
+
+async def test_a_drain_that_takes_too_long_is_told(
+    launcher: Launcher, amqp: Amqp, canaries: Canaries, service: Service
+) -> None:
+    """When the time is up the worker ends with 75, and the message is the broker's again."""
+    settings = {"worker.shutdown_timeout_seconds": "1"}
+    worker, queue = await _hanging_worker(launcher, amqp, canaries, service, settings)
+    code = await worker.stop()
+    await amqp.until_count(queue, 1)
+
+    assert code == 75
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGTERM)],
+    ids=["term-term", "int-term"],
+)
+async def test_the_second_signal_ends_at_once(
+    launcher: Launcher,
+    amqp: Amqp,
+    canaries: Canaries,
+    service: Service,
+    first: signal.Signals,
+    second: signal.Signals,
+) -> None:
+    """The first signal drains, the second one leaves at once."""
+    worker, queue = await _hanging_worker(launcher, amqp, canaries, service, {})
+    await worker.keep_what_it_shows()
+    worker.child.signal(first)
+    await eventually(lambda: _is_unready(worker), what="the drain seen")
+    started = time.monotonic()
+    worker.child.signal(second)
+    await worker.ended()
+    seconds = time.monotonic() - started
+    await amqp.until_count(queue, 1)
+
+    assert seconds < 2
+
+
+async def test_a_webhook_that_is_coming_in_is_finished(
+    launcher: Launcher, amqp: Amqp, canaries: Canaries
+) -> None:
+    """A webhook whose body was still coming in at SIGTERM is published and answered 200."""
+    exchange = unique("ending")
+    settings = {
+        "webhook.exchange": exchange,
+        "webhook.queue": exchange,
+        "webhook.secrets": [canaries.secret],
+    }
+    role = await launcher.role("webhook", settings=settings)
+    await role.until_metric("sms_bridge_amqp_connection_up", 1)
+    body = b'{"type": "t", "data": {}}'
+    head = (
+        f"POST /webhooks HTTP/1.1\r\nHost: localhost\r\n{SIGNATURE}: {canaries.sign(body)}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", httpx.URL(role.webhook_url).port)
+    writer.write(head.encode() + body[:5])
+    await role.until_metric("sms_bridge_webhook_http_requests_in_flight", 1)
+    await role.keep_what_it_shows()
+    role.child.signal(signal.SIGTERM)
+    await eventually(lambda: _is_unready(role), what="the drain seen")
+    writer.write(body[5:])
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    code = await role.ended()
+
+    assert (answer[:13], code) == (b"HTTP/1.1 200 ", 0)
+    assert (await amqp.take(exchange)).body == body
+
+
+# Both roles at once
+
+
+@pytest.fixture(scope="module")
+async def both(
+    launcher: Launcher, canaries: Canaries, session_service: Service
+) -> tuple[Running, str]:
+    """Start both roles in one process."""
+    name = unique("both")
+    settings = _worker_settings(session_service, canaries, name) | {
+        "webhook.exchange": f"{name}.events",
+        "webhook.queue": f"{name}.events",
+        "webhook.secrets": [canaries.secret],
+    }
+    return await launcher.role("all", settings=settings), name
+
+
+async def test_all_sends(
+    both: tuple[Running, str], amqp: Amqp, canaries: Canaries, service: Service
+) -> None:
+    """The role `all` sends requests."""
+    _, name = both
+    request = canaries.request()
+    await amqp.publish(name, json.dumps(request).encode())
+
+    assert await service.until_sent(request["to"])
+
+
+async def test_all_receives(
+    both: tuple[Running, str], amqp: Amqp, canaries: Canaries, http: httpx.AsyncClient
+) -> None:
+    """The role `all` publishes webhooks."""
+    role, name = both
+    body = canaries.text().encode()
+
+    async def is_accepted() -> bool:
+        return (await _post(http, role, body, canaries))[0] == 200
+
+    await eventually(is_accepted, what="the webhook taken")
+
+    assert (await amqp.take(f"{name}.events")).body == body
+
+
+async def test_all_shows_both_roles(both: tuple[Running, str]) -> None:
+    """The role `all` has the metrics of both roles on one admin port."""
+    text = (await both[0].ask("/metrics")).text
+
+    assert "sms_bridge_worker_consumer_up" in text
+    assert "sms_bridge_webhook_events_total" in text
+
+
+# Set-ups that are wrong
+
+WORKER = {"sms_api.base_url": "http://127.0.0.1:9", "sms_api.key": Canaries.key}
+WEBHOOK = {"webhook.secrets": json.dumps([Canaries.secret])}
+WRONG: dict[str, tuple[str, Mapping[str, object], list[str]]] = {
+    "unknown-key": ("worker", {"worker.concurency": "5"}, ["worker.concurrency"]),
+    "unknown-section": ("worker", {"workers.queue": "a"}, ["WORKERS"]),
+    "no-number": ("worker", {"worker.concurrency": "Zikadensommer"}, ["worker.concurrency"]),
+    "no-duration": ("worker", {"worker.max_age": "Zikadensommer"}, ["worker.max_age"]),
+    "no-list": ("worker", {"worker.retry_delays": "Zikadensommer"}, ["worker.retry_delays"]),
+    "descending": ("worker", {"worker.retry_delays": ["2s", "1s"]}, ["retry_delays"]),
+    "two-faults": (
+        "worker",
+        {"worker.concurrency": "0", "webhook.port": "-1"},
+        ["worker.concurrency", "webhook.port"],
+    ),
+    "no-key": ("worker", {"sms_api.base_url": "http://a", "sms_api.key": "null"}, ["sms_api.key"]),
+    "no-url": ("worker", {"sms_api.base_url": "null"}, ["sms_api.base_url"]),
+    "no-key-file": (
+        "worker",
+        {"sms_api.key": "null", "sms_api.key_file": "/nowhere/key"},
+        ["sms_api.key"],
+    ),
+    "key-with-space": ("worker", {"sms_api.key": f"{Canaries.key} x"}, ["sms_api.key"]),
+    "key-with-newline": ("worker", {"sms_api.key": f"{Canaries.key}\nx"}, ["sms_api.key"]),
+    "url-of-broker": (
+        "worker",
+        {"rabbitmq.url": f"http://guest:{Canaries.password}@localhost"},
+        ["rabbitmq.url"],
+    ),
+    "url-with-password": (
+        "worker",
+        {"sms_api.base_url": f"http://a:{Canaries.password}@localhost"},
+        ["sms_api.base_url"],
+    ),
+    "no-ca-file": ("worker", {"sms_api.ca_file": "/nowhere/ca.pem"}, ["sms_api.ca_file"]),
+    "no-secrets": ("webhook", {"webhook.secrets": "null"}, ["webhook.secrets"]),
+    "all-without-secrets": ("all", {"webhook.secrets": "null"}, ["webhook.secrets"]),
+}
+
+
+@pytest.fixture(scope="module")
+async def refusals() -> dict[str, CompletedProcess[bytes]]:
+    """Start a role with each of the wrong configurations."""
+    base = {**WORKER, **WEBHOOK, "admin.port": "0"}
+    return await run_programs(
+        {name: ([role], {**base, **wrong}) for name, (role, wrong, _) in WRONG.items()}
+    )
+
+
+@pytest.mark.parametrize("name", WRONG)
+async def test_a_wrong_set_up_is_told(
+    refusals: dict[str, CompletedProcess[bytes]], name: str, canaries: Canaries
+) -> None:
+    """A wrong configuration ends the start with 2 and a line for each fault that names the key."""
+    result, named = refusals[name], WRONG[name][2]
+    lines = result.stderr.decode().splitlines()
+    missing = [key for key in named if not any(key in line for line in lines)]
+
+    assert result.returncode == 2
+    assert (len(lines), missing) == (len(named), [])
+    assert canaries.found_in((result.stdout + result.stderr).decode()) == set()
+
+
+@pytest.mark.parametrize("key", ["admin.port", "webhook.port"])
+async def test_a_taken_port_is_told(key: str, amqp_url: str) -> None:
+    """A port that is in use ends the start with 1 and one line that names the setting."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = {
+            **WEBHOOK,
+            "rabbitmq.url": amqp_url,
+            "admin.host": "127.0.0.1",
+            "admin.port": "0",
+            "webhook.host": "127.0.0.1",
+            "webhook.port": "0",
+            key: str(taken.getsockname()[1]),
+        }
+        result = await run_program("webhook", settings=settings)
+    lines = result.stderr.decode().splitlines()
+
+    assert (result.returncode, len(lines)) == (1, 1)
+    assert key in lines[0]
+
+
+async def test_a_wrong_password_is_told(
+    launcher: Launcher, amqp_url: str, canaries: Canaries, session_service: Service
+) -> None:
+    """A password that the broker refuses is told as such, and tried again."""
+    url = URL(amqp_url).with_password(canaries.password)
+    settings = _worker_settings(session_service, canaries, unique("refused"))
+    worker = launcher.start("worker", settings={**settings, "rabbitmq.url": str(url)})
+    await worker.until_logged("started")
+    await worker.until_metric("sms_bridge_amqp_connections_total", 2, outcome="auth_failed")
+    first = (await worker.until_logged("broker_unavailable"))["why"]
+
+    assert "rabbitmq.password" in first
+    assert (await worker.ask("/livez")).status_code == 200
+
+
+@dataclass
+class Verified:
+    """What a worker said that may create nothing, about queues that are missing or wrong."""
+
+    worker: Running
+    queue: str
+    while_missing: str
+    readiness: int
+    while_wrong: str
+
+
+@pytest.fixture(scope="module")
+async def verified(
+    launcher: Launcher, amqp: Amqp, canaries: Canaries, session_service: Service
+) -> Verified:
+    """Start a worker in `verify`: first without queues, then with a wrong one, then with all."""
+    queue = unique("verified")
+    settings = _worker_settings(session_service, canaries, queue)
+    worker = launcher.start("worker", settings={**settings, "rabbitmq.topology": "verify"})
+    while_missing = (await worker.until_logged("broker_unavailable"))["why"]
+    readiness = (await worker.ask("/readyz")).status_code
+    await amqp.channel.declare_queue(queue, durable=True)
+
+    async def complaint() -> str | None:
+        whys = [line["why"] for line in worker.logged("broker_unavailable")]
+        return next((why for why in whys if "inequivalent" in why), None)
+
+    while_wrong = await eventually(complaint, what="the wrong queue told")
+    await amqp.delete([queue])
+    quorum = {"x-queue-type": "quorum"}
+    ladder = {
+        "x-message-ttl": 60_000,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": queue,
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+    }
+    for name, arguments in (
+        (queue, quorum),
+        (f"{queue}.dead", quorum),
+        (f"{queue}.retry.1m", quorum | ladder),
+    ):
+        await amqp.channel.declare_queue(name, durable=True, arguments=arguments)  # type: ignore[arg-type]
+    await worker.until_ready()
+    return Verified(worker, queue, while_missing, readiness, while_wrong)
+
+
+async def test_verify_creates_nothing_and_names_the_remedy(verified: Verified) -> None:
+    """In `verify` a missing queue is named together with what to do about it."""
+    assert verified.queue in verified.while_missing
+    assert "rabbitmq.topology" in verified.while_missing
+
+
+async def test_verify_is_not_ready_without_its_queues(verified: Verified) -> None:
+    """A worker whose queue is missing is not ready."""
+    assert verified.readiness == 503
+
+
+async def test_verify_names_the_difference(verified: Verified) -> None:
+    """In `verify` a queue with other arguments is named, and so is the argument."""
+    assert verified.queue in verified.while_wrong
+    assert "x-queue-type" in verified.while_wrong
+
+
+async def test_verify_is_ready_when_the_queues_are_there(verified: Verified) -> None:
+    """A worker in `verify` starts by itself when somebody has created its queues."""
+    assert (await verified.worker.ask("/readyz")).status_code == 200
+
+
+async def test_an_operator_may_remove_a_queue_for_good(verified: Verified, amqp_url: str) -> None:
+    """In `verify` a queue that was deleted under the worker is not created again."""
+    async with open_amqp(amqp_url) as amqp:
+        await amqp.channel.queue_delete(verified.queue)
+        await eventually(lambda: _is_unready(verified.worker), what="the loss noticed")
+        said = len(verified.worker.logged("broker_unavailable"))
+
+        async def has_tried_again() -> bool:
+            return len(verified.worker.logged("broker_unavailable")) >= said + 2
+
+        await eventually(has_tried_again, what="the worker tried again")
+        with pytest.raises(aio_pika.exceptions.ChannelNotFoundEntity):
+            await amqp.count(verified.queue)

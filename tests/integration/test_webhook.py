@@ -1,0 +1,652 @@
+"""The webhook receiver as a process: what it answers, and what it publishes."""
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import httpx
+import pytest
+from aio_pika.abc import AbstractIncomingMessage
+
+from tests.integration.conftest import (
+    SIGNATURE,
+    Amqp,
+    Canaries,
+    Launcher,
+    Running,
+    eventually,
+    unique,
+)
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+MAX_BODY_BYTES = 262_144
+BODY_SECONDS = 1
+IDLE_SECONDS = 1
+
+
+@dataclass
+class Line:
+    """One webhook receiver, a service in front of it, and a subscriber behind it."""
+
+    amqp: Amqp
+    canaries: Canaries
+    http: httpx.AsyncClient
+    webhook: Running
+    exchange: str
+
+    def event(self, **members: object) -> bytes:
+        """Make up the body of an event that nobody has seen before."""
+        data = {"from": self.canaries.number(), "text": self.canaries.text()}
+        return json.dumps({"type": "message.received", "data": data} | members).encode()
+
+    async def post(self, body: bytes, **headers: str) -> httpx.Response:
+        """Post a signed webhook."""
+        signed = {SIGNATURE: self.canaries.sign(body), **headers}
+        return await self.post_as(body, list(signed.items()))
+
+    async def post_as(
+        self, body: bytes, headers: Sequence[tuple[str, str | bytes]]
+    ) -> httpx.Response:
+        """Post a body with these headers and no signature of ours."""
+        pairs = [(k.encode(), v if isinstance(v, bytes) else v.encode()) for k, v in headers]
+        return await self.http.post(self.webhook.webhook_url, content=body, headers=pairs)
+
+    async def published(self, body: bytes) -> AbstractIncomingMessage:
+        """Return the event of a body from the queue."""
+        return await self.amqp.take(self.exchange, body=body)
+
+    async def heard(self, body: bytes, **headers: str) -> AbstractIncomingMessage:
+        """Post a webhook and return the event that becomes of it."""
+        answer = await self.post(body, **headers)
+        assert answer.status_code == 200
+        return await self.published(body)
+
+    async def count(self, body: bytes) -> int:
+        """Count the events of a body in the queue, and drop them all."""
+        source = await self.amqp.channel.get_queue(self.exchange, ensure=False)
+        found = 0
+        while (message := await source.get(fail=False, no_ack=True)) is not None:
+            found += message.body == body
+        return found
+
+
+@pytest.fixture(scope="module")
+async def line(launcher: Launcher, amqp: Amqp, canaries: Canaries, http: httpx.AsyncClient) -> Line:
+    """Start the receiver that most tests share: two secrets, short time-outs."""
+    exchange = unique("webhook")
+    settings = {
+        "webhook.exchange": exchange,
+        "webhook.queue": exchange,
+        "webhook.secrets": [canaries.secret, canaries.old_secret],
+        "webhook.body_timeout_seconds": str(BODY_SECONDS),
+        "webhook.idle_timeout_seconds": str(IDLE_SECONDS),
+    }
+    webhook = await launcher.role("webhook", settings=settings)
+    await _until_connected(webhook)
+    return Line(amqp, canaries, http, webhook, exchange)
+
+
+async def _until_connected(webhook: Running) -> None:
+    # The receiver is ready, and answers 503, before the broker is.
+    await webhook.until_metric("sms_bridge_amqp_connection_up", 1)
+
+
+@dataclass
+class FileLine(Line):
+    """A receiver whose secrets are in files, with no queue behind its exchange at first."""
+
+    folder: Path
+    secrets: dict[int, str] = field(default_factory=dict)
+
+    def write_secret(self, number: int, secret: str) -> None:
+        """Put a secret in the place of another, all at once."""
+        self.secrets[number] = secret or self.secrets[number]
+        fresh = self.folder / "fresh"
+        fresh.write_text(f"{secret}\n", encoding="utf-8")
+        fresh.replace(self.folder / f"secret-{number}")
+
+    async def accepts(self, secret: str) -> bool:
+        """Say whether a signature with this secret is taken for valid."""
+        body = self.event()
+        answer = await self.post_as(body, [(SIGNATURE, self.canaries.sign(body, secret))])
+        return answer.status_code != 401
+
+
+@pytest.fixture(scope="module")
+async def file_line(
+    launcher: Launcher,
+    amqp: Amqp,
+    canaries: Canaries,
+    http: httpx.AsyncClient,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> FileLine:
+    """Start a receiver with secret files, no queue, and room for one webhook at a time."""
+    exchange = unique("files")
+    folder = tmp_path_factory.mktemp("secrets")
+    settings = {
+        "webhook.exchange": exchange,
+        "webhook.queue": "null",
+        "webhook.secret_files": [str(folder / "secret-0"), str(folder / "secret-1")],
+        "webhook.max_in_flight": "1",
+    }
+    for number, secret in enumerate((canaries.secret, canaries.old_secret)):
+        (folder / f"secret-{number}").write_text(f"{secret}\n", encoding="utf-8")
+    webhook = await launcher.role("webhook", settings=settings)
+    await _until_connected(webhook)
+    secrets = {0: canaries.secret, 1: canaries.old_secret}
+    return FileLine(amqp, canaries, http, webhook, exchange, folder, secrets)
+
+
+# What is published
+
+
+async def test_a_webhook_is_published(line: Line) -> None:
+    """A verified webhook is answered 200, empty, and its body goes out byte for byte."""
+    body = b' {"type" : "message.received",\t"data":{"text":"Gr\xc3\xbc\\u00dfe"} }\n'
+    answer = await line.post(body)
+    event = await line.published(body)
+
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert event.routing_key == "message.received"
+
+
+async def test_an_event_has_its_properties(line: Line) -> None:
+    """An event is persistent JSON with type, time of receipt and an id of its own."""
+    event = await line.heard(line.event())
+    age = datetime.now(UTC) - (event.timestamp or datetime.min.replace(tzinfo=UTC))
+
+    assert event.content_type == "application/json"
+    assert event.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
+    assert event.type == "message.received"
+    assert event.exchange == line.exchange
+    assert event.message_id
+    assert timedelta(seconds=-2) < age < timedelta(seconds=30)
+
+
+async def test_each_publish_has_its_own_id(line: Line) -> None:
+    """Two publishes never share a message_id, not even those of one body."""
+    body = line.event()
+    first, second = await line.heard(body), await line.heard(body)
+
+    assert first.message_id != second.message_id
+
+
+async def test_an_event_has_its_headers_and_no_others(line: Line) -> None:
+    """An event carries the digest of its body, the provider's id, the trace, and nothing else."""
+    body = line.event(id="evt-headers")
+    event = await line.heard(body, traceparent=TRACE, tracestate="vendor=1", Cookie="a=b")
+
+    # A quorum queue adds its own count of deliveries.
+    assert {k: v for k, v in event.headers.items() if k != "x-delivery-count"} == {
+        "sms-bridge-body-sha256": hashlib.sha256(body).hexdigest(),
+        "sms-bridge-event-id": "evt-headers",
+        "traceparent": TRACE,
+        "tracestate": "vendor=1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "routing_key"),
+    [
+        ("message.received", "message.received"),
+        ("delivery.report_2-b.X", "delivery.report_2-b.X"),
+        ("a" * 120, "a" * 120),
+        ("a" * 121, "other"),
+        ("Zikadensommer received", "other"),
+        ("message..received", "other"),
+        ("message.received.", "other"),
+        ("message.received\n", "other"),
+        ("größe", "other"),
+        ("#", "other"),
+        ("", "other"),
+    ],
+    ids=[
+        *("known", "unknown", "longest", "too-long", "space", "empty-word", "last-dot"),
+        *("newline", "umlaut", "wildcard", "empty"),
+    ],
+)
+async def test_the_type_is_the_routing_key(line: Line, kind: str, routing_key: str) -> None:
+    """The type is the routing key when it may be one, else `other`; the property has it anyway."""
+    event = await line.heard(line.event(type=kind))
+
+    assert (event.routing_key, event.type or "") == (routing_key, kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("a" * 300, "a" * 255), ("ü" * 200, "ü" * 127)],
+    ids=["ascii", "utf-8"],
+)
+async def test_a_long_type_is_cut(line: Line, kind: str, expected: str) -> None:
+    """The type is cut to the 255 bytes of a property, at a whole character."""
+    event = await line.heard(line.event(type=kind))
+
+    assert (event.routing_key, event.type) == ("other", expected)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"no json",
+        b'["type", "message.received"]',
+        b'{"data": {}}',
+        b'{"type": null}',
+        b'{"type": 5}',
+        b'{"type": "\xff"}',
+        b'"message.received"',
+        b"[" * 100_000,
+        os.urandom(64),
+    ],
+    ids=[
+        *("empty", "no-json", "array", "no-type", "null", "number", "no-utf-8", "string"),
+        *("nested-deep", "random"),
+    ],
+)
+async def test_what_is_authentic_is_never_refused(line: Line, body: bytes) -> None:
+    """A verified body that is no event is answered 200 and goes out under `unparsed`."""
+    answer = await line.post(body)
+    event = await line.published(body)
+
+    assert (answer.status_code, event.routing_key) == (200, "unparsed")
+
+
+async def test_a_type_that_is_no_text_is_published(line: Line) -> None:
+    """An escaped lone surrogate in the type, which UTF-8 cannot hold, refuses nothing."""
+    body = b'{"type": "message.\\ud800", "data": {}}'
+    event = await line.heard(body)
+
+    assert event.routing_key == "other"
+
+
+def _with_id(value: object) -> str:
+    return json.dumps({"type": "t", "id": value, "data": {"id": "second"}, "x": uuid.uuid4().hex})
+
+
+@pytest.mark.parametrize(
+    ("body", "event_id"),
+    [
+        (_with_id("evt-1"), "evt-1"),
+        (_with_id(12345678901234567890), "12345678901234567890"),
+        (_with_id("a" * 255), "a" * 255),
+        (_with_id("a" * 256), "second"),
+        (_with_id(""), "second"),
+        (_with_id("evt 1"), "second"),
+        (_with_id("größe"), "second"),
+        (_with_id(True), "second"),
+        (_with_id(1.5), "second"),
+        (_with_id(None), "second"),
+        (_with_id(["evt-1"]), "second"),
+        ('{"type": "t", "data": {"message_id": "third"}}', "third"),
+        ('{"type": "t", "data": "evt-1"}', None),
+        ('{"type": "t", "data": {"message_id": {}}}', None),
+        ('[{"id": "evt-1"}]', None),
+    ],
+    ids=[
+        *("string", "integer", "longest", "too-long", "empty", "space", "umlaut", "bool", "float"),
+        *("null", "list", "third-pointer", "no-object", "none-fits", "array"),
+    ],
+)
+async def test_the_event_id_is_the_first_that_fits(
+    line: Line, body: str, event_id: str | None
+) -> None:
+    """The event id is the first value of the pointers that may be one, else it is left out."""
+    event = await line.heard(body.encode())
+
+    assert event.headers.get("sms-bridge-event-id") == event_id
+
+
+@pytest.mark.parametrize("trace", ["Zikadensommer", "00-" + "0" * 20, ""], ids=str)
+async def test_a_broken_trace_is_left_out(line: Line, trace: str) -> None:
+    """A trace header that is none is not passed on."""
+    event = await line.heard(line.event(), traceparent=trace, tracestate="vendor=1")
+
+    assert not {"traceparent", "tracestate"} & event.headers.keys()
+
+
+# Repeats
+
+
+async def test_a_repeat_with_an_id_is_published_once(line: Line) -> None:
+    """An event that has an id is published once, and each repeat is answered 200."""
+    body = line.event(id=uuid.uuid4().hex)
+    answers = [(await line.post(body)).status_code for _ in range(3)]
+
+    assert answers == [200, 200, 200]
+    assert await line.count(body) == 1
+
+
+async def test_repeats_at_the_same_time_are_published_once(line: Line) -> None:
+    """Repeats that come while the first is being published wait for it."""
+    body = line.event(id=uuid.uuid4().hex)
+    answers = await asyncio.gather(*(line.post(body) for _ in range(20)))
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert await line.count(body) == 1
+
+
+async def test_a_repeat_without_an_id_is_an_event(line: Line) -> None:
+    """A person who answers YES twice said it twice."""
+    body = line.event()
+    answers = [(await line.post(body)).status_code for _ in range(2)]
+
+    assert answers == [200, 200]
+    assert await line.count(body) == 2
+
+
+# Signatures
+
+
+def _forms(canaries: Canaries, body: bytes) -> dict[str, str]:
+    signature = canaries.sign(body)
+    digest = bytes.fromhex(signature)
+    return {
+        "hex": signature,
+        "upper-case": signature.upper(),
+        "prefix": f"sha256={signature}",
+        "base64": base64.b64encode(digest).decode(),
+        "prefix-base64": f"sha256={base64.b64encode(digest).decode()}",
+        "second-secret": canaries.sign(body, canaries.old_secret),
+    }
+
+
+@pytest.mark.parametrize(
+    "form", ["hex", "upper-case", "prefix", "base64", "prefix-base64", "second-secret"]
+)
+async def test_a_valid_signature_is_accepted(line: Line, form: str) -> None:
+    """HMAC-SHA256 of the raw body passes in hex or base64, with a prefix, under each secret."""
+    body = line.event()
+    answer = await line.post_as(body, [(SIGNATURE, _forms(line.canaries, body)[form])])
+
+    assert answer.status_code == 200
+
+
+def _forgeries(canaries: Canaries, body: bytes) -> dict[str, list[tuple[str, str | bytes]]]:
+    good = canaries.sign(body)
+    other = canaries.sign(body + b"\n")
+    return {
+        "missing": [],
+        "empty": [(SIGNATURE, "")],
+        "twice": [(SIGNATURE, good), (SIGNATURE, good)],
+        "twice-differing": [(SIGNATURE, other), (SIGNATURE, good)],
+        "joined": [(SIGNATURE, f"{other}, {good}")],
+        "non-ascii": [(SIGNATURE, b"\xff\xfe" * 32)],
+        "non-ascii-digits": [(SIGNATURE, "²" * 64)],
+        "cut": [(SIGNATURE, good[:-1])],
+        "longer": [(SIGNATURE, good + "00")],
+        "other-body": [(SIGNATURE, other)],
+        "other-secret": [(SIGNATURE, canaries.sign(body, "canary-secret-of-a-forger"))],
+        "empty-secret": [(SIGNATURE, hashlib.sha256(body).hexdigest())],
+        "api-key": [(SIGNATURE, canaries.sign(body, canaries.key))],
+        "prefix-only": [(SIGNATURE, "sha256=")],
+        "other-prefix": [(SIGNATURE, f"sha1={good}")],
+        "other-header": [("X-Signature", good)],
+        "huge": [(SIGNATURE, "a" * 20_000)],
+    }
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("missing", "empty", "twice", "twice-differing", "joined", "non-ascii"),
+        *("non-ascii-digits", "cut", "longer", "other-body", "other-secret", "empty-secret"),
+        *("api-key", "prefix-only", "other-prefix", "other-header", "huge"),
+    ],
+)
+async def test_a_forged_webhook_is_refused(line: Line, kind: str) -> None:
+    """What fails the check is answered 401 in the same words, and is not published."""
+    body = line.event()
+    answer = await line.post_as(body, _forgeries(line.canaries, body)[kind])
+    reference = await line.post_as(body, [])
+
+    assert answer.status_code == 401
+    assert answer.content == reference.content
+    assert await line.count(body) == 0
+
+
+async def _post_unsigned(line: Line) -> httpx.Response:
+    return await line.post_as(line.event(), [])
+
+
+async def _post_elsewhere(line: Line) -> httpx.Response:
+    return await line.http.post(f"{line.webhook.webhook_url}/x", content=b"{}")
+
+
+async def _get(line: Line) -> httpx.Response:
+    return await line.http.get(line.webhook.webhook_url)
+
+
+async def _post_too_much(line: Line) -> httpx.Response:
+    return await line.post(b"x" * (MAX_BODY_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    ("provoke", "status"),
+    [(_post_unsigned, 401), (_post_elsewhere, 404), (_get, 405), (_post_too_much, 413)],
+    ids=["401", "404", "405", "413"],
+)
+async def test_an_error_is_a_problem(line: Line, provoke: Any, status: int) -> None:
+    """The body of an error is a problem after RFC 9457, with title and status only."""
+    answer = await provoke(line)
+    problem = answer.json()
+
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert problem == {"title": problem["title"], "status": status}
+
+
+# Paths, methods, sizes, times
+
+
+@pytest.mark.parametrize("path", ["/", "/webhooks/", "/webhooksx", "/metrics", "/livez"])
+async def test_another_path_is_not_found(line: Line, path: str) -> None:
+    """There is one path on the public port, and the admin's are not on it."""
+    url = line.webhook.webhook_url.replace("/webhooks", path)
+    body = line.event()
+    answer = await line.http.post(url, content=body, headers={SIGNATURE: line.canaries.sign(body)})
+
+    assert answer.status_code == 404
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"])
+async def test_another_method_is_not_allowed(line: Line, method: str) -> None:
+    """Every method but POST is answered 405, which names POST."""
+    answer = await line.http.request(method, line.webhook.webhook_url)
+
+    assert (answer.status_code, answer.headers.get("allow")) == (405, "POST")
+
+
+async def test_the_largest_body_is_accepted(line: Line) -> None:
+    """A body of exactly max_body_bytes is taken."""
+    frame = len(line.event(x=""))
+    body = line.event(x="x" * (MAX_BODY_BYTES - frame))
+
+    assert len(body) == MAX_BODY_BYTES
+    assert (await line.post(body)).status_code == 200
+
+
+async def _in_chunks(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), 65536):
+        yield body[start : start + 65536]
+
+
+@pytest.mark.parametrize("has_length", [True, False], ids=["content-length", "chunked"])
+async def test_a_body_over_the_limit_is_refused(line: Line, *, has_length: bool) -> None:
+    """A body over max_body_bytes is answered 413, whether or not its length was announced."""
+    body = b"x" * (MAX_BODY_BYTES + 1)
+    answer = await line.http.post(
+        line.webhook.webhook_url,
+        content=body if has_length else _in_chunks(body),
+        headers={SIGNATURE: line.canaries.sign(body)},
+    )
+
+    assert answer.status_code == 413
+
+
+async def _converse(line: Line, *parts: bytes, seconds: float) -> bytes:
+    """Send bytes on a connection of its own and return all that comes until it is closed."""
+    host, port = "127.0.0.1", httpx.URL(line.webhook.webhook_url).port
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        async with asyncio.timeout(seconds):
+            return await reader.read()
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+HEAD = b"POST /webhooks HTTP/1.1\r\nHost: localhost\r\n"
+
+
+async def test_an_announced_body_over_the_limit_is_refused_unread(line: Line) -> None:
+    """A Content-Length over the limit is answered before any of the body has come."""
+    head = HEAD + b"Content-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1)
+    answer = await _converse(line, head, seconds=10)
+
+    assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"],
+    ids=["content-length", "chunked"],
+)
+async def test_a_body_that_does_not_come_times_out(line: Line, framing: bytes) -> None:
+    """A body that is not complete in time is answered 408, and the connection is closed."""
+    answer = await _converse(line, HEAD + framing, seconds=BODY_SECONDS + 5)
+
+    assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n"],
+        [HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"],
+        [HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef"],
+        [HEAD + b"Content-Length: -5\r\n\r\n"],
+        [HEAD + b"Content-Length: five\r\n\r\n"],
+        [HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n"],
+        [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"],
+        [b"GARBAGE\r\n\r\n"],
+        [HEAD + b"Bad Header: x\r\n\r\n"],
+    ],
+    ids=[
+        *("te-then-cl", "cl-then-te", "two-lengths", "negative", "no-number", "bad-chunk"),
+        *("tls", "garbage", "bad-header"),
+    ],
+)
+async def test_malformed_http_is_refused(line: Line, parts: list[bytes]) -> None:
+    """Malformed HTTP, two lengths above all, is answered 400 and the connection is closed."""
+    answer = await _converse(line, *parts, seconds=10)
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(
+    "part", [b"", b"POST /web", HEAD + b"X-Half: a"], ids=["silent", "half-line", "half-header"]
+)
+async def test_an_idle_connection_is_closed(line: Line, part: bytes) -> None:
+    """A connection that brings no whole header in time is closed."""
+    started = asyncio.get_running_loop().time()
+    await _converse(line, part, seconds=IDLE_SECONDS + 8)
+
+    assert asyncio.get_running_loop().time() - started >= IDLE_SECONDS - 0.5
+
+
+# Where nothing can be stored; secrets in files
+
+
+async def test_an_unroutable_event_is_not_accepted(file_line: FileLine) -> None:
+    """While nothing is bound to the exchange the service is asked to come again."""
+    answer = await file_line.post(file_line.event(id=uuid.uuid4().hex))
+
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+
+
+async def test_an_event_that_was_not_accepted_is_no_repeat(file_line: FileLine, amqp: Amqp) -> None:
+    """What was answered 503 is published when it comes again and somebody listens."""
+    body = file_line.event(id=uuid.uuid4().hex)
+    refused = await file_line.post(body)
+    queue = await amqp.channel.declare_queue(exclusive=True)
+    await queue.bind(file_line.exchange, "message.*")
+    answer = await file_line.post(body)
+    event = await amqp.take(queue.name)
+    await queue.delete(if_unused=False, if_empty=False)
+
+    assert (refused.status_code, answer.status_code) == (503, 200)
+    assert event.body == body
+
+
+async def test_too_many_at_once_are_put_off(file_line: FileLine) -> None:
+    """Over max_in_flight a webhook is answered 503 at once."""
+    port = httpx.URL(file_line.webhook.webhook_url).port
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD + b"Content-Length: 100\r\n\r\n{")
+    await file_line.webhook.until_metric("sms_bridge_webhook_http_requests_in_flight", 1)
+    answer = await file_line.post(file_line.event())
+    writer.close()
+    await writer.wait_closed()
+
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+
+
+async def test_every_secret_file_counts(file_line: FileLine) -> None:
+    """A signature under any of the secrets in the files is valid."""
+    accepted = [await file_line.accepts(secret) for secret in file_line.secrets.values()]
+
+    assert accepted == [True, True]
+
+
+@pytest.fixture(scope="module")
+async def rotated(file_line: FileLine) -> list[str]:
+    """Put new secrets in both files, and return the old ones once a new one is in use."""
+    old = list(file_line.secrets.values())
+    for number in file_line.secrets:
+        file_line.write_secret(number, f"{file_line.canaries.secret}-new-{number}")
+    fresh = file_line.secrets[0]
+    await eventually(lambda: file_line.accepts(fresh), what="the new secret", seconds=15)
+    return old
+
+
+async def test_a_secret_is_rotated_without_a_restart(
+    file_line: FileLine, rotated: list[str]
+) -> None:
+    """Secrets that are written to the files are accepted soon."""
+    accepted = [await file_line.accepts(secret) for secret in file_line.secrets.values()]
+
+    assert rotated
+    assert accepted == [True, True]
+
+
+async def test_a_secret_that_is_gone_is_refused(file_line: FileLine, rotated: list[str]) -> None:
+    """A secret that is in no file any more is accepted no more."""
+    assert [await file_line.accepts(secret) for secret in rotated] == [False, False]
+
+
+async def test_an_empty_secret_file_changes_nothing(file_line: FileLine) -> None:
+    """A file that becomes empty leaves the last good secret in use."""
+    last = file_line.secrets[0]
+    await eventually(lambda: file_line.accepts(last), what="the last secret", seconds=15)
+    failed = "sms_bridge_secret_reloads_total"
+    before = await file_line.webhook.metric(failed, outcome="failed")
+    file_line.write_secret(0, "")
+    await file_line.webhook.until_metric(failed, before + 1, outcome="failed")
+
+    assert await file_line.accepts(last)

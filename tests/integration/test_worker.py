@@ -1,0 +1,935 @@
+"""The worker as a process: from a real queue to the stand-in SMS service, and what it leaves."""
+
+import asyncio
+import json
+import re
+import struct
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import aio_pika
+import pamqp.encode
+import pytest
+
+from tests.integration.conftest import (
+    Amqp,
+    Canaries,
+    Launcher,
+    Running,
+    Service,
+    StartService,
+    eventually,
+    unique,
+)
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+HOUR = 3600
+LONG = 100_000
+
+
+@dataclass
+class Line:
+    """One worker, its queue, and a publisher in front of it."""
+
+    amqp: Amqp
+    canaries: Canaries
+    worker: Running
+    queue: str
+
+    def request(self, **members: str) -> dict[str, str]:
+        """Make up a send request."""
+        return self.canaries.request(**members)
+
+    async def publish(self, request: object, **properties: Any) -> None:
+        """Publish a send request; bytes go out as they are."""
+        body = request if isinstance(request, bytes) else json.dumps(request).encode()
+        await self.amqp.publish(self.queue, body, **properties)
+
+    async def outcome(self, request: object, **properties: Any) -> dict[str, Any]:
+        """Publish a send request and return its outcome event."""
+        async with self.replies() as replies:
+            mark = uuid.uuid4().hex
+            await self.publish(request, reply_to=replies, correlation_id=mark, **properties)
+            message = await self.amqp.take(replies, correlation_id=mark)
+        event: dict[str, Any] = json.loads(message.body)
+        return event
+
+    @asynccontextmanager
+    async def replies(self) -> AsyncIterator[str]:
+        """Lend a queue for outcome events."""
+        queue = await self.amqp.channel.declare_queue(exclusive=True)
+        try:
+            yield queue.name
+        finally:
+            await queue.delete(if_unused=False, if_empty=False)
+
+    async def dead_letter(
+        self, request: object, **properties: Any
+    ) -> aio_pika.abc.AbstractIncomingMessage:
+        """Publish a send request and return the dead letter that becomes of it."""
+        properties.setdefault("message_id", uuid.uuid4().hex)
+        await self.publish(request, **properties)
+        return await self.amqp.take(f"{self.queue}.dead", message_id=properties["message_id"])
+
+    async def settled(self) -> float:
+        """Count the deliveries that have come to an end."""
+        return await self.worker.metric("sms_bridge_worker_messages_processed_total")
+
+    async def until_settled(self, count: float) -> None:
+        """Return when so many deliveries have come to an end."""
+        await self.worker.until_metric("sms_bridge_worker_messages_processed_total", count)
+
+
+@pytest.fixture(scope="module")
+async def shared_line(
+    launcher: Launcher, amqp: Amqp, canaries: Canaries, session_service: Service
+) -> Line:
+    """Start the worker that most tests share: a short ladder, few attempts."""
+    queue = unique("worker")
+    settings = {
+        "worker.queue": queue,
+        "worker.retry_delays": ["1s", "2s"],
+        "worker.max_attempts": "3",
+        "worker.max_uncertain_attempts": "2",
+        "sms_api.base_url": session_service.url,
+        "sms_api.key": canaries.key,
+    }
+    return Line(amqp, canaries, await launcher.role("worker", settings=settings), queue)
+
+
+@pytest.fixture
+async def line(shared_line: Line, service: Service) -> Line:
+    """Lend the shared worker, the service's memory being empty."""
+    assert service.url
+    return shared_line
+
+
+@dataclass
+class Post:
+    """One HTTP request as it came over the wire."""
+
+    first_line: str
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Recorder:
+    """An SMS service that writes down every byte and answers what it is told to."""
+
+    url: str = ""
+    posts: list[Post] = field(default_factory=list)
+    answers: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request and close."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        first_line, *lines = head.split("\r\n")[:-2]
+        headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+        body = await reader.readexactly(int(headers["content-length"]))
+        self.posts.append(Post(first_line, headers, body))
+        status, content = self.answers.get(json.loads(body)["to"], (202, b""))
+        length = f"Content-Length: {len(content)}\r\n" if content else "Content-Length: 0\r\n"
+        answer = f"HTTP/1.1 {status} Fine\r\n{length}Connection: close\r\n\r\n".encode()
+        writer.write(answer + content)
+        await writer.drain()
+        writer.close()
+
+    def find(self, to: str) -> list[Post]:
+        """Return the requests that name a number."""
+        return [post for post in self.posts if json.loads(post.body)["to"] == to]
+
+
+@pytest.fixture(scope="module")
+async def recorder() -> AsyncIterator[Recorder]:
+    """Run a recording SMS service."""
+    ours = Recorder()
+    server = await asyncio.start_server(ours.serve, "127.0.0.1", 0)
+    ours.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/prefix/"
+    yield ours
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.fixture(scope="module")
+async def other_line(
+    launcher: Launcher, amqp: Amqp, canaries: Canaries, recorder: Recorder
+) -> Line:
+    """Start a worker with what is off by default, and a ladder so slow that copies can be seen."""
+    queue = unique("other")
+    settings = {
+        "worker.queue": queue,
+        "worker.retry_delays": ["60s"],
+        "worker.default_from": "Fallback",
+        "worker.extra_fields": "forward",
+        "worker.max_age": "1h",
+        "worker.outcome_exchange": f"{queue}.outcome",
+        "sms_api.base_url": recorder.url,
+        "sms_api.key": canaries.key,
+    }
+    return Line(amqp, canaries, await launcher.role("worker", settings=settings), queue)
+
+
+@dataclass
+class Locked:
+    """A worker whose key the service does not know, and the request that it holds."""
+
+    line: Line
+    service: Service
+    folder: Path
+    to: str
+
+    def change_key(self, key: str) -> None:
+        """Swap the folder behind the key file, as Kubernetes does."""
+        versions = len(list(self.folder.glob("..v*")))
+        fresh = self.folder / f"..v{versions}"
+        fresh.mkdir()
+        (fresh / "key").write_text(key, encoding="utf-8")
+        link = self.folder / "..tmp"
+        link.symlink_to(fresh.name)
+        link.rename(self.folder / "..data")
+
+
+@pytest.fixture(scope="module")
+async def locked(
+    launcher: Launcher,
+    amqp: Amqp,
+    canaries: Canaries,
+    start_service: StartService,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Locked:
+    """Start a worker with the wrong key in its file, and give it a request."""
+    service = await start_service(f"{canaries.key}-new")
+    queue = unique("locked")
+    request = canaries.request()
+    folder = tmp_path_factory.mktemp("key")
+    settings = {
+        "worker.queue": queue,
+        "worker.retry_delays": ["1s", "2s"],
+        "sms_api.base_url": service.url,
+        "sms_api.key_file": str(folder / "key"),
+    }
+    lock = Locked(Line(amqp, canaries, None, queue), service, folder, request["to"])  # type: ignore[arg-type]  # started below
+    lock.change_key(canaries.key)
+    (folder / "key").symlink_to("..data/key")
+    lock.line.worker = await launcher.role("worker", settings=settings)
+    await lock.line.publish(request)
+    await service.until_requested(lock.to)
+    return lock
+
+
+# A key that is not accepted, part one; part two is the last test, when the waits have grown.
+
+
+async def test_a_rejected_key_pauses_the_worker(locked: Locked) -> None:
+    """A 401 pauses the worker, and the gauge says why."""
+    reason = {"reason": "credentials_rejected"}
+    await locked.line.worker.until_metric("sms_bridge_worker_paused", 1, **reason)
+
+    assert await locked.line.worker.metric("sms_bridge_worker_paused") == 1
+
+
+async def test_a_paused_worker_stays_ready(locked: Locked) -> None:
+    """A pause is no reason to take the worker out of service."""
+    await locked.service.until_requested(locked.to, 2)
+
+    assert (await locked.line.worker.ask("/readyz")).status_code == 200
+
+
+# What is posted
+
+
+async def test_a_request_is_sent(line: Line, service: Service) -> None:
+    """A request reaches the service as it was published, with the message id as its key."""
+    request = line.request()
+    message_id = uuid.uuid4().hex
+    await line.publish(request, message_id=message_id)
+    message = await service.until_sent(request["to"])
+
+    assert {name: message[name] for name in request} == request
+    assert message["idempotency_key"] == message_id
+
+
+async def test_the_post_is_exact(other_line: Line, recorder: Recorder) -> None:
+    """One POST goes to the path under the base URL, with key, content type and trace."""
+    request = other_line.request()
+    headers = {"traceparent": TRACE, "tracestate": "vendor=1"}
+    await other_line.outcome(request, message_id="order-1", headers=headers)
+    (post,) = recorder.find(request["to"])
+    expected = {
+        "authorization": f"Bearer {other_line.canaries.key}",
+        "content-type": "application/json",
+        "idempotency-key": "order-1",
+        "traceparent": TRACE,
+        "tracestate": "vendor=1",
+    }
+
+    assert post.first_line == "POST /prefix/v1/messages HTTP/1.1"
+    assert {name: post.headers.get(name) for name in expected} == expected
+    assert json.loads(post.body) == request
+
+
+async def test_the_default_sender_is_filled_in(other_line: Line, recorder: Recorder) -> None:
+    """A request without `from` goes out under worker.default_from."""
+    request = other_line.request()
+    del request["from"]
+    await other_line.outcome(request)
+    (post,) = recorder.find(request["to"])
+
+    assert json.loads(post.body) == request | {"from": "Fallback"}
+
+
+async def test_extra_members_are_forwarded_when_so_set(
+    other_line: Line, recorder: Recorder
+) -> None:
+    """With extra_fields: forward the service gets members that the bridge does not know."""
+    request: dict[str, object] = {**other_line.request(), "campaign": {"id": [1, None, "a"]}}
+    await other_line.outcome(request)
+    (post,) = recorder.find(str(request["to"]))
+
+    assert json.loads(post.body) == request
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Grüße 👋🏽\n\tعربى", "x" * 1600, "\u0000 and \u2028", '"\\'],
+    ids=["unicode", "longest", "control", "quotes"],
+)
+async def test_a_text_arrives_as_it_was(line: Line, service: Service, text: str) -> None:
+    """What is in the text does not matter."""
+    request = line.request(text=text)
+    await line.publish(request)
+
+    assert (await service.until_sent(request["to"]))["text"] == text
+
+
+@pytest.mark.parametrize(
+    ("message_id", "as_it_is"),
+    [("order:7/a%20b~!", True), ("Bestellung 7", False), ("größe-7", False), ("tab\there", False)],
+    ids=["visible-ascii", "space", "unicode", "control"],
+)
+async def test_a_message_id_becomes_a_header(
+    line: Line, service: Service, message_id: str, *, as_it_is: bool
+) -> None:
+    """A message id is sent as it is when it is visible ASCII, else percent-encoded."""
+    request = line.request()
+    await line.publish(request, message_id=message_id)
+    key = (await service.until_sent(request["to"]))["idempotency_key"]
+
+    assert (key if as_it_is else unquote(key)) == message_id
+
+
+@pytest.mark.parametrize("properties", [{}, {"message_id": ""}], ids=["none", "empty"])
+async def test_a_message_without_an_id_keeps_one_key(
+    line: Line, service: Service, properties: dict[str, str]
+) -> None:
+    """The key that the worker makes up is the same in every attempt."""
+    request = line.request()
+    await service.misbehave({"to": request["to"], "count": 1, "status": 503})
+    await line.publish(request, **properties)
+    await service.until_sent(request["to"])
+    keys = {attempt["idempotency_key"] for attempt in await service.requests(request["to"])}
+
+    assert len(keys) == 1
+    assert keys.isdisjoint({None, ""})
+
+
+async def test_equal_messages_without_an_id_are_two(line: Line, service: Service) -> None:
+    """The same words to the same number twice, without an id, are sent twice under two keys."""
+    request = line.request()
+    await line.publish(request)
+    await line.publish(request)
+    first, second = await service.until_requested(request["to"], 2)
+
+    assert first["idempotency_key"] != second["idempotency_key"]
+
+
+async def test_a_repeated_message_id_is_posted_once(line: Line, service: Service) -> None:
+    """The same message under the same id, published twice, is one SMS."""
+    request = line.request()
+    message_id = uuid.uuid4().hex
+    before = await line.settled()
+    await line.publish(request, message_id=message_id)
+    await line.publish(request, message_id=message_id)
+    await line.until_settled(before + 2)
+
+    assert len(await service.requests(request["to"])) == 1
+
+
+# What is no send request
+
+NOT_REQUESTS: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "body"),
+    "no-json": (b"to=%(to)s", "body"),
+    "cut-off": (b'{"to": "%(to)s", "from": "A", "text": "Zikadensommer', "body"),
+    "no-object": (b'["%(to)s"]', "body"),
+    "to-missing": (b'{"from": "A", "text": "Zikadensommer"}', "to"),
+    "to-without-plus": (b'{"to": "491555010", "from": "A", "text": "x"}', "to"),
+    "to-too-short": (b'{"to": "+491", "from": "A", "text": "x"}', "to"),
+    "to-too-long": (b'{"to": "%(to)s999", "from": "A", "text": "x"}', "to"),
+    "to-with-newline": (b'{"to": "%(to)s\\n", "from": "A", "text": "x"}', "to"),
+    "to-other-digits": ('{"to": "+49155501\u0661\u0662", "from": "A", "text": "x"}'.encode(), "to"),
+    "to-starts-with-0": (b'{"to": "+0491555010", "from": "A", "text": "x"}', "to"),
+    "to-number": (b'{"to": 491555010, "from": "A", "text": "x"}', "to"),
+    "to-twice": (b'{"to": "+4911111", "to": "%(to)s", "from": "A", "text": "x"}', "to"),
+    "from-missing": (b'{"to": "%(to)s", "text": "Zikadensommer"}', "from"),
+    "from-empty": (b'{"to": "%(to)s", "from": "", "text": "x"}', "from"),
+    "from-too-long": (b'{"to": "%(to)s", "from": "%(long)s", "text": "x"}', "from"),
+    "from-control": (b'{"to": "%(to)s", "from": "Zikadensommer\\u0007", "text": "x"}', "from"),
+    "text-missing": (b'{"to": "%(to)s", "from": "A"}', "text"),
+    "text-empty": (b'{"to": "%(to)s", "from": "A", "text": ""}', "text"),
+    "text-null": (b'{"to": "%(to)s", "from": "A", "text": null}', "text"),
+    "text-too-long": (b'{"to": "%(to)s", "from": "A", "text": "%(huge)s"}', "text"),
+    "text-surrogate": (b'{"to": "%(to)s", "from": "A", "text": "x\\ud800"}', "text|body"),
+    "text-twice": (b'{"to": "%(to)s", "from": "A", "text": "x", "text": "x"}', "text"),
+    "unknown-member": (b'{"to": "%(to)s", "from": "A", "text": "x", "txt": "x"}', "txt"),
+    "byte-order-mark": (b'\xef\xbb\xbf{"to": "%(to)s", "from": "A", "text": "x"}', "body"),
+    "utf-16": ('{"to": "+491555010", "from": "A", "text": "x"}'.encode("utf-16"), "body"),
+    "latin-1": ('{"to": "+491555010", "from": "A", "text": "ü"}'.encode("latin-1"), "body|text"),
+    "trailing": (b'{"to": "%(to)s", "from": "A", "text": "x"} {}', "body"),
+    "nested-deep": (b"[" * LONG, "body"),
+}
+
+
+@pytest.fixture(params=list(NOT_REQUESTS))
+def not_a_request(request: pytest.FixtureRequest, canaries: Canaries) -> tuple[bytes, str]:
+    """Make a body that is no send request, and name the field to blame."""
+    body, blamed = NOT_REQUESTS[request.param]
+    values = {b"to": canaries.number().encode(), b"long": b"Zikadensommer" * 3}
+    values[b"huge"] = b"Zikadensommer" * 124
+    for name, value in values.items():
+        body = body.replace(b"%%(%s)s" % name, value)
+    return body, blamed
+
+
+async def test_what_is_no_request_is_kept(line: Line, not_a_request: tuple[bytes, str]) -> None:
+    """A body that is no send request becomes a dead letter, byte for byte, that names the field."""
+    body, blamed = not_a_request
+    letter = await line.dead_letter(body)
+    detail = str(letter.headers["sms-bridge-detail"])
+
+    assert letter.headers["sms-bridge-reason"] == "invalid"
+    assert letter.body == body
+    assert re.match(rf"({blamed}): ", detail)
+    assert line.canaries.found_in(detail) == set()
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("sms-bridge-expires-at", "Zikadensommer"),
+        ("sms-bridge-expires-at", "2026-13-41T00:00:00Z"),
+        ("sms-bridge-expires-at", -1),
+        ("sms-bridge-not-before", "2026-01-01T00:00:00"),
+        ("sms-bridge-not-before", ["Zikadensommer"]),
+        ("sms-bridge-on-uncertain", "Zikadensommer"),
+        ("sms-bridge-on-uncertain", 5),
+        ("sms-bridge-ordering-key", {"a": "Zikadensommer"}),
+    ],
+    ids=["words", "no-date", "negative", "no-zone", "list", "policy", "policy-number", "table"],
+)
+async def test_an_unreadable_header_is_named(line: Line, header: str, value: object) -> None:
+    """A header that cannot be read makes the message invalid, and the detail names it."""
+    letter = await line.dead_letter(line.request(), headers={header: value})
+    detail = str(letter.headers["sms-bridge-detail"])
+
+    assert letter.headers["sms-bridge-reason"] == "invalid"
+    assert header in detail
+    assert line.canaries.found_in(detail) == set()
+
+
+async def test_a_dead_letter_keeps_its_properties(line: Line) -> None:
+    """A dead letter has the properties and headers that the publisher gave."""
+    properties = {
+        "message_id": uuid.uuid4().hex,
+        "correlation_id": "correlation",
+        "content_type": "text/x-odd",
+        "content_encoding": "identity",
+        "priority": 3,
+        "timestamp": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+        "type": "some type",
+        "app_id": "some application",
+    }
+    headers = {"traceparent": TRACE, "team": "billing", "number": 5}
+    letter = await line.dead_letter(b"no request", headers=headers, **properties)
+
+    assert {name: getattr(letter, name) for name in properties} == properties
+    assert {name: letter.headers.get(name) for name in headers} == headers
+    assert letter.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
+
+
+async def test_a_dead_letter_loses_what_would_lose_it(line: Line) -> None:
+    """The properties with which the broker would refuse, drop or reroute the copy are gone."""
+    headers = {"CC": [f"{line.queue}.elsewhere"], "BCC": [f"{line.queue}.elsewhere"]}
+    letter = await line.dead_letter(
+        b"no request", user_id="guest", expiration=timedelta(hours=1), headers=headers
+    )
+
+    assert (letter.user_id, letter.expiration) == (None, None)
+    assert not {"CC", "BCC"} & letter.headers.keys()
+
+
+async def test_a_dead_letter_tells_its_story(line: Line, service: Service) -> None:
+    """A dead letter says why, how often it was tried, what was answered and when it died."""
+    request = line.request()
+    await service.misbehave({"to": request["to"], "status": 422})
+    started = datetime.now(UTC)
+    headers = (await line.dead_letter(request)).headers
+    died = datetime.fromisoformat(str(headers["sms-bridge-dead-at"]))
+
+    assert headers["sms-bridge-reason"] == "refused"
+    assert headers["sms-bridge-attempts"] == 1
+    assert headers["sms-bridge-status"] == 422
+    assert abs(died - started) < timedelta(seconds=30)
+
+
+# What the service answers
+
+
+@pytest.mark.parametrize("status", [400, 413, 414, 415, 418, 422, 431, 451])
+async def test_a_refused_message_is_dead(line: Line, service: Service, status: int) -> None:
+    """A definite no to this message is never repeated."""
+    request = line.request()
+    await service.misbehave({"to": request["to"], "status": status})
+    outcome = await line.outcome(request)
+
+    assert (outcome["reason"], outcome["attempts"], outcome["status"]) == ("refused", 1, status)
+
+
+async def test_a_403_after_an_acceptance_is_about_the_message(line: Line, service: Service) -> None:
+    """A 403 under a key that has just worked refuses the message and pauses nothing."""
+    request = line.request()
+    await line.outcome(line.request())
+    await service.misbehave({"to": request["to"], "status": 403})
+
+    assert (await line.outcome(request))["reason"] == "refused"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"status": 503},
+        {"status": 503, "headers": {"Retry-After": "1"}},
+        {"status": 500},
+        {"status": 408},
+        {"status": 409},
+        {"status": 425},
+        {"status": 521},
+        {"mode": "cut"},
+    ],
+    ids=["503", "503-retry-after", "500", "408", "409", "425", "521", "cut"],
+)
+async def test_a_passing_fault_is_survived(
+    line: Line, service: Service, fault: dict[str, object]
+) -> None:
+    """A message that met a passing fault is sent by a later attempt, under the same key."""
+    request = line.request()
+    await service.misbehave({"to": request["to"], "count": 1, **fault})
+    outcome = await line.outcome(request, message_id=uuid.uuid4().hex)
+    keys = [attempt["idempotency_key"] for attempt in await service.requests(request["to"])]
+
+    assert (outcome["outcome"], outcome["attempts"]) == ("sent", 2)
+    assert keys == [outcome["message_id"]] * 2
+
+
+async def test_the_attempts_are_used_up(line: Line, service: Service) -> None:
+    """After max_attempts a message is dead as exhausted."""
+    request = line.request()
+    await service.misbehave({"to": request["to"], "status": 408})
+    outcome = await line.outcome(request)
+
+    assert (outcome["reason"], outcome["attempts"]) == ("exhausted", 3)
+    assert len(await service.requests(request["to"])) == 3
+
+
+async def test_uncertain_attempts_have_their_own_cap(line: Line, service: Service) -> None:
+    """After max_uncertain_attempts a message is dead as uncertain."""
+    request = line.request()
+    await service.misbehave({"to": request["to"], "status": 500})
+    outcome = await line.outcome(request)
+
+    assert (outcome["reason"], outcome["attempts"]) == ("uncertain", 2)
+    assert len(await service.requests(request["to"])) == 2
+
+
+@pytest.mark.parametrize(
+    "fault", [{"status": 500}, {"mode": "accept_then_cut"}], ids=["500", "cut"]
+)
+async def test_a_message_may_ask_to_be_parked(
+    line: Line, service: Service, fault: dict[str, object]
+) -> None:
+    """With on-uncertain: park the first attempt in doubt is the last."""
+    request = line.request()
+    await service.misbehave({"to": request["to"], **fault})
+    outcome = await line.outcome(request, headers={"sms-bridge-on-uncertain": "park"})
+
+    assert (outcome["reason"], outcome["attempts"]) == ("uncertain", 1)
+    assert len(await service.requests(request["to"])) == 1
+
+
+async def test_a_429_burns_no_attempt(line: Line, service: Service) -> None:
+    """A request that was told to come later is sent later, as if never tried."""
+    request = line.request()
+    headers = {"Retry-After": "1"}
+    await service.misbehave({"to": request["to"], "count": 1, "status": 429, "headers": headers})
+    outcome = await line.outcome(request)
+
+    assert (outcome["outcome"], outcome["attempts"]) == ("sent", 1)
+
+
+async def test_a_429_slows_the_whole_worker(line: Line, service: Service) -> None:
+    """After a 429 nothing at all is posted before Retry-After has passed."""
+    slowed, other = line.request(), line.request()
+    headers = {"Retry-After": "2"}
+    await service.misbehave({"to": slowed["to"], "count": 1, "status": 429, "headers": headers})
+    await line.publish(slowed)
+    (refused,) = await service.until_requested(slowed["to"])
+    await eventually(
+        lambda: line.worker.metric("sms_bridge_worker_provider_responses_total", code="429"),
+        what="the 429 counted",
+    )
+    await line.publish(other)
+    sent = await service.until_sent(other["to"])
+
+    assert _seconds_between(refused["received_at"], sent["received_at"]) >= 1.99
+
+
+def _seconds_between(first: str, second: str) -> float:
+    return (datetime.fromisoformat(second) - datetime.fromisoformat(first)).total_seconds()
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [(401, "credentials_rejected"), (402, "insufficient_funds"), (404, "misconfigured")],
+    ids=["401", "402", "404"],
+)
+async def test_a_fault_of_the_set_up_is_waited_for(
+    line: Line, service: Service, status: int, reason: str
+) -> None:
+    """A fault of the set-up pauses the worker, which probes, goes on, and burns no attempt."""
+    request = line.request()
+    pauses = "sms_bridge_worker_pauses_total"
+    before = await line.worker.metric(pauses, reason=reason)
+    await service.misbehave({"to": request["to"], "count": 1, "status": status})
+    outcome = await line.outcome(request)
+
+    assert (outcome["outcome"], outcome["attempts"]) == ("sent", 1)
+    assert await line.worker.metric(pauses, reason=reason) == before + 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(200, b"no json"), (204, b""), (201, b'{"id": null}'), (202, b'["x"')],
+    ids=["text", "nothing", "null", "cut-json"],
+)
+async def test_the_status_line_decides(
+    other_line: Line, recorder: Recorder, answer: tuple[int, bytes]
+) -> None:
+    """Any 2xx is an acceptance, whatever its body is."""
+    request = other_line.request()
+    recorder.answers[request["to"]] = answer
+    outcome = await other_line.outcome(request)
+
+    assert (outcome["outcome"], outcome["status"]) == ("sent", answer[0])
+
+
+async def test_a_retry_copy_is_the_message_itself(other_line: Line, recorder: Recorder) -> None:
+    """A copy on the ladder has the same body and id, and counts the attempt."""
+    request, message_id = other_line.request(), uuid.uuid4().hex
+    recorder.answers[request["to"]] = (408, b"")
+    await other_line.publish(request, message_id=message_id)
+    copy = await other_line.amqp.take(f"{other_line.queue}.retry.1m", message_id=message_id)
+
+    assert json.loads(copy.body) == request
+    assert copy.headers["sms-bridge-attempts"] == 1
+    assert copy.headers["sms-bridge-status"] == 408
+
+
+async def test_a_retry_copy_keeps_the_expiry(other_line: Line, recorder: Recorder) -> None:
+    """An expiration would end the copy early, so it goes on as a header."""
+    request, message_id = other_line.request(), uuid.uuid4().hex
+    recorder.answers[request["to"]] = (408, b"")
+    # In the middle between two numbers that a short float on the wire could hold.
+    published = datetime.fromtimestamp(time.time() // 128 * 128 - 64, UTC)
+    await other_line.publish(
+        request, message_id=message_id, expiration=timedelta(seconds=640), timestamp=published
+    )
+    copy = await other_line.amqp.take(f"{other_line.queue}.retry.1m", message_id=message_id)
+    expires_at = float(str(copy.headers["sms-bridge-expires-at"]))
+
+    assert copy.expiration is None
+    assert expires_at == pytest.approx(published.timestamp() + 640, abs=1)
+
+
+# When a message may go
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"headers": {"sms-bridge-expires-at": int(time.time()) - 60}},
+        {"headers": {"sms-bridge-expires-at": str(int(time.time()) - 60)}},
+        {"headers": {"sms-bridge-expires-at": "2026-01-02T03:04:05+01:00"}},
+        {
+            "expiration": timedelta(seconds=600),
+            "timestamp": datetime.now(UTC) - timedelta(seconds=HOUR),
+        },
+    ],
+    ids=["unix", "unix-text", "rfc-3339", "expiration"],
+)
+async def test_an_expired_message_is_never_sent(
+    line: Line, service: Service, properties: dict[str, Any]
+) -> None:
+    """What is past its own expiry is dead as expired, and nobody is texted."""
+    request = line.request()
+    letter = await line.dead_letter(request, **properties)
+
+    assert letter.headers["sms-bridge-reason"] == "expired"
+    assert await service.requests(request["to"]) == []
+
+
+async def test_an_old_message_is_never_sent(other_line: Line, recorder: Recorder) -> None:
+    """What is older than worker.max_age, by its own timestamp, is dead as expired."""
+    request = other_line.request()
+    published = datetime.now(UTC) - timedelta(seconds=HOUR + 60)
+    letter = await other_line.dead_letter(request, timestamp=published)
+
+    assert letter.headers["sms-bridge-reason"] == "expired"
+    assert recorder.find(request["to"]) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "form"),
+    [(0.7, "unix"), (1.3, "unix"), (1.3, "rfc-3339")],
+    ids=["soon", "later", "later-rfc-3339"],
+)
+async def test_a_message_waits_for_its_time(
+    line: Line, service: Service, seconds: float, form: str
+) -> None:
+    """A message with not-before is sent then, and not earlier."""
+    request = line.request()
+    due = datetime.now(UTC) + timedelta(seconds=seconds)
+    # A float would be a short one on the wire, up to a minute wrong.
+    value = str(due.timestamp()) if form == "unix" else due.isoformat()
+    await line.publish(request, headers={"sms-bridge-not-before": value})
+    sent = await service.until_sent(request["to"])
+
+    assert datetime.fromisoformat(sent["received_at"]) >= due - timedelta(milliseconds=2)
+
+
+# What others hear of it
+
+
+async def test_an_outcome_goes_to_reply_to(line: Line, service: Service) -> None:
+    """The outcome of a request with reply_to says what became of it, and no more."""
+    request, message_id = line.request(), uuid.uuid4().hex
+    outcome = await line.outcome(request, message_id=message_id)
+    (message,) = await service.messages(request["to"])
+    at = datetime.fromisoformat(outcome.pop("at"))
+
+    assert outcome == {
+        "message_id": message_id,
+        "outcome": "sent",
+        "reason": None,
+        "attempts": 1,
+        "status": 202,
+        "provider_id": message["id"],
+    }
+    assert abs(datetime.now(UTC) - at) < timedelta(seconds=30)
+
+
+async def test_an_outcome_passes_the_trace_on(line: Line) -> None:
+    """The outcome carries the trace of the request."""
+    async with line.replies() as replies:
+        await line.publish(line.request(), reply_to=replies, headers={"traceparent": TRACE})
+        outcome = await line.amqp.take(replies)
+
+    assert outcome.headers.get("traceparent") == TRACE
+
+
+async def test_a_missing_reply_queue_does_no_harm(line: Line, service: Service) -> None:
+    """A reply_to that nobody listens on keeps neither the message nor the next one."""
+    request = line.request()
+    before = await line.settled()
+    await line.publish(request, reply_to="nobody-listens-here", correlation_id="x")
+    await line.until_settled(before + 1)
+
+    assert len(await service.messages(request["to"])) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "routing_key"), [(None, "sent"), (b"no request", "dead")], ids=["sent", "dead"]
+)
+async def test_outcomes_go_to_the_exchange(
+    other_line: Line, body: bytes | None, routing_key: str
+) -> None:
+    """With worker.outcome_exchange set every finished request is told, by its outcome."""
+    message_id = uuid.uuid4().hex
+    channel = other_line.amqp.channel
+    heard = await channel.declare_queue(exclusive=True)
+    await heard.bind(f"{other_line.queue}.outcome", "#")
+    await other_line.publish(body or other_line.request(), message_id=message_id)
+    event = await other_line.amqp.take(heard.name)
+    await heard.delete(if_unused=False, if_empty=False)
+
+    assert event.routing_key == routing_key
+    assert json.loads(event.body)["message_id"] == message_id
+
+
+# What the broker may do
+
+
+@asynccontextmanager
+async def odd_publisher(amqp_url: str) -> AsyncIterator[Any]:
+    """Open a connection of its own for what a proper client does not publish."""
+    connection = await aio_pika.connect(amqp_url)
+    async with connection:
+        yield await connection.channel()
+
+
+def _latin_1(value: str) -> bytes:
+    encoded = value.encode("latin-1")
+    return bytes([len(encoded)]) + encoded
+
+
+@pytest.mark.parametrize(
+    ("kind", "encode", "properties"),
+    [
+        ("timestamp", lambda _: struct.pack(">Q", int(time.time() * 10**3)), {}),
+        ("timestamp", lambda _: struct.pack(">Q", int(time.time() * 10**6)), {}),
+        ("timestamp", lambda _: struct.pack(">Q", int(time.time() * 10**9)), {}),
+        ("timestamp", lambda _: struct.pack(">Q", 2**64 - 1), {}),
+        ("shortstr", _latin_1, {"content_type": "text/é"}),
+        ("shortstr", _latin_1, {"message_id": "größe"}),
+        ("shortstr", _latin_1, {"app_id": "größe"}),
+    ],
+    ids=["ms", "us", "ns", "largest", "latin-1-type", "latin-1-id", "latin-1-app"],
+)
+async def test_a_broken_property_stops_nothing(
+    line: Line,
+    service: Service,
+    amqp_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    encode: Any,
+    properties: dict[str, Any],
+) -> None:
+    """A property that client libraries choke on keeps neither its message nor the next one."""
+    odd, good = line.request(), line.request()
+    message = aio_pika.Message(
+        json.dumps(odd).encode(),
+        timestamp=datetime.now(UTC) if kind == "timestamp" else None,
+        **properties,
+    )
+    async with odd_publisher(amqp_url) as channel:
+        with monkeypatch.context() as patch:
+            patch.setitem(pamqp.encode.METHODS, kind, encode)
+            await channel.default_exchange.publish(message, line.queue)
+    await line.publish(good)
+    await service.until_sent(good["to"])
+
+    assert await service.until_sent(odd["to"])
+
+
+async def test_a_broken_property_survives_the_dead_letter_queue(
+    line: Line, amqp_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dead letter with a content type that is no UTF-8 is stored nevertheless."""
+    before = await line.settled()
+    message = aio_pika.Message(b"no request", content_type="text/é")
+    async with odd_publisher(amqp_url) as channel:
+        with monkeypatch.context() as patch:
+            patch.setitem(pamqp.encode.METHODS, "shortstr", _latin_1)
+            await channel.default_exchange.publish(message, line.queue)
+    await line.until_settled(before + 1)
+    dead = await line.amqp.count(f"{line.queue}.dead")
+    await (await line.amqp.channel.get_queue(f"{line.queue}.dead", ensure=False)).purge()
+
+    assert dead == 1
+
+
+async def test_every_settled_message_is_somewhere(line: Line) -> None:
+    """When the queue is worked off, every message that was not sent is in the dead-letter queue."""
+    dead = await line.amqp.channel.get_queue(f"{line.queue}.dead", ensure=False)
+    await dead.purge()
+    before = await line.settled()
+    await asyncio.gather(*(line.publish(b"no request %d" % n) for n in range(100)))
+    await line.until_settled(before + 100)
+
+    assert await line.amqp.count(dead.name) == 100
+
+
+async def _declare(amqp: Amqp, names: Sequence[str]) -> None:
+    for name in names:
+        await amqp.channel.declare_queue(name, durable=True, arguments={"x-queue-type": "quorum"})
+
+
+async def test_nothing_is_acked_before_its_copy_is_stored(
+    launcher: Launcher, amqp: Amqp, canaries: Canaries, service: Service
+) -> None:
+    """While its dead letter has nowhere to go a message stays the broker's, and comes back."""
+    queue = unique("homeless")
+    await _declare(amqp, [queue])
+    settings = {
+        "worker.queue": queue,
+        "worker.retry_delays": ["1s"],
+        "rabbitmq.topology": "off",
+        "sms_api.base_url": service.url,
+        "sms_api.key": canaries.key,
+    }
+    worker = await launcher.role("worker", settings=settings)
+    await amqp.publish(queue, b"no request")
+    await worker.until_metric("sms_bridge_amqp_published_total", 1, outcome="returned")
+    worker.child.kill()
+    await worker.ended()
+    await amqp.until_count(queue, 1)
+
+    assert (await amqp.take(queue)).body == b"no request"
+
+
+async def test_a_dead_letter_waits_for_its_queue(
+    launcher: Launcher, amqp: Amqp, canaries: Canaries, service: Service
+) -> None:
+    """A dead letter that had nowhere to go is stored when the queue is there."""
+    queue = unique("waiting")
+    await _declare(amqp, [queue])
+    settings = {
+        "worker.queue": queue,
+        "worker.retry_delays": ["1s"],
+        "rabbitmq.topology": "off",
+        "sms_api.base_url": service.url,
+        "sms_api.key": canaries.key,
+    }
+    worker = await launcher.role("worker", settings=settings)
+    await amqp.publish(queue, b"no request")
+    await worker.until_metric("sms_bridge_amqp_published_total", 1, outcome="returned")
+    await _declare(amqp, [f"{queue}.dead"])
+
+    assert (await amqp.take(f"{queue}.dead")).body == b"no request"
+
+
+# A key that is not accepted, part two
+
+
+async def test_a_pause_dead_letters_nothing(locked: Locked) -> None:
+    """However often the probe is refused, nothing is dead-lettered."""
+    await locked.service.until_requested(locked.to, 4)
+
+    assert await locked.line.amqp.count(f"{locked.line.queue}.dead") == 0
+
+
+async def test_a_changed_key_ends_the_pause(locked: Locked) -> None:
+    """The worker goes on within 10 s of a change of its key file, however long its waits are."""
+    await locked.service.until_requested(locked.to, 5)
+    changed = time.monotonic()
+    locked.change_key(f"{locked.line.canaries.key}-new")
+    await locked.service.until_sent(locked.to)
+
+    assert time.monotonic() - changed < 10

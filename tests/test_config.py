@@ -1,0 +1,847 @@
+"""The configuration: defaults, order, refusals that help, and secrets that nothing shows."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.app import api_key, webhook_secrets
+from bridge.config import Settings, format_duration, known_keys, load_settings, parse_duration
+from bridge.errors import ConfigError
+from bridge.signature import scheme_from
+
+EXAMPLE = Path(__file__).parent.parent / "config.example.yaml"
+CANARY = "Canary7Secret"
+
+Load = Callable[..., Settings]
+Faults = Callable[..., tuple[str, ...]]
+
+# Every key and its default, as the documents promise them.
+DEFAULTS: dict[str, Any] = {
+    "rabbitmq.url": ["amqp://guest:***@localhost:5672/"],
+    "rabbitmq.username": None,
+    "rabbitmq.username_file": None,
+    "rabbitmq.password": None,
+    "rabbitmq.password_file": None,
+    "rabbitmq.heartbeat_seconds": 10,
+    "rabbitmq.connect_timeout_seconds": 10,
+    "rabbitmq.publish_timeout_seconds": 3,
+    "rabbitmq.tls.ca_file": None,
+    "rabbitmq.tls.cert_file": None,
+    "rabbitmq.tls.key_file": None,
+    "rabbitmq.tls.server_name": None,
+    "rabbitmq.topology": "declare",
+    "sms_api.base_url": None,
+    "sms_api.key": None,
+    "sms_api.key_file": None,
+    "sms_api.timeout_seconds": 20,
+    "sms_api.connect_timeout_seconds": 5,
+    "sms_api.proxy": None,
+    "sms_api.ca_file": None,
+    "sms_api.idempotency_header": "Idempotency-Key",
+    "sms_api.message_id_pointers": ["/id", "/message_id", "/messages/0/id"],
+    "worker.queue": "sms.outbound",
+    "worker.concurrency": 50,
+    "worker.max_attempts": 6,
+    "worker.max_uncertain_attempts": 3,
+    "worker.on_uncertain": "retry",
+    "worker.retry_delays": [5, 30, 120, 600, 3600],
+    "worker.outage_after": 10,
+    "worker.max_age": None,
+    "worker.default_from": None,
+    "worker.max_text_length": 1600,
+    "worker.extra_fields": "refuse",
+    "worker.ordering": "none",
+    "worker.rate_limit.per_second": None,
+    "worker.rate_limit.burst": None,
+    "worker.rate_limit.per_sender": None,
+    "worker.rate_limit.scope": "process",
+    "worker.outcome_exchange": None,
+    "worker.shutdown_timeout_seconds": 25,
+    "webhook.host": "0.0.0.0",
+    "webhook.port": 8080,
+    "webhook.path": "/webhooks",
+    "webhook.exchange": "sms.inbound",
+    "webhook.queue": "sms.inbound",
+    "webhook.secrets": None,
+    "webhook.secret_files": None,
+    "webhook.signature.preset": "plain",
+    "webhook.signature.header": None,
+    "webhook.signature.algorithm": None,
+    "webhook.signature.encoding": None,
+    "webhook.signature.format": None,
+    "webhook.signature.signed_content": None,
+    "webhook.signature.timestamp_from": None,
+    "webhook.signature.timestamp_unit": None,
+    "webhook.signature.tolerance_seconds": None,
+    "webhook.signature.id_header": None,
+    "webhook.signature.secret_encoding": None,
+    "webhook.event_id_pointers": ["/id", "/data/id", "/data/message_id"],
+    "webhook.repeat_window": 600,
+    "webhook.event_types": ["message.received"],
+    "webhook.public_url": None,
+    "webhook.max_body_bytes": 262144,
+    "webhook.max_in_flight": 512,
+    "webhook.response_timeout_seconds": 2.5,
+    "webhook.body_timeout_seconds": 10,
+    "webhook.idle_timeout_seconds": 15,
+    "webhook.shutdown_timeout_seconds": 20,
+    "admin.host": "0.0.0.0",
+    "admin.port": 9090,
+    "log.level": "info",
+    "log.format": "auto",
+    "tracing.otlp_endpoint": None,
+    "tracing.sample_ratio": 0.1,
+}
+
+
+def env_name(key: str) -> str:
+    """Write a key as the variable that overrides it."""
+    return "SMS_BRIDGE_" + key.upper().replace(".", "__")
+
+
+def value_at(values: Mapping[str, Any], key: str) -> Any:
+    """Take the value of a dotted key."""
+    value: Any = values
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def nested(key: str, value: object) -> dict[str, Any]:
+    """Write a dotted key and its value as sections."""
+    section, _, rest = key.partition(".")
+    return {section: nested(rest, value) if rest else value}
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the path of every key that holds no section."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def paths(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the path of every section and key."""
+    for name, value in values.items():
+        yield prefix + name
+        if isinstance(value, dict):
+            yield from paths(value, f"{prefix}{name}.")
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Load a file's text (or the values that it holds) and an environment."""
+
+    def loaded(text: str | dict[str, Any] = "", **environ: str) -> Settings:
+        path = tmp_path / "config.yaml"
+        path.write_text(text if isinstance(text, str) else yaml.safe_dump(text), encoding="utf-8")
+        return load_settings(path, environ)
+
+    return loaded
+
+
+@pytest.fixture
+def faults(load: Load) -> Faults:
+    """Load what must be refused and return its faults."""
+
+    def refused(text: str | dict[str, Any] = "", **environ: str) -> tuple[str, ...]:
+        with pytest.raises(ConfigError) as caught:
+            load(text, **environ)
+        return caught.value.faults
+
+    return refused
+
+
+# --- Defaults ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("key", "default"), DEFAULTS.items(), ids=DEFAULTS)
+def test_default(key: str, default: object) -> None:
+    """Each key has the default that the documents promise."""
+    effective = load_settings(None, {}).masked()
+
+    assert value_at(effective, key) == default
+
+
+def test_every_key_has_a_promised_default() -> None:
+    """The model has no key that the table of defaults above does not know."""
+    assert set(leaves(Settings.model_validate({}).model_dump())) == set(DEFAULTS)
+
+
+def test_default_broker_url() -> None:
+    """Without a word the bridge talks to a broker on this computer as guest."""
+    (url,) = load_settings(None, {}).rabbitmq.url
+
+    assert url.get_secret_value() == "amqp://guest:guest@localhost:5672/"
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "worker:\n", "---\n"])
+def test_empty_file_or_section_means_defaults(load: Load, text: str) -> None:
+    """A file, or a section, that says nothing leaves the defaults."""
+    assert load(text) == load_settings(None, {})
+
+
+@pytest.mark.parametrize("key", ["rabbitmq.tls", "worker.rate_limit", "webhook.signature"], ids=str)
+def test_empty_inner_section_means_defaults(load: Load, key: str) -> None:
+    """An inner section whose keys are all commented out leaves the defaults too."""
+    section, name = key.split(".")
+
+    assert load(f"{section}:\n  {name}:\n") == load_settings(None, {})
+
+
+# --- The example ---------------------------------------------------------------------------------
+
+
+def test_example_lists_every_key() -> None:
+    """The example names every section and key of the model, and no other."""
+    example = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+
+    assert set(paths(example)) == set(known_keys())
+
+
+@pytest.mark.parametrize("key", DEFAULTS)
+def test_example_shows_the_default(key: str) -> None:
+    """The example gives each key its default."""
+    example = load_settings(EXAMPLE, {}).masked()
+
+    assert value_at(example, key) == DEFAULTS[key]
+
+
+def test_example_writes_durations_with_units() -> None:
+    """The example shows how durations are written, not what they are in seconds."""
+    example = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+
+    assert example["worker"]["retry_delays"] == ["5s", "30s", "2m", "10m", "1h"]
+
+
+@pytest.mark.parametrize("line", ["  base_url: null", "  key: null", "  secrets: null"])
+def test_example_says_what_is_required(line: str) -> None:
+    """Above a required key, which has no default, the example says so."""
+    lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
+    above = lines[lines.index(line) - 1]
+
+    assert above.lstrip().startswith("# Required")
+
+
+# --- File, environment, secret files -------------------------------------------------------------
+
+
+def test_file_overrides_default(load: Load) -> None:
+    """What the file says holds."""
+    assert load("worker: {queue: from.file}").worker.queue == "from.file"
+
+
+def test_environment_overrides_file(load: Load) -> None:
+    """What the environment says holds against the file."""
+    loaded = load("worker: {queue: from.file}", SMS_BRIDGE_WORKER__QUEUE="from.environment")
+
+    assert loaded.worker.queue == "from.environment"
+
+
+def test_environment_overrides_only_what_it_names(load: Load) -> None:
+    """Other keys of the same section stay as the file has them."""
+    loaded = load("worker: {queue: from.file}", SMS_BRIDGE_WORKER__CONCURRENCY="7")
+
+    assert (loaded.worker.queue, loaded.worker.concurrency) == ("from.file", 7)
+
+
+def test_environment_overrides_inside_a_deeper_section(load: Load) -> None:
+    """A deeper key of the environment leaves its neighbours in the file alone."""
+    loaded = load(
+        "worker: {rate_limit: {per_second: 5, burst: 9}}",
+        SMS_BRIDGE_WORKER__RATE_LIMIT__PER_SECOND="7",
+    )
+
+    assert (loaded.worker.rate_limit.per_second, loaded.worker.rate_limit.burst) == (7, 9)
+
+
+def test_environment_does_not_hide_a_section_that_is_none(faults: Faults) -> None:
+    """A section of the file that is a text is a fault, whatever the environment adds to it."""
+    assert faults("worker: junk", SMS_BRIDGE_WORKER__QUEUE="q")
+
+
+def test_key_file_overrides_key(load: Load, tmp_path: Path) -> None:
+    """The API key is the file's when there is a key file, even against the environment."""
+    (tmp_path / "key").write_text("from-key-file\n", encoding="utf-8")
+    loaded = load(
+        {
+            "sms_api": {
+                "base_url": "https://api.example.com",
+                "key": "from-file",
+                "key_file": str(tmp_path / "key"),
+            }
+        },
+        SMS_BRIDGE_SMS_API__KEY="from-environment",
+    )
+
+    assert api_key(loaded.sms_api).current == "from-key-file"
+
+
+def test_environment_key_overrides_file_key(load: Load) -> None:
+    """Without a key file the environment's key holds against the file's."""
+    loaded = load(
+        "sms_api: {base_url: https://api.example.com, key: from-file}",
+        SMS_BRIDGE_SMS_API__KEY="from-environment",
+    )
+
+    assert api_key(loaded.sms_api).current == "from-environment"
+
+
+def test_secret_files_override_secrets(load: Load, tmp_path: Path) -> None:
+    """The webhook secrets are the files' when there are secret files."""
+    (tmp_path / "secret").write_text("from-secret-file\n", encoding="utf-8")
+    loaded = load({"webhook": {"secrets": ["a"], "secret_files": [str(tmp_path / "secret")]}})
+    scheme = scheme_from(loaded.webhook.signature, None)
+
+    assert [c.current for c in webhook_secrets(loaded, scheme)] == ["from-secret-file"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["SMS_BRIDGE_WORKER__QUEUE", "SMS_BRIDGE_Worker__Queue", "sms_bridge_worker__queue"],
+)
+def test_case_of_variables_does_not_matter(load: Load, name: str) -> None:
+    """A variable is known in any case, as Windows and people write it."""
+    assert load("", **{name: "q"}).worker.queue == "q"
+
+
+@pytest.mark.parametrize(
+    "password", ['{"a": 1}', "123", "true", "[1]", '"q"', "a@b:c/d?e#f%g", "0x1F", "p w"]
+)
+def test_password_of_the_environment_is_taken_as_it_is(load: Load, password: str) -> None:
+    """A password may hold any character; nothing in it is read as JSON or as a number."""
+    loaded = load("", SMS_BRIDGE_RABBITMQ__PASSWORD=password).rabbitmq.password
+
+    assert loaded is not None
+    assert loaded.get_secret_value() == password
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("worker.retry_delays", '["1s", "2m", 7200]', [1, 120, 7200]),
+        ("webhook.event_types", '["a", "b.c"]', ["a", "b.c"]),
+        ("webhook.event_id_pointers", '["/x/0"]', ["/x/0"]),
+        ("sms_api.message_id_pointers", "[]", []),
+        ("webhook.secret_files", '["/run/a", "/run/b"]', ["/run/a", "/run/b"]),
+        ("rabbitmq.url", "amqp://one/", ["amqp://one/"]),
+        ("rabbitmq.url", '["amqp://one/", "amqps://two/"]', ["amqp://one/", "amqps://two/"]),
+        ("worker.concurrency", "7", 7),
+        ("tracing.sample_ratio", "0.5", 0.5),
+        ("worker.max_age", "30d", 2592000),
+        ("rabbitmq.tls.server_name", "rabbit.example.com", "rabbit.example.com"),
+        ("rabbitmq.topology", "off", "off"),
+    ],
+)
+def test_value_of_the_environment(load: Load, key: str, text: str, value: object) -> None:
+    """Lists are JSON in the environment; numbers and durations are written as in the file."""
+    assert value_at(load("", **{env_name(key): text}).masked(), key) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("worker.rate_limit", '{"per_second": 5}', {"per_second": 5}),
+        ("rabbitmq.tls", '{"server_name": "rabbit"}', {"server_name": "rabbit"}),
+        ("webhook.signature", '{"preset": "github"}', {"preset": "github"}),
+    ],
+    ids=["rate_limit", "tls", "signature"],
+)
+def test_map_of_the_environment(load: Load, key: str, text: str, value: dict[str, Any]) -> None:
+    """Maps are JSON in the environment, as lists are."""
+    effective = value_at(load("", **{env_name(key): text}).masked(), key)
+
+    assert {name: effective[name] for name in value} == value
+
+
+@pytest.mark.parametrize("key", [key for key, default in DEFAULTS.items() if default is None])
+def test_null_of_the_environment(load: Load, key: str) -> None:
+    """`null` in the environment takes back what the file says."""
+    values: dict[str, object] = {
+        "worker.max_age": "1h",
+        "webhook.public_url": "https://a.example",
+        "sms_api.base_url": "https://a.example",
+        "sms_api.proxy": "http://a.example",
+        "webhook.secrets": ["a"],
+        "webhook.secret_files": ["a"],
+        "webhook.signature.algorithm": "sha1",
+        "webhook.signature.encoding": "hex",
+        "webhook.signature.format": "plain",
+        "webhook.signature.signed_content": "{body}",
+        "webhook.signature.timestamp_unit": "ms",
+        "webhook.signature.tolerance_seconds": "1m",
+        "webhook.signature.secret_encoding": "hex",
+        "tracing.otlp_endpoint": "http://a.example",
+        **{f"worker.rate_limit.{name}": 1 for name in ("per_second", "burst", "per_sender")},
+    }
+    loaded = load(nested(key, values.get(key, "a")), **{env_name(key): "null"})
+
+    assert value_at(loaded.masked(), key) is None
+
+
+@pytest.mark.parametrize("key", ["webhook.queue", "sms_api.idempotency_header"])
+@pytest.mark.parametrize("source", ["file", "environment"])
+def test_null_turns_off(load: Load, key: str, source: str) -> None:
+    """What has a default and can be turned off is turned off by null, from either source."""
+    in_file = nested(key, None) if source == "file" else ""
+    environ = {} if source == "file" else {env_name(key): "null"}
+
+    assert value_at(load(in_file, **environ).masked(), key) is None
+
+
+@pytest.mark.parametrize("key", ["worker.queue", "worker.concurrency", "log.level", "rabbitmq.url"])
+def test_null_is_refused_where_it_means_nothing(faults: Faults, key: str) -> None:
+    """Null for a key that must have a value is a fault that names the key."""
+    (fault,) = faults(nested(key, None))
+
+    assert fault.startswith(f"{key}")
+
+
+# --- What Kubernetes adds by itself --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SMS_BRIDGE_SERVICE_HOST",
+        "SMS_BRIDGE_PORT",
+        "SMS_BRIDGE_WORKER_PORT",
+        "SMS_BRIDGE_WEBHOOK_PORT",
+        "SMS_BRIDGE_WEBHOOK_SERVICE_HOST",
+        "SMS_BRIDGE_WEBHOOK_SERVICE_PORT",
+        "SMS_BRIDGE_WEBHOOK_SERVICE_PORT_HTTP",
+        "SMS_BRIDGE_WEBHOOK_PORT_8080_TCP",
+        "SMS_BRIDGE_WEBHOOK_PORT_8080_TCP_ADDR",
+        "SMS_BRIDGE_CONFIG",
+        "SMS_BRIDGE_REVISION",
+        "SMS_BRIDGED__WORKER",
+        "PATH",
+    ],
+)
+def test_variable_that_is_no_setting_is_ignored(load: Load, name: str) -> None:
+    """A variable without a section and a double underscore changes and refuses nothing."""
+    assert load("", **{name: "tcp://10.0.0.1:8080"}) == load_settings(None, {})
+
+
+# --- Unknown names -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("worker: {queu: q}", "worker.queu: unknown key; did you mean worker.queue?"),
+        (
+            "worker: {rate_limit: {per_secnd: 1}}",
+            "worker.rate_limit.per_secnd: unknown key; did you mean worker.rate_limit.per_second?",
+        ),
+        (
+            "rabbitmq: {tls: {cafile: x}}",
+            "rabbitmq.tls.cafile: unknown key; did you mean rabbitmq.tls.ca_file?",
+        ),
+        ("rabitmq: {url: x}", "rabitmq: unknown key; did you mean rabbitmq?"),
+        ("zzzzzz: 1", "zzzzzz: unknown key"),
+    ],
+    ids=["key", "deeper", "deeper-again", "section", "like-nothing"],
+)
+def test_unknown_key_of_the_file(faults: Faults, text: str, fault: str) -> None:
+    """An unknown key is refused by its path, with the nearest known one."""
+    assert faults(text) == (fault,)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        (
+            "SMS_BRIDGE_WORKER__QUEU",
+            "worker.queu: unknown key; did you mean worker.queue?",
+        ),
+        (
+            "SMS_BRIDGE_RABBITMQ__TLS__CAFILE",
+            "rabbitmq.tls.cafile: unknown key; did you mean rabbitmq.tls.ca_file?",
+        ),
+        (
+            "SMS_BRIDGE_WORKR__QUEUE",
+            "SMS_BRIDGE_WORKR__QUEUE: unknown section; did you mean worker?",
+        ),
+    ],
+    ids=["key", "deeper", "section"],
+)
+def test_unknown_key_of_the_environment(faults: Faults, name: str, fault: str) -> None:
+    """A misspelt variable is refused as well, not silently without effect."""
+    assert faults("", **{name: "x"}) == (fault,)
+
+
+def test_key_below_a_plain_value_is_refused(faults: Faults) -> None:
+    """A variable for a key below one that holds no keys has no effect, so it is refused."""
+    assert faults("", SMS_BRIDGE_WORKER__QUEUE="q", SMS_BRIDGE_WORKER__QUEUE__NAME="q")
+
+
+# --- Types and limits ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("10s", 10),
+        ("5m", 300),
+        ("2h", 7200),
+        ("30d", 2592000),
+        ("1.5s", 1.5),
+        (" 5m ", 300),
+        ("5 m", 300),
+    ],
+)
+def test_duration(text: str, seconds: float) -> None:
+    """A duration is a number of seconds, or has a unit."""
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "s", "5w", "-5s", "1h30m", "5M", "1e3", "inf", "٣s", "5s\n5s", "PT5S"]
+)
+def test_duration_that_is_none(text: str) -> None:
+    """Anything else is refused, with an example of what is meant."""
+    with pytest.raises(ValueError, match="10s, 5m, 2h, 30d"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(5, "5s"), (30, "30s"), (90, "90s"), (120, "2m"), (600, "10m"), (3600, "1h"), (86400, "1d")],
+)
+def test_format_duration(seconds: float, text: str) -> None:
+    """A duration in a queue's name has the largest unit that divides it."""
+    assert format_duration(seconds) == text
+
+
+@given(st.integers(min_value=1, max_value=10**8))
+def test_format_duration_is_read_back(seconds: int) -> None:
+    """What is written as a duration reads as the same duration."""
+    assert parse_duration(format_duration(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("worker.concurrency", 0),
+        ("worker.concurrency", "many"),
+        ("worker.concurrency", 1.5),
+        ("worker.max_attempts", 0),
+        ("worker.max_uncertain_attempts", 0),
+        ("worker.on_uncertain", "repeat"),
+        ("worker.retry_delays", []),
+        ("worker.retry_delays", "5s"),
+        ("worker.outage_after", 0),
+        ("worker.outage_after", -1),
+        ("worker.max_age", float("inf")),
+        ("worker.max_age", "5w"),
+        ("worker.default_from", ""),
+        ("worker.default_from", "x" * 33),
+        ("worker.default_from", "a\nb"),
+        ("worker.default_from", 5),
+        ("worker.extra_fields", "ignore"),
+        ("worker.ordering", "sender"),
+        ("worker.rate_limit.per_second", 0),
+        ("worker.rate_limit.per_second", float("nan")),
+        ("worker.rate_limit.scope", "global"),
+        ("worker.queue", ""),
+        ("rabbitmq.url", "http://localhost/"),
+        ("rabbitmq.url", []),
+        ("rabbitmq.url", "amqp://"),
+        ("rabbitmq.topology", "create"),
+        ("sms_api.base_url", "api.example.com"),
+        ("sms_api.base_url", "ftp://api.example.com"),
+        ("sms_api.base_url", "https://api.example.com?a=b"),
+        ("sms_api.base_url", "https://api.example.com#a"),
+        ("sms_api.idempotency_header", "a b"),
+        ("sms_api.idempotency_header", "a\r\nb"),
+        ("sms_api.timeout_seconds", 0),
+        ("webhook.port", 65536),
+        ("webhook.port", -1),
+        ("webhook.path", "webhooks"),
+        ("webhook.path", "/a?b"),
+        ("webhook.secrets", []),
+        ("webhook.secrets", ["a"] * 6),
+        ("webhook.secret_files", []),
+        ("webhook.secret_files", ["a"] * 6),
+        ("webhook.signature.preset", "unknown"),
+        ("webhook.event_id_pointers", ["id"]),
+        ("admin.port", 65536),
+        ("log.level", "loud"),
+        ("log.format", "xml"),
+        ("tracing.sample_ratio", 1.1),
+    ],
+)
+def test_value_that_is_refused(faults: Faults, key: str, value: object) -> None:
+    """A value of the wrong type, or out of bounds, is one fault that names its key."""
+    (fault,) = faults(nested(key, value))
+
+    assert fault.startswith(key)
+
+
+@pytest.mark.parametrize("key", ["webhook.port", "worker.max_age", "worker.concurrency"])
+def test_yes_is_no_number(faults: Faults, key: str) -> None:
+    """YAML's `yes` is refused where a number is meant, and does not become 1."""
+    section, name = key.split(".")
+
+    assert faults(f"{section}:\n  {name}: yes\n")
+
+
+@pytest.mark.parametrize("mode", ["declare", "verify", "off"])
+def test_topology_of_the_file(load: Load, mode: str) -> None:
+    """Each mode can be written in the file as it stands in the documents, also `off`."""
+    assert load(f"rabbitmq:\n  topology: {mode}\n").rabbitmq.topology == mode
+
+
+@pytest.mark.parametrize("delays", [["30s", "5s"], ["60s", "1m"]], ids=["order", "repeated"])
+def test_retry_delays_ascend(faults: Faults, delays: list[str]) -> None:
+    """The ladder must ascend, because each step is a queue of its own."""
+    (fault,) = faults({"worker": {"retry_delays": delays}})
+
+    assert "retry_delays must ascend" in fault
+
+
+@pytest.mark.parametrize("number", [1, 5])
+def test_one_to_five_webhook_secrets(load: Load, number: int) -> None:
+    """One secret is enough, and five may be tried."""
+    secrets = load({"webhook": {"secrets": ["s"] * number}}).webhook.secrets
+
+    assert secrets is not None
+    assert len(secrets) == number
+
+
+def test_slash_after_the_base_url_is_dropped(load: Load) -> None:
+    """The path is appended to the base URL with one slash, however it is written."""
+    loaded = load("sms_api: {base_url: 'https://api.example.com/base/'}")
+
+    assert loaded.sms_api.base_url == "https://api.example.com/base"
+
+
+@pytest.mark.parametrize("key", ["sms_api.base_url", "webhook.public_url", "tracing.otlp_endpoint"])
+@pytest.mark.parametrize("user", [f"u:{CANARY}@", f"{CANARY}@", f":{CANARY}@", ":@"])
+def test_user_in_a_url_is_refused(faults: Faults, key: str, user: str) -> None:
+    """A base URL with user info would replace the API key, so it is refused."""
+    (fault,) = faults(nested(key, f"https://{user}api.example.com"))
+
+    assert "must not hold a user" in fault
+
+
+def test_certificates_of_the_broker_are_always_checked(faults: Faults) -> None:
+    """The URL cannot switch the check of the broker's certificate off."""
+    (fault,) = faults("rabbitmq: {url: 'amqps://h/?no_verify_ssl=1'}")
+
+    assert "rabbitmq.tls.ca_file" in fault
+
+
+# --- Secrets -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["sms_api.key", "rabbitmq.password", "webhook.secrets"])
+@pytest.mark.parametrize("blank", ["", "  ", "\n"], ids=["empty", "spaces", "newline"])
+@pytest.mark.parametrize("source", ["file", "environment"])
+def test_empty_secret_is_refused(faults: Faults, key: str, blank: str, source: str) -> None:
+    """A secret that is there but empty is a fault: anyone could know it."""
+    value: object = [blank] if key == "webhook.secrets" else blank
+    text = json.dumps(value) if isinstance(value, list) else blank
+    (fault,) = (
+        faults(nested(key, value)) if source == "file" else faults("", **{env_name(key): text})
+    )
+
+    assert fault.startswith(key)
+
+
+SECRETS: dict[str, dict[str, Any]] = {
+    "rabbitmq.url": {"rabbitmq": {"url": f"amqp://u:{CANARY}@h/"}},
+    "rabbitmq.url list": {"rabbitmq": {"url": ["amqp://a/", f"amqp://u:{CANARY}@h/"]}},
+    "rabbitmq.password": {"rabbitmq": {"password": CANARY}},
+    "sms_api.key": {"sms_api": {"key": CANARY}},
+    "sms_api.proxy": {"sms_api": {"proxy": f"http://u:{CANARY}@h:1"}},
+    "webhook.secrets": {"webhook": {"secrets": [CANARY]}},
+}
+VIEWS: dict[str, Callable[[Settings], object]] = {
+    "repr": repr,
+    "str": str,
+    "format": lambda s: f"{s} {s.rabbitmq} {s.sms_api!r} {s.webhook}",
+    "model_dump": lambda s: s.model_dump(),
+    "model_dump json mode": lambda s: s.model_dump(mode="json"),
+    "model_dump_json": lambda s: s.model_dump_json(),
+    "masked": lambda s: s.masked(),
+    "masked as YAML": lambda s: yaml.safe_dump(s.masked()),
+}
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_secret_is_masked(load: Load, secret: str, view: str) -> None:
+    """No way to show the settings shows a secret."""
+    shown = str(VIEWS[view](load(SECRETS[secret])))
+
+    assert CANARY not in shown
+
+
+@pytest.mark.parametrize(
+    "url",
+    [f"amqp://guest:12#34{CANARY}@h/", f"amqp://guest:12?{CANARY}@h/", f"amqp://g:1/{CANARY}@h/"],
+    ids=["#", "?", "/"],
+)
+def test_url_with_a_raw_character_in_its_password(load: Load, url: str) -> None:
+    """A password that ends the URL too early is refused, or at least not shown."""
+    try:
+        shown = str(load({"rabbitmq": {"url": url}}).masked())
+    except ConfigError as error:
+        shown = str(error)
+
+    assert CANARY not in shown
+
+
+def test_masked_url_says_all_but_the_password(load: Load) -> None:
+    """What is printed tells user, host and vhost, which an operator needs."""
+    loaded = load("rabbitmq: {url: 'amqps://u:pw@rabbit.example.com:5671/v%2Fh'}")
+
+    assert loaded.masked()["rabbitmq"]["url"] == ["amqps://u:***@rabbit.example.com:5671/v%2Fh"]
+
+
+REFUSED: dict[str, str | dict[str, Any]] = {
+    "broken broker url": {"rabbitmq": {"url": f"amqp://u:{CANARY}@h:port/"}},
+    "scheme of the broker": {"rabbitmq": {"url": f"http://u:{CANARY}@h/"}},
+    "one of several": {"rabbitmq": {"url": ["amqp://a/", f"x://u:{CANARY}@h/"]}},
+    "password as list": {"rabbitmq": {"password": [CANARY]}},
+    "password as map": {"rabbitmq": {"password": {"value": CANARY}}},
+    "unknown key": {"rabbitmq": {"pasword": CANARY}},
+    "unknown section": {"rabitmq": {"password": CANARY}},
+    "section as text": {"sms_api": CANARY},
+    "section as list": {"sms_api": [CANARY]},
+    "key as list": {"sms_api": {"key": [CANARY]}},
+    "key in the url": {"sms_api": {"base_url": f"https://u:{CANARY}@h"}},
+    "key as port": {"sms_api": {"base_url": f"https://h:{CANARY}"}},
+    "key as query": {"sms_api": {"base_url": f"https://h?key={CANARY}"}},
+    "proxy": {"sms_api": {"proxy": f"socks5://u:{CANARY}@h"}},
+    "secrets as text": {"webhook": {"secrets": CANARY}},
+    "secrets as broken JSON": {"webhook": {"secrets": f'["{CANARY}'}},
+    "too many secrets": {"webhook": {"secrets": [CANARY] * 6}},
+    "number for a secret's list": {"webhook": {"secrets": {"a": CANARY}}},
+    "choice": {"log": {"level": CANARY}},
+    "number": {"worker": {"concurrency": CANARY}},
+    "duration": {"worker": {"max_age": CANARY}},
+    "header": {"sms_api": {"idempotency_header": f"Bearer {CANARY}"}},
+    "pointer": {"webhook": {"event_id_pointers": [CANARY]}},
+    "broken YAML": f"sms_api: {{key: '{CANARY}",
+    "YAML tag": f"sms_api: !!python/name:{CANARY} x",
+    "list at the top": f"- {CANARY}",
+    "text at the top": CANARY,
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_fault_does_not_quote_a_value(faults: Faults, case: str) -> None:
+    """No fault holds what was configured, because it may be a secret in the wrong place."""
+    text = "\n".join(faults(REFUSED[case]))
+
+    assert CANARY not in text
+
+
+KEYS = st.sampled_from([*known_keys(), "worker.queu", "rabbitmq.tls.nothing", "nothing.at.all"])
+VALUES = st.text(max_size=20) | st.sampled_from(["[", "{}", "null", "[]", '{"a": 1}', "5s", "-1"])
+
+
+@settings(deadline=None)
+@given(st.dictionaries(KEYS, VALUES, max_size=4))
+def test_any_environment_is_taken_or_told(environ: dict[str, str]) -> None:
+    """Whatever the environment holds, it gives settings or faults that do not quote it."""
+    told = ""
+    try:
+        load_settings(None, {env_name(key): value + CANARY for key, value in environ.items()})
+    except ConfigError as error:
+        told = str(error)
+
+    assert CANARY not in told
+
+
+# --- Faults --------------------------------------------------------------------------------------
+
+
+def test_one_line_for_each_fault(faults: Faults) -> None:
+    """Every fault is told at once, a line each, from both sources."""
+    told = faults(
+        "worker: {queu: 1, concurrency: x}\nnothing: {}\n",
+        SMS_BRIDGE_WORKR__QUEUE="q",
+        SMS_BRIDGE_WEBHOOK__PORT="x",
+    )
+
+    assert sorted(line.split(":")[0] for line in told) == [
+        "SMS_BRIDGE_WORKR__QUEUE",
+        "nothing",
+        "webhook.port",
+        "worker.concurrency",
+        "worker.queu",
+    ]
+
+
+def test_faults_are_the_text(load: Load) -> None:
+    """The text of the error is its faults, a line each."""
+    with pytest.raises(ConfigError) as caught:
+        load("worker: {queu: 1, concurrency: x}\n")
+
+    assert str(caught.value).splitlines() == list(caught.value.faults)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("worker: {queue: 'a", "line 1: is not YAML"),
+        ("worker:\n  queue: a\n bad: b\n", "line 3: is not YAML"),
+        ("a: 1\n---\nb: 2\n", "is not YAML"),
+        ("- worker", "must hold sections"),
+        ("1: 2", "must hold sections"),
+        ("just a text", "must hold sections"),
+    ],
+)
+def test_file_that_is_no_configuration(faults: Faults, text: str, says: str) -> None:
+    """A file that cannot be read as sections is one line that says where."""
+    (fault,) = faults(text)
+
+    assert says in fault
+
+
+def test_file_that_is_not_utf_8(tmp_path: Path) -> None:
+    """A file in another encoding is told, not guessed."""
+    path = tmp_path / "config.yaml"
+    path.write_bytes("worker: {queue: é}".encode("latin-1"))
+
+    with pytest.raises(ConfigError, match="is not YAML"):
+        load_settings(path, {})
+
+
+def test_file_that_is_missing(tmp_path: Path) -> None:
+    """A file that is not there is told by its name."""
+    with pytest.raises(ConfigError, match=r"missing\.yaml: cannot be read: No such file"):
+        load_settings(tmp_path / "missing.yaml", {})
+
+
+def test_spans_that_would_go_nowhere_are_refused(faults: Faults) -> None:
+    """An OTLP endpoint is refused while no spans are exported, not silently without effect."""
+    (fault,) = faults("tracing: {otlp_endpoint: 'http://collector:4318'}")
+
+    assert fault.startswith("tracing.otlp_endpoint")
+
+
+def test_settings_do_not_change() -> None:
+    """Settings are fixed once they are loaded."""
+    loaded = load_settings(None, {})
+
+    with pytest.raises(ValueError, match="frozen"):
+        loaded.worker.queue = "other"  # type: ignore[misc]
+
+
+def test_schema_has_every_section() -> None:
+    """The settings can be given as a JSON Schema."""
+    assert set(Settings.model_json_schema()["properties"]) == set(Settings.model_fields)

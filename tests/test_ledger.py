@@ -1,0 +1,540 @@
+"""Redeliveries: what is a repeat of something done, and what is another message."""
+
+import asyncio
+
+import pytest
+
+from bridge.envelope import Envelope
+from bridge.fates import Dead, Sent
+from bridge.ledger import (
+    DOUBT_SECONDS,
+    MAX_ENTRIES,
+    SENT_SECONDS,
+    UNSURE_ACK_SECONDS,
+    Decision,
+    Entry,
+    Ledger,
+    entry_of,
+)
+
+BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
+DECISION = Decision(
+    Envelope(key="k", message_id="m", published_at=None, first_delivered_at=0.0),
+    Sent(status=200),
+)
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Give a clock that stands still."""
+    return Clock()
+
+
+@pytest.fixture
+def ledger(clock: Clock) -> Ledger:
+    """Give an empty ledger."""
+    return Ledger(clock)
+
+
+def entry(
+    message_id: str | None = "m-1",
+    *,
+    body: bytes = BODY,
+    copies: int = 0,
+    published_at: float | None = None,
+) -> Entry:
+    """Make the entry of a delivery."""
+    envelope = Envelope(
+        key=message_id or "random",
+        message_id=message_id,
+        published_at=published_at,
+        first_delivered_at=0.0,
+        copies=copies,
+    )
+    return entry_of(envelope, body)
+
+
+NAMED = entry("m-1")
+NAMELESS = entry(None)
+each_kind = pytest.mark.parametrize("one", [NAMED, NAMELESS], ids=["with id", "without id"])
+
+
+async def others_run() -> None:
+    """Let every other task run until it waits."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def done(ledger: Ledger, one: Entry, *, sent: bool = True, acked: bool = True) -> None:
+    """Take a delivery and settle it."""
+    assert await ledger.claim(one, redelivered=False)
+    ledger.settle(one, sent=sent, acked=acked)
+
+
+# --- Which message it is -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (entry("a"), entry("b")),
+        (entry("a"), entry("a", body=b"other")),
+        (entry("a"), entry(None)),
+        (entry(None), entry(None, body=b"other")),
+        (entry(None, published_at=1.0), entry(None, published_at=2.0)),
+        (entry(None, published_at=1.0), entry(None)),
+        (entry("a"), entry("a", copies=1)),
+    ],
+    ids=["ids", "bodies", "id or none", "bodies without id", "moments", "moment or none", "copies"],
+)
+def test_entries_that_differ(one: Entry, other: Entry) -> None:
+    """Deliveries of different messages, or of different copies, are different entries."""
+    assert one != other
+
+
+@pytest.mark.parametrize(("one", "other"), [(entry("a"), entry("a", copies=1))])
+def test_copies_are_the_same_message(one: Entry, other: Entry) -> None:
+    """All copies of a message are one message."""
+    assert one.message == other.message
+
+
+def test_moment_does_not_matter_with_an_id() -> None:
+    """A publisher that repeats an id means the same message, whenever it says so."""
+    assert entry("a", published_at=1.0) == entry("a", published_at=2.0)
+
+
+# --- The first time ------------------------------------------------------------------------------
+
+
+@each_kind
+@pytest.mark.parametrize("redelivered", [False, True], ids=["first", "redelivered"])
+async def test_unknown_delivery_is_taken(ledger: Ledger, one: Entry, *, redelivered: bool) -> None:
+    """What this process has not seen is worked on, redelivered or not."""
+    assert await ledger.claim(one, redelivered=redelivered)
+
+
+@each_kind
+async def test_released_delivery_is_taken_again(ledger: Ledger, one: Entry) -> None:
+    """What was given back undecided is worked on when it comes again."""
+    await ledger.claim(one, redelivered=False)
+    ledger.release(one, None)
+
+    assert await ledger.claim(one, redelivered=True)
+
+
+# --- Sent, with an id ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("acked", [True, False], ids=["acked", "ack lost"])
+@pytest.mark.parametrize("redelivered", [True, False], ids=["redelivered", "published again"])
+async def test_sent_id_is_a_repeat(ledger: Ledger, *, acked: bool, redelivered: bool) -> None:
+    """An id that was sent is not sent again, whether broker or publisher repeats it."""
+    await done(ledger, NAMED, acked=acked)
+
+    assert not await ledger.claim(NAMED, redelivered=redelivered)
+
+
+async def test_sent_id_is_a_repeat_each_time(ledger: Ledger) -> None:
+    """However often it comes, an id that was sent is not sent again."""
+    await done(ledger, NAMED)
+
+    assert [await ledger.claim(NAMED, redelivered=True) for _ in range(3)] == [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "taken"), [(SENT_SECONDS - 1, False), (SENT_SECONDS, True)], ids=["within", "after"]
+)
+async def test_memory_of_sent_ids_ends(
+    ledger: Ledger, clock: Clock, seconds: float, *, taken: bool
+) -> None:
+    """An id that was sent is remembered for a quarter of an hour."""
+    await done(ledger, NAMED)
+    clock.now += seconds
+
+    assert await ledger.claim(NAMED, redelivered=True) == taken
+
+
+async def test_same_id_for_another_body_is_another_message(ledger: Ledger) -> None:
+    """A publisher that uses an id twice loses no message by it."""
+    await done(ledger, NAMED)
+
+    assert await ledger.claim(entry("m-1", body=b"other"), redelivered=True)
+
+
+async def test_copy_of_a_sent_id_is_a_repeat(ledger: Ledger) -> None:
+    """A retry copy of a message that was sent after all is not sent again."""
+    await done(ledger, NAMED)
+
+    assert not await ledger.claim(entry("m-1", copies=1), redelivered=False)
+
+
+# --- Sent, without an id -------------------------------------------------------------------------
+
+
+async def test_same_words_again_are_another_message(ledger: Ledger) -> None:
+    """The same words to the same number twice are two messages."""
+    await done(ledger, NAMELESS)
+
+    assert await ledger.claim(NAMELESS, redelivered=False)
+
+
+async def test_redelivery_after_a_good_ack_is_another_message(ledger: Ledger) -> None:
+    """While the connection stands an ack arrives, so a redelivery is of another message."""
+    await done(ledger, NAMELESS)
+
+    assert await ledger.claim(NAMELESS, redelivered=True)
+
+
+async def test_redelivery_after_a_lost_ack_is_a_repeat(ledger: Ledger) -> None:
+    """When the ack could not be written the redelivery is the message that was sent."""
+    await done(ledger, NAMELESS, acked=False)
+
+    assert not await ledger.claim(NAMELESS, redelivered=True)
+
+
+async def test_redelivery_after_a_lost_connection_is_a_repeat(ledger: Ledger) -> None:
+    """An ack that was written just before the connection ended may not have arrived."""
+    await done(ledger, NAMELESS)
+    ledger.connection_lost()
+
+    assert not await ledger.claim(NAMELESS, redelivered=True)
+
+
+async def test_new_message_does_not_use_up_the_doubt(ledger: Ledger) -> None:
+    """The same words, published anew after a lost ack, are sent; the redelivery still is not."""
+    await done(ledger, NAMELESS, acked=False)
+    await done(ledger, NAMELESS)
+
+    assert not await ledger.claim(NAMELESS, redelivered=True)
+
+
+async def test_doubt_excuses_one_redelivery(ledger: Ledger) -> None:
+    """Of two redeliveries after one lost ack the second is another message."""
+    await done(ledger, NAMELESS, acked=False)
+    await ledger.claim(NAMELESS, redelivered=True)
+
+    assert await ledger.claim(NAMELESS, redelivered=True)
+
+
+async def test_two_doubts_excuse_two_redeliveries(ledger: Ledger) -> None:
+    """Two equal messages whose acks were both lost are both not sent again."""
+    await done(ledger, NAMELESS, acked=False)
+    await done(ledger, NAMELESS, acked=False)
+
+    assert [await ledger.claim(NAMELESS, redelivered=True) for _ in range(2)] == [False, False]
+
+
+async def test_ack_of_a_repeat_may_be_lost_too(ledger: Ledger) -> None:
+    """When the connection ends again before the repeat's own ack arrives, it is a repeat still."""
+    await done(ledger, NAMELESS, acked=False)
+    await ledger.claim(NAMELESS, redelivered=True)
+    ledger.connection_lost()
+
+    assert not await ledger.claim(NAMELESS, redelivered=True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "taken"),
+    [(UNSURE_ACK_SECONDS - 1, False), (UNSURE_ACK_SECONDS, True)],
+    ids=["shortly before", "long before"],
+)
+async def test_old_acks_have_arrived(
+    ledger: Ledger, clock: Clock, seconds: float, *, taken: bool
+) -> None:
+    """An ack that was written long before the connection ended has arrived."""
+    await done(ledger, NAMELESS)
+    clock.now += seconds
+    ledger.connection_lost()
+
+    assert await ledger.claim(NAMELESS, redelivered=True) == taken
+
+
+@pytest.mark.parametrize(
+    ("seconds", "taken"),
+    [(DOUBT_SECONDS - 1, False), (DOUBT_SECONDS, True)],
+    ids=["within", "after"],
+)
+async def test_doubt_ends(ledger: Ledger, clock: Clock, seconds: float, *, taken: bool) -> None:
+    """A lost ack is remembered for some minutes."""
+    await done(ledger, NAMELESS, acked=False)
+    clock.now += seconds
+
+    assert await ledger.claim(NAMELESS, redelivered=True) == taken
+
+
+async def test_doubt_counts_from_the_loss(ledger: Ledger, clock: Clock) -> None:
+    """What the end of a connection left in doubt is remembered from then on."""
+    await done(ledger, NAMELESS)
+    clock.now += UNSURE_ACK_SECONDS - 1
+    ledger.connection_lost()
+    clock.now += DOUBT_SECONDS - 1
+
+    assert not await ledger.claim(NAMELESS, redelivered=True)
+
+
+# --- Replaced by a copy --------------------------------------------------------------------------
+
+
+@each_kind
+@pytest.mark.parametrize("acked", [True, False], ids=["acked", "ack lost"])
+async def test_copy_is_taken(ledger: Ledger, one: Entry, *, acked: bool) -> None:
+    """The copy that replaced a delivery is worked on when its time comes."""
+    await done(ledger, one, sent=False, acked=acked)
+    copied = Entry(one.message, one.copies + 1)
+
+    assert await ledger.claim(copied, redelivered=False)
+
+
+@each_kind
+async def test_replaced_delivery_is_a_repeat(ledger: Ledger, one: Entry) -> None:
+    """A delivery that was replaced, and whose ack was lost, is not replaced a second time."""
+    await done(ledger, one, sent=False, acked=False)
+
+    assert not await ledger.claim(one, redelivered=True)
+
+
+@each_kind
+async def test_replaced_delivery_is_a_repeat_after_a_lost_connection(
+    ledger: Ledger, one: Entry
+) -> None:
+    """A delivery that was replaced shortly before the connection ended is not replaced again."""
+    await done(ledger, one, sent=False)
+    ledger.connection_lost()
+
+    assert not await ledger.claim(one, redelivered=True)
+
+
+async def test_replaced_id_that_is_published_again_is_taken(ledger: Ledger) -> None:
+    """An id that was not sent yet may be published again, and is tried."""
+    await done(ledger, NAMED, sent=False)
+
+    assert await ledger.claim(NAMED, redelivered=False)
+
+
+# --- In flight -----------------------------------------------------------------------------------
+
+
+@each_kind
+async def test_redelivery_waits_for_the_first(ledger: Ledger, one: Entry) -> None:
+    """A redelivery of what is in flight here waits for its end."""
+    await ledger.claim(one, redelivered=False)
+    ledger.connection_lost()
+    again = asyncio.create_task(ledger.claim(one, redelivered=True))
+    await others_run()
+    waits = not again.done()
+    again.cancel()
+
+    assert waits
+
+
+@each_kind
+@pytest.mark.parametrize("sent", [True, False], ids=["sent", "replaced"])
+@pytest.mark.parametrize("acked", [True, False], ids=["acked", "ack lost"])
+async def test_redelivery_of_what_is_settled_meanwhile(
+    ledger: Ledger, one: Entry, *, sent: bool, acked: bool
+) -> None:
+    """A redelivery that waited is a repeat once the first is settled."""
+    await ledger.claim(one, redelivered=False)
+    ledger.connection_lost()
+    again = asyncio.create_task(ledger.claim(one, redelivered=True))
+    await others_run()
+    ledger.settle(one, sent=sent, acked=acked)
+
+    assert not await again
+
+
+@each_kind
+async def test_redelivery_of_what_is_released_meanwhile(ledger: Ledger, one: Entry) -> None:
+    """A redelivery that waited is worked on once the first is given back."""
+    await ledger.claim(one, redelivered=False)
+    ledger.connection_lost()
+    again = asyncio.create_task(ledger.claim(one, redelivered=True))
+    await others_run()
+    ledger.release(one, None)
+
+    assert await again
+
+
+async def test_one_of_many_redeliveries_is_taken(ledger: Ledger) -> None:
+    """Of several that waited one is worked on, and the others wait for that one."""
+    await ledger.claim(NAMED, redelivered=False)
+    again = [asyncio.create_task(ledger.claim(NAMED, redelivered=True)) for _ in range(3)]
+    await others_run()
+    ledger.release(NAMED, None)
+    await others_run()
+    taken = [task.result() for task in again if task.done()]
+    for task in again:
+        task.cancel()
+
+    assert taken == [True]
+
+
+@pytest.mark.parametrize(("sent", "taken"), [(True, False), (False, True)], ids=["sent", "not"])
+async def test_id_that_is_published_again_meanwhile(
+    ledger: Ledger, *, sent: bool, taken: bool
+) -> None:
+    """An id that is published twice is sent once, and if that fails tried again."""
+    await ledger.claim(NAMED, redelivered=False)
+    again = asyncio.create_task(ledger.claim(NAMED, redelivered=False))
+    await others_run()
+    ledger.settle(NAMED, sent=sent, acked=True)
+
+    assert await again == taken
+
+
+async def test_same_words_meanwhile_are_another_message(ledger: Ledger) -> None:
+    """Equal messages without an id are worked on at the same time."""
+    await ledger.claim(NAMELESS, redelivered=False)
+
+    assert await asyncio.wait_for(ledger.claim(NAMELESS, redelivered=False), 1)
+
+
+async def test_redelivery_from_elsewhere_is_another_message(ledger: Ledger) -> None:
+    """While our connection stands, a redelivery of equal words is another worker's message."""
+    await ledger.claim(NAMELESS, redelivered=False)
+    other = asyncio.create_task(ledger.claim(NAMELESS, redelivered=True))
+    await others_run()
+    ledger.settle(NAMELESS, sent=True, acked=True)
+
+    assert await other
+
+
+async def test_two_equal_messages_in_flight_come_again(ledger: Ledger) -> None:
+    """Two equal messages in flight when the connection ends are each known when they return."""
+    for _ in range(2):
+        await ledger.claim(NAMELESS, redelivered=False)
+    ledger.connection_lost()
+    again = [asyncio.create_task(ledger.claim(NAMELESS, redelivered=True)) for _ in range(2)]
+    await others_run()
+    for _ in range(2):
+        ledger.settle(NAMELESS, sent=True, acked=False)
+
+    assert [await task for task in again] == [False, False]
+
+
+async def test_first_of_two_equal_messages_ends_nothing_of_the_other(ledger: Ledger) -> None:
+    """While the second of two equal messages is in flight, its redelivery is not taken."""
+    for _ in range(2):
+        await ledger.claim(NAMELESS, redelivered=False)
+    ledger.settle(NAMELESS, sent=True, acked=False)
+    ledger.connection_lost()
+    again = [asyncio.create_task(ledger.claim(NAMELESS, redelivered=True)) for _ in range(2)]
+    await others_run()
+    taken = [task.result() for task in again if task.done()]
+    for task in again:
+        task.cancel()
+
+    assert True not in taken
+
+
+async def test_waiting_redelivery_that_is_cancelled(ledger: Ledger) -> None:
+    """A redelivery that stops waiting leaves the first, and the next, as they were."""
+    await ledger.claim(NAMED, redelivered=False)
+    gone = asyncio.create_task(ledger.claim(NAMED, redelivered=True))
+    again = asyncio.create_task(ledger.claim(NAMED, redelivered=True))
+    await others_run()
+    gone.cancel()
+    await others_run()
+    ledger.settle(NAMED, sent=True, acked=True)
+
+    assert not await again
+
+
+# --- Decided and not settled ---------------------------------------------------------------------
+
+
+async def decided(ledger: Ledger, one: Entry) -> None:
+    """Take a delivery, decide about it and give it back unsettled."""
+    await ledger.claim(one, redelivered=False)
+    ledger.release(one, DECISION)
+
+
+async def test_decision_is_recalled(ledger: Ledger) -> None:
+    """What was decided about a delivery that could not be settled is known when it returns."""
+    await decided(ledger, NAMED)
+    await ledger.claim(NAMED, redelivered=True)
+
+    assert ledger.recall(NAMED) is DECISION
+
+
+async def test_decision_is_recalled_once(ledger: Ledger) -> None:
+    """A decision is carried out once."""
+    await decided(ledger, NAMED)
+    ledger.recall(NAMED)
+
+    assert ledger.recall(NAMED) is None
+
+
+async def test_decision_is_about_one_copy(ledger: Ledger) -> None:
+    """A decision about the original says nothing about its copy."""
+    await decided(ledger, NAMED)
+
+    assert ledger.recall(entry("m-1", copies=1)) is None
+
+
+async def test_later_decision_counts(ledger: Ledger) -> None:
+    """A delivery that was given back twice has its last decision."""
+    later = Decision(DECISION.envelope, Dead(reason="refused", detail="no"))
+    await decided(ledger, NAMED)
+    ledger.release(NAMED, later)
+
+    assert ledger.recall(NAMED) is later
+
+
+async def test_undecided_release_leaves_nothing(ledger: Ledger) -> None:
+    """What was given back undecided is decided when it comes again."""
+    await ledger.claim(NAMED, redelivered=False)
+    ledger.release(NAMED, None)
+
+    assert ledger.recall(NAMED) is None
+
+
+async def test_decision_does_not_outlive_its_redelivery(ledger: Ledger, clock: Clock) -> None:
+    """A day later equal words are another message, which an old decision must not swallow."""
+    await decided(ledger, NAMELESS)
+    clock.now += 86400
+
+    assert ledger.recall(NAMELESS) is None
+
+
+async def test_decision_that_is_carried_out_is_settled(ledger: Ledger) -> None:
+    """Once a recalled decision is settled the message is a repeat like any other."""
+    await decided(ledger, NAMED)
+    ledger.recall(NAMED)
+    ledger.settle(NAMED, sent=True, acked=True)
+
+    assert not await ledger.claim(NAMED, redelivered=True)
+
+
+# --- Bounds --------------------------------------------------------------------------------------
+
+
+async def test_oldest_entries_are_forgotten_first(ledger: Ledger) -> None:
+    """The ledger holds a fixed number of messages and forgets the oldest."""
+    entries = [Entry((str(number), b""), 0) for number in range(MAX_ENTRIES + 1)]
+    for one in entries:
+        ledger.settle(one, sent=True, acked=True)
+    known = [not await ledger.claim(one, redelivered=True) for one in (entries[0], entries[-1])]
+
+    assert known == [False, True]
+
+
+def test_oldest_decisions_are_forgotten_first(ledger: Ledger) -> None:
+    """The ledger holds a fixed number of decisions and forgets the oldest."""
+    entries = [Entry((str(number), b""), 0) for number in range(MAX_ENTRIES + 1)]
+    for one in entries:
+        ledger.release(one, DECISION)
+    known = [ledger.recall(one) is not None for one in (entries[0], entries[-1])]
+
+    assert known == [False, True]
