@@ -5,7 +5,9 @@ Each command imports what it needs when it runs, so that `--help` is quick.
 
 import asyncio
 import json
+import logging
 import os
+import signal
 import sys
 import time
 import uuid
@@ -55,6 +57,8 @@ ConfigFile = Annotated[
 
 def main() -> None:
     """Run a command; a fault of ours is one line on standard error, never a traceback."""
+    # Without a handler Python prints what libraries warn of, with its arguments.
+    logging.getLogger().addHandler(logging.NullHandler())
     try:
         app()
     except (ConfigError, InvalidMessageError) as error:
@@ -310,6 +314,7 @@ def demo(
 
 
 def _until_interrupted(action: "Callable[[], None]") -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         action()
     except KeyboardInterrupt:

@@ -12,9 +12,9 @@ import random
 import ssl
 import struct
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Final, Literal, NoReturn, cast
+from typing import Any, Final, Literal, NoReturn, cast
 
 import aio_pika
 import aiormq
@@ -91,7 +91,7 @@ class Link:
         self._connection = connection
         try:
             await _serve_until_closed(connection, serve)
-        except _SESSION_FAULTS as error:
+        except Exception as error:  # whatever the client library raises, the link goes on
             self._metrics.connections.labels("closed_by_broker").inc()
             if time.monotonic() - started < RPC_TIMEOUT_SECONDS:
                 raise BrokerError(_describe(error)) from error
@@ -106,21 +106,11 @@ class Link:
         try:
             connection = await open_connection(self._settings, url, name=self.name)
         except BrokerError as error:
-            self._metrics.connections.labels(_fault_of(error)).inc()
+            self._metrics.connections.labels(_classify(error)).inc()
             raise
         self._metrics.connections.labels("opened").inc()
         log.info("broker_connected", extra=facts(link=self.name, host=_host(url)))
         return connection
-
-
-# What ends a session: the connection, a channel or a remote call on it, or our own verdict.
-_SESSION_FAULTS = (
-    aiormq.exceptions.AMQPError,
-    aiormq.exceptions.ChannelInvalidStateError,
-    BrokerError,
-    OSError,
-    TimeoutError,
-)
 
 
 async def _serve_until_closed(connection: aio_pika.Connection, serve: Serve) -> None:
@@ -169,13 +159,13 @@ async def open_connection(
             _with_credentials(target, settings),
             ssl_context=_tls_context(settings) if target.scheme == "amqps" else None,
         )
-        if settings.tls.server_name is not None:
+        if settings.tls.server_name is not None and target.scheme == "amqps":
             connection.kwargs["server_hostname"] = settings.tls.server_name
         async with asyncio.timeout(settings.connect_timeout_seconds):
             await connection.connect()
     except ConfigError as error:
         raise BrokerError(str(error)) from error
-    except (aiormq.exceptions.AMQPError, OSError, TimeoutError) as error:
+    except Exception as error:  # aiormq raises more than its own classes
         fault = _classify(error)
         raise BrokerError(f"no connection to {_host(url)} ({fault}); {_REMEDIES[fault]}") from error
     return connection
@@ -209,24 +199,31 @@ def _host(url: SecretStr) -> str:
     return f"{parsed.host}:{parsed.port or (5671 if parsed.scheme == 'amqps' else 5672)}"
 
 
+_LOGIN_FAULTS = (
+    aiormq.exceptions.ProbableAuthenticationError,
+    aiormq.exceptions.AuthenticationError,
+    aiormq.exceptions.ConnectionNotAllowed,
+    ConfigError,
+)
+
+
 def _classify(error: BaseException) -> ConnectFault:
+    causes = list(_causes(error))
+    if any(isinstance(cause, ssl.SSLError) for cause in causes):
+        return "tls_failed"
+    if any(isinstance(cause, _LOGIN_FAULTS) for cause in causes):
+        return "auth_failed"
+    return "timeout" if any(isinstance(cause, TimeoutError) for cause in causes) else "refused"
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    # A chain may run in a circle: aiormq raises one error from another and back.
+    seen: set[int] = set()
     cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLError):
-            return "tls_failed"
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
         cause = cause.__cause__ or cause.__context__
-    if isinstance(error, TimeoutError):
-        return "timeout"
-    refused = (
-        aiormq.exceptions.ProbableAuthenticationError,
-        aiormq.exceptions.AuthenticationError,
-        aiormq.exceptions.ConnectionNotAllowed,
-    )
-    return "auth_failed" if isinstance(error, refused) else "refused"
-
-
-def _fault_of(error: BrokerError) -> ConnectFault:
-    return "auth_failed" if error.__cause__ is None else _classify(error.__cause__)
 
 
 def _describe(error: BaseException) -> str:
@@ -278,22 +275,47 @@ async def close_quietly(connection: aio_pika.Connection) -> None:
 
 
 def tolerate_broken_properties() -> None:
-    """Make pamqp decode what other clients get away with, so that one message cannot stop all.
+    """Make pamqp read and write what other clients send, so that one message cannot stop all.
 
-    By default a timestamp in micro- or nanoseconds, or a short string that is not UTF-8, ends
-    the connection on every delivery. Bytes that are no UTF-8 are kept and written back as they
-    came; a timestamp is scaled to seconds, or dropped when it is none.
+    By default a timestamp in micro- or nanoseconds, or a short string or header name that is not
+    UTF-8, ends the connection on every delivery; and a header value of bytes, a large number or a
+    float cannot be written back as it came. Bytes that are no UTF-8 are kept; a timestamp is
+    scaled to seconds.
     """
-    decoders = pamqp.decode.METHODS
-    decoders["shortstr"] = _decode_short_string
-    decoders["timestamp"] = _decode_timestamp
-    pamqp.decode.TABLE_MAPPING[b"T"] = _decode_timestamp
-    pamqp.encode.METHODS["shortstr"] = _encode_short_string
+    decode: Any = pamqp.decode
+    encode: Any = pamqp.encode
+    decode.METHODS |= {
+        "shortstr": _decode_short_string,
+        "timestamp": _decode_timestamp,
+        "table": _decode_table,
+    }
+    decode.TABLE_MAPPING |= {b"T": _decode_timestamp, b"F": _decode_table}
+    encode.METHODS |= {"shortstr": _encode_short_string, "table": _encode_table}
 
 
 def _decode_short_string(value: bytes) -> tuple[int, str]:
     end = value[0] + 1
     return end, bytes(value[1:end]).decode("utf-8", "surrogateescape")
+
+
+def _decode_timestamp(value: bytes) -> tuple[int, datetime]:
+    moment = float(struct.unpack(">Q", value[:8])[0])
+    # Seconds are below 10**11 until the year 5138.
+    while moment >= 10**11:
+        moment /= 1000
+    return 8, datetime.fromtimestamp(moment, tz=UTC)
+
+
+def _decode_table(value: bytes) -> tuple[int, dict[str, Any]]:
+    end = 4 + int(struct.unpack(">I", value[:4])[0])
+    table: dict[str, Any] = {}
+    offset = 4
+    while offset < end:
+        used, name = _decode_short_string(value[offset:])
+        offset += used
+        used, table[name] = pamqp.decode.embedded_value(value[offset:end])
+        offset += used
+    return end, table
 
 
 def _encode_short_string(value: str) -> bytes:
@@ -303,9 +325,25 @@ def _encode_short_string(value: str) -> bytes:
     return bytes((len(encoded),)) + encoded
 
 
-def _decode_timestamp(value: bytes) -> tuple[int, datetime | None]:
-    moment = float(struct.unpack(">Q", value[:8])[0])
-    # Seconds are below 10**11 until the year 5138.
-    while moment >= 10**11:
-        moment /= 1000
-    return 8, datetime.fromtimestamp(moment, tz=UTC)
+def _encode_table(value: Mapping[str, Any] | None) -> bytes:
+    entries = b"".join(
+        _encode_short_string(name) + _encode_value(item) for name, item in (value or {}).items()
+    )
+    return struct.pack(">I", len(entries)) + entries
+
+
+def _encode_value(value: Any) -> bytes:  # noqa: ANN401  a header may be anything
+    # pamqp writes a float in 32 bits, cannot write bytes, and refuses large numbers.
+    if isinstance(value, float):
+        return b"d" + struct.pack(">d", value)
+    if isinstance(value, bytes | bytearray):
+        return b"S" + struct.pack(">I", len(value)) + value
+    if isinstance(value, dict):
+        return b"F" + _encode_table(value)
+    if isinstance(value, list):
+        items = b"".join(_encode_value(item) for item in value)
+        return b"A" + struct.pack(">I", len(items)) + items
+    try:
+        return bytes(pamqp.encode.encode_table_value(value))
+    except (TypeError, ValueError, OverflowError, struct.error):
+        return _encode_value(str(value).encode("utf-8", "replace"))

@@ -23,6 +23,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
+    PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 from pydantic_settings.sources.utils import parse_env_vars
@@ -340,6 +341,18 @@ class Settings(BaseSettings):
     admin: AdminSettings = AdminSettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003  pydantic-settings' own signature
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take only what is handed in: `load_settings` reads the environment, once."""
+        return (init_settings,)
 
     def masked(self) -> dict[str, Any]:
         """Return the effective configuration as plain data, every secret masked."""

@@ -6,17 +6,17 @@ with what is, at every change and every few seconds, so that no lost event can s
 """
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable
 from typing import Final
 
 import aio_pika
-import aiormq
 from aiormq.abc import DeliveredMessage
 
 from bridge.broker import RPC_TIMEOUT_SECONDS, open_channel
-from bridge.delivery import Delivery
+from bridge.delivery import Delivery, Session
 from bridge.envelope import bare_envelope
 from bridge.errors import BrokerError
 from bridge.logs import facts
@@ -68,25 +68,27 @@ class Consumer:
     async def serve(self, connection: aio_pika.Connection) -> None:
         """Consume on a channel of this connection; raise BrokerError when it is no use any more."""
         channel = await open_channel(connection)
-        closing = channel.closing
-        closing.add_done_callback(lambda _: self._changed.set())
+        channel.closing.add_done_callback(lambda _: self._changed.set())
         channel.on_consumer_cancel_callbacks.add(self._on_cancelled_by_broker)
         self._suspect_poison()
+        session = Session(channel)
         tag: str | None = None
         try:
             while True:
-                self._check(channel, tag)
-                tag = await self._follow(channel, tag)
+                self._check(session, tag)
+                tag = await self._follow(session, tag)
                 await self._wait_for_change()
         finally:
+            session.is_over = True
             self._mark(0)
             self._idle.set()
 
-    async def _follow(self, channel: aiormq.Channel, tag: str | None) -> str | None:
+    async def _follow(self, session: Session, tag: str | None) -> str | None:
         """Start, stop or restart consuming so that it is as it should be."""
         wanted = 0 if self._stopped else self._prefetch()
         if wanted == self._consuming_with:
             return tag
+        channel = session.channel
         async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
             if tag is not None:
                 await channel.basic_cancel(tag)
@@ -96,14 +98,18 @@ class Consumer:
                 return None
             self._idle.clear()
             await channel.basic_qos(prefetch_count=wanted)
-            result = await channel.basic_consume(self._queue, self._on_delivery)
+            result = await channel.basic_consume(
+                self._queue, functools.partial(self._on_delivery, session)
+            )
         self._mark(wanted)
         return result.consumer_tag
 
-    def _check(self, channel: aiormq.Channel, tag: str | None) -> None:
-        if channel.is_closed:
+    def _check(self, session: Session, tag: str | None) -> None:
+        if session.has_failed:
+            raise BrokerError("the broker takes no acks")
+        if session.channel.is_closed:
             raise BrokerError("the consuming channel was closed")
-        if tag is not None and tag not in channel.consumers:
+        if tag is not None and tag not in session.channel.consumers:
             raise BrokerError(f"the broker cancelled the consumer of {self._queue}")
 
     async def _wait_for_change(self) -> None:
@@ -121,7 +127,7 @@ class Consumer:
         self._consuming_with = prefetch
         self._metrics.consumer_up.labels(self._queue).set(1 if prefetch else 0)
 
-    async def _on_delivery(self, message: DeliveredMessage) -> None:
+    async def _on_delivery(self, session: Session, message: DeliveredMessage) -> None:
         self._empty_sessions = 0
         self._metrics.poison_suspected.set(0)
         properties = message.header.properties
@@ -130,7 +136,7 @@ class Consumer:
             properties=properties,
             redelivered=bool(message.redelivered),
             tag=message.delivery_tag or 0,
-            channel=message.channel,  # type: ignore[arg-type]  # the abstract one has no `wait`
+            session=session,
             envelope=bare_envelope(properties, now=time.time()),
         )
         self._take(delivery)

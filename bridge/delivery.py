@@ -1,13 +1,44 @@
 """One AMQP delivery of a send request, bound to the channel that it came on."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 import aiormq
 
 from bridge.envelope import Envelope, Properties
+
+ACK_SECONDS: Final = 5.0
+
+
+class Session:
+    """One stretch of consuming on one channel; over when nothing can be acked on it any more."""
+
+    def __init__(self, channel: aiormq.Channel) -> None:
+        self.channel = channel
+        self.has_failed = False
+        self.is_over = False
+
+    async def ack(self, tag: int) -> bool:
+        """Write an ack, or return False: the broker delivers the message again.
+
+        A channel whose broker hangs takes no more frames. Then the session is given up, for an
+        ack that is not written would keep its message unsettled for ever.
+        """
+        if self.is_over or self.channel.is_closed:
+            return False
+        try:
+            async with asyncio.timeout(ACK_SECONDS):
+                await self.channel.basic_ack(tag, wait=False)
+        except (aiormq.exceptions.AMQPError, aiormq.exceptions.ChannelInvalidStateError):
+            return False
+        except TimeoutError:
+            self.has_failed = True
+            return False
+        return not self.is_over
 
 
 @dataclass(slots=True, eq=False)
@@ -18,15 +49,15 @@ class Delivery:
     properties: Properties
     redelivered: bool
     tag: int
-    channel: aiormq.Channel
+    session: Session
     envelope: Envelope
     received: float = field(default_factory=time.monotonic)
     is_waiting: bool = False
 
     @property
     def is_stale(self) -> bool:
-        """Whether its channel is gone, so that the broker delivers the message again."""
-        return self.channel.is_closed
+        """Whether its session is over, so that the broker delivers the message again."""
+        return self.session.is_over or self.session.channel.is_closed
 
     @property
     def held_seconds(self) -> float:

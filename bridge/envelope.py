@@ -97,8 +97,8 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
         trace=read_trace(headers.get("traceparent"), headers.get("tracestate")),
     )
     if DEAD_AT in headers:
-        # A dead letter that somebody moved back starts anew.
-        return replace(full, copies=0)
+        # A dead letter that somebody moved back starts anew; only its copies are counted on.
+        return full
     return replace(
         full,
         first_delivered_at=_read_moment(headers, FIRST_DELIVERED_AT) or bare.first_delivered_at,

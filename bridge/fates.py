@@ -178,10 +178,13 @@ def judge_failure(error: Exception) -> Answer:
 def _is_tls(error: BaseException) -> bool:
     if not isinstance(error, httpx.ConnectError):
         return False
+    # A chain may run in a circle.
+    seen: set[int] = set()
     cause: BaseException | None = error
-    while cause is not None:
+    while cause is not None and id(cause) not in seen:
         if isinstance(cause, ssl.SSLError):
             return True
+        seen.add(id(cause))
         cause = cause.__cause__ or cause.__context__
     return False
 

@@ -1,17 +1,17 @@
 """What became of recent deliveries of this process, so that a redelivery is not a second SMS.
 
 A request is known by its publisher's `message_id` and its body. Without an id two equal bodies
-are two messages, unless the broker says `redelivered` and the first is still in flight here or
-its ack may have been lost: then, and only then, the second is the first.
+are two messages, unless the broker says `redelivered` and the first was taken from a connection
+that has been lost since: then, once for each such first, the second is the first.
 """
 
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
 
 from bridge.envelope import Envelope
 from bridge.fates import Outcome
@@ -22,14 +22,6 @@ DOUBT_SECONDS: Final = 300.0
 # An ack that was written shortly before its connection is found dead may not have arrived. It
 # takes up to three heartbeats of 10 s to notice a broker that hangs.
 UNSURE_ACK_SECONDS: Final = 45.0
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """An outcome that could not be settled, because the delivery's channel ended first."""
-
-    envelope: Envelope
-    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,87 +45,160 @@ def entry_of(envelope: Envelope, body: bytes) -> Entry:
     return Entry((envelope.message_id or "", digest.digest()), envelope.copies)
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is known of a delivery that went back unsettled: its key and counts, and its outcome."""
+
+    envelope: Envelope
+    outcome: Outcome | None
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """A delivery that is being worked on. `is_orphan`: its connection has been lost."""
+
+    entry: Entry
+    settled: "asyncio.Future[bool]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    is_orphan: bool = False
+    is_awaited: bool = False
+
+
 class Ledger:
     """Remembers deliveries in flight and settled; bounded in entries and in time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._in_flight: dict[tuple[str, bytes], asyncio.Future[bool]] = {}
-        self._sent: OrderedDict[object, float] = OrderedDict()
-        self._settled: OrderedDict[object, float] = OrderedDict()
-        self._doubtful: OrderedDict[object, float] = OrderedDict()
-        self._decided: OrderedDict[Entry, Decision] = OrderedDict()
+        self._in_flight: dict[tuple[str, bytes], list[Claim]] = {}
+        self._sent: _Memory[tuple[str, bytes], None] = _Memory(SENT_SECONDS, clock)
+        self._settled: _Memory[Entry, None] = _Memory(UNSURE_ACK_SECONDS, clock)
+        self._doubtful: _Memory[Entry, None] = _Memory(DOUBT_SECONDS, clock)
+        self._kept: _Memory[Entry, Kept] = _Memory(DOUBT_SECONDS, clock)
 
-    async def claim(self, entry: Entry, *, redelivered: bool) -> bool:
-        """Take a delivery to work on; False means that it is a repeat and is to be acked only.
+    async def claim(self, entry: Entry, *, redelivered: bool) -> Claim | None:
+        """Take a delivery to work on; None means that it is a repeat and is to be acked only.
 
-        Waits while the same message is in flight here. Every claim that returned True must be
-        followed by `settle` or `release`.
+        Waits while the same message is in flight here. A claim must be given to `settle` or
+        `release`; that a repeat was acked is told to `note_repeat`.
         """
-        while (earlier := self._in_flight.get(entry.message)) is not None:
-            if not (entry.has_id or redelivered):
-                break
-            if await asyncio.shield(earlier) and redelivered:
-                self._doubtful.pop(entry, None)
-                return False
-        if self._is_repeat(entry, redelivered=redelivered):
-            return False
-        self._in_flight[entry.message] = asyncio.get_running_loop().create_future()
-        return True
+        while (earlier := self._earlier(entry, redelivered=redelivered)) is not None:
+            earlier.is_awaited = earlier.is_awaited or redelivered
+            if await asyncio.shield(earlier.settled) and redelivered:
+                return None
+        if entry.message in self._sent:
+            return None
+        if redelivered and self._doubtful.take(entry) is not None:
+            return None
+        claim = Claim(entry)
+        self._in_flight.setdefault(entry.message, []).append(claim)
+        return claim
 
-    def settle(self, entry: Entry, *, sent: bool, acked: bool) -> None:
+    def settle(self, claim: Claim, *, sent: bool, acked: bool) -> None:
         """Remember that a delivery is settled: accepted when `sent`, else replaced by a copy.
 
         `acked` says whether the ack was written; one that was may still be lost.
         """
-        if sent and entry.has_id:
-            self._remember(self._sent, entry.message, SENT_SECONDS)
-        elif acked:
-            self._remember(self._settled, entry, UNSURE_ACK_SECONDS)
-        else:
-            self._remember(self._doubtful, entry, DOUBT_SECONDS)
-        self._finish(entry, done=True)
+        if sent and claim.entry.has_id:
+            self._sent.add(claim.entry.message, None)
+        elif not claim.is_awaited:
+            self._note_ack(claim.entry, acked=acked and not claim.is_orphan)
+        self._finish(claim, settled=True)
 
-    def release(self, entry: Entry, decision: Decision | None) -> None:
+    def note_repeat(self, entry: Entry, *, acked: bool) -> None:
+        """Remember that a repeat was acked, because that ack may be lost as well."""
+        if entry.message not in self._sent:
+            self._note_ack(entry, acked=acked)
+
+    def release(self, claim: Claim, kept: Kept) -> None:
         """Let go of a delivery that goes back to the queue unsettled.
 
         What was decided about it is kept: when it comes again, it must not be sent again.
         """
-        if decision is not None:
-            self._decided[entry] = decision
-            while len(self._decided) > MAX_ENTRIES:
-                self._decided.popitem(last=False)
-        self._finish(entry, done=False)
+        self._kept.add(claim.entry, kept)
+        self._finish(claim, settled=False)
 
-    def recall(self, entry: Entry) -> Decision | None:
-        """Return, once, what was decided about a delivery that could not be settled then."""
-        return self._decided.pop(entry, None)
+    def recall(self, entry: Entry, *, redelivered: bool) -> Kept | None:
+        """Return, once, what is known of a delivery that went back and has come again."""
+        taken = self._kept.take(entry) if redelivered else None
+        return None if taken is None else taken[0]
 
     def connection_lost(self) -> None:
-        """Note that the last acks may not have reached the broker."""
-        now = self._clock()
-        for entry, at in self._settled.items():
-            if now - at < UNSURE_ACK_SECONDS:
-                self._remember(self._doubtful, entry, DOUBT_SECONDS)
-        self._settled.clear()
+        """Note that what is in flight comes again, and that the last acks may be lost."""
+        for claims in self._in_flight.values():
+            for claim in claims:
+                claim.is_orphan = True
+        for entry in self._settled.clear():
+            self._doubtful.add(entry, None)
 
-    def _is_repeat(self, entry: Entry, *, redelivered: bool) -> bool:
-        now = self._clock()
-        if now - self._sent.get(entry.message, now - SENT_SECONDS) < SENT_SECONDS:
-            return True
+    def _earlier(self, entry: Entry, *, redelivered: bool) -> Claim | None:
+        claims = self._in_flight.get(entry.message, [])
+        if entry.has_id:
+            return claims[0] if claims else None
         if not redelivered:
-            return False
-        # Each doubt excuses one redelivery.
-        return now - self._doubtful.pop(entry, now - DOUBT_SECONDS) < DOUBT_SECONDS
+            return None
+        return next((c for c in claims if c.is_orphan and not c.is_awaited), None)
 
-    def _finish(self, entry: Entry, *, done: bool) -> None:
-        future = self._in_flight.pop(entry.message, None)
-        if future is not None and not future.done():
-            future.set_result(done)
+    def _note_ack(self, entry: Entry, *, acked: bool) -> None:
+        (self._settled if acked else self._doubtful).add(entry, None)
 
-    def _remember(self, entries: OrderedDict[object, float], key: object, seconds: float) -> None:
+    def _finish(self, claim: Claim, *, settled: bool) -> None:
+        claims = self._in_flight[claim.entry.message]
+        claims.remove(claim)
+        if not claims:
+            del self._in_flight[claim.entry.message]
+        if not claim.settled.done():
+            claim.settled.set_result(settled)
+
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
+
+
+class _Memory(Generic[_Key, _Value]):
+    """Values by key, several for one key; forgotten with time, and the oldest for room."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._order: deque[tuple[float, _Key]] = deque()
+        self._values: dict[_Key, deque[tuple[float, _Value]]] = {}
+
+    def __contains__(self, key: _Key) -> bool:
+        self._forget()
+        return key in self._values
+
+    def add(self, key: _Key, value: _Value) -> None:
         now = self._clock()
-        entries[key] = now
-        entries.move_to_end(key)
-        while len(entries) > MAX_ENTRIES or now - next(iter(entries.values())) >= seconds:
-            entries.popitem(last=False)
+        self._order.append((now, key))
+        self._values.setdefault(key, deque()).append((now, value))
+        self._forget()
+
+    def take(self, key: _Key) -> tuple[_Value] | None:
+        """Remove and return the oldest value of a key, in a tuple of its own."""
+        self._forget()
+        values = self._values.get(key)
+        if not values:
+            return None
+        _, value = values.popleft()
+        if not values:
+            del self._values[key]
+        return (value,)
+
+    def clear(self) -> list[_Key]:
+        """Forget all, and return the keys, one for each value."""
+        self._forget()
+        keys = [key for key, values in self._values.items() for _ in values]
+        self._order.clear()
+        self._values.clear()
+        return keys
+
+    def _forget(self) -> None:
+        limit = self._clock() - self._seconds
+        while self._order and (self._order[0][0] <= limit or len(self._order) > MAX_ENTRIES):
+            at, key = self._order.popleft()
+            values = self._values.get(key)
+            # What was taken meanwhile left its mark in the order behind.
+            if values and values[0][0] <= at:
+                values.popleft()
+                if not values:
+                    del self._values[key]

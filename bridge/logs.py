@@ -33,7 +33,7 @@ def configure_logging(
 ) -> None:
     """Send every log record to `stream`; `count` is called with the level of each."""
     console = form == "console" or (form == "auto" and stream.isatty())
-    handler = logging.StreamHandler(stream)
+    handler = _Handler(stream)
     handler.setFormatter(ConsoleFormatter() if console else JsonFormatter())
 
     def counted(record: logging.LogRecord) -> bool:
@@ -46,7 +46,14 @@ def configure_logging(
     for name in ("aiormq", "aio_pika", "asyncio"):
         logging.getLogger(name).setLevel(max(logging.getLevelName(level.upper()), logging.INFO))
     for name in ("httpx", "httpcore", "uvicorn"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(name).setLevel(max(logging.getLevelName(level.upper()), logging.WARNING))
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes lines; a stream that fails is no reason to print a record's arguments."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's own name
+        """Say nothing: the default writes the arguments to standard error."""
 
 
 def log_loop_faults(loop: asyncio.AbstractEventLoop) -> None:
@@ -57,7 +64,8 @@ def log_loop_faults(loop: asyncio.AbstractEventLoop) -> None:
         error = context.get("exception")
         log.error(
             "unhandled_error",
-            extra=facts(what=context.get("message")),
+            # Behind the words stands the repr of a callback, with its arguments.
+            extra=facts(what=" ".join(str(context.get("message")).split()[:3])),
             exc_info=error if isinstance(error, BaseException) else None,
         )
 
@@ -81,7 +89,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "event": _event(record),
         }
-        line.update(_facts(record))
+        line.update({name: fact for name, fact in _facts(record).items() if name not in line})
         return dump_json(line)
 
 
@@ -92,12 +100,16 @@ class ConsoleFormatter(logging.Formatter):
         """Return the line: time of day, level, event, then the facts as `name=value`."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         pairs = " ".join(f"{name}={value}" for name, value in _facts(record).items())
-        return f"{clock} {record.levelname.lower():<8} {_event(record)} {pairs}".rstrip()
+        line = f"{clock} {record.levelname.lower():<8} {_event(record)} {pairs}".rstrip()
+        return "".join(char if char.isprintable() else "?" for char in line)
 
 
 def _event(record: logging.LogRecord) -> str:
     ours = record.name == _OURS or record.name.startswith(f"{_OURS}.")
-    return record.getMessage() if ours else str(record.msg)
+    if ours:
+        return record.getMessage()
+    # Some libraries log an exception itself, whose text may quote a value.
+    return record.msg if isinstance(record.msg, str) else type(record.msg).__name__
 
 
 def _facts(record: logging.LogRecord) -> dict[str, object]:

@@ -27,7 +27,6 @@ FIRST_PROBE_SECONDS: Final = 1.0
 MAX_PROBE_SECONDS: Final = 60.0
 MAX_OUTAGE_PROBE_SECONDS: Final = 15.0
 FIRST_SLOW_DOWN_SECONDS: Final = 1.0
-MAX_SLOW_DOWN_SECONDS: Final = 60.0
 MAX_SENDERS: Final = 1000
 # After an outage: so many requests a second at first, doubled every second.
 SLOW_START_PER_SECOND: Final = 10.0
@@ -51,6 +50,10 @@ class TokenBucket:
         self._at = now
         self._tokens -= 1
         return max(0.0, -self._tokens / self.per_second)
+
+    def give_back(self) -> None:
+        """Undo a `take` that is not used."""
+        self._tokens += 1
 
 
 class Pace:
@@ -102,8 +105,9 @@ class Pace:
 
     @property
     def needs_probe(self) -> bool:
-        """Whether the worker is paused and holds no delivery to try with."""
-        return self._reason is not None and self._probe is None
+        """Whether the worker is paused, holds no delivery to try with, and may try soon."""
+        soon = self._gate_opens_at - self._clock() < MAX_HOLD_SECONDS
+        return self._reason is not None and self._probe is None and soon
 
     def share_with(self, consumers: int) -> None:
         """Divide the limit by the number of workers on the queue when its scope is `cluster`."""
@@ -118,21 +122,41 @@ class Pace:
             return concurrency
         return max(1, min(concurrency, int(self._bucket.per_second * MAX_HOLD_SECONDS)))
 
-    async def turn(self, sender: str) -> None:
-        """Wait until a request of this sender may go; a pause ends the wait for Retry-After."""
+    async def turn(self, sender: str) -> float:
+        """Wait until a request of this sender may go, and return 0.
+
+        Returns how many seconds are left, at once, when that is too long to hold a delivery. A
+        pause that begins meanwhile is for the caller to look at.
+        """
         await self._storing.wait()
         while self._reason is None and (closed := self._gate_opens_at - self._clock()) > 0:
             self._metrics.throttled.labels("retry_after").inc(closed)
             await asyncio.sleep(closed)
-        buckets = (self._bucket, self._sender_bucket(sender), self._slow_start_bucket())
-        if (wait := max((bucket.take() for bucket in buckets if bucket), default=0.0)) > 0:
+        wait = self._take_tokens(sender)
+        if wait > MAX_HOLD_SECONDS:
+            return wait
+        if wait > 0:
             self._metrics.throttled.labels("local_limit").inc(wait)
             await asyncio.sleep(wait)
+        return 0.0
+
+    def _take_tokens(self, sender: str) -> float:
+        buckets = (self._bucket, self._sender_bucket(sender), self._slow_start_bucket())
+        used = [bucket for bucket in buckets if bucket is not None]
+        wait = max((bucket.take() for bucket in used), default=0.0)
+        if wait > MAX_HOLD_SECONDS:
+            for bucket in used:
+                bucket.give_back()
+        return wait
 
     def note(self, answer: Answer) -> None:
         """Learn from an answer: close the gate, see an outage, or see that all is well."""
+        if answer.counts_as_outage:
+            self._note_failure()
+            return
+        self._failures = 0
         if answer.fate is Fate.SENT:
-            self._failures = self._slow_downs = 0
+            self._slow_downs = 0
             self._last_accepted_at = self._clock()
             if self._reason == "outage":
                 self.resume()
@@ -140,13 +164,12 @@ class Pace:
             self._slow_down(answer.retry_after_seconds)
         elif answer.fate is Fate.SETUP and answer.pause is not None:
             self.pause(answer.pause)
-        elif answer.counts_as_outage:
-            self._failures += 1
-            silent = self._clock() - self._last_accepted_at
-            if self._failures >= OUTAGE_REQUESTS and silent >= self._outage_after_seconds:
-                self.pause("outage")
-        else:
-            self._failures = 0
+
+    def _note_failure(self) -> None:
+        self._failures += 1
+        silent = self._clock() - self._last_accepted_at
+        if self._failures >= OUTAGE_REQUESTS and silent >= self._outage_after_seconds:
+            self.pause("outage")
 
     def pause(self, reason: PauseReason) -> None:
         """Take nothing new until `resume`; a second reason replaces the first."""
@@ -154,6 +177,7 @@ class Pace:
             return
         if self._reason is None:
             self._probe_wait_seconds = FIRST_PROBE_SECONDS
+            self._nudged.clear()
         else:
             self._metrics.paused.labels(self._reason).set(0)
         self._reason = reason
@@ -217,8 +241,10 @@ class Pace:
     async def wait_before_probe(self) -> None:
         """Wait for the back-off, which doubles with jitter each time, or for a nudge."""
         longest = MAX_OUTAGE_PROBE_SECONDS if self._reason == "outage" else MAX_PROBE_SECONDS
-        wait = self._probe_wait_seconds * random.uniform(0.8, 1.0)  # noqa: S311  jitter
+        own = min(self._probe_wait_seconds, longest) * random.uniform(0.8, 1.0)  # noqa: S311
         self._probe_wait_seconds = min(self._probe_wait_seconds * 2, longest)
+        # What the service asked for comes first.
+        wait = max(own, self._gate_opens_at - self._clock())
         try:
             async with asyncio.timeout(wait):
                 await self._nudged.wait()
@@ -231,17 +257,13 @@ class Pace:
         if self._gate_opens_at <= now:
             # Of many answers at once only the first makes the own back-off grow.
             self._slow_downs += 1
-        wait = min(
-            FIRST_SLOW_DOWN_SECONDS * 2.0 ** min(self._slow_downs - 1, 6), MAX_SLOW_DOWN_SECONDS
-        )
-        if retry_after_seconds is not None:
-            wait = retry_after_seconds
-        # Jitter upwards only: too early is refused again.
-        wait *= random.uniform(1.0, 1.1)  # noqa: S311
-        self._gate_opens_at = max(self._gate_opens_at, now + wait)
+        own = FIRST_SLOW_DOWN_SECONDS * 2.0 ** min(self._slow_downs - 1, 6)
+        wait = retry_after_seconds or min(own, MAX_HOLD_SECONDS)
         if wait > MAX_HOLD_SECONDS:
             self.pause("rate_limited")
-            self._probe_wait_seconds = wait
+        # Jitter upwards only: too early is refused again.
+        opens_at = now + wait * random.uniform(1.0, 1.1)  # noqa: S311
+        self._gate_opens_at = max(self._gate_opens_at, opens_at)
 
     def _new_bucket(self, per_second: float | None) -> TokenBucket | None:
         if per_second is None:
@@ -252,9 +274,10 @@ class Pace:
     def _slow_start_bucket(self) -> TokenBucket | None:
         if self._slow_start is not None:
             seconds = self._clock() - self._slow_start_at
-            self._slow_start.per_second = SLOW_START_PER_SECOND * 2.0**seconds
             if seconds > SLOW_START_SECONDS:
                 self._slow_start = None
+            else:
+                self._slow_start.per_second = SLOW_START_PER_SECOND * 2.0**seconds
         return self._slow_start
 
     def _sender_bucket(self, sender: str) -> TokenBucket | None:

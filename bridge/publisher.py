@@ -108,7 +108,7 @@ class Publisher:
                 raise PublishError("returned", f"no queue takes it: {routing_key}") from None
             except aiormq.exceptions.DeliveryError:
                 raise PublishError("nacked", "the broker refused to store it") from None
-            except (aiormq.exceptions.AMQPError, OSError, RuntimeError) as error:
+            except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
                 raise PublishError("error", type(error).__name__) from None
             except asyncio.CancelledError:
                 # A closing channel cancels its futures; only our own cancellation goes on.

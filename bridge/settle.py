@@ -15,8 +15,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, Literal
 
-import aiormq
-
 from bridge.config import WorkerSettings
 from bridge.delivery import Delivery
 from bridge.envelope import Envelope, Properties, copy_properties
@@ -49,40 +47,61 @@ class Settler:
         self.queue_missing = asyncio.Event()
 
     async def replace(self, delivery: Delivery, outcome: Outcome) -> None:
-        """Publish the copy and the outcome event that an outcome asks for; return when confirmed.
+        """Publish the copy that an outcome asks for, and return when it is confirmed.
 
         The delivery stays held while the broker takes nothing. Raises BrokerError when its
-        channel is gone: then the broker delivers the message again.
+        session is over: then the broker delivers the message again.
         """
-        if not isinstance(outcome, Sent):
-            copy = copy_properties(
-                delivery.properties,
-                count_attempt(delivery.envelope, outcome),
-                reason=outcome.reason,
-                detail=outcome.detail,
-                status=outcome.status,
-                dead=isinstance(outcome, Dead),
+        if isinstance(outcome, Sent):
+            return
+        envelope = count_attempt(delivery.envelope, outcome)
+        copy = copy_properties(
+            delivery.properties,
+            envelope,
+            reason=outcome.reason,
+            detail=outcome.detail,
+            status=outcome.status,
+            dead=isinstance(outcome, Dead),
+        )
+        wait = FIRST_WAIT_SECONDS
+        with self._held_up() as note_held_up:
+            while (error := await self._try_to_publish(delivery, outcome, copy)) is not None:
+                note_held_up(error)
+                if delivery.is_stale:
+                    raise BrokerError("the channel is gone")
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, MAX_WAIT_SECONDS)
+
+    async def _try_to_publish(
+        self, delivery: Delivery, outcome: Retried | Dead, copy: Properties
+    ) -> PublishError | None:
+        try:
+            await self._publisher.publish(
+                delivery.body, exchange="", routing_key=self._target(outcome), properties=copy
             )
-            await self._publish(delivery, delivery.body, "", self._target(outcome), copy)
+        except PublishError as error:
+            return error
+        return None
+
+    async def announce(self, delivery: Delivery, outcome: Outcome) -> None:
+        """Publish the outcome event to whoever asked, once: it is news, and holds nothing up."""
         if isinstance(outcome, Retried):
             return
-        if delivery.properties.reply_to:
-            await self._announce(delivery, outcome, "", delivery.properties.reply_to)
+        targets = [("", delivery.properties.reply_to)]
         if self._outcome_exchange is not None:
-            await self._announce(delivery, outcome, self._outcome_exchange, _name(outcome))
+            targets.append((self._outcome_exchange, _name(outcome)))
+        for exchange, routing_key in targets:
+            if routing_key:
+                await self._announce_to(delivery, outcome, exchange, routing_key)
 
     async def ack(self, delivery: Delivery, outcome: Outcome | None) -> bool:
         """Ack a delivery that is replaced, or sent, or (None) a repeat of one that is.
 
-        Returns False when its channel is gone: the broker delivers it again, and the ledger
+        Returns False when its session is over: the broker delivers it again, and the ledger
         must know it then.
         """
         self._report(delivery, outcome)
-        try:
-            await delivery.channel.basic_ack(delivery.tag, wait=False)
-        except (aiormq.exceptions.AMQPError, aiormq.exceptions.ChannelInvalidStateError):
-            return False
-        return True
+        return await delivery.session.ack(delivery.tag)
 
     def release(self, delivery: Delivery) -> None:
         """Report a delivery that goes back to the queue, because we stop or its channel is gone."""
@@ -93,7 +112,7 @@ class Settler:
             return dead_queue(self._queue)
         return retry_queue(self._queue, outcome.delay_seconds)
 
-    async def _announce(
+    async def _announce_to(
         self, delivery: Delivery, outcome: Sent | Dead, exchange: str, routing_key: str
     ) -> None:
         properties = Properties(
@@ -105,36 +124,12 @@ class Settler:
             headers=dict(delivery.envelope.trace),
         )
         body = json.dumps(outcome_event(delivery.envelope, outcome)).encode()
-        await self._publish(delivery, body, exchange, routing_key, properties, optional=True)
-
-    async def _publish(
-        self,
-        delivery: Delivery,
-        body: bytes,
-        exchange: str,
-        routing_key: str,
-        properties: Properties,
-        *,
-        optional: bool = False,
-    ) -> None:
-        """Publish until it is confirmed; what is `optional` may find no queue that listens."""
-        wait = FIRST_WAIT_SECONDS
-        with self._held_up() as note_held_up:
-            while True:
-                try:
-                    await self._publisher.publish(
-                        body, exchange=exchange, routing_key=routing_key, properties=properties
-                    )
-                except PublishError as error:
-                    if optional and error.fault == "returned":
-                        return
-                    note_held_up(error)
-                else:
-                    return
-                if delivery.is_stale:
-                    raise BrokerError("the channel is gone")
-                await asyncio.sleep(wait)
-                wait = min(wait * 2, MAX_WAIT_SECONDS)
+        try:
+            await self._publisher.publish(
+                body, exchange=exchange, routing_key=routing_key, properties=properties
+            )
+        except PublishError as error:
+            log.warning("outcome_not_published", extra=facts(fault=error.fault, why=str(error)))
 
     @contextmanager
     def _held_up(self) -> Iterator[Callable[[PublishError], None]]:

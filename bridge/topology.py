@@ -189,9 +189,9 @@ class QueueSizes:
 
 async def read_queue(connection: aio_pika.Connection, name: str) -> QueueSizes | None:
     """Read a queue's sizes, or None when they cannot be had now."""
-    channel = await open_channel(connection)
     try:
         async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+            channel = await open_channel(connection)
             answer = await channel.queue_declare(name, passive=True)
             await channel.close()
     except (aiormq.exceptions.ChannelClosed, TimeoutError):

@@ -308,12 +308,14 @@ class RecentEvents:
 
     async def _first(self, key: object, publish: Callable[[], Any]) -> None:
         done = self._in_flight[key] = asyncio.get_running_loop().create_future()
+        published = False
         try:
             await publish()
+            published = True
             self._remember(key)
         finally:
             del self._in_flight[key]
-            done.set_result(key in self._published)
+            done.set_result(published)
 
     def _remember(self, key: object) -> None:
         now = self._clock()

@@ -19,14 +19,14 @@ from bridge.delivery import Delivery
 from bridge.envelope import read_envelope
 from bridge.errors import BrokerError, InvalidMessageError
 from bridge.fates import Answer, Dead, Fate, Outcome, Policy, Retried, Sent, decide, put_off
-from bridge.ledger import Decision, Entry, Ledger, entry_of
+from bridge.ledger import Entry, Kept, Ledger, entry_of
 from bridge.logs import facts
 from bridge.metrics import WorkerMetrics
 from bridge.models import SendRequest, count_segments, parse_request
 from bridge.pace import MAX_HOLD_SECONDS, Pace
 from bridge.publisher import Publisher
 from bridge.sender import Sender
-from bridge.settle import Settler, count_attempt
+from bridge.settle import Settler
 
 log = logging.getLogger(__name__)
 
@@ -77,42 +77,48 @@ class Worker:
 
     async def _process(self, delivery: Delivery) -> None:
         entry = entry_of(delivery.envelope, delivery.body)
-        if not await self._claim(delivery, entry):
-            await self._settler.ack(delivery, None)
-            return
-        decision = self._ledger.recall(entry)
-        try:
-            decision = decision or await self._work(delivery)
-            delivery.envelope = decision.envelope
-            await self._settler.replace(delivery, decision.outcome)
-        except BaseException:
-            self._ledger.release(entry, decision)
-            raise
-        acked = await self._settler.ack(delivery, decision.outcome)
-        self._ledger.settle(entry, sent=isinstance(decision.outcome, Sent), acked=acked)
-
-    async def _claim(self, delivery: Delivery, entry: Entry) -> bool:
         with delivery.waits():
-            return await self._ledger.claim(entry, redelivered=delivery.redelivered)
+            claim = await self._ledger.claim(entry, redelivered=delivery.redelivered)
+        if claim is None:
+            acked = await self._settler.ack(delivery, None)
+            self._ledger.note_repeat(entry, acked=acked)
+            return
+        outcome: Outcome | None = None
+        try:
+            outcome = self._recall(delivery, entry) or await self._work(delivery)
+            await self._settler.replace(delivery, outcome)
+        except BaseException:
+            self._ledger.release(claim, Kept(delivery.envelope, outcome))
+            raise
+        acked = await self._settler.ack(delivery, outcome)
+        self._ledger.settle(claim, sent=isinstance(outcome, Sent), acked=acked)
+        await self._settler.announce(delivery, outcome)
 
-    async def _work(self, delivery: Delivery) -> Decision:
+    def _recall(self, delivery: Delivery, entry: Entry) -> Outcome | None:
+        """Go on with what is known of a delivery that went back to the queue unsettled."""
+        kept = self._ledger.recall(entry, redelivered=delivery.redelivered)
+        if kept is None:
+            return None
+        delivery.envelope = kept.envelope
+        return kept.outcome
+
+    async def _work(self, delivery: Delivery) -> Outcome:
         """Parse, pace and send; whatever is wrong with the message becomes an outcome."""
         try:
             delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
             request = parse_request(delivery.body, self._settings)
             async with self._lane(delivery, request):
-                outcome = await self._send(delivery, request)
+                return await self._send(delivery, request)
         except InvalidMessageError as error:
-            outcome = Dead(reason="invalid", detail=str(error))
+            return Dead(reason="invalid", detail=str(error))
         except BrokerError:
             raise
         except Exception as error:  # a bug of ours must not hold the message for ever
             log.exception("internal_error", extra=facts(message_id=delivery.envelope.key))
             name = type(error).__name__
-            outcome = Dead(reason="internal_error", detail=f"a bug in the bridge: {name}")
+            return Dead(reason="internal_error", detail=f"a bug in the bridge: {name}")
         finally:
             self._pace.release_probe(delivery)
-        return Decision(delivery.envelope, outcome)
 
     async def _send(self, delivery: Delivery, request: SendRequest) -> Outcome:
         """Post until there is an outcome; only a slow-down, or being the probe, repeats it here."""
@@ -130,51 +136,53 @@ class Worker:
         if self._stopping:
             raise BrokerError("the worker stops")
         with delivery.waits():
-            if (ended := await self._wait_until_due(delivery)) is not None:
-                return ended
-            if self._pace.paused:
-                if not self._pace.claim_probe(delivery):
-                    return put_off(_paused(self._pace), self._policy)
-                await self._pace.wait_before_probe()
-            await self._pace.turn(request.sender or "")
+            ended = await self._wait_until_due(delivery) or await self._wait_for_pace(
+                delivery, request
+            )
         if delivery.is_stale:
             raise BrokerError("the channel is gone")
-        return self._expired(delivery)
+        return ended or self._expired(delivery)
+
+    async def _wait_for_pace(self, delivery: Delivery, request: SendRequest) -> Retried | None:
+        if self._pace.paused:
+            if not self._pace.claim_probe(delivery):
+                return self._put_off_by_pause()
+            await self._pace.wait_before_probe()
+        too_long = await self._pace.turn(request.sender)
+        if too_long:
+            detail = "the rate limit asks for a longer wait than a delivery is held"
+            return put_off(_waiting(detail, retry_after_seconds=too_long), self._policy)
+        if self._pace.paused and not self._pace.is_probe(delivery):
+            # The pause began while this one waited for its turn.
+            return self._put_off_by_pause()
+        return None
+
+    def _put_off_by_pause(self) -> Retried:
+        return put_off(_waiting(f"the worker is paused: {self._pace.paused}"), self._policy)
 
     # What an answer means for this delivery
 
     def _judge(self, delivery: Delivery, answer: Answer) -> Outcome | None:
         """Return the outcome, or None when this delivery is to try again from here."""
-        if self._pace.paused and self._is_about_the_pause(delivery, answer):
-            return self._judge_in_pause(delivery, answer)
-        if answer.fate is Fate.SLOW_DOWN:
-            return self._put_off_when_held_too_long(delivery, answer)
-        if self._pace.is_probe(delivery):
+        fate, paused = answer.fate, self._pace.paused
+        if fate is Fate.SLOW_DOWN:
+            return put_off(answer, self._policy) if paused else self._hold(delivery, answer)
+        if fate is Fate.SETUP:
+            is_probe = self._pace.claim_probe(delivery)
+            return self._hold(delivery, answer) if is_probe else put_off(answer, self._policy)
+        if paused == "outage" and answer.counts_as_outage and not self._parks(delivery, answer):
+            # Only the probe burns an attempt. It goes up the ladder, and the next one tries.
+            if not self._pace.claim_probe(delivery):
+                return put_off(answer, self._policy)
+        elif self._pace.is_probe(delivery):
             # Whatever else the service says, it speaks about messages again.
             self._pace.resume()
         return self._decide(delivery, answer)
 
-    def _is_about_the_pause(self, delivery: Delivery, answer: Answer) -> bool:
-        if answer.fate in {Fate.SETUP, Fate.SLOW_DOWN}:
-            return True
-        if answer.fate is Fate.UNCERTAIN and self._parks(delivery):
-            return False
-        return self._pace.paused == "outage" and answer.counts_as_outage
-
-    def _judge_in_pause(self, delivery: Delivery, answer: Answer) -> Outcome | None:
-        """Only the probe tries on, and only in an outage does it burn attempts."""
-        if not self._pace.claim_probe(delivery):
-            return put_off(answer, self._policy)
-        if answer.counts_as_outage:
-            outcome = self._decide(delivery, answer)
-            if not isinstance(outcome, Retried):
-                return outcome
-            delivery.envelope = count_attempt(delivery.envelope, outcome)
-        return self._put_off_when_held_too_long(delivery, answer)
-
-    def _put_off_when_held_too_long(self, delivery: Delivery, answer: Answer) -> Retried | None:
-        too_long = delivery.held_seconds > MAX_HOLD_SECONDS
-        return put_off(answer, self._policy) if too_long else None
+    def _hold(self, delivery: Delivery, answer: Answer) -> Retried | None:
+        """Try again from here, unless the delivery has been held for long."""
+        held_too_long = delivery.held_seconds > MAX_HOLD_SECONDS
+        return put_off(answer, self._policy) if held_too_long else None
 
     def _decide(self, delivery: Delivery, answer: Answer) -> Outcome:
         envelope = delivery.envelope
@@ -183,12 +191,13 @@ class Worker:
             self._policy,
             attempts=envelope.attempts,
             uncertain_attempts=envelope.uncertain_attempts,
-            park=self._parks(delivery),
+            park=self._parks(delivery, answer),
         )
 
-    def _parks(self, delivery: Delivery) -> bool:
-        """Whether this message must not be repeated once it may have been sent."""
-        return (delivery.envelope.on_uncertain or self._settings.on_uncertain) == "park"
+    def _parks(self, delivery: Delivery, answer: Answer) -> bool:
+        """Whether this message may have been sent and must not be repeated then."""
+        policy = delivery.envelope.on_uncertain or self._settings.on_uncertain
+        return policy == "park" and answer.fate is Fate.UNCERTAIN
 
     def _count_acceptance(self, delivery: Delivery, request: SendRequest, outcome: Outcome) -> None:
         if not isinstance(outcome, Sent):
@@ -209,10 +218,12 @@ class Worker:
             return expired
         not_before = delivery.envelope.not_before
         remaining = 0.0 if not_before is None else not_before - time.time()
-        steps = [step for step in self._settings.retry_delays if step <= remaining]
-        if steps:
+        steps = self._settings.retry_delays
+        fitting = [step for step in steps if step <= remaining]
+        if fitting or remaining > MAX_HOLD_SECONDS:
+            delay = fitting[-1] if fitting else steps[0]
             detail = "its time has not come"
-            return Retried(reason="not_before", delay_seconds=steps[-1], detail=detail)
+            return Retried(reason="not_before", delay_seconds=delay, detail=detail)
         await asyncio.sleep(max(0.0, remaining))
         return None
 
@@ -369,5 +380,12 @@ class _Lane:
         self.users = 0
 
 
-def _paused(pace: Pace) -> Answer:
-    return Answer(fate=Fate.SETUP, result="rejected", detail=f"the worker is paused: {pace.paused}")
+def _waiting(detail: str, *, retry_after_seconds: float | None = None) -> Answer:
+    """Make the answer of an attempt that was not made; it burns nothing."""
+    slow = retry_after_seconds is not None
+    return Answer(
+        fate=Fate.SLOW_DOWN if slow else Fate.SETUP,
+        result="rate_limited" if slow else "rejected",
+        detail=detail,
+        retry_after_seconds=retry_after_seconds,
+    )

@@ -604,7 +604,8 @@ def moved_back() -> Basic.Properties:
     [
         ("attempts", 0),
         ("uncertain_attempts", 0),
-        ("copies", 0),
+        # The ledger tells the copy from the letter by it.
+        ("copies", 6),
         ("first_delivered_at", NOW + 500),
         ("key", "m"),
     ],

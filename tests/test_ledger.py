@@ -11,14 +11,15 @@ from bridge.ledger import (
     MAX_ENTRIES,
     SENT_SECONDS,
     UNSURE_ACK_SECONDS,
-    Decision,
+    Claim,
     Entry,
+    Kept,
     Ledger,
     entry_of,
 )
 
 BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
-DECISION = Decision(
+DECISION = Kept(
     Envelope(key="k", message_id="m", published_at=None, first_delivered_at=0.0),
     Sent(status=200),
 )
@@ -41,10 +42,43 @@ def clock() -> Clock:
     return Clock()
 
 
+NOTHING_DECIDED = Kept(DECISION.envelope, None)
+
+
+class Book:
+    """A ledger whose claims are settled by entry, the oldest first, and whose repeats are acked."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._ledger = Ledger(clock)
+        self._claims: dict[Entry, list[Claim]] = {}
+        self.connection_lost = self._ledger.connection_lost
+
+    async def claim(self, one: Entry, *, redelivered: bool) -> bool:
+        """Say whether a delivery is to be worked on."""
+        claim = await self._ledger.claim(one, redelivered=redelivered)
+        if claim is None:
+            self._ledger.note_repeat(one, acked=True)
+            return False
+        self._claims.setdefault(one, []).append(claim)
+        return True
+
+    def settle(self, one: Entry, *, sent: bool, acked: bool) -> None:
+        """Settle the oldest claim of an entry."""
+        self._ledger.settle(self._claims[one].pop(0), sent=sent, acked=acked)
+
+    def release(self, one: Entry, kept: Kept | None) -> None:
+        """Release the oldest claim of an entry."""
+        self._ledger.release(self._claims[one].pop(0), kept or NOTHING_DECIDED)
+
+    def recall(self, one: Entry, *, redelivered: bool = True) -> Kept | None:
+        """Return what was kept."""
+        return self._ledger.recall(one, redelivered=redelivered)
+
+
 @pytest.fixture
-def ledger(clock: Clock) -> Ledger:
+def ledger(clock: Clock) -> Book:
     """Give an empty ledger."""
-    return Ledger(clock)
+    return Book(clock)
 
 
 def entry(
@@ -76,7 +110,7 @@ async def others_run() -> None:
         await asyncio.sleep(0)
 
 
-async def done(ledger: Ledger, one: Entry, *, sent: bool = True, acked: bool = True) -> None:
+async def done(ledger: Book, one: Entry, *, sent: bool = True, acked: bool = True) -> None:
     """Take a delivery and settle it."""
     assert await ledger.claim(one, redelivered=False)
     ledger.settle(one, sent=sent, acked=acked)
@@ -119,13 +153,13 @@ def test_moment_does_not_matter_with_an_id() -> None:
 
 @each_kind
 @pytest.mark.parametrize("redelivered", [False, True], ids=["first", "redelivered"])
-async def test_unknown_delivery_is_taken(ledger: Ledger, one: Entry, *, redelivered: bool) -> None:
+async def test_unknown_delivery_is_taken(ledger: Book, one: Entry, *, redelivered: bool) -> None:
     """What this process has not seen is worked on, redelivered or not."""
     assert await ledger.claim(one, redelivered=redelivered)
 
 
 @each_kind
-async def test_released_delivery_is_taken_again(ledger: Ledger, one: Entry) -> None:
+async def test_released_delivery_is_taken_again(ledger: Book, one: Entry) -> None:
     """What was given back undecided is worked on when it comes again."""
     await ledger.claim(one, redelivered=False)
     ledger.release(one, None)
@@ -138,14 +172,14 @@ async def test_released_delivery_is_taken_again(ledger: Ledger, one: Entry) -> N
 
 @pytest.mark.parametrize("acked", [True, False], ids=["acked", "ack lost"])
 @pytest.mark.parametrize("redelivered", [True, False], ids=["redelivered", "published again"])
-async def test_sent_id_is_a_repeat(ledger: Ledger, *, acked: bool, redelivered: bool) -> None:
+async def test_sent_id_is_a_repeat(ledger: Book, *, acked: bool, redelivered: bool) -> None:
     """An id that was sent is not sent again, whether broker or publisher repeats it."""
     await done(ledger, NAMED, acked=acked)
 
     assert not await ledger.claim(NAMED, redelivered=redelivered)
 
 
-async def test_sent_id_is_a_repeat_each_time(ledger: Ledger) -> None:
+async def test_sent_id_is_a_repeat_each_time(ledger: Book) -> None:
     """However often it comes, an id that was sent is not sent again."""
     await done(ledger, NAMED)
 
@@ -156,7 +190,7 @@ async def test_sent_id_is_a_repeat_each_time(ledger: Ledger) -> None:
     ("seconds", "taken"), [(SENT_SECONDS - 1, False), (SENT_SECONDS, True)], ids=["within", "after"]
 )
 async def test_memory_of_sent_ids_ends(
-    ledger: Ledger, clock: Clock, seconds: float, *, taken: bool
+    ledger: Book, clock: Clock, seconds: float, *, taken: bool
 ) -> None:
     """An id that was sent is remembered for a quarter of an hour."""
     await done(ledger, NAMED)
@@ -165,14 +199,14 @@ async def test_memory_of_sent_ids_ends(
     assert await ledger.claim(NAMED, redelivered=True) == taken
 
 
-async def test_same_id_for_another_body_is_another_message(ledger: Ledger) -> None:
+async def test_same_id_for_another_body_is_another_message(ledger: Book) -> None:
     """A publisher that uses an id twice loses no message by it."""
     await done(ledger, NAMED)
 
     assert await ledger.claim(entry("m-1", body=b"other"), redelivered=True)
 
 
-async def test_copy_of_a_sent_id_is_a_repeat(ledger: Ledger) -> None:
+async def test_copy_of_a_sent_id_is_a_repeat(ledger: Book) -> None:
     """A retry copy of a message that was sent after all is not sent again."""
     await done(ledger, NAMED)
 
@@ -182,28 +216,28 @@ async def test_copy_of_a_sent_id_is_a_repeat(ledger: Ledger) -> None:
 # --- Sent, without an id -------------------------------------------------------------------------
 
 
-async def test_same_words_again_are_another_message(ledger: Ledger) -> None:
+async def test_same_words_again_are_another_message(ledger: Book) -> None:
     """The same words to the same number twice are two messages."""
     await done(ledger, NAMELESS)
 
     assert await ledger.claim(NAMELESS, redelivered=False)
 
 
-async def test_redelivery_after_a_good_ack_is_another_message(ledger: Ledger) -> None:
+async def test_redelivery_after_a_good_ack_is_another_message(ledger: Book) -> None:
     """While the connection stands an ack arrives, so a redelivery is of another message."""
     await done(ledger, NAMELESS)
 
     assert await ledger.claim(NAMELESS, redelivered=True)
 
 
-async def test_redelivery_after_a_lost_ack_is_a_repeat(ledger: Ledger) -> None:
+async def test_redelivery_after_a_lost_ack_is_a_repeat(ledger: Book) -> None:
     """When the ack could not be written the redelivery is the message that was sent."""
     await done(ledger, NAMELESS, acked=False)
 
     assert not await ledger.claim(NAMELESS, redelivered=True)
 
 
-async def test_redelivery_after_a_lost_connection_is_a_repeat(ledger: Ledger) -> None:
+async def test_redelivery_after_a_lost_connection_is_a_repeat(ledger: Book) -> None:
     """An ack that was written just before the connection ended may not have arrived."""
     await done(ledger, NAMELESS)
     ledger.connection_lost()
@@ -211,7 +245,7 @@ async def test_redelivery_after_a_lost_connection_is_a_repeat(ledger: Ledger) ->
     assert not await ledger.claim(NAMELESS, redelivered=True)
 
 
-async def test_new_message_does_not_use_up_the_doubt(ledger: Ledger) -> None:
+async def test_new_message_does_not_use_up_the_doubt(ledger: Book) -> None:
     """The same words, published anew after a lost ack, are sent; the redelivery still is not."""
     await done(ledger, NAMELESS, acked=False)
     await done(ledger, NAMELESS)
@@ -219,7 +253,7 @@ async def test_new_message_does_not_use_up_the_doubt(ledger: Ledger) -> None:
     assert not await ledger.claim(NAMELESS, redelivered=True)
 
 
-async def test_doubt_excuses_one_redelivery(ledger: Ledger) -> None:
+async def test_doubt_excuses_one_redelivery(ledger: Book) -> None:
     """Of two redeliveries after one lost ack the second is another message."""
     await done(ledger, NAMELESS, acked=False)
     await ledger.claim(NAMELESS, redelivered=True)
@@ -227,7 +261,7 @@ async def test_doubt_excuses_one_redelivery(ledger: Ledger) -> None:
     assert await ledger.claim(NAMELESS, redelivered=True)
 
 
-async def test_two_doubts_excuse_two_redeliveries(ledger: Ledger) -> None:
+async def test_two_doubts_excuse_two_redeliveries(ledger: Book) -> None:
     """Two equal messages whose acks were both lost are both not sent again."""
     await done(ledger, NAMELESS, acked=False)
     await done(ledger, NAMELESS, acked=False)
@@ -235,7 +269,7 @@ async def test_two_doubts_excuse_two_redeliveries(ledger: Ledger) -> None:
     assert [await ledger.claim(NAMELESS, redelivered=True) for _ in range(2)] == [False, False]
 
 
-async def test_ack_of_a_repeat_may_be_lost_too(ledger: Ledger) -> None:
+async def test_ack_of_a_repeat_may_be_lost_too(ledger: Book) -> None:
     """When the connection ends again before the repeat's own ack arrives, it is a repeat still."""
     await done(ledger, NAMELESS, acked=False)
     await ledger.claim(NAMELESS, redelivered=True)
@@ -250,7 +284,7 @@ async def test_ack_of_a_repeat_may_be_lost_too(ledger: Ledger) -> None:
     ids=["shortly before", "long before"],
 )
 async def test_old_acks_have_arrived(
-    ledger: Ledger, clock: Clock, seconds: float, *, taken: bool
+    ledger: Book, clock: Clock, seconds: float, *, taken: bool
 ) -> None:
     """An ack that was written long before the connection ended has arrived."""
     await done(ledger, NAMELESS)
@@ -265,7 +299,7 @@ async def test_old_acks_have_arrived(
     [(DOUBT_SECONDS - 1, False), (DOUBT_SECONDS, True)],
     ids=["within", "after"],
 )
-async def test_doubt_ends(ledger: Ledger, clock: Clock, seconds: float, *, taken: bool) -> None:
+async def test_doubt_ends(ledger: Book, clock: Clock, seconds: float, *, taken: bool) -> None:
     """A lost ack is remembered for some minutes."""
     await done(ledger, NAMELESS, acked=False)
     clock.now += seconds
@@ -273,7 +307,7 @@ async def test_doubt_ends(ledger: Ledger, clock: Clock, seconds: float, *, taken
     assert await ledger.claim(NAMELESS, redelivered=True) == taken
 
 
-async def test_doubt_counts_from_the_loss(ledger: Ledger, clock: Clock) -> None:
+async def test_doubt_counts_from_the_loss(ledger: Book, clock: Clock) -> None:
     """What the end of a connection left in doubt is remembered from then on."""
     await done(ledger, NAMELESS)
     clock.now += UNSURE_ACK_SECONDS - 1
@@ -288,7 +322,7 @@ async def test_doubt_counts_from_the_loss(ledger: Ledger, clock: Clock) -> None:
 
 @each_kind
 @pytest.mark.parametrize("acked", [True, False], ids=["acked", "ack lost"])
-async def test_copy_is_taken(ledger: Ledger, one: Entry, *, acked: bool) -> None:
+async def test_copy_is_taken(ledger: Book, one: Entry, *, acked: bool) -> None:
     """The copy that replaced a delivery is worked on when its time comes."""
     await done(ledger, one, sent=False, acked=acked)
     copied = Entry(one.message, one.copies + 1)
@@ -297,7 +331,7 @@ async def test_copy_is_taken(ledger: Ledger, one: Entry, *, acked: bool) -> None
 
 
 @each_kind
-async def test_replaced_delivery_is_a_repeat(ledger: Ledger, one: Entry) -> None:
+async def test_replaced_delivery_is_a_repeat(ledger: Book, one: Entry) -> None:
     """A delivery that was replaced, and whose ack was lost, is not replaced a second time."""
     await done(ledger, one, sent=False, acked=False)
 
@@ -306,7 +340,7 @@ async def test_replaced_delivery_is_a_repeat(ledger: Ledger, one: Entry) -> None
 
 @each_kind
 async def test_replaced_delivery_is_a_repeat_after_a_lost_connection(
-    ledger: Ledger, one: Entry
+    ledger: Book, one: Entry
 ) -> None:
     """A delivery that was replaced shortly before the connection ended is not replaced again."""
     await done(ledger, one, sent=False)
@@ -315,7 +349,7 @@ async def test_replaced_delivery_is_a_repeat_after_a_lost_connection(
     assert not await ledger.claim(one, redelivered=True)
 
 
-async def test_replaced_id_that_is_published_again_is_taken(ledger: Ledger) -> None:
+async def test_replaced_id_that_is_published_again_is_taken(ledger: Book) -> None:
     """An id that was not sent yet may be published again, and is tried."""
     await done(ledger, NAMED, sent=False)
 
@@ -326,7 +360,7 @@ async def test_replaced_id_that_is_published_again_is_taken(ledger: Ledger) -> N
 
 
 @each_kind
-async def test_redelivery_waits_for_the_first(ledger: Ledger, one: Entry) -> None:
+async def test_redelivery_waits_for_the_first(ledger: Book, one: Entry) -> None:
     """A redelivery of what is in flight here waits for its end."""
     await ledger.claim(one, redelivered=False)
     ledger.connection_lost()
@@ -342,7 +376,7 @@ async def test_redelivery_waits_for_the_first(ledger: Ledger, one: Entry) -> Non
 @pytest.mark.parametrize("sent", [True, False], ids=["sent", "replaced"])
 @pytest.mark.parametrize("acked", [True, False], ids=["acked", "ack lost"])
 async def test_redelivery_of_what_is_settled_meanwhile(
-    ledger: Ledger, one: Entry, *, sent: bool, acked: bool
+    ledger: Book, one: Entry, *, sent: bool, acked: bool
 ) -> None:
     """A redelivery that waited is a repeat once the first is settled."""
     await ledger.claim(one, redelivered=False)
@@ -355,7 +389,7 @@ async def test_redelivery_of_what_is_settled_meanwhile(
 
 
 @each_kind
-async def test_redelivery_of_what_is_released_meanwhile(ledger: Ledger, one: Entry) -> None:
+async def test_redelivery_of_what_is_released_meanwhile(ledger: Book, one: Entry) -> None:
     """A redelivery that waited is worked on once the first is given back."""
     await ledger.claim(one, redelivered=False)
     ledger.connection_lost()
@@ -366,7 +400,7 @@ async def test_redelivery_of_what_is_released_meanwhile(ledger: Ledger, one: Ent
     assert await again
 
 
-async def test_one_of_many_redeliveries_is_taken(ledger: Ledger) -> None:
+async def test_one_of_many_redeliveries_is_taken(ledger: Book) -> None:
     """Of several that waited one is worked on, and the others wait for that one."""
     await ledger.claim(NAMED, redelivered=False)
     again = [asyncio.create_task(ledger.claim(NAMED, redelivered=True)) for _ in range(3)]
@@ -382,7 +416,7 @@ async def test_one_of_many_redeliveries_is_taken(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize(("sent", "taken"), [(True, False), (False, True)], ids=["sent", "not"])
 async def test_id_that_is_published_again_meanwhile(
-    ledger: Ledger, *, sent: bool, taken: bool
+    ledger: Book, *, sent: bool, taken: bool
 ) -> None:
     """An id that is published twice is sent once, and if that fails tried again."""
     await ledger.claim(NAMED, redelivered=False)
@@ -393,14 +427,14 @@ async def test_id_that_is_published_again_meanwhile(
     assert await again == taken
 
 
-async def test_same_words_meanwhile_are_another_message(ledger: Ledger) -> None:
+async def test_same_words_meanwhile_are_another_message(ledger: Book) -> None:
     """Equal messages without an id are worked on at the same time."""
     await ledger.claim(NAMELESS, redelivered=False)
 
     assert await asyncio.wait_for(ledger.claim(NAMELESS, redelivered=False), 1)
 
 
-async def test_redelivery_from_elsewhere_is_another_message(ledger: Ledger) -> None:
+async def test_redelivery_from_elsewhere_is_another_message(ledger: Book) -> None:
     """While our connection stands, a redelivery of equal words is another worker's message."""
     await ledger.claim(NAMELESS, redelivered=False)
     other = asyncio.create_task(ledger.claim(NAMELESS, redelivered=True))
@@ -410,7 +444,7 @@ async def test_redelivery_from_elsewhere_is_another_message(ledger: Ledger) -> N
     assert await other
 
 
-async def test_two_equal_messages_in_flight_come_again(ledger: Ledger) -> None:
+async def test_two_equal_messages_in_flight_come_again(ledger: Book) -> None:
     """Two equal messages in flight when the connection ends are each known when they return."""
     for _ in range(2):
         await ledger.claim(NAMELESS, redelivered=False)
@@ -423,7 +457,7 @@ async def test_two_equal_messages_in_flight_come_again(ledger: Ledger) -> None:
     assert [await task for task in again] == [False, False]
 
 
-async def test_first_of_two_equal_messages_ends_nothing_of_the_other(ledger: Ledger) -> None:
+async def test_first_of_two_equal_messages_ends_nothing_of_the_other(ledger: Book) -> None:
     """While the second of two equal messages is in flight, its redelivery is not taken."""
     for _ in range(2):
         await ledger.claim(NAMELESS, redelivered=False)
@@ -438,7 +472,7 @@ async def test_first_of_two_equal_messages_ends_nothing_of_the_other(ledger: Led
     assert True not in taken
 
 
-async def test_waiting_redelivery_that_is_cancelled(ledger: Ledger) -> None:
+async def test_waiting_redelivery_that_is_cancelled(ledger: Book) -> None:
     """A redelivery that stops waiting leaves the first, and the next, as they were."""
     await ledger.claim(NAMED, redelivered=False)
     gone = asyncio.create_task(ledger.claim(NAMED, redelivered=True))
@@ -454,13 +488,13 @@ async def test_waiting_redelivery_that_is_cancelled(ledger: Ledger) -> None:
 # --- Decided and not settled ---------------------------------------------------------------------
 
 
-async def decided(ledger: Ledger, one: Entry) -> None:
+async def decided(ledger: Book, one: Entry) -> None:
     """Take a delivery, decide about it and give it back unsettled."""
     await ledger.claim(one, redelivered=False)
     ledger.release(one, DECISION)
 
 
-async def test_decision_is_recalled(ledger: Ledger) -> None:
+async def test_decision_is_recalled(ledger: Book) -> None:
     """What was decided about a delivery that could not be settled is known when it returns."""
     await decided(ledger, NAMED)
     await ledger.claim(NAMED, redelivered=True)
@@ -468,7 +502,7 @@ async def test_decision_is_recalled(ledger: Ledger) -> None:
     assert ledger.recall(NAMED) is DECISION
 
 
-async def test_decision_is_recalled_once(ledger: Ledger) -> None:
+async def test_decision_is_recalled_once(ledger: Book) -> None:
     """A decision is carried out once."""
     await decided(ledger, NAMED)
     ledger.recall(NAMED)
@@ -476,31 +510,40 @@ async def test_decision_is_recalled_once(ledger: Ledger) -> None:
     assert ledger.recall(NAMED) is None
 
 
-async def test_decision_is_about_one_copy(ledger: Ledger) -> None:
+async def test_decision_is_about_one_copy(ledger: Book) -> None:
     """A decision about the original says nothing about its copy."""
     await decided(ledger, NAMED)
 
     assert ledger.recall(entry("m-1", copies=1)) is None
 
 
-async def test_later_decision_counts(ledger: Ledger) -> None:
-    """A delivery that was given back twice has its last decision."""
-    later = Decision(DECISION.envelope, Dead(reason="refused", detail="no"))
+async def test_later_decision_counts(ledger: Book) -> None:
+    """A delivery that was given back twice has the decision of the second time."""
+    later = Kept(DECISION.envelope, Dead(reason="refused", detail="no"))
     await decided(ledger, NAMED)
+    await ledger.claim(NAMED, redelivered=True)
+    ledger.recall(NAMED)
     ledger.release(NAMED, later)
 
     assert ledger.recall(NAMED) is later
 
 
-async def test_undecided_release_leaves_nothing(ledger: Ledger) -> None:
-    """What was given back undecided is decided when it comes again."""
+async def test_undecided_release_keeps_the_envelope(ledger: Book) -> None:
+    """What was given back undecided goes on with its key and its counts."""
     await ledger.claim(NAMED, redelivered=False)
     ledger.release(NAMED, None)
 
-    assert ledger.recall(NAMED) is None
+    assert ledger.recall(NAMED) is NOTHING_DECIDED
 
 
-async def test_decision_does_not_outlive_its_redelivery(ledger: Ledger, clock: Clock) -> None:
+async def test_decision_is_for_redeliveries_only(ledger: Book) -> None:
+    """Equal words that come for the first time are another message."""
+    await decided(ledger, NAMELESS)
+
+    assert ledger.recall(NAMELESS, redelivered=False) is None
+
+
+async def test_decision_does_not_outlive_its_redelivery(ledger: Book, clock: Clock) -> None:
     """A day later equal words are another message, which an old decision must not swallow."""
     await decided(ledger, NAMELESS)
     clock.now += 86400
@@ -508,9 +551,10 @@ async def test_decision_does_not_outlive_its_redelivery(ledger: Ledger, clock: C
     assert ledger.recall(NAMELESS) is None
 
 
-async def test_decision_that_is_carried_out_is_settled(ledger: Ledger) -> None:
+async def test_decision_that_is_carried_out_is_settled(ledger: Book) -> None:
     """Once a recalled decision is settled the message is a repeat like any other."""
     await decided(ledger, NAMED)
+    await ledger.claim(NAMED, redelivered=True)
     ledger.recall(NAMED)
     ledger.settle(NAMED, sent=True, acked=True)
 
@@ -520,21 +564,21 @@ async def test_decision_that_is_carried_out_is_settled(ledger: Ledger) -> None:
 # --- Bounds --------------------------------------------------------------------------------------
 
 
-async def test_oldest_entries_are_forgotten_first(ledger: Ledger) -> None:
+async def test_oldest_entries_are_forgotten_first(ledger: Book) -> None:
     """The ledger holds a fixed number of messages and forgets the oldest."""
     entries = [Entry((str(number), b""), 0) for number in range(MAX_ENTRIES + 1)]
     for one in entries:
-        ledger.settle(one, sent=True, acked=True)
+        await done(ledger, one)
     known = [not await ledger.claim(one, redelivered=True) for one in (entries[0], entries[-1])]
 
     assert known == [False, True]
 
 
-def test_oldest_decisions_are_forgotten_first(ledger: Ledger) -> None:
+async def test_oldest_decisions_are_forgotten_first(ledger: Book) -> None:
     """The ledger holds a fixed number of decisions and forgets the oldest."""
     entries = [Entry((str(number), b""), 0) for number in range(MAX_ENTRIES + 1)]
     for one in entries:
-        ledger.release(one, DECISION)
+        await decided(ledger, one)
     known = [ledger.recall(one) is not None for one in (entries[0], entries[-1])]
 
     assert known == [False, True]
