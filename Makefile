@@ -14,7 +14,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 
 .DEFAULT_GOAL := help
-.PHONY: help env broker demo test check format clean
+.PHONY: help env broker demo test soak check format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +51,11 @@ demo: $(STAMP) broker  ## run both directions for real, with faults, and account
 
 test: $(STAMP) broker  ## run all tests, those with a real RabbitMQ too
 	$(BIN)/pytest
+
+MESSAGES ?= 50000
+SEED ?= 1
+soak: $(STAMP) broker  ## random faults for half an hour, then count what is lost or sent twice (MESSAGES=50000 SEED=1)
+	PYTHONPATH=. $(BIN)/python tests/soak/run.py --messages $(MESSAGES) --seed $(SEED)
 
 check: $(STAMP)  ## lint, formatting, types, import rules
 	$(BIN)/ruff check

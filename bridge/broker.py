@@ -37,6 +37,8 @@ ConnectFault = Literal["auth_failed", "refused", "tls_failed", "timeout"]
 MIN_BACKOFF_SECONDS: Final = 0.5
 MAX_BACKOFF_SECONDS: Final = 30.0
 RPC_TIMEOUT_SECONDS: Final = 10.0
+# A session that ends sooner was of no use: the back-off goes on growing.
+USEFUL_SECONDS: Final = 1.0
 CLOSE_TIMEOUT_SECONDS: Final = 3.0
 
 _REMEDIES: Final[Mapping[ConnectFault, str]] = {
@@ -93,7 +95,7 @@ class Link:
             await _serve_until_closed(connection, serve)
         except Exception as error:  # whatever the client library raises, the link goes on
             self._metrics.connections.labels("closed_by_broker").inc()
-            if time.monotonic() - started < RPC_TIMEOUT_SECONDS:
+            if time.monotonic() - started < USEFUL_SECONDS:
                 raise BrokerError(_describe(error)) from error
             log.warning("broker_lost", extra=facts(link=self.name, why=_describe(error)))
         finally:

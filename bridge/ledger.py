@@ -73,7 +73,17 @@ class Ledger:
         self._sent: _Memory[tuple[str, bytes], None] = _Memory(SENT_SECONDS, clock)
         self._settled: _Memory[Entry, None] = _Memory(UNSURE_ACK_SECONDS, clock)
         self._doubtful: _Memory[Entry, None] = _Memory(DOUBT_SECONDS, clock)
+        self._owed: _Memory[Entry, None] = _Memory(DOUBT_SECONDS, clock)
         self._kept: _Memory[Entry, Kept] = _Memory(DOUBT_SECONDS, clock)
+
+    @property
+    def owes_acks(self) -> bool:
+        """Whether something is done, or being done, whose ack cannot be written.
+
+        It comes again, and only this process knows that it is a repeat.
+        """
+        orphans = (claim for claims in self._in_flight.values() for claim in claims)
+        return bool(self._owed) or any(claim.is_orphan for claim in orphans)
 
     async def claim(self, entry: Entry, *, redelivered: bool) -> Claim | None:
         """Take a delivery to work on; None means that it is a repeat and is to be acked only.
@@ -84,10 +94,10 @@ class Ledger:
         while (earlier := self._earlier(entry, redelivered=redelivered)) is not None:
             earlier.is_awaited = earlier.is_awaited or redelivered
             if await asyncio.shield(earlier.settled) and redelivered:
+                self._owed.take(entry)
                 return None
-        if entry.message in self._sent:
-            return None
-        if redelivered and self._doubtful.take(entry) is not None:
+        if entry.message in self._sent or (redelivered and self._doubtful.take(entry) is not None):
+            self._owed.take(entry)
             return None
         claim = Claim(entry)
         self._in_flight.setdefault(entry.message, []).append(claim)
@@ -98,14 +108,19 @@ class Ledger:
 
         `acked` says whether the ack was written; one that was may still be lost.
         """
+        acked = acked and not claim.is_orphan
+        if not acked:
+            self._owed.add(claim.entry, None)
         if sent and claim.entry.has_id:
             self._sent.add(claim.entry.message, None)
         elif not claim.is_awaited:
-            self._note_ack(claim.entry, acked=acked and not claim.is_orphan)
+            self._note_ack(claim.entry, acked=acked)
         self._finish(claim, settled=True)
 
     def note_repeat(self, entry: Entry, *, acked: bool) -> None:
         """Remember that a repeat was acked, because that ack may be lost as well."""
+        if not acked:
+            self._owed.add(entry, None)
         if entry.message not in self._sent:
             self._note_ack(entry, acked=acked)
 
@@ -166,6 +181,10 @@ class _Memory(Generic[_Key, _Value]):
     def __contains__(self, key: _Key) -> bool:
         self._forget()
         return key in self._values
+
+    def __bool__(self) -> bool:
+        self._forget()
+        return bool(self._values)
 
     def add(self, key: _Key, value: _Value) -> None:
         now = self._clock()

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 STATS_SECONDS: Final = 15.0
 MEND_SECONDS: Final = 5.0
+MAX_OWED_SECONDS: Final = 10.0
+OWED_POLL_SECONDS: Final = 0.1
 
 
 class Worker:
@@ -291,21 +293,33 @@ class Worker:
         """
         self._stopping = True
         deadline = time.monotonic() + timeout_seconds
+        for task, delivery in list(self._tasks.items()):
+            if delivery.is_waiting:
+                task.cancel()
+        await self._pay_owed_acks(min(timeout_seconds / 2, MAX_OWED_SECONDS))
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self.consumer.stop()
         except TimeoutError:
             log.warning("drain_without_broker")
-        for task, delivery in list(self._tasks.items()):
-            if delivery.is_waiting:
-                task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=max(0.0, deadline - time.monotonic()))
         cut_off = list(self._tasks)
         for task in cut_off:
             task.cancel()
         await asyncio.gather(*cut_off, return_exceptions=True)
-        return not cut_off
+        if self._ledger.owes_acks:
+            log.warning("acks_not_written")
+        return not cut_off and not self._ledger.owes_acks
+
+    async def _pay_owed_acks(self, timeout_seconds: float) -> None:
+        """Let come again what is done but could not be acked: only this process knows of it.
+
+        Everything else that is delivered meanwhile is left to the next worker.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while self._ledger.owes_acks and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(OWED_POLL_SECONDS)
 
     async def aclose(self) -> None:
         """Close the connections to the API."""

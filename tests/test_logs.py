@@ -343,7 +343,7 @@ LEAKS: dict[str, Callable[[], object]] = {
     "object as the message": lambda: THEIRS.error(Holder()),
     "stack": lambda: THEIRS.error("stack", stack_info=True),
     "extra": lambda: THEIRS.error("extra", extra={"body": NUMBER}),
-    "access line": lambda: logging.getLogger("uvicorn.access").warning(
+    "access line": lambda: logging.getLogger("uvicorn.error").warning(
         '%s - "%s %s HTTP/%s" %d', "1.2.3.4", "POST", f"/webhooks?from={NUMBER}", "1.1", 200
     ),
     "frame": lambda: logging.getLogger("aiormq.connection").info("frame %r", Holder()),

@@ -1,0 +1,297 @@
+"""The verdict of a soak: what became of every message, and why any was POSTed again.
+
+Pure: everything it knows is in `Evidence`. It keeps the books of Jepsen's `total-queue`: a message
+that was confirmed to the publisher must have been sent, be dead or wait; nothing else may turn up.
+"""
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+Group = Literal["broker", "worker", "api"]
+Cause = Literal["api_fault", "worker_kill", "publisher_repeat", "slow_answer", "unexplained"]
+
+WORKER_KILL: Final = "worker kill -9"
+API_503_LATER: Final = "API 503 with Retry-After"
+
+# These answers say that the message was not taken. 503 says so only with Retry-After.
+DEFINITE_NO: Final = frozenset({401, 425, 429})
+# With the faults of a soak no message can be invalid, refused or expired.
+EXPECTED_DEATHS: Final = frozenset({"uncertain", "exhausted"})
+
+CLOCK_SECONDS: Final = 0.5
+# A POST takes at most two seconds, its ack some more; what is older was settled before the kill.
+IN_FLIGHT_SECONDS: Final = 5.0
+SHOWN: Final = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault on the nemesis' timeline, in unix seconds."""
+
+    kind: str
+    group: Group
+    started: float
+    ended: float
+    detail: str = ""
+
+    def covers(self, moment: float) -> bool:
+        """Say whether it was at work at a moment."""
+        return self.started - CLOCK_SECONDS <= moment <= self.ended + CLOCK_SECONDS
+
+
+class Post(NamedTuple):
+    """One POST that reached the service; `message_id` is told by the number that it went to."""
+
+    message_id: str | None
+    key: str | None
+    at: float
+    status: int | None
+    accepted: bool
+
+
+class DeadLetter(NamedTuple):
+    """One message of the dead-letter queue."""
+
+    message_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that is known when everything is over.
+
+    `published` counts the tries to publish; `slow` has the moments at which the worker gave up
+    waiting for an answer, as its log says.
+    """
+
+    published: Mapping[str, int]
+    confirmed: Collection[str]
+    posts: Sequence[Post]
+    dead: Sequence[DeadLetter] = ()
+    waiting: Sequence[str] = ()
+    faults: Sequence[Fault] = ()
+    slow: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    concurrency: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """A POST of a message after one that may have been accepted already: `root`, the last such."""
+
+    root: Post
+    post: Post
+    cause: Cause
+    kill: Fault | None = None
+    doubled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How long after the end of the faults of a kind the next POST was accepted."""
+
+    faults: int
+    median_seconds: float | None
+    max_seconds: float | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Verdict:
+    """The numbers, and a line in `problems` for each thing that must not be."""
+
+    published: int
+    confirmed: int
+    recovered: int
+    unknown: int
+    publishes: int
+    posts: int
+    sent: int
+    dead: dict[str, int]
+    dead_but_sent: int
+    waiting: int
+    lost: list[str]
+    unexpected: list[str]
+    new_keys: list[str]
+    extra_posts: dict[str, int]
+    doubled: dict[str, int]
+    worst_kill: int
+    retries_after_no: int
+    recovery: dict[str, Recovery]
+    histories: dict[str, list[str]]
+    problems: list[str] = field(default_factory=list)
+
+
+def check(evidence: Evidence) -> Verdict:
+    """Compare what was promised with what happened."""
+    checker = _Checker(evidence)
+    verdict = checker.count()
+    verdict.problems = [*checker.find_losses(verdict), *checker.find_repeats(verdict)]
+    return verdict
+
+
+class _Checker:
+    """One pass over the evidence."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+        self._by_message: dict[str, list[Post]] = defaultdict(list)
+        for post in sorted(evidence.posts, key=lambda post: post.at):
+            if post.message_id is not None:
+                self._by_message[post.message_id].append(post)
+        self._api_faults = [fault for fault in evidence.faults if fault.group == "api"]
+        self._restarts = [fault for fault in evidence.faults if fault.group == "worker"]
+        self._kills = [fault for fault in self._restarts if fault.kind == WORKER_KILL]
+        self._extras = [extra for posts in self._by_message.values() for extra in self._find(posts)]
+
+    def count(self) -> Verdict:
+        """Put every message into its column."""
+        evidence = self._evidence
+        sent = {post.message_id for post in evidence.posts if post.accepted and post.message_id}
+        dead = {letter.message_id for letter in evidence.dead}
+        found = sent | dead | set(evidence.waiting)
+        unconfirmed = set(evidence.published) - set(evidence.confirmed)
+        keys = sorted({post.message_id for post in self._strangers() if post.message_id})
+        lost = sorted(set(evidence.confirmed) - found)
+        return Verdict(
+            published=len(evidence.published),
+            confirmed=len(evidence.confirmed),
+            recovered=len(unconfirmed & found),
+            unknown=len(unconfirmed - found),
+            publishes=sum(evidence.published.values()),
+            posts=len(evidence.posts),
+            sent=len(sent),
+            dead=dict(Counter(letter.reason for letter in evidence.dead)),
+            dead_but_sent=len(dead & sent),
+            waiting=len(evidence.waiting),
+            lost=lost,
+            unexpected=sorted(found - set(evidence.published)),
+            new_keys=keys,
+            extra_posts=dict(Counter(extra.cause for extra in self._extras)),
+            doubled=dict(Counter(extra.cause for extra in self._extras if extra.doubled)),
+            worst_kill=max(self._doubled_by_kill().values(), default=0),
+            retries_after_no=self._count_retries_after_no(),
+            recovery=self._measure_recovery(),
+            histories=self._tell([*lost, *keys, *self._unexplained()]),
+        )
+
+    def find_losses(self, verdict: Verdict) -> Iterator[str]:
+        """Say which messages did not come to an end that was promised."""
+        if verdict.lost:
+            yield f"{len(verdict.lost)} confirmed messages are lost"
+        if verdict.unexpected:
+            yield f"{len(verdict.unexpected)} messages turned up that nobody published"
+        if verdict.waiting:
+            yield f"{verdict.waiting} messages still wait"
+        for reason in sorted(verdict.dead.keys() - EXPECTED_DEATHS):
+            yield f"{verdict.dead[reason]} dead letters say {reason}, which no fault here explains"
+        if count := sum(not self._met_an_api_fault(letter) for letter in self._evidence.dead):
+            yield f"{count} dead letters never met a fault of the API"
+
+    def find_repeats(self, verdict: Verdict) -> Iterator[str]:
+        """Say which POSTs should not have been."""
+        if verdict.new_keys:
+            yield f"{len(verdict.new_keys)} messages were POSTed with a key that is not their id"
+        if count := verdict.extra_posts.get("unexplained", 0):
+            yield f"{count} extra POSTs that neither the API nor a kill of the worker explains"
+        if verdict.worst_kill > self._evidence.concurrency:
+            yield f"one kill of the worker doubled {verdict.worst_kill} messages"
+
+    def _strangers(self) -> Iterator[Post]:
+        return (p for p in self._evidence.posts if p.message_id and p.key != p.message_id)
+
+    def _met_an_api_fault(self, letter: DeadLetter) -> bool:
+        posts = self._by_message.get(letter.message_id, ())
+        return any(self._is_in_api_fault(post.at) for post in posts)
+
+    def _is_in_api_fault(self, moment: float) -> bool:
+        return any(fault.covers(moment) for fault in self._api_faults)
+
+    # Extra POSTs and their causes
+
+    def _find(self, posts: Sequence[Post]) -> Iterator[Extra]:
+        """Walk through a message's POSTs; each that follows a possible acceptance is extra."""
+        root: Post | None = None
+        was_accepted = False
+        for post in posts:
+            if root is not None:
+                cause, kill = self._explain(root, post)
+                yield Extra(root, post, cause, kill, doubled=post.accepted and was_accepted)
+            if self._may_be_accepted(post):
+                root = post
+            was_accepted = was_accepted or post.accepted
+
+    def _may_be_accepted(self, post: Post) -> bool:
+        if post.accepted or post.status is None:
+            return True
+        if post.status == 503:
+            later = [fault for fault in self._api_faults if fault.kind == API_503_LATER]
+            return not any(fault.covers(post.at) for fault in later)
+        return post.status >= 500
+
+    def _explain(self, root: Post, post: Post) -> tuple[Cause, Fault | None]:
+        """Say why there is another POST after one that may have been accepted."""
+        is_answered = root.accepted and root.status is not None
+        if not is_answered and self._is_in_api_fault(root.at):
+            return "api_fault", None
+        if (kill := self._find_kill(root.at, post.at)) is not None:
+            return "worker_kill", kill
+        assert post.message_id is not None
+        given_up = self._evidence.slow.get(post.message_id, ())
+        if any(root.at <= moment <= post.at for moment in given_up):
+            return "slow_answer", None
+        # The bridge knows a repeat of the publisher's for as long as the process lives.
+        is_new_worker = any(root.at <= fault.ended <= post.at for fault in self._restarts)
+        if is_new_worker and self._evidence.published.get(post.message_id, 0) > 1:
+            return "publisher_repeat", None
+        return "unexplained", None
+
+    def _find_kill(self, begin: float, end: float) -> Fault | None:
+        latest = min(end, begin + IN_FLIGHT_SECONDS)
+        return next((kill for kill in self._kills if begin <= kill.started <= latest), None)
+
+    def _doubled_by_kill(self) -> Counter[float]:
+        return Counter(extra.kill.started for extra in self._extras if extra.kill and extra.doubled)
+
+    def _count_retries_after_no(self) -> int:
+        repeats = sum(len(posts) - 1 for posts in self._by_message.values())
+        return repeats - len(self._extras)
+
+    def _unexplained(self) -> list[str]:
+        return [str(e.post.message_id) for e in self._extras if e.cause == "unexplained"]
+
+    def _tell(self, messages: Sequence[str]) -> dict[str, list[str]]:
+        return {message: self._tell_one(message) for message in messages[:SHOWN]}
+
+    def _tell_one(self, message: str) -> list[str]:
+        """Tell a message's POSTs, and the faults in between, in the order of time."""
+        posts = self._by_message.get(message, [])
+        lines = [(post.at, _describe(post)) for post in posts]
+        for fault in self._evidence.faults if posts else ():
+            if posts[0].at - CLOCK_SECONDS <= fault.ended and fault.started <= posts[-1].at:
+                text = f"{fault.started:.3f} to {fault.ended:.3f} {fault.kind} {fault.detail}"
+                lines.append((fault.started, text.rstrip()))
+        return [line for _, line in sorted(lines)]
+
+    # Time to recover
+
+    def _measure_recovery(self) -> dict[str, Recovery]:
+        accepted = sorted(post.at for post in self._evidence.posts if post.accepted)
+        waits: dict[str, list[float | None]] = defaultdict(list)
+        for fault in self._evidence.faults:
+            following = (at - fault.ended for at in accepted if at >= fault.ended)
+            waits[fault.kind].append(next(following, None))
+        return {kind: _summarize(waits[kind]) for kind in sorted(waits)}
+
+
+def _summarize(waits: Sequence[float | None]) -> Recovery:
+    known = [wait for wait in waits if wait is not None]
+    if not known:
+        return Recovery(len(waits), None, None)
+    return Recovery(len(waits), round(statistics.median(known), 2), round(max(known), 2))
+
+
+def _describe(post: Post) -> str:
+    fate = "accepted" if post.accepted else "not accepted"
+    return f"{post.at:.3f} key={post.key} status={post.status} {fate}"
