@@ -19,11 +19,14 @@ def read_secret(key: str, path: Path) -> str:
     """
     try:
         with path.open("rb") as file:
-            text = file.read(MAX_SECRET_BYTES).decode("utf-8-sig").strip()
+            content = file.read(MAX_SECRET_BYTES + 1)
+        text = content.decode("utf-8-sig").strip()
     except OSError as error:
         raise ConfigError(f"{key}: {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{key}: {path} is not UTF-8 text") from None
+    if len(content) > MAX_SECRET_BYTES:
+        raise ConfigError(f"{key}: {path} is larger than {MAX_SECRET_BYTES} bytes")
     if not text:
         raise ConfigError(f"{key}: {path} is empty")
     return text

@@ -75,6 +75,7 @@ def bare_envelope(properties: Properties, *, now: float) -> Envelope:
         message_id=message_id,
         published_at=published.timestamp() if isinstance(published, datetime) else None,
         first_delivered_at=now,
+        expires_at=_read_expiration(properties, now),
         copies=copies if type(copies) is int else 0,
     )
 
@@ -122,14 +123,21 @@ def _percent_encode(message_id: str) -> str:
     return quote(message_id, safe=_VISIBLE_ASCII, encoding="utf-8", errors="surrogateescape")
 
 
+def _read_expiration(properties: Properties, now: float) -> float | None:
+    """Return when the AMQP expiration, in milliseconds from publishing, is over; never raises."""
+    expiration = properties.expiration or ""
+    if not (expiration.isascii() and expiration.isdigit()):
+        return None
+    published = properties.timestamp
+    start = published.timestamp() if isinstance(published, datetime) else now
+    return min(start + int(expiration) / 1000, _YEAR_9999)
+
+
 def _read_expiry(properties: Properties, headers: dict[str, Any], bare: Envelope) -> float | None:
-    expires_at = _read_moment(headers, EXPIRES_AT)
-    if not properties.expiration:
-        return expires_at
-    if not (properties.expiration.isascii() and properties.expiration.isdigit()):
+    if properties.expiration and bare.expires_at is None:
         raise InvalidMessageError("expiration: must be a number of milliseconds")
-    own = min(bare.age_starts_at + int(properties.expiration) / 1000, _YEAR_9999)
-    return own if expires_at is None else min(own, expires_at)
+    moments = (_read_moment(headers, EXPIRES_AT), bare.expires_at)
+    return min((moment for moment in moments if moment is not None), default=None)
 
 
 def _read_text(headers: dict[str, Any], name: str) -> str | None:
@@ -206,7 +214,7 @@ def copy_properties(
     replaced.delivery_mode = 2
     replaced.message_id = envelope.message_id or envelope.key
     headers = dict(properties.headers or {})
-    for name in ("CC", "BCC", STATUS, DEAD_AT):
+    for name in ("CC", "BCC", DEAD_AT):
         headers.pop(name, None)
     headers |= {
         REASON: reason,
