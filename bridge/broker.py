@@ -58,6 +58,7 @@ class Link:
         self._settings = settings
         self._metrics = metrics
         self._turn = 0
+        self._last_fault = ""
         self._connection: aio_pika.Connection | None = None
 
     @property
@@ -81,10 +82,16 @@ class Link:
             try:
                 await self._session(serve)
             except BrokerError as error:
-                log.warning("broker_unavailable", extra=facts(link=self.name, why=str(error)))
+                self._log_fault(str(error))
             else:
                 down_since = time.monotonic()
             await asyncio.sleep(_backoff(time.monotonic() - down_since))
+
+    def _log_fault(self, why: str) -> None:
+        # One line for each change: an outage of an hour is not a thousand lines.
+        level = logging.DEBUG if why == self._last_fault else logging.WARNING
+        log.log(level, "broker_unavailable", extra=facts(link=self.name, why=why))
+        self._last_fault = why
 
     async def _session(self, serve: Serve) -> None:
         """Serve one connection until it ends; raise BrokerError when it was never of use."""
@@ -111,6 +118,7 @@ class Link:
             self._metrics.connections.labels(_classify(error)).inc()
             raise
         self._metrics.connections.labels("opened").inc()
+        self._last_fault = ""
         log.info("broker_connected", extra=facts(link=self.name, host=_host(url)))
         return connection
 
