@@ -240,6 +240,8 @@ def _describe(error: BaseException) -> str:
     # The broker's own text names queues and arguments, never a message.
     if isinstance(error, BrokerError):
         return str(error)
+    if isinstance(error, asyncio.CancelledError):
+        return "the broker sent nothing for too long"
     text = " ".join(str(part) for part in error.args[:2]) if error.args else ""
     return f"{type(error).__name__} {text}".strip()
 
@@ -275,6 +277,14 @@ async def open_channel(
             publisher_confirms=confirms, on_return_raises=confirms
         )
     return cast("aiormq.Channel", channel)
+
+
+async def close_channel(channel: aiormq.Channel) -> None:
+    """Close a channel; aiormq's own swallows our cancellation when the connection ends then."""
+    await channel.close()
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def close_quietly(connection: aio_pika.Connection) -> None:

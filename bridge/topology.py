@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 import aio_pika
 import aiormq
 
-from bridge.broker import RPC_TIMEOUT_SECONDS, open_channel
+from bridge.broker import RPC_TIMEOUT_SECONDS, close_channel, open_channel
 from bridge.config import WebhookSettings, WorkerSettings, format_duration
 from bridge.errors import BrokerError
 from bridge.logs import facts
@@ -148,7 +148,7 @@ async def _declare(
                 await channel.exchange_declare(
                     entity.name, exchange_type="topic", durable=True, passive=passive
                 )
-            await channel.close()
+            await close_channel(channel)
     except aiormq.exceptions.ChannelClosed as error:
         raise BrokerError(_explain(entity, error)) from error
 
@@ -158,7 +158,7 @@ async def _bind(connection: aio_pika.Connection, binding: Binding) -> None:
     try:
         async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
             await channel.queue_bind(binding.queue, binding.exchange, binding.routing_key)
-            await channel.close()
+            await close_channel(channel)
     except aiormq.exceptions.ChannelClosed as error:
         raise BrokerError(_explain(binding, error)) from error
 
@@ -193,7 +193,7 @@ async def read_queue(connection: aio_pika.Connection, name: str) -> QueueSizes |
         async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
             channel = await open_channel(connection)
             answer = await channel.queue_declare(name, passive=True)
-            await channel.close()
+            await close_channel(channel)
     except (aiormq.exceptions.ChannelClosed, TimeoutError):
         return None
     return QueueSizes(answer.message_count or 0, answer.consumer_count or 0)

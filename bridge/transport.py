@@ -152,6 +152,7 @@ class _Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._complete = False
+        self._head_complete = False
         self._head_bytes = 0
         self._status: int | None = None
         self._headers: list[tuple[bytes, bytes]] = []
@@ -235,9 +236,10 @@ class _Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._reusable = False
             self._finish(httpx.RemoteProtocolError("the answer is not HTTP/1.1"))
-        if self._status is None:
+        if not self._head_complete:
             self._head_bytes += len(data)
         if self._head_bytes > MAX_ANSWER_BYTES:
+            self._reusable = False
             self._finish(httpx.RemoteProtocolError("the header of the answer is too long"))
 
     def eof_received(self) -> bool:
@@ -262,18 +264,24 @@ class _Connection(asyncio.Protocol):
             self._reset()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header."""
+        """Keep a header. The status line is read by then, and it is the outcome."""
+        self._take_status()
         if not self._complete:
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Take the status; the outcome is known from here on."""
-        if self._parser is None or self._complete:
+        """Note whether the connection may be used again."""
+        self._take_status()
+        if self._parser is not None and self._status is not None and not self._complete:
+            self._head_complete = True
+            self._reusable = self._reusable and self._parser.should_keep_alive()
+
+    def _take_status(self) -> None:
+        if self._parser is None or self._status is not None:
             return
         status = self._parser.get_status_code()
-        if status >= 200:  # noqa: PLR2004
+        if status >= 200:  # noqa: PLR2004  a 1xx is followed by the answer
             self._status = status
-            self._reusable = self._reusable and self._parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:
         """Keep the start of the body; what is longer is not worth the connection."""
