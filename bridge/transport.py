@@ -11,6 +11,7 @@ are kept; one deadline holds over the whole attempt.
 
 import asyncio
 import contextlib
+import re
 import select
 import ssl
 import time
@@ -53,6 +54,9 @@ def open_transport(settings: SmsApiSettings, *, max_connections: int) -> httpx.A
         max_connections=max_connections,
         tls=tls,
     )
+
+
+_STATUS_LINE: Final = re.compile(rb"^HTTP/1\.[01] ([1-5][0-9]{2})(?: [^\r\n]*)?\r?\n", re.MULTILINE)
 
 
 class Transport(httpx.AsyncBaseTransport):
@@ -152,8 +156,7 @@ class _Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._complete = False
-        self._head_complete = False
-        self._head_bytes = 0
+        self._head = bytearray()
         self._status: int | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._body = bytearray()
@@ -201,7 +204,7 @@ class _Connection(asyncio.Protocol):
             self._busy = False
             self._idle_since = time.monotonic()
         except TimeoutError as error:
-            if self._status is None:
+            if not self._knows_status():
                 raise httpx.ReadTimeout("no answer in time") from error
         finally:
             self._waiter = None
@@ -211,10 +214,17 @@ class _Connection(asyncio.Protocol):
         stream = httpx.ByteStream(bytes(self._body))
         return httpx.Response(self._status or 0, headers=self._headers, stream=stream)
 
+    def _knows_status(self) -> bool:
+        """Whether a status line was read, be it that the header behind it never ended."""
+        if self._status is None and (lines := _STATUS_LINE.findall(self._head)):
+            status = int(lines[-1])
+            self._status = status if status >= 200 else None  # noqa: PLR2004  1xx is no answer
+        return self._status is not None
+
     def _finish(self, error: Exception | None) -> None:
         if self._waiter is None or self._waiter.done():
             return
-        if error is None or self._status is not None:
+        if error is None or self._knows_status():
             self._waiter.set_result(None)
         else:
             self._waiter.set_exception(error)
@@ -231,16 +241,18 @@ class _Connection(asyncio.Protocol):
         if self._parser is None or self._waiter is None:
             self.close()
             return
+        fault = None
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            fault = "the answer is not HTTP/1.1"
+        if self._status is None:
+            self._head += data
+        if len(self._head) > MAX_ANSWER_BYTES:
+            fault = "the header of the answer is too long"
+        if fault is not None:
             self._reusable = False
-            self._finish(httpx.RemoteProtocolError("the answer is not HTTP/1.1"))
-        if not self._head_complete:
-            self._head_bytes += len(data)
-        if self._head_bytes > MAX_ANSWER_BYTES:
-            self._reusable = False
-            self._finish(httpx.RemoteProtocolError("the header of the answer is too long"))
+            self._finish(httpx.RemoteProtocolError(fault))
 
     def eof_received(self) -> bool:
         """Let asyncio close our side too."""
@@ -264,24 +276,18 @@ class _Connection(asyncio.Protocol):
             self._reset()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header. The status line is read by then, and it is the outcome."""
-        self._take_status()
+        """Keep a header."""
         if not self._complete:
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Note whether the connection may be used again."""
-        self._take_status()
-        if self._parser is not None and self._status is not None and not self._complete:
-            self._head_complete = True
-            self._reusable = self._reusable and self._parser.should_keep_alive()
-
-    def _take_status(self) -> None:
-        if self._parser is None or self._status is not None:
+        """Take the status; the outcome is known from here on."""
+        if self._parser is None or self._complete:
             return
         status = self._parser.get_status_code()
         if status >= 200:  # noqa: PLR2004  a 1xx is followed by the answer
             self._status = status
+            self._reusable = self._reusable and self._parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:
         """Keep the start of the body; what is longer is not worth the connection."""

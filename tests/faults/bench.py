@@ -1,0 +1,505 @@
+"""What the fault tests stand on: a service, a proxied broker, names of their own, and bridges."""
+
+import asyncio
+import hashlib
+import hmac
+import itertools
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar, overload
+
+import aio_pika
+import httpx
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+
+from bridge.app import Bridge
+from bridge.broker import open_connection
+from bridge.config import Role, Settings
+from bridge.sandbox.broker import Broker
+from bridge.sandbox.server import Attempt, Fault, Message, Sandbox, create_app, serve
+from bridge.worker import Worker
+from tests.faults.amqp_proxy import CONFIRM_SELECT_OK, AmqpProxy, open_amqp_proxy
+
+T = TypeVar("T")
+
+SECONDS: Final = 30.0
+POLL_SECONDS: Final = 0.01
+SECRET: Final = "a-webhook-secret"
+SIGNATURE: Final = "X-Service-Signature"
+CONSUME_LINK: Final = "worker consume"
+PUBLISH_LINK: Final = "worker publish"
+WEBHOOK_LINK: Final = "webhook publish"
+
+_serials = itertools.count(1)
+
+
+@overload
+async def eventually(
+    check: Callable[[], Coroutine[Any, Any, T]], *, what: str, seconds: float = ...
+) -> T: ...
+@overload
+async def eventually(check: Callable[[], T], *, what: str, seconds: float = ...) -> T: ...
+async def eventually(check: Callable[[], Any], *, what: str, seconds: float = SECONDS) -> Any:
+    """Poll until `check` returns something true and return that; fail at the deadline."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = check()
+        if asyncio.iscoroutine(found):
+            found = await found
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def make_settings(values: dict[str, Any]) -> Settings:
+    """Make settings of keys such as `worker.queue`."""
+    nested: dict[str, Any] = {}
+    for path, value in values.items():
+        *sections, key = path.split(".")
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[key] = value
+    return Settings.model_validate(nested)
+
+
+def make_environ(values: dict[str, Any]) -> dict[str, str]:
+    """Make the environment of a process of keys such as `worker.queue`."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("SMS_BRIDGE_")}
+    for key, value in values.items():
+        name = "SMS_BRIDGE_" + key.replace(".", "__").upper()
+        environ[name] = value if isinstance(value, str) else json.dumps(value)
+    return environ
+
+
+PROGRAM: Final = (sys.executable, "-m", "bridge")
+
+
+class Service:
+    """The stand-in SMS service, on our own event loop."""
+
+    def __init__(self, url: str, sandbox: Sandbox) -> None:
+        self.url = url
+        self._sandbox = sandbox
+
+    def misbehave(self, *faults: dict[str, Any]) -> None:
+        """Order faults, in the place of all others."""
+        self._sandbox.faults[:] = [Fault(**fault) for fault in faults]
+
+    @property
+    def faults(self) -> list[Fault]:
+        """The faults still to come."""
+        return self._sandbox.faults
+
+    def behave(self) -> None:
+        """End the faults."""
+        self._sandbox.faults.clear()
+
+    def posts(self, numbers: Iterable[str]) -> list[Attempt]:
+        """Return the POSTs for these numbers, oldest first, whatever came of them."""
+        wanted = set(numbers)
+        return [attempt for attempt in self._sandbox.attempts if attempt.to in wanted]
+
+    def taken(self, numbers: Iterable[str]) -> list[Message]:
+        """Return the messages accepted for these numbers, oldest first."""
+        wanted = set(numbers)
+        return [message for message in self._sandbox.messages if message.to in wanted]
+
+    def forget(self) -> None:
+        """Forget everything, and behave."""
+        self.behave()
+        self._sandbox.messages.clear()
+        self._sandbox.attempts.clear()
+
+
+@asynccontextmanager
+async def open_service() -> AsyncIterator[Service]:
+    """Serve a stand-in SMS service on a free port."""
+    app = create_app(sign=None, webhook_url=None)
+    # Behind the curtain: tests poll too often to go through HTTP.
+    sandbox: Sandbox = app.routes[0].endpoint.__self__  # type: ignore[attr-defined]
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    server = asyncio.create_task(serve(app, port=0, announce=url.set_result))
+    try:
+        yield Service(await asyncio.wait_for(url, SECONDS), sandbox)
+    finally:
+        server.cancel()
+        await asyncio.gather(server, return_exceptions=True)
+
+
+@dataclass
+class Ears(logging.Handler):
+    """Keeps what the bridge logs."""
+
+    records: list[logging.LogRecord] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Be a handler."""
+        logging.Handler.__init__(self)
+
+    def __hash__(self) -> int:
+        """Be one handler of many."""
+        return id(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record."""
+        self.records.append(record)
+
+
+class Live:
+    """One bridge on our own event loop."""
+
+    def __init__(self, bridge: Bridge, ears: Ears) -> None:
+        self.bridge = bridge
+        self.ears = ears
+        self._stop = asyncio.Event()
+        self._task = asyncio.create_task(bridge.run(self._stop))
+
+    @property
+    def worker(self) -> Worker:
+        """Its worker."""
+        assert self.bridge._worker is not None
+        return self.bridge._worker
+
+    @property
+    def webhook_url(self) -> str:
+        """Where webhooks go."""
+        assert self.bridge._webhook_port is not None
+        return f"http://127.0.0.1:{self.bridge._webhook_port.port}/webhooks"
+
+    @property
+    def admin_url(self) -> str:
+        """Where probes go."""
+        return f"http://127.0.0.1:{self.bridge._admin_port.port}"
+
+    @property
+    def paused(self) -> set[str]:
+        """Every reason for which it is paused now."""
+        samples = self._samples("sms_bridge_worker_paused")
+        return {labels["reason"] for labels, value in samples if value}
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum up the samples of a metric that have these labels."""
+        samples = self._samples(name)
+        return sum(value for given, value in samples if labels.items() <= given.items())
+
+    def _samples(self, name: str) -> list[tuple[dict[str, str], float]]:
+        return [
+            (sample.labels, sample.value)
+            for family in self.bridge._registry.collect()
+            for sample in family.samples
+            if sample.name == name
+        ]
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """Return the facts of every record of an event."""
+        records = [record for record in self.ears.records if record.getMessage() == event]
+        return [getattr(record, "facts", {}) for record in records]
+
+    async def until_consuming(self, seconds: float = SECONDS) -> None:
+        """Return when the broker knows it as a consumer."""
+        await eventually(
+            lambda: self.worker.consumer.is_registered, what="a consumer", seconds=seconds
+        )
+
+    async def until_linked(self, seconds: float = SECONDS) -> None:
+        """Return when every connection to the broker is up."""
+        await eventually(
+            lambda: self.metric("sms_bridge_amqp_connection_up") == 1,
+            what="connected",
+            seconds=seconds,
+        )
+
+    async def stop(self) -> int:
+        """Drain and return the exit code."""
+        self._stop.set()
+        async with asyncio.timeout(SECONDS):
+            return await asyncio.shield(self._task)
+
+    async def abandon(self) -> None:
+        """End in whatever state it is."""
+        if not self._task.done():
+            self._stop.set()
+            await asyncio.wait({self._task}, timeout=SECONDS)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def bugs(self) -> list[str]:
+        """Return what it logged that may never be logged."""
+        never = {"internal_error", "unhandled_error", "part_failed"}
+        return [
+            f"{record.getMessage()} {record.exc_info or getattr(record, 'facts', '')}"
+            for record in self.ears.records
+            if record.getMessage() in never
+        ]
+
+
+class FrozenError(BaseException):
+    """Something keeps the event loop from turning."""
+
+
+@asynccontextmanager
+async def unfrozen(seconds: float = 5) -> AsyncIterator[None]:
+    """Raise FrozenError out of whatever keeps the event loop busy for so long."""
+    last = time.monotonic()
+
+    async def beat() -> None:
+        nonlocal last
+        while True:
+            last = time.monotonic()
+            await asyncio.sleep(0.1)
+
+    def look(*_: object) -> None:
+        if time.monotonic() - last > seconds:
+            raise FrozenError
+
+    beating = asyncio.create_task(beat())
+    former = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, 1, 1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+        beating.cancel()
+
+
+@asynccontextmanager
+async def running(settings: Settings, *roles: Role, bugs: bool = False) -> AsyncIterator[Live]:
+    """Run a bridge; at the end it may not have logged a bug of its own, unless `bugs`."""
+    loop = asyncio.get_running_loop()
+    handler = loop.get_exception_handler()
+    ears = Ears()
+    logging.getLogger("bridge").addHandler(ears)
+    live = Live(Bridge(settings, roles), ears)
+    try:
+        async with unfrozen():
+            yield live
+    finally:
+        await live.abandon()
+        logging.getLogger("bridge").removeHandler(ears)
+        loop.set_exception_handler(handler)
+    if not bugs:
+        assert live.bugs() == []
+
+
+class Amqp:
+    """A plain client of the broker, past the proxy."""
+
+    def __init__(self, connection: aio_pika.abc.AbstractConnection) -> None:
+        self._connection = connection
+        self.channel: AbstractChannel
+
+    async def open(self) -> "Amqp":
+        """Open the channel for everything that cannot fail."""
+        self.channel = await self._connection.channel(on_return_raises=True)
+        return self
+
+    async def publish(self, queue: str, body: bytes, **properties: Any) -> None:
+        """Publish one persistent message and see it confirmed."""
+        mode = aio_pika.DeliveryMode.PERSISTENT
+        message = aio_pika.Message(body, **{"delivery_mode": mode, **properties})
+        await self.channel.default_exchange.publish(message, queue, timeout=SECONDS)
+
+    async def count(self, queue: str) -> int:
+        """Count the messages that are ready in a queue; none when it is not there."""
+        channel = await self._connection.channel()
+        try:
+            declared = await channel.declare_queue(queue, passive=True)
+        except aio_pika.exceptions.ChannelNotFoundEntity:
+            return 0
+        await channel.close()
+        return declared.declaration_result.message_count or 0
+
+    async def consumers(self, queue: str) -> int:
+        """Count the consumers of a queue."""
+        async with self._connection.channel() as channel:
+            declared = await channel.declare_queue(queue, passive=True)
+            return declared.declaration_result.consumer_count or 0
+
+    async def purge(self, queue: str) -> None:
+        """Empty a queue."""
+        await (await self.channel.get_queue(queue, ensure=False)).purge()
+
+    async def take_all(self, queue: str) -> list[AbstractIncomingMessage]:
+        """Take every message that is ready in a queue."""
+        source = await self.channel.get_queue(queue, ensure=False)
+        found = []
+        while (message := await source.get(fail=False, no_ack=True, timeout=SECONDS)) is not None:
+            found.append(message)
+        return found
+
+
+@asynccontextmanager
+async def open_amqp(url: str) -> AsyncIterator[Amqp]:
+    """Open a client of a broker."""
+    async with await aio_pika.connect(url, timeout=SECONDS) as connection:
+        yield await Amqp(connection).open()
+
+
+def make_numbers(count: int) -> list[str]:
+    """Make up numbers that no other message has."""
+    return [f"+4917{next(_serials):08d}" for _ in range(count)]
+
+
+class Bench:
+    """One test's own world."""
+
+    def __init__(self, broker: Broker, proxy: AmqpProxy, service: Service, amqp: Amqp) -> None:
+        self.broker = broker
+        self.proxy = proxy
+        self.service = service
+        self.amqp = amqp
+        serial = next(_serials)
+        self.queue = f"t{serial}.outbound"
+        self.dead_queue = f"{self.queue}.dead"
+        self.exchange = f"t{serial}.inbound"
+
+    def values(self, **changed: Any) -> dict[str, Any]:
+        """Return the settings of both roles; `worker__queue` changes `worker.queue`."""
+        values: dict[str, Any] = {
+            "rabbitmq.url": [self.proxy.url],
+            "rabbitmq.connect_timeout_seconds": 3,
+            "sms_api.base_url": self.service.url,
+            "sms_api.key": "an-api-key",
+            "worker.queue": self.queue,
+            "worker.concurrency": 10,
+            "worker.retry_delays": ["1s", "2s"],
+            "webhook.host": "127.0.0.1",
+            "webhook.port": 0,
+            "webhook.exchange": self.exchange,
+            "webhook.queue": self.exchange,
+            "webhook.secrets": [SECRET],
+            "admin.host": "127.0.0.1",
+            "admin.port": 0,
+            "log.format": "json",
+        }
+        return values | {key.replace("__", "."): value for key, value in changed.items()}
+
+    @asynccontextmanager
+    async def worker(self, **changed: Any) -> AsyncIterator[Live]:
+        """Run a worker and wait until it consumes."""
+        async with running(make_settings(self.values(**changed)), "worker") as live:
+            await live.until_consuming()
+            await live.until_linked()
+            yield live
+
+    @asynccontextmanager
+    async def webhook(self, **changed: Any) -> AsyncIterator[Live]:
+        """Run a webhook receiver and wait until it can publish."""
+        # It comes after the topology.
+        ready = self.proxy.trap("broker", CONFIRM_SELECT_OK, "pass", link=WEBHOOK_LINK)
+        async with running(make_settings(self.values(**changed)), "webhook") as live:
+            await eventually(ready.sprung.is_set, what="a publishing channel")
+            self.proxy.traps.remove(ready)
+            yield live
+
+    async def declare_main(self) -> None:
+        """Declare the main queue as the bridge does, so that messages can wait in it."""
+        await self.amqp.channel.declare_queue(
+            self.queue, durable=True, arguments={"x-queue-type": "quorum"}
+        )
+
+    async def publish(
+        self, what: int | Sequence[str], *, ids: bool = True, **properties: Any
+    ) -> list[str]:
+        """Publish so many send requests, or one to each number; return the numbers."""
+        numbers = make_numbers(what) if isinstance(what, int) else [*what]
+        await asyncio.gather(*(self._publish(n, ids=ids, **properties) for n in numbers))
+        return numbers
+
+    async def _publish(self, number: str, *, ids: bool, **properties: Any) -> None:
+        body = json.dumps({"to": number, "from": "Acme", "text": "Hi"}).encode()
+        if ids:
+            properties["message_id"] = f"id-{number}"
+        await self.amqp.publish(self.queue, body, **properties)
+
+    async def until_taken(self, numbers: Sequence[str], seconds: float = SECONDS) -> None:
+        """Return when the service has accepted a message for each of the numbers."""
+
+        def all_taken() -> bool:
+            return {message.to for message in self.service.taken(numbers)} == set(numbers)
+
+        deadline = time.monotonic() + seconds
+        while not all_taken():
+            missing = len(set(numbers)) - len({m.to for m in self.service.taken(numbers)})
+            assert time.monotonic() < deadline, f"{missing} of {len(numbers)} not sent"
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def until_settled(self, live: Live, seconds: float = SECONDS) -> None:
+        """Return when the worker holds nothing and its queues are empty, dead letters aside."""
+        ladder = [f"{self.queue}.retry.{step}" for step in ("1s", "2s")]
+
+        async def is_settled() -> bool:
+            if live.metric("sms_bridge_worker_messages_in_progress"):
+                return False
+            counts = [await self.amqp.count(queue) for queue in (self.queue, *ladder)]
+            return not any(counts) and not live.metric("sms_bridge_worker_messages_in_progress")
+
+        await eventually(is_settled, what="nothing left to do", seconds=seconds)
+
+    async def dead_letters(self) -> list[AbstractIncomingMessage]:
+        """Take every dead letter."""
+        return await self.amqp.take_all(self.dead_queue)
+
+    def extra_posts(self, numbers: Sequence[str]) -> dict[str, int]:
+        """Return the numbers that were POSTed more than once, and how often."""
+        counts = Counter(attempt.to for attempt in self.service.posts(numbers))
+        return {str(to): count for to, count in counts.items() if count > 1}
+
+    def sent_twice(self, numbers: Sequence[str]) -> dict[str, int]:
+        """Return the numbers for which more than one message was accepted."""
+        counts = Counter(message.to for message in self.service.taken(numbers))
+        return {to: count for to, count in counts.items() if count > 1}
+
+
+@asynccontextmanager
+async def open_bench(broker: Broker, service: Service) -> AsyncIterator[Bench]:
+    """Lend one test its world."""
+    service.forget()
+    async with open_amqp_proxy(broker.url) as proxy, open_amqp(broker.url) as amqp:
+        yield Bench(broker, proxy, service, amqp)
+
+
+@asynccontextmanager
+async def open_link(bench: Bench, name: str, **changed: Any) -> AsyncIterator[aio_pika.Connection]:
+    """Open one of our connections, as a `Link` does."""
+    settings = make_settings(bench.values(**changed)).rabbitmq
+    connection = await open_connection(settings, settings.url[0], name=name)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+def sign(body: bytes) -> dict[str, str]:
+    """Sign a webhook as the preset `plain` does."""
+    return {SIGNATURE: hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()}
+
+
+def make_event(event_id: str | None) -> bytes:
+    """Make the body of an event."""
+    data = {"from": "+491700000000", "text": "Hi"}
+    event: dict[str, object] = {"type": "message.received", "data": data}
+    if event_id is not None:
+        event["id"] = event_id
+    return json.dumps(event).encode()
+
+
+async def post_event(
+    client: httpx.AsyncClient, url: str, event_id: str | None
+) -> tuple[httpx.Response, float]:
+    """Post one signed event; return the answer and how long it took."""
+    body = make_event(event_id)
+    started = time.monotonic()
+    answer = await client.post(url, content=body, headers=sign(body))
+    return answer, time.monotonic() - started

@@ -1,0 +1,44 @@
+"""What the fault tests share: a broker of their own, a service, and a world for each test."""
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from bridge.sandbox.broker import Broker, private_broker
+from tests.faults.bench import Bench, Service, open_bench, open_service
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Broker]:
+    """Run a broker that the fault tests alone may kill, freeze and starve."""
+    with private_broker() as ours:
+        yield ours
+
+
+@pytest.fixture(scope="module")
+async def service() -> AsyncIterator[Service]:
+    """Run a stand-in SMS service."""
+    async with open_service() as ours:
+        yield ours
+
+
+@pytest.fixture
+async def bench(broker: Broker, service: Service) -> AsyncIterator[Bench]:
+    """Lend a test its own queues, proxy and client."""
+    async with open_bench(broker, service) as ours:
+        yield ours
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Undo what a bridge does to the process's logging."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    names = ("aiormq", "aio_pika", "asyncio", "httpx", "httpcore", "uvicorn")
+    levels = {name: logging.getLogger(name).level for name in names}
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for name in names:
+        logging.getLogger(name).setLevel(levels[name])

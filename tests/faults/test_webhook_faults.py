@@ -1,0 +1,262 @@
+"""One webhook receiver and a broker that fails: 200 is always the truth, and 503 comes in time."""
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import httpx
+import pytest
+
+from tests.faults.amqp_proxy import ACK, PUBLISH
+from tests.faults.bench import (
+    WEBHOOK_LINK,
+    Bench,
+    Live,
+    eventually,
+    make_event,
+    open_amqp,
+    post_event,
+    sign,
+)
+
+# `webhook.response_timeout_seconds` is 2.5; the rest is for a test host that is busy.
+IN_TIME_SECONDS = 3.0
+EVENT_ID = "sms-bridge-event-id"
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    """Lend an HTTP client with patience."""
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as ours:
+        yield ours
+
+
+@dataclass
+class Answered:
+    """What became of one event."""
+
+    event_id: str
+    status: int
+    retry_after: str | None
+    seconds: float
+
+
+@dataclass
+class Storm:
+    """Events with ids of their own, as many at a time as there are posters."""
+
+    client: httpx.AsyncClient
+    url: str
+    answers: list[Answered] = field(default_factory=list)
+    ids: "itertools.count[int]" = field(default_factory=itertools.count)
+
+    async def post(self, event_id: str) -> Answered:
+        """Post one event."""
+        answer, seconds = await post_event(self.client, self.url, event_id)
+        retry_after = answer.headers.get("Retry-After")
+        answered = Answered(event_id, answer.status_code, retry_after, seconds)
+        self.answers.append(answered)
+        return answered
+
+    async def post_bare(self, event_id: str) -> Answered:
+        """Post one event with as little ado as a thousand at once need."""
+        body = make_event(event_id)
+        fields = {**sign(body), "Host": "localhost", "Content-Length": str(len(body))}
+        head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        url, started = httpx.URL(self.url), time.monotonic()
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        try:
+            writer.write(f"POST {url.path} HTTP/1.1\r\n{head}\r\n".encode() + body)
+            status, *answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower().splitlines()
+        finally:
+            writer.close()
+        retry_after = next((line for line in answer if line.startswith("retry-after:")), None)
+        seconds = time.monotonic() - started
+        answered = Answered(event_id, int(status.split()[1]), retry_after, seconds)
+        self.answers.append(answered)
+        return answered
+
+    async def until_stored(self, event_id: str) -> None:
+        """Post an event until it is told 200."""
+
+        async def is_stored() -> bool:
+            return (await self.post(event_id)).status == 200
+
+        await eventually(is_stored, what="200")
+
+    async def rage(self) -> None:
+        """Post one event after the other."""
+        while True:
+            await self.post(f"event-{next(self.ids)}")
+            await asyncio.sleep(0.03)
+
+    def count(self, status: int) -> int:
+        """Count the answers of a status."""
+        return sum(answered.status == status for answered in self.answers)
+
+    def has(self, status: int, count: int) -> bool:
+        """Say whether there are so many answers of a status."""
+        return self.count(status) >= count
+
+    async def until(self, status: int, more: int) -> None:
+        """Return when there are so many more answers of a status."""
+        goal = self.count(status) + more
+        await eventually(partial(self.has, status, goal), what=f"{more} answers {status}")
+
+    @property
+    def promised(self) -> set[str]:
+        """The events that were answered 200."""
+        return {answered.event_id for answered in self.answers if answered.status == 200}
+
+    def broken_rules(self) -> list[Answered]:
+        """Return what is neither 200 nor a 503 as it should be, or came late."""
+        return [
+            answered
+            for answered in self.answers
+            if answered.seconds > IN_TIME_SECONDS
+            or answered.status not in {200, 503}
+            or (answered.status == 503 and not answered.retry_after)
+        ]
+
+
+@asynccontextmanager
+async def raging(client: httpx.AsyncClient, live: Live, posters: int = 8) -> AsyncIterator[Storm]:
+    """Post events for as long as the block lasts."""
+    storm = Storm(client, live.webhook_url)
+    tasks = [asyncio.create_task(storm.rage()) for _ in range(posters)]
+    try:
+        await storm.until(200, 20)
+        yield storm
+        await storm.until(200, 20)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def stored(bench: Bench) -> Counter[str]:
+    """Count the events in the inbound queue, by id."""
+    async with open_amqp(bench.broker.url) as amqp:
+        messages = await amqp.take_all(bench.exchange)
+    return Counter(str(message.headers[EVENT_ID]) for message in messages)
+
+
+async def kill(bench: Bench, storm: Storm) -> None:
+    """Kill the broker and start it again."""
+    await asyncio.to_thread(bench.broker.flush)
+    await asyncio.to_thread(bench.broker.kill)
+    await storm.until(503, 10)
+    await asyncio.to_thread(bench.broker.start)
+
+
+async def freeze(bench: Bench, storm: Storm) -> None:
+    """Freeze the broker for a while."""
+    bench.broker.pause()
+    try:
+        await storm.until(503, 10)
+    finally:
+        bench.broker.resume()
+
+
+async def block(bench: Bench, storm: Storm) -> None:
+    """Have a memory alarm for a while."""
+    set_limit = partial(bench.broker.ctl, "set_vm_memory_high_watermark")
+    await asyncio.to_thread(set_limit, "0.00001")
+    try:
+        await storm.until(503, 10)
+    finally:
+        await asyncio.to_thread(set_limit, "0.6")
+
+
+async def lose_confirms(bench: Bench, storm: Storm) -> None:
+    """Cut the connection as confirms come in, three times."""
+    for _ in range(3):
+        trap = bench.proxy.trap("broker", ACK, "cut", nth=3, link=WEBHOOK_LINK)
+        await eventually(trap.sprung.is_set, what="a lost confirm")
+        await storm.until(200, 5)
+
+
+async def lose_publishes(bench: Bench, storm: Storm) -> None:
+    """Cut the connection as publishes leave, three times."""
+    for _ in range(3):
+        trap = bench.proxy.trap("client", PUBLISH, "cut", nth=3, link=WEBHOOK_LINK)
+        await eventually(trap.sprung.is_set, what="a lost publish")
+        await storm.until(200, 5)
+
+
+@pytest.mark.parametrize("fault", [kill, freeze, block, lose_confirms, lose_publishes])
+async def test_what_is_answered_200_is_stored(
+    bench: Bench, client: httpx.AsyncClient, fault: Callable[[Bench, Storm], Awaitable[None]]
+) -> None:
+    """Whatever the broker does, 200 means stored, and all else is 503 in time."""
+    async with bench.webhook() as live, raging(client, live) as storm:
+        await fault(bench, storm)
+
+    assert storm.promised - set(await stored(bench)) == set()
+    assert storm.broken_rules() == []
+    assert storm.count(503) > 0
+
+
+async def test_repeats_of_an_event_whose_publish_fails(
+    bench: Bench, client: httpx.AsyncClient
+) -> None:
+    """No repeat is told 200 while the event is not stored; once it is, all are."""
+    async with bench.webhook() as live:
+        storm = Storm(client, live.webhook_url)
+        await storm.until_stored("zero")
+        bench.proxy.freeze("client")
+        during = await asyncio.gather(*(storm.post("one") for _ in range(5)))
+        bench.proxy.cut(WEBHOOK_LINK)
+        bench.proxy.thaw()
+        await storm.until_stored("one")
+        after = await asyncio.gather(*(storm.post("one") for _ in range(5)))
+
+    assert {answered.status for answered in during} == {503}
+    assert {answered.status for answered in after} == {200}
+    assert await stored(bench) == {"zero": 1, "one": 1}
+    assert storm.broken_rules() == []
+
+
+async def test_thousand_events_at_once(bench: Bench, client: httpx.AsyncClient) -> None:
+    """Of a thousand events at once each is stored, or answered 503 and stored when repeated."""
+    ids = [f"event-{number}" for number in range(1000)]
+    async with bench.webhook() as live:
+        storm = Storm(client, live.webhook_url)
+        while left := [event_id for event_id in ids if event_id not in storm.promised]:
+            await asyncio.gather(*(storm.post_bare(event_id) for event_id in left))
+
+    found = await stored(bench)
+    assert set(found) == set(ids)
+    assert {answered.status for answered in storm.answers} <= {200, 503}
+    assert all(answered.retry_after for answered in storm.answers if answered.status == 503)
+
+
+async def test_thousand_repeats_at_once(bench: Bench, client: httpx.AsyncClient) -> None:
+    """Of a thousand repeats of one event at once exactly one is stored."""
+    async with bench.webhook() as live:
+        storm = Storm(client, live.webhook_url)
+        await asyncio.gather(*(storm.post_bare("one") for _ in range(1000)))
+
+    assert await stored(bench) == {"one": 1}
+    assert {answered.status for answered in storm.answers} <= {200, 503}
+    assert storm.count(200) >= 500
+
+
+async def test_event_that_no_queue_takes(bench: Bench, client: httpx.AsyncClient) -> None:
+    """An event that is routed to no queue is not told 200 until one is bound."""
+    async with bench.webhook() as live:
+        storm = Storm(client, live.webhook_url)
+        await storm.until_stored("zero")
+        queue = await bench.amqp.channel.get_queue(bench.exchange, ensure=False)
+        await queue.unbind(bench.exchange, "#")
+        before = await storm.post("one")
+        await queue.bind(bench.exchange, "#")
+        after = await storm.post("one")
+
+    assert (before.status, after.status) == (503, 200)
+    assert await stored(bench) == {"zero": 1, "one": 1}

@@ -1,0 +1,693 @@
+"""One worker at exact crash points: nothing lost, nothing sent twice, nothing stuck."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aio_pika.abc import AbstractIncomingMessage
+from pamqp.common import FieldTable
+
+from bridge.broker import open_connection
+from bridge.errors import BrokerError
+from bridge.sandbox.broker import Broker
+from bridge.sandbox.processes import Child, free_ports, guarded
+from bridge.sandbox.server import Fault
+from tests.faults.amqp_proxy import (
+    ACK,
+    CHANNEL_CLOSE,
+    CHANNEL_OPEN,
+    DECLARE,
+    PUBLISH,
+    Method,
+    misnumber,
+    open_amqp_proxy,
+    reset_connection,
+)
+from tests.faults.bench import (
+    CONSUME_LINK,
+    PROGRAM,
+    PUBLISH_LINK,
+    Bench,
+    Live,
+    Service,
+    eventually,
+    make_environ,
+    make_numbers,
+    make_settings,
+    open_amqp,
+    running,
+    unfrozen,
+)
+from tests.faults.http_proxy import HttpProxy, Point, open_http_proxy
+
+WITH_AND_WITHOUT_IDS = pytest.mark.parametrize("ids", [True, False], ids=["with_id", "without_id"])
+NOT_SENT: dict[str, Any] = {"status": 503, "headers": {"Retry-After": "1"}}
+REFUSED: dict[str, Any] = {"status": 400}
+
+
+def once_each(numbers: list[str], fault: dict[str, Any]) -> list[dict[str, Any]]:
+    """Make a fault that hits the first POST for each number only."""
+    return [{**fault, "to": number, "count": 1} for number in numbers]
+
+
+@asynccontextmanager
+async def alarm(broker: Broker) -> AsyncIterator[None]:
+    """Have the broker take no messages."""
+    await asyncio.to_thread(broker.ctl, "set_vm_memory_high_watermark", "0.00001")
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(broker.ctl, "set_vm_memory_high_watermark", "0.6")
+
+
+def has_taken(bench: Bench, numbers: list[str], count: int) -> bool:
+    """Say whether the service has accepted so many messages."""
+    return len(bench.service.taken(numbers)) >= count
+
+
+def has_opened(live: Live, count: int) -> bool:
+    """Say whether a bridge has opened so many connections to the broker."""
+    return live.metric("sms_bridge_amqp_connections_total", outcome="opened") >= count
+
+
+# A connection that ends at an exact frame
+
+
+@WITH_AND_WITHOUT_IDS
+async def test_cut_at_the_ack_of_a_sent_message(bench: Bench, *, ids: bool) -> None:
+    """Connections cut while the ack of a sent message leaves cost no message and no second POST."""
+    async with bench.worker() as live:
+        trap = bench.proxy.trap("client", ACK, "cut", nth=20, again=True, link=CONSUME_LINK)
+        numbers = await bench.publish(100, ids=ids)
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+
+        assert trap.seen >= 100
+        assert bench.extra_posts(numbers) == {}
+
+
+@WITH_AND_WITHOUT_IDS
+@pytest.mark.parametrize("point", ["confirm", "ack"])
+async def test_cut_between_the_confirm_of_a_copy_and_the_ack(
+    bench: Bench, point: str, *, ids: bool
+) -> None:
+    """A message whose retry copy is confirmed and whose own ack is lost goes on as one message."""
+    proxy, numbers = bench.proxy, make_numbers(20)
+    bench.service.misbehave(*once_each(numbers, NOT_SENT))
+    async with bench.worker() as live:
+        if point == "ack":
+            trap = proxy.trap("client", ACK, "cut", nth=7, again=True, link=CONSUME_LINK)
+        else:
+            trap = proxy.trap(
+                *("broker", ACK, "pass"), link=PUBLISH_LINK, also=lambda: proxy.cut(CONSUME_LINK)
+            )
+        await bench.publish(numbers, ids=ids)
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+
+        assert trap.sprung.is_set()
+        assert set(bench.extra_posts(numbers).values()) == {2}
+        assert await bench.dead_letters() == []
+
+
+async def test_cut_at_the_publish_of_a_dead_letter(bench: Bench) -> None:
+    """A dead letter whose connection is cut as it leaves is published again, and once."""
+    bench.service.misbehave(REFUSED)
+    # One at a time: a cut would take the confirms of those that went before.
+    async with bench.worker(worker__concurrency=1) as live:
+        trap = bench.proxy.trap("client", PUBLISH, "cut", nth=4, again=True, link=PUBLISH_LINK)
+        numbers = await bench.publish(8)
+        await eventually(lambda: bench.service.posts(numbers), what="a POST")
+        await bench.until_settled(live)
+
+        assert trap.sprung.is_set()
+        letters = Counter(letter.message_id for letter in await bench.dead_letters())
+        assert letters == Counter(f"id-{number}" for number in numbers)
+        assert bench.extra_posts(numbers) == {}
+
+
+@WITH_AND_WITHOUT_IDS
+async def test_channel_closed_by_the_broker(bench: Bench, *, ids: bool) -> None:
+    """A channel that the broker closes for a false ack costs no message and no second POST."""
+    async with bench.worker() as live:
+        trap = bench.proxy.trap("client", ACK, misnumber, nth=5, link=CONSUME_LINK)
+        numbers = await bench.publish(30, ids=ids)
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+
+        assert trap.sprung.is_set()
+        assert live.metric("sms_bridge_amqp_connections_total", outcome="closed_by_broker") == 1
+        assert bench.extra_posts(numbers) == {}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(CHANNEL_OPEN, id="channel_open"),
+        pytest.param(DECLARE, id="queue_declare"),
+        pytest.param(CHANNEL_CLOSE, id="channel_close"),
+    ],
+)
+async def test_cut_while_queue_lengths_are_read(bench: Bench, method: Method) -> None:
+    """A connection that dies while the lengths of queues are read is replaced at once."""
+    # Four entities are declared first, and consuming opens one channel more.
+    first = 6 if method == CHANNEL_OPEN else 5
+    for nth in range(first, first + 4):
+        async with running(make_settings(bench.values()), "worker") as live:
+            trap = bench.proxy.trap("client", method, "cut", nth=nth, link=CONSUME_LINK)
+            await eventually(trap.sprung.is_set, what=f"frame {nth}")
+            bench.proxy.traps.clear()
+            await eventually(
+                partial(has_opened, live, 3),
+                what=f"a new connection after a cut at frame {nth}",
+                seconds=5,
+            )
+            await live.until_consuming()
+
+
+async def test_a_flapping_connection(bench: Bench) -> None:
+    """Connections that are reset again and again cost no message and no second POST."""
+    bench.service.misbehave({"latency_seconds": 0.1})
+    async with bench.worker() as live:
+        numbers = await bench.publish(150)
+        for _ in range(8):
+            await live.until_consuming()
+            goal = min(len(bench.service.taken(numbers)) + 5, 150)
+            await eventually(partial(has_taken, bench, numbers, goal), what="progress")
+            bench.proxy.reset()
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+
+        assert bench.extra_posts(numbers) == {}
+
+
+# A broker that is not as it should be
+
+
+async def test_consumer_cancelled_by_the_deletion_of_its_queue(bench: Bench) -> None:
+    """A worker whose queue is deleted says so at once, declares it and consumes again."""
+    async with bench.worker() as live:
+        await bench.amqp.channel.queue_delete(bench.queue)
+        await eventually(
+            lambda: live.metric("sms_bridge_worker_consumer_up") == 0,
+            what="consumer_up at 0",
+            seconds=5,
+        )
+        await live.until_consuming(seconds=15)
+
+        numbers = await bench.publish(5)
+        await bench.until_taken(numbers)
+        assert live.logged("consumer_cancelled") == [{"queue": bench.queue}]
+
+
+async def test_black_holed_broker(bench: Bench) -> None:
+    """A broker that is silently gone is noticed; what it sends once more is not sent again."""
+    bench.service.misbehave({"latency_seconds": 0.5})
+    async with bench.worker(rabbitmq__heartbeat_seconds=1) as live:
+        first = await bench.publish(5, ids=False)
+        await eventually(lambda: len(bench.service.posts(first)) == 5, what="5 POSTs")
+        bench.proxy.freeze()
+        await eventually(lambda: not live.worker.consumer.is_registered, what="a loss", seconds=15)
+        second = await bench.publish(5)
+        bench.proxy.thaw()
+        await bench.until_taken([*first, *second])
+        await bench.until_settled(live)
+
+        assert bench.extra_posts([*first, *second]) == {}
+
+
+async def test_memory_alarm_during_a_storm_of_errors(bench: Bench) -> None:
+    """What cannot be stored is held, nothing more is taken, and all goes on after the alarm."""
+    bench.service.misbehave(NOT_SENT)
+    await bench.declare_main()
+    numbers = await bench.publish(30)
+    async with alarm(bench.broker), bench.worker() as live:
+        await eventually(lambda: live.paused == {"broker_blocked"}, what="broker_blocked")
+        held = live.metric("sms_bridge_worker_messages_in_progress")
+        posts = len(bench.service.posts(numbers))
+
+        assert 0 < held <= 10
+        assert posts <= 10
+        bench.service.behave()
+        await asyncio.to_thread(bench.broker.ctl, "set_vm_memory_high_watermark", "0.6")
+        await eventually(lambda: not live.paused, what="resumed")
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+        assert bench.sent_twice(numbers) == {}
+        assert await bench.dead_letters() == []
+
+
+async def test_retry_queue_deleted_by_an_operator(bench: Bench) -> None:
+    """A copy that finds no queue is held until the queue is declared again, and then delivered."""
+    numbers = make_numbers(5)
+    bench.service.misbehave(*once_each(numbers, NOT_SENT))
+    async with bench.worker() as live:
+        await bench.amqp.channel.queue_delete(f"{bench.queue}.retry.1s")
+        await bench.publish(numbers)
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+
+        assert set(bench.extra_posts(numbers).values()) == {2}
+        assert {entry["fault"] for entry in live.logged("not_stored")} == {"returned"}
+        assert not live.paused
+
+
+async def test_dead_letter_queue_that_is_full(bench: Bench) -> None:
+    """A dead letter for which there is no room is held until there is."""
+    declare = bench.amqp.channel.declare_queue
+    full: FieldTable = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    for name in (bench.queue, f"{bench.queue}.retry.1s", f"{bench.queue}.retry.2s"):
+        await declare(name, durable=True)
+    await declare(bench.dead_queue, durable=True, arguments=full)
+    bench.service.misbehave(REFUSED)
+    async with bench.worker(rabbitmq__topology="off") as live:
+        numbers = await bench.publish(3)
+        await eventually(lambda: live.paused == {"broker_blocked"}, what="broker_blocked")
+        letters: list[AbstractIncomingMessage] = []
+        while len(letters) < 3:
+            letters += await eventually(bench.dead_letters, what="a dead letter")
+        await bench.until_settled(live)
+
+        assert {letter.message_id for letter in letters} == {f"id-{n}" for n in numbers}
+        assert await bench.dead_letters() == []
+        assert bench.extra_posts(numbers) == {}
+        assert not live.paused
+
+
+@pytest.mark.parametrize("greeted", [False, True], ids=["at_once", "after_the_greeting"])
+async def test_connection_reset_in_the_handshake(*, greeted: bool) -> None:
+    """A connection that is reset before the login is a refused one, and freezes nothing."""
+
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if greeted:
+            await reader.readexactly(8)
+        reset_connection(writer)
+
+    async with await asyncio.start_server(reset, "127.0.0.1", 0) as server:
+        url = f"amqp://guest:guest@127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        settings = make_settings({"rabbitmq.url": [url]}).rabbitmq
+        async with unfrozen(2):
+            with pytest.raises(BrokerError, match="refused"):
+                await open_connection(settings, settings.url[0], name="test")
+
+
+async def test_one_of_two_brokers_is_dead(bench: Bench) -> None:
+    """Of several URLs the one that works is found, at the start and after a cut."""
+    dead = f"amqp://guest:guest@127.0.0.1:{free_ports(1)[0]}/"
+    async with bench.worker(rabbitmq__url=[dead, bench.proxy.url]) as live:
+        first = await bench.publish(3)
+        await bench.until_taken(first)
+        bench.proxy.reset()
+        await eventually(lambda: not live.worker.consumer.is_registered, what="a loss")
+        await live.until_consuming()
+        second = await bench.publish(3)
+        await bench.until_taken(second)
+
+        assert live.metric("sms_bridge_amqp_connections_total", outcome="refused") >= 1
+
+
+async def test_broker_password_changed_while_running(bench: Bench, tmp_path: Path) -> None:
+    """A new password in the file is used at the next connection, without a restart."""
+    username, password = tmp_path / "username", tmp_path / "password"
+    username.write_text("rotated\n")
+    password.write_text("old password\n")
+    permissions = '<<"rotated">>, <<"/">>, <<".*">>, <<".*">>, <<".*">>, <<"test">>'
+    make = (
+        'rabbit_auth_backend_internal:add_user(<<"rotated">>, <<"old password">>, <<"test">>), '
+        f"rabbit_auth_backend_internal:set_permissions({permissions})."
+    )
+    await asyncio.to_thread(bench.broker.ctl, "eval", make)
+    url = bench.proxy.url.replace("guest:guest@", "")
+    files: dict[str, Any] = {
+        "rabbitmq__username_file": str(username),
+        "rabbitmq__password_file": str(password),
+    }
+    async with bench.worker(rabbitmq__url=[url], **files) as live:
+        await asyncio.to_thread(bench.broker.ctl, "change_password", "rotated", "new:p@ss/w%rd")
+        bench.proxy.reset()
+        await eventually(
+            lambda: live.metric("sms_bridge_amqp_connections_total", outcome="auth_failed"),
+            what="a refused login",
+        )
+        password.write_text("new:p@ss/w%rd\n")
+        await live.until_consuming()
+        numbers = await bench.publish(3)
+        await bench.until_taken(numbers)
+
+
+# An API that is not as it should be
+
+
+@pytest.fixture
+async def api(bench: Bench) -> AsyncIterator[HttpProxy]:
+    """Put a proxy in front of the SMS service."""
+    async with open_http_proxy(bench.service.url) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize(
+    ("point", "posts", "taken"),
+    [("head", 1, 1), ("body", 2, 2), ("status", 2, 2), ("headers", 1, 1), ("answer", 1, 1)],
+)
+async def test_api_cuts_the_connection(
+    bench: Bench, api: HttpProxy, point: Point, posts: int, taken: int
+) -> None:
+    """An accepted request is POSTed again, with its key, only when no status line was read."""
+    api.cuts = [point]
+    async with bench.worker(sms_api__base_url=api.url) as live:
+        numbers = await bench.publish(1)
+        await bench.until_taken(numbers)
+        await eventually(
+            lambda: live.metric("sms_bridge_worker_messages_processed_total", outcome="sent"),
+            what="settled as sent",
+        )
+
+        assert len(bench.service.posts(numbers)) == posts
+        keys = [message.idempotency_key for message in bench.service.taken(numbers)]
+        assert keys == [f"id-{numbers[0]}"] * taken
+
+
+@pytest.mark.parametrize(("kind", "count"), [("hang", 300), ("error", 150), ("refused", 150)])
+async def test_api_outage(bench: Bench, api: HttpProxy, kind: str, count: int) -> None:
+    """An outage costs a handful of dead letters, and its end starts slowly."""
+    await bench.declare_main()
+    numbers = await bench.publish(count)
+    await _begin_outage(kind, bench, api)
+    async with bench.worker(
+        worker__outage_after="1s",
+        worker__concurrency=50,
+        sms_api__base_url=api.url,
+        sms_api__timeout_seconds=1,
+    ) as live:
+        await eventually(lambda: live.paused == {"outage"}, what="paused")
+        bench.service.behave()
+        await api.accept()
+        await eventually(lambda: not live.paused, what="resumed")
+        await eventually(lambda: len(bench.service.taken(numbers)) >= count - 5, what="the rest")
+        await bench.until_settled(live)
+
+        times = [message.received_at for message in bench.service.taken(numbers)]
+        assert len([moment for moment in times if moment < times[0] + 1]) <= 75
+        assert len(await bench.dead_letters()) <= 5
+        assert bench.sent_twice(numbers) == {}
+
+
+async def _begin_outage(kind: str, bench: Bench, api: HttpProxy) -> None:
+    if kind == "refused":
+        await api.refuse()
+    else:
+        bench.service.misbehave({"mode": "hang"} if kind == "hang" else {"status": 500})
+
+
+async def test_credentials_rejected_for_a_while(bench: Bench) -> None:
+    """A key that is refused for a while costs no message, no attempt and no second sending."""
+    await bench.declare_main()
+    numbers = await bench.publish(500)
+    bench.service.misbehave({"status": 401})
+    async with bench.worker(worker__concurrency=50, worker__max_attempts=1) as live:
+        await eventually(lambda: live.paused == {"credentials_rejected"}, what="paused")
+        before = len(bench.service.posts(numbers))
+        await eventually(lambda: len(bench.service.posts(numbers)) > before + 1, what="2 probes")
+
+        assert len(bench.service.posts(numbers)) <= 60
+        bench.service.behave()
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+        assert await bench.dead_letters() == []
+        assert bench.sent_twice(numbers) == {}
+
+
+@pytest.mark.parametrize("status", [302, 307])
+async def test_redirect_is_not_followed(bench: Bench, status: int) -> None:
+    """A redirect goes nowhere: nothing reaches its target, and the worker pauses."""
+    visits: list[float] = []
+
+    async def visit(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        visits.append(time.time())
+        writer.close()
+
+    async with await asyncio.start_server(visit, "127.0.0.1", 0) as target:
+        location = f"http://127.0.0.1:{target.sockets[0].getsockname()[1]}/v1/messages"
+        bench.service.misbehave({"status": status, "headers": {"Location": location}})
+        async with bench.worker() as live:
+            numbers = await bench.publish(5)
+            await eventually(lambda: live.paused == {"misconfigured"}, what="paused")
+            before = len(bench.service.posts(numbers))
+            await eventually(lambda: len(bench.service.posts(numbers)) > before, what="a probe")
+            assert await bench.dead_letters() == []
+            bench.service.behave()
+            await bench.until_taken(numbers)
+
+    assert visits == []
+
+
+# A worker that is told to end
+
+SHUTDOWN_SECONDS = 2
+
+
+@dataclass
+class Ending:
+    """How one worker process ended after SIGTERM."""
+
+    code: int | None
+    seconds: float
+    numbers: list[str]
+    posts: dict[str, int]
+    taken: dict[str, int]
+    # Ready in any of its queues once it is gone.
+    left: set[str]
+    log: str
+
+    @property
+    def lost(self) -> set[str]:
+        """Numbers that are neither sent nor in a queue."""
+        return {*self.numbers} - {*self.taken} - self.left
+
+
+class Scenario:
+    """One worker process, brought into a state and told to end."""
+
+    def __init__(self, bench: Bench, child: Child) -> None:
+        self.bench = bench
+        self.child = child
+
+    def has_logged(self, event: str) -> bool:
+        """Say whether the process has logged an event."""
+        assert self.child.exit_code is None, self.child.tail()
+        return f'"event":"{event}"' in self.child.log.read_text()
+
+    async def until_logged(self, event: str) -> None:
+        """Return when the process has logged an event."""
+        await eventually(lambda: self.has_logged(event), what=f"{event}\n{self.child.tail()}")
+
+    async def publish(self, fault: dict[str, Any] | None = None) -> list[str]:
+        """Publish three messages whose POSTs meet a fault, and wait until they are POSTed."""
+        numbers = make_numbers(3)
+        faults = self.bench.service.faults
+        faults += [Fault(**fault, to=number) for number in numbers if fault]
+        await self.bench.publish(numbers)
+        await eventually(lambda: len(self.bench.service.posts(numbers)) >= 3, what="3 POSTs")
+        return numbers
+
+    async def end(self, numbers: list[str]) -> Ending:
+        """Send SIGTERM, wait for the end, and take stock."""
+        bench, started = self.bench, time.monotonic()
+        self.child.ask_to_end()
+        await eventually(lambda: self.child.exit_code is not None, what=self.child.name)
+        seconds = time.monotonic() - started
+        bench.proxy.refuse()
+        bench.proxy.thaw()
+        await eventually(self._is_gone, what="no consumer left")
+        return Ending(
+            code=self.child.exit_code,
+            seconds=seconds,
+            numbers=numbers,
+            posts=Counter(str(attempt.to) for attempt in bench.service.posts(numbers)),
+            taken=Counter(message.to for message in bench.service.taken(numbers)),
+            left=await self._left(),
+            log=self.child.log.read_text(),
+        )
+
+    async def _is_gone(self) -> bool:
+        return await self.bench.amqp.consumers(self.bench.queue) == 0
+
+    async def _left(self) -> set[str]:
+        ladder = [f"{self.bench.queue}.retry.{step}" for step in ("1m", "2m")]
+        messages = [
+            message
+            for queue in (self.bench.queue, self.bench.dead_queue, *ladder)
+            for message in await self.bench.amqp.take_all(queue)
+        ]
+        return {str(json.loads(message.body)["to"]) for message in messages}
+
+
+async def end_idle(scenario: Scenario) -> Ending:
+    """End a worker that has nothing to do."""
+    return await scenario.end([])
+
+
+async def end_in_flight(scenario: Scenario) -> Ending:
+    """End a worker that waits for answers which come in time."""
+    return await scenario.end(await scenario.publish({"latency_seconds": 1}))
+
+
+async def end_paused(scenario: Scenario) -> Ending:
+    """End a worker that is paused and holds a probe."""
+    numbers = await scenario.publish({"status": 401})
+    await scenario.until_logged("paused")
+    return await scenario.end(numbers)
+
+
+async def end_frozen(scenario: Scenario) -> Ending:
+    """End a worker whose broker hangs while answers come in."""
+    numbers = await scenario.publish({"latency_seconds": 1})
+    scenario.bench.proxy.freeze()
+    return await scenario.end(numbers)
+
+
+async def end_frozen_copies(scenario: Scenario) -> Ending:
+    """End a worker whose broker hangs while it has retry copies to store."""
+    numbers = await scenario.publish({"latency_seconds": 1, **NOT_SENT})
+    scenario.bench.proxy.freeze()
+    return await scenario.end(numbers)
+
+
+async def end_away(scenario: Scenario) -> Ending:
+    """End a worker whose broker goes away while answers come in."""
+    numbers = await scenario.publish({"latency_seconds": 1})
+    scenario.bench.proxy.refuse()
+    return await scenario.end(numbers)
+
+
+async def end_cut(scenario: Scenario) -> Ending:
+    """End a worker whose connections have just been cut while answers come in."""
+    numbers = await scenario.publish({"latency_seconds": 0.3})
+    scenario.bench.proxy.reset()
+    return await scenario.end(numbers)
+
+
+async def end_hanging(scenario: Scenario) -> Ending:
+    """End a worker whose API does not answer."""
+    return await scenario.end(await scenario.publish({"mode": "hang"}))
+
+
+async def end_blocked(scenario: Scenario) -> Ending:
+    """End a worker whose broker stores nothing while it has retry copies to store."""
+    numbers = await scenario.publish({"latency_seconds": 2, **NOT_SENT})
+    async with alarm(scenario.bench.broker):
+        await scenario.until_logged("not_stored")
+        return await scenario.end(numbers)
+
+
+async def end_stopped(scenario: Scenario) -> Ending:
+    """End a worker whose broker is stopped by SIGSTOP while answers come in."""
+    numbers = await scenario.publish({"latency_seconds": 1})
+    broker = scenario.bench.broker
+    broker.pause()
+    resume = asyncio.get_running_loop().call_later(2 * SHUTDOWN_SECONDS + 5, broker.resume)
+    try:
+        scenario.child.ask_to_end()
+        started = time.monotonic()
+        await eventually(lambda: scenario.child.exit_code is not None, what="the end")
+        seconds = time.monotonic() - started
+    finally:
+        resume.cancel()
+        broker.resume()
+    return replace(await scenario.end(numbers), seconds=seconds)
+
+
+TOGETHER: dict[str, Callable[[Scenario], Awaitable[Ending]]] = {
+    "idle": end_idle,
+    "in_flight": end_in_flight,
+    "paused": end_paused,
+    "frozen": end_frozen,
+    "frozen_copies": end_frozen_copies,
+    "away": end_away,
+    "cut": end_cut,
+    "hanging": end_hanging,
+}
+# These are about the broker that all share.
+ALONE: dict[str, Callable[[Scenario], Awaitable[Ending]]] = {
+    "blocked": end_blocked,
+    "stopped": end_stopped,
+}
+
+
+@pytest.fixture(scope="module")
+async def endings(
+    broker: Broker, service: Service, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Ending]:
+    """End one worker process in each state, most of them at the same time."""
+    service.forget()
+    folder = tmp_path_factory.mktemp("drains")
+    with guarded() as guard:
+
+        async def play(name: str, end: Callable[[Scenario], Awaitable[Ending]]) -> Ending:
+            async with open_amqp_proxy(broker.url) as proxy, open_amqp(broker.url) as amqp:
+                bench = Bench(broker, proxy, service, amqp)
+                values = bench.values(
+                    rabbitmq__publish_timeout_seconds=1,
+                    worker__shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+                    worker__retry_delays=["1m", "2m"],
+                )
+                log, environ = folder / f"{name}.log", make_environ(values)
+                child = Child([*PROGRAM, "worker"], guard=guard, log=log, environ=environ)
+                try:
+                    scenario = Scenario(bench, child)
+                    await scenario.until_logged("consuming")
+                    return await end(scenario)
+                finally:
+                    child.kill()
+
+        found = await asyncio.gather(*(play(name, end) for name, end in TOGETHER.items()))
+        endings = dict(zip(TOGETHER, found, strict=True))
+        for name, end in ALONE.items():
+            endings[name] = await play(name, end)
+        return endings
+
+
+@pytest.mark.parametrize("state", [*TOGETHER, *ALONE])
+async def test_drain_loses_nothing_and_ends_in_time(endings: dict[str, Ending], state: str) -> None:
+    """Whatever the state, SIGTERM ends the worker in time; nothing is lost or POSTed twice."""
+    ending = endings[state]
+
+    assert ending.seconds < SHUTDOWN_SECONDS + 5
+    assert ending.lost == set(), ending.log
+    assert max(ending.taken.values(), default=1) == 1
+    assert max(ending.posts.values(), default=1) == 1 or state == "paused"
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        ("idle", 0),
+        ("in_flight", 0),
+        ("paused", 0),
+        ("frozen_copies", 75),
+        ("away", 75),
+        ("hanging", 75),
+        ("blocked", 75),
+    ],
+)
+async def test_drain_says_whether_it_was_cut_off(
+    endings: dict[str, Ending], state: str, code: int
+) -> None:
+    """The exit code is 0 when all that was taken is acked or given back, 75 when it was not."""
+    assert endings[state].code == code, endings[state].log
+
+
+async def test_drain_finishes_what_is_in_flight(endings: dict[str, Ending]) -> None:
+    """What is being sent at SIGTERM is sent and acked."""
+    ending = endings["in_flight"]
+
+    assert len(ending.taken) == 3
+    assert ending.left == set()
