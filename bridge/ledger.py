@@ -22,6 +22,8 @@ DOUBT_SECONDS: Final = 300.0
 # An ack that was written shortly before its connection is found dead may not have arrived. It
 # takes up to three heartbeats of 10 s to notice a broker that hangs.
 UNSURE_ACK_SECONDS: Final = 45.0
+# A broker that is there delivers again as soon as a connection is lost.
+COMES_AGAIN_SECONDS: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,9 @@ class Ledger:
     """Remembers deliveries in flight and settled; bounded in entries and in time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last_sent_at = -UNSURE_ACK_SECONDS
+        self._unsure_since = -COMES_AGAIN_SECONDS
         self._in_flight: dict[tuple[str, bytes], list[Claim]] = {}
         self._sent: _Memory[tuple[str, bytes], None] = _Memory(SENT_SECONDS, clock)
         self._settled: _Memory[Entry, None] = _Memory(UNSURE_ACK_SECONDS, clock)
@@ -84,6 +89,11 @@ class Ledger:
         """
         orphans = (claim for claims in self._in_flight.values() for claim in claims)
         return bool(self._owed) or any(claim.is_orphan for claim in orphans)
+
+    @property
+    def expects_redeliveries(self) -> bool:
+        """Whether something that is done may come again soon: owed, or acked just before a loss."""
+        return self.owes_acks or self._clock() - self._unsure_since < COMES_AGAIN_SECONDS
 
     async def claim(self, entry: Entry, *, redelivered: bool) -> Claim | None:
         """Take a delivery to work on; None means that it is a repeat and is to be acked only.
@@ -113,6 +123,7 @@ class Ledger:
             self._owed.add(claim.entry, None)
         if sent and claim.entry.has_id:
             self._sent.add(claim.entry.message, None)
+            self._last_sent_at = self._clock()
         elif not claim.is_awaited:
             self._note_ack(claim.entry, acked=acked)
         self._finish(claim, settled=True)
@@ -142,8 +153,11 @@ class Ledger:
         for claims in self._in_flight.values():
             for claim in claims:
                 claim.is_orphan = True
-        for entry in self._settled.clear():
+        unsure = self._settled.clear()
+        for entry in unsure:
             self._doubtful.add(entry, None)
+        if unsure or self._clock() - self._last_sent_at < UNSURE_ACK_SECONDS:
+            self._unsure_since = self._clock()
 
     def _earlier(self, entry: Entry, *, redelivered: bool) -> Claim | None:
         claims = self._in_flight.get(entry.message, [])

@@ -318,7 +318,7 @@ class Worker:
         Everything else that is delivered meanwhile is left to the next worker.
         """
         deadline = time.monotonic() + timeout_seconds
-        while self._ledger.owes_acks and time.monotonic() < deadline:  # noqa: ASYNC110
+        while self._ledger.expects_redeliveries and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(OWED_POLL_SECONDS)
 
     async def aclose(self) -> None:
