@@ -12,7 +12,7 @@ import random
 import ssl
 import struct
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, NoReturn, cast
 
@@ -25,7 +25,7 @@ from yarl import URL
 
 from bridge.config import RabbitMQSettings
 from bridge.credentials import read_secret
-from bridge.errors import BrokerError, ConfigError
+from bridge.errors import BrokerError, ConfigError, causes_of
 from bridge.logs import facts
 from bridge.metrics import BridgeMetrics
 
@@ -218,22 +218,12 @@ _LOGIN_FAULTS = (
 
 
 def _classify(error: BaseException) -> ConnectFault:
-    causes = list(_causes(error))
+    causes = list(causes_of(error))
     if any(isinstance(cause, ssl.SSLError) for cause in causes):
         return "tls_failed"
     if any(isinstance(cause, _LOGIN_FAULTS) for cause in causes):
         return "auth_failed"
     return "timeout" if any(isinstance(cause, TimeoutError) for cause in causes) else "refused"
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    # A chain may run in a circle: aiormq raises one error from another and back.
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        yield cause
-        cause = cause.__cause__ or cause.__context__
 
 
 def _describe(error: BaseException) -> str:

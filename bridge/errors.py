@@ -11,6 +11,7 @@ What the SMS API answers is no error but data: see `fates`.
 Anything else that is raised is a bug: caught once at a task's edge, dead letter `internal_error`.
 """
 
+from collections.abc import Iterator
 from typing import Literal
 
 SignatureFault = Literal["missing", "malformed", "mismatch", "stale", "future"]
@@ -51,3 +52,16 @@ class PublishError(BridgeError):
     def __init__(self, fault: PublishFault, detail: str = "") -> None:
         super().__init__(detail or fault)
         self.fault: PublishFault = fault
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what it was raised from, each once.
+
+    A chain may run in a circle: aiormq raises one error from another and back.
+    """
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__

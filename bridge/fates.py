@@ -25,6 +25,8 @@ from typing import Final, Literal
 
 import httpx
 
+from bridge.errors import causes_of
+
 MAX_RETRY_AFTER_SECONDS: Final = 900.0
 
 
@@ -176,17 +178,9 @@ def judge_failure(error: Exception) -> Answer:
 
 
 def _is_tls(error: BaseException) -> bool:
-    if not isinstance(error, httpx.ConnectError):
-        return False
-    # A chain may run in a circle.
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        if isinstance(cause, ssl.SSLError):
-            return True
-        seen.add(id(cause))
-        cause = cause.__cause__ or cause.__context__
-    return False
+    return isinstance(error, httpx.ConnectError) and any(
+        isinstance(cause, ssl.SSLError) for cause in causes_of(error)
+    )
 
 
 def read_retry_after(
