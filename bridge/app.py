@@ -20,7 +20,7 @@ from bridge.config import Role, Settings, SmsApiSettings
 from bridge.credentials import Credential, check_header_value, read_secret
 from bridge.errors import ConfigError
 from bridge.listener import Listener
-from bridge.logs import configure_logging, facts, log_loop_faults
+from bridge.logs import LineWriter, configure_logging, facts, log_loop_faults
 from bridge.metrics import BridgeMetrics, Registry, WebhookMetrics, WorkerMetrics, new_registry
 from bridge.pace import Pace
 from bridge.publisher import Publisher
@@ -63,7 +63,7 @@ def _own_signals(stop: asyncio.Event) -> None:
     def on_signal(name: str) -> None:
         log.info("signal", extra=facts(signal=name))
         if stop.is_set():
-            sys.stdout.flush()
+            logging.shutdown()
             os._exit(EXIT_DRAIN_TIMED_OUT)
         stop.set()
 
@@ -89,6 +89,7 @@ class Bridge:
         configure_logging(
             settings.log.level,
             settings.log.format,
+            stream=LineWriter(sys.stdout, dropped=self._metrics.log_lines_dropped.inc),
             count=lambda level: self._metrics.log_records.labels(level).inc(),
         )
         _check_broker_secrets(settings)

@@ -4,16 +4,31 @@ Our own modules log a constant event and named facts: `log.info("delivery", extr
 What libraries log is reduced to the template of the message, never its arguments, because
 aiormq and asyncio put whole messages into theirs. Of an exception the type and the places are
 written, never its text, which may quote a value.
+
+`LineWriter` keeps a reader of standard output that has stopped, such as a full pipe, from
+stopping the event loop.
 """
 
 import asyncio
+import io
 import json
 import logging
+import os
+import select
 import sys
+import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TextIO
+from typing import Any, Final, Literal, TextIO
+
+log = logging.getLogger(__name__)
+
+MAX_LINES: Final = 10_000
+# Lines that come so close together leave in one write.
+GATHER_SECONDS: Final = 0.02
+FINISH_SECONDS: Final = 1.0
 
 _OURS = "bridge"
 _FACTS = "facts"
@@ -28,7 +43,7 @@ def configure_logging(
     level: str,
     form: Literal["json", "console", "auto"],
     *,
-    stream: TextIO = sys.stdout,
+    stream: "TextIO | LineWriter" = sys.stdout,
     count: Callable[[str], object] = lambda _level: None,
 ) -> None:
     """Send every log record to `stream`; `count` is called with the level of each."""
@@ -49,11 +64,88 @@ def configure_logging(
         logging.getLogger(name).setLevel(max(logging.getLevelName(level.upper()), logging.WARNING))
 
 
-class _Handler(logging.StreamHandler[TextIO]):
+class _Handler(logging.StreamHandler[Any]):
     """Writes lines; a stream that fails is no reason to print a record's arguments."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's own name
         """Say nothing: the default writes the arguments to standard error."""
+
+    def close(self) -> None:
+        """Write what is left; `logging.shutdown` calls this when the program ends."""
+        super().close()
+        if isinstance(self.stream, LineWriter):
+            self.stream.finish()
+
+
+class LineWriter(io.TextIOBase):
+    """A stream whose `write` never blocks: a thread hands the lines on to a file descriptor.
+
+    At most `MAX_LINES` wait, and what finds no room, or cannot be written, is dropped: `dropped`
+    is called with the number of lines, and a warning tells it when the stream takes lines again.
+    """
+
+    def __init__(self, stream: TextIO, *, dropped: Callable[[int], object]) -> None:
+        super().__init__()
+        self._fd = stream.fileno()
+        self._is_terminal = stream.isatty()
+        self._tell_dropped = dropped
+        self._lines: deque[str] = deque()
+        self._dropped = 0
+        self._wanted = threading.Event()
+        self._finishing = threading.Event()
+        self._thread = threading.Thread(target=self._write_on, name="log", daemon=True)
+        self._thread.start()
+
+    def isatty(self) -> bool:
+        """Whether somebody is looking."""
+        return self._is_terminal
+
+    def write(self, text: str) -> int:
+        """Take one line, or drop it when too many wait."""
+        if len(self._lines) >= MAX_LINES:
+            self._drop(1)
+        else:
+            self._lines.append(text)
+            if not self._wanted.is_set():
+                self._wanted.set()
+        return len(text)
+
+    def finish(self) -> None:
+        """Write what waits, for at most `FINISH_SECONDS`, and take no more time."""
+        self._finishing.set()
+        self._wanted.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(FINISH_SECONDS)
+
+    def _write_on(self) -> None:
+        while self._lines or not self._finishing.is_set():
+            self._wanted.wait()
+            self._finishing.wait(GATHER_SECONDS)
+            self._wanted.clear()
+            self._write_all()
+
+    def _write_all(self) -> None:
+        lines = [self._lines.popleft() for _ in range(len(self._lines))]
+        try:
+            self._write_bytes("".join(lines).encode("utf-8", "backslashreplace"))
+        except OSError:
+            self._drop(len(lines))
+            return
+        if self._dropped:
+            log.warning("log_lines_dropped", extra=facts(lines=self._dropped))
+            self._dropped = 0
+
+    def _write_bytes(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self._fd, rest) :]
+            except BlockingIOError:
+                select.select([], [self._fd], [], FINISH_SECONDS)
+
+    def _drop(self, lines: int) -> None:
+        self._dropped += lines
+        self._tell_dropped(lines)
 
 
 def log_loop_faults(loop: asyncio.AbstractEventLoop) -> None:

@@ -197,6 +197,10 @@ class BridgeMetrics(_Catalogue):
             ("level",),
             ("debug", "info", "warning", "error", "critical"),
         )
+        self.log_lines_dropped = self._counter(
+            "sms_bridge_log_lines_dropped_total",
+            "Log lines that found no room, because standard output was not read.",
+        )
 
 
 class WorkerMetrics(_Catalogue):

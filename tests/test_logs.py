@@ -4,14 +4,24 @@ import asyncio
 import io
 import json
 import logging
+import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
 import uvloop
 
-from bridge.logs import configure_logging, dump_json, facts, log_loop_faults
+from bridge.logs import (
+    MAX_LINES,
+    LineWriter,
+    configure_logging,
+    dump_json,
+    facts,
+    log_loop_faults,
+)
 
 NUMBER = "+4917012345678"
 OURS = logging.getLogger("bridge.anything")
@@ -548,3 +558,89 @@ def test_fault_of_the_loop_holds_nothing(
     fail_in_a_loop(way, loop)
 
     assert "17012345678" not in stream.getvalue() + capsys.readouterr().err
+
+
+class Watched(io.StringIO):
+    """A stream that tells when it has a line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_line = threading.Event()
+
+    def flush(self) -> None:
+        """Tell it: a line is flushed when it is whole."""
+        self.has_line.set()
+
+
+@dataclass
+class Pipe:
+    """A pipe, a writer to its one end, and how many lines that dropped."""
+
+    read_end: int
+    writer: LineWriter
+    dropped: list[int]
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    """Open a pipe with a writer."""
+    read_end, write_end = os.pipe()
+    dropped: list[int] = []
+    with open(write_end, "w", encoding="utf-8") as stream:  # noqa: PTH123  a descriptor, no path
+        writer = LineWriter(stream, dropped=dropped.append)
+        yield Pipe(read_end, writer, dropped)
+        os.close(read_end)
+        # Before the descriptor's number is another file's.
+        writer.finish()
+
+
+def read_lines(descriptor: int, count: int) -> list[str]:
+    """Read so many lines from a pipe."""
+    with open(descriptor, encoding="utf-8", closefd=False) as stream:
+        return [stream.readline() for _ in range(count)]
+
+
+def test_line_writer_keeps_lines_in_order(pipe: Pipe) -> None:
+    """All that was written arrives, in order, when the writer is finished."""
+    for number in range(1000):
+        pipe.writer.write(f"{number}\n")
+    pipe.writer.finish()
+
+    assert read_lines(pipe.read_end, 1000) == [f"{number}\n" for number in range(1000)]
+
+
+def test_line_writer_does_not_wait_for_a_reader(pipe: Pipe) -> None:
+    """While nobody reads, lines are dropped and counted, and no write waits."""
+    for _ in range(3 * MAX_LINES):
+        pipe.writer.write("x" * 200 + "\n")
+
+    assert 0 < sum(pipe.dropped) < 3 * MAX_LINES
+
+
+def test_line_writer_tells_what_it_dropped(pipe: Pipe, start: Start) -> None:
+    """A warning says how many lines are missing as soon as lines can be written again."""
+    written = Watched()
+    start("info", stream=written)
+    for _ in range(3 * MAX_LINES):
+        pipe.writer.write("x" * 200 + "\n")
+    missing = sum(pipe.dropped)
+
+    read_lines(pipe.read_end, 3 * MAX_LINES - missing)
+    assert written.has_line.wait(30)
+
+    line = only_line(written)
+    assert (line["event"], line["lines"]) == ("log_lines_dropped", missing)
+
+
+def test_line_writer_outlives_a_reader_that_is_gone(start: Start) -> None:
+    """A broken pipe costs its lines and nothing else."""
+    start("info")
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    is_dropped = threading.Event()
+    with open(write_end, "w", encoding="utf-8") as stream:  # noqa: PTH123
+        writer = LineWriter(stream, dropped=lambda _lines: is_dropped.set())
+        writer.write("lost\n")
+        writer.finish()
+
+        assert is_dropped.wait(30)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -447,6 +448,29 @@ async def test_redirect_is_not_followed(bench: Bench, status: int) -> None:
             await bench.until_taken(numbers)
 
     assert visits == []
+
+
+async def test_standard_output_that_nobody_reads(bench: Bench, tmp_path: Path) -> None:
+    """A reader of the log that has stopped costs log lines, not a single message."""
+    await bench.declare_main()
+    log = tmp_path / "log"
+    os.mkfifo(log)
+    unread = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
+    with guarded() as guard:
+        environ = make_environ(bench.values())
+        child = Child([*PROGRAM, "worker"], guard=guard, log=log, environ=environ)
+        try:
+            await eventually(lambda: bench.amqp.consumers(bench.queue), what="a consumer")
+            # A pipe holds 64 KiB, which are some 250 lines.
+            numbers = await bench.publish(1000)
+            await bench.until_taken(numbers)
+            child.ask_to_end()
+            await eventually(lambda: child.exit_code == 0, what="a clean end")
+        finally:
+            child.kill()
+            os.close(unread)
+
+    assert bench.extra_posts(numbers) == {}
 
 
 # A worker that is told to end
