@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -153,6 +154,10 @@ class Bridge:
             publisher=publisher,
             metrics=metrics,
         )
+        if settings.sms_api.timeout_seconds >= settings.worker.shutdown_timeout_seconds:
+            # What a drain cuts off may have been sent.
+            longer = "make worker.shutdown_timeout_seconds longer than sms_api.timeout_seconds"
+            log.warning("drain_may_cut_off", extra=facts(remedy=longer))
         self._link("worker publish", publisher.serve)
         self._link("worker consume", worker.serve)
         self._health.ready["consumer"] = lambda: worker.consumer.is_registered or pace.is_holding
@@ -224,6 +229,7 @@ class Bridge:
                 worker=self._worker is not None,
                 webhook_port=None if webhook is None else webhook.port,
                 admin_port=self._admin_port.port,
+                open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             ),
         )
 

@@ -26,12 +26,15 @@ log = logging.getLogger(__name__)
 
 WATCH_SECONDS: Final = 5.0
 POISON_SESSIONS: Final = 3
+OFTEN: Final = 4
 
 
 class Consumer:
     """Consumes while `prefetch()` is above zero, with that prefetch; hands deliveries to `take`.
 
-    Set `changed` when `prefetch()` may say something else.
+    Set `changed` when `prefetch()` may say something else. `registered` is called each time that
+    the broker has made this process a consumer, `lost` when what was delivered cannot be acked
+    any more and comes again.
     """
 
     def __init__(
@@ -41,16 +44,21 @@ class Consumer:
         prefetch: Callable[[], int],
         changed: asyncio.Event,
         take: Callable[[Delivery], None],
+        registered: Callable[[], None],
+        lost: Callable[[], None],
         metrics: WorkerMetrics,
     ) -> None:
         self._queue = queue
         self._prefetch = prefetch
         self._changed = changed
         self._take = take
+        self._registered = registered
+        self._lost = lost
         self._metrics = metrics
         self._consuming_with = 0
         self._empty_sessions = 0
         self._stopped = False
+        self._session: Session | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -65,13 +73,38 @@ class Consumer:
         self._changed.set()
         await self._idle.wait()
 
+    def resume(self) -> None:
+        """Take deliveries again after `stop`."""
+        self._stopped = False
+        self._changed.set()
+
+    async def flush(self) -> None:
+        """Return when the broker has read every ack that was written, or the session is over.
+
+        A channel's methods are read in order, so an answer to one shows that the acks before it
+        have arrived.
+        """
+        session = self._session
+        if session is None:
+            return
+        # In a task of its own: a closing channel cancels what waits on it.
+        answer = asyncio.ensure_future(session.channel.basic_qos(prefetch_count=1))
+        try:
+            await asyncio.wait({answer}, timeout=RPC_TIMEOUT_SECONDS)
+        finally:
+            answer.cancel()
+        if not answer.done() or answer.cancelled() or answer.exception() is not None:
+            session.has_failed = True
+            self._changed.set()
+            await session.over.wait()
+
     async def serve(self, connection: aio_pika.Connection) -> None:
         """Consume on a channel of this connection; raise BrokerError when it is no use any more."""
         channel = await open_channel(connection)
         channel.closing.add_done_callback(lambda _: self._changed.set())
         channel.on_consumer_cancel_callbacks.add(self._on_cancelled_by_broker)
         self._suspect_poison()
-        session = Session(channel)
+        self._session = session = Session(channel)
         tag: str | None = None
         try:
             while True:
@@ -79,8 +112,10 @@ class Consumer:
                 tag = await self._follow(session, tag)
                 await self._wait_for_change()
         finally:
-            session.is_over = True
+            session.over.set()
+            self._session = None
             self._mark(0)
+            self._lost()
             self._idle.set()
 
     async def _follow(self, session: Session, tag: str | None) -> str | None:
@@ -102,6 +137,7 @@ class Consumer:
                 self._queue, functools.partial(self._on_delivery, session)
             )
         self._mark(wanted)
+        self._registered()
         return result.consumer_tag
 
     def _check(self, session: Session, tag: str | None) -> None:
@@ -139,7 +175,15 @@ class Consumer:
             session=session,
             envelope=bare_envelope(properties, now=time.time()),
         )
+        self._warn_of_count(delivery)
         self._take(delivery)
+
+    def _warn_of_count(self, delivery: Delivery) -> None:
+        # A quorum queue drops a message whose count is over its limit, by default 20 since 4.0.
+        count = (delivery.properties.headers or {}).get("x-delivery-count", 0)
+        if isinstance(count, int) and count >= OFTEN:
+            message_id = delivery.envelope.key
+            log.warning("delivered_often", extra=facts(message_id=message_id, before=count))
 
     def _on_cancelled_by_broker(self, _frame: object) -> None:
         log.warning("consumer_cancelled", extra=facts(queue=self._queue))

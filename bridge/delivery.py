@@ -20,7 +20,12 @@ class Session:
     def __init__(self, channel: aiormq.Channel) -> None:
         self.channel = channel
         self.has_failed = False
-        self.is_over = False
+        self.over = asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be acked on it any more."""
+        return self.over.is_set()
 
     async def ack(self, tag: int) -> bool:
         """Write an ack, or return False: the broker delivers the message again.

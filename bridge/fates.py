@@ -70,6 +70,7 @@ RetryReason = Literal[
     "uncertain",
     "paused",
     "not_before",
+    "ordering",
 ]
 DeadReason = Literal["invalid", "refused", "expired", "exhausted", "uncertain", "internal_error"]
 

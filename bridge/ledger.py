@@ -7,6 +7,7 @@ that has been lost since: then, once for each such first, the second is the firs
 
 import asyncio
 import hashlib
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -73,7 +74,7 @@ class Ledger:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last_sent_at = -UNSURE_ACK_SECONDS
-        self._unsure_since = -COMES_AGAIN_SECONDS
+        self._unsure_until = clock()
         self._in_flight: dict[tuple[str, bytes], list[Claim]] = {}
         self._sent: _Memory[tuple[str, bytes], None] = _Memory(SENT_SECONDS, clock)
         self._settled: _Memory[Entry, None] = _Memory(UNSURE_ACK_SECONDS, clock)
@@ -93,7 +94,7 @@ class Ledger:
     @property
     def expects_redeliveries(self) -> bool:
         """Whether something that is done may come again soon: owed, or acked just before a loss."""
-        return self.owes_acks or self._clock() - self._unsure_since < COMES_AGAIN_SECONDS
+        return self.owes_acks or self._clock() < self._unsure_until
 
     async def claim(self, entry: Entry, *, redelivered: bool) -> Claim | None:
         """Take a delivery to work on; None means that it is a repeat and is to be acked only.
@@ -157,7 +158,12 @@ class Ledger:
         for entry in unsure:
             self._doubtful.add(entry, None)
         if unsure or self._clock() - self._last_sent_at < UNSURE_ACK_SECONDS:
-            self._unsure_since = self._clock()
+            self._unsure_until = math.inf
+
+    def consuming_again(self) -> None:
+        """Note that the broker delivers from now on, what comes again first."""
+        if self._unsure_until == math.inf:
+            self._unsure_until = self._clock() + COMES_AGAIN_SECONDS
 
     def _earlier(self, entry: Entry, *, redelivered: bool) -> Claim | None:
         claims = self._in_flight.get(entry.message, [])

@@ -7,6 +7,7 @@ raise a quorum queue's delivery count, and a message that is over the limit is d
 import asyncio
 import json
 import logging
+import random
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 
 FIRST_WAIT_SECONDS: Final = 0.5
 MAX_WAIT_SECONDS: Final = 5.0
+JITTER_SHARE: Final = 0.2
+MAX_JITTER_SECONDS: Final = 1.0
 
 
 class Settler:
@@ -44,6 +47,7 @@ class Settler:
         self._pace = pace
         self._metrics = metrics
         self._waiting: set[object] = set()
+        self._hurried = asyncio.Event()
         self.queue_missing = asyncio.Event()
 
     async def replace(self, delivery: Delivery, outcome: Outcome) -> None:
@@ -63,6 +67,8 @@ class Settler:
             status=outcome.status,
             dead=isinstance(outcome, Dead),
         )
+        if isinstance(outcome, Retried) and outcome.burned:
+            await self._spread(outcome.delay_seconds)
         wait = FIRST_WAIT_SECONDS
         with self._held_up() as note_held_up:
             while (error := await self._try_to_publish(delivery, outcome, copy)) is not None:
@@ -71,6 +77,22 @@ class Settler:
                     raise BrokerError("the channel is gone")
                 await asyncio.sleep(wait)
                 wait = min(wait * 2, MAX_WAIT_SECONDS)
+
+    def hurry(self) -> None:
+        """Leave out waits that only serve to spread load: the worker stops."""
+        self._hurried.set()
+
+    async def _spread(self, delay_seconds: float) -> None:
+        """Let messages that failed together come back apart; a queue's TTL has no jitter.
+
+        The wait comes before the copy, so that a worker whose requests fail slows down as well.
+        """
+        jitter = random.uniform(0, min(delay_seconds * JITTER_SHARE, MAX_JITTER_SECONDS))  # noqa: S311
+        try:
+            async with asyncio.timeout(jitter):
+                await self._hurried.wait()
+        except TimeoutError:
+            pass
 
     async def _try_to_publish(
         self, delivery: Delivery, outcome: Retried | Dead, copy: Properties

@@ -6,8 +6,6 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Final
 
 import aio_pika
@@ -19,6 +17,7 @@ from bridge.delivery import Delivery
 from bridge.envelope import read_envelope
 from bridge.errors import BrokerError, InvalidMessageError
 from bridge.fates import Answer, Dead, Fate, Outcome, Policy, Retried, Sent, decide, put_off
+from bridge.lanes import Lanes
 from bridge.ledger import Entry, Kept, Ledger, entry_of
 from bridge.logs import facts
 from bridge.metrics import WorkerMetrics
@@ -32,7 +31,6 @@ log = logging.getLogger(__name__)
 
 STATS_SECONDS: Final = 15.0
 MEND_SECONDS: Final = 5.0
-MAX_OWED_SECONDS: Final = 10.0
 OWED_POLL_SECONDS: Final = 0.1
 
 
@@ -61,7 +59,7 @@ class Worker:
         self._metrics = metrics
         self._settler = Settler(settings, publisher=publisher, pace=pace, metrics=metrics)
         self._ledger = Ledger()
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes = Lanes(step_seconds=settings.retry_delays[0])
         self._tasks: dict[asyncio.Task[None], Delivery] = {}
         self._stopping = False
         self.consumer = Consumer(
@@ -69,6 +67,8 @@ class Worker:
             prefetch=self._prefetch,
             changed=pace.changed,
             take=self._take,
+            registered=self._ledger.consuming_again,
+            lost=self._ledger.connection_lost,
             metrics=metrics,
         )
         metrics.concurrency_limit.labels(settings.queue).set(settings.concurrency)
@@ -109,8 +109,9 @@ class Worker:
         try:
             delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
             request = parse_request(delivery.body, self._settings)
-            async with self._lane(delivery, request):
-                return await self._send(delivery, request)
+            if self._settings.ordering == "recipient":
+                return await self._send_in_order(delivery, request)
+            return await self._send(delivery, request)
         except InvalidMessageError as error:
             return Dead(reason="invalid", detail=str(error))
         except BrokerError:
@@ -121,6 +122,20 @@ class Worker:
             return Dead(reason="internal_error", detail=f"a bug in the bridge: {name}")
         finally:
             self._pace.release_probe(delivery)
+
+    async def _send_in_order(self, delivery: Delivery, request: SendRequest) -> Outcome:
+        key = delivery.envelope.ordering_key or request.to
+        async with self._lanes.turn(key, delivery) as turn:
+            if turn.behind_seconds is None:
+                outcome = await self._send(delivery, request)
+            else:
+                detail = "an earlier message of its ordering key is not settled"
+                outcome = Retried(
+                    reason="ordering", delay_seconds=turn.behind_seconds, detail=detail
+                )
+            if isinstance(outcome, Retried) and outcome.reason != "not_before":
+                turn.stay_ahead(outcome.delay_seconds)
+            return outcome
 
     async def _send(self, delivery: Delivery, request: SendRequest) -> Outcome:
         """Post until there is an outcome; only a slow-down, or being the probe, repeats it here."""
@@ -237,27 +252,6 @@ class Worker:
             return Dead(reason="expired", detail="older than worker.max_age")
         return None
 
-    @asynccontextmanager
-    async def _lane(self, delivery: Delivery, request: SendRequest) -> AsyncIterator[None]:
-        """Let one delivery of an ordering key through at a time, in the order of arrival."""
-        if self._settings.ordering == "none":
-            yield
-            return
-        key = delivery.envelope.ordering_key or request.to
-        lane = self._lanes.setdefault(key, _Lane())
-        lane.users += 1
-        try:
-            with delivery.waits():
-                await lane.lock.acquire()
-            try:
-                yield
-            finally:
-                lane.lock.release()
-        finally:
-            lane.users -= 1
-            if not lane.users:
-                del self._lanes[key]
-
     # Taking and giving back
 
     async def serve(self, connection: aio_pika.Connection) -> None:
@@ -270,8 +264,6 @@ class Worker:
                 await self.consumer.serve(connection)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        finally:
-            self._ledger.connection_lost()
 
     async def _ensure_topology(self, connection: aio_pika.Connection) -> None:
         needed = topology.worker_topology(self._settings)
@@ -289,36 +281,39 @@ class Worker:
     async def drain(self, timeout_seconds: float) -> bool:
         """Take nothing more, finish what is being sent, give the rest back.
 
-        Returns False when deliveries had to be cut off after `timeout_seconds`.
+        Returns False when deliveries had to be cut off after `timeout_seconds`, or when the
+        broker may not have read the acks of some.
         """
         self._stopping = True
-        deadline = time.monotonic() + timeout_seconds
+        self._settler.hurry()
         for task, delivery in list(self._tasks.items()):
             if delivery.is_waiting:
                 task.cancel()
-        await self._pay_owed_acks(min(timeout_seconds / 2, MAX_OWED_SECONDS))
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self.consumer.stop()
+                await self._finish()
         except TimeoutError:
-            log.warning("drain_without_broker")
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=max(0.0, deadline - time.monotonic()))
+            log.warning("drain_timed_out")
         cut_off = list(self._tasks)
         for task in cut_off:
             task.cancel()
         await asyncio.gather(*cut_off, return_exceptions=True)
-        if self._ledger.owes_acks:
-            log.warning("acks_not_written")
-        return not cut_off and not self._ledger.owes_acks
+        if self._ledger.expects_redeliveries:
+            log.warning("acks_in_doubt")
+        return not cut_off and not self._ledger.expects_redeliveries
 
-    async def _pay_owed_acks(self, timeout_seconds: float) -> None:
-        """Let come again what is done but could not be acked: only this process knows of it.
+    async def _finish(self) -> None:
+        """Take nothing more and settle what is held; then see that the broker has read the acks.
 
-        Everything else that is delivered meanwhile is left to the next worker.
+        What is done but not acked comes again, and only this process knows it: it is taken once
+        more. Everything else that is delivered then is left to the next worker.
         """
-        deadline = time.monotonic() + timeout_seconds
-        while self._ledger.expects_redeliveries and time.monotonic() < deadline:  # noqa: ASYNC110
+        await self.consumer.stop()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self.consumer.flush()
+        while self._ledger.expects_redeliveries:
+            self.consumer.resume()
             await asyncio.sleep(OWED_POLL_SECONDS)
 
     async def aclose(self) -> None:
@@ -326,6 +321,9 @@ class Worker:
         await self._sender.aclose()
 
     def _prefetch(self) -> int:
+        if self._stopping:
+            # What comes now is acked when it is a repeat, and left to the next worker otherwise.
+            return self._settings.concurrency
         if self._pace.broker_blocked:
             return 0
         if self._pace.paused:
@@ -384,14 +382,6 @@ class Worker:
                     self._pace.share_with(sizes.consumers)
             self._metrics.queue_stats_timestamp.set(time.time())
             await asyncio.sleep(STATS_SECONDS)
-
-
-class _Lane:
-    """The queue of deliveries that share an ordering key."""
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.users = 0
 
 
 def _waiting(detail: str, *, retry_after_seconds: float | None = None) -> Answer:

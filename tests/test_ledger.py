@@ -7,6 +7,7 @@ import pytest
 from bridge.envelope import Envelope
 from bridge.fates import Dead, Sent
 from bridge.ledger import (
+    COMES_AGAIN_SECONDS,
     DOUBT_SECONDS,
     MAX_ENTRIES,
     SENT_SECONDS,
@@ -52,6 +53,12 @@ class Book:
         self._ledger = Ledger(clock)
         self._claims: dict[Entry, list[Claim]] = {}
         self.connection_lost = self._ledger.connection_lost
+        self.consuming_again = self._ledger.consuming_again
+
+    @property
+    def expects_redeliveries(self) -> bool:
+        """Whether something may come again soon."""
+        return self._ledger.expects_redeliveries
 
     async def claim(self, one: Entry, *, redelivered: bool) -> bool:
         """Say whether a delivery is to be worked on."""
@@ -582,3 +589,39 @@ async def test_oldest_decisions_are_forgotten_first(ledger: Book) -> None:
     known = [ledger.recall(one) is not None for one in (entries[0], entries[-1])]
 
     assert known == [False, True]
+
+
+# --- What may come again -------------------------------------------------------------------------
+
+
+async def test_nothing_is_expected_without_a_loss(ledger: Book) -> None:
+    """Acks on a connection that lives have arrived."""
+    await done(ledger, NAMED)
+
+    assert not ledger.expects_redeliveries
+
+
+async def test_sent_just_before_a_loss_is_expected(ledger: Book, clock: Clock) -> None:
+    """What was acked just before a loss is expected until some time after consuming again."""
+    await done(ledger, NAMED)
+    ledger.connection_lost()
+    clock.now += 10 * COMES_AGAIN_SECONDS
+    assert ledger.expects_redeliveries
+
+    ledger.consuming_again()
+    clock.now += COMES_AGAIN_SECONDS - 0.1
+    assert ledger.expects_redeliveries
+    clock.now += 0.2
+    assert not ledger.expects_redeliveries
+
+
+async def test_consuming_again_ends_nothing_early(ledger: Book, clock: Clock) -> None:
+    """A second registration on the same connection does not make the wait longer."""
+    await done(ledger, NAMED)
+    ledger.connection_lost()
+    ledger.consuming_again()
+    clock.now += COMES_AGAIN_SECONDS - 0.1
+    ledger.consuming_again()
+    clock.now += 0.2
+
+    assert not ledger.expects_redeliveries

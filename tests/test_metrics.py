@@ -76,6 +76,7 @@ ENDS = (
     ("retried", "uncertain"),
     ("retried", "paused"),
     ("retried", "not_before"),
+    ("retried", "ordering"),
     ("dead", "invalid"),
     ("dead", "refused"),
     ("dead", "expired"),

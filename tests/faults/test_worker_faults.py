@@ -1,6 +1,7 @@
 """One worker at exact crash points: nothing lost, nothing sent twice, nothing stuck."""
 
 import asyncio
+import itertools
 import json
 import os
 import time
@@ -18,6 +19,7 @@ from pamqp.common import FieldTable
 
 from bridge.broker import open_connection
 from bridge.errors import BrokerError
+from bridge.ledger import COMES_AGAIN_SECONDS
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Child, free_ports, guarded
 from bridge.sandbox.server import Fault
@@ -715,3 +717,108 @@ async def test_drain_finishes_what_is_in_flight(endings: dict[str, Ending]) -> N
 
     assert len(ending.taken) == 3
     assert ending.left == set()
+
+
+async def test_drain_without_a_connection_waits_for_what_comes_again(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """SIGTERM after a loss that took acks along: the worker comes back to ack the redeliveries."""
+    await bench.declare_main()
+    with guarded() as guard:
+        environ = make_environ(bench.values(worker__retry_delays=["1m", "2m"]))
+        log = tmp_path / "worker.log"
+        child = Child([*PROGRAM, "worker"], guard=guard, log=log, environ=environ)
+        try:
+            scenario = Scenario(bench, child)
+            await scenario.until_logged("consuming")
+            lost = bench.proxy.trap("client", ACK, "drop", again=True, link=CONSUME_LINK)
+            numbers = await bench.publish(5)
+            await eventually(lambda: lost.seen >= 5, what="5 acks")
+            bench.proxy.refuse()
+            bench.proxy.traps.clear()
+            child.ask_to_end()
+            # Longer than a broker that is there would take to deliver again.
+            asyncio.get_running_loop().call_later(
+                COMES_AGAIN_SECONDS + 1, lambda: asyncio.ensure_future(bench.proxy.accept())
+            )
+            ending = await scenario.end(numbers)
+        finally:
+            child.kill()
+
+    assert (ending.code, ending.left) == (0, set()), ending.log
+    assert set(ending.posts.values()) == {1}
+
+
+async def test_retries_are_spread(bench: Bench) -> None:
+    """Messages that fail at the same moment do not come back at the same moment."""
+    numbers = make_numbers(10)
+    bench.service.misbehave(*once_each(numbers, {"status": 425}))
+    async with bench.worker(worker__retry_delays=["2s"]) as live:
+        await bench.publish(numbers)
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+
+    posts = bench.service.posts(numbers)
+    again = [post.received_at for post in posts[len(numbers) :]]
+    assert max(again) - min(again) > 0.1
+
+
+def texts_of(bench: Bench, numbers: list[str]) -> list[str]:
+    """Return the texts that were accepted for these numbers, in order."""
+    return [message.text for message in bench.service.taken(numbers)]
+
+
+async def publish_texts(bench: Bench, number: str, count: int) -> list[str]:
+    """Publish so many numbered texts to one number, in order, and return them."""
+    texts = [f"text {place}" for place in range(count)]
+    for text in texts:
+        body = json.dumps({"to": number, "from": "Acme", "text": text}).encode()
+        await bench.amqp.publish(bench.queue, body, message_id=f"{number} {text}")
+    return texts
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param({"status": 425, "count": 3}, id="retried"),
+        pytest.param({"status": 503, "headers": {"Retry-After": "1"}, "count": 2}, id="later"),
+        pytest.param({"status": 429, "headers": {"Retry-After": "1"}, "count": 2}, id="slow"),
+        pytest.param({"mode": "cut", "count": 2}, id="uncertain"),
+    ],
+)
+async def test_order_is_kept_over_retries(bench: Bench, fault: dict[str, Any]) -> None:
+    """With `ordering: recipient` nothing overtakes a message that waits on the ladder."""
+    ordered, free = make_numbers(2)
+    bench.service.misbehave({**fault, "to": ordered})
+    async with bench.worker(worker__ordering="recipient") as live:
+        texts = await publish_texts(bench, ordered, 6)
+        await bench.publish([free])
+        await bench.until_taken([free])
+        await bench.until_settled(live)
+
+    assert texts_of(bench, [ordered]) == texts
+
+
+async def test_order_goes_on_after_a_refused_message(bench: Bench) -> None:
+    """A message that is dead no longer holds up those behind it."""
+    (number,) = make_numbers(1)
+    bench.service.misbehave({"status": 425, "count": 1}, {"status": 400, "count": 1})
+    async with bench.worker(worker__ordering="recipient") as live:
+        texts = await publish_texts(bench, number, 4)
+        await bench.until_settled(live)
+
+    assert texts_of(bench, [number]) == texts[1:]
+
+
+async def test_one_message_of_a_number_at_a_time(bench: Bench) -> None:
+    """With `ordering: recipient` a number's POSTs do not overlap; other numbers do not wait."""
+    bench.service.misbehave({"latency_seconds": 0.2, "count": None})
+    ordered, *others = make_numbers(6)
+    async with bench.worker(worker__ordering="recipient") as live:
+        await asyncio.gather(publish_texts(bench, ordered, 4), bench.publish(others))
+        await bench.until_settled(live)
+
+    starts = [post.received_at for post in bench.service.posts([ordered])]
+    assert all(later - earlier >= 0.19 for earlier, later in itertools.pairwise(starts))
+    begin = min(starts)
+    assert sum(post.received_at < begin + 0.8 for post in bench.service.posts(others)) == 5

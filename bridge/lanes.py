@@ -1,0 +1,116 @@
+"""The order of `worker.ordering: recipient`: one message of a key at a time, none past another.
+
+A message that went up the retry ladder stays ahead of those that came after it: they go up the
+same step, where the queue keeps their order, until it is settled. This is known to one process
+and forgotten when it ends; a key is a recipient's number, or what the publisher named.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from bridge.delivery import Delivery
+from bridge.pace import MAX_HOLD_SECONDS
+
+# A message that does not come back from the ladder by then was taken out by somebody.
+MAX_LATE_SECONDS: Final = 900.0
+MAX_MESSAGES: Final = 100_000
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One delivery's turn. `behind_seconds`: the step to wait on instead, None when it may go."""
+
+    behind_seconds: float | None = None
+    stays_seconds: float | None = None
+
+    def stay_ahead(self, delay_seconds: float) -> None:
+        """Keep the place in the order: the message comes back from the ladder after a delay."""
+        self.stays_seconds = delay_seconds
+
+
+@dataclass(slots=True)
+class _Place:
+    """A message that is not settled; `delay_seconds` is its step while it waits on the ladder."""
+
+    delay_seconds: float
+    given_up_at: float
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+    order: dict[str, _Place] = field(default_factory=dict)
+
+
+class Lanes:
+    """The lanes of all keys; bounded in messages, the oldest lane that is idle goes first."""
+
+    def __init__(self, *, step_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._step_seconds = step_seconds
+        self._clock = clock
+        self._lanes: dict[str, _Lane] = {}
+        self._messages = 0
+
+    @asynccontextmanager
+    async def turn(self, key: str, delivery: Delivery) -> AsyncIterator[Turn]:
+        """Wait for a delivery's turn, for no longer than a delivery is held."""
+        lane, message = self._lanes.setdefault(key, _Lane()), delivery.envelope.key
+        lane.users += 1
+        self._line_up(lane, message)
+        turn, is_locked = Turn(), False
+        try:
+            with delivery.waits():
+                is_locked = await _lock(lane)
+            turn.behind_seconds = self._step_behind(lane, message, is_locked=is_locked)
+            yield turn
+        finally:
+            if is_locked:
+                lane.lock.release()
+            lane.users -= 1
+            self._leave(key, lane, message, turn.stays_seconds)
+
+    def _line_up(self, lane: _Lane, message: str) -> None:
+        if message not in lane.order:
+            lane.order[message] = _Place(self._step_seconds, self._clock() + MAX_LATE_SECONDS)
+            self._messages += 1
+
+    def _step_behind(self, lane: _Lane, message: str, *, is_locked: bool) -> float | None:
+        while lane.order and (first := next(iter(lane.order))) != message:
+            place = lane.order[first]
+            if place.given_up_at > self._clock():
+                return place.delay_seconds
+            self._forget(lane, first)
+        return None if is_locked else self._step_seconds
+
+    def _leave(self, key: str, lane: _Lane, message: str, stays_seconds: float | None) -> None:
+        if stays_seconds is None:
+            self._forget(lane, message)
+        elif (place := lane.order.get(message)) is not None:
+            place.delay_seconds = stays_seconds
+            place.given_up_at = self._clock() + stays_seconds + MAX_LATE_SECONDS
+        if not lane.users and not lane.order:
+            del self._lanes[key]
+        if self._messages > MAX_MESSAGES:
+            self._make_room()
+
+    def _forget(self, lane: _Lane, message: str) -> None:
+        if lane.order.pop(message, None) is not None:
+            self._messages -= 1
+
+    def _make_room(self) -> None:
+        oldest = next((key for key, lane in self._lanes.items() if not lane.users), None)
+        if oldest is not None:
+            self._messages -= len(self._lanes.pop(oldest).order)
+
+
+async def _lock(lane: _Lane) -> bool:
+    try:
+        async with asyncio.timeout(MAX_HOLD_SECONDS):
+            return await lane.lock.acquire()
+    except TimeoutError:
+        return False

@@ -1,0 +1,180 @@
+"""Order per recipient: whose turn it is, and who goes up the ladder behind whom."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import pytest
+
+from bridge import lanes
+from bridge.delivery import Delivery, Session
+from bridge.envelope import Envelope, Properties
+from bridge.lanes import MAX_LATE_SECONDS, Lanes, Turn
+
+KEY = "+4917012345678"
+FIRST_STEP = 5.0
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Give a clock that stands still."""
+    return Clock()
+
+
+@pytest.fixture
+def line(clock: Clock) -> Lanes:
+    """Give empty lanes."""
+    return Lanes(step_seconds=FIRST_STEP, clock=clock)
+
+
+def make_delivery(message: str) -> Delivery:
+    """Make a delivery of a message."""
+    return Delivery(
+        body=b"",
+        properties=Properties(),
+        redelivered=False,
+        tag=1,
+        # Nothing here is acked.
+        session=cast("Session", None),
+        envelope=Envelope(
+            key=message, message_id=message, published_at=None, first_delivered_at=0.0
+        ),
+    )
+
+
+@asynccontextmanager
+async def turn_of(line: Lanes, message: str, key: str = KEY) -> AsyncIterator[Turn]:
+    """Wait for a message's turn."""
+    async with line.turn(key, make_delivery(message)) as turn:
+        yield turn
+
+
+async def go(line: Lanes, message: str, key: str = KEY) -> float | None:
+    """Have a turn and settle the message, unless it has to wait on the ladder; return the step."""
+    async with turn_of(line, message, key) as turn:
+        if turn.behind_seconds is not None:
+            turn.stay_ahead(turn.behind_seconds)
+        return turn.behind_seconds
+
+
+async def fail(line: Lanes, message: str, step: float) -> None:
+    """Have a turn and go up the ladder."""
+    async with turn_of(line, message) as turn:
+        assert turn.behind_seconds is None
+        turn.stay_ahead(step)
+
+
+async def test_settled_message_holds_up_nobody(line: Lanes) -> None:
+    """One after the other has its turn."""
+    assert [await go(line, message) for message in "abc"] == [None, None, None]
+
+
+async def test_turns_of_a_key_do_not_overlap(line: Lanes) -> None:
+    """The second waits for the first; one of another key does not."""
+    async with turn_of(line, "a"):
+        second = asyncio.create_task(go(line, "b"))
+        assert await go(line, "c", key="another") is None
+        assert not second.done()
+    assert await second is None
+
+
+async def test_nobody_passes_one_on_the_ladder(line: Lanes) -> None:
+    """Those behind go up the same step, and have their turn after it."""
+    await fail(line, "a", 30.0)
+
+    assert await go(line, "b") == 30.0
+    assert await go(line, "a") is None
+    assert await go(line, "b") is None
+
+
+async def test_latecomer_does_not_pass_those_behind(line: Lanes) -> None:
+    """One that comes while another still waits behind the first goes behind both."""
+    await fail(line, "a", 30.0)
+    await go(line, "b")
+    await go(line, "a")
+
+    assert await go(line, "c") == 30.0
+    assert await go(line, "b") is None
+    assert await go(line, "c") is None
+
+
+async def test_place_is_kept_over_several_steps(line: Lanes) -> None:
+    """The first stays the first, whichever step it is on."""
+    await fail(line, "a", 5.0)
+    await go(line, "b")
+    await fail(line, "a", 30.0)
+
+    assert await go(line, "b") == 30.0
+
+
+async def test_turn_that_ends_with_an_error_gives_the_place_up(line: Lanes) -> None:
+    """What goes back to the queue comes again in the queue's order."""
+    with pytest.raises(RuntimeError):
+        async with turn_of(line, "a"):
+            raise RuntimeError
+
+    assert await go(line, "b") is None
+
+
+async def test_cancelled_wait_gives_the_place_up(line: Lanes) -> None:
+    """A delivery that is given back while it waits holds up nobody."""
+    async with turn_of(line, "a"):
+        second = asyncio.create_task(go(line, "b"))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.wait({second})
+
+    assert await go(line, "c") is None
+
+
+async def test_wait_ends_before_a_delivery_is_held_for_long(
+    line: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose turn does not come goes to the ladder, and keeps its place."""
+    monkeypatch.setattr(lanes, "MAX_HOLD_SECONDS", 0.01)
+
+    async with turn_of(line, "a"):
+        assert await go(line, "b") == FIRST_STEP
+    assert await go(line, "c") == FIRST_STEP
+    assert await go(line, "b") is None
+
+
+async def test_one_that_does_not_come_back_is_given_up(line: Lanes, clock: Clock) -> None:
+    """A message that somebody took out of the ladder does not hold up its number for ever."""
+    await fail(line, "a", 30.0)
+    clock.now += 30 + MAX_LATE_SECONDS
+
+    assert await go(line, "b") is None
+
+
+async def test_two_of_one_id(line: Lanes) -> None:
+    """Two messages that were given one id both have their turn."""
+    async with turn_of(line, "a"):
+        second = asyncio.create_task(go(line, "a"))
+        await asyncio.sleep(0)
+
+    assert await second is None
+    assert await go(line, "b") is None
+
+
+async def test_oldest_are_forgotten_for_room(line: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory is bounded; what is forgotten is the oldest key."""
+    monkeypatch.setattr(lanes, "MAX_MESSAGES", 2)
+    for key in ("one", "two", "three"):
+        async with turn_of(line, f"first of {key}", key) as turn:
+            turn.stay_ahead(30.0)
+
+    assert await go(line, "second", "one") is None
+    assert await go(line, "second", "three") == 30.0
