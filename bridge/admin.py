@@ -10,14 +10,23 @@ from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
 from prometheus_client.exposition import choose_encoder
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from bridge.listener import Handler
+from bridge.logs import dump_json
 from bridge.metrics import BridgeMetrics, Registry
+from bridge.parser import Answer, Limits, Request, problem
 
 Check = Callable[[], bool]
+# Who comes here is known, and has no body.
+LIMITS: Final = Limits(
+    max_connections=256,
+    max_header_bytes=16384,
+    max_headers=100,
+    max_body_bytes=4096,
+    max_buffered_bytes=65536,
+    idle_timeout_seconds=15,
+    body_timeout_seconds=10,
+)
 MAX_SILENCE_SECONDS: Final = 10.0
 BEAT_SECONDS: Final = 0.5
 
@@ -45,32 +54,42 @@ class Health:
         return time.monotonic() - self._last_beat < MAX_SILENCE_SECONDS
 
 
-def admin_app(health: Health, registry: Registry) -> Starlette:
-    """Make the application of the admin port."""
-    return Starlette(
-        routes=[
-            Route("/livez", lambda request: _answer(request, health.live)),
-            Route("/readyz", lambda request: _answer(request, health.ready)),
-            Route("/startupz", lambda request: _answer(request, {})),
-            Route("/metrics", lambda request: _expose(request, registry)),
-        ]
-    )
+def admin_handler(health: Health, registry: Registry) -> Handler:
+    """Make what answers on the admin port."""
+    pages: dict[str, Callable[[Request], Answer]] = {
+        "/livez": lambda _: _probe(health.live),
+        "/readyz": lambda _: _probe(health.ready),
+        "/startupz": lambda _: _probe({}),
+        "/metrics": lambda request: _expose(request, registry),
+    }
+
+    async def answer(request: Request) -> Answer:
+        page = pages.get(request.path)
+        if page is None:
+            return problem(404, "nothing is here")
+        if request.method not in {"GET", "HEAD"}:
+            return problem(405, "only GET", Allow="GET, HEAD")
+        return page(request)
+
+    return answer
 
 
-def _answer(_request: Request, checks: Mapping[str, Check]) -> Response:
+def _probe(checks: Mapping[str, Check]) -> Answer:
     results = {name: check() for name, check in checks.items()}
     healthy = all(results.values())
     body = {
         "status": "ok" if healthy else "failing",
         "checks": {name: "ok" if good else "failing" for name, good in results.items()},
     }
-    return JSONResponse(body, status_code=200 if healthy else 503)
+    return Answer(
+        200 if healthy else 503, dump_json(body).encode(), {"content-type": "application/json"}
+    )
 
 
-def _expose(request: Request, registry: Registry) -> Response:
+def _expose(request: Request, registry: Registry) -> Answer:
     try:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        encode, content_type = choose_encoder(request.header(b"accept") or "")
     except (TypeError, ValueError):
         # A version that is no number.
         encode, content_type = choose_encoder("")
-    return Response(encode(registry), media_type=content_type)
+    return Answer(200, encode(registry), {"content-type": content_type})

@@ -15,7 +15,8 @@ from typing import Any, Final, NoReturn
 import uvloop
 
 from bridge import __version__
-from bridge.admin import Health, admin_app
+from bridge.admin import LIMITS as ADMIN_LIMITS
+from bridge.admin import Health, admin_handler
 from bridge.broker import Link
 from bridge.config import Role, Settings, SmsApiSettings
 from bridge.credentials import Credential, check_header_value, read_secret
@@ -29,7 +30,7 @@ from bridge.sender import Sender
 from bridge.signature import Scheme, decode_secret, scheme_from
 from bridge.topology import dead_queue, retry_queue
 from bridge.transport import open_transport
-from bridge.webhook import Receiver
+from bridge.webhook import Receiver, webhook_limits
 from bridge.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -182,12 +183,13 @@ class Bridge:
             self._secrets.append(_WatchedSecret("webhook", secret, receiver.read_secrets))
         self._link("webhook publish", receiver.serve)
         listener = Listener(
-            receiver.app(),
+            receiver.answer,
+            webhook_limits(settings),
             setting="webhook.port",
             host=settings.host,
             port=settings.port,
-            idle_timeout_seconds=settings.idle_timeout_seconds,
             drain_timeout_seconds=settings.shutdown_timeout_seconds,
+            on_refusal=receiver.count_refusal,
         )
         self._running["webhook listener"] = listener.run()
         self._health.ready["listener"] = lambda: listener.is_accepting
@@ -197,7 +199,8 @@ class Bridge:
         settings = self._settings.admin
         self._metrics.connection_up.set_function(lambda: all(link.is_up for link in self._links))
         listener = Listener(
-            admin_app(self._health, self._registry),
+            admin_handler(self._health, self._registry),
+            ADMIN_LIMITS,
             setting="admin.port",
             host=settings.host,
             port=settings.port,

@@ -292,12 +292,22 @@ class WebhookSettings(_Section):
     repeat_window: Duration = 600
     event_types: Annotated[tuple[Name, ...], List, Field(max_length=20)] = ("message.received",)
     public_url: Annotated[str, AfterValidator(_http_url)] | None = None
+    max_header_bytes: Annotated[int, Field(ge=1024, le=1024 * 1024)] = 16384
+    max_headers: Annotated[int, Field(ge=10, le=10_000)] = 100
     max_body_bytes: Annotated[int, Field(ge=1, le=16 * 1024 * 1024)] = 262144
+    max_buffered_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
+    max_connections: Annotated[int, Field(ge=1, le=50_000)] = 1024
     max_in_flight: Annotated[int, Field(ge=1, le=100_000)] = 512
     response_timeout_seconds: Duration = 2.5
     body_timeout_seconds: Duration = 10
     idle_timeout_seconds: Duration = 15
     shutdown_timeout_seconds: Duration = 20
+
+    @model_validator(mode="after")
+    def _buffers_hold_a_body(self) -> "WebhookSettings":
+        if self.max_buffered_bytes < self.max_body_bytes:
+            raise ValueError("max_buffered_bytes must not be less than max_body_bytes")
+        return self
 
 
 class AdminSettings(_Section):

@@ -1,80 +1,163 @@
-"""A port that serves an ASGI application: uvicorn, with its signals, limits and texts made ours."""
+"""A port that answers HTTP/1.1 to strangers: every wait has a deadline, every count a bound.
+
+The protocol is our own: a general server holds silent and dripping connections for ever, and its
+limits count idle sockets. A handler sees complete requests only; the rest is answered here.
+"""
 
 import asyncio
 import contextlib
 import errno
+import logging
+import math
+import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable
+from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any
-
-import uvicorn
-from starlette.responses import Response
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from typing import Final, cast
 
 from bridge.errors import BridgeError
-from bridge.logs import dump_json
+from bridge.parser import Answer, Limits, Phase, Request, RequestParser, problem
 
-BACKLOG = 2048
+log = logging.getLogger(__name__)
 
+BACKLOG: Final = 2048
+# What one read takes; more waits in the kernel.
+READ_BYTES: Final = 65536
+# How late a deadline may be noticed.
+SWEEP_SECONDS: Final = 0.25
+# After a last answer we go on reading: to close with unread data would reset the connection, and
+# the client might never see the answer.
+LINGER_SECONDS: Final = 2.0
+MAX_LINGER_BYTES: Final = 4 * 1024 * 1024
+# Open files; systems commonly allow 1,024 until a process asks for more.
+MAX_DESCRIPTORS: Final = 65536
 
-def problem(status: int, title: str, **headers: str) -> Response:
-    """Make an error answer after RFC 9457 that says nothing about what was compared with what."""
-    return Response(
-        _problem_body(status, title),
-        status_code=status,
-        headers={name.replace("_", "-"): value for name, value in headers.items()},
-        media_type="application/problem+json",
-    )
+_STATUS_LINES: Final = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+_FULL: Final = problem(503, "too many connections; try again later", Retry_After="5")
 
-
-def _problem_body(status: int, title: str) -> bytes:
-    return dump_json({"title": title, "status": status}).encode()
+Handler = Callable[[Request], Awaitable[Answer]]
+# Called with the path, if it was read, and the status of what the port answers by itself.
+OnRefusal = Callable[[str | None, int], None]
 
 
 class Listener:
-    """One address that accepts connections from `start` to `stop`."""
+    """One address that accepts connections from `run` to `stop`."""
 
     def __init__(
         self,
-        app: ASGIApp,
+        handler: Handler,
+        limits: Limits,
         *,
         setting: str,
         host: str,
         port: int,
-        idle_timeout_seconds: float = 15,
         drain_timeout_seconds: float = 5,
+        on_refusal: OnRefusal = lambda _path, _status: None,
     ) -> None:
+        self.handler = handler
+        self.limits = limits
+        self.on_refusal = on_refusal
         self._socket = _bind(setting, host, port)
         self.port: int = self._socket.getsockname()[1]
-        config = uvicorn.Config(
-            app,
-            http=_Protocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=max(1, round(idle_timeout_seconds)),
-            timeout_graceful_shutdown=max(1, round(drain_timeout_seconds)),
-        )
-        self._server = _Server(config)
+        self._drain_timeout_seconds = drain_timeout_seconds
+        self._is_started = False
+        self._stopping = asyncio.Event()
+        self._ended = asyncio.Event()
+        self.connections: set[_Connection] = set()
+        # Those that are not being answered; the one that has waited longest comes first.
+        self.waiting: dict[_Connection, None] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.body_bytes = 0
+        # One for all connections: what is read is parsed before the next read.
+        self.buffer = memoryview(bytearray(READ_BYTES))
+        self.date = b""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether each answer is the last of its connection."""
+        return self._stopping.is_set()
 
     @property
     def is_accepting(self) -> bool:
         """Whether new connections are taken."""
-        return self._server.started and not self._server.should_exit
+        return self._is_started and not self.is_stopping
 
     async def run(self) -> None:
         """Serve until `stop`, then finish the requests that are being answered."""
-        await self._server.serve(sockets=[self._socket])
+        loop = asyncio.get_running_loop()
+        self._sweep(loop.time())
+        server = await loop.create_server(
+            lambda: _Connection(self, loop), sock=self._socket, backlog=BACKLOG
+        )
+        self._is_started = True
+        try:
+            await self._sweep_until(self._stopping, math.inf)
+            server.close()
+            for connection in list(self.connections):
+                connection.drain()
+            self.check_end()
+            await self._sweep_until(self._ended, loop.time() + self._drain_timeout_seconds)
+        finally:
+            self._stopping.set()
+            server.close()
+            for connection in list(self.connections):
+                connection.abort()
+            tasks = list(self.tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def stop(self) -> None:
         """Close the port; `run` returns when the open requests are answered or time is up."""
-        self._server.should_exit = True
+        self._stopping.set()
+
+    async def _sweep_until(self, event: asyncio.Event, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        while not event.is_set() and (now := loop.time()) < deadline:
+            self._sweep(now)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_SECONDS):
+                    await event.wait()
+
+    def _sweep(self, now: float) -> None:
+        """Look at every deadline, which is cheaper than a timer for each connection."""
+        self.date = f"date: {formatdate(usegmt=True)}\r\n".encode()
+        for connection in [c for c in self.connections if c.deadline <= now]:
+            connection.expire()
+
+    # What connections call
+
+    def admit(self, connection: "_Connection") -> bool:
+        """Take a connection on; when it is one too many, the one that waited longest has to go."""
+        if len(self.connections) >= self.limits.max_connections:
+            longest = next(iter(self.waiting), None)
+            if longest is None:
+                return False
+            longest.evict()
+        self.connections.add(connection)
+        self.waiting[connection] = None
+        return True
+
+    def forget(self, connection: "_Connection") -> None:
+        """Take a connection off the lists."""
+        self.connections.discard(connection)
+        self.waiting.pop(connection, None)
+        self.check_end()
+
+    def count_body(self, size: int) -> None:
+        """Count what bodies take up; when it is too much, the slowest of them have to go."""
+        self.body_bytes += size
+        while size > 0 and self.body_bytes > self.limits.max_buffered_bytes:
+            slowest = next((c for c in self.waiting if c.body_bytes), None)
+            if slowest is None:
+                break
+            slowest.evict()
+
+    def check_end(self) -> None:
+        """Let `run` return when nothing is left to do."""
+        if self.is_stopping and not self.connections and not self.tasks:
+            self._ended.set()
 
 
 def _bind(setting: str, host: str, port: int) -> socket.socket:
@@ -84,77 +167,243 @@ def _bind(setting: str, host: str, port: int) -> socket.socket:
     except OSError as error:
         why = errno.errorcode.get(error.errno or 0, type(error).__name__)
         raise BridgeError(f"{setting}: cannot listen on {host}:{port} ({why})") from None
-    # Inherited by what is accepted; without it answers wait for the client's delayed ack.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listening.setblocking(False)
+    _allow_descriptors()
     return listening
 
 
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone: uvicorn would raise them again after its own shutdown."""
-        yield
+def _allow_descriptors() -> None:
+    # Without descriptors the broker could not be reached either.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, with a deadline for the header of each request.
+class _Connection(asyncio.BufferedProtocol):
+    """One connection: has its requests answered one by one, and holds the deadlines."""
 
-    uvicorn closes a connection that idles after an answer, but never one that is silent from the
-    start, or sends half a header (uvicorn issue 157).
-    """
+    def __init__(self, port: Listener, loop: asyncio.AbstractEventLoop) -> None:
+        self._port = port
+        self._loop = loop
+        self._transport: asyncio.Transport
+        self._parser = RequestParser(port.limits)
+        self._task: asyncio.Task[None] | None = None
+        # Read while a request was being answered; parsed after it.
+        self._held = b""
+        self.body_bytes = 0
+        # The client does not read its answer, has said all, is told no more.
+        self._is_clogged = self._has_eof = self._is_over = False
+        self._is_paused = False
+        self._lingered_bytes = 0
+        self.deadline = math.inf
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  uvicorn's own
-        super().__init__(*args, **kwargs)
-        self._header_deadline: asyncio.TimerHandle | None = None
+    # asyncio's side
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the clock: a connection must bring a header in time."""
-        super().connection_made(transport)
-        self._await_header()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a place, or be turned away."""
+        # uvloop's transports are none of asyncio's classes.
+        self._transport = cast("asyncio.Transport", transport)
+        # Any byte that the client does not take keeps us from answering more.
+        self._transport.set_write_buffer_limits(high=0)
+        if self._port.admit(self):
+            self._start_clock()
+            return
+        self._is_over = True
+        self._port.on_refusal(None, _FULL.status)
+        self._send(_FULL, keep_alive=False)
+        self._transport.close()
 
-    def data_received(self, data: bytes) -> None:
-        """Keep a clock running while no request is in progress, whatever drips in."""
-        super().data_received(data)
-        idle = self.cycle is None or self.cycle.response_complete
-        if idle and self._header_deadline is None and self.timeout_keep_alive_task is None:
-            self._await_header()
+    def get_buffer(self, _size_hint: int) -> memoryview:
+        """Lend the buffer that all connections share."""
+        return self._port.buffer
 
-    def on_message_begin(self) -> None:
-        """Start the clock for a further request on the connection."""
-        super().on_message_begin()
-        self._await_header()
+    def buffer_updated(self, count: int) -> None:
+        """Parse what came, or keep it until the request before it is answered."""
+        if self._is_over:
+            self._lingered_bytes += count
+            if self._lingered_bytes > MAX_LINGER_BYTES:
+                self.abort()
+        elif self._task is not None or self._is_clogged:
+            self._held += self._port.buffer[:count]
+            self._is_paused = True
+            self._transport.pause_reading()
+        else:
+            self._feed(self._port.buffer[:count])
+            self._advance()
 
-    def on_headers_complete(self) -> None:
-        """Stop the clock, and refuse a body with two lengths (RFC 9112, 6.3)."""
-        self._header_came()
-        names = [name for name, _ in self.headers]
-        if b"transfer-encoding" in names and b"content-length" in names:
-            raise ValueError("both Transfer-Encoding and Content-Length")
-        super().on_headers_complete()
+    def eof_received(self) -> bool:
+        """Stay open for answers that are still to come."""
+        self._has_eof = True
+        return self._task is not None or self._is_clogged
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
-        self._header_came()
-        super().connection_lost(exc)
+    def pause_writing(self) -> None:
+        """Wait for a client that does not read its answer, but not for long."""
+        self._is_clogged = True
+        self._start_clock()
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002  uvicorn's own is no problem
-        """Answer malformed HTTP, and close."""
-        body = _problem_body(HTTPStatus.BAD_REQUEST, "malformed HTTP request")
-        head = [
-            STATUS_LINE[HTTPStatus.BAD_REQUEST],
-            b"content-type: application/problem+json\r\n",
-            b"content-length: %d\r\n" % len(body),
-            b"connection: close\r\n\r\n",
-        ]
-        self.transport.write(b"".join((*head, body)))
-        self.transport.close()
+    def resume_writing(self) -> None:
+        """Go on, for the answer was read."""
+        self._is_clogged = False
+        self._start_clock()
+        self._advance()
 
-    def _await_header(self) -> None:
-        self._header_came()
-        self._header_deadline = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's own
+        """Drop what is not complete; a request that is being answered is finished."""
+        if not self._is_over and self._parser.phase is Phase.BODY:
+            self._port.on_refusal(self._parser.path, HTTPStatus.BAD_REQUEST)
+        self._give_up()
+        self._port.forget(self)
 
-    def _header_came(self) -> None:
-        if self._header_deadline is not None:
-            self._header_deadline.cancel()
-            self._header_deadline = None
+    # The port's side
+
+    def expire(self) -> None:
+        """Say that time is up where somebody may be listening, and close."""
+        if self._is_mute:
+            self.abort()
+        else:
+            self._refuse(problem(408, "the request did not arrive in time"))
+
+    def evict(self) -> None:
+        """Make room at once for somebody else."""
+        is_mute = self._is_mute
+        self._give_up()
+        self._port.forget(self)
+        if is_mute:
+            self.abort()
+        else:
+            self._port.on_refusal(self._parser.path, _FULL.status)
+            self._send(_FULL, keep_alive=False)
+            self._transport.close()
+
+    def drain(self) -> None:
+        """Close unless there is something to answer."""
+        if self._task is None and self._parser.phase is not Phase.BODY:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close without a word."""
+        self._give_up()
+        self._transport.abort()
+
+    @property
+    def _is_mute(self) -> bool:
+        """Whether a client would not expect, or not read, a word from us."""
+        return self._is_over or self._is_clogged or self._parser.phase is Phase.IDLE
+
+    # The line
+
+    def _feed(self, data: memoryview | bytes) -> None:
+        parser = self._parser
+        parser.feed(data)
+        if parser.has_moved:
+            self._start_clock()
+        self._count_body()
+        if parser.expects_continue and parser.phase is Phase.BODY and not self.body_bytes:
+            parser.expects_continue = False
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _advance(self) -> None:
+        """Answer what is next in line, or go on reading."""
+        parser = self._parser
+        while self._task is None and not self._is_clogged and not self._is_over:
+            if parser.requests:
+                self._start(parser.requests.popleft())
+            elif parser.refusal is not None:
+                self._refuse(parser.refusal)
+            elif self._held:
+                data, self._held = self._held, b""
+                self._feed(data)
+            elif self._has_eof:
+                self._transport.close()
+                return
+            else:
+                self._resume()
+                return
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._parser.requests or self._parser.refusal or self._held)
+
+    def _start(self, request: Request) -> None:
+        self._port.waiting.pop(self, None)
+        # The handler has its own deadline.
+        self.deadline = math.inf
+        self._task = self._loop.create_task(self._answer(request))
+        self._port.tasks.add(self._task)
+
+    async def _answer(self, request: Request) -> None:
+        try:
+            answer = await self._port.handler(request)
+        except Exception:
+            log.exception("internal_error")
+            answer = problem(500, "internal error")
+        finally:
+            if self._task is not None:
+                self._port.tasks.discard(self._task)
+            self._task = None
+            self._count_body()
+            self._port.check_end()
+        if self._is_over:
+            return
+        is_last = self._has_eof and not self._has_more
+        keep_alive = request.keep_alive and not self._port.is_stopping and not is_last
+        self._port.waiting[self] = None
+        self._start_clock()
+        self._send(answer, keep_alive=keep_alive, has_body=request.method != "HEAD")
+        if keep_alive:
+            self._advance()
+        else:
+            self._linger()
+
+    def _start_clock(self) -> None:
+        """Set the deadline of what the client has to do next."""
+        limits = self._port.limits
+        seconds = limits.idle_timeout_seconds
+        if not self._is_clogged and self._is_over:
+            seconds = LINGER_SECONDS
+        elif not self._is_clogged and self._parser.phase is Phase.BODY:
+            seconds = limits.body_timeout_seconds
+        self.deadline = self._loop.time() + seconds
+
+    def _count_body(self) -> None:
+        """Tell the port what our bodies take up; one counts until it is answered."""
+        size = 0 if self._is_over else self._parser.body_bytes
+        change, self.body_bytes = size - self.body_bytes, size
+        self._port.count_body(change)
+
+    def _send(self, answer: Answer, *, keep_alive: bool, has_body: bool = True) -> None:
+        head = [_STATUS_LINES[answer.status], self._port.date]
+        head += [f"{name}: {value}\r\n".encode("latin-1") for name, value in answer.headers.items()]
+        head.append(b"content-length: %d\r\n" % len(answer.body))
+        head.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+        if has_body:
+            head.append(answer.body)
+        self._transport.write(b"".join(head))
+
+    def _refuse(self, answer: Answer) -> None:
+        """Answer in the handler's place, and close."""
+        self._port.on_refusal(self._parser.path, answer.status)
+        self._send(answer, keep_alive=False)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Answer nothing more, and let the client read and leave."""
+        self._give_up()
+        self._start_clock()
+        if self._has_eof:
+            self._transport.close()
+        elif not self._transport.is_closing():
+            self._resume()
+            self._transport.write_eof()
+
+    def _resume(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def _give_up(self) -> None:
+        self._is_over = True
+        self._held = b""
+        self._parser.requests.clear()
+        self._count_body()

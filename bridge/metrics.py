@@ -68,7 +68,7 @@ VERIFICATIONS: Final = (
     ("valid", "previous"),
     *((fault, "none") for fault in ("missing", "malformed", "mismatch", "stale", "future")),
 )
-WEBHOOK_CODES: Final = ("200", "400", "401", "404", "405", "408", "413", "503")
+WEBHOOK_CODES: Final = ("200", "400", "401", "404", "405", "408", "413", "431", "503")
 CONNECT_OUTCOMES: Final = (
     *("opened", "auth_failed", "refused", "tls_failed", "timeout", "closed_by_broker"),
 )
@@ -383,7 +383,7 @@ class WebhookMetrics(_Catalogue):
         )
         self.http_duration = self._histogram(
             "sms_bridge_webhook_http_request_duration_seconds",
-            "From the request's header to its answer; the broker's confirm is inside.",
+            "From the complete request to its answer; the broker's confirm is inside.",
             FAST,
             ("route",),
             routes,

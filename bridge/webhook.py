@@ -18,20 +18,16 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import aio_pika
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from bridge import topology
 from bridge.config import RabbitMQSettings, WebhookSettings
 from bridge.credentials import Credential
 from bridge.envelope import Properties, read_trace
 from bridge.errors import InvalidSignatureError, PublishError
-from bridge.listener import problem
 from bridge.logs import facts
 from bridge.metrics import WebhookMetrics
 from bridge.models import find_id
+from bridge.parser import Answer, Limits, Request, problem
 from bridge.publisher import Publisher
 from bridge.signature import Scheme, Verified, decode_secret, verify
 
@@ -41,11 +37,14 @@ EVENT_ID: Final = "sms-bridge-event-id"
 BODY_SHA256: Final = "sms-bridge-body-sha256"
 UNPARSED: Final = "unparsed"
 OTHER: Final = "other"
+UNMATCHED: Final = "unmatched"
 MAX_TYPE_BYTES: Final = 255
 MAX_RECENT_EVENTS: Final = 100_000
 RETRY_AFTER_SECONDS: Final = 5
 # Of the response budget, so that the answer itself arrives inside it.
 ANSWER_SECONDS: Final = 0.1
+# What became of a webhook that the listener refused, by status.
+_REFUSALS: Final = {413: "too_large", 503: "overloaded"}
 _ROUTING_KEY: Final = re.compile(r"(?=.{1,120}\Z)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
@@ -76,12 +75,25 @@ class Event:
         return self.type if _ROUTING_KEY.fullmatch(self.type) else OTHER
 
 
-class _Refusal(Exception):  # noqa: N818  an answer, not a fault of ours
-    """Ends the line early with an answer; `outcome` is None when it is no webhook at all."""
+def webhook_limits(settings: WebhookSettings) -> Limits:
+    """Say what the public port takes."""
+    return Limits(
+        max_connections=settings.max_connections,
+        max_header_bytes=settings.max_header_bytes,
+        max_headers=settings.max_headers,
+        max_body_bytes=settings.max_body_bytes,
+        max_buffered_bytes=settings.max_buffered_bytes,
+        idle_timeout_seconds=settings.idle_timeout_seconds,
+        body_timeout_seconds=settings.body_timeout_seconds,
+    )
 
-    def __init__(self, response: Response, outcome: str, why: str | None = None) -> None:
+
+class _Refusal(Exception):  # noqa: N818  an answer, not a fault of ours
+    """Ends the line early with an answer."""
+
+    def __init__(self, answer: Answer, outcome: str, why: str | None = None) -> None:
         super().__init__(outcome)
-        self.response = response
+        self.answer = answer
         self.outcome = outcome
         self.why = why
 
@@ -121,53 +133,44 @@ class Receiver:
         await topology.ensure(connection, needed, self._topology_mode)
         await self._publisher.serve(connection)
 
-    def app(self) -> Starlette:
-        """Make the application of the public port: one route, no middleware."""
-        app = Starlette(
-            routes=[Route(self._settings.path, self._receive, methods=["POST"])],
-            exception_handlers={404: self._refuse_path, 405: self._refuse_method},
-        )
-        # A redirect would be followed by nobody, and it is not the path that was agreed on.
-        app.router.redirect_slashes = False
-        return app
+    async def answer(self, request: Request) -> Answer:
+        """Answer one request on the public port."""
+        if request.path != self._settings.path:
+            return self._count_request(UNMATCHED, request, problem(404, "nothing is here"), 0)
+        if request.method != "POST":
+            refused = problem(405, "only POST", Allow="POST")
+            return self._count_request(self._settings.path, request, refused, 0)
+        return await self._receive(request)
+
+    def count_refusal(self, path: str | None, status: int) -> None:
+        """Count what the listener answered by itself, because no whole request came."""
+        is_ours = path == self._settings.path
+        route = self._settings.path if is_ours else UNMATCHED
+        self._metrics.http_requests.labels(route, "POST" if is_ours else "other", str(status)).inc()
+        if is_ours:
+            outcome = _REFUSALS.get(status, "incomplete")
+            self._metrics.events.labels("unknown", outcome).inc()
 
     # The straight line
 
     async def _accept(self, request: Request) -> tuple[Event, str]:
         """Return the event and its outcome when 200 is the truth; raise _Refusal otherwise."""
-        body = await self._read(request)
-        verified = self._verify(request, body)
-        event = self._name(body, verified)
+        self._metrics.http_size.labels(self._settings.path).observe(len(request.body))
+        verified = self._verify(request)
+        event = self._name(request.body, verified)
         is_new = await self._publish(request, event)
         return event, _outcome(event, is_new=is_new)
 
-    async def _read(self, request: Request) -> bytes:
-        """Read the raw body, counted while it comes in, inside its deadline."""
-        limit = self._settings.max_body_bytes
-        if int(request.headers.get("content-length", 0)) > limit:
-            raise _too_large(limit)
-        chunks, size = [], 0
-        try:
-            async with asyncio.timeout(self._settings.body_timeout_seconds):
-                async for chunk in request.stream():
-                    size += len(chunk)
-                    if size > limit:
-                        raise _too_large(limit)
-                    chunks.append(chunk)
-        except TimeoutError:
-            answer = problem(408, "the body did not arrive in time", Connection="close")
-            raise _Refusal(answer, "incomplete") from None
-        except ClientDisconnect:
-            raise _Refusal(Response(status_code=400), "incomplete") from None
-        self._metrics.http_size.labels(self._settings.path).observe(size)
-        return b"".join(chunks)
-
-    def _verify(self, request: Request, body: bytes) -> Verified:
-        query: bytes = request.scope["query_string"]
+    def _verify(self, request: Request) -> Verified:
         now = time.time()
         try:
             verified = verify(
-                self._scheme, self._keys, request.headers.raw, body, now=now, query=query
+                self._scheme,
+                self._keys,
+                request.headers,
+                request.body,
+                now=now,
+                query=request.query,
             )
         except InvalidSignatureError as error:
             self._metrics.verifications.labels(error.fault, "none").inc()
@@ -212,7 +215,7 @@ class Receiver:
 
     # The answers around it
 
-    async def _receive(self, request: Request) -> Response:
+    async def _receive(self, request: Request) -> Answer:
         started = time.perf_counter()
         self._in_flight += 1
         event: Event | None = None
@@ -220,36 +223,26 @@ class Receiver:
             if self._in_flight > self._settings.max_in_flight:
                 raise _Refusal(_try_later(), "overloaded")  # noqa: TRY301  as all refusals
             event, outcome = await self._accept(request)
-            why, response = None, Response(status_code=200)
+            why, answer = None, Answer(200)
         except _Refusal as refusal:
-            outcome, why, response = refusal.outcome, refusal.why, refusal.response
+            outcome, why, answer = refusal.outcome, refusal.why, refusal.answer
         except Exception:
             log.exception("internal_error")
-            outcome, why, response = "publish_failed", "internal_error", _try_later()
+            outcome, why, answer = "publish_failed", "internal_error", _try_later()
         finally:
             self._in_flight -= 1
         seconds = time.perf_counter() - started
         self._count_event(event, outcome)
-        self._count_request(self._settings.path, request, response, seconds)
-        self._log(event, outcome, why, response, seconds)
-        return response
-
-    async def _refuse_path(self, request: Request, _error: Exception) -> Response:
-        response = problem(404, "nothing is here")
-        self._count_request("unmatched", request, response, 0)
-        return response
-
-    async def _refuse_method(self, request: Request, _error: Exception) -> Response:
-        response = problem(405, "only POST", Allow="POST")
-        self._count_request(self._settings.path, request, response, 0)
-        return response
+        self._log(event, outcome, why, answer, seconds)
+        return self._count_request(self._settings.path, request, answer, seconds)
 
     def _count_request(
-        self, route: str, request: Request, response: Response, seconds: float
-    ) -> None:
+        self, route: str, request: Request, answer: Answer, seconds: float
+    ) -> Answer:
         method = "POST" if request.method == "POST" else "other"
-        self._metrics.http_requests.labels(route, method, str(response.status_code)).inc()
+        self._metrics.http_requests.labels(route, method, str(answer.status)).inc()
         self._metrics.http_duration.labels(route).observe(seconds)
+        return answer
 
     def _count_event(self, event: Event | None, outcome: str) -> None:
         kind = "unknown" if event is None else self._label(event)
@@ -264,14 +257,14 @@ class Receiver:
         return event.type if event.type in self._metrics.event_types and event.type else OTHER
 
     def _log(
-        self, event: Event | None, outcome: str, why: str | None, response: Response, seconds: float
+        self, event: Event | None, outcome: str, why: str | None, answer: Answer, seconds: float
     ) -> None:
         log.info(
             "webhook",
             extra=facts(
                 outcome=outcome,
                 why=why,
-                status=response.status_code,
+                status=answer.status,
                 type=None if event is None else event.routing_key,
                 event_id=None if event is None else event.event_id,
                 bytes=None if event is None else len(event.body),
@@ -333,12 +326,7 @@ def _outcome(event: Event, *, is_new: bool) -> str:
     return "unparsed" if event.type is None else "published"
 
 
-def _too_large(limit: int) -> _Refusal:
-    title = f"the body is larger than {limit} bytes"
-    return _Refusal(problem(413, title, Connection="close"), "too_large")
-
-
-def _try_later() -> Response:
+def _try_later() -> Answer:
     return problem(503, "try again later", Retry_After=str(RETRY_AFTER_SECONDS))
 
 
@@ -353,11 +341,11 @@ def _properties(event: Event, request: Request) -> Properties:
     headers: dict[str, Any] = {BODY_SHA256: event.sha256}
     if event.event_id is not None:
         headers[EVENT_ID] = event.event_id
-    given = request.headers
-    headers |= dict(read_trace(given.get("traceparent"), given.get("tracestate")))
+    trace = read_trace(request.header(b"traceparent"), request.header(b"tracestate"))
+    headers |= dict(trace)
     return Properties(
         content_type="application/json",
-        content_encoding=_short(given.get("content-encoding")),
+        content_encoding=_short(request.header(b"content-encoding")),
         delivery_mode=2,
         message_type=_short(event.type),
         timestamp=datetime.now(UTC),

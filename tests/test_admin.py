@@ -13,7 +13,8 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from bridge.admin import Health, admin_app
+from bridge.admin import LIMITS, Health, admin_handler
+from bridge.listener import Listener
 from bridge.metrics import BridgeMetrics, new_registry
 
 # Hangs end here; no healthy test comes near it.
@@ -53,10 +54,16 @@ async def admin() -> AsyncIterator[Admin]:
     """Serve a healthy process."""
     registry = new_registry()
     health = new_health(registry)
-    app = httpx.ASGITransport(admin_app(health, registry), raise_app_exceptions=False)
-    async with httpx.AsyncClient(base_url="http://admin", transport=app) as client:
+    listener = Listener(
+        admin_handler(health, registry), LIMITS, setting="admin.port", host="127.0.0.1", port=0
+    )
+    running = asyncio.create_task(listener.run())
+    url = f"http://127.0.0.1:{listener.port}"
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
         del client.headers["accept"]
         yield Admin(health, registry, client)
+    listener.stop()
+    await asyncio.wait_for(running, GUARD_SECONDS)
 
 
 # --- Probes ---------------------------------------------------------------------------------------
@@ -192,8 +199,8 @@ async def test_nothing_can_be_posted(admin: Admin, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/", "/livez/", "/metrics/x", "/webhooks"])
 async def test_other_paths_are_not_there(admin: Admin, path: str) -> None:
-    """What is not served is 404, or a redirect to what is."""
-    assert (await admin.client.get(path)).status_code in {404, 307}
+    """What is not served is 404."""
+    assert (await admin.client.get(path)).status_code == 404
 
 
 # --- Metrics --------------------------------------------------------------------------------------

@@ -6,51 +6,69 @@ import json
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any, cast
 
 import pytest
-from starlette.types import Receive, Scope, Send
 
 from bridge.errors import BridgeError
-from bridge.listener import Listener, problem
+from bridge.listener import Listener
+from bridge.parser import Answer, Limits, Request, problem
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST_GET = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 IDLE_SECONDS = 1
+BODY_SECONDS = 2
+# More than the sockets' buffers on both sides hold.
+LARGE_BYTES = 32 * 1024 * 1024
 # Hangs end here; far from the idle time-out, and no healthy test comes near it.
 GUARD_SECONDS = 6.0
 
 
+LIMITS = Limits(
+    max_connections=64,
+    max_header_bytes=16384,
+    max_headers=100,
+    max_body_bytes=65536,
+    max_buffered_bytes=1_000_000,
+    idle_timeout_seconds=15,
+    body_timeout_seconds=10,
+)
+
+
 @dataclass
 class App:
-    """Answers every request after it has read the body, or as its path says."""
+    """Answers every request with its path, or as its path says."""
 
-    paths: list[str] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    refusals: list[tuple[str | None, int]] = field(default_factory=list)
     go: asyncio.Event = field(default_factory=asyncio.Event)
     is_cancelled: bool = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    @property
+    def paths(self) -> list[str]:
+        """What was asked for."""
+        return [request.path for request in self.requests]
+
+    async def answer(self, request: Request) -> Answer:
         """Answer one request."""
-        path = scope["path"]
-        self.paths.append(path)
+        self.requests.append(request)
         try:
-            if path == "/wait":
+            if request.path == "/wait":
                 await self.go.wait()
-            if path == "/slow":
+            if request.path == "/slow":
                 await asyncio.sleep(IDLE_SECONDS * 1.5)
-            if path != "/early":
-                while (await receive()).get("more_body"):
-                    pass
         except asyncio.CancelledError:
             self.is_cancelled = True
             raise
-        body = path.encode()
-        length = str(len(body)).encode()
-        headers = [(b"content-type", b"text/plain"), (b"content-length", length)]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        if request.path == "/bug":
+            raise ZeroDivisionError
+        if request.path == "/large":
+            return Answer(200, bytes(LARGE_BYTES))
+        return Answer(200, request.path.encode(), {"content-type": "text/plain"})
 
 
 @dataclass
@@ -59,6 +77,11 @@ class Client:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """What reads and writes."""
+        return cast("asyncio.Transport", self.writer.transport)
 
     async def ask(self, data: bytes) -> bytes:
         """Send a request and return its answer, which the app's echo ends."""
@@ -83,6 +106,11 @@ class Client:
                 await asyncio.sleep(0.05)
 
 
+def status_of(answer: bytes) -> int | None:
+    """Find the status of the first answer, if there is one."""
+    return int(answer.split(b" ", 2)[1]) if answer else None
+
+
 def length_of(head: bytes) -> int:
     """Find how long the body is."""
     lines = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if line)
@@ -90,9 +118,19 @@ def length_of(head: bytes) -> int:
 
 
 @asynccontextmanager
-async def listening(app: App, **limits: float) -> AsyncIterator[Listener]:
+async def listening(
+    app: App, *, drain_timeout_seconds: float = 5, **limits: Any
+) -> AsyncIterator[Listener]:
     """Serve on a free port."""
-    listener = Listener(app, setting="webhook.port", host="127.0.0.1", port=0, **limits)
+    listener = Listener(
+        app.answer,
+        replace(LIMITS, **limits),
+        setting="webhook.port",
+        host="127.0.0.1",
+        port=0,
+        drain_timeout_seconds=drain_timeout_seconds,
+        on_refusal=lambda *refusal: app.refusals.append(refusal),
+    )
     running = asyncio.create_task(listener.run())
     await until(lambda: listener.is_accepting)
     try:
@@ -125,15 +163,22 @@ class Served:
     """A listener, and the app behind it."""
 
     app: App
-    port: int
+    listener: Listener
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self.listener.port
 
 
 @pytest.fixture(scope="module")
 async def served() -> AsyncIterator[Served]:
     """Serve with a short idle time-out."""
     app = App()
-    async with listening(app, idle_timeout_seconds=IDLE_SECONDS) as listener:
-        yield Served(app, listener.port)
+    async with listening(
+        app, idle_timeout_seconds=IDLE_SECONDS, body_timeout_seconds=BODY_SECONDS
+    ) as listener:
+        yield Served(app, listener)
 
 
 # --- Connections that bring nothing ---------------------------------------------------------------
@@ -146,6 +191,8 @@ class Idler:
     asks: bytes = b""
     says: bytes = b""
     drips: bytes = b""
+    # The status of the last word, if there is one.
+    hears: int | None = None
 
     async def meet(self, port: int) -> bytes:
         """Return what comes until the connection is closed."""
@@ -161,23 +208,29 @@ class Idler:
 
 
 HALF_HEADER = b"GET / HTTP/1.1\r\nHost: x\r\nX-Half: "
-EARLY = b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+HALF_BODY = b"POST /half HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nx"
+HALF_CHUNK = b"POST /half HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nx"
 IDLERS: dict[str, Idler] = {
     "silent from the start": Idler(),
-    "silent in the request line": Idler(says=b"GET / HT"),
-    "silent in the header": Idler(says=HALF_HEADER),
+    "silent in the request line": Idler(says=b"GET / HT", hears=408),
+    "silent in the header": Idler(says=HALF_HEADER, hears=408),
     "silent after an empty line": Idler(says=b"\r\n"),
     "silent after an answer": Idler(GET),
     "silent after an answer and an empty line": Idler(GET, says=b"\r\n"),
-    "silent in the second header": Idler(GET, says=HALF_HEADER),
-    "silent after an answer that came before the body": Idler(EARLY),
-    "silent in a body that nobody waits for": Idler(EARLY, says=b"x"),
-    "drips the request line": Idler(says=b"GET /", drips=b"x"),
-    "drips a header": Idler(says=HALF_HEADER, drips=b"x"),
-    "drips many headers": Idler(says=b"GET / HTTP/1.1\r\n", drips=b"X: y\r\n"),
+    "silent in the second header": Idler(GET, says=HALF_HEADER, hears=408),
+    "silent in a body": Idler(says=HALF_BODY, hears=408),
+    "silent in a chunk": Idler(says=HALF_CHUNK, hears=408),
+    "silent in the second body": Idler(GET, says=HALF_BODY, hears=408),
+    "drips the request line": Idler(says=b"GET /", drips=b"x", hears=408),
+    "drips a header": Idler(says=HALF_HEADER, drips=b"x", hears=408),
+    "drips many headers": Idler(says=b"GET / HTTP/1.1\r\n", drips=b"X: y\r\n", hears=408),
     "drips empty lines": Idler(drips=b"\r\n"),
     "drips empty lines after an answer": Idler(GET, drips=b"\r\n"),
-    "drips the second header": Idler(GET, says=HALF_HEADER, drips=b"x"),
+    "drips the second header": Idler(GET, says=HALF_HEADER, drips=b"x", hears=408),
+    "drips a body": Idler(says=HALF_BODY, drips=b"x", hears=408),
+    "drips a chunk": Idler(says=HALF_CHUNK, drips=b"x", hears=408),
+    "drips after the last answer": Idler(says=LAST_GET, drips=b"x", hears=200),
+    "drips after malformed HTTP": Idler(says=b"\x00\r\n\r\n", drips=b"x", hears=400),
 }
 
 
@@ -193,8 +246,10 @@ async def met(served: Served) -> AsyncIterator[dict[str, asyncio.Task[bytes]]]:
 async def test_connection_that_brings_nothing_is_closed(
     met: dict[str, asyncio.Task[bytes]], name: str
 ) -> None:
-    """A connection without a whole header is closed after the idle time-out, with no word."""
-    assert await met[name] == b""
+    """A connection that brings no whole request in time is closed, with 408 if it began one."""
+    answer = await met[name]
+
+    assert status_of(answer) == IDLERS[name].hears
 
 
 async def test_slow_answer_is_not_cut_off(served: Served) -> None:
@@ -206,7 +261,7 @@ async def test_slow_answer_is_not_cut_off(served: Served) -> None:
 
 
 async def test_slow_body_is_not_cut_off(served: Served) -> None:
-    """The idle time-out does not run while a body comes in, which the app has a limit for."""
+    """The idle time-out does not run while a body comes in, which has its own."""
     size = 30
     async with connected(served.port) as client:
         client.writer.write(b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
@@ -268,6 +323,31 @@ MALFORMED: dict[str, bytes] = {
     "space before colon": request(b"X-Y : z"),
     "NUL in a header": request(b"X-Y: a\x00b"),
     "folded header": request(b"X-Y: a", b" b"),
+    "folded length": request(b"Content-Length:", b" 5", body=b"hello"),
+    "header that begins folded": b"GET /bad HTTP/1.1\r\n X-Y: a\r\n\r\n",
+    "control character in a header": request(b"X-Y: a\x01b"),
+    "NUL in a name": request(b"X\x00Y: a"),
+    "bare CR": request(b"X-Y: a\rX-Z: b"),
+    "bare LF": request(b"X-Y: a\nX-Z: b"),
+    "bare LF everywhere": b"GET /bad HTTP/1.1\nHost: x\n\n",
+    "one length twice": request(b"Content-Length: 5", b"Content-Length: 5", body=b"hello"),
+    "list of lengths": request(b"Content-Length: 5, 5", body=b"hello"),
+    "empty length": request(b"Content-Length:", body=b"hello"),
+    "length without end": request(b"Content-Length: " + b"9" * 30),
+    "length with a space": request(b"Content-Length: 1 2"),
+    "hexadecimal length": request(b"Content-Length: 0x5", body=b"hello"),
+    "unknown coding": request(b"Transfer-Encoding: gzip, chunked", body=b"0\r\n\r\n"),
+    "identity": request(b"Transfer-Encoding: identity", body=b"hello"),
+    "chunked twice": request(CHUNKED, CHUNKED, body=b"0\r\n\r\n"),
+    "chunked in HTTP/1.0": request(CHUNKED, line=b"POST /bad HTTP/1.0", body=b"0\r\n\r\n"),
+    "HTTP/2.0 in words": request(line=b"POST /bad HTTP/2.0"),
+    "HTTP/0.9": request(line=b"POST /bad HTTP/0.9"),
+    "no host": b"GET /bad HTTP/1.1\r\n\r\n",
+    "two hosts": request(b"Host: y"),
+    "tunnel": request(line=b"CONNECT bad:80 HTTP/1.1"),
+    "target that is none": request(line=b"GET bad HTTP/1.1"),
+    "space in the target": request(line=b"GET /bad bad HTTP/1.1"),
+    "lower-case method": request(line=b"get /bad HTTP/1.1"),
 }
 
 
@@ -276,19 +356,29 @@ async def test_malformed_request_is_a_problem(served: Served, data: bytes) -> No
     """Malformed HTTP is answered with 400 as problem+json, and the connection is closed."""
     async with connected(served.port) as client:
         client.writer.write(data)
-        head, _, body = (await client.rest()).partition(b"\r\n\r\n")
+        answer = await client.rest()
 
-        assert (
-            head.split(b"\r\n")[0].split(b" ")[:2],
-            b"content-type: application/problem+json" in head.lower(),
-            json.loads(body or b"null"),
-        ) == ([b"HTTP/1.1", b"400"], True, {"title": "malformed HTTP request", "status": 400})
+    assert_problem(answer, 400)
+
+
+def assert_problem(answer: bytes, status: int) -> None:
+    """Check that an answer is a problem, whole, the last and the only one."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    found = json.loads(body or b"null")
+
+    assert (
+        head.split(b" ")[:2],
+        b"content-type: application/problem+json\r\n" in head,
+        b"connection: close" in head,
+        found,
+    ) == ([b"HTTP/1.1", str(status).encode()], True, True, found | {"status": status})
+    assert found.keys() == {"title", "status"}
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED.keys())
 async def test_malformed_request_does_not_reach_the_app(served: Served, data: bytes) -> None:
     """What is malformed in its header is never handed on."""
-    served.app.paths.clear()
+    served.app.requests.clear()
     async with connected(served.port) as client:
         client.writer.write(data)
         await client.rest()
@@ -311,7 +401,343 @@ async def test_malformed_request_closes_after_a_good_one(served: Served) -> None
         await client.ask(GET)
         client.writer.write(b"\x00\r\n\r\n")
 
-        assert (await client.rest()).startswith(b"HTTP/1.1 400 ")
+        assert_problem(await client.rest(), 400)
+
+
+@pytest.mark.parametrize("path", [b"/", b"/slow"], ids=["quick", "slow"])
+@pytest.mark.parametrize("together", [True, False], ids=["one packet", "two packets"])
+async def test_malformed_request_does_not_lose_an_answer(
+    served: Served, path: bytes, *, together: bool
+) -> None:
+    """What a malformed request follows at once is answered first."""
+    good = GET.replace(b"/ ", path + b" ")
+    async with connected(served.port) as client:
+        if together:
+            answer = await client.ask(good + b"\x00\r\n\r\n")
+        else:
+            client.writer.write(good)
+            await asyncio.sleep(0.01)
+            answer = await client.ask(b"\x00\r\n\r\n")
+
+        assert answer.endswith(path)
+        assert_problem(await client.rest(), 400)
+
+
+async def test_trailer_is_no_header(served: Served) -> None:
+    """A header that comes after the body is dropped, and not taken for one of the next request."""
+    body = b"1\r\nx\r\n0\r\nX-Service-Signature: forged\r\n\r\n"
+    async with connected(served.port) as client:
+        await client.ask(request(CHUNKED, line=b"POST /1 HTTP/1.1", body=body) + GET)
+        await client.ask(b"")
+        first, second = served.app.requests[-2:]
+
+    assert (first.path, first.body, second.path) == ("/1", b"x", "/")
+    assert not [name for r in (first, second) for name, _ in r.headers if b"signature" in name]
+
+
+# --- Limits ---------------------------------------------------------------------------------------
+
+
+def chunk(data: bytes, extension: bytes = b"") -> bytes:
+    """Write a chunk."""
+    return b"%x%s\r\n%s\r\n" % (len(data), extension, data)
+
+
+FLOOD = 1_000_000
+TOO_MUCH: dict[str, tuple[int, bytes]] = {
+    "long header": (431, request(b"X-Y: " + b"a" * LIMITS.max_header_bytes)),
+    "long name": (431, request(b"a" * LIMITS.max_header_bytes + b": x")),
+    "long target": (431, request(line=b"GET /" + b"a" * LIMITS.max_header_bytes + b" HTTP/1.1")),
+    "many headers": (431, request(*[b"X: y"] * LIMITS.max_headers)),
+    "header without end": (431, request(b"X-Y: " + b"a" * FLOOD)),
+    "name without end": (431, request(b"a" * FLOOD)),
+    "target without end": (431, b"GET /" + b"a" * FLOOD),
+    "empty lines without end": (431, b"\r\n" * FLOOD),
+    "headers without end": (431, request(*[b"X: y"] * FLOOD)),
+    "announced body": (413, request(b"Content-Length: %d" % (LIMITS.max_body_bytes + 1))),
+    "announced monster": (413, request(b"Content-Length: 9223372036854775807")),
+    "one chunk": (413, request(CHUNKED, body=chunk(bytes(LIMITS.max_body_bytes + 1)))),
+    "chunks without end": (413, request(CHUNKED, body=chunk(bytes(1000)) * 1000)),
+    "tiny chunks without end": (413, request(CHUNKED, body=chunk(b"x") * FLOOD)),
+    "huge chunk": (413, request(CHUNKED, body=b"fffffffffffffff\r\n" + bytes(FLOOD))),
+    "chunk beyond counting": (400, request(CHUNKED, body=b"fffffffffffffffff\r\n")),
+    "negative chunk": (400, request(CHUNKED, body=b"-1\r\n")),
+    "extension without end": (413, request(CHUNKED, body=b"1;" + b"a" * FLOOD)),
+    "extensions without end": (413, request(CHUNKED, body=chunk(b"x", b";a" * 500) * 1000)),
+    "long trailer": (413, request(CHUNKED, body=b"0\r\nX: " + b"a" * FLOOD)),
+    "trailers without end": (431, request(CHUNKED, body=b"0\r\n" + b"X: y\r\n" * FLOOD)),
+}
+
+
+@pytest.mark.parametrize(("status", "data"), TOO_MUCH.values(), ids=TOO_MUCH.keys())
+async def test_what_is_too_much_is_refused(served: Served, status: int, data: bytes) -> None:
+    """Every part of a request has a limit; a client that sends on and on gets to know it."""
+    served.app.requests.clear()
+    async with connected(served.port) as client:
+        client.writer.write(data)
+        answer = await client.rest()
+
+    assert_problem(answer, status)
+    assert served.app.requests == []
+
+
+async def test_limits_can_be_reached(served: Served) -> None:
+    """What is exactly as large as it may be is taken."""
+    headers = [b"X-%d: y" % n for n in range(LIMITS.max_headers - 3)]
+    line = b"POST /full HTTP/1.1"
+    size = len(b"/fullHost: x\r\nX-L: \r\nContent-Length: 65536\r\n")
+    size += sum(len(header) + 2 for header in headers)
+    headers += [
+        b"X-L: " + b"a" * (LIMITS.max_header_bytes - size),
+        b"Content-Length: %d" % LIMITS.max_body_bytes,
+    ]
+    async with connected(served.port) as client:
+        answer = await client.ask(request(*headers, line=line, body=b"x" * LIMITS.max_body_bytes))
+
+    assert status_of(answer) == 200
+
+
+async def test_many_requests_at_once_are_cut_off(served: Served) -> None:
+    """Of a heap of pipelined requests the first are answered, and then the connection closes."""
+    async with connected(served.port) as client:
+        client.writer.write(GET * 100)
+        answers = [await client.ask(b"") for _ in range(16)]
+
+        assert {status_of(answer) for answer in answers} == {200}
+        assert_problem(await client.rest(), 503)
+
+
+async def test_client_that_does_not_read_is_closed(served: Served) -> None:
+    """A client that takes no answer gets no more of them, and is closed after the idle time-out."""
+    served.app.requests.clear()
+    async with connected(served.port) as client:
+        client.transport.pause_reading()
+        client.writer.write(GET.replace(b"/ ", b"/large ") * 10)
+        await until(lambda: served.app.requests)
+        await until(lambda: not served.listener.connections)
+
+    assert len(served.app.requests) == 1
+
+
+async def test_slow_reader_gets_its_answer(served: Served) -> None:
+    """A client that reads slowly but in time gets the whole answer, and the next."""
+    async with connected(served.port) as client:
+        client.transport.pause_reading()
+        client.writer.write(GET.replace(b"/ ", b"/large ") + GET)
+        await asyncio.sleep(IDLE_SECONDS / 2)
+        client.transport.resume_reading()
+        sizes = [length_of(await client.reader.readuntil(b"\r\n\r\n"))]
+        await client.reader.readexactly(sizes[0])
+        last = await client.ask(b"")
+
+    assert (sizes, last[-1:]) == ([LARGE_BYTES], b"/")
+
+
+async def test_newcomer_takes_the_place_of_who_waited_longest() -> None:
+    """When all places are taken, the connection that has waited longest is closed."""
+    app = App()
+    async with listening(app, max_connections=2) as listener, AsyncExitStack() as stack:
+        first, second, third = [
+            await stack.enter_async_context(connected(listener.port)) for _ in range(3)
+        ]
+
+        assert await first.rest() == b""
+        assert status_of(await second.ask(GET)) == 200
+        assert status_of(await third.ask(GET)) == 200
+        assert len(listener.connections) == 2
+
+
+async def test_flood_of_connections_does_not_lock_out() -> None:
+    """However many connections wait, a request of a new one is answered."""
+    app = App()
+    async with listening(app, max_connections=20) as listener, AsyncExitStack() as stack:
+        idlers = [await stack.enter_async_context(connected(listener.port)) for _ in range(100)]
+        for idler in idlers:
+            idler.writer.write(HALF_BODY)
+        async with connected(listener.port) as client:
+            answer = await client.ask(GET)
+        lost = [await idler.rest() for idler in idlers[:80]]
+
+    assert status_of(answer) == 200
+    assert {status_of(answer) for answer in lost} <= {None, 503}
+
+
+async def test_connection_that_is_answered_keeps_its_place() -> None:
+    """When every connection is being answered, a newcomer is answered 503 and closed."""
+    app = App()
+    async with listening(app, max_connections=1) as listener, connected(listener.port) as busy:
+        busy.writer.write(GET.replace(b"/ ", b"/wait "))
+        await until(lambda: app.requests)
+        async with connected(listener.port) as newcomer:
+            refused = await newcomer.rest()
+        app.go.set()
+        answer = await busy.ask(b"")
+
+    assert_problem(refused, 503)
+    assert b"Retry-After: " in refused
+    assert (status_of(answer), app.refusals) == (200, [(None, 503)])
+
+
+async def test_bodies_together_have_a_limit() -> None:
+    """When halves of bodies take up too much, the slowest senders are answered 503."""
+    app = App()
+    async with listening(app, max_buffered_bytes=150_000) as listener, AsyncExitStack() as stack:
+        head = request(b"Content-Length: 60000")
+        clients = [await stack.enter_async_context(connected(listener.port)) for _ in range(3)]
+        for count, client in enumerate(clients):
+            client.writer.write(head + bytes(59999))
+            await until(lambda: listener.body_bytes > 59999 * min(count, 1))  # noqa: B023
+        answers = [await client.ask(b"x") for client in clients[1:]]
+        lost = await clients[0].rest()
+        left = listener.body_bytes
+
+    assert_problem(lost, 503)
+    assert ([status_of(answer) for answer in answers], left) == ([200, 200], 0)
+
+
+async def test_refusals_are_told() -> None:
+    """What the port answers by itself is told to who counts it."""
+    app = App()
+    async with listening(app) as listener:
+        for data in (b"\x00\r\n\r\n", TOO_MUCH["long header"][1], TOO_MUCH["one chunk"][1]):
+            async with connected(listener.port) as client:
+                client.writer.write(data)
+                await client.rest()
+        async with connected(listener.port) as client:
+            client.writer.write(HALF_BODY)
+            await until(lambda: listener.body_bytes)
+        await until(lambda: not listener.connections)
+
+    assert app.refusals == [(None, 400), (None, 431), ("/bad", 413), ("/half", 400)]
+
+
+# --- What clients do ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wish", [b"h2c", b"websocket"])
+@pytest.mark.parametrize(
+    "framing",
+    [(b"Content-Length: 5", b"hello"), (CHUNKED, chunk(b"hello") + chunk(b""))],
+    ids=["length", "chunks"],
+)
+async def test_wish_for_another_protocol_is_ignored(
+    served: Served, wish: bytes, framing: tuple[bytes, bytes]
+) -> None:
+    """A request that would rather be HTTP/2 is answered as it is, with its body."""
+    header, body = framing
+    upgrade = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: " + wish, header)
+    async with connected(served.port) as client:
+        first = await client.ask(request(*upgrade, line=b"POST /up HTTP/1.1", body=body) + GET)
+        second = await client.ask(b"")
+
+    assert (first[-3:], second[-1:]) == (b"/up", b"/")
+    assert served.app.requests[-2].body == b"hello"
+
+
+async def test_client_that_asks_first_is_told_to_go_on(served: Served) -> None:
+    """`Expect: 100-continue` is answered before the body, unless it would be too large."""
+    headers = (b"Expect: 100-continue", b"Content-Length: 5")
+    async with connected(served.port) as client:
+        client.writer.write(request(*headers, line=b"POST /100 HTTP/1.1"))
+        interim = await client.reader.readuntil(b"\r\n\r\n")
+        answer = await client.ask(b"hello")
+        client.writer.write(request(headers[0], b"Content-Length: 999999"))
+        refused = await client.rest()
+
+    assert (status_of(interim), answer[-4:]) == (100, b"/100")
+    assert_problem(refused, 413)
+
+
+async def test_answer_to_head_has_no_body(served: Served) -> None:
+    """HEAD is answered with the length, and without the body."""
+    async with connected(served.port) as client:
+        client.writer.write(b"HEAD /head HTTP/1.1\r\nHost: x\r\n\r\n")
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        answer = await client.ask(GET)
+
+    assert (length_of(head), status_of(answer)) == (5, 200)
+
+
+@pytest.mark.parametrize("keep", [b"", b"Connection: keep-alive\r\n"], ids=["plain", "keep"])
+async def test_http_1_0_is_answered_and_closed(served: Served, keep: bytes) -> None:
+    """HTTP/1.0 gets one answer for each connection."""
+    async with connected(served.port) as client:
+        client.writer.write(b"GET /old HTTP/1.0\r\n%s\r\n" % keep)
+        answer = await client.rest()
+
+    assert (answer[-4:], b"connection: close" in answer) == (b"/old", True)
+
+
+async def test_what_follows_the_last_request_is_ignored(served: Served) -> None:
+    """After `Connection: close` nothing more is answered."""
+    async with connected(served.port) as client:
+        client.writer.write(LAST_GET + b"\x00" + GET)
+        answer = await client.rest()
+
+    assert (status_of(answer), answer.count(b"HTTP/1.1")) == (200, 1)
+
+
+async def test_half_closed_client_gets_its_answers(served: Served) -> None:
+    """A client that has said all, and says so, is answered all."""
+    async with connected(served.port) as client:
+        client.writer.write(GET.replace(b"/ ", b"/slow ") + GET.replace(b"/ ", b"/2 "))
+        client.writer.write_eof()
+        answers = await client.rest()
+
+    assert (answers.count(b"HTTP/1.1 200 OK"), answers[-2:]) == (2, b"/2")
+
+
+async def test_client_that_leaves_does_not_stop_the_answer() -> None:
+    """A complete request is worked on to its end, whether or not the client waits for it."""
+    app = App()
+    async with listening(app) as listener:
+        async with connected(listener.port) as client:
+            client.writer.write(GET.replace(b"/ ", b"/wait "))
+            await until(lambda: app.requests)
+        app.go.set()
+        await until(lambda: not listener.tasks and not listener.connections)
+
+    assert not app.is_cancelled
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "query"),
+    [
+        (b"/a%20b?c=%20d", "/a b", b"c=%20d"),
+        (b"http://example.com:80/a?b", "/a", b"b"),
+        (b"http://example.com", "", b""),
+        (b"//a", "//a", b""),
+        (b"/%ff", "/\ufffd", b""),
+        (b"*", "*", b""),
+    ],
+)
+async def test_target_is_read(served: Served, target: bytes, path: str, query: bytes) -> None:
+    """The path is decoded; the query is left as it is, because it may be signed."""
+    async with connected(served.port) as client:
+        await client.ask(request(line=b"GET %s HTTP/1.1" % target))
+        found = served.app.requests[-1]
+
+    assert (found.path, found.query) == (path, query)
+
+
+async def test_bug_is_an_answer(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """A handler that fails is logged and answered 500, and the connection goes on."""
+    async with connected(served.port) as client:
+        answer = await client.ask(GET.replace(b"/ ", b"/bug "))
+        second = await client.ask(GET)
+
+    assert (status_of(answer), status_of(second)) == (500, 200)
+    assert "internal_error" in caplog.messages
+
+
+async def test_answer_has_a_date(served: Served) -> None:
+    """Every answer says when it was made."""
+    async with connected(served.port) as client:
+        head = (await client.ask(GET)).split(b"\r\n")
+
+    dates = [line.partition(b": ")[2].decode() for line in head if line.startswith(b"date: ")]
+    age = datetime.now(UTC) - parsedate_to_datetime(dates[0])
+    assert timedelta(seconds=-1) <= age < timedelta(seconds=10)
 
 
 def test_problem_says_status_and_title() -> None:
@@ -319,10 +745,10 @@ def test_problem_says_status_and_title() -> None:
     answer = problem(503, "busy", Retry_After="3")
 
     assert (
-        answer.status_code,
-        json.loads(bytes(answer.body)),
+        answer.status,
+        json.loads(answer.body),
         answer.headers["content-type"],
-        answer.headers["retry-after"],
+        answer.headers["Retry-After"],
     ) == (503, {"title": "busy", "status": 503}, "application/problem+json", "3")
 
 
@@ -331,7 +757,7 @@ def test_problem_says_status_and_title() -> None:
 
 def listen(host: str, port: int) -> Listener:
     """Try to take a port."""
-    return Listener(App(), setting="webhook.port", host=host, port=port)
+    return Listener(App().answer, LIMITS, setting="webhook.port", host=host, port=port)
 
 
 def test_port_in_use_names_the_setting() -> None:

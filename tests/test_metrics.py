@@ -140,7 +140,7 @@ WEBHOOK = {
         "route method code",
         ROUTES,
         ["POST", "other"],
-        ["200", "400", "401", "404", "405", "408", "413", "503"],
+        ["200", "400", "401", "404", "405", "408", "413", "431", "503"],
     ),
     "http_request_duration_seconds": histogram(FAST, "route", ROUTES),
     "http_requests_in_flight": gauge(),
