@@ -13,6 +13,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
 from bridge.listener import Listener
@@ -59,6 +61,8 @@ class App:
         try:
             if request.path == "/wait":
                 await self.go.wait()
+            if request.path == "/soon":
+                await asyncio.sleep(0.1)
             if request.path == "/slow":
                 await asyncio.sleep(IDLE_SECONDS * 1.5)
         except asyncio.CancelledError:
@@ -404,7 +408,7 @@ async def test_malformed_request_closes_after_a_good_one(served: Served) -> None
         assert_problem(await client.rest(), 400)
 
 
-@pytest.mark.parametrize("path", [b"/", b"/slow"], ids=["quick", "slow"])
+@pytest.mark.parametrize("path", [b"/", b"/soon"], ids=["quick", "slow"])
 @pytest.mark.parametrize("together", [True, False], ids=["one packet", "two packets"])
 async def test_malformed_request_does_not_lose_an_answer(
     served: Served, path: bytes, *, together: bool
@@ -611,6 +615,25 @@ async def test_refusals_are_told() -> None:
     assert app.refusals == [(None, 400), (None, 431), ("/bad", 413), ("/half", 400)]
 
 
+SCRAPS = st.sampled_from([GET, LAST_GET, HALF_HEADER, HALF_BODY, *MALFORMED.values(), b"\r\n"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(pieces=st.lists(SCRAPS | st.binary(max_size=100), max_size=8))
+async def test_any_bytes_are_answered_or_closed(served: Served, pieces: list[bytes]) -> None:
+    """Whatever a client sends before it has no more to say: whole answers, never 500, the end."""
+    async with connected(served.port) as client:
+        for piece in pieces:
+            client.writer.write(piece)
+        client.writer.write_eof()
+        rest = await client.rest()
+    while rest:
+        head, _, rest = rest.partition(b"\r\n\r\n")
+
+        assert status_of(head) in {200, 400, 503}
+        rest = rest[length_of(head) :]
+
+
 # --- What clients do ------------------------------------------------------------------------------
 
 
@@ -680,7 +703,7 @@ async def test_what_follows_the_last_request_is_ignored(served: Served) -> None:
 async def test_half_closed_client_gets_its_answers(served: Served) -> None:
     """A client that has said all, and says so, is answered all."""
     async with connected(served.port) as client:
-        client.writer.write(GET.replace(b"/ ", b"/slow ") + GET.replace(b"/ ", b"/2 "))
+        client.writer.write(GET.replace(b"/ ", b"/soon ") + GET.replace(b"/ ", b"/2 "))
         client.writer.write_eof()
         answers = await client.rest()
 
