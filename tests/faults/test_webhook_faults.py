@@ -260,3 +260,21 @@ async def test_event_that_no_queue_takes(bench: Bench, client: httpx.AsyncClient
 
     assert (before.status, after.status) == (503, 200)
     assert await stored(bench) == {"zero": 1, "one": 1}
+
+
+async def test_event_that_a_full_queue_refuses(bench: Bench, client: httpx.AsyncClient) -> None:
+    """An event that the only queue is too full for is not told 200 until there is room."""
+    limits = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
+    async with bench.webhook(webhook__queue=None) as live:
+        queue = await bench.amqp.channel.declare_queue(
+            f"{bench.exchange}.full", durable=True, arguments=limits
+        )
+        await queue.bind(bench.exchange, "#")
+        storm = Storm(client, live.webhook_url)
+        await storm.until_stored("zero")
+        before = await storm.post("one")
+        await queue.purge()
+        await storm.until_stored("one")
+
+    assert before.status == 503
+    assert storm.broken_rules() == []
