@@ -11,6 +11,7 @@ from functools import partial
 
 import httpx
 import pytest
+from pamqp.common import FieldTable
 
 from tests.faults.amqp_proxy import ACK, PUBLISH
 from tests.faults.bench import (
@@ -264,7 +265,11 @@ async def test_event_that_no_queue_takes(bench: Bench, client: httpx.AsyncClient
 
 async def test_event_that_a_full_queue_refuses(bench: Bench, client: httpx.AsyncClient) -> None:
     """An event that the only queue is too full for is not told 200 until there is room."""
-    limits = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
+    limits: FieldTable = {
+        "x-queue-type": "classic",
+        "x-max-length": 1,
+        "x-overflow": "reject-publish",
+    }
     async with bench.webhook(webhook__queue=None) as live:
         queue = await bench.amqp.channel.declare_queue(
             f"{bench.exchange}.full", durable=True, arguments=limits
