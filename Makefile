@@ -14,10 +14,10 @@ UV := $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 
 .DEFAULT_GOAL := help
-.PHONY: help env broker demo test soak check format clean
+.PHONY: help env broker demo test soak side-by-side scenes check format clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 env: $(STAMP)  ## set up .venv with everything that uv.lock names
 
@@ -56,6 +56,12 @@ MESSAGES ?= 50000
 SEED ?= 1
 soak: $(STAMP) broker  ## random faults for half an hour, then count what is lost or sent twice (MESSAGES=50000 SEED=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/run.py --messages $(MESSAGES) --seed $(SEED)
+
+side-by-side: $(STAMP) broker  ## the usual ways to lose messages beside ours, in five minutes (WRITE=1 puts it into the docs)
+	PYTHONPATH=. $(BIN)/python tests/soak/side_by_side.py $(if $(WRITE),--write)
+
+scenes: $(STAMP) broker  ## long proofs of single promises, in half an hour (SCENES="sigterm kill" WRITE=1)
+	PYTHONPATH=. $(BIN)/python tests/soak/scenes.py $(SCENES) $(if $(WRITE),--write)
 
 check: $(STAMP)  ## lint, formatting, types, import rules
 	$(BIN)/ruff check
