@@ -9,12 +9,15 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import uvloop
+
+from bridge.broker import USEFUL_SECONDS
 from bridge.config import WorkerSettings
 from bridge.sandbox.broker import Broker, private_broker
 from bridge.sandbox.processes import Child, Guard, guarded
@@ -37,6 +40,8 @@ CONCURRENCY: Final = 50
 DELAYS: Final = WorkerSettings().retry_delays
 NAIVE: Final = Path(__file__).with_name("naive_worker.py")
 LATENCY_SECONDS: Final = 0.2
+# A connection that is lost sooner counts as one that never was: the next one waits longer.
+SESSION_SECONDS: Final = USEFUL_SECONDS + 0.1
 # More than any scene publishes.
 PLANNED: Final = 90_000
 PAGE_BYTES: Final = 4096
@@ -44,6 +49,7 @@ PAGE_BYTES: Final = 4096
 QUIET_SECONDS: Final = 5
 # What the drain may take, and some more.
 END_SECONDS: Final = 60
+EXIT_INTERRUPTED: Final = 130
 
 
 class Process:
@@ -174,7 +180,7 @@ class Rig(Bench):
             lambda: self.accepted >= goal, what=f"{more} more accepted", seconds=seconds
         )
 
-    async def until_through(self, numbers: Collection[str], seconds: float = 90) -> None:
+    async def until_through(self, numbers: Collection[str], seconds: float = 240) -> None:
         """Return when every message is accepted, or no worker has anything to do any more.
 
         Fails at the deadline.
@@ -293,3 +299,11 @@ async def open_stand() -> AsyncIterator[Stand]:
                 yield Stand(broker, service, guard, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(main: Coroutine[Any, Any, int]) -> int:
+    """Run a command to its end, or to the first signal, and return its exit code."""
+    try:
+        return uvloop.run(main)
+    except asyncio.CancelledError:
+        return EXIT_INTERRUPTED

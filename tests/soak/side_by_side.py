@@ -17,15 +17,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-import uvloop
-
 from bridge.config import WorkerSettings
 from bridge.topology import dead_queue, ensure, retry_queue, worker_topology
 from tests.faults.amqp_proxy import DELIVER
 from tests.faults.bench import Amqp, eventually, make_numbers, open_amqp, open_link
 from tests.soak.figures import PAGE, Cells, format_table, replace_table
 from tests.soak.naive_worker import PREFETCH
-from tests.soak.rig import Process, Rig, Stand, open_stand
+from tests.soak.rig import SESSION_SECONDS, Process, Rig, Stand, open_stand, run
 
 MARK: Final = "side by side"
 HEAD: Final[Cells] = ("what happens", "the usual way", "there", "sms-bridge")
@@ -43,8 +41,6 @@ USUAL_LADDERS: Final = {
 STORM_SECONDS: Final = 3.0
 # RabbitMQ's own default since 4.0.
 DELIVERY_LIMIT: Final = 20
-# A session of a bridge's link that ends sooner makes it wait longer for the next.
-SESSION_SECONDS: Final = 1.1
 # Longer than the disconnects take, mostly.
 SLOW_SECONDS: Final = 40
 CUTS: Final = 5
@@ -236,8 +232,7 @@ async def compare_storms(stand: Stand) -> list[Row]:
         await _answer_503(rig, start)
         posts = [attempt.received_at for attempt in rig.service._sandbox.attempts]
         gone = f"gone after {1000 * (posts[-1] - posts[0]):.0f} ms, {len(posts)} POSTs"
-        if rig.accepted:
-            raise RuntimeError("the delivery limit has not dropped the message")
+        assert not rig.accepted, "the delivery limit has not dropped the message"
     async with ours(stand) as (rig, start):
         await _limit_deliveries(rig)
         own, own_taken = await _answer_503(rig, start)
@@ -345,14 +340,21 @@ COMPARISONS: Final[dict[str, Compare]] = {
 async def main(names: Sequence[str], *, write: bool) -> int:
     """Compare, print, and return the exit code."""
     rows: list[Row] = []
-    async with asyncio.timeout(MAX_SECONDS), open_stand() as stand:
-        for name in names:
-            started = time.monotonic()
-            rows += await COMPARISONS[name](stand)
-            _tell(f"{name}: {time.monotonic() - started:.0f} s")
+    failures: list[str] = []
+    try:
+        async with asyncio.timeout(MAX_SECONDS), open_stand() as stand:
+            for name in names:
+                started = time.monotonic()
+                try:
+                    rows += await COMPARISONS[name](stand)
+                except AssertionError as error:
+                    failures.append(f"{name}: {error}")
+                _tell(f"{name}: {time.monotonic() - started:.0f} s")
+    except TimeoutError:
+        failures.append(f"not over after {MAX_SECONDS} s")
     table = format_table(HEAD, [row.cells for row in rows])
     _tell(f"\n{table}\n")
-    broken = [row.broken for row in rows if row.broken]
+    broken = [*failures, *(row.broken for row in rows if row.broken)]
     for problem in broken:
         _tell(f"FAILED: {problem}")
     if write and not broken:
@@ -380,4 +382,4 @@ def _parse_arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     arguments = _parse_arguments()
-    sys.exit(uvloop.run(main(arguments.names or [*COMPARISONS], write=arguments.write)))
+    sys.exit(run(main(arguments.names or [*COMPARISONS], write=arguments.write)))
