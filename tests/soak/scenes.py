@@ -207,11 +207,11 @@ async def kill_worker_often(stand: Stand) -> Finding:
 
 
 def _count_repeats(rig: Rig, killed: Sequence[float]) -> Counter[int]:
-    """Count the POSTs that repeat one from before the last kill, by that kill."""
+    """Count the POSTs that were made again, by the first kill after the earlier one."""
     posts: defaultdict[str, list[float]] = defaultdict(list)
     for attempt in rig.service._sandbox.attempts:
         posts[str(attempt.to)].append(attempt.received_at)
-    return Counter(bisect.bisect(killed, at) for times in posts.values() for at in times[1:])
+    return Counter(bisect.bisect(killed, at) for times in posts.values() for at in times[:-1])
 
 
 # Connections to the broker
@@ -418,8 +418,8 @@ SCENES: Final[dict[str, Scene]] = {
         revoke_key_until_restored,
         480,
     ),
-    "sigterm": Scene("SIGTERM under load, the next worker starts at once", end_worker_often, 900),
-    "kill": Scene("`kill -9` of the worker under load", kill_worker_often, 900),
+    "sigterm": Scene("SIGTERM under load, the next worker starts at once", end_worker_often, 1500),
+    "kill": Scene("`kill -9` of the worker under load", kill_worker_often, 1500),
     "ack-cut": Scene(
         "the connection is cut exactly when an ack passes, in turn before and behind it",
         cut_at_acks,
