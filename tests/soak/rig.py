@@ -216,7 +216,8 @@ class Rig(Bench):
             confirmed=len(confirmed),
             sent=len(taken.keys() & set(confirmed)),
             lost=len(set(confirmed) - taken.keys() - waiting.keys() - dead.keys()),
-            waiting=waiting.total(),
+            # What was published and not confirmed yet may wait; what was sent may not.
+            waiting=sum(number in taken or number in confirmed for number in waiting.elements()),
             dead=dead.total(),
             extra_posts=posts.total() - len(posts),
             sent_twice=taken.total() - len(taken),

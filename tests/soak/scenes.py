@@ -44,7 +44,7 @@ SLOW: Final[dict[str, Any]] = {"latency_seconds": LATENCY_SECONDS}
 SOON_SECONDS: Final = 10.0
 DEEDS: Final[tuple[Deed, Deed]] = ("cut", "cut_after")
 # What was on its way when the service closed its window has arrived by then.
-ON_ITS_WAY_SECONDS: Final = 0.5
+ON_ITS_WAY_SECONDS: Final = 1.0
 WINDOW_SECONDS: Final = 3
 WINDOWS: Final = 8
 CAPACITY_PER_SECOND: Final = 10.0
