@@ -40,6 +40,8 @@ RPC_TIMEOUT_SECONDS: Final = 10.0
 # A session that ends sooner was of no use: the back-off goes on growing.
 USEFUL_SECONDS: Final = 1.0
 CLOSE_TIMEOUT_SECONDS: Final = 3.0
+# What is nested deeper in a header stays bytes: reading it would overflow the stack.
+MAX_HEADER_DEPTH: Final = 32
 
 _REMEDIES: Final[Mapping[ConnectFault, str]] = {
     "auth_failed": "check rabbitmq.username, rabbitmq.password and the vhost in rabbitmq.url",
@@ -288,9 +290,9 @@ def tolerate_broken_properties() -> None:
     """Make pamqp read and write what other clients send, so that one message cannot stop all.
 
     By default a timestamp in micro- or nanoseconds, or a short string or header name that is not
-    UTF-8, ends the connection on every delivery; and a header value of bytes, a large number or a
-    float cannot be written back as it came. Bytes that are no UTF-8 are kept; a timestamp is
-    scaled to seconds.
+    UTF-8, or a header nested a thousand levels deep, ends the connection on every delivery; and a
+    header value of bytes, a large number or a float cannot be written back as it came. Bytes that
+    are no UTF-8 are kept; a timestamp is scaled to seconds.
     """
     decode: Any = pamqp.decode
     encode: Any = pamqp.encode
@@ -299,7 +301,7 @@ def tolerate_broken_properties() -> None:
         "timestamp": _decode_timestamp,
         "table": _decode_table,
     }
-    decode.TABLE_MAPPING |= {b"T": _decode_timestamp, b"F": _decode_table}
+    decode.TABLE_MAPPING |= {b"T": _decode_timestamp}
     encode.METHODS |= {"shortstr": _encode_short_string, "table": _encode_table}
 
 
@@ -316,16 +318,40 @@ def _decode_timestamp(value: bytes) -> tuple[int, datetime]:
     return 8, datetime.fromtimestamp(moment, tz=UTC)
 
 
-def _decode_table(value: bytes) -> tuple[int, dict[str, Any]]:
+def _decode_table(value: bytes, depth: int = 0) -> tuple[int, dict[str, Any]]:
     end = 4 + int(struct.unpack(">I", value[:4])[0])
     table: dict[str, Any] = {}
     offset = 4
     while offset < end:
         used, name = _decode_short_string(value[offset:])
         offset += used
-        used, table[name] = pamqp.decode.embedded_value(value[offset:end])
+        used, table[name] = _decode_value(value[offset:end], depth + 1)
         offset += used
     return end, table
+
+
+def _decode_array(value: bytes, depth: int) -> tuple[int, list[Any]]:
+    end = 4 + int(struct.unpack(">I", value[:4])[0])
+    array: list[Any] = []
+    offset = 4
+    while offset < end:
+        used, item = _decode_value(value[offset:end], depth + 1)
+        offset += used
+        array.append(item)
+    return end, array
+
+
+def _decode_value(value: bytes, depth: int) -> tuple[int, Any]:
+    kind = bytes(value[:1])
+    if kind not in {b"F", b"A"}:
+        used, found = pamqp.decode.embedded_value(value)
+        return used, found
+    if depth > MAX_HEADER_DEPTH:
+        end = 5 + int(struct.unpack(">I", value[1:5])[0])
+        return end, bytes(value[5:end])
+    inner = _decode_table if kind == b"F" else _decode_array
+    used, found = inner(value[1:], depth)
+    return used + 1, found
 
 
 def _encode_short_string(value: str) -> bytes:

@@ -34,6 +34,9 @@ STATUS: Final = "sms-bridge-status"
 DEAD_AT: Final = "sms-bridge-dead-at"
 
 MAX_DETAIL_CHARACTERS: Final = 500
+# All properties stand in one frame of at most 128 KiB, by RabbitMQ's default; the rest is room
+# for our own and for what a copy of a copy may add.
+MAX_OWN_HEADER_BYTES: Final = 96 * 1024
 _VISIBLE_ASCII: Final = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
 _TRACEPARENT: Final = re.compile(
     "(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
@@ -205,15 +208,16 @@ def copy_properties(
     """Make the properties of the copy that replaces a delivery; `envelope` counts this attempt.
 
     All stay but those with which the broker would refuse (`user_id`), drop (`expiration`) or
-    reroute (`CC`, `BCC`) the copy. A message without an id gets its key as id, so that every
-    later attempt sends the same key.
+    reroute (`CC`, `BCC`) the copy, and headers so large that no frame holds them together with
+    ours. A message without an id gets its key as id, so that every later attempt sends the same
+    key.
     """
     replaced = copy.copy(properties)
     replaced.user_id = None
     replaced.expiration = None
     replaced.delivery_mode = 2
     replaced.message_id = envelope.message_id or envelope.key
-    headers = dict(properties.headers or {})
+    headers = _without_the_largest(properties.headers or {})
     for name in ("CC", "BCC", DEAD_AT):
         headers.pop(name, None)
     headers |= {
@@ -232,3 +236,21 @@ def copy_properties(
         headers[DEAD_AT] = datetime.now(UTC).isoformat(timespec="milliseconds")
     replaced.headers = headers
     return replaced
+
+
+def _without_the_largest(headers: dict[str, Any]) -> dict[str, Any]:
+    """Leave out as many of the largest headers as it takes to fit.
+
+    A copy that is over the limit of a frame ends its connection each time it is published.
+    """
+    sizes = {
+        name: len(f"{name}{value}".encode("utf-8", "replace")) for name, value in headers.items()
+    }
+    kept = dict(headers)
+    excess = sum(sizes.values()) - MAX_OWN_HEADER_BYTES
+    for name in sorted(sizes, key=lambda name: sizes[name], reverse=True):
+        if excess <= 0:
+            break
+        del kept[name]
+        excess -= sizes[name]
+    return kept

@@ -446,6 +446,16 @@ def test_own_headers_are_kept(*, dead: bool) -> None:
     assert {name: headers[name] for name in own} == own
 
 
+def test_headers_too_large_for_a_frame_are_left_out() -> None:
+    """Of headers that do not fit a frame with ours the largest go, and the others stay."""
+    own = {"large": "x" * 60_000, "larger": ["é" * 10_000, b"\xff" * 50_000], "tenant": "t-1"}
+    headers = headers_of(replaced(message(headers=own)))
+
+    assert headers["tenant"] == "t-1"
+    assert headers["large"] == own["large"]
+    assert "larger" not in headers
+
+
 @pytest.mark.parametrize("name", ["user_id", "expiration"])
 @pytest.mark.parametrize("dead", [False, True], ids=["retry", "dead"])
 def test_property_that_would_hurt_is_dropped(name: str, *, dead: bool) -> None:

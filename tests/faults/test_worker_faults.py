@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import os
+import struct
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pamqp.encode
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
 from pamqp.common import FieldTable
@@ -246,6 +248,35 @@ async def test_memory_alarm_during_a_storm_of_errors(bench: Bench) -> None:
         await bench.until_settled(live)
         assert bench.sent_twice(numbers) == {}
         assert await bench.dead_letters() == []
+
+
+async def test_headers_that_are_too_large_or_too_deep(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headers that overflow a frame or a stack keep neither their messages nor the next one."""
+    deep, large, good = make_numbers(3)
+    bench.service.misbehave({**REFUSED, "to": deep}, {**REFUSED, "to": large})
+    async with bench.worker() as live:
+        with monkeypatch.context() as patch:
+            patch.setitem(pamqp.encode.METHODS, "table", _nested_table)
+            await bench.publish([deep], headers={"deep": 1})
+        await bench.publish([large], headers={"large": "x" * 130_900})
+        await bench.publish([good])
+        await bench.until_taken([good])
+        await bench.until_settled(live)
+
+    letters = {letter.message_id: letter for letter in await bench.dead_letters()}
+    assert letters.keys() == {f"id-{deep}", f"id-{large}"}
+    assert {letter.headers["sms-bridge-reason"] for letter in letters.values()} == {"refused"}
+    assert "deep" in letters[f"id-{deep}"].headers
+
+
+def _nested_table(_headers: object) -> bytes:
+    """Write a header `deep` that is a table in a table, a thousand times."""
+    inner = b""
+    for _ in range(1000):
+        inner = b"\x04deepF" + struct.pack(">I", len(inner)) + inner
+    return struct.pack(">I", len(inner)) + inner
 
 
 async def test_retry_queue_deleted_by_an_operator(bench: Bench) -> None:
