@@ -27,6 +27,7 @@ from bridge.sandbox.broker import Broker
 from bridge.sandbox.server import Attempt, Fault, Message, Sandbox, create_app, serve
 from bridge.worker import Worker
 from tests.faults.amqp_proxy import CONFIRM_SELECT_OK, AmqpProxy, open_amqp_proxy
+from tests.unnamed import NO_ID
 
 T = TypeVar("T")
 
@@ -307,7 +308,8 @@ class Amqp:
     async def publish(self, queue: str, body: bytes, **properties: Any) -> None:
         """Publish one persistent message and see it confirmed."""
         mode = aio_pika.DeliveryMode.PERSISTENT
-        message = aio_pika.Message(body, **{"delivery_mode": mode, **properties})
+        own: dict[str, Any] = {"delivery_mode": mode, "message_id": NO_ID}
+        message = aio_pika.Message(body, **own | properties)
         await self.channel.default_exchange.publish(message, queue, timeout=SECONDS)
 
     async def count(self, queue: str) -> int:

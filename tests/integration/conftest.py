@@ -31,6 +31,7 @@ from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.sandbox.processes import Child, Guard, guarded
+from tests.unnamed import NO_ID
 
 T = TypeVar("T")
 
@@ -281,7 +282,8 @@ class Amqp:
     async def publish(self, queue: str, body: bytes, **properties: Any) -> None:
         """Publish one persistent message and see it confirmed."""
         mode = aio_pika.DeliveryMode.PERSISTENT
-        message = aio_pika.Message(body, **{"delivery_mode": mode, **properties})
+        own: dict[str, Any] = {"delivery_mode": mode, "message_id": NO_ID}
+        message = aio_pika.Message(body, **own | properties)
         await self.channel.default_exchange.publish(message, queue, timeout=SECONDS)
 
     async def take(self, queue: str, **wanted: object) -> AbstractIncomingMessage:

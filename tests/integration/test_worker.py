@@ -326,14 +326,11 @@ async def test_a_message_id_becomes_a_header(
     assert (key if as_it_is else unquote(key)) == message_id
 
 
-@pytest.mark.parametrize("properties", [{}, {"message_id": ""}], ids=["none", "empty"])
-async def test_a_message_without_an_id_keeps_one_key(
-    line: Line, service: Service, properties: dict[str, str]
-) -> None:
+async def test_a_message_without_an_id_keeps_one_key(line: Line, service: Service) -> None:
     """The key that the worker makes up is the same in every attempt."""
     request = line.request()
     await service.misbehave({"to": request["to"], "count": 1, "status": 503})
-    await line.publish(request, **properties)
+    await line.publish(request)
     await service.until_sent(request["to"])
     keys = {attempt["idempotency_key"] for attempt in await service.requests(request["to"])}
 
