@@ -36,6 +36,8 @@ ConnectFault = Literal["auth_failed", "refused", "tls_failed", "timeout"]
 
 MIN_BACKOFF_SECONDS: Final = 0.5
 MAX_BACKOFF_SECONDS: Final = 30.0
+# A refused connection costs a broker that starts next to nothing, and a login does.
+MAX_BACKOFF_REFUSED_SECONDS: Final = 5.0
 RPC_TIMEOUT_SECONDS: Final = 10.0
 # A session that ends sooner was of no use: the back-off goes on growing.
 USEFUL_SECONDS: Final = 1.0
@@ -61,6 +63,7 @@ class Link:
         self._metrics = metrics
         self._turn = 0
         self._last_fault = ""
+        self._is_refused = False
         self._connection: aio_pika.Connection | None = None
 
     @property
@@ -77,7 +80,8 @@ class Link:
         """Connect and `serve`, for ever. `serve` ends or raises when the connection is no use.
 
         Between two tries it waits for a random time of at most half of the time that the broker
-        has been away, 0.5 to 30 s: quick after a restart, and no storm when many come back.
+        has been away, 0.5 to 30 s, to 5 s while nobody listens there: quick after a restart, and
+        no storm when many come back.
         """
         down_since = time.monotonic()
         while True:
@@ -87,7 +91,8 @@ class Link:
                 self._log_fault(str(error))
             else:
                 down_since = time.monotonic()
-            await asyncio.sleep(_backoff(time.monotonic() - down_since))
+            longest = MAX_BACKOFF_REFUSED_SECONDS if self._is_refused else MAX_BACKOFF_SECONDS
+            await asyncio.sleep(_backoff(time.monotonic() - down_since, longest))
 
     def _log_fault(self, why: str) -> None:
         # One line for each change: an outage of an hour is not a thousand lines.
@@ -117,8 +122,11 @@ class Link:
         try:
             connection = await open_connection(self._settings, url, name=self.name)
         except BrokerError as error:
-            self._metrics.connections.labels(_classify(error)).inc()
+            fault = _classify(error)
+            self._is_refused = fault == "refused"
+            self._metrics.connections.labels(fault).inc()
             raise
+        self._is_refused = False
         self._metrics.connections.labels("opened").inc()
         self._last_fault = ""
         log.info("broker_connected", extra=facts(link=self.name, host=_host(url)))
@@ -151,8 +159,8 @@ def _reason(closing: "asyncio.Future[object]") -> BaseException:
     return closing.exception() or BrokerError("the connection was closed")
 
 
-def _backoff(down_seconds: float) -> float:
-    longest = min(max(down_seconds / 2, MIN_BACKOFF_SECONDS), MAX_BACKOFF_SECONDS)
+def _backoff(down_seconds: float, longest_seconds: float) -> float:
+    longest = min(max(down_seconds / 2, MIN_BACKOFF_SECONDS), longest_seconds)
     return random.uniform(0, longest)  # noqa: S311  jitter, no secret
 
 

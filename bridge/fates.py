@@ -316,9 +316,14 @@ def _dead(reason: DeadReason, answer: Answer) -> Dead:
 def put_off(answer: Answer, policy: Policy) -> Retried:
     """Send a delivery up the ladder without burning an attempt, because the worker must wait."""
     slow = answer.fate is Fate.SLOW_DOWN
+    wait = answer.retry_after_seconds or 0
+    step = policy.delay_for(1, at_least_seconds=wait)
+    if step > 2 * wait:
+        # One that comes back too early is put off again.
+        step = max((s for s in policy.retry_delays_seconds if s <= wait), default=step)
     return Retried(
         reason="rate_limited" if slow else "paused",
-        delay_seconds=policy.delay_for(1, at_least_seconds=answer.retry_after_seconds or 0),
+        delay_seconds=step,
         detail=answer.detail,
         status=answer.status,
     )

@@ -20,32 +20,34 @@ from bridge.fates import Outcome
 MAX_ENTRIES: Final = 100_000
 SENT_SECONDS: Final = 900.0
 DOUBT_SECONDS: Final = 300.0
-# An ack that was written shortly before its connection is found dead may not have arrived. It
-# takes up to three heartbeats of 10 s to notice a broker that hangs.
-UNSURE_ACK_SECONDS: Final = 45.0
 # A broker that is there delivers again as soon as a connection is lost.
 COMES_AGAIN_SECONDS: Final = 3.0
+_DIGEST_BYTES: Final = 16
+
+
+def unsure_ack_seconds(heartbeat_seconds: float) -> float:
+    """Return how old an ack may be that was written to a connection which was dead already.
+
+    It takes up to three heartbeats to notice a broker that hangs, and some time to close.
+    """
+    return min(3 * (heartbeat_seconds + 1) + 12, SENT_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One delivery: which message it is, and which of its copies."""
+    """One delivery: which message it is, whether its publisher named it, which of its copies."""
 
-    message: tuple[str, bytes]
+    message: bytes
+    has_id: bool
     copies: int
-
-    @property
-    def has_id(self) -> bool:
-        """Whether the publisher named the message."""
-        return bool(self.message[0])
 
 
 def entry_of(envelope: Envelope, body: bytes) -> Entry:
     """Make the entry of a delivery. An id that is used for two bodies names two messages."""
-    digest = hashlib.sha256(body)
-    if envelope.message_id is None:
-        digest.update(str(envelope.published_at).encode())
-    return Entry((envelope.message_id or "", digest.digest()), envelope.copies)
+    has_id = envelope.message_id is not None
+    name = ascii((envelope.message_id, None if has_id else envelope.published_at))
+    digest = hashlib.blake2b(name.encode() + b"\0" + body, digest_size=_DIGEST_BYTES)
+    return Entry(digest.digest(), has_id, envelope.copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +71,30 @@ class Claim:
 
 
 class Ledger:
-    """Remembers deliveries in flight and settled; bounded in entries and in time."""
+    """Remembers deliveries in flight and settled; bounded in entries and in time.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    Its time stands still while the broker is away: what comes again comes after that.
+    """
+
+    def __init__(
+        self, *, heartbeat_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
-        self._last_sent_at = -UNSURE_ACK_SECONDS
+        self._away_since: float | None = None
+        self._away_seconds = 0.0
+        self._unsure_ack_seconds = unsure_ack_seconds(heartbeat_seconds)
+        self._last_sent_at = -self._unsure_ack_seconds
         self._unsure_until = clock()
-        self._in_flight: dict[tuple[str, bytes], list[Claim]] = {}
-        self._sent: _Memory[tuple[str, bytes], None] = _Memory(SENT_SECONDS, clock)
-        self._settled: _Memory[Entry, None] = _Memory(UNSURE_ACK_SECONDS, clock)
-        self._doubtful: _Memory[Entry, None] = _Memory(DOUBT_SECONDS, clock)
-        self._owed: _Memory[Entry, None] = _Memory(DOUBT_SECONDS, clock)
-        self._kept: _Memory[Entry, Kept] = _Memory(DOUBT_SECONDS, clock)
+        self._in_flight: dict[bytes, list[Claim]] = {}
+        self._sent: _Memory[bytes, None] = _Memory(SENT_SECONDS, self._now)
+        self._settled: _Memory[Entry, None] = _Memory(self._unsure_ack_seconds, self._now)
+        self._doubtful: _Memory[Entry, None] = _Memory(DOUBT_SECONDS, self._now)
+        self._owed: _Memory[Entry, None] = _Memory(DOUBT_SECONDS, self._now)
+        self._kept: _Memory[Entry, Kept] = _Memory(DOUBT_SECONDS, self._now)
+
+    def _now(self) -> float:
+        now = self._clock() if self._away_since is None else self._away_since
+        return now - self._away_seconds
 
     @property
     def owes_acks(self) -> bool:
@@ -124,7 +138,7 @@ class Ledger:
             self._owed.add(claim.entry, None)
         if sent and claim.entry.has_id:
             self._sent.add(claim.entry.message, None)
-            self._last_sent_at = self._clock()
+            self._last_sent_at = self._now()
         elif not claim.is_awaited:
             self._note_ack(claim.entry, acked=acked)
         self._finish(claim, settled=True)
@@ -154,14 +168,21 @@ class Ledger:
         for claims in self._in_flight.values():
             for claim in claims:
                 claim.is_orphan = True
+                # Whoever waited for it comes again as well.
+                claim.is_awaited = False
         unsure = self._settled.clear()
         for entry in unsure:
             self._doubtful.add(entry, None)
-        if unsure or self._clock() - self._last_sent_at < UNSURE_ACK_SECONDS:
+        if unsure or self._now() - self._last_sent_at < self._unsure_ack_seconds:
             self._unsure_until = math.inf
+        if self._away_since is None:
+            self._away_since = self._clock()
 
     def consuming_again(self) -> None:
         """Note that the broker delivers from now on, what comes again first."""
+        if self._away_since is not None:
+            self._away_seconds += self._clock() - self._away_since
+            self._away_since = None
         if self._unsure_until == math.inf:
             self._unsure_until = self._clock() + COMES_AGAIN_SECONDS
 
@@ -189,55 +210,71 @@ _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 
 
+@dataclass(slots=True, eq=False)
+class _Mark(Generic[_Value]):
+    """One value of a key; `later` is the next one of the same key."""
+
+    at: float
+    value: _Value
+    later: "_Mark[_Value] | None" = None
+    is_taken: bool = False
+
+
 class _Memory(Generic[_Key, _Value]):
     """Values by key, several for one key; forgotten with time, and the oldest for room."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._order: deque[tuple[float, _Key]] = deque()
-        self._values: dict[_Key, deque[tuple[float, _Value]]] = {}
+        self._order: deque[tuple[_Key, _Mark[_Value]]] = deque()
+        self._oldest: dict[_Key, _Mark[_Value]] = {}
 
     def __contains__(self, key: _Key) -> bool:
         self._forget()
-        return key in self._values
+        return key in self._oldest
 
     def __bool__(self) -> bool:
         self._forget()
-        return bool(self._values)
+        return bool(self._oldest)
 
     def add(self, key: _Key, value: _Value) -> None:
-        now = self._clock()
-        self._order.append((now, key))
-        self._values.setdefault(key, deque()).append((now, value))
+        mark = _Mark(self._clock(), value)
+        earlier = self._oldest.setdefault(key, mark)
+        if earlier is not mark:
+            while earlier.later is not None:
+                earlier = earlier.later
+            earlier.later = mark
+        self._order.append((key, mark))
         self._forget()
 
     def take(self, key: _Key) -> tuple[_Value] | None:
         """Remove and return the oldest value of a key, in a tuple of its own."""
         self._forget()
-        values = self._values.get(key)
-        if not values:
+        mark = self._oldest.get(key)
+        if mark is None:
             return None
-        _, value = values.popleft()
-        if not values:
-            del self._values[key]
-        return (value,)
+        self._remove(key, mark)
+        return (mark.value,)
 
     def clear(self) -> list[_Key]:
         """Forget all, and return the keys, one for each value."""
         self._forget()
-        keys = [key for key, values in self._values.items() for _ in values]
+        keys = [key for key, mark in self._order if not mark.is_taken]
         self._order.clear()
-        self._values.clear()
+        self._oldest.clear()
         return keys
+
+    def _remove(self, key: _Key, oldest: _Mark[_Value]) -> None:
+        # It leaves its place in the order when its time is over.
+        oldest.is_taken = True
+        if oldest.later is None:
+            del self._oldest[key]
+        else:
+            self._oldest[key] = oldest.later
 
     def _forget(self) -> None:
         limit = self._clock() - self._seconds
-        while self._order and (self._order[0][0] <= limit or len(self._order) > MAX_ENTRIES):
-            at, key = self._order.popleft()
-            values = self._values.get(key)
-            # What was taken meanwhile left its mark in the order behind.
-            if values and values[0][0] <= at:
-                values.popleft()
-                if not values:
-                    del self._values[key]
+        while self._order and (self._order[0][1].at <= limit or len(self._order) > MAX_ENTRIES):
+            key, mark = self._order.popleft()
+            if not mark.is_taken:
+                self._remove(key, mark)

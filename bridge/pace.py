@@ -55,6 +55,12 @@ class TokenBucket:
         """Undo a `take` that is not used."""
         self._tokens += 1
 
+    def resize(self, per_second: float, burst: float) -> None:
+        """Change the rate; what has been used stays used."""
+        self.per_second = per_second
+        self._burst = burst
+        self._tokens = min(self._tokens, burst)
+
 
 class Pace:
     """One worker's pace. Times are of the monotonic clock."""
@@ -106,15 +112,25 @@ class Pace:
     @property
     def needs_probe(self) -> bool:
         """Whether the worker is paused, holds no delivery to try with, and may try soon."""
-        soon = self._gate_opens_at - self._clock() < MAX_HOLD_SECONDS
-        return self._reason is not None and self._probe is None and soon
+        return self._reason is not None and self._probe is None and self._opens_soon
+
+    @property
+    def _opens_soon(self) -> bool:
+        return self._gate_opens_at - self._clock() < MAX_HOLD_SECONDS
 
     def share_with(self, consumers: int) -> None:
-        """Divide the limit by the number of workers on the queue when its scope is `cluster`."""
-        if self._limit.scope == "cluster" and max(consumers, 1) != self._consumers:
-            self._consumers = max(consumers, 1)
-            self._bucket = self._new_bucket(self._limit.per_second)
-            self._by_sender.clear()
+        """Divide the limit by the number of workers on the queue when its scope is `cluster`.
+
+        A worker that is paused is no consumer, and does not count itself.
+        """
+        if self._limit.scope != "cluster" or self.is_holding:
+            return
+        self._consumers = max(consumers, 1)
+        if self._bucket is not None and self._limit.per_second is not None:
+            self._bucket.resize(*self._share(self._limit.per_second))
+        if self._limit.per_sender is not None:
+            for bucket in self._by_sender.values():
+                bucket.resize(*self._share(self._limit.per_sender))
 
     def most_held(self, concurrency: int) -> int:
         """Return how many deliveries to take, so that none waits too long for its turn."""
@@ -221,9 +237,15 @@ class Pace:
         """Probe at once: something may have been repaired, such as the key."""
         self._nudged.set()
 
+    def reopen(self) -> None:
+        """End a pause in which the service asked for a time that has passed, if nobody probes."""
+        is_open = self._gate_opens_at <= self._clock()
+        if self._reason == "rate_limited" and self._probe is None and is_open:
+            self.resume()
+
     def claim_probe(self, delivery: object) -> bool:
-        """Make a delivery the probe of a pause, unless another one is."""
-        if self._probe is None and self._reason is not None:
+        """Make a delivery the probe of a pause, unless another one is, or it would wait long."""
+        if self.needs_probe:
             self._probe = delivery
             self.changed.set()
         return self._probe is delivery
@@ -242,7 +264,6 @@ class Pace:
         """Wait for the back-off, which doubles with jitter each time, or for a nudge."""
         longest = MAX_OUTAGE_PROBE_SECONDS if self._reason == "outage" else MAX_PROBE_SECONDS
         own = min(self._probe_wait_seconds, longest) * random.uniform(0.8, 1.0)  # noqa: S311
-        self._probe_wait_seconds = min(self._probe_wait_seconds * 2, longest)
         # What the service asked for comes first.
         wait = max(own, self._gate_opens_at - self._clock())
         try:
@@ -251,6 +272,8 @@ class Pace:
         except TimeoutError:
             pass
         self._nudged.clear()
+        # Not before: a probe whose connection ended has found out nothing.
+        self._probe_wait_seconds = min(self._probe_wait_seconds * 2, longest)
 
     def _slow_down(self, retry_after_seconds: float | None) -> None:
         now = self._clock()
@@ -268,8 +291,12 @@ class Pace:
     def _new_bucket(self, per_second: float | None) -> TokenBucket | None:
         if per_second is None:
             return None
-        share = per_second / self._consumers
-        return TokenBucket(share, self._limit.burst or max(1.0, share), self._clock)
+        return TokenBucket(*self._share(per_second), self._clock)
+
+    def _share(self, per_second: float) -> tuple[float, float]:
+        """Return this worker's rate and burst."""
+        burst = self._limit.burst or per_second
+        return per_second / self._consumers, max(1.0, burst / self._consumers)
 
     def _slow_start_bucket(self) -> TokenBucket | None:
         if self._slow_start is not None:

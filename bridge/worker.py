@@ -58,7 +58,9 @@ class Worker:
         self._pace = pace
         self._metrics = metrics
         self._settler = Settler(settings, publisher=publisher, pace=pace, metrics=metrics)
-        self._ledger = Ledger()
+        self._ledger = Ledger(heartbeat_seconds=rabbitmq.heartbeat_seconds)
+        # After a pause a new consumer brings deliveries while older ones are still being sent.
+        self._slots = asyncio.Semaphore(settings.concurrency)
         self._lanes = Lanes(step_seconds=settings.retry_delays[0])
         self._tasks: dict[asyncio.Task[None], Delivery] = {}
         self._stopping = False
@@ -68,7 +70,7 @@ class Worker:
             changed=pace.changed,
             take=self._take,
             registered=self._ledger.consuming_again,
-            lost=self._ledger.connection_lost,
+            lost=self._on_session_over,
             metrics=metrics,
         )
         metrics.concurrency_limit.labels(settings.queue).set(settings.concurrency)
@@ -140,9 +142,14 @@ class Worker:
     async def _send(self, delivery: Delivery, request: SendRequest) -> Outcome:
         """Post until there is an outcome; only a slow-down, or being the probe, repeats it here."""
         while True:
-            if (ended := await self._wait_for_turn(delivery, request)) is not None:
-                return ended
-            answer = await self._sender.send(request, delivery.envelope)
+            with delivery.waits():
+                await self._slots.acquire()
+            try:
+                if (ended := await self._wait_for_turn(delivery, request)) is not None:
+                    return ended
+                answer = await self._sender.send(request, delivery.envelope)
+            finally:
+                self._slots.release()
             self._pace.note(answer)
             if (outcome := self._judge(delivery, answer)) is not None:
                 self._count_acceptance(delivery, request, outcome)
@@ -187,9 +194,9 @@ class Worker:
         if fate is Fate.SETUP:
             is_probe = self._pace.claim_probe(delivery)
             return self._hold(delivery, answer) if is_probe else put_off(answer, self._policy)
-        if paused == "outage" and answer.counts_as_outage and not self._parks(delivery, answer):
+        if paused is not None and answer.counts_as_outage:
             # Only the probe burns an attempt. It goes up the ladder, and the next one tries.
-            if not self._pace.claim_probe(delivery):
+            if not self._parks(delivery, answer) and not self._pace.claim_probe(delivery):
                 return put_off(answer, self._policy)
         elif self._pace.is_probe(delivery):
             # Whatever else the service says, it speaks about messages again.
@@ -326,9 +333,17 @@ class Worker:
             return self._settings.concurrency
         if self._pace.broker_blocked:
             return 0
+        self._pace.reopen()
         if self._pace.paused:
             return 1 if self._pace.needs_probe else 0
         return self._pace.most_held(self._settings.concurrency)
+
+    def _on_session_over(self) -> None:
+        """Let go of what waits: it comes again, and a probe must not keep its place meanwhile."""
+        self._ledger.connection_lost()
+        for task, delivery in list(self._tasks.items()):
+            if delivery.is_waiting and delivery.is_stale:
+                task.cancel()
 
     def _take(self, delivery: Delivery) -> None:
         self._count_received(delivery)

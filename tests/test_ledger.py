@@ -1,6 +1,7 @@
 """Redeliveries: what is a repeat of something done, and what is another message."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -11,12 +12,12 @@ from bridge.ledger import (
     DOUBT_SECONDS,
     MAX_ENTRIES,
     SENT_SECONDS,
-    UNSURE_ACK_SECONDS,
     Claim,
     Entry,
     Kept,
     Ledger,
     entry_of,
+    unsure_ack_seconds,
 )
 
 BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
@@ -50,15 +51,20 @@ class Book:
     """A ledger whose claims are settled by entry, the oldest first, and whose repeats are acked."""
 
     def __init__(self, clock: Clock) -> None:
-        self._ledger = Ledger(clock)
+        self._ledger = Ledger(heartbeat_seconds=10, clock=clock)
         self._claims: dict[Entry, list[Claim]] = {}
-        self.connection_lost = self._ledger.connection_lost
         self.consuming_again = self._ledger.consuming_again
 
     @property
     def expects_redeliveries(self) -> bool:
         """Whether something may come again soon."""
         return self._ledger.expects_redeliveries
+
+    def connection_lost(self, *, and_back: bool = True) -> None:
+        """Lose the connection, and have another one at once."""
+        self._ledger.connection_lost()
+        if and_back:
+            self.consuming_again()
 
     async def claim(self, one: Entry, *, redelivered: bool) -> bool:
         """Say whether a delivery is to be worked on."""
@@ -287,7 +293,7 @@ async def test_ack_of_a_repeat_may_be_lost_too(ledger: Book) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "taken"),
-    [(UNSURE_ACK_SECONDS - 1, False), (UNSURE_ACK_SECONDS, True)],
+    [(unsure_ack_seconds(10) - 1, False), (unsure_ack_seconds(10), True)],
     ids=["shortly before", "long before"],
 )
 async def test_old_acks_have_arrived(
@@ -317,7 +323,7 @@ async def test_doubt_ends(ledger: Book, clock: Clock, seconds: float, *, taken: 
 async def test_doubt_counts_from_the_loss(ledger: Book, clock: Clock) -> None:
     """What the end of a connection left in doubt is remembered from then on."""
     await done(ledger, NAMELESS)
-    clock.now += UNSURE_ACK_SECONDS - 1
+    clock.now += unsure_ack_seconds(10) - 1
     ledger.connection_lost()
     clock.now += DOUBT_SECONDS - 1
 
@@ -332,7 +338,7 @@ async def test_doubt_counts_from_the_loss(ledger: Book, clock: Clock) -> None:
 async def test_copy_is_taken(ledger: Book, one: Entry, *, acked: bool) -> None:
     """The copy that replaced a delivery is worked on when its time comes."""
     await done(ledger, one, sent=False, acked=acked)
-    copied = Entry(one.message, one.copies + 1)
+    copied = replace(one, copies=one.copies + 1)
 
     assert await ledger.claim(copied, redelivered=False)
 
@@ -573,7 +579,9 @@ async def test_decision_that_is_carried_out_is_settled(ledger: Book) -> None:
 
 async def test_oldest_entries_are_forgotten_first(ledger: Book) -> None:
     """The ledger holds a fixed number of messages and forgets the oldest."""
-    entries = [Entry((str(number), b""), 0) for number in range(MAX_ENTRIES + 1)]
+    entries = [
+        Entry(str(number).encode(), has_id=True, copies=0) for number in range(MAX_ENTRIES + 1)
+    ]
     for one in entries:
         await done(ledger, one)
     known = [not await ledger.claim(one, redelivered=True) for one in (entries[0], entries[-1])]
@@ -583,7 +591,9 @@ async def test_oldest_entries_are_forgotten_first(ledger: Book) -> None:
 
 async def test_oldest_decisions_are_forgotten_first(ledger: Book) -> None:
     """The ledger holds a fixed number of decisions and forgets the oldest."""
-    entries = [Entry((str(number), b""), 0) for number in range(MAX_ENTRIES + 1)]
+    entries = [
+        Entry(str(number).encode(), has_id=True, copies=0) for number in range(MAX_ENTRIES + 1)
+    ]
     for one in entries:
         await decided(ledger, one)
     known = [ledger.recall(one) is not None for one in (entries[0], entries[-1])]
@@ -604,7 +614,7 @@ async def test_nothing_is_expected_without_a_loss(ledger: Book) -> None:
 async def test_sent_just_before_a_loss_is_expected(ledger: Book, clock: Clock) -> None:
     """What was acked just before a loss is expected until some time after consuming again."""
     await done(ledger, NAMED)
-    ledger.connection_lost()
+    ledger.connection_lost(and_back=False)
     clock.now += 10 * COMES_AGAIN_SECONDS
     assert ledger.expects_redeliveries
 
@@ -618,10 +628,85 @@ async def test_sent_just_before_a_loss_is_expected(ledger: Book, clock: Clock) -
 async def test_consuming_again_ends_nothing_early(ledger: Book, clock: Clock) -> None:
     """A second registration on the same connection does not make the wait longer."""
     await done(ledger, NAMED)
-    ledger.connection_lost()
+    ledger.connection_lost(and_back=False)
     ledger.consuming_again()
     clock.now += COMES_AGAIN_SECONDS - 0.1
     ledger.consuming_again()
     clock.now += 0.2
 
     assert not ledger.expects_redeliveries
+
+
+# --- A broker that is away -----------------------------------------------------------------------
+
+LONG = 10 * SENT_SECONDS
+
+
+@each_kind
+async def test_long_absence_of_the_broker_forgets_nothing(
+    ledger: Book, clock: Clock, one: Entry
+) -> None:
+    """What was sent is known when it comes again, however long the broker was away."""
+    await ledger.claim(one, redelivered=False)
+    ledger.connection_lost(and_back=False)
+    ledger.settle(one, sent=True, acked=False)
+    clock.now += LONG
+    ledger.consuming_again()
+
+    assert not await ledger.claim(one, redelivered=True)
+
+
+async def test_long_absence_of_the_broker_forgets_no_decision(ledger: Book, clock: Clock) -> None:
+    """What must not be sent again is known when it comes again."""
+    await ledger.claim(NAMED, redelivered=False)
+    ledger.connection_lost(and_back=False)
+    ledger.release(NAMED, DECISION)
+    clock.now += LONG
+    ledger.consuming_again()
+    await ledger.claim(NAMED, redelivered=True)
+
+    assert ledger.recall(NAMED) == DECISION
+
+
+async def test_time_goes_on_when_the_broker_is_back(ledger: Book, clock: Clock) -> None:
+    """What does not come again is forgotten, counted from when the broker was back."""
+    await ledger.claim(NAMELESS, redelivered=False)
+    ledger.connection_lost(and_back=False)
+    ledger.settle(NAMELESS, sent=True, acked=False)
+    clock.now += LONG
+    ledger.consuming_again()
+    clock.now += DOUBT_SECONDS
+
+    assert await ledger.claim(NAMELESS, redelivered=True)
+
+
+async def test_two_losses_during_one_send(ledger: Book) -> None:
+    """However often the connection is lost meanwhile, the redelivery waits for the first."""
+    await ledger.claim(NAMELESS, redelivered=False)
+    for _ in range(2):
+        ledger.connection_lost()
+        again = asyncio.create_task(ledger.claim(NAMELESS, redelivered=True))
+        await others_run()
+        assert not again.done()
+        if _ == 0:
+            again.cancel()
+            await asyncio.wait({again})
+    ledger.settle(NAMELESS, sent=True, acked=False)
+
+    assert await again is False
+
+
+@pytest.mark.parametrize(("heartbeat", "seconds"), [(10, 40), (60, 185)])
+async def test_doubt_about_acks_follows_the_heartbeat(
+    clock: Clock, heartbeat: float, seconds: float
+) -> None:
+    """The slower a dead connection is noticed, the older an ack may be that was lost with it."""
+    ledger = Ledger(heartbeat_seconds=heartbeat, clock=clock)
+    claim = await ledger.claim(NAMELESS, redelivered=False)
+    assert claim is not None
+    ledger.settle(claim, sent=True, acked=True)
+    clock.now += seconds
+    ledger.connection_lost()
+    ledger.consuming_again()
+
+    assert await ledger.claim(NAMELESS, redelivered=True) is None

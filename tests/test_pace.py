@@ -270,7 +270,37 @@ def test_shared_limit_per_sender(world: World) -> None:
     world.turns(pace, 1)
     pace.share_with(2)
 
-    assert world.turns(pace, 3) == pytest.approx([0, 2, 4])
+    # What has been used stays used.
+    assert world.turns(pace, 3) == pytest.approx([2, 4, 6])
+
+
+def test_changing_number_of_consumers_gives_no_new_burst(world: World) -> None:
+    """However often the number of consumers changes, what has been used stays used."""
+    pace = world.pace(RateLimitSettings(per_second=1, burst=10, scope="cluster"))
+    world.turns(pace, 10)
+    for consumers in (2, 1, 3, 1):
+        pace.share_with(consumers)
+
+    assert world.turns(pace, 1) == pytest.approx([1])
+
+
+def test_burst_is_shared_too(world: World) -> None:
+    """Several workers together have one burst."""
+    pace = world.pace(RateLimitSettings(per_second=1, burst=10, scope="cluster"))
+    pace.share_with(5)
+
+    assert world.turns(pace, 3) == pytest.approx([0, 0, 5])
+
+
+def test_paused_worker_keeps_its_share(world: World) -> None:
+    """A worker that is paused, and so no consumer, counts on the others to come back."""
+    pace = world.pace(RateLimitSettings(per_second=1, burst=5, scope="cluster"))
+    pace.share_with(5)
+    pace.pause("outage")
+    pace.share_with(0)
+    pace.resume()
+
+    assert world.turns(pace, 2)[1] >= 5 - 1
 
 
 def test_same_number_of_consumers_changes_nothing(world: World) -> None:

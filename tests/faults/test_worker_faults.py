@@ -506,6 +506,112 @@ async def test_standard_output_that_nobody_reads(bench: Bench, tmp_path: Path) -
     assert bench.extra_posts(numbers) == {}
 
 
+async def test_park_during_an_outage(bench: Bench) -> None:
+    """With `park` an outage is a pause as well: each probe costs a dead letter, not the queue."""
+    await bench.declare_main()
+    numbers = await bench.publish(300)
+    bench.service.misbehave({"status": 500})
+    async with bench.worker(
+        worker__outage_after="1s", worker__concurrency=50, worker__on_uncertain="park"
+    ) as live:
+        await eventually(lambda: live.paused == {"outage"}, what="paused")
+        before = len(bench.service.posts(numbers))
+        await eventually(lambda: len(bench.service.posts(numbers)) >= before + 3, what="3 probes")
+
+        assert live.logged("resumed") == []
+
+
+async def test_two_lost_connections_during_one_post(bench: Bench) -> None:
+    """However often the connection ends during a POST, it is not repeated; without an id too."""
+    bench.service.misbehave({"latency_seconds": 6})
+    received = "sms_bridge_worker_messages_received_total"
+    async with bench.worker() as live:
+        numbers = await bench.publish(5, ids=False)
+        await eventually(lambda: len(bench.service.posts(numbers)) == 5, what="5 POSTs")
+        for seen in (5, 10):
+            bench.proxy.reset()
+            await eventually(
+                partial(has_received, live, received, seen), what=f"{seen} redeliveries"
+            )
+        await bench.until_settled(live)
+
+        assert bench.extra_posts(numbers) == {}
+
+
+def has_received(live: Live, name: str, count: int) -> bool:
+    """Say whether so many redeliveries have come."""
+    return live.metric(name, redelivered="true") >= count
+
+
+async def test_no_more_than_concurrency_after_a_pause(bench: Bench) -> None:
+    """Requests that are slow over a pause leave no room for more than `worker.concurrency`."""
+    await bench.declare_main()
+    slow, bad, rest = make_numbers(9), make_numbers(1), make_numbers(20)
+    for numbers in (slow, bad, rest):
+        await bench.publish(numbers)
+    bench.service.misbehave(
+        *({"to": n, "latency_seconds": 4, "count": 1} for n in (*slow, *rest)),
+        {"to": bad[0], "status": 401, "count": 1},
+    )
+    async with bench.worker(worker__concurrency=10) as live:
+        everybody = [*slow, *bad, *rest]
+        await bench.until_taken(everybody, 60)
+        await bench.until_settled(live)
+
+        assert live.metric("sms_bridge_worker_provider_requests_total", result="timeout") == 0
+        assert len(bench.service.posts(everybody)) == len(everybody) + 1
+
+
+async def test_a_probe_that_reaches_nobody_ends_no_pause(bench: Bench, api: HttpProxy) -> None:
+    """A probe that finds no service says nothing about the key."""
+    await bench.declare_main()
+    numbers = await bench.publish(100)
+    bench.service.misbehave({"status": 401})
+    async with bench.worker(sms_api__base_url=api.url, worker__concurrency=20) as live:
+        await eventually(lambda: live.paused == {"credentials_rejected"}, what="paused")
+        await api.refuse()
+        refused = "sms_bridge_worker_provider_requests_total"
+        await eventually(
+            lambda: live.metric(refused, result="connection_error") >= 3, what="a refused probe"
+        )
+        assert live.logged("resumed") == []
+        bench.service.behave()
+        await api.accept()
+        await bench.until_taken(numbers)
+
+
+async def test_no_delivery_is_held_for_a_long_retry_after(bench: Bench) -> None:
+    """While the service wants a wait of minutes everything waits on the ladder."""
+    await bench.declare_main()
+    (number,) = make_numbers(1)
+    await publish_texts(bench, number, 20)
+    bench.service.misbehave({"status": 429, "headers": {"Retry-After": "900"}})
+    async with bench.worker(worker__concurrency=10, worker__ordering="recipient") as live:
+        await eventually(lambda: live.paused == {"rate_limited"}, what="paused")
+        held = "sms_bridge_worker_messages_in_progress"
+        await eventually(lambda: live.metric(held) == 0, what="nothing held")
+
+        assert not live.worker.consumer.is_registered
+
+
+async def test_a_probe_whose_connection_ends_makes_room(bench: Bench) -> None:
+    """The next probe goes on with the back-off where the lost one was."""
+    bench.service.misbehave({"status": 401})
+    async with bench.worker() as live:
+        numbers = await bench.publish(3)
+        await eventually(lambda: live.paused == {"credentials_rejected"}, what="paused")
+        first = len(bench.service.posts(numbers))
+        await eventually(lambda: len(bench.service.posts(numbers)) >= first + 2, what="2 probes")
+        released = "sms_bridge_worker_messages_processed_total"
+        bench.proxy.reset()
+
+        await eventually(
+            lambda: live.metric(released, outcome="released") >= 1, what="room", seconds=3
+        )
+        bench.service.behave()
+        await bench.until_taken(numbers)
+
+
 # A worker that is told to end
 
 SHUTDOWN_SECONDS = 2
