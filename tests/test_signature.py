@@ -4,6 +4,7 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -177,11 +178,11 @@ def test_twilio_json_vector() -> None:
 
 def test_twilio_form_vector() -> None:
     """Twilio's published example of a form is HMAC-SHA1 over the URL and what follows it."""
-    scheme = replace(TWILIO, signed_content="{url}{body}")
+    scheme = replace(TWILIO, signed_content="{url}{body}", url=f"{URL}?foo=1&bar=2")
     fields = b"CallSidCA1234567890ABCDECaller+14158675309Digits1234From+14158675309To+18005551212"
     header = ("X-Twilio-Signature", "RSOYDt4T1cUTdK1PDd93/VVr8B8=")
 
-    assert accepts(scheme, header, keys=(b"12345",), body=fields, query=b"foo=1&bar=2")
+    assert accepts(scheme, header, keys=(b"12345",), body=fields)
 
 
 OWN = {
@@ -479,6 +480,7 @@ TIMES = {
     "fraction": "1700000000.0",
     "exponent": "17e8",
     "14 digits": "17000000000000",
+    "leading zero": "01700000000",
     "empty": "",
     "space inside": "17000 00000",
     "fullwidth": "\uff11" * 10,
@@ -604,6 +606,17 @@ def test_an_id_holds_no_separator(content: str, event_id: str, between: str) -> 
     assert fault(scheme, *headers, body=b"x") == "malformed"
 
 
+def test_a_digit_cannot_move_from_an_id_to_the_time() -> None:
+    """Where nothing separates the id from the time, a zero at its end is no part of the time."""
+    scheme = replace(STANDARD, signed_content="{id}{timestamp}.{body}", format="plain")
+    key = decode_secret(STANDARD, "whsec_dGVzdF9zZWNyZXRfa2V5")
+    signed = sign(scheme, key, BODY, now=NOW, event_id="msg_0").headers
+    moved = [("webhook-id", "msg_"), ("webhook-timestamp", "01700000000"), signed[-1]]
+
+    assert accepts(scheme, *signed)
+    assert fault(scheme, *moved) == "malformed"
+
+
 @pytest.mark.parametrize(
     "content", ["v1.{body}", "v1.{id}:{body}"], ids=["not signed", "behind fixed text"]
 )
@@ -657,14 +670,49 @@ def test_a_changed_query_is_a_mismatch() -> None:
     assert fault(TWILIO, twilio(query), query=query + b"&a=1") == "mismatch"
 
 
-def test_a_body_cannot_move_into_the_query() -> None:
-    """The start of a signed body is no query, even where nothing separates the two."""
-    scheme = replace(PLAIN, signed_content="{url}{body}", url=URL)
-    value = mac(URL.encode() + b'?a=1{"text":"x{}"}')
-    whole, moved = b'{"text":"x{}"}', b'{}"}'
+MOVES = {
+    "from the body": ("{url}|{body}", b"a=1", b"x|y", b"a=1|x", b"y"),
+    "from a JSON body": ("{url}{body}", b"", b'?a=[1]{"x":1}', b"a=[1]", b'{"x":1}'),
+    "from the query": ("{url}{body}", b"a=1", b'{"x":1}', b"a=", b'1{"x":1}'),
+    "the whole query": ("{url}{body}", b"a=1", b'{"x":1}', b"", b'?a=1{"x":1}'),
+    "over a dot": ("{url}.{body}", b"a=1", b'x.{"x":1}', b"a=1.x", b'{"x":1}'),
+    "over a time": ("{url}.{timestamp}.{body}", b"a=1", b"1700000000.x", b"a=1.1700000000", b"x"),
+}
 
-    assert accepts(scheme, plain(value), query=b"a=1", body=whole)
-    assert fault(scheme, plain(value), query=b'a=1{"text":"x', body=moved) == "malformed"
+
+@pytest.mark.parametrize(("content", "query", "body", "other_query", "other_body"), MOVES.values())
+def test_nothing_moves_between_query_and_body(
+    content: str, query: bytes, body: bytes, other_query: bytes, other_body: bytes
+) -> None:
+    """One signature is never good for two ways to cut the content into a query and a body."""
+    scheme = replace(PLAIN, signed_content=content, url=URL, timestamp_from="X-Time")
+    signed = sign(scheme, KEY, body, now=NOW, event_id="", query=query)
+    moved = sign(scheme, KEY, other_body, now=NOW, event_id="", query=other_query)
+    found = []
+    for each_query, each_body in ((query, body), (other_query, other_body)):
+        with suppress(InvalidSignatureError):
+            check(scheme, *signed.headers, query=each_query, body=each_body)
+            found.append(each_body)
+
+    assert moved.headers == signed.headers
+    assert len(found) < 2
+
+
+@pytest.mark.parametrize("content", ["{url}|{body}", "{url}.{timestamp}|{body}", "{body}{url}"])
+def test_a_query_is_fine_where_its_end_is_clear(content: str) -> None:
+    """A character that no query holds, or the end of the content, ends the query."""
+    scheme = replace(PLAIN, signed_content=content, url=URL, timestamp_from="X-Time")
+    signed = sign(scheme, KEY, BODY, now=NOW, event_id="", query=b"a=1")
+
+    assert accepts(scheme, *signed.headers, query=b"a=1")
+
+
+def test_a_url_before_the_body_comes_without_a_query() -> None:
+    """Where nothing separates the URL from the body, the URL as configured is signed."""
+    scheme = replace(PLAIN, signed_content="{url}{body}", url=URL)
+
+    assert accepts(scheme, plain(mac(URL.encode() + BODY)))
+    assert fault(scheme, plain(mac(URL.encode() + b"?a=1" + BODY)), query=b"a=1") == "malformed"
 
 
 # --- Settings ------------------------------------------------------------------------------------
@@ -696,6 +744,14 @@ CONTRADICTIONS = {
     "no URL": ({"preset": "twilio"}, "webhook.public_url: is missing"),
     "unknown placeholder": ({"signed_content": "{body}{nonce}"}, "signed_content: holds a brace"),
     "open brace": ({"signed_content": "{body}{"}, "signed_content: holds a brace"),
+    "id against the body": (
+        {"signed_content": "{id}{body}", "id_header": "X-Id"},
+        "signed_content: needs a fixed character between {id}",
+    ),
+    "id against the URL": (
+        {"signed_content": "{body}.{url}{id}", "id_header": "X-Id"},
+        "signed_content: needs a fixed character between {id}",
+    ),
     "unsigned time": ({"timestamp_from": "X-Time"}, "signed_content: must hold {timestamp}"),
     "kv key elsewhere": ({"preset": "stripe", "format": "plain"}, "timestamp_from: is a kv key"),
     "not a name": (
@@ -716,7 +772,7 @@ CONTRADICTIONS = {
 def test_contradictions_stop_the_start(knobs: dict[str, Any], expected: str) -> None:
     """Knobs that cannot work together are one readable line that names the key."""
     with pytest.raises(ConfigError) as caught:
-        scheme_from(signature_settings(**knobs), None)
+        scheme_from(signature_settings(**knobs), URL if "{url}" in str(knobs) else None)
 
     assert len(caught.value.faults) == 1
     assert caught.value.faults[0].startswith("webhook.")
@@ -746,6 +802,7 @@ SECRETS = {
     "hex": ("hex", "00FFa0", b"\x00\xff\xa0"),
     "base64": ("base64", "dGVzdF9zZWNyZXRfa2V5", KEY),
     "whsec": ("whsec", "whsec_dGVzdF9zZWNyZXRfa2V5", KEY),
+    "whsec without padding": ("whsec", "whsec_dGVzdF9zZWNyZXRfa2V5MQ", KEY + b"1"),
     "whsec without its prefix": ("whsec", "dGVzdF9zZWNyZXRfa2V5", KEY),
     "utf8 that looks like whsec": ("utf8", "whsec_dGVz", b"whsec_dGVz"),
 }
@@ -762,6 +819,7 @@ BAD_SECRETS = {
     "blank": ("utf8", "  \n"),
     "lone surrogate": ("utf8", "hush\ud800"),
     "nothing behind whsec_": ("whsec", "whsec_"),
+    "whsec that was cut": ("whsec", "whsec_hush5"),
     "odd hex": ("hex", "hush5"),
     "hex with spaces": ("hex", "aa bb"),
     "base64 with garbage": ("base64", "hush!!!!"),
@@ -887,4 +945,5 @@ def test_a_changed_time_is_never_accepted(scheme: Scheme, place: int, digit: str
     if changed == value:
         return
 
-    assert fault(scheme, *with_value(signed, name, changed)) == "mismatch"
+    expected = "malformed" if changed.startswith("0") else "mismatch"
+    assert fault(scheme, *with_value(signed, name, changed)) == expected
