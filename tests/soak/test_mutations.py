@@ -1,0 +1,166 @@
+"""The forgeries: none is accepted, and whatever is wrong with a verifier they find out."""
+
+import base64
+import binascii
+import hmac
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from bridge import signature
+from bridge.errors import InvalidSignatureError
+from tests.soak.mutations import CHUNK, FORGERS, SCHEMES, Tally, attack, attack_in_parallel
+
+FORGERIES = 12_000
+# Enough to find out any of the broken ones below.
+FEW_FORGERIES = 2_000
+
+
+@pytest.fixture(scope="module")
+def tally() -> Tally:
+    """Try some thousand forgeries on the verifier."""
+    return attack(FORGERIES, seed="suite")
+
+
+def test_no_forgery_is_accepted(tally: Tally) -> None:
+    """Of some thousand forgeries over all presets and kinds none is accepted."""
+    assert tally.accepted == []
+    assert (tally.count, tally.refused_genuine) == (FORGERIES, 0)
+    assert {name for name, _ in tally.tried} == set(SCHEMES)
+    assert {kind for _, kind in tally.tried} == set(FORGERS)
+
+
+def test_what_means_the_same_is_counted_apart(tally: Tally) -> None:
+    """Few forgeries turn out to mean the same as the genuine request, and they are not hidden."""
+    assert 0 < tally.same < FORGERIES / 50
+
+
+def test_a_verifier_that_refuses_everything_is_not_clean() -> None:
+    """Refusing all forgeries is no merit of a verifier that refuses genuine requests too."""
+
+    def refuse(*_args: Any, **_kwargs: Any) -> None:
+        raise InvalidSignatureError("mismatch")
+
+    assert not attack(100, seed="suite", verifier=refuse).is_clean
+
+
+def _compare_eight_bytes(a: bytes, b: bytes) -> bool:
+    return a[:8] == b[:8]
+
+
+def _lenient_base64(scheme: signature.Scheme, text: bytes) -> bytes:
+    return base64.b64decode(text, signature._altchars(scheme))
+
+
+def _unchecked_bits(scheme: signature.Scheme, text: bytes) -> bytes:
+    return base64.b64decode(text, signature._altchars(scheme), validate=True)
+
+
+def _lenient_hex(text: bytes) -> bytes:
+    return bytes.fromhex(text.decode("ascii", "replace"))
+
+
+def _first_value(given: Iterable[tuple[bytes, bytes]], name: str) -> bytes:
+    values = [value for key, value in given if key == name.lower().encode()]
+    if not values:
+        raise InvalidSignatureError("missing")
+    return values[0].strip()
+
+
+def _always_fresh(_scheme: Any, timestamp: bytes, **_now: float) -> float:
+    return float(timestamp)
+
+
+def _only_too_old(scheme: signature.Scheme, timestamp: bytes, *, now: float) -> float:
+    if now - float(timestamp) > scheme.tolerance_seconds:
+        raise InvalidSignatureError("stale")
+    return float(timestamp)
+
+
+def _any_id(_scheme: Any, event_id: bytes) -> bytes:
+    return event_id
+
+
+def _unchecked_query(*_args: Any) -> None:
+    return
+
+
+def _content_without(name: str) -> Callable[..., bytes]:
+    genuine = signature._content
+
+    def content(scheme: Any, body: bytes, **values: bytes) -> bytes:
+        if name == "body":
+            return genuine(scheme, b"", **values)
+        return genuine(scheme, body, **(values | {name: b""}))
+
+    return content
+
+
+def _content_of_a_number(scheme: Any, body: bytes, *, timestamp: bytes, **values: bytes) -> bytes:
+    number = b"%d" % int(timestamp) if timestamp else b""
+    return _CONTENT(scheme, body, timestamp=number, **values)
+
+
+def _any_prefix(scheme: signature.Scheme, value: bytes) -> Iterable[tuple[bytes, bytes]]:
+    if scheme.format.startswith("prefix:"):
+        return [(b"v1", value.partition(b"=")[2])]
+    return _ENTRIES(scheme, value)
+
+
+def _any_version(scheme: signature.Scheme, value: bytes) -> Iterable[tuple[bytes, bytes]]:
+    known = _ENTRIES(scheme, value)
+    return [(b"v1" if name.lower().startswith(b"v") else name, text) for name, text in known]
+
+
+_CONTENT = signature._content
+_ENTRIES = signature._entries
+_ANY_TIME = [
+    (signature, "_TIMESTAMP", re.compile(rb"[0-9_+ ]+")),
+    (signature, "_content", _content_of_a_number),
+]
+BROKEN: dict[str, list[tuple[Any, str, Any]]] = {
+    "compares eight bytes": [(hmac, "compare_digest", _compare_eight_bytes)],
+    "compares nothing": [(hmac, "compare_digest", lambda _a, _b: True)],
+    "skips characters in base64": [(signature, "_from_base64", _lenient_base64)],
+    "takes unused bits in base64": [(signature, "_from_base64", _unchecked_bits)],
+    "skips spaces in hex": [(binascii, "unhexlify", _lenient_hex)],
+    "takes the first of two headers": [(signature, "_only", _first_value)],
+    "takes any number of signatures": [(signature, "MAX_CANDIDATES", 1000)],
+    "takes any prefix": [(signature, "_entries", _any_prefix)],
+    "takes any version": [(signature, "_entries", _any_version)],
+    "takes any writing of the time": _ANY_TIME,
+    "never looks at the clock": [(signature, "_fresh", _always_fresh)],
+    "takes times to come": [(signature, "_fresh", _only_too_old)],
+    "takes dots in ids": [(signature, "_checked_id", _any_id)],
+    "does not bind the body to the query": [(signature, "_check_query", _unchecked_query)],
+    "does not sign the body": [(signature, "_content", _content_without("body"))],
+    "does not sign the time": [(signature, "_content", _content_without("timestamp"))],
+    "does not sign the id": [(signature, "_content", _content_without("event_id"))],
+    "does not sign the query": [(signature, "_content", _content_without("query"))],
+}
+
+
+@pytest.mark.parametrize("patches", BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_verifier_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, patches: list[tuple[Any, str, Any]]
+) -> None:
+    """A verifier with one rule less accepts some forgeries, and every genuine request."""
+    for place, name, value in patches:
+        monkeypatch.setattr(place, name, value)
+
+    tally = attack(FEW_FORGERIES, seed="suite")
+
+    assert tally.accepted
+    assert tally.refused_genuine == 0
+    assert not tally.is_clean
+
+
+def test_the_work_is_shared_out() -> None:
+    """Two processes try the same forgeries as one would, each its part."""
+    expected = Tally()
+    for number in range(2):
+        expected.add(attack(CHUNK, seed=f"7/{number}"))
+
+    assert attack_in_parallel(2 * CHUNK, seed=7, processes=2) == expected
