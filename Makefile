@@ -14,10 +14,10 @@ UV := $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 
 .DEFAULT_GOAL := help
-.PHONY: help env broker demo test soak side-by-side scenes check format clean
+.PHONY: help env broker demo test soak side-by-side scenes soak-webhook forgeries check format clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 env: $(STAMP)  ## set up .venv with everything that uv.lock names
 
@@ -62,6 +62,15 @@ side-by-side: $(STAMP) broker  ## the usual ways to lose messages beside ours, i
 
 scenes: $(STAMP) broker  ## long proofs of single promises, in half an hour (SCENES="sigterm kill" WRITE=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/scenes.py $(SCENES) $(if $(WRITE),--write)
+
+EVENTS ?= 100000
+KILLS ?= 20
+soak-webhook: $(STAMP) broker  ## webhooks while the secret is rotated and the broker killed, then count what is refused or lost (EVENTS=100000 KILLS=20 SEED=1)
+	PYTHONPATH=. $(BIN)/python tests/soak/webhook.py --events $(EVENTS) --kills $(KILLS) --seed $(SEED)
+
+COUNT ?= 1000000
+forgeries: $(STAMP)  ## forge so many signed webhooks, of which none may be accepted (COUNT=1000000 SEED=1)
+	PYTHONPATH=. $(BIN)/python tests/soak/forgeries.py --count $(COUNT) --seed $(SEED)
 
 check: $(STAMP)  ## lint, formatting, types, import rules
 	$(BIN)/ruff check

@@ -4,10 +4,12 @@ import asyncio
 import json
 import os
 import re
+import signal
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -52,6 +54,33 @@ _WORKER: Final[Mapping[str, str]] = {
 
 class SoakError(Exception):
     """The soak itself cannot go on."""
+
+
+@contextmanager
+def bounded(seconds: int) -> Iterator[None]:
+    """Let the signals that end a program, and the end of the time, end all processes, too."""
+
+    def interrupt(number: int, _frame: object) -> None:
+        if number == signal.SIGALRM:
+            raise SoakError(f"not over after {seconds} s")
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
+        signal.signal(number, interrupt)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def read_peak_kib(pid: int) -> int:
+    """Return the most memory that a process has used; 0 when it runs no more."""
+    status = Path(f"/proc/{pid}/status")
+    if not status.exists():
+        return 0
+    found = re.search(r"VmHWM:\s+(\d+)", status.read_text(encoding="ascii"))
+    return int(found[1]) if found else 0
 
 
 class Bench:
@@ -113,10 +142,7 @@ class Bench:
         for child in (self._sandbox, self._worker):
             if child is not None and child.exit_code is not None:
                 raise SoakError(f"{child.name} ended by itself ({child.exit_code}): {child.tail()}")
-        status = Path(f"/proc/{self.worker.pid}/status")
-        if status.exists():
-            found = re.search(r"VmHWM:\s+(\d+)", status.read_text(encoding="ascii"))
-            self.worker_peak_kib = max(self.worker_peak_kib, int(found[1]) if found else 0)
+        self.worker_peak_kib = max(self.worker_peak_kib, read_peak_kib(self.worker.pid))
         self.log.read()
 
     def set_faults(self, *faults: dict[str, object]) -> None:

@@ -11,12 +11,10 @@ import logging
 import platform
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +25,7 @@ from rich.console import Console
 from bridge.errors import BridgeError
 from bridge.sandbox.broker import private_broker
 from bridge.sandbox.processes import guarded
-from tests.soak.bench import CONCURRENCY, QUEUE, Bench, SoakError
+from tests.soak.bench import CONCURRENCY, QUEUE, Bench, SoakError, bounded
 from tests.soak.checker import Evidence, Fault, Verdict, check
 from tests.soak.nemesis import Nemesis
 from tests.soak.publisher import Publisher, plan_requests
@@ -156,7 +154,7 @@ def main() -> int:
     # What goes wrong on the publisher's connections is meant to.
     logging.disable(logging.CRITICAL)
     try:
-        with _bounded(options.max_seconds):
+        with bounded(options.max_seconds):
             return _run(options, console)
     except (SoakError, BridgeError) as error:
         console.print(f"FAILED: {error}", markup=False)
@@ -183,24 +181,6 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     if not verdict.problems:
         shutil.rmtree(folder)
     return 1 if verdict.problems else 0
-
-
-@contextmanager
-def _bounded(seconds: int) -> Iterator[None]:
-    """Let the signals that end a program, and the end of the time, end all processes, too."""
-
-    def interrupt(number: int, _frame: object) -> None:
-        if number == signal.SIGALRM:
-            raise SoakError(f"not over after {seconds} s")
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
-        signal.signal(number, interrupt)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
 
 
 def _versions(bench: Bench) -> dict[str, str]:

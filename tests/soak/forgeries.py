@@ -1,6 +1,6 @@
 """A million forgeries: genuine requests of every preset, each changed so that it must be refused.
 
-    python tests/soak/mutations.py --count 1000000 --seed 1
+    python tests/soak/forgeries.py --count 1000000 --seed 1
 
 Exit code 0: none was accepted, and every genuine request was. 1: otherwise. 2: bad usage.
 """

@@ -11,7 +11,7 @@ import pytest
 
 from bridge import signature
 from bridge.errors import InvalidSignatureError
-from tests.soak.mutations import CHUNK, FORGERS, SCHEMES, Tally, attack, attack_in_parallel
+from tests.soak.forgeries import CHUNK, FORGERS, SCHEMES, Tally, attack, attack_in_parallel
 
 FORGERIES = 12_000
 # Enough to find out any of the broken ones below.

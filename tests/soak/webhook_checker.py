@@ -1,0 +1,110 @@
+"""The verdict of a webhook soak: what was answered to every event, and what is in the queue.
+
+Pure: everything it knows is in `Evidence`.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+SHOWN: Final = 20
+
+
+@dataclass(slots=True)
+class Event:
+    """What was answered to one signed event: 200, 503, 4xx; None when no answer came.
+
+    `again` counts how often it was sent although it had been answered 200.
+    """
+
+    answers: Counter[int | None] = field(default_factory=Counter)
+    again: int = 0
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether it was answered 200."""
+        return self.answers[200] > 0
+
+    @property
+    def unsure(self) -> int:
+        """How many tries ended so that the event may be stored or not."""
+        return sum(n for status, n in self.answers.items() if status is None or status >= 500)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that is known when everything is over.
+
+    `stored` counts the copies in the queue by event id, `counted` what the receiver's own metric
+    says that it published, or None when it was not asked.
+    """
+
+    events: Mapping[str, Event]
+    stored: Mapping[str, int]
+    forged: Mapping[int | None, int] = field(default_factory=dict)
+    counted: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Verdict:
+    """The numbers, and a line in `problems` for each thing that must not be."""
+
+    events: int
+    tries: int
+    answers: dict[str, int]
+    accepted: int
+    again: int
+    refused: int
+    stored: int
+    copies: int
+    excess: list[str]
+    missing: list[str]
+    unexpected: list[str]
+    forged: int
+    forged_accepted: int
+    problems: list[str] = field(default_factory=list)
+
+
+def check(evidence: Evidence) -> Verdict:
+    """Compare what was answered with what is stored."""
+    events, stored = evidence.events, evidence.stored
+    answers: Counter[int | None] = Counter()
+    for event in events.values():
+        answers.update(event.answers)
+    verdict = Verdict(
+        events=len(events),
+        tries=answers.total(),
+        answers={str(s): n for s, n in sorted(answers.items(), key=lambda item: str(item[0]))},
+        accepted=sum(event.is_accepted for event in events.values()),
+        again=sum(event.again for event in events.values()),
+        refused=sum(n for status, n in answers.items() if status and 400 <= status < 500),
+        stored=sum(event_id in events for event_id in stored),
+        copies=sum(max(0, n - 1) for event_id, n in stored.items() if event_id in events),
+        excess=sorted(i for i, event in events.items() if stored.get(i, 0) > 1 + event.unsure),
+        missing=sorted(i for i, event in events.items() if event.is_accepted and i not in stored),
+        unexpected=sorted(set(stored) - set(events)),
+        forged=sum(evidence.forged.values()),
+        forged_accepted=sum(n for status, n in evidence.forged.items() if status != 401),
+    )
+    verdict.problems = list(_find_problems(evidence, verdict))
+    return verdict
+
+
+def _find_problems(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
+    if not verdict.events:
+        yield "no event was sent"
+    if verdict.missing:
+        yield f"{len(verdict.missing)} events were answered 200 and are not stored"
+    if verdict.refused:
+        yield f"{verdict.refused} times a signed event was refused"
+    if count := verdict.events - verdict.accepted:
+        yield f"{count} events were never answered 200"
+    if verdict.excess:
+        yield f"{len(verdict.excess)} events are stored more often than they were tried in vain"
+    if verdict.unexpected:
+        yield f"{len(verdict.unexpected)} events are stored that nobody signed"
+    if verdict.forged_accepted:
+        yield f"{verdict.forged_accepted} forged events were not answered 401"
+    if evidence.counted is not None and evidence.counted != verdict.accepted:
+        yield f"the metric counts {evidence.counted} published events, not {verdict.accepted}"
