@@ -39,6 +39,8 @@ EXIT_CLEAN: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_DRAIN_TIMED_OUT: Final = 75
 REREAD_SECONDS: Final = 5.0
+# Of one reading: files that change each time they are looked at are left to the next.
+MAX_LOOKS: Final = 3
 # For what comes after the drain: closing connections and the admin port.
 CLOSE_SECONDS: Final = 4.0
 
@@ -74,11 +76,59 @@ def _own_signals(stop: asyncio.Event) -> None:
         loop.add_signal_handler(number, on_signal, number.name)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _WatchedSecret:
     label: str
     credential: Credential
     on_change: Callable[[], None]
+    is_failing: bool = False
+
+
+class Secrets:
+    """The secrets of a process, read again now and then; the last good one stays in use."""
+
+    def __init__(self, metrics: BridgeMetrics) -> None:
+        self._metrics = metrics
+        self._watched: list[_WatchedSecret] = []
+
+    def watch(self, label: str, credential: Credential, on_change: Callable[[], None]) -> None:
+        """Read this one again too, and call back after each change."""
+        self._watched.append(_WatchedSecret(label, credential, on_change))
+
+    async def follow(self) -> NoReturn:
+        """Read all of them every few seconds."""
+        while True:
+            self.reread()
+            await asyncio.sleep(REREAD_SECONDS)
+
+    def reread(self) -> None:
+        """Read all of them again, until nothing is new.
+
+        Files that are exchanged together may be read half before and half after. Nothing is
+        verified in between, so all that matters is that the last look finds them as they are.
+        """
+        for _ in range(MAX_LOOKS):
+            changed = [self._reread(secret) for secret in self._watched]
+            if not any(changed):
+                return
+
+    def _reread(self, secret: _WatchedSecret) -> bool:
+        try:
+            changed = secret.credential.reread()
+        except ConfigError as error:
+            self._metrics.secret_reloads.labels(secret.label, "failed").inc()
+            if not secret.is_failing:
+                log.warning("secret_not_read", extra=facts(why=str(error)))
+            secret.is_failing = True
+            return False
+        secret.is_failing = False
+        read_at = secret.credential.read_at
+        self._metrics.secret_last_reload.labels(secret.label).set(read_at)
+        if changed:
+            self._metrics.secret_reloads.labels(secret.label, "changed").inc()
+            log.info("secret_changed", extra=facts(secret=secret.label))
+            secret.on_change()
+        return changed
 
 
 class Bridge:
@@ -97,7 +147,7 @@ class Bridge:
         _check_broker_secrets(settings)
         self._health = Health(self._metrics)
         self._links: list[Link] = []
-        self._secrets: list[_WatchedSecret] = []
+        self._secrets = Secrets(self._metrics)
         self._running: dict[str, Coroutine[Any, Any, None]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._worker = self._make_worker() if "worker" in roles else None
@@ -138,7 +188,7 @@ class Bridge:
             outage_after_seconds=settings.worker.outage_after,
             metrics=metrics,
         )
-        self._secrets.append(_WatchedSecret("sms_api", credential, pace.nudge))
+        self._secrets.watch("sms_api", credential, pace.nudge)
         publisher = self._make_publisher()
         worker = Worker(
             settings.worker,
@@ -180,7 +230,7 @@ class Bridge:
             ),
         )
         for secret in secrets:
-            self._secrets.append(_WatchedSecret("webhook", secret, receiver.read_secrets))
+            self._secrets.watch("webhook", secret, receiver.read_secrets)
         self._link("webhook publish", receiver.serve)
         listener = Listener(
             receiver.answer,
@@ -207,7 +257,7 @@ class Bridge:
         )
         self._running["admin listener"] = listener.run()
         self._running["heartbeat"] = self._health.beat()
-        self._running["secrets"] = self._follow_secrets()
+        self._running["secrets"] = self._secrets.follow()
         return listener
 
     def _make_publisher(self) -> Publisher:
@@ -237,28 +287,6 @@ class Bridge:
         )
 
     # Running
-
-    async def _follow_secrets(self) -> NoReturn:
-        """Read the secret files again now and then; the last good secret stays in use."""
-        failing: set[int] = set()
-        while True:
-            await asyncio.sleep(REREAD_SECONDS)
-            for number, secret in enumerate(self._secrets):
-                try:
-                    changed = secret.credential.reread()
-                except ConfigError as error:
-                    self._metrics.secret_reloads.labels(secret.label, "failed").inc()
-                    if number not in failing:
-                        log.warning("secret_not_read", extra=facts(why=str(error)))
-                    failing.add(number)
-                    continue
-                failing.discard(number)
-                read_at = secret.credential.read_at
-                self._metrics.secret_last_reload.labels(secret.label).set(read_at)
-                if changed:
-                    self._metrics.secret_reloads.labels(secret.label, "changed").inc()
-                    log.info("secret_changed", extra=facts(secret=secret.label))
-                    secret.on_change()
 
     def _log_failures(self) -> bool:
         failed = {name: task for name, task in self._tasks.items() if task.done()}
@@ -340,8 +368,8 @@ def webhook_secrets(settings: Settings, scheme: Scheme) -> list[Credential]:
     """Read the secrets that the webhook receiver needs; the first one counts as current."""
     webhook = settings.webhook
 
-    def check(_key: str, value: str) -> str:
-        decode_secret(scheme, value)
+    def check(key: str, value: str) -> str:
+        decode_secret(scheme, value, setting=key)
         return value
 
     if webhook.secret_files is not None:

@@ -205,10 +205,11 @@ def _name_faults(scheme: Scheme) -> Iterator[str]:
         )
 
 
-def decode_secret(scheme: Scheme, secret: str) -> bytes:
+def decode_secret(scheme: Scheme, secret: str, *, setting: str = "webhook.secrets") -> bytes:
     """Turn a configured secret into the HMAC key.
 
-    Raises ConfigError, without the secret in it, when it is empty or not in the encoding.
+    Raises ConfigError that names the setting, without the secret in it, when it is empty or not in
+    the encoding.
     """
     try:
         key = _secret_bytes(scheme.secret_encoding, secret)
@@ -217,7 +218,7 @@ def decode_secret(scheme: Scheme, secret: str) -> bytes:
     if not key or not secret.strip():
         # Raised out here, because a decoder's error may hold the secret.
         raise ConfigError(
-            f"webhook.secrets: a secret is empty or not {scheme.secret_encoding}; correct it, "
+            f"{setting}: the secret is empty or not {scheme.secret_encoding}; correct it, "
             "or say in webhook.signature.secret_encoding how it is written"
         )
     return key
