@@ -606,6 +606,25 @@ async def test_every_secret_file_counts(file_line: FileLine) -> None:
     assert accepted == [True, True]
 
 
+@pytest.mark.parametrize(("number", "key"), [(0, "current"), (1, "previous")])
+async def test_the_metric_tells_which_secret_signed(
+    file_line: FileLine, number: int, key: str
+) -> None:
+    """Whoever rotates a secret sees whether anything is still signed with the previous one."""
+    name = "sms_bridge_webhook_signature_verifications_total"
+
+    async def count() -> list[float]:
+        keys = ("current", "previous")
+        return [await file_line.webhook.metric(name, result="valid", key=key) for key in keys]
+
+    before = await count()
+    assert await file_line.accepts(file_line.secrets[number])
+    after = await count()
+
+    expected = [float(key == "current"), float(key == "previous")]
+    assert [b - a for a, b in zip(before, after, strict=True)] == expected
+
+
 @pytest.fixture(scope="module")
 async def rotated(file_line: FileLine) -> list[str]:
     """Put new secrets in both files, and return the old ones once a new one is in use."""
