@@ -38,7 +38,7 @@ CHUNK: Final = 2_000
 # So many forgeries are made of one genuine request.
 PER_GENUINE: Final = 20
 SHOWN: Final = 10
-PLAIN_WIDTH: Final = 140
+PLAIN_WIDTH: Final = 160
 TIMEOUT_SECONDS: Final = 1800
 
 _VISIBLE: Final = [chr(number) for number in range(33, 127)]
@@ -110,12 +110,18 @@ def make_genuine(rng: Random, scheme: Scheme) -> Genuine:
     late = rng.uniform(-1, 1) * scheme.tolerance_seconds
     request = Request(headers, body, signed.query, at + late)
     value = request.value(scheme.header)
-    mark = _LISTED[scheme.format][1] if scheme.format in _LISTED else ""
-    cut = value.index(mark) + len(mark) if mark else len(scheme.format.removeprefix("prefix:"))
-    cut = 0 if scheme.format == "plain" else cut
-    text = value[cut:]
+    front = _front(scheme, value)
+    text = value.removeprefix(front)
     digest = base64.b64decode(text) if scheme.encoding == "base64" else bytes.fromhex(text)
-    return Genuine(scheme, key, request, value[:cut], text, digest)
+    return Genuine(scheme, key, request, front, text, digest)
+
+
+def _front(scheme: Scheme, value: str) -> str:
+    """Return what stands before the digest in the signature's header."""
+    if scheme.format in _LISTED:
+        mark = _LISTED[scheme.format][1]
+        return value[: value.index(mark) + len(mark)]
+    return "" if scheme.format == "plain" else scheme.format.removeprefix("prefix:")
 
 
 def _make_body(rng: Random, at: int) -> bytes:
@@ -213,6 +219,7 @@ def forge_spelling(rng: Random, genuine: Genuine) -> Request | None:
         quote(text.encode(), safe="") if "=" in text else f"%{ord(text[0]):x}{text[1:]}",
         f'"{text}"',
         text.translate(_FULLWIDTH),
+        rng.choice((" ", ":")).join(re.findall("..?", text)),
         text + text,
         base64.b64encode(text.encode()).decode(),
     ]
@@ -505,8 +512,10 @@ def attack(count: int, *, seed: str, verifier: Verifier = verify) -> Tally:
     """Try so many forgeries on a verifier, evenly over presets and kinds."""
     rng, tally = Random(seed), Tally()
     names = list(SCHEMES)
+    # Not always the same, or the first ones would get more than their share.
+    first = rng.randrange(len(names))
     while tally.count < count:
-        name = names[tally.genuine % len(names)]
+        name = names[(first + tally.genuine) % len(names)]
         genuine = make_genuine(rng, SCHEMES[name])
         tally.genuine += 1
         tally.refused_genuine += _try(verifier, genuine, genuine.request) is not None

@@ -99,7 +99,10 @@ def _content_without(name: str) -> Callable[..., bytes]:
 
 
 def _content_of_a_number(scheme: Any, body: bytes, *, timestamp: bytes, **values: bytes) -> bytes:
-    number = b"%d" % int(timestamp) if timestamp else b""
+    try:
+        number = b"%d" % int(timestamp) if timestamp else b""
+    except ValueError:
+        raise InvalidSignatureError("malformed") from None
     return _CONTENT(scheme, body, timestamp=number, **values)
 
 
