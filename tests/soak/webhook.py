@@ -438,18 +438,20 @@ async def read_out(url: str) -> Counter[str]:
         async with await aio_pika.connect(url, timeout=READY_SECONDS) as connection:
             channel = await connection.channel()
             queue = await channel.get_queue(QUEUE)
-            total = queue.declaration_result.message_count or 0
+            left = queue.declaration_result.message_count or 0
             done = asyncio.Event()
 
             async def take(message: aio_pika.abc.AbstractIncomingMessage) -> None:
+                nonlocal left
                 found[str(message.headers.get(EVENT_ID))] += 1
-                if found.total() >= total:
+                left -= 1
+                if left <= 0:
                     done.set()
 
-            tag = await queue.consume(take, no_ack=True)
-            if total:
+            if left:
+                tag = await queue.consume(take, no_ack=True)
                 await done.wait()
-            await queue.cancel(tag)
+                await queue.cancel(tag)
             while (late := await queue.get(fail=False, no_ack=True)) is not None:
                 await take(late)
     return found
@@ -552,8 +554,8 @@ def main() -> int:
     try:
         with bounded(options.max_seconds):
             return _run(options, console)
-    except (SoakError, BridgeError, TimeoutError) as error:
-        console.print(f"FAILED: {error}", markup=False)
+    except (SoakError, BridgeError, TimeoutError, aio_pika.exceptions.AMQPError) as error:
+        console.print(f"FAILED: {str(error) or type(error).__name__}", markup=False)
         return 1
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
