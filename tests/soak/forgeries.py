@@ -187,9 +187,13 @@ def forge_text(rng: Random, genuine: Genuine) -> Request | None:
         )
         if not value:
             break
-    if _meaning(genuine.scheme, value) == _meaning(genuine.scheme, genuine.front + genuine.text):
-        return None
-    return genuine.headed(value)
+    given = genuine.front + genuine.text
+    return None if is_same(genuine.scheme, value, given) else genuine.headed(value)
+
+
+def is_same(scheme: Scheme, one: str, other: str) -> bool:
+    """Say whether two values of the signature's header mean the same."""
+    return _meaning(scheme, one) == _meaning(scheme, other)
 
 
 def _meaning(scheme: Scheme, value: str) -> list[str]:
@@ -199,7 +203,7 @@ def _meaning(scheme: Scheme, value: str) -> list[str]:
     known mean nothing; `v1` and the time do.
     """
     between, mark = _LISTED.get(scheme.format, ("\n", ""))
-    entries = [entry.strip(" \t") for entry in value.split(between)]
+    entries = [entry.strip(" \t") for entry in value.strip(" \t").split(between)]
     known = [entry for entry in entries if entry.startswith((mark, "t="))]
     unreadable = [entry for entry in entries if mark[-1:] not in entry]
     known = [*known, *unreadable]

@@ -5,13 +5,24 @@ import binascii
 import hmac
 import re
 from collections.abc import Callable, Iterable
+from random import Random
 from typing import Any
 
 import pytest
 
 from bridge import signature
 from bridge.errors import InvalidSignatureError
-from tests.soak.forgeries import CHUNK, FORGERS, SCHEMES, Tally, attack, attack_in_parallel
+from bridge.signature import Scheme
+from tests.soak.forgeries import (
+    CHUNK,
+    FORGERS,
+    SCHEMES,
+    Tally,
+    attack,
+    attack_in_parallel,
+    is_same,
+    make_genuine,
+)
 
 FORGERIES = 12_000
 # Enough to find out any of the broken ones below.
@@ -35,6 +46,18 @@ def test_no_forgery_is_accepted(tally: Tally) -> None:
 def test_what_means_the_same_is_counted_apart(tally: Tally) -> None:
     """Few forgeries turn out to mean the same as the genuine request, and they are not hidden."""
     assert 0 < tally.same < FORGERIES / 50
+
+
+@pytest.mark.parametrize("space", [" ", "\t", " \t"])
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES.keys())
+def test_white_space_around_a_header_means_nothing(scheme: Scheme, space: str) -> None:
+    """HTTP does not count it to the value, so it makes no forgery."""
+    genuine = make_genuine(Random(1), scheme)
+    value = genuine.request.value(scheme.header)
+
+    assert is_same(scheme, f"{space}{value}", value)
+    assert is_same(scheme, f"{value}{space}", value)
+    assert not is_same(scheme, f"x{value}", value)
 
 
 def test_a_verifier_that_refuses_everything_is_not_clean() -> None:

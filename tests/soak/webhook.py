@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import aio_pika
+import aiormq
 import httpx
 from rich.console import Console
 from rich.table import Table
@@ -323,12 +324,14 @@ class Soak:
         self.rotation = Rotation()
         self.problems: list[str] = []
         self.down_seconds: list[float] = []
+        self.broker_version = ""
 
     async def start(self) -> None:
         """Wait until the receiver publishes and its queue survives a kill."""
         await self._receiver.until_metric("sms_bridge_amqp_connection_up", 1)
         await asyncio.sleep(SETTLE_SECONDS)
         await asyncio.to_thread(self._broker.flush)
+        self.broker_version = await read_version(self._broker.url)
 
     # The secret is rotated
 
@@ -431,6 +434,12 @@ class Soak:
         return check(evidence)
 
 
+async def read_version(url: str) -> str:
+    """Ask the broker for its version."""
+    async with asyncio.timeout(READY_SECONDS), await aiormq.connect(url) as connection:
+        return str(connection.server_properties["version"])
+
+
 async def read_out(url: str) -> Counter[str]:
     """Take everything out of the queue, and count it by event id."""
     found: Counter[str] = Counter()
@@ -491,7 +500,7 @@ async def run(
         "seconds": round(time.monotonic() - begun),
         "versions": {
             **{name: version(name) for name in ("sms-bridge", "aio-pika", "aiormq", "uvicorn")},
-            "RabbitMQ": broker.ctl("version").strip(),
+            "RabbitMQ": soak.broker_version,
             "Python": platform.python_version(),
         },
         "problems": [*found, *soak.problems],
