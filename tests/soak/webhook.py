@@ -534,15 +534,19 @@ def draw(console: Console, report: dict[str, Any]) -> None:
     console.print()
     console.print(table)
     rotation, versions = report["rotation"], report["versions"]
+    if "rotation" in report["phases"]:
+        console.print(
+            f"verified with the previous secret: {rotation['valid_previous']}, after the service "
+            f"had changed: {rotation['previous_after_change']}; with a removed secret refused: "
+            f"{rotation['removed_key_refused']} of {2 * PROBES}"
+        )
+    if "kills" in report["phases"]:
+        console.print(
+            f"{report['settings']['kills']} kills, longest time without a 200: "
+            f"{report['longest_down_seconds']} s"
+        )
     console.print(
-        f"verified with the previous secret: {rotation['valid_previous']}, after the service had "
-        f"changed: {rotation['previous_after_change']}; with a removed secret refused: "
-        f"{rotation['removed_key_refused']} of {2 * PROBES if report['settings']['events'] else 0}"
-    )
-    console.print(
-        f"{report['settings']['kills']} kills, longest time without a 200: "
-        f"{report['longest_down_seconds']} s; receiver's peak memory "
-        f"{report['receiver_peak_mib']} MiB; {report['seconds']} s in all"
+        f"receiver's peak memory {report['receiver_peak_mib']} MiB; {report['seconds']} s in all"
     )
     console.print(", ".join(f"{name} {number}" for name, number in versions.items()))
     for problem in report["problems"]:
