@@ -17,9 +17,10 @@ import uvloop
 from bridge import __version__
 from bridge.admin import LIMITS as ADMIN_LIMITS
 from bridge.admin import Health, admin_handler
+from bridge.backlog import watched
 from bridge.broker import Link
 from bridge.config import Role, Settings, SmsApiSettings
-from bridge.credentials import Credential, check_header_value, read_secret
+from bridge.credentials import Credential, check_header_value
 from bridge.errors import ConfigError
 from bridge.listener import Listener
 from bridge.logs import LineWriter, configure_logging, facts, log_loop_faults
@@ -144,10 +145,11 @@ class Bridge:
             stream=LineWriter(sys.stdout, dropped=self._metrics.log_lines_dropped.inc),
             count=lambda level: self._metrics.log_records.labels(level).inc(),
         )
-        _check_broker_secrets(settings)
         self._health = Health(self._metrics)
         self._links: list[Link] = []
         self._secrets = Secrets(self._metrics)
+        for login in _broker_secrets(settings):
+            self._secrets.watch("rabbitmq", login, lambda: None)
         self._running: dict[str, Coroutine[Any, Any, None]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._worker = self._make_worker() if "worker" in roles else None
@@ -219,19 +221,23 @@ class Bridge:
         scheme = scheme_from(settings.signature, settings.public_url)
         secrets = webhook_secrets(self._settings, scheme)
         publisher = self._make_publisher()
+        metrics = WebhookMetrics(
+            self._registry,
+            path=settings.path,
+            event_types=settings.event_types,
+            queues=() if settings.queue is None else (settings.queue,),
+        )
         receiver = Receiver(
             settings,
             self._settings.rabbitmq,
             scheme=scheme,
             secrets=secrets,
             publisher=publisher,
-            metrics=WebhookMetrics(
-                self._registry, path=settings.path, event_types=settings.event_types
-            ),
+            metrics=metrics,
         )
         for secret in secrets:
             self._secrets.watch("webhook", secret, receiver.read_secrets)
-        self._link("webhook publish", receiver.serve)
+        self._link("webhook publish", watched(receiver.serve, settings.queue, metrics))
         listener = Listener(
             receiver.answer,
             webhook_limits(settings),
@@ -345,14 +351,16 @@ def _bridge_metrics(
     )
 
 
-def _check_broker_secrets(settings: Settings) -> None:
-    rabbitmq = settings.rabbitmq
-    for key, file in (
-        ("rabbitmq.username_file", rabbitmq.username_file),
-        ("rabbitmq.password_file", rabbitmq.password_file),
-    ):
-        if file is not None:
-            read_secret(key, file)
+def _broker_secrets(settings: Settings) -> list[Credential]:
+    """Read the files of the broker's login; each connection reads them anew by itself.
+
+    They are watched all the same: one that cannot be read shows before a connection needs it.
+    """
+    files = {
+        "rabbitmq.username_file": settings.rabbitmq.username_file,
+        "rabbitmq.password_file": settings.rabbitmq.password_file,
+    }
+    return [Credential(key, file=file) for key, file in files.items() if file is not None]
 
 
 def api_key(settings: SmsApiSettings) -> Credential:

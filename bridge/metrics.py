@@ -366,13 +366,21 @@ class WorkerMetrics(_Catalogue):
 class WebhookMetrics(_Catalogue):
     """What the webhook receiver counts."""
 
-    def __init__(self, registry: Registry, *, path: str, event_types: Sequence[str]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        path: str,
+        event_types: Sequence[str],
+        queues: Sequence[str] = (),
+    ) -> None:
         super().__init__(registry)
         self.event_types = frozenset(event_types)
         types = (*event_types, "other", "unknown")
         routes = (path, "unmatched")
         self._http(routes)
         self._events(types)
+        self._state(queues)
 
     def _http(self, routes: Sequence[str]) -> None:
         self.http_requests = self._counter(
@@ -435,4 +443,18 @@ class WebhookMetrics(_Catalogue):
             "Delivery events; zero until the service's types are known.",
             ("status",),
             ("delivered", "failed", "expired", "rejected", "unknown"),
+        )
+
+    def _state(self, queues: Sequence[str]) -> None:
+        self.queue_ready = self._gauge(
+            "sms_bridge_webhook_queue_messages_ready",
+            "Events ready in our own queue. Every replica reports it: use max by (queue).",
+            ("queue",),
+            queues,
+        )
+        self.queue_consumers = self._gauge(
+            "sms_bridge_webhook_queue_consumers",
+            "Consumers of our own queue.",
+            ("queue",),
+            queues,
         )

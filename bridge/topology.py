@@ -188,12 +188,17 @@ class QueueSizes:
 
 
 async def read_queue(connection: aio_pika.Connection, name: str) -> QueueSizes | None:
-    """Read a queue's sizes, or None when they cannot be had now."""
+    """Read a queue's sizes, or None when they cannot be had now.
+
+    A queue that does not exist holds nothing: its last size must not be shown for ever.
+    """
     try:
         async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
             channel = await open_channel(connection)
             answer = await channel.queue_declare(name, passive=True)
             await close_channel(channel)
+    except aiormq.exceptions.ChannelNotFoundEntity:
+        return QueueSizes(ready=0, consumers=0)
     except (aiormq.exceptions.ChannelClosed, TimeoutError):
         return None
     return QueueSizes(answer.message_count or 0, answer.consumer_count or 0)

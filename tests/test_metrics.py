@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, get_args
 
 import pytest
 from prometheus_client import generate_latest
@@ -14,8 +15,18 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from bridge.broker import ConnectFault
 from bridge.config import Settings
+from bridge.errors import PublishFault, SignatureFault
+from bridge.fates import DeadReason, PauseReason, Result, RetryReason
 from bridge.metrics import (
+    CONNECT_OUTCOMES,
+    DEAD_REASONS,
+    PAUSE_REASONS,
+    PROVIDER_RESULTS,
+    PUBLISH_OUTCOMES,
+    RETRY_REASONS,
+    VERIFICATIONS,
     BridgeMetrics,
     Registry,
     WebhookMetrics,
@@ -28,6 +39,7 @@ QUEUE = "sms.outbound"
 RETRY_QUEUES = [f"{QUEUE}.retry.{delay}" for delay in ("5s", "30s", "2m", "10m", "1h")]
 DEAD = f"{QUEUE}.dead"
 PATH = "/webhooks"
+INBOUND = "sms.inbound"
 EXCHANGES = ("default", "sms.inbound", "sms.outcome")
 
 FAST = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
@@ -153,6 +165,8 @@ WEBHOOK = {
     "delivery_reports_total": counter(
         "status", ["delivered", "failed", "expired", "rejected", "unknown"]
     ),
+    "queue_messages_ready": gauge("queue", [INBOUND]),
+    "queue_consumers": gauge("queue", [INBOUND]),
 }
 BOTH = {
     "amqp_connection_up": gauge(),
@@ -199,7 +213,7 @@ def worker(registry: Registry) -> WorkerMetrics:
 
 def webhook(registry: Registry) -> WebhookMetrics:
     """Add what a webhook receiver with the default settings has."""
-    return WebhookMetrics(registry, path=PATH, event_types=["message.received"])
+    return WebhookMetrics(registry, path=PATH, event_types=["message.received"], queues=[INBOUND])
 
 
 @pytest.fixture
@@ -376,6 +390,26 @@ def test_buckets(families: dict[str, Metric], name: str, promise: Promise) -> No
     assert sorted(map(float, bounds)) == [*promise.buckets, float("inf")]
 
 
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (RetryReason, RETRY_REASONS),
+        (DeadReason, DEAD_REASONS),
+        (PauseReason, PAUSE_REASONS),
+        (Result, PROVIDER_RESULTS),
+        (ConnectFault, {*CONNECT_OUTCOMES} - {"opened", "closed_by_broker"}),
+        (PublishFault, {*PUBLISH_OUTCOMES} - {"confirmed"}),
+        (SignatureFault, {fault for fault, _ in VERIFICATIONS} - {"valid"}),
+    ],
+    ids=["retry", "dead", "pause", "result", "connect", "publish", "signature"],
+)
+def test_the_code_counts_nothing_but_what_is_there_at_zero(
+    words: Any, values: Iterable[str]
+) -> None:
+    """Every word that the code may count is a label value, and no label value is without use."""
+    assert set(get_args(words)) == set(values)
+
+
 def test_what_is_running(registry: Registry) -> None:
     """One series says what is running, and is always 1."""
     labels = {"version": "1.2.3", "revision": "abc", "component": "worker"}
@@ -446,3 +480,4 @@ def test_default_settings_are_the_ones_of_these_tests() -> None:
         PATH,
         ("message.received",),
     )
+    assert settings.webhook.queue == INBOUND

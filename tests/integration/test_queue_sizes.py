@@ -1,0 +1,84 @@
+"""The sizes of queues as the broker tells them: what nobody takes, and what is not there."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aio_pika
+import pytest
+from pydantic import SecretStr
+
+from bridge.backlog import watched
+from bridge.broker import open_connection
+from bridge.config import Settings
+from bridge.metrics import Registry, WebhookMetrics, new_registry
+from bridge.topology import QueueSizes, read_queue
+from tests.integration.conftest import Amqp, eventually, unique
+
+EVENTS = 3
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[aio_pika.Connection]:
+    """Connect as the roles do."""
+    rabbitmq = Settings.model_validate({"rabbitmq": {"url": url}}).rabbitmq
+    connection = await open_connection(rabbitmq, SecretStr(url), name="test")
+    async with connection:
+        yield connection
+
+
+@pytest.fixture
+async def queue(amqp: Amqp) -> AsyncIterator[str]:
+    """Make a queue in which events wait for nobody."""
+    name = unique("unread")
+    await amqp.channel.declare_queue(name, durable=True)
+    for _ in range(EVENTS):
+        await amqp.publish(name, b"{}")
+    yield name
+    await amqp.delete([name])
+
+
+def shown(registry: Registry, metric: str, queue: str) -> float | None:
+    """Return what a gauge of the webhook receiver shows for a queue."""
+    return registry.get_sample_value(f"sms_bridge_webhook_{metric}", {"queue": queue})
+
+
+async def test_a_queue_that_is_not_there_is_empty(amqp_url: str) -> None:
+    """A queue that somebody deleted does not show its last size for ever."""
+    async with connected(amqp_url) as connection:
+        sizes = await read_queue(connection, unique("gone"))
+
+    assert sizes == QueueSizes(ready=0, consumers=0)
+
+
+async def test_events_that_nobody_takes_are_seen(amqp_url: str, queue: str) -> None:
+    """While it serves, the webhook receiver shows how many events wait and that nobody reads."""
+    registry = new_registry()
+    metrics = WebhookMetrics(registry, path="/", event_types=[], queues=[queue])
+    metrics.queue_consumers.labels(queue).set(1)
+    serving = asyncio.Event()
+
+    async def serve(_connection: aio_pika.Connection) -> None:
+        await serving.wait()
+
+    async def is_seen() -> bool:
+        return shown(registry, "queue_messages_ready", queue) == EVENTS
+
+    async with connected(amqp_url) as connection:
+        task = asyncio.create_task(watched(serve, queue, metrics)(connection))
+        await eventually(is_seen, what="the waiting events")
+        serving.set()
+        await task
+
+    assert shown(registry, "queue_consumers", queue) == 0
+
+
+async def test_without_a_queue_nothing_is_watched() -> None:
+    """With `webhook.queue: null` the receiver serves as ever."""
+
+    async def serve(_connection: aio_pika.Connection) -> None:
+        pass
+
+    metrics = WebhookMetrics(new_registry(), path="/", event_types=[])
+
+    assert watched(serve, None, metrics) is serve
