@@ -231,7 +231,9 @@ class Worker:
         queue, now = self._settings.queue, time.time()
         self._metrics.last_sent.labels(queue).set(now)
         if delivery.envelope.published_at is not None:
-            age = max(0.0, now - delivery.envelope.published_at)
+            # What was sent ahead of its time is late only after that time.
+            due = max(delivery.envelope.published_at, delivery.envelope.not_before or 0)
+            age = max(0.0, now - due)
             self._metrics.acceptance_latency.labels(queue).observe(age)
 
     # When a message may go
@@ -376,7 +378,8 @@ class Worker:
 
     def _oldest_held(self) -> float:
         envelopes = [delivery.envelope for delivery in self._tasks.values()]
-        return min((envelope.age_starts_at for envelope in envelopes), default=0.0)
+        due = (max(e.age_starts_at, e.not_before or 0) for e in envelopes)
+        return min(due, default=0.0)
 
     async def _watch_queues(self, connection: aio_pika.Connection) -> None:
         """Read the lengths of our queues now and then, on channels of their own."""
