@@ -14,7 +14,8 @@ UV := $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 
 .DEFAULT_GOAL := help
-.PHONY: help env broker demo test soak side-by-side scenes soak-webhook forgeries check format clean
+.PHONY: help env broker demo test soak side-by-side scenes soak-webhook forgeries prometheus \
+    pictures check format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -22,35 +23,51 @@ help:  ## list the targets
 env: $(STAMP)  ## set up .venv with everything that uv.lock names
 
 $(STAMP): pyproject.toml uv.lock | $(filter .uv/bin/uv,$(UV))
-	$(UV) sync --locked --all-groups
+	$(UV) sync --locked --all-groups --no-group docs
 	@touch $@
 
 .uv/bin/uv:
 	$(PYTHON) -m venv .uv
 	.uv/bin/pip install --quiet --disable-pip-version-check uv
 
-# RUNLEVEL=1 keeps the package from starting a server of the system's: ours are private ones.
-broker: $(STAMP)  ## install a RabbitMQ server, unless there is one or a URL names one
-	@if [ -n "$$SMS_BRIDGE_RABBITMQ__URL$$SMS_BRIDGE_TEST_AMQP_URL" ] || \
-	    $(BIN)/python -c 'from bridge.sandbox.broker import find_scripts as f; f()' 2>/dev/null; \
-	then exit 0; fi; \
+WITHOUT_RABBITMQ := Install a RabbitMQ server (apt-get, dnf or brew install it), or set \
+    SMS_BRIDGE_RABBITMQ__URL (demo) or SMS_BRIDGE_TEST_AMQP_URL (tests) to one that runs.
+WITHOUT_PROMETHEUS := Install Prometheus: the programs prometheus and promtool must be on PATH.
+
+# RUNLEVEL=1 keeps a package from starting a server of the system's: ours are private ones.
+# $(call apt_install,PACKAGE,WHAT TO DO OTHERWISE)
+define apt_install
 	if ! command -v apt-get >/dev/null; then as=none; \
 	elif [ "$$(id -u)" = 0 ]; then as=; \
 	elif sudo -n true 2>/dev/null; then as='sudo -n'; \
 	else as=none; fi; \
 	if [ "$$as" != none ]; then \
 	    $$as $(APT) update; \
-	    $$as $(APT) install -y --no-install-recommends rabbitmq-server && exit 0; \
+	    $$as $(APT) install -y --no-install-recommends $(1) && exit 0; \
 	fi; \
-	echo 'Install a RabbitMQ server (apt-get, dnf or brew install it), or set' \
-	    'SMS_BRIDGE_RABBITMQ__URL (demo) or SMS_BRIDGE_TEST_AMQP_URL (tests) to one that runs.' >&2; \
+	echo '$(2)' >&2; \
 	exit 1
+endef
+
+broker: $(STAMP)  ## install a RabbitMQ server, unless there is one or a URL names one
+	@if [ -n "$$SMS_BRIDGE_RABBITMQ__URL$$SMS_BRIDGE_TEST_AMQP_URL" ] || \
+	    $(BIN)/python -c 'from bridge.sandbox.broker import find_scripts as f; f()' 2>/dev/null; \
+	then exit 0; fi; \
+	$(call apt_install,rabbitmq-server,$(WITHOUT_RABBITMQ))
+
+prometheus:  ## install Prometheus and promtool, unless they are there
+	@if command -v prometheus >/dev/null && command -v promtool >/dev/null; then exit 0; fi; \
+	$(call apt_install,prometheus,$(WITHOUT_PROMETHEUS))
 
 demo: $(STAMP) broker  ## run both directions for real, with faults, and account for every message (KEEP=1 leaves it running)
 	$(BIN)/python -m bridge demo $(if $(KEEP),--keep)
 
-test: $(STAMP) broker  ## run all tests, those with a real RabbitMQ too
+test: $(STAMP) broker prometheus  ## run all tests, those with a real RabbitMQ and Prometheus too
 	$(BIN)/pytest
+
+pictures: $(STAMP) broker prometheus  ## run the demo and draw the dashboards from it, as docs/img/*.png
+	$(UV) sync --locked --all-groups
+	PYTHONPATH=. $(BIN)/python docs/pictures.py
 
 MESSAGES ?= 50000
 SEED ?= 1

@@ -1,0 +1,154 @@
+"""What the monitoring of the chart is held to: promtool, and the series of a real registry."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bridge.config import Settings
+from bridge.metrics import BridgeMetrics, WebhookMetrics, WorkerMetrics, new_registry
+from bridge.topology import dead_queue, retry_queue
+
+FILES = Path(__file__).parents[2] / "helm" / "sms-bridge" / "files"
+
+# What a scrape adds to each series, and what the rules record themselves.
+TARGET_LABELS = {"namespace", "job", "instance", "pod"}
+_METRIC = r"\b((?:sms_bridge|process|python)_[a-z0-9_]+|sms_bridge:[a-z0-9_:]+|up)\b"
+_SELECTOR = re.compile(_METRIC + r"(?:\{([^}]*)\})?")
+_MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
+
+Groups = list[dict[str, Any]]
+
+
+def alert_groups() -> Groups:
+    """Load the rules that the chart ships; the only door to them."""
+    groups: Groups = yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"]
+    return groups
+
+
+def alerts() -> dict[str, dict[str, Any]]:
+    """Return every alert by name."""
+    rules = (rule for group in alert_groups() for rule in group["rules"])
+    return {rule["alert"]: rule for rule in rules if "alert" in rule}
+
+
+def records() -> set[str]:
+    """Return the name of everything that the rules record."""
+    rules = (rule for group in alert_groups() for rule in group["rules"])
+    return {rule["record"] for rule in rules if "record" in rule}
+
+
+def write_rules(groups: Groups, path: Path) -> Path:
+    """Write rules as Prometheus reads them."""
+    path.write_text(yaml.safe_dump({"groups": groups}, sort_keys=False))
+    return path
+
+
+def promtool(*args: object) -> subprocess.CompletedProcess[str]:
+    """Run promtool; a missing one fails and says how to get it."""
+    found = shutil.which("promtool")
+    assert found, "promtool is missing: `make prometheus` installs it"
+    command = [found, *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def check_expressions(expressions: dict[str, str], folder: Path) -> str:
+    """Have promtool parse expressions, by names that Prometheus allows; return what it says."""
+    rules = [{"record": name, "expr": expr} for name, expr in expressions.items()]
+    path = write_rules([{"name": "expressions", "rules": rules}], folder / "expressions.yaml")
+    checked = promtool("check", "rules", "--lint=none", path)
+    return "" if checked.returncode == 0 else checked.stdout + checked.stderr
+
+
+@dataclass(frozen=True)
+class Selector:
+    """A metric's name in an expression, and the matchers behind it."""
+
+    name: str
+    matchers: tuple[tuple[str, str, str], ...]
+
+    def __str__(self) -> str:
+        """Write it as it stood."""
+        return self.name + "{" + ",".join("{}{}{!r}".format(*m) for m in self.matchers) + "}"
+
+    def selects(self, name: str, labels: dict[str, str]) -> bool:
+        """Say whether it selects a series; labels of the scrape are not looked at."""
+        return name == self.name and all(
+            _matches(labels.get(label, ""), operator, value)
+            for label, operator, value in self.matchers
+            if label not in TARGET_LABELS
+        )
+
+
+def _matches(value: str, operator: str, pattern: str) -> bool:
+    if operator in {"=", "!="}:
+        return (value == pattern) == (operator == "=")
+    return (re.fullmatch(pattern, value) is not None) == (operator == "=~")
+
+
+def selectors(expression: str) -> Iterator[Selector]:
+    """Yield every selector of a series in an expression, one for each alternative of a `=~`."""
+    for found in _SELECTOR.finditer(expression):
+        matchers = _MATCHER.findall(found[2] or "")
+        yield from _alternatives(found[1], matchers)
+
+
+def _alternatives(name: str, matchers: list[tuple[str, str, str]]) -> Iterator[Selector]:
+    """Split `a=~"b|c"`: a typing error in one word must not hide behind the other."""
+    for index, (label, operator, value) in enumerate(matchers):
+        if operator == "=~" and "|" in value and "$" not in value:
+            for word in value.split("|"):
+                rest = [*matchers[:index], (label, "=~", word), *matchers[index + 1 :]]
+                yield from _alternatives(name, rest)
+            return
+    yield Selector(name, tuple(matchers))
+
+
+@cache
+def known_series() -> tuple[tuple[str, dict[str, str]], ...]:
+    """Return every series of a process with both roles that has just started."""
+    settings = Settings.model_validate({"worker": {"outcome_exchange": "sms.outcome"}})
+    worker, webhook = settings.worker, settings.webhook
+    registry = new_registry()
+    assert webhook.queue is not None
+    BridgeMetrics(
+        registry,
+        component="worker",
+        version="1",
+        revision="1",
+        exchanges=("default", webhook.exchange, "sms.outcome"),
+    )
+    metrics = WorkerMetrics(
+        registry,
+        queue=worker.queue,
+        retry_queues=[retry_queue(worker.queue, delay) for delay in worker.retry_delays],
+        dead=dead_queue(worker.queue),
+    )
+    metrics.provider_responses.labels("200")
+    WebhookMetrics(
+        registry,
+        path=webhook.path,
+        event_types=webhook.event_types,
+        queues=[webhook.queue],
+    )
+    samples = [(s.name, s.labels) for family in registry.collect() for s in family.samples]
+    running = [
+        ("sms_bridge_build_info", {"component": role, "version": "1", "revision": "1"})
+        for role in ("webhook", "all")
+    ]
+    return (*samples, *running, ("up", {}), *((name, {}) for name in records()))
+
+
+def unknown_in(expression: str) -> list[str]:
+    """Return the selectors of an expression that can select nothing."""
+    return [
+        str(selector)
+        for selector in selectors(expression)
+        if not any(selector.selects(*series) for series in known_series())
+    ]

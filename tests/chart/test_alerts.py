@@ -1,0 +1,192 @@
+"""The alerts that the chart ships: each fires in trouble, is quiet without, and is explained."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.promql import (
+    alert_groups,
+    alerts,
+    promtool,
+    records,
+    unknown_in,
+    write_rules,
+)
+
+HERE = Path(__file__).parent
+RUNBOOKS = HERE.parents[1] / "docs" / "runbooks.md"
+ALERTS = alerts()
+
+
+def load_cases() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Load promtool's tests by name, each with the interval of its file."""
+    files = [
+        yaml.safe_load((HERE / f"alerts{kind}_test.yaml").read_text()) for kind in ("", "_slow")
+    ]
+    return {
+        test["name"]: (file["evaluation_interval"], test)
+        for file in files
+        for test in file["tests"]
+    }
+
+
+CASES = load_cases()
+
+
+def expectations(alert: str) -> list[dict[str, Any]]:
+    """Return everything that the tests expect of an alert at some moment."""
+    checks = (check for _, test in CASES.values() for check in test["alert_rule_test"])
+    return [check for check in checks if check["alertname"] == alert]
+
+
+def expected_labels(alert: str) -> list[dict[str, str]]:
+    """Return the labels of each firing of an alert that the tests expect."""
+    return [fired["exp_labels"] for check in expectations(alert) for fired in check["exp_alerts"]]
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the rules as Prometheus would load them."""
+    return write_rules(alert_groups(), tmp_path_factory.mktemp("rules") / "alerts.yaml")
+
+
+# The rules
+
+
+def test_prometheus_takes_the_rules(shipped: Path) -> None:
+    """Prometheus' own check finds nothing to complain about."""
+    checked = promtool("check", "rules", "--lint=all", "--lint-fatal", shipped)
+
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_fires_in_trouble_and_only_then(case: str, tmp_path: Path) -> None:
+    """Promtool plays the series of a test, and exactly the expected alerts fire."""
+    interval, test = CASES[case]
+    wanted = {check["alertname"] for check in test["alert_rule_test"]}
+    expressions = " ".join(ALERTS[alert]["expr"] for alert in wanted)
+    # The rules that do not matter here would take most of the time.
+    groups = [
+        {
+            "name": group["name"],
+            "rules": [
+                {key: value for key, value in rule.items() if key != "annotations"}
+                for rule in group["rules"]
+                if rule.get("alert") in wanted or rule.get("record", "none:") in expressions
+            ],
+        }
+        for group in alert_groups()
+    ]
+    write_rules(groups, tmp_path / "alerts.yaml")
+    plan = {
+        "rule_files": ["alerts.yaml"],
+        "evaluation_interval": interval,
+        # Otherwise by chance, and an alert may not see yet what is recorded.
+        "group_eval_order": [group["name"] for group in groups],
+        "tests": [test],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(plan))
+    played = promtool("test", "rules", tmp_path / "test.yaml")
+
+    assert played.returncode == 0, played.stdout + played.stderr
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_it_is_seen_to_fire(alert: str) -> None:
+    """Some test expects each alert to fire, for the job in trouble and not for the other."""
+    jobs = {labels["job"] for labels in expected_labels(alert)}
+    tests = [str(t) for _, t in CASES.values() if alert in str(t["alert_rule_test"])]
+
+    assert jobs
+    assert "good" not in jobs
+    assert any('job="good"' in test for test in tests)
+
+
+def test_nothing_is_tested_that_is_no_alert() -> None:
+    """Tests name alerts that exist: promtool lets the absence of an unknown one pass."""
+    named = {c["alertname"] for _, test in CASES.values() for c in test["alert_rule_test"]}
+
+    assert named == set(ALERTS)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [rule for group in alert_groups() for rule in group["rules"]],
+    ids=lambda rule: rule.get("alert") or rule["record"],
+)
+def test_it_looks_at_series_that_exist(rule: dict[str, Any]) -> None:
+    """Every metric and label value of an expression is one that the bridge creates at zero."""
+    assert unknown_in(rule["expr"]) == []
+
+
+def test_a_misspelt_label_value_is_found() -> None:
+    """The test above tells a metric or a value that nobody counts."""
+    assert unknown_in('rate(sms_bridge_worker_pauses_total{reason=~"outage|outrage"}[5m])')
+    assert unknown_in("sms_bridge_worker_naps_total")
+
+
+def test_everything_recorded_is_used() -> None:
+    """No rule records what no alert reads."""
+    expressions = " ".join(rule["expr"] for rule in ALERTS.values())
+
+    assert {name for name in records() if name not in expressions} == set()
+
+
+# What on-call reads
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_it_says_how_bad_it_is(alert: str) -> None:
+    """Severities are a closed set, to route by."""
+    assert ALERTS[alert]["labels"]["severity"] in {"critical", "warning", "info"}
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_it_says_what_happens(alert: str) -> None:
+    """An alert has a short line, and an explanation that ends as a sentence."""
+    annotations = ALERTS[alert]["annotations"]
+
+    assert 0 < len(annotations["summary"]) < 120
+    assert annotations["description"].endswith(".")
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_it_speaks_of_labels_that_it_has(alert: str) -> None:
+    """A label that a text quotes is one of those that the alert fires with."""
+    quoted = set(re.findall(r"\$labels\.(\w+)", str(ALERTS[alert]["annotations"])))
+
+    assert quoted <= set(expected_labels(alert)[0])
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_it_points_to_its_runbook(alert: str) -> None:
+    """The address of the runbook is relative, so that each installation can put its base before."""
+    assert ALERTS[alert]["annotations"]["runbook_url"] == f"runbooks.md#{alert.lower()}"
+
+
+def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
+    """The runbook's sections are the alerts, in the same order."""
+    sections = re.findall(r"^### (SmsBridge\w+)$", RUNBOOKS.read_text(), re.MULTILINE)
+
+    assert sections == list(ALERTS)
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_a_runbook_says_what_to_look_at_and_what_to_do(alert: str) -> None:
+    """A section says what happens to messages, what to look at, and what to do."""
+    section = re.split(rf"^### {alert}$", RUNBOOKS.read_text(), flags=re.MULTILINE)[1]
+    text = re.split(r"^##", section, flags=re.MULTILINE)[0]
+
+    assert all(part in text for part in ("**Messages.**", "**Look.**", "**Do.**"))
+
+
+def test_runbooks_name_metrics_that_exist() -> None:
+    """What the runbooks tell to look at is there."""
+    expressions = re.findall(r"`([^`\n]*sms_bridge_[^`\n]*)`", RUNBOOKS.read_text())
+
+    assert expressions
+    assert [unknown for text in expressions for unknown in unknown_in(text)] == []

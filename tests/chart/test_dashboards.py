@@ -1,0 +1,199 @@
+"""The dashboards that the chart ships: Grafana can show them, and every panel asks what exists."""
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chart.promql import FILES, alerts, check_expressions, known_series, selectors, unknown_in
+
+Dashboard = dict[str, Any]
+
+DASHBOARDS: dict[str, Dashboard] = {
+    path.stem: json.loads(path.read_text())
+    for path in sorted((FILES / "dashboards").glob("*.json"))
+}
+KINDS = {"stat", "timeseries", "state-timeline", "heatmap", "table", "alertlist"}
+# Of Grafana's units.
+UNITS = {"mps", "eps", "reqps", "cps", "short", "s", "percentunit", "bytes", "none"}
+COLUMNS = 24
+BUILT_IN = {"__rate_interval", "__range"}
+# Shown by no panel and watched by no alert, on purpose.
+UNSEEN = {
+    # Always zero until the service's delivery events are known.
+    "sms_bridge_webhook_delivery_reports_total",
+    # Beside the secret's own counters it says nothing that an alert could use.
+    "sms_bridge_secret_last_reload_timestamp_seconds",
+    "sms_bridge_shutdown_timestamp_seconds",
+}
+
+
+def panels_of(dashboard: Dashboard) -> list[dict[str, Any]]:
+    """Return the panels but for the rows between them."""
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+PANELS = [
+    pytest.param(panel, id=f"{name}-{panel['title']}")
+    for name, dashboard in DASHBOARDS.items()
+    for panel in panels_of(dashboard)
+]
+
+
+def expressions_of(dashboard: Dashboard) -> Iterator[str]:
+    """Yield everything that a dashboard asks Prometheus, variables and annotations too."""
+    for panel in panels_of(dashboard):
+        yield from (target["expr"] for target in panel["targets"])
+    yield from (note["expr"] for note in dashboard["annotations"]["list"] if "expr" in note)
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            found = re.fullmatch(r"label_values\((.+), \w+\)", variable["definition"])
+            assert found, variable["definition"]
+            yield found[1]
+
+
+def filled(expression: str) -> str:
+    """Put in what Grafana puts in."""
+    times = expression.replace("$__rate_interval", "5m").replace("$__range", "3h")
+    return re.sub(r'"\$\w+"', '".*"', times)
+
+
+EXPRESSIONS = [
+    pytest.param(expression, id=f"{name}-{number}")
+    for name, dashboard in DASHBOARDS.items()
+    for number, expression in enumerate(expressions_of(dashboard))
+]
+
+
+# What is asked
+
+
+def test_prometheus_reads_every_expression(tmp_path: Path) -> None:
+    """Prometheus' own parser takes every expression of every dashboard."""
+    named = {
+        f"{name}:{number}": filled(expression)
+        for name, dashboard in DASHBOARDS.items()
+        for number, expression in enumerate(expressions_of(dashboard))
+    }
+
+    assert check_expressions(named, tmp_path) == ""
+
+
+def test_an_expression_that_cannot_be_read_is_found(tmp_path: Path) -> None:
+    """The test above tells what Prometheus does not take."""
+    assert check_expressions({"broken": "sum by (x) (rate(up[5m])"}, tmp_path)
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_it_asks_for_series_that_exist(expression: str) -> None:
+    """Every metric and label value is one that the bridge creates at zero."""
+    assert unknown_in(filled(expression)) == []
+
+
+def test_every_metric_is_seen() -> None:
+    """Every metric of ours is on a dashboard or watched by an alert, or left out on purpose."""
+    asked = [e for dashboard in DASHBOARDS.values() for e in expressions_of(dashboard)]
+    asked += [rule["expr"] for rule in alerts().values()]
+    seen = {base_name(selector.name) for expr in asked for selector in selectors(filled(expr))}
+    ours = {base_name(name) for name, _ in known_series() if name.startswith("sms_bridge_")}
+
+    assert ours - seen == UNSEEN
+
+
+def base_name(name: str) -> str:
+    """Drop what a histogram adds to its name."""
+    return re.sub(r"_(bucket|sum|count)$", "", name)
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_every_variable_is_there_and_used(name: str) -> None:
+    """What an expression takes from a variable is defined, and no variable is without use."""
+    dashboard = DASHBOARDS[name]
+    defined = {variable["name"] for variable in dashboard["templating"]["list"]}
+    used = set(re.findall(r"\$\{?(\w+)", " ".join(expressions_of(dashboard))))
+
+    assert used - BUILT_IN == defined - {"datasource"}
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_everything_asks_the_chosen_source(name: str) -> None:
+    """No address of a data source is written in: the one at the top is asked."""
+    text = json.dumps(DASHBOARDS[name])
+    sources = set(re.findall(r'"datasource": \{"type": "(\w+)", "uid": "([^"]+)"\}', text))
+
+    assert sources == {("prometheus", "${datasource}"), ("grafana", "-- Grafana --")}
+    assert DASHBOARDS[name]["templating"]["list"][0]["type"] == "datasource"
+
+
+# What is shown
+
+
+def test_dashboards_have_addresses_of_their_own() -> None:
+    """Each has an address that stays, a title and the common tag."""
+    heads = [(d["uid"], d["title"], d["tags"]) for d in DASHBOARDS.values()]
+
+    assert heads == [
+        (f"sms-bridge-{name}", f"SMS bridge / {name}", ["sms-bridge"]) for name in DASHBOARDS
+    ]
+    assert set(DASHBOARDS) == {"overview", "worker", "webhook"}
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_panels_have_numbers_of_their_own(name: str) -> None:
+    """No two panels share an id, which Grafana would mix up."""
+    numbers = [panel["id"] for panel in DASHBOARDS[name]["panels"]]
+
+    assert len(numbers) == len(set(numbers))
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_panels_do_not_overlap(name: str) -> None:
+    """Every panel has a place of its own within the 24 columns."""
+    cells = [cell for panel in DASHBOARDS[name]["panels"] for cell in cells_of(panel["gridPos"])]
+
+    assert len(cells) == len(set(cells))
+    assert {x for x, _ in cells} == set(range(COLUMNS))
+
+
+def cells_of(place: dict[str, int]) -> list[tuple[int, int]]:
+    """Return the cells of the grid that a panel takes."""
+    columns = range(place["x"], place["x"] + place["w"])
+    return list(itertools.product(columns, range(place["y"], place["y"] + place["h"])))
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_panel_explains_itself(panel: dict[str, Any]) -> None:
+    """A panel has a title, an explanation, a kind and a unit that Grafana knows, and thresholds."""
+    defaults = panel["fieldConfig"]["defaults"]
+    steps = [step["value"] for step in defaults["thresholds"]["steps"]]
+
+    assert panel["title"]
+    assert panel["description"].endswith(".")
+    assert panel["type"] in KINDS
+    assert defaults["unit"] in UNITS
+    assert steps[0] is None
+    assert steps[1:] == sorted(steps[1:])
+
+
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_panel_names_its_lines(panel: dict[str, Any]) -> None:
+    """A legend quotes labels that the expression keeps, and queries have letters of their own."""
+    letters = [target["refId"] for target in panel["targets"]]
+    quoted = {
+        (label, target["expr"])
+        for target in panel["targets"]
+        for label in re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+    }
+
+    assert len(letters) == len(set(letters))
+    assert [pair for pair in quoted if not keeps(*pair)] == []
+
+
+def keeps(label: str, expression: str) -> bool:
+    """Say whether the outer grouping of an expression keeps a label; without one all are kept."""
+    groups = re.findall(r"\bby \(([^)]*)\)", expression)
+    return all(label in group.replace(" ", "").split(",") for group in groups)
