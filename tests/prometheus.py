@@ -1,0 +1,103 @@
+"""A private Prometheus that scrapes the processes of a test, or of the demo."""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from bridge.sandbox.processes import Child, Guard, free_ports, wait_until
+
+START_SECONDS = 60
+GRACE_SECONDS = 10
+
+
+class Prometheus:
+    """Asks a running Prometheus through its HTTP API."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    async def ask(self, path: str, **params: str) -> Any:
+        """Return the data of an answer; raise when it is none."""
+        async with httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=30) as client:
+            answer = await client.get(f"/api/v1/{path}", params=params)
+        assert answer.is_success, answer.text
+        return answer.json()["data"]
+
+    async def query(self, expression: str) -> list[dict[str, Any]]:
+        """Evaluate an expression now; each result has `metric` and `value`."""
+        found: list[dict[str, Any]] = (await self.ask("query", query=expression))["result"]
+        return found
+
+    async def query_range(
+        self, expression: str, *, start: float, end: float, step_seconds: float
+    ) -> list[dict[str, Any]]:
+        """Evaluate an expression over a time; each result has `metric` and `values`."""
+        span = {"start": f"{start:.3f}", "end": f"{end:.3f}", "step": f"{step_seconds:g}"}
+        data = await self.ask("query_range", query=expression, **span)
+        found: list[dict[str, Any]] = data["result"]
+        return found
+
+    async def firing(self) -> dict[str, dict[str, Any]]:
+        """Return the alerts that fire now, by name."""
+        found = (await self.ask("alerts"))["alerts"]
+        return {a["labels"]["alertname"]: a for a in found if a["state"] == "firing"}
+
+
+@contextmanager
+def running_prometheus(
+    folder: Path,
+    *,
+    guard: Guard,
+    targets: Mapping[str, str],
+    rules: Path | None = None,
+    interval: str = "1s",
+) -> Iterator[Prometheus]:
+    """Run a Prometheus that scrapes each job's `host:port`, and end it."""
+    found = shutil.which("prometheus")
+    assert found, "Prometheus is missing: `make prometheus` installs it"
+    (port,) = free_ports(1)
+    config = {
+        "global": {
+            "scrape_interval": interval,
+            "scrape_timeout": interval,
+            "evaluation_interval": interval,
+        },
+        "rule_files": [] if rules is None else [str(rules)],
+        "scrape_configs": [
+            {"job_name": job, "static_configs": [{"targets": [target]}]}
+            for job, target in targets.items()
+        ],
+    }
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    command = [
+        found,
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'tsdb'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--log.level=warn",
+    ]
+    child = Child(command, guard=guard, log=folder / "prometheus.log", environ={})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        with httpx.Client(trust_env=False, timeout=1) as client:
+            ready = wait_until(
+                lambda: _is_ready(client, url),
+                seconds=START_SECONDS,
+                running=lambda: child.exit_code is None,
+            )
+        assert ready, child.tail()
+        yield Prometheus(url)
+    finally:
+        child.end(grace_seconds=GRACE_SECONDS)
+
+
+def _is_ready(client: httpx.Client, url: str) -> bool:
+    try:
+        return client.get(f"{url}/-/ready").is_success
+    except httpx.HTTPError:
+        return False
