@@ -33,6 +33,7 @@ from bridge.metrics import (
     WorkerMetrics,
     new_registry,
 )
+from tests.chart.promql import promtool
 
 BUDGET = 500
 QUEUE = "sms.outbound"
@@ -297,6 +298,13 @@ def test_nothing_was_created_at_in_openmetrics(registry: Registry) -> None:
 def test_metrics_are_those_that_are_promised(families: dict[str, Metric]) -> None:
     """Dashboards find every metric, and no metric is without a promise."""
     assert set(families) == {*PROMISES, *NOT_AT_ZERO}
+
+
+def test_names_are_as_prometheus_advises(registry: Registry) -> None:
+    """Prometheus' own check of names, units and explanations has nothing to say."""
+    checked = promtool("check", "metrics", given=text_of(registry))
+
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
 def openmetrics_of(registry: Registry) -> str:

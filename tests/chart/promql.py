@@ -50,12 +50,14 @@ def write_rules(groups: Groups, path: Path) -> Path:
     return path
 
 
-def promtool(*args: object) -> subprocess.CompletedProcess[str]:
-    """Run promtool; a missing one fails and says how to get it."""
+def promtool(*args: object, given: str = "") -> subprocess.CompletedProcess[str]:
+    """Run promtool, with `given` on its standard input; a missing one fails and says why."""
     found = shutil.which("promtool")
     assert found, "promtool is missing: `make prometheus` installs it"
     command = [found, *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        command, input=given, capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 def check_expressions(expressions: dict[str, str], folder: Path) -> str:
