@@ -129,7 +129,7 @@ class Link:
         self._is_refused = False
         self._metrics.connections.labels("opened").inc()
         self._last_fault = ""
-        log.info("broker_connected", extra=facts(link=self.name, host=_host(url)))
+        log.info("broker_connected", extra=facts(link=self.name, host=host_of(url)))
         return connection
 
 
@@ -176,8 +176,8 @@ async def open_connection(
             heartbeat=settings.heartbeat_seconds, name=f"sms-bridge {name}"
         )
         connection = aio_pika.Connection(
-            _with_credentials(target, settings),
-            ssl_context=_tls_context(settings) if target.scheme == "amqps" else None,
+            with_credentials(target, settings),
+            ssl_context=tls_context(settings) if target.scheme == "amqps" else None,
         )
         if settings.tls.server_name is not None and target.scheme == "amqps":
             connection.kwargs["server_hostname"] = settings.tls.server_name
@@ -187,11 +187,28 @@ async def open_connection(
         raise BrokerError(str(error)) from error
     except Exception as error:  # aiormq raises more than its own classes
         fault = _classify(error)
-        raise BrokerError(f"no connection to {_host(url)} ({fault}); {_REMEDIES[fault]}") from error
+        raise BrokerError(
+            f"no connection to {host_of(url)} ({fault}); {_REMEDIES[fault]}"
+        ) from error
     return connection
 
 
-def _with_credentials(url: URL, settings: RabbitMQSettings) -> URL:
+async def open_first_connection(settings: RabbitMQSettings, *, name: str) -> aio_pika.Connection:
+    """Open a connection to the first broker of `rabbitmq.url` that takes one; each is tried once.
+
+    Raises BrokerError, that of the last one.
+    """
+    *others, last = settings.url
+    for url in others:
+        try:
+            return await open_connection(settings, url, name=name)
+        except BrokerError:
+            continue
+    return await open_connection(settings, last, name=name)
+
+
+def with_credentials(url: URL, settings: RabbitMQSettings) -> URL:
+    """Lay `rabbitmq.username` and `.password`, or their files, over those of a URL."""
     username, password = settings.username, None
     if settings.username_file is not None:
         username = read_secret("rabbitmq.username_file", settings.username_file)
@@ -203,7 +220,8 @@ def _with_credentials(url: URL, settings: RabbitMQSettings) -> URL:
     return url if password is None else url.with_password(password)
 
 
-def _tls_context(settings: RabbitMQSettings) -> ssl.SSLContext:
+def tls_context(settings: RabbitMQSettings) -> ssl.SSLContext:
+    """Make what trusts the broker; raises ConfigError when a file of `rabbitmq.tls` is no use."""
     tls = settings.tls
     try:
         context = ssl.create_default_context(cafile=tls.ca_file)
@@ -214,7 +232,8 @@ def _tls_context(settings: RabbitMQSettings) -> ssl.SSLContext:
     return context
 
 
-def _host(url: SecretStr) -> str:
+def host_of(url: SecretStr) -> str:
+    """Write the host and port of a broker's URL."""
     parsed = URL(url.get_secret_value())
     return f"{parsed.host}:{parsed.port or (5671 if parsed.scheme == 'amqps' else 5672)}"
 

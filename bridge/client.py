@@ -9,12 +9,11 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-import aio_pika
 import aiormq
 from aio_pika import DeliveryMode, ExchangeType, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
-from bridge.broker import close_quietly, open_connection
+from bridge.broker import close_quietly, open_first_connection
 from bridge.config import Settings
 from bridge.errors import BridgeError, BrokerError
 from bridge.models import parse_request
@@ -97,21 +96,10 @@ def _event(message: AbstractIncomingMessage) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _channel(settings: Settings) -> AsyncIterator[AbstractChannel]:
-    connection = await _connect(settings)
+    connection = await open_first_connection(settings.rabbitmq, name="cli")
     try:
         yield await connection.channel(on_return_raises=True)
     except aiormq.exceptions.AMQPError as error:
         raise BridgeError(f"the broker ended the conversation: {type(error).__name__}") from None
     finally:
         await close_quietly(connection)
-
-
-async def _connect(settings: Settings) -> aio_pika.Connection:
-    """Try each URL once."""
-    *others, last = settings.rabbitmq.url
-    for url in others:
-        try:
-            return await open_connection(settings.rabbitmq, url, name="cli")
-        except BrokerError:
-            continue
-    return await open_connection(settings.rabbitmq, last, name="cli")
