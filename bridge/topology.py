@@ -8,6 +8,7 @@ Exchanges", section "Safety").
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -15,7 +16,7 @@ import aio_pika
 import aiormq
 
 from bridge.broker import RPC_TIMEOUT_SECONDS, close_channel, open_channel
-from bridge.config import WebhookSettings, WorkerSettings, format_duration
+from bridge.config import Role, Settings, WebhookSettings, WorkerSettings, format_duration
 from bridge.errors import BrokerError
 from bridge.logs import facts
 
@@ -55,6 +56,11 @@ class Topology:
     queues: tuple[Queue, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
     bindings: tuple[Binding, ...] = ()
+
+    @property
+    def declarable(self) -> tuple[Queue | Exchange, ...]:
+        """Its exchanges and queues, in the order in which they are declared."""
+        return (*self.exchanges, *self.queues)
 
 
 def retry_queue(queue: str, delay_seconds: float) -> str:
@@ -102,6 +108,20 @@ def webhook_topology(settings: WebhookSettings) -> Topology:
     )
 
 
+def bridge_topology(settings: Settings, roles: Iterable[Role]) -> Topology:
+    """List what these roles need together."""
+    parts = {
+        "worker": lambda: worker_topology(settings.worker),
+        "webhook": lambda: webhook_topology(settings.webhook),
+    }
+    needed = [parts[role]() for role in roles]
+    return Topology(
+        queues=tuple(queue for part in needed for queue in part.queues),
+        exchanges=tuple(exchange for part in needed for exchange in part.exchanges),
+        bindings=tuple(binding for part in needed for binding in part.bindings),
+    )
+
+
 async def ensure(
     connection: aio_pika.Connection,
     topology: Topology,
@@ -111,27 +131,49 @@ async def ensure(
 
     Raises BrokerError that names the entity, what the broker said, and the remedy.
     """
-    if mode == "off":
-        return
-    entities: list[Queue | Exchange] = [*topology.exchanges, *topology.queues]
-    for entity in entities:
-        if mode == "declare" or await _may_be_compared(connection, entity):
-            await _declare(connection, entity, passive=False)
     if mode == "declare":
+        for entity in topology.declarable:
+            await _declare(connection, entity, passive=False)
         for binding in topology.bindings:
             await _bind(connection, binding)
+    elif mode == "verify":
+        async for difference in compare(connection, topology):
+            if difference.kind != "not_compared":
+                raise BrokerError(difference.why)
+            name = name_of(difference.entity)
+            log.warning("topology_not_compared", extra=facts(entity=name, why=difference.why))
 
 
-async def _may_be_compared(connection: aio_pika.Connection, entity: Queue | Exchange) -> bool:
-    # A passive declare only shows that something of the name exists.
-    await _declare(connection, entity, passive=True)
-    try:
-        await _declare(connection, entity, passive=False)
-    except BrokerError as error:
-        if not isinstance(error.__cause__, aiormq.exceptions.ChannelAccessRefused):
-            raise
-        log.warning("topology_not_compared", extra=facts(entity=entity.name, why=str(error)))
-    return False
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where the broker is not as it should be; `why` names the entity and the remedy."""
+
+    entity: Queue | Exchange | Binding
+    kind: Literal["missing", "different", "not_compared"]
+    why: str
+
+
+async def compare(
+    connection: aio_pika.Connection, topology: Topology
+) -> AsyncGenerator[Difference, None]:
+    """Yield each queue and exchange that is missing, or differs from what is needed.
+
+    Nothing is created: a passive declare shows that something of the name exists, and only then
+    it is declared with equal arguments, so that the broker itself names the difference. Bindings
+    cannot be seen over AMQP.
+    """
+    for entity in topology.declarable:
+        try:
+            await _declare(connection, entity, passive=True)
+        except BrokerError as error:
+            missing = isinstance(error.__cause__, aiormq.exceptions.ChannelNotFoundEntity)
+            yield Difference(entity, "missing" if missing else "different", str(error))
+            continue
+        try:
+            await _declare(connection, entity, passive=False)
+        except BrokerError as error:
+            refused = isinstance(error.__cause__, aiormq.exceptions.ChannelAccessRefused)
+            yield Difference(entity, "not_compared" if refused else "different", str(error))
 
 
 async def _declare(
@@ -163,9 +205,13 @@ async def _bind(connection: aio_pika.Connection, binding: Binding) -> None:
         raise BrokerError(_explain(binding, error)) from error
 
 
+def name_of(entity: Queue | Exchange | Binding) -> str:
+    """Write which entity is meant: `queue sms.outbound`."""
+    name = f"{entity.exchange} -> {entity.queue}" if isinstance(entity, Binding) else entity.name
+    return f"{type(entity).__name__.lower()} {name}"
+
+
 def _explain(entity: Queue | Exchange | Binding, error: aiormq.exceptions.ChannelClosed) -> str:
-    name = entity.queue if isinstance(entity, Binding) else entity.name
-    kind = type(entity).__name__.lower()
     said = error.args[-1] if error.args else type(error).__name__
     match error:
         case aiormq.exceptions.ChannelNotFoundEntity():
@@ -176,7 +222,7 @@ def _explain(entity: Queue | Exchange | Binding, error: aiormq.exceptions.Channe
             remedy = "grant the permission, or set rabbitmq.topology to verify or off"
         case _:
             remedy = "see the broker's log"
-    return f"{kind} {name}: {said}; {remedy}"
+    return f"{name_of(entity)}: {said}; {remedy}"
 
 
 @dataclass(frozen=True, slots=True)
