@@ -7,6 +7,7 @@ published again. The set of headers is fixed and overwritten, so that no copy gr
 
 import copy
 import re
+import time
 import uuid
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -32,6 +33,14 @@ FIRST_DELIVERED_AT: Final = "sms-bridge-first-delivered-at"
 COPIES: Final = "sms-bridge-copies"
 STATUS: Final = "sms-bridge-status"
 DEAD_AT: Final = "sms-bridge-dead-at"
+
+# What the broker says of a message's past; on a message that is published again it would be wrong.
+DELIVERY_COUNT: Final = "x-delivery-count"
+_BROKERS_OWN: Final = re.compile("x-(delivery-count|acquired-count|(first-|last-)?death.*)")
+_MEMORY: Final = (
+    *(REASON, DETAIL, ATTEMPTS, UNCERTAIN_ATTEMPTS),
+    *(FIRST_DELIVERED_AT, STATUS, DEAD_AT),
+)
 
 MAX_DETAIL_CHARACTERS: Final = 500
 # All properties stand in one frame of at most 128 KiB, by RabbitMQ's default; the rest is room
@@ -141,6 +150,14 @@ def _read_expiry(properties: Properties, headers: dict[str, Any], bare: Envelope
         raise InvalidMessageError("expiration: must be a number of milliseconds")
     moments = (_read_moment(headers, EXPIRES_AT), bare.expires_at)
     return min((moment for moment in moments if moment is not None), default=None)
+
+
+def read_moment(headers: dict[str, Any], name: str) -> float | None:
+    """Read a header that holds a moment, as unix seconds; None when it is not there or wrong."""
+    try:
+        return _read_moment(headers, name)
+    except InvalidMessageError:
+        return None
 
 
 def _read_text(headers: dict[str, Any], name: str) -> str | None:
@@ -254,3 +271,36 @@ def _without_the_largest(headers: dict[str, Any]) -> dict[str, Any]:
         del kept[name]
         excess -= sizes[name]
     return kept
+
+
+def moved_properties(properties: Properties) -> Properties:
+    """Make the properties of a message that is published again as it is, to another place.
+
+    Without what makes the broker refuse (`user_id`), drop (`expiration`, which becomes
+    `sms-bridge-expires-at`) or reroute (`CC`, `BCC`) it, and without the broker's own headers.
+    """
+    moved = copy.copy(properties)
+    moved.user_id = None
+    moved.expiration = None
+    moved.delivery_mode = 2
+    headers = {
+        name: value
+        for name, value in (properties.headers or {}).items()
+        if name not in {"CC", "BCC"} and not _BROKERS_OWN.fullmatch(name)
+    }
+    expires_at = _read_expiration(properties, time.time())
+    if expires_at is not None:
+        headers.setdefault(EXPIRES_AT, _write_moment(expires_at))
+    moved.headers = headers
+    return moved
+
+
+def replayed_properties(properties: Properties) -> Properties:
+    """Make the properties with which a dead letter starts anew: no attempts, the same key.
+
+    `sms-bridge-copies` stays: by it a worker tells this copy from the one that died.
+    """
+    replayed = moved_properties(properties)
+    headers = replayed.headers or {}
+    replayed.headers = {name: headers[name] for name in headers if name not in _MEMORY}
+    return replayed

@@ -1,0 +1,70 @@
+"""What commands have in common: the configuration, the role, examples, a table."""
+
+import os
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from bridge.config import Role, Settings
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+class RoleName(StrEnum):
+    """The roles, as an option takes them."""
+
+    WORKER = "worker"
+    WEBHOOK = "webhook"
+
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="The YAML file. SMS_BRIDGE_CONFIG names it too.",
+        show_default=False,
+    ),
+]
+OneRole = Annotated[RoleName | None, typer.Option("--role", help="Only this role; both without.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+def read_settings(context: typer.Context, config: Path | None) -> "Settings":
+    """Load the configuration that the options or the environment name."""
+    from bridge.config import load_settings
+
+    named = os.environ.get("SMS_BRIDGE_CONFIG")
+    path = config or context.obj or (Path(named) if named else None)
+    return load_settings(path, os.environ)
+
+
+def roles_of(role: RoleName | None) -> "list[Role]":
+    """List the roles that an option means."""
+    return ["worker", "webhook"] if role is None else [role.value]
+
+
+def examples(*lines: str) -> str:
+    """Make the end of a command's help; the first character keeps the lines as they are."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
+    """Yield the lines of a table; the last column is as wide as it is."""
+    cells = [head, *rows]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head) - 1)]
+    for row in cells:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        yield "  ".join([*padded, row[-1]]).rstrip()
+
+
+def printable(text: str) -> str:
+    """Write what came from outside so that a terminal takes nothing of it for a command."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )

@@ -1,0 +1,557 @@
+"""`sms-bridge dlq`: dead letters are looked at, sent again and removed, and none is ever lost."""
+
+import asyncio
+import json
+import signal
+import stat
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import aio_pika
+import pytest
+
+from bridge import dead_letters
+from bridge.config import Settings
+from bridge.dead_letters import Filter, Order, open_dead_letters
+from bridge.envelope import Properties
+from bridge.errors import BridgeError
+from tests.integration.conftest import (
+    Amqp,
+    Canaries,
+    Launcher,
+    Service,
+    eventually,
+    run_program,
+    run_programs,
+    unique,
+)
+
+BODY = b'{"to": "+4915550101", "from": "Acme", "text": "Zikadensommer"}'
+# The smallest with which nothing is lost.
+LIMIT = 5
+REASONS = ("refused", "exhausted", "invalid")
+
+
+@dataclass
+class Graveyard:
+    """A dead-letter queue of a test's own, with its main queue."""
+
+    amqp: Amqp
+    url: str
+    queue: str
+
+    @property
+    def dead(self) -> str:
+        """The dead-letter queue."""
+        return f"{self.queue}.dead"
+
+    @property
+    def values(self) -> dict[str, object]:
+        """The settings of a process."""
+        return {"rabbitmq.url": self.url, "worker.queue": self.queue}
+
+    @property
+    def settings(self) -> Settings:
+        """The settings, for calls in this process."""
+        return Settings.model_validate(
+            {"rabbitmq": {"url": self.url}, "worker": {"queue": self.queue}}
+        )
+
+    async def bury(
+        self, reason: str = "refused", *, body: bytes = BODY, age: float = 60, **headers: object
+    ) -> str:
+        """Put a dead letter into the queue as a worker does, and return its id."""
+        message_id = uuid.uuid4().hex
+        dead_at = datetime.now(UTC) - timedelta(seconds=age)
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        known = {
+            "sms-bridge-reason": reason,
+            "sms-bridge-detail": "answered 422",
+            "sms-bridge-attempts": 1,
+            "sms-bridge-uncertain-attempts": 0,
+            "sms-bridge-first-delivered-at": "1700000000.000",
+            "sms-bridge-copies": 3,
+            "sms-bridge-status": 422,
+            "sms-bridge-dead-at": dead_at.isoformat(),
+        }
+        await self.amqp.publish(self.dead, body, message_id=message_id, headers=known | given)
+        return message_id
+
+    async def fill(self, count: int) -> set[str]:
+        """Put many dead letters into the queue."""
+        ids: set[str] = set()
+        for start in range(0, count, 500):
+            part = range(start, min(start + 500, count))
+            ids |= set(await asyncio.gather(*(self.bury(REASONS[n % len(REASONS)]) for n in part)))
+        return ids
+
+    async def drain(self, queue: str) -> list[aio_pika.abc.AbstractIncomingMessage]:
+        """Take every message off a queue."""
+        source = await self.amqp.channel.get_queue(queue, ensure=False)
+        wanted = await self.amqp.count(queue)
+        messages: list[aio_pika.abc.AbstractIncomingMessage] = []
+        everything = asyncio.Event()
+
+        async def take(message: aio_pika.abc.AbstractIncomingMessage) -> None:
+            messages.append(message)
+            if len(messages) >= wanted:
+                everything.set()
+
+        if wanted:
+            tag = await source.consume(take, no_ack=True)
+            async with asyncio.timeout(60):
+                await everything.wait()
+            await source.cancel(tag)
+        return messages
+
+    async def until_at_rest(self, *counts: int) -> None:
+        """Return when main and dead queue hold so many messages ready."""
+        for queue, count in zip((self.queue, self.dead), counts, strict=True):
+            await self.amqp.until_count(queue, count)
+
+
+@pytest.fixture
+async def graveyard(amqp: Amqp, amqp_url: str) -> AsyncIterator[Graveyard]:
+    """Lend a dead-letter queue with a delivery limit; RabbitMQ 4 gives each quorum queue one."""
+    ours = Graveyard(amqp, amqp_url, unique("dlq"))
+    quorum: dict[str, Any] = {"x-queue-type": "quorum"}
+    await amqp.channel.declare_queue(ours.queue, durable=True, arguments=quorum)
+    await amqp.channel.declare_queue(
+        ours.dead, durable=True, arguments=quorum | {"x-delivery-limit": LIMIT}
+    )
+    yield ours
+    await amqp.delete([ours.queue, ours.dead])
+
+
+async def _look(graveyard: Graveyard) -> list[str | None]:
+    """Look at every dead letter once, in this process, and give them back."""
+    found = []
+    async with open_dead_letters(graveyard.settings) as queue:
+        async with aclosing(queue.letters()) as letters:
+            async for letter in letters:
+                found.append(letter.message_id)
+                await queue.keep(letter)
+        await queue.finish()
+    return found
+
+
+# list and show
+
+
+@pytest.fixture
+async def shown(graveyard: Graveyard) -> dict[str, CompletedProcess[bytes]]:
+    """Show a few dead letters in several ways."""
+    old = await graveyard.bury("refused", age=7200)
+    await graveyard.bury("exhausted", sms_bridge_status=503)
+    commands: Mapping[str, tuple[str, ...]] = {
+        "plain": ("list",),
+        "revealed": ("list", "--reveal", "--older-than", "1h"),
+        "json": ("list", "--json"),
+        "one": ("show", old),
+        "one-revealed": ("show", old, "--reveal"),
+        "no-such": ("show", "no-such-id"),
+    }
+    return await run_programs(
+        {name: (("dlq", *command), graveyard.values) for name, command in commands.items()}
+    )
+
+
+async def test_dead_letters_are_shown(
+    graveyard: Graveyard, shown: dict[str, CompletedProcess[bytes]], canaries: Canaries
+) -> None:
+    """`dlq list` and `dlq show` tell all about dead letters, and no number or text unasked."""
+    rows = shown["plain"].stdout.decode().splitlines()
+    first, second = (json.loads(line) for line in shown["json"].stdout.splitlines())
+    masked, revealed = (json.loads(shown[name].stdout) for name in ("one", "one-revealed"))
+
+    assert {name: result.returncode for name, result in shown.items() if result.returncode} == {
+        "no-such": 1
+    }
+    assert rows[0].split() == ["AGE", "REASON", "TRIES", "STATUS", "TO", "MESSAGE", "ID", "DETAIL"]
+    assert rows[1].split()[:4] == ["2h", "refused", "1", "422"]
+    assert first["message_id"] in rows[1]
+    assert (second["reason"], second["status"], second["attempts"]) == ("exhausted", 503, 1)
+    assert len(shown["revealed"].stdout.splitlines()) == 2
+    assert "+4915550101" in shown["revealed"].stdout.decode()
+    assert revealed["body"] == BODY.decode()
+    assert revealed["headers"]["sms-bridge-copies"] == masked["headers"]["sms-bridge-copies"] == 3
+    assert "no-such-id" in shown["no-such"].stderr.decode()
+    assert len(shown["no-such"].stderr.splitlines()) == 1
+    for name in ("plain", "json", "one", "no-such"):
+        output = shown[name].stdout + shown[name].stderr
+        assert "15550101" not in output.decode()
+        assert canaries.found_in(output.decode()) == set()
+    await graveyard.until_at_rest(0, 2)
+
+
+async def test_no_number_of_looks_loses_a_dead_letter(graveyard: Graveyard) -> None:
+    """Looked at more often than the delivery limit allows, every dead letter is still there."""
+    ids = await graveyard.fill(5)
+    for _ in range(3 * LIMIT):
+        assert set(await _look(graveyard)) == ids
+        await graveyard.until_at_rest(0, 5)
+
+    left = await graveyard.drain(graveyard.dead)
+
+    assert Counter(message.message_id for message in left) == Counter(ids)
+    assert {message.headers["sms-bridge-copies"] for message in left} == {3}
+
+
+async def test_a_plain_look_would_lose_dead_letters(graveyard: Graveyard, amqp_url: str) -> None:
+    """Given back once too often by a plain client, a message of a quorum queue is gone."""
+    await graveyard.bury()
+    connection = await aio_pika.connect(amqp_url)
+    async with connection:
+        for _ in range(LIMIT + 1):
+            channel = await connection.channel()
+            source = await channel.get_queue(graveyard.dead, ensure=False)
+
+            async def was_taken(source: aio_pika.abc.AbstractQueue = source) -> bool:
+                return await source.get(fail=False) is not None
+
+            await eventually(was_taken, what="the message came back")
+            await channel.close()
+
+    await graveyard.until_at_rest(0, 0)
+
+
+async def test_more_are_listed_than_are_held_at_once(
+    graveyard: Graveyard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each letter of a queue that is longer than the prefetch is shown once, in order."""
+    monkeypatch.setattr(dead_letters, "PREFETCH", 20)
+    ids = [await graveyard.bury() for _ in range(105)]
+
+    found = await _look(graveyard)
+
+    assert found == ids
+
+
+async def test_a_body_that_is_no_text_is_shown(graveyard: Graveyard) -> None:
+    """A dead letter of any bytes and properties can be listed, and is written out in full."""
+    message_id = await graveyard.bury(
+        "invalid", body=b"\xff\x00", sms_bridge_detail=b"\xfe", sms_bridge_attempts="many"
+    )
+    async with open_dead_letters(graveyard.settings) as queue:
+        async with aclosing(queue.letters()) as letters:
+            (letter,) = [letter async for letter in letters]
+        record = dead_letters.as_record(letter)
+
+    assert (record["message_id"], record["attempts"], letter.to) == (message_id, None, None)
+    assert record["body_base64"] == "/wA="
+    assert json.loads(json.dumps(record)) == record
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken"),
+    [
+        (Filter(), {"a", "b", "c"}),
+        (Filter(reasons=["refused"]), {"a", "c"}),
+        (Filter(ids=["b", "c"]), {"b", "c"}),
+        (Filter(older_than=100), {"a"}),
+        (Filter(newer_than=100), {"b"}),
+        (Filter(reasons=["refused"], newer_than=100), set()),
+    ],
+    ids=["all", "reason", "id", "older", "newer", "both"],
+)
+def test_a_filter_says_which_letters_are_meant(wanted: Filter, taken: set[str]) -> None:
+    """Reason, id and age choose; a letter without a moment of death has no age to go by."""
+    letters = {
+        "a": _letter("a", "refused", dead_at=800),
+        "b": _letter("b", "expired", dead_at=990),
+        "c": _letter("c", "refused", dead_at=None),
+    }
+
+    assert {name for name, one in letters.items() if wanted.takes(one, now=1000)} == taken
+
+
+def _letter(message_id: str, reason: str, *, dead_at: float | None) -> dead_letters.DeadLetter:
+    return dead_letters.DeadLetter(
+        tag=1,
+        body=BODY,
+        properties=Properties(),
+        message_id=message_id,
+        reason=reason,
+        detail=None,
+        attempts=None,
+        uncertain_attempts=0,
+        status=None,
+        dead_at=dead_at,
+        expires_at=None,
+        looks=0,
+    )
+
+
+async def test_a_queue_that_is_not_there_is_named(amqp_url: str) -> None:
+    """Without a dead-letter queue a command ends with 1 and one line that names it."""
+    settings = {"rabbitmq.url": amqp_url, "worker.queue": unique("missing")}
+    result = await run_program("dlq", "list", settings=settings)
+    lines = result.stderr.decode().splitlines()
+
+    assert (result.returncode, len(lines)) == (1, 1)
+    assert f"{settings['worker.queue']}.dead" in lines[0]
+
+
+# replay
+
+
+async def _replay(graveyard: Graveyard, **order: Any) -> dead_letters.Tally:
+    async with open_dead_letters(graveyard.settings) as queue:
+        given: dict[str, Any] = {"wanted": Filter(), "apply": True, **order}
+        return await dead_letters.replay(queue, graveyard.queue, Order(**given))
+
+
+async def test_a_replay_only_says_what_it_would_do(graveyard: Graveyard) -> None:
+    """Without --yes nothing is changed, and the letters that are meant are counted by reason."""
+    await graveyard.fill(3)
+    result = await run_program("dlq", "replay", settings=graveyard.values)
+    await graveyard.until_at_rest(0, 3)
+
+    assert result.returncode == 0
+    for part in ("would replay 3", *(f"{reason} 1" for reason in REASONS), "--yes"):
+        assert part in result.stdout.decode()
+
+
+async def test_a_replayed_letter_starts_anew(graveyard: Graveyard) -> None:
+    """A replayed letter keeps body, id and the publisher's headers; attempts and reason go."""
+    message_id = await graveyard.bury(
+        sms_bridge_ordering_key="a", x_death=[{"count": 1}], sms_bridge_on_uncertain="park"
+    )
+    result = await run_program("dlq", "replay", "--yes", settings=graveyard.values)
+    (message,) = await graveyard.drain(graveyard.queue)
+
+    assert (result.returncode, result.stdout) == (0, b"replayed 1\n")
+    assert (message.message_id, message.body) == (message_id, BODY)
+    assert message.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
+    assert message.headers == {
+        "sms-bridge-ordering-key": "a",
+        "sms-bridge-on-uncertain": "park",
+        "sms-bridge-copies": 3,
+    }
+    await graveyard.until_at_rest(0, 0)
+
+
+async def test_a_dead_request_is_sent_after_a_replay(
+    launcher: Launcher, service: Service, canaries: Canaries, amqp: Amqp
+) -> None:
+    """What a worker gave up is sent when it is replayed, with the key of its first attempt."""
+    queue, request = unique("replay"), canaries.request()
+    settings: dict[str, object] = {
+        "worker.queue": queue,
+        "worker.retry_delays": ["1s"],
+        "sms_api.base_url": service.url,
+        "sms_api.key": canaries.key,
+    }
+    await service.misbehave({"to": request["to"], "status": 422, "count": 1})
+    await launcher.role("worker", settings=settings)
+    body = json.dumps(request).encode()
+    await amqp.publish(queue, body, message_id=uuid.uuid4().hex)
+    await amqp.until_count(f"{queue}.dead", 1)
+    await run_program("dlq", "replay", "--yes", settings={**launcher.base, **settings})
+    message = await service.until_sent(request["to"])
+    attempts = await service.requests(request["to"])
+
+    assert [attempt["idempotency_key"] for attempt in attempts] == [message["idempotency_key"]] * 2
+    await amqp.until_count(f"{queue}.dead", 0)
+
+
+@pytest.mark.parametrize("include", [False, True], ids=["left-out", "included"])
+async def test_what_may_have_been_sent_is_replayed_on_demand_only(
+    graveyard: Graveyard,
+    include: bool,  # noqa: FBT001  a parameter of the test
+) -> None:
+    """Letters with an uncertain attempt stay in the queue, unless they are asked for."""
+    await graveyard.bury("uncertain")
+    await graveyard.bury("exhausted", sms_bridge_uncertain_attempts=1)
+    tally = await _replay(graveyard, include_uncertain=include)
+
+    assert tally.maybe_sent.total() == (0 if include else 2)
+    await graveyard.until_at_rest(*((2, 0) if include else (0, 2)))
+
+
+async def test_uncertain_ones_are_not_replayed_by_their_reason_alone(graveyard: Graveyard) -> None:
+    """`--reason uncertain` without --include-uncertain ends with 2 and says why."""
+    command = ("dlq", "replay", "--reason", "uncertain", "--yes")
+    result = await run_program(*command, settings=graveyard.values)
+
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1)
+    assert b"--include-uncertain" in result.stderr
+
+
+async def test_what_would_only_die_again_is_left_out(graveyard: Graveyard) -> None:
+    """A letter that is past its own expiry is not replayed."""
+    await graveyard.bury("expired", sms_bridge_expires_at="1700000000")
+    tally = await _replay(graveyard)
+
+    assert (tally.expired, tally.total) == (1, 0)
+    await graveyard.until_at_rest(0, 1)
+
+
+async def test_a_replay_takes_what_is_meant_only(graveyard: Graveyard) -> None:
+    """Filters and --limit choose what is replayed; the rest stays."""
+    await graveyard.fill(9)
+    tally = await _replay(graveyard, wanted=Filter(reasons=["exhausted"]), at_most=2)
+
+    assert dict(tally.taken) == {"exhausted": 2}
+    await graveyard.until_at_rest(2, 7)
+
+
+async def test_a_replay_keeps_to_its_rate(graveyard: Graveyard) -> None:
+    """With a rate of 20 a second, eleven letters take half a second at least."""
+    await graveyard.fill(11)
+    started = time.monotonic()
+    await _replay(graveyard, per_second=20)
+
+    assert time.monotonic() - started >= 0.5
+    await graveyard.until_at_rest(11, 0)
+
+
+async def test_a_replay_without_a_queue_loses_nothing(graveyard: Graveyard) -> None:
+    """When the main queue is missing a replay ends with 1, and every letter is still there."""
+    await graveyard.fill(60)
+    await graveyard.amqp.channel.queue_delete(graveyard.queue)
+    result = await run_program("dlq", "replay", "--yes", settings=graveyard.values)
+    lines = result.stderr.decode().splitlines()
+    await graveyard.amqp.until_count(graveyard.dead, 60)
+
+    assert (result.returncode, len(lines), result.stdout) == (1, 1, b"replayed 0\n")
+    assert graveyard.queue in lines[0]
+
+
+async def _until_moved(graveyard: Graveyard, count: int) -> None:
+    async def has_moved() -> bool:
+        return await graveyard.amqp.count(graveyard.queue) >= count
+
+    await eventually(has_moved, what=f"{count} letters replayed")
+
+
+async def test_a_killed_replay_loses_nothing(graveyard: Graveyard, launcher: Launcher) -> None:
+    """Killed three times, then run to its end: all 1,000 are there, doubles have one key."""
+    ids = await graveyard.fill(1000)
+    command = ("dlq", "replay", "--yes", "--rate", "1000")
+    for moved in (200, 450, 700):
+        replay = launcher.start(*command, settings=graveyard.values)
+        launcher.started.remove(replay)
+        await _until_moved(graveyard, moved)
+        replay.child.kill()
+
+    async def is_given_back() -> bool:
+        declared = await graveyard.amqp.channel.declare_queue(graveyard.dead, passive=True)
+        return declared.declaration_result.consumer_count == 0
+
+    # With the consumer the broker takes back what it held.
+    await eventually(is_given_back, what="the broker noticed the end")
+    moved = await graveyard.amqp.count(graveyard.queue)
+    last = await run_program(*command, settings=graveyard.values)
+    messages = await graveyard.drain(graveyard.queue)
+    times = Counter(message.message_id for message in messages)
+
+    assert (moved >= 700, last.returncode) == (True, 0)
+    assert set(times) == ids
+    assert times.total() - 1000 <= 3 * dead_letters.IN_FLIGHT
+    assert {message.body for message in messages} == {BODY}
+    await graveyard.amqp.until_count(graveyard.dead, 0)
+
+
+async def test_a_stopped_replay_finishes_what_it_has_begun(
+    graveyard: Graveyard, launcher: Launcher
+) -> None:
+    """SIGTERM ends a replay with 1 after what is in hand: nothing is lost, nothing is doubled."""
+    ids = await graveyard.fill(300)
+    replay = launcher.start("dlq", "replay", "--yes", "--rate", "100", settings=graveyard.values)
+    launcher.started.remove(replay)
+    await _until_moved(graveyard, 50)
+    replay.child.signal(signal.SIGTERM)
+    code = await replay.ended()
+
+    async def is_given_back() -> bool:
+        main = await graveyard.amqp.count(graveyard.queue)
+        return main + await graveyard.amqp.count(graveyard.dead) == 300
+
+    await eventually(is_given_back, what="the letters in hand went back")
+    both = [*await graveyard.drain(graveyard.queue), *await graveyard.drain(graveyard.dead)]
+
+    assert code == 1
+    assert "nothing is lost" in replay.output
+    assert Counter(message.message_id for message in both) == Counter(ids)
+
+
+# discard
+
+
+async def test_what_is_discarded_is_in_a_file_of_ours_alone(
+    graveyard: Graveyard, tmp_path: Path
+) -> None:
+    """`dlq discard --yes` writes each letter in full to a file that only we can read."""
+    kept = await graveyard.bury("exhausted")
+    gone = await graveyard.bury("invalid", body=b"\xff")
+    file = tmp_path / "gone.jsonl"
+    command = ("dlq", "discard", "--reason", "invalid", "--to", str(file))
+    result = await run_program(*command, "--yes", settings=graveyard.values)
+    (record,) = [json.loads(line) for line in file.read_text(encoding="ascii").splitlines()]
+    (left,) = await graveyard.drain(graveyard.dead)
+
+    assert result.returncode == 0
+    assert b"discarded 1" in result.stdout
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert (record["message_id"], record["reason"]) == (gone, "invalid")
+    assert record["body_base64"] == "/w=="
+    assert record["headers"]["sms-bridge-attempts"] == 1
+    assert left.message_id == kept
+
+
+async def test_a_file_is_never_overwritten(graveyard: Graveyard, tmp_path: Path) -> None:
+    """When the file exists `dlq discard` ends with 1, and the letters stay."""
+    file = tmp_path / "taken.jsonl"
+    file.write_text("mine", encoding="ascii")
+    await graveyard.bury()
+    async with open_dead_letters(graveyard.settings) as queue:
+        with pytest.raises(BridgeError, match="--to"):
+            await dead_letters.discard(queue, file, Order(wanted=Filter(), apply=True))
+
+    assert file.read_text(encoding="ascii") == "mine"
+    await graveyard.until_at_rest(0, 1)
+
+
+async def test_a_discard_only_counts_without_a_yes(graveyard: Graveyard, tmp_path: Path) -> None:
+    """Without --yes nothing is written and nothing is removed."""
+    await graveyard.fill(3)
+    file = tmp_path / "gone.jsonl"
+    async with open_dead_letters(graveyard.settings) as queue:
+        tally = await dead_letters.discard(queue, file, Order(wanted=Filter(), apply=False))
+
+    assert (tally.total, file.exists()) == (3, False)
+    await graveyard.until_at_rest(0, 3)
+
+
+async def test_a_killed_discard_loses_nothing(
+    graveyard: Graveyard, launcher: Launcher, tmp_path: Path
+) -> None:
+    """Killed at any point, each letter is in the file or in the queue."""
+    ids = await graveyard.fill(1000)
+    file = tmp_path / "gone.jsonl"
+    discard = launcher.start(
+        "dlq", "discard", "--yes", "--to", str(file), settings=graveyard.values
+    )
+    launcher.started.remove(discard)
+
+    async def has_begun() -> bool:
+        return file.exists() and file.stat().st_size > 0
+
+    await eventually(has_begun, what="letters written")
+    discard.child.kill()
+    lines = file.read_text(encoding="ascii").splitlines()
+    complete = [json.loads(line)["message_id"] for line in lines if line.endswith("}")]
+
+    async def is_given_back() -> bool:
+        return set(complete) | set(await _look(graveyard)) == ids
+
+    await eventually(is_given_back, what="every letter in the file or in the queue")
