@@ -30,6 +30,7 @@ import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from prometheus_client.parser import text_string_to_metric_families
 
+from bridge.sandbox.broker import Broker, private_broker
 from bridge.sandbox.processes import Child, Guard, guarded
 from tests.unnamed import NO_ID
 
@@ -474,6 +475,13 @@ async def launcher(
 
     assert unclean == {}
     assert {name: found for name, found in leaks.items() if found} == {}
+
+
+@pytest.fixture(scope="session")
+def managed_broker() -> Iterator[Broker]:
+    """Run a broker with the management API, whose policies and users tests may change."""
+    with private_broker(management=True) as broker:
+        yield broker
 
 
 def unique(name: str) -> str:

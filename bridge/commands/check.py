@@ -1,0 +1,114 @@
+"""`sms-bridge check`: the configuration, and with --online the world that it names."""
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bridge.commands.options import (
+    EXIT_FAILED,
+    AsJson,
+    ConfigFile,
+    OneRole,
+    RoleName,
+    examples,
+    read_settings,
+    roles_of,
+)
+from bridge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bridge.config import Role, Settings
+    from bridge.queue_rules import Finding
+
+CHECK_EXAMPLES = examples(
+    "sms-bridge check --config config.yaml",
+    "sms-bridge check --role worker --online",
+    "sms-bridge check --online --json | jq '.findings[] | select(.result != \"ok\")'",
+)
+
+
+def check(
+    context: typer.Context,
+    *,
+    role: OneRole = None,
+    online: Annotated[
+        bool, typer.Option("--online", help="Also try broker, topology, API host and clock.")
+    ] = False,
+    management_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The broker's management API; its host and port 15672 (15671 with TLS) without.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+) -> None:
+    """Validate the configuration and print the effective one, secrets masked.
+
+    Exit 2 when a role that is configured, even in part, could not start; with --role also when
+    that role is not configured at all.
+
+    With --online, a line for each thing tried: ok, warn or fail, and what to do. Nothing is sent,
+    published, taken or created. Exit 1 when a role could not work or messages would be lost.
+    """
+    settings = read_settings(context, config)
+    missing = _missing(settings, role)
+    findings = _examine(settings, missing, management_url) if online else []
+    if as_json:
+        _print_json(settings, missing, findings if online else None)
+    else:
+        _print_text(settings, missing, findings)
+    if any(finding.result == "fail" for finding in findings):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _missing(settings: "Settings", role: RoleName | None) -> "dict[Role, str | None]":
+    from bridge.app import check_roles
+
+    missing = check_roles(settings, roles_of(role))
+    if role is not None and (why := missing[role.value]):
+        raise ConfigError(why)
+    return missing
+
+
+def _examine(
+    settings: "Settings", missing: "dict[Role, str | None]", management_url: str | None
+) -> "list[Finding]":
+    import asyncio
+
+    from bridge.doctor import examine
+
+    roles = [role for role, why in missing.items() if why is None]
+    if not roles:
+        raise ConfigError(*(f"{role}: {why}" for role, why in missing.items()))
+    return asyncio.run(examine(settings, roles, management=management_url))
+
+
+def _print_json(
+    settings: "Settings", missing: "dict[Role, str | None]", findings: "list[Finding] | None"
+) -> None:
+    from dataclasses import asdict
+
+    document: dict[str, object] = {
+        "configuration": settings.masked(),
+        "roles": {role: "ready" if why is None else why for role, why in missing.items()},
+    }
+    if findings is not None:
+        document["findings"] = [asdict(finding) for finding in findings]
+    typer.echo(json.dumps(document, indent=2))
+
+
+def _print_text(
+    settings: "Settings", missing: "dict[Role, str | None]", findings: "list[Finding]"
+) -> None:
+    import yaml
+
+    typer.echo(yaml.safe_dump(settings.masked(), sort_keys=False, allow_unicode=True), nl=False)
+    for name, why in missing.items():
+        typer.echo(f"# {name}: {'not configured, ' + why if why else 'ready to start'}")
+    # Comments, so that all of the output is YAML.
+    for finding in findings:
+        fix = f"; {finding.fix}" if finding.fix and finding.result != "ok" else ""
+        typer.echo(f"# {finding.result:<4}  {finding.subject}: {finding.text}{fix}")

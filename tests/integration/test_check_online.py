@@ -1,0 +1,413 @@
+"""`sms-bridge check --online`: what is wrong with a set-up is found, and nothing is changed."""
+
+import asyncio
+import contextlib
+import json
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import httpx
+import pytest
+from yarl import URL
+
+from bridge import doctor
+from bridge.broker import close_quietly, open_first_connection
+from bridge.config import Role, Settings
+from bridge.doctor import examine
+from bridge.queue_rules import Finding
+from bridge.sandbox.broker import Broker
+from bridge.topology import bridge_topology, ensure
+from tests.integration.conftest import Canaries, Service, run_program, unique
+
+BOTH: tuple[Role, ...] = ("worker", "webhook")
+
+
+class Site:
+    """A set-up of a test's own on the managed broker."""
+
+    def __init__(self, broker: Broker, api: str, http: httpx.AsyncClient) -> None:
+        self.broker = broker
+        self.name = unique("check")
+        self.values: dict[str, Any] = {
+            "rabbitmq": {"url": broker.url},
+            "sms_api": {"base_url": api, "key": "canary-key-7f3a"},
+            "worker": {"queue": self.name, "retry_delays": [5]},
+            "webhook": {
+                "exchange": f"{self.name}.events",
+                "queue": f"{self.name}.events",
+                "secrets": ["canary-secret-91bc"],
+            },
+        }
+        self._http = http
+
+    def settings(self, **changed: dict[str, Any]) -> Settings:
+        """Make the settings; what is given is laid over each section."""
+        sections = {**self.values, **{name: {} for name in changed if name not in self.values}}
+        return Settings.model_validate(
+            {name: {**values, **changed.get(name, {})} for name, values in sections.items()}
+        )
+
+    async def declare(self) -> None:
+        """Make what the roles need."""
+        connection = await open_first_connection(self.settings().rabbitmq, name="test")
+        try:
+            await ensure(connection, bridge_topology(self.settings(), BOTH), "declare")
+        finally:
+            await close_quietly(connection)
+
+    async def examine(self, *roles: Role, **changed: dict[str, Any]) -> dict[str, list[Finding]]:
+        """Check it, and return the findings by result."""
+        found = await examine(
+            self.settings(**changed), roles or BOTH, management=self.broker.management_url
+        )
+        return {
+            result: [finding for finding in found if finding.result == result]
+            for result in ("ok", "warn", "fail")
+        }
+
+    async def put(self, path: str, document: dict[str, Any]) -> None:
+        """Change something through the management API."""
+        await self._ask("PUT", path, document)
+
+    async def definitions(self) -> Any:
+        """Return everything that is defined on the broker, and how many messages there are."""
+        queues = await self._ask("GET", "queues?disable_stats=true&enable_queue_totals=true")
+        return (await self._ask("GET", "definitions"), queues)
+
+    async def _ask(self, method: str, path: str, document: Any = None) -> Any:
+        answer = await self._http.request(
+            method,
+            f"{self.broker.management_url}/api/{path}",
+            json=document,
+            auth=("guest", "guest"),
+        )
+        answer.raise_for_status()
+        return answer.json() if answer.content else None
+
+
+@pytest.fixture
+async def site(
+    managed_broker: Broker, session_service: Service, http: httpx.AsyncClient
+) -> AsyncIterator[Site]:
+    """Lend a set-up in which everything is right."""
+    site = Site(managed_broker, session_service.url, http)
+    await site.declare()
+    yield site
+    connection = await aio_pika.connect(managed_broker.url)
+    async with connection:
+        channel = await connection.channel()
+        for queue in bridge_topology(site.settings(), BOTH).queues:
+            await channel.queue_delete(queue.name)
+        await channel.exchange_delete(f"{site.name}.events")
+
+
+def _said(findings: list[Finding]) -> str:
+    return "\n".join(f"{one.subject}: {one.text}; {one.fix}" for one in findings)
+
+
+async def test_a_good_set_up_passes(site: Site, service: Service, http: httpx.AsyncClient) -> None:
+    """Where all is right nothing fails; nothing is created, taken or sent by the check."""
+    before = await site.definitions()
+    found = await site.examine()
+    after = await site.definitions()
+    attempts = (await http.get(f"{service.url}/sandbox/requests")).json()["requests"]
+
+    assert found["fail"] == []
+    # Nobody consumes the two queues.
+    assert [one.subject for one in found["warn"]] == [
+        f"queue {site.name}",
+        f"queue {site.name}.events",
+    ]
+    assert {one.subject.split()[0] for one in found["ok"]} == {
+        *("broker", "topology", "permissions", "management", "queue", "exchange"),
+        *("clock", "files", "SMS"),
+    }
+    assert after == before
+    assert attempts == []
+
+
+async def test_a_role_is_checked_alone(site: Site) -> None:
+    """Of one role, only what that role needs is looked at."""
+    found = await site.examine("webhook", sms_api={"base_url": "http://127.0.0.1:9"})
+
+    assert found["fail"] == []
+    assert "SMS API" not in _said(found["ok"])
+
+
+async def test_without_the_management_api_it_says_what_was_not_checked(site: Site) -> None:
+    """When the management API is not there, the check names what it could not see."""
+    (finding,) = [
+        finding
+        for finding in await examine(site.settings(), BOTH, management="http://127.0.0.1:9")
+        if finding.subject.startswith("management")
+    ]
+
+    assert finding.result == "warn"
+    assert "not checked: limits and policies" in finding.text
+
+
+Break = Callable[[Site], Awaitable[None]]
+
+
+def _policy(queue: str, **definition: object) -> Break:
+    async def apply(site: Site) -> None:
+        name = f"{site.name}{queue}"
+        pattern = "^" + name.replace(".", "[.]") + "$"
+        document = {"pattern": pattern, "definition": definition, "apply-to": "queues"}
+        await site.put(f"policies/%2F/{name}", document)
+
+    return apply
+
+
+def _queue(queue: str, **arguments: object) -> Break:
+    async def replace(site: Site) -> None:
+        connection = await aio_pika.connect(site.broker.url)
+        async with connection:
+            channel = await connection.channel()
+            await channel.queue_delete(f"{site.name}{queue}")
+            given: Any = {f"x-{key.replace('_', '-')}": value for key, value in arguments.items()}
+            await channel.declare_queue(f"{site.name}{queue}", durable=True, arguments=given)
+
+    return replace
+
+
+async def _no_binding(site: Site) -> None:
+    connection = await aio_pika.connect(site.broker.url)
+    async with connection:
+        channel = await connection.channel()
+        events = f"{site.name}.events"
+        queue = await channel.get_queue(events)
+        await queue.unbind(events, "#")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "subject", "text"),
+    [
+        (_policy("", **{"message-ttl": 60000}), "", "message-ttl"),
+        (_policy("", **{"max-length": 10}), "", "drop-head"),
+        (_policy(".dead", **{"delivery-limit": 3}), ".dead", "4 times"),
+        (_policy(".dead", expires=3600000), ".dead", "unused"),
+        (_queue(".retry.5s", queue_type="classic", message_ttl=5000), ".retry.5s", "restarts"),
+        (_queue("", queue_type="classic"), "", "x-queue-type"),
+    ],
+    ids=["ttl", "drop-head", "delivery-limit", "expires", "retry", "classic"],
+)
+async def test_what_would_lose_messages_is_found(
+    site: Site, wrong: Break, subject: str, text: str
+) -> None:
+    """A policy or an argument with which messages are lost is a failure, with a remedy."""
+    await wrong(site)
+    found = [one for one in (await site.examine())["fail"] if text in one.text]
+
+    assert {one.subject for one in found} == {f"queue {site.name}{subject}"}
+    assert all(one.fix for one in found)
+
+
+async def test_an_exchange_without_a_queue_is_found(site: Site) -> None:
+    """When no queue is bound to the exchange, the check fails."""
+    await _no_binding(site)
+
+    assert [one.subject for one in (await site.examine())["fail"]] == [
+        f"exchange {site.name}.events"
+    ]
+
+
+async def test_what_is_missing_is_told_and_not_made(managed_broker: Broker, site: Site) -> None:
+    """Missing queues are a warning where the role makes them, else a failure; none is made."""
+    name = unique("absent")
+    absent = {"queue": name, "retry_delays": [5]}
+    declare = await site.examine("worker", worker=absent)
+    verify = await site.examine(
+        "worker", worker=absent, rabbitmq={"url": managed_broker.url, "topology": "verify"}
+    )
+    definitions, _ = await site.definitions()
+
+    assert declare["fail"] == []
+    assert len([one for one in declare["warn"] if "missing" in one.text]) == 3
+    assert len([one for one in verify["fail"] if "missing" in one.text]) == 3
+    assert name not in json.dumps(definitions)
+
+
+async def test_missing_permissions_are_named(managed_broker: Broker, site: Site) -> None:
+    """Each permission that the roles need and the user lacks is named, on existing queues too."""
+    user = unique("user").replace(".", "-")
+    await site.put(f"users/{user}", {"password": "canary-password-c04e", "tags": ""})
+    await site.put(
+        f"permissions/%2F/{user}", {"configure": "^$", "write": "^$", "read": "^nothing$"}
+    )
+    before = await site.definitions()
+    found = await site.examine(
+        rabbitmq={
+            "url": managed_broker.url,
+            "username": user,
+            "password": "canary-password-c04e",
+        }
+    )
+    after = await site.definitions()
+    refused = {one.text for one in found["fail"] if one.subject == "permissions"}
+
+    assert refused == {
+        f"the user may not {what}"
+        for what in (
+            f"read {site.name}",
+            "write amq.default",
+            f"write {site.name}.events",
+            f"write queue {site.name}.events and read exchange {site.name}.events",
+            f"configure exchange {site.name}.events",
+            *(
+                f"configure queue {site.name}{part}"
+                for part in ("", ".retry.5s", ".dead", ".events")
+            ),
+        )
+    }
+    assert after == before
+    assert any(one.subject.startswith("management") for one in found["warn"])
+
+
+async def test_one_broker_of_two_that_is_away_is_a_warning(site: Site) -> None:
+    """As long as one URL works, another that does not is a warning."""
+    away = "amqp://guest:guest@127.0.0.1:9/"
+    found = await site.examine(rabbitmq={"url": [away, site.broker.url]})
+
+    assert found["fail"] == []
+    assert "127.0.0.1:9" in _said(found["warn"])
+
+
+async def test_without_a_broker_it_fails(site: Site, canaries: Canaries) -> None:
+    """Without a broker, or with a wrong password, `check --online` ends with 1 and names it."""
+    password = canaries.password
+    settings = {
+        "rabbitmq.url": f"amqp://guest:{password}@127.0.0.1:9/",
+        "sms_api.base_url": site.values["sms_api"]["base_url"],
+        "sms_api.key": canaries.key,
+    }
+    command = ("check", "--online", "--role", "worker", "--json")
+    result = await run_program(*command, settings=settings)
+    found = json.loads(result.stdout)["findings"]
+    failed = [one["subject"] for one in found if one["result"] == "fail"]
+
+    assert (result.returncode, failed) == (1, ["broker 127.0.0.1:9"])
+    assert canaries.found_in((result.stdout + result.stderr).decode()) == set()
+
+
+async def test_it_is_shown_a_line_each(site: Site, canaries: Canaries) -> None:
+    """`check --online` prints YAML, the findings as comments, and ends with 0 on warnings."""
+    settings = {
+        "rabbitmq.url": site.broker.url,
+        "worker.queue": site.name,
+        "worker.retry_delays": ["5s"],
+        "sms_api.base_url": site.values["sms_api"]["base_url"],
+        "sms_api.key": canaries.key,
+    }
+    command = ("check", "--online", "--management-url", str(site.broker.management_url))
+    result = await run_program(*command, settings=settings)
+    lines = result.stdout.decode().splitlines()
+
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert any(line.startswith("# ok    broker ") for line in lines)
+    assert any(line.startswith(f"# warn  queue {site.name}: nobody") for line in lines)
+
+
+async def test_a_wrong_configuration_is_told_first() -> None:
+    """A configuration that no role can use ends `check --online` with 2."""
+    result = await run_program("check", "--online", settings={"worker.queue": "q"})
+
+    assert result.returncode == 2
+    assert b"sms_api.base_url" in result.stderr
+    assert b"webhook.secrets" in result.stderr
+
+
+# The API
+
+
+@asynccontextmanager
+async def _api(head: bytes, **tls: Any) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """Run an HTTP server that answers everything alike; yield its port and what it was sent."""
+    requests: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            requests.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n" + head + b"\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, **tls)
+    async with server:
+        yield server.sockets[0].getsockname()[1], requests
+
+
+async def test_a_wrong_clock_is_found(site: Site) -> None:
+    """A clock that differs from the API's is a warning; the key is not shown to it."""
+    date = b"Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n"
+    async with _api(date) as (port, requests):
+        found = await site.examine(
+            "worker", sms_api={"base_url": f"http://127.0.0.1:{port}", "key": "canary-key-7f3a"}
+        )
+
+    assert any(one.subject == "clock" and "ahead" in one.text for one in found["warn"])
+    assert [request.split(b" ")[0] for request in requests] == [b"HEAD"]
+    assert b"canary" not in b"".join(requests)
+
+
+async def test_an_api_that_is_not_there_is_found(site: Site) -> None:
+    """A name that is not found and a port that refuses are failures of their own."""
+    for base_url, text in (
+        ("http://sms-bridge.invalid", "name is not found"),
+        ("http://127.0.0.1:9", "no connection"),
+    ):
+        found = await site.examine("worker", sms_api={"base_url": base_url, "key": "k"})
+
+        assert text in _said(found["fail"])
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a certificate of 127.0.0.1 that ends in a week, with its key beside it."""
+    folder = tmp_path_factory.mktemp("tls")
+    options = ("-x509", "-nodes", "-newkey", "rsa:2048", "-days", "7", "-subj", "/CN=localhost")
+    names = ("-addext", "subjectAltName=IP:127.0.0.1")
+    files = ("-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem"))
+    subprocess.run(["openssl", "req", *options, *names, *files], check=True, capture_output=True)
+    return folder / "cert.pem"
+
+
+async def test_the_brokers_certificate_is_read(certificate: Path) -> None:
+    """Of a broker that is reached over TLS the certificate is read, for its end."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, certificate.with_name("key.pem"))
+    settings = Settings.model_validate({"rabbitmq": {"tls": {"ca_file": certificate}}})
+    async with _api(b"", ssl=context) as (port, _):
+        url = URL(f"amqps://127.0.0.1:{port}/")
+        found = await doctor._read_certificate(settings.rabbitmq, url)
+
+    assert found is not None
+    assert doctor._judge_certificate("broker", found).result == "warn"
+
+
+@pytest.mark.parametrize(
+    ("trusted", "result", "text"),
+    [(False, "fail", "certificate is refused"), (True, "warn", "certificate ends in")],
+    ids=["not-trusted", "ends-soon"],
+)
+async def test_certificates_are_looked_at(
+    site: Site,
+    certificate: Path,
+    trusted: bool,  # noqa: FBT001  a parameter of the test
+    result: str,
+    text: str,
+) -> None:
+    """A certificate that is refused is a failure, one that ends soon a warning."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, certificate.with_name("key.pem"))
+    async with _api(b"", ssl=context) as (port, _):
+        ca_file = str(certificate) if trusted else None
+        api = {"base_url": f"https://127.0.0.1:{port}", "key": "k", "ca_file": ca_file}
+        found = await site.examine("worker", sms_api=api)
+
+    assert text in _said(found[result])
