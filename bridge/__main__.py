@@ -3,30 +3,24 @@
 Each command imports what it needs when it runs, so that `--help` is quick.
 """
 
-import asyncio
 import json
 import logging
-import os
 import signal
 import sys
 import time
-import uuid
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bridge import __version__
+from bridge.commands import check, dead_letters, schema, topology
+from bridge.commands.options import EXIT_FAILED, EXIT_USAGE, ConfigFile, examples, read_settings
 from bridge.errors import BridgeError, ConfigError, InvalidMessageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from bridge.config import Settings
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
 
 app = typer.Typer(
     name="sms-bridge",
@@ -37,22 +31,9 @@ app = typer.Typer(
 )
 
 
-class Role(StrEnum):
-    """The roles, as an option takes them."""
-
-    WORKER = "worker"
-    WEBHOOK = "webhook"
-
-
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        help="The YAML file. SMS_BRIDGE_CONFIG names it too.",
-        show_default=False,
-    ),
-]
+app.add_typer(dead_letters.app, name="dlq")
+app.add_typer(topology.app, name="topology")
+app.add_typer(schema.app, name="schema")
 
 
 def main() -> None:
@@ -75,6 +56,8 @@ def _fail(error: BridgeError, code: int) -> None:
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001  typer calls it so
     if wanted:
+        from bridge import __version__
+
         typer.echo(f"sms-bridge {__version__}")
         raise typer.Exit
 
@@ -92,27 +75,19 @@ def _options(
     context.obj = config
 
 
-def _settings(context: typer.Context, config: Path | None) -> "Settings":
-    from bridge.config import load_settings
-
-    named = os.environ.get("SMS_BRIDGE_CONFIG")
-    path = config or context.obj or (Path(named) if named else None)
-    return load_settings(path, os.environ)
-
-
-@app.command()
+@app.command(epilog=examples("sms-bridge worker --config config.yaml"))
 def worker(context: typer.Context, config: ConfigFile = None) -> None:
     """Take send requests from the queue and post them to the SMS API."""
     _run(context, config, "worker")
 
 
-@app.command()
+@app.command(epilog=examples("sms-bridge webhook --config config.yaml"))
 def webhook(context: typer.Context, config: ConfigFile = None) -> None:
     """Receive the service's webhooks and publish them to the exchange."""
     _run(context, config, "webhook")
 
 
-@app.command(name="all")
+@app.command(name="all", epilog=examples("sms-bridge all --config config.yaml"))
 def both(context: typer.Context, config: ConfigFile = None) -> None:
     """Run both roles in one process."""
     _run(context, config, "worker", "webhook")
@@ -121,36 +96,18 @@ def both(context: typer.Context, config: ConfigFile = None) -> None:
 def _run(context: typer.Context, config: Path | None, *roles: Any) -> None:  # noqa: ANN401
     from bridge.app import run
 
-    sys.exit(run(_settings(context, config), roles))
+    sys.exit(run(read_settings(context, config), roles))
 
 
-@app.command()
-def check(
-    context: typer.Context,
-    *,
-    role: Annotated[Role | None, typer.Option(help="The role to check; both without.")] = None,
-    config: ConfigFile = None,
-) -> None:
-    """Validate the configuration and print the effective one, secrets masked.
-
-    Exit 2 when a role that is configured, even in part, could not start; with --role also when
-    that role is not configured at all.
-    """
-    import yaml
-
-    from bridge.app import check_roles
-
-    settings = _settings(context, config)
-    typer.echo(yaml.safe_dump(settings.masked(), sort_keys=False, allow_unicode=True), nl=False)
-    for name, missing in check_roles(
-        settings, [role.value] if role else ["worker", "webhook"]
-    ).items():
-        if missing and role:
-            raise ConfigError(missing)
-        typer.echo(f"# {name}: {'not configured, ' + missing if missing else 'ready to start'}")
+app.command(epilog=check.CHECK_EXAMPLES)(check.check)
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "sms-bridge send --to +4917012345678 --from Acme --text Hi",
+        "sms-bridge send --to +4917012345678 --from Acme --text Hi --wait",
+    )
+)
 def send(
     context: typer.Context,
     *,
@@ -164,14 +121,14 @@ def send(
     """Publish one send request and print its message id.
 
     With --wait also its outcome: exit 0 when it was sent, 1 when it is dead or none came.
-
-    Example: sms-bridge send --to +4917012345678 --from Acme --text Hi --wait
     """
+    import asyncio
+
     from bridge import client
 
     request = {"to": to, "from": sender, "text": text}
     wait_seconds = timeout if wait else None
-    settings = _settings(context, config)
+    settings = read_settings(context, config)
     message_id, outcome = asyncio.run(client.send(settings, request, wait_seconds=wait_seconds))
     typer.echo(message_id)
     if not wait:
@@ -182,20 +139,27 @@ def send(
     sys.exit(0 if outcome.get("outcome") == "sent" else EXIT_FAILED)
 
 
-@app.command()
+@app.command(epilog=examples("sms-bridge listen", "sms-bridge listen | jq -r .body.data.text"))
 def listen(context: typer.Context, config: ConfigFile = None) -> None:
     """Print inbound events as they come, a line of JSON each, until Ctrl-C."""
+    import asyncio
+
     from bridge import client
 
     async def show() -> None:
         async for event in client.listen(settings):
             typer.echo(json.dumps(event))
 
-    settings = _settings(context, config)
+    settings = read_settings(context, config)
     _until_interrupted(lambda: asyncio.run(show()))
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "sms-bridge sign event.json",
+        "sms-bridge sign event.json --curl http://localhost:8080/webhooks",
+    )
+)
 def sign(
     context: typer.Context,
     file: Annotated[Path | None, typer.Argument(help="The body; standard input without.")] = None,
@@ -204,14 +168,11 @@ def sign(
     ] = None,
     config: ConfigFile = None,
 ) -> None:
-    """Sign a body as the configured scheme does and print the headers, a line each.
-
-    Example: sms-bridge sign event.json --curl http://localhost:8080/webhooks
-    """
+    """Sign a body as the configured scheme does and print the headers, a line each."""
     import shlex
 
     body = sys.stdin.buffer.read() if file is None else _read(file)
-    headers, query = _sign(_settings(context, config), body)
+    headers, query = _sign(read_settings(context, config), body)
     if curl is None:
         for name, value in headers:
             typer.echo(f"{name}: {value}")
@@ -231,6 +192,8 @@ def _read(file: Path) -> bytes:
 
 
 def _sign(settings: "Settings", body: bytes) -> "tuple[Sequence[tuple[str, str]], bytes]":
+    import uuid
+
     from bridge.app import webhook_secrets
     from bridge.signature import decode_secret, scheme_from, sign
 
@@ -241,27 +204,12 @@ def _sign(settings: "Settings", body: bytes) -> "tuple[Sequence[tuple[str, str]]
     return signed.headers, signed.query
 
 
-schema = typer.Typer(help="Print the machine-readable contract.", no_args_is_help=True)
-app.add_typer(schema, name="schema")
-
-
-@schema.command(name="config")
-def schema_config() -> None:
-    """Print the JSON Schema of the configuration."""
-    from bridge.config import Settings
-
-    typer.echo(json.dumps(Settings.model_json_schema(), indent=2))
-
-
-@schema.command(name="request")
-def schema_request() -> None:
-    """Print the JSON Schema of a send request."""
-    from bridge.models import SendRequest
-
-    typer.echo(json.dumps(SendRequest.model_json_schema(), indent=2))
-
-
-@app.command()
+@app.command(
+    epilog=examples(
+        "sms-bridge sandbox",
+        "sms-bridge sandbox --webhook-url http://localhost:8080/webhooks --webhook-secret S",
+    )
+)
 def sandbox(
     *,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
@@ -274,10 +222,9 @@ def sandbox(
     ] = None,
     key: Annotated[str | None, typer.Option(help="The only API key that is accepted.")] = None,
 ) -> None:
-    """Run a stand-in for the SMS service, with faults to order.
+    """Run a stand-in for the SMS service, with faults to order."""
+    import asyncio
 
-    Example: sms-bridge sandbox --webhook-url http://localhost:8080/webhooks --webhook-secret S
-    """
     import uvloop
 
     from bridge.sandbox.server import create_app, serve
@@ -289,6 +236,8 @@ def sandbox(
 
 
 def _plain_signer(secret: str) -> "Callable[[bytes], Sequence[tuple[str, str]]]":
+    import uuid
+
     from bridge.signature import PRESETS, decode_secret, sign
 
     scheme = PRESETS["plain"]
@@ -300,7 +249,7 @@ def _plain_signer(secret: str) -> "Callable[[bytes], Sequence[tuple[str, str]]]"
     return signed
 
 
-@app.command()
+@app.command(epilog=examples("sms-bridge demo", "sms-bridge demo --keep"))
 def demo(
     *,
     keep: Annotated[bool, typer.Option("--keep", help="Leave it running until Ctrl-C.")] = False,

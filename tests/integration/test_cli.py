@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import httpx
+import jsonschema
 import pytest
 import typer.main
 import yaml
@@ -35,6 +36,9 @@ from tests.integration.conftest import (
 )
 
 SCRIPT = Path(sys.executable).with_name("sms-bridge")
+
+
+GROUPS = ("dlq", "topology", "schema")
 
 
 def _commands() -> list[str]:
@@ -115,6 +119,32 @@ async def test_every_command_explains_itself(
 
     assert (result.returncode, result.stderr) == (0, b"")
     assert f"bridge {command} " in result.stdout.decode()
+
+
+@pytest.mark.parametrize("command", [name for name in _commands() if name not in GROUPS])
+async def test_every_command_shows_an_example(
+    explanations: dict[str, CompletedProcess[bytes]], command: str
+) -> None:
+    """`--help` of every command ends with examples of that command."""
+    _, _, lines = explanations[command].stdout.decode().partition("Examples:\n")
+
+    assert f"  sms-bridge {command}" in lines
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+async def test_commands_are_completed(shell: str) -> None:
+    """The shell completion offers the commands of a group."""
+    variables = {
+        "_SMS_BRIDGE_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": "sms-bridge dlq re",
+        "COMP_CWORD": "2",
+        "_TYPER_COMPLETE_ARGS": "sms-bridge dlq re",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    result = await anyio.run_process([str(SCRIPT)], check=False, env=make_environ({}) | variables)
+
+    assert b"replay" in result.stdout
+    assert b"discard" not in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -404,6 +434,38 @@ async def test_the_configuration_has_a_schema() -> None:
     assert result.returncode == 0
     assert schema["type"] == "object"
     assert schema["properties"].keys() == sections
+
+
+async def test_events_and_outcomes_are_as_their_schemas_say(
+    line: Line, amqp: Amqp, http: httpx.AsyncClient, canaries: Canaries
+) -> None:
+    """What the bridge publishes is valid by `schema event` and `schema asyncapi`."""
+    body = json.dumps({"type": "message.received", "data": {}, "id": uuid.uuid4().hex}).encode()
+    headers = {SIGNATURE: canaries.sign(body)}
+    await http.post(line.role.webhook_url, content=body, headers=headers)
+    event = await amqp.take(f"{line.queue}.events", body=body)
+    outcome = await run_program(*_send(canaries.request(), "--wait"), settings=line.settings)
+    schemas = await run_programs(
+        {name: (("schema", name), line.settings) for name in ("event", "asyncapi")}
+    )
+    document = json.loads(schemas["asyncapi"].stdout)
+    names = ("content_type", "message_id", "type")
+    message = {
+        "routing_key": event.routing_key,
+        "properties": {name: getattr(event, name) for name in names}
+        | {"delivery_mode": 2, "timestamp": event.timestamp and event.timestamp.isoformat()},
+        "headers": dict(event.headers),
+        "body": json.loads(body),
+    }
+
+    jsonschema.validate(message, json.loads(schemas["event"].stdout))
+    jsonschema.validate(
+        json.loads(outcome.stdout.decode().splitlines()[-1]),
+        document["components"]["messages"]["outcome"]["payload"],
+    )
+    assert document["channels"]["sendRequests"]["address"] == line.queue
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(message | {"headers": {}}, json.loads(schemas["event"].stdout))
 
 
 # sandbox

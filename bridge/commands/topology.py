@@ -1,0 +1,204 @@
+"""`sms-bridge topology`: what the bridge needs on the broker; compare it, make it."""
+
+import json
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bridge.commands.options import (
+    EXIT_FAILED,
+    AsJson,
+    ConfigFile,
+    OneRole,
+    examples,
+    format_table,
+    read_settings,
+    roles_of,
+)
+from bridge.errors import BrokerError
+
+if TYPE_CHECKING:
+    from bridge.config import Settings
+    from bridge.topology import Difference, Topology
+
+app = typer.Typer(
+    help="Show, compare or make the queues, exchanges and bindings that the bridge needs.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+class Format(StrEnum):
+    """How the topology is written."""
+
+    TABLE = "table"
+    JSON = "json"
+    OPERATOR = "operator"
+    DEFINITIONS = "definitions"
+
+
+ManagementUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="The management API; the broker's host and port 15672 (15671 with TLS) without.",
+    ),
+]
+
+
+@app.command(
+    epilog=examples(
+        "sms-bridge topology show",
+        "sms-bridge topology show --format operator --cluster rabbitmq | kubectl apply -f -",
+        "sms-bridge topology show --format definitions > sms-bridge.json",
+        "rabbitmqctl import_definitions sms-bridge.json",
+    )
+)
+def show(
+    context: typer.Context,
+    *,
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="operator: custom resources of RabbitMQ's messaging topology operator. "
+            "definitions: what rabbitmqctl import_definitions takes.",
+        ),
+    ] = Format.TABLE,
+    cluster: Annotated[
+        str, typer.Option(help="For operator: the name of the RabbitmqCluster.")
+    ] = "rabbitmq",
+    namespace: Annotated[
+        str | None, typer.Option(help="For operator: the cluster's namespace, if another.")
+    ] = None,
+    role: OneRole = None,
+    config: ConfigFile = None,
+) -> None:
+    """Print what the bridge needs on the broker, as it declares it itself.
+
+    Nothing is asked of the broker.
+    """
+    import yaml
+    from yarl import URL
+
+    from bridge import topology_formats
+    from bridge.management import vhost_of
+    from bridge.topology import bridge_topology
+
+    settings = read_settings(context, config)
+    topology = bridge_topology(settings, roles_of(role))
+    vhost = vhost_of(URL(settings.rabbitmq.url[0].get_secret_value()))
+    match form:
+        case Format.TABLE:
+            head = ("KIND", "NAME", "ARGUMENTS")
+            for line in format_table(head, topology_formats.rows(topology)):
+                typer.echo(line)
+        case Format.JSON:
+            typer.echo(json.dumps(topology_formats.plain(topology), indent=2))
+        case Format.DEFINITIONS:
+            document = topology_formats.definitions(topology, vhost=vhost)
+            typer.echo(json.dumps(document, indent=2))
+        case Format.OPERATOR:
+            resources = topology_formats.custom_resources(
+                topology, vhost=vhost, cluster=cluster, namespace=namespace
+            )
+            typer.echo(yaml.safe_dump_all(resources, sort_keys=False), nl=False)
+
+
+@app.command(
+    epilog=examples(
+        "sms-bridge topology verify",
+        "sms-bridge topology verify --role webhook --management-url http://rabbitmq:15672",
+    )
+)
+def verify(
+    context: typer.Context,
+    *,
+    management_url: ManagementUrl = None,
+    role: OneRole = None,
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+) -> None:
+    """Compare the broker with what the bridge needs; print the differences and exit 1.
+
+    Nothing is created. The management API shows every argument and the bindings; without it, the
+    broker names one difference of each queue and exchange, and bindings are not compared.
+    """
+    import asyncio
+
+    from bridge.topology import bridge_topology
+
+    settings = read_settings(context, config)
+    topology = bridge_topology(settings, roles_of(role))
+    differences, hint = asyncio.run(_compare(settings, topology, management_url))
+    if as_json:
+        typer.echo(json.dumps([_as_plain(difference) for difference in differences], indent=2))
+    else:
+        for difference in differences:
+            typer.echo(f"{difference.kind}: {difference.why}")
+    if hint is not None:
+        typer.echo(hint, err=True)
+    if any(difference.kind != "not_compared" for difference in differences):
+        raise typer.Exit(EXIT_FAILED)
+    if not as_json:
+        typer.echo("the topology is as the bridge needs it")
+
+
+@app.command(
+    epilog=examples("sms-bridge topology declare", "sms-bridge topology declare --role worker")
+)
+def declare(context: typer.Context, *, role: OneRole = None, config: ConfigFile = None) -> None:
+    """Create what is missing, as a role does when it starts; what exists is never changed.
+
+    Exit 1 when something exists with other arguments.
+    """
+    import asyncio
+
+    from bridge.topology import bridge_topology, name_of
+
+    settings = read_settings(context, config)
+    topology = bridge_topology(settings, roles_of(role))
+    asyncio.run(_declare(settings, topology))
+    for entity in (*topology.declarable, *topology.bindings):
+        typer.echo(f"there is {name_of(entity)}")
+
+
+async def _declare(settings: "Settings", topology: "Topology") -> None:
+    from bridge.broker import close_quietly, open_first_connection
+    from bridge.topology import ensure
+
+    connection = await open_first_connection(settings.rabbitmq, name="topology")
+    try:
+        await ensure(connection, topology, "declare")
+    finally:
+        await close_quietly(connection)
+
+
+async def _compare(
+    settings: "Settings", topology: "Topology", url: str | None
+) -> "tuple[list[Difference], str | None]":
+    from bridge.broker import close_quietly, open_first_connection
+    from bridge.management import open_management
+    from bridge.topology import compare
+
+    try:
+        async with open_management(settings.rabbitmq, url) as management:
+            return await management.compare(topology), None
+    except BrokerError as error:
+        hint = f"bindings were not compared: management API: {error}"
+    connection = await open_first_connection(settings.rabbitmq, name="topology")
+    try:
+        return [difference async for difference in compare(connection, topology)], hint
+    finally:
+        await close_quietly(connection)
+
+
+def _as_plain(difference: "Difference") -> dict[str, str]:
+    from bridge.topology import name_of
+
+    return {
+        "entity": name_of(difference.entity),
+        "kind": difference.kind,
+        "why": difference.why,
+    }

@@ -1,0 +1,164 @@
+"""`sms-bridge topology`: what is made by hand from it is what the bridge declares itself."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import pytest
+import yaml
+
+from bridge.config import Settings
+from bridge.sandbox.broker import Broker
+from bridge.topology import Topology, bridge_topology
+from bridge.topology_formats import custom_resources, plain, rows
+from tests.integration.conftest import open_amqp, run_program, run_programs, unique
+
+
+def _values(broker: Broker) -> dict[str, object]:
+    name = unique("topology")
+    return {
+        "rabbitmq.url": broker.url,
+        "worker.queue": name,
+        "worker.retry_delays": ["5s", "2m"],
+        "worker.outcome_exchange": f"{name}.outcome",
+        "webhook.exchange": f"{name}.events",
+        "webhook.queue": f"{name}.events",
+    }
+
+
+@pytest.fixture
+async def values(managed_broker: Broker) -> AsyncIterator[dict[str, object]]:
+    """Lend names that nobody uses, and free them."""
+    values = _values(managed_broker)
+    yield values
+    name = values["worker.queue"]
+    async with open_amqp(managed_broker.url) as amqp:
+        parts = ("", ".retry.5s", ".retry.2m", ".dead", ".events", ".outcome")
+        await amqp.delete([f"{name}{part}" for part in parts])
+
+
+def _verify(broker: Broker, *more: str) -> tuple[str, ...]:
+    return ("topology", "verify", "--management-url", str(broker.management_url), *more)
+
+
+async def test_imported_definitions_are_what_the_bridge_needs(
+    managed_broker: Broker, values: dict[str, object], tmp_path: Path
+) -> None:
+    """What `show --format definitions` prints can be imported, and then `verify` finds nothing."""
+    before = await run_program(*_verify(managed_broker), settings=values)
+    shown = await run_program("topology", "show", "--format", "definitions", settings=values)
+    file = tmp_path / "definitions.json"
+    file.write_bytes(shown.stdout)
+    managed_broker.ctl("import_definitions", str(file))
+    # Both ways of comparing, and a declaration, which the broker refuses when anything differs.
+    after = await run_programs(
+        {
+            "management": (_verify(managed_broker), values),
+            "amqp": ((*_verify(managed_broker)[:3], "http://127.0.0.1:9"), values),
+            "declare": (("topology", "declare"), values),
+        }
+    )
+    missing = before.stdout.decode().splitlines()
+
+    # Two exchanges, five queues, one binding.
+    assert (before.returncode, len(missing)) == (1, 8)
+    assert all(line.startswith("missing: ") for line in missing)
+    assert {name: result.returncode for name, result in after.items()} == dict.fromkeys(after, 0)
+    assert b"bindings were not compared" in after["amqp"].stderr
+
+
+async def test_declare_makes_what_is_missing(
+    managed_broker: Broker, values: dict[str, object]
+) -> None:
+    """`topology declare` makes everything and says so; of one role, only its part."""
+    worker = await run_program("topology", "declare", "--role", "worker", settings=values)
+    partly = await run_program(*_verify(managed_broker, "--json"), settings=values)
+    missing = [one["entity"].split()[0] for one in json.loads(partly.stdout)]
+
+    assert (worker.returncode, partly.returncode) == (0, 1)
+    assert worker.stdout.decode().count("there is queue") == 4
+    assert missing == ["exchange", "queue", "binding"]
+
+
+async def test_differences_are_told_one_by_one(
+    managed_broker: Broker, values: dict[str, object]
+) -> None:
+    """`verify` names each argument that differs, ends with 1 and changes nothing."""
+    name = str(values["worker.queue"])
+    arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-message-ttl": 7000}
+    connection = await aio_pika.connect(managed_broker.url)
+    async with connection:
+        channel = await connection.channel()
+        await channel.declare_queue(f"{name}.retry.5s", durable=True, arguments=arguments)
+    result = await run_program(*_verify(managed_broker, "--role", "worker"), settings=values)
+    told = [line for line in result.stdout.decode().splitlines() if "different" in line]
+
+    assert result.returncode == 1
+    assert {line.split(": ", 2)[2].split(" is ")[0] for line in told} == {
+        "x-dead-letter-exchange",
+        "x-dead-letter-routing-key",
+        "x-dead-letter-strategy",
+        "x-message-ttl",
+        "x-overflow",
+    }
+    assert any("x-message-ttl is 7000 and has to be 5000" in line for line in told)
+
+
+async def test_nothing_is_asked_of_a_broker_to_show() -> None:
+    """`topology show` needs no broker and no role's settings; JSON and table agree."""
+    settings = {"rabbitmq.url": "amqp://127.0.0.1:9/"}
+    shown = await run_programs(
+        {
+            form: (("topology", "show", "--format", form), settings)
+            for form in ("table", "json", "operator")
+        }
+    )
+    document = json.loads(shown["json"].stdout)
+    resources = list(yaml.safe_load_all(shown["operator"].stdout))
+    table = shown["table"].stdout.decode().splitlines()
+
+    assert [queue["name"] for queue in document["queues"]] == [
+        "sms.outbound",
+        *(f"sms.outbound.retry.{delay}" for delay in ("5s", "30s", "2m", "10m", "1h")),
+        *("sms.outbound.dead", "sms.inbound"),
+    ]
+    assert [line.split()[0] for line in table[1:]] == ["queue"] * 8 + ["exchange", "binding"]
+    assert [one["kind"] for one in resources] == ["Queue"] * 8 + ["Exchange", "Binding"]
+
+
+def _topology() -> Topology:
+    settings = Settings.model_validate({"worker": {"outcome_exchange": "sms.outcome"}})
+    return bridge_topology(settings, ["worker", "webhook"])
+
+
+def test_custom_resources_say_the_same() -> None:
+    """Each resource has a Kubernetes name of its own and the arguments that the bridge declares."""
+    topology = _topology()
+    made = list(custom_resources(topology, vhost="/", cluster="rabbit", namespace="mq"))
+    names = [(one["kind"], one["metadata"]["name"]) for one in made]
+    queues = [one["spec"] for one in made if one["kind"] == "Queue"]
+
+    assert len(set(names)) == len(made) == len(topology.declarable) + len(topology.bindings)
+    assert ("Queue", "sms-outbound-retry-5s") in names
+    assert all(one["apiVersion"] == "rabbitmq.com/v1beta1" for one in made)
+    assert {one["spec"]["vhost"] for one in made} == {"/"}
+    assert all(
+        one["spec"]["rabbitmqClusterReference"] == {"name": "rabbit", "namespace": "mq"}
+        for one in made
+    )
+    # A queue outlives its resource, messages and all.
+    assert {spec["deletionPolicy"] for spec in queues} == {"retain"}
+    assert [{"x-queue-type": spec["type"], **spec.get("arguments", {})} for spec in queues] == [
+        queue.arguments for queue in topology.queues
+    ]
+
+
+def test_every_format_lists_everything() -> None:
+    """Table and JSON have each queue, exchange and binding."""
+    topology = _topology()
+    count = len(topology.declarable) + len(topology.bindings)
+
+    assert len(list(rows(topology))) == count
+    assert sum(len(part) for part in plain(topology).values()) == count
