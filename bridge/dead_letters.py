@@ -2,11 +2,11 @@
 
 A look takes the messages with a consumer, unacked, and gives them back by closing the channel.
 RabbitMQ has nothing more harmless: a quorum queue counts each time that a message comes back,
-whether by a closed channel, a nack, `basic.get` or the management API's "get messages", and drops
-what is over its delivery limit (20 by default since RabbitMQ 4.0). So a message that has come back
-`MAX_LOOKS` times is not given back but renewed: published to the end of the same queue, confirmed,
-then acked, which starts its count anew. No number of looks can drop a dead letter, unless the
-queue has a delivery limit of 4 or less.
+whether by a closed channel, a nack (until 4.3), `basic.get` or the management API's "get
+messages", and drops what is over its delivery limit (20 by default since RabbitMQ 4.0). So a
+message that has come back `MAX_LOOKS` times is not given back but renewed: published to the end
+of the same queue, confirmed, then acked, which starts its count anew. No number of looks can drop
+a dead letter, unless the queue has a delivery limit of 4 or less.
 
 Only what is looked at is counted, so `list` takes no more than it shows. Nothing is kept in memory
 but the messages in hand: at most `PREFETCH` and a half.
