@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.synced
+BENCH_STAMP := .venv/.synced-for-bench
 
 # Where there is no home, tools get one inside the checkout.
 export HOME := $(or $(HOME),$(CURDIR)/.uv/home)
@@ -15,7 +16,7 @@ APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 
 .DEFAULT_GOAL := help
 .PHONY: help env broker demo test soak side-by-side scenes soak-webhook forgeries prometheus \
-    pictures check format clean
+    pictures nginx redpanda-connect bench bench-guard bench-profile check format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -24,6 +25,12 @@ env: $(STAMP)  ## set up .venv with everything that uv.lock names
 
 $(STAMP): pyproject.toml uv.lock | $(filter .uv/bin/uv,$(UV))
 	$(UV) sync --locked --all-groups --no-group docs
+
+	$(UV) sync --locked
+	@touch $@
+
+$(BENCH_STAMP): $(STAMP)
+	$(UV) sync --locked --all-groups
 	@touch $@
 
 .uv/bin/uv:
@@ -49,6 +56,23 @@ define apt_install
 	exit 1
 endef
 
+# $(call install,PACKAGES,WHAT TO DO WITHOUT APT): ends the shell.
+# RUNLEVEL=1 keeps a package from starting a server of the system's: ours are private ones.
+define install
+if ! command -v apt-get >/dev/null; then as=none; \
+elif [ "$$(id -u)" = 0 ]; then as=; \
+elif sudo -n true 2>/dev/null; then as='sudo -n'; \
+else as=none; fi; \
+if [ "$$as" != none ]; then \
+    $$as $(APT) update; \
+    $$as $(APT) install -y --no-install-recommends $(1) && exit 0; \
+fi; \
+echo '$(2)' >&2; \
+exit 1
+endef
+
+NO_BROKER := Install a RabbitMQ server (apt-get, dnf or brew install it), or set \
+    SMS_BRIDGE_RABBITMQ__URL (demo) or SMS_BRIDGE_TEST_AMQP_URL (tests) to one that runs.
 broker: $(STAMP)  ## install a RabbitMQ server, unless there is one or a URL names one
 	@if [ -n "$$SMS_BRIDGE_RABBITMQ__URL$$SMS_BRIDGE_TEST_AMQP_URL" ] || \
 	    $(BIN)/python -c 'from bridge.sandbox.broker import find_scripts as f; f()' 2>/dev/null; \
@@ -58,6 +82,8 @@ broker: $(STAMP)  ## install a RabbitMQ server, unless there is one or a URL nam
 prometheus:  ## install Prometheus and promtool, unless they are there
 	@if command -v prometheus >/dev/null && command -v promtool >/dev/null; then exit 0; fi; \
 	$(call apt_install,prometheus,$(WITHOUT_PROMETHEUS))
+
+	$(call install,rabbitmq-server,$(NO_BROKER))
 
 demo: $(STAMP) broker  ## run both directions for real, with faults, and account for every message (KEEP=1 leaves it running)
 	$(BIN)/python -m bridge demo $(if $(KEEP),--keep)
@@ -89,6 +115,35 @@ COUNT ?= 1000000
 forgeries: $(STAMP)  ## forge so many signed webhooks, of which none may be accepted (COUNT=1000000 SEED=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/forgeries.py --count $(COUNT) --seed $(SEED)
 
+NO_SERVERS := Install nginx and h2load (packages nginx-light and nghttp2-client, or nginx and nghttp2).
+SERVERS := for program in nginx h2load; do \
+    PATH="$$PATH:/usr/sbin:/usr/local/sbin" command -v $$program >/dev/null || exit 1; done
+nginx:  ## install nginx and h2load for the benchmark, unless they are there
+	@if ($(SERVERS)); then exit 0; fi; \
+	$(call install,nginx-light nghttp2-client,$(NO_SERVERS))
+
+# Redpanda Connect is built from its Go modules, once, with the parts that the benchmark needs.
+CONNECT := tests/bench/contestants/redpanda_connect
+redpanda-connect: .bench/redpanda-connect  ## build it for the benchmark, where Go is installed
+
+.bench/redpanda-connect: $(wildcard $(CONNECT)/go.* $(CONNECT)/*.go)
+	@if ! command -v go >/dev/null; then \
+	    echo 'Go is not installed: Redpanda Connect takes no part.'; \
+	else \
+	    echo 'Building Redpanda Connect, which takes minutes the first time.'; \
+	    CGO_ENABLED=0 go build -C $(CONNECT) -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ .; \
+	fi
+
+ROUNDS ?= 5
+bench: $(BENCH_STAMP) broker nginx redpanda-connect  ## our programs beside the alternatives, into docs/benchmarks.md (SCENES="http receivers" ROUNDS=5)
+	PYTHONPATH=. $(BIN)/python tests/bench/run.py $(or $(SCENES),all) --rounds $(ROUNDS)
+
+bench-guard: $(BENCH_STAMP) broker nginx  ## fail when our worker has lost its speed; takes a minute
+	PYTHONPATH=. $(BIN)/python tests/bench/run.py guard
+
+bench-profile: $(BENCH_STAMP) broker nginx  ## where our programs spend their time
+	PYTHONPATH=. $(BIN)/python tests/bench/run.py profile
+
 check: $(STAMP)  ## lint, formatting, types, import rules
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -100,5 +155,5 @@ format: $(STAMP)  ## format the code and fix what can be fixed by itself
 	$(BIN)/ruff format
 
 clean:  ## remove .venv, caches and build results
-	rm -rf .venv .uv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .uv .bench build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find bridge tests -name __pycache__ -type d -prune -exec rm -rf {} +

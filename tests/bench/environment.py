@@ -1,0 +1,62 @@
+"""On what a bench ran: the machine, and every version that may matter."""
+
+import os
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from bridge.sandbox.broker import Broker
+from tests.bench.api import find_nginx
+from tests.bench.lineup import FOLDER, REDPANDA
+
+PACKAGES: Final = (
+    *("aio-pika", "aiormq", "httpx", "aiohttp", "uvloop", "pydantic", "tenacity"),
+    *("faststream", "fastapi", "starlette", "uvicorn", "prometheus-client"),
+)
+COMMAND_SECONDS: Final = 30
+
+
+def describe(broker: Broker) -> dict[str, str]:
+    """Return names and versions, in the order in which they are to be shown."""
+    return dict(_facts(broker))
+
+
+def _facts(broker: Broker) -> Iterator[tuple[str, str]]:
+    yield "date", time.strftime("%Y-%m-%d", time.gmtime())
+    yield "commit", _run("git", "-C", str(FOLDER), "describe", "--always", "--dirty")
+    yield "processor", f"{_processor()}, {os.cpu_count()} cores"
+    load, _, _ = os.getloadavg()
+    yield "load before the first run", f"{load:.1f}"
+    yield "kernel", platform.release()
+    yield "Python", platform.python_version()
+    yield "RabbitMQ", broker.ctl("version").strip()
+    yield "nginx", _run(find_nginx(), "-v").rpartition("/")[2]
+    for package in PACKAGES:
+        yield package, version(package)
+    if REDPANDA.exists():
+        module = (FOLDER / "redpanda_connect" / "go.mod").read_text(encoding="ascii")
+        found = re.search(r"connect/v4 v(\S+)", module)
+        yield "Redpanda Connect", found[1] if found else "unknown"
+
+
+def _processor() -> str:
+    found = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    return found[1] if found else platform.machine()
+
+
+def _run(*command: str) -> str:
+    result = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=COMMAND_SECONDS,
+        check=False,
+    )
+    return result.stdout.strip() if result.returncode == 0 else "unknown"

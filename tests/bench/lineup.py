@@ -1,0 +1,139 @@
+"""Who takes part, and how each is started: the bridge as shipped, and what people use instead.
+
+Every worker gets the same address, key and number in flight, every receiver the same secret and
+port, from its environment.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from bridge.config import ENV_PREFIX
+from tests.bench.queues import EXCHANGE, OUTBOUND
+
+FOLDER: Final = Path(__file__).parent / "contestants"
+# `make redpanda-connect` puts it there.
+REDPANDA: Final = Path(__file__).parents[2] / ".bench" / "redpanda-connect"
+KEY: Final = "an-api-key-of-the-usual-length-0001"
+SECRET: Final = "a-webhook-secret-of-the-usual-length"
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One program. `share` is the part of a run's messages that is enough to measure it."""
+
+    name: str
+    what: str
+    command: tuple[str, ...]
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a program is to do in one run."""
+
+    amqp_url: str
+    api_url: str = "http://127.0.0.1:1"
+    ca_file: Path | None = None
+    in_flight: int = 1
+    port: int = 0
+
+
+OURS: Final = "sms-bridge"
+BARE: Final = "bare loop"
+STARLETTE: Final = "bare Starlette"
+
+
+def _script(name: str) -> tuple[str, ...]:
+    return (sys.executable, str(FOLDER / name))
+
+
+def _redpanda(configuration: str) -> tuple[str, ...]:
+    return (str(REDPANDA), "run", str(FOLDER / "redpanda_connect" / configuration))
+
+
+WORKERS: Final = (
+    Contestant(
+        OURS,
+        "`sms-bridge worker` as shipped: every guarantee, a log line for each delivery, metrics",
+        (sys.executable, "-m", "bridge", "worker"),
+    ),
+    Contestant(
+        BARE,
+        "aio-pika and aiohttp on uvloop, pydantic, two metrics; no retry, no log: "
+        "any failure loses the message",
+        _script("bare_loop.py"),
+    ),
+    Contestant(
+        "naive",
+        "aio-pika, `httpx.AsyncClient`, tenacity, pydantic",
+        _script("naive.py"),
+        share=0.15,
+    ),
+    Contestant("FastStream", "FastStream and httpx", _script("faststream_worker.py"), share=0.15),
+    Contestant(
+        "Redpanda Connect",
+        "`amqp_0_9` to `http_client`, near defaults, in Go",
+        _redpanda("worker.yaml"),
+    ),
+)
+RECEIVERS: Final = (
+    Contestant(
+        OURS,
+        "`sms-bridge webhook` as shipped: every guarantee, a log line for each webhook, metrics",
+        (sys.executable, "-m", "bridge", "webhook"),
+    ),
+    Contestant(
+        STARLETTE,
+        "verifies, publishes mandatory and persistent, waits for the confirm; uvicorn on uvloop",
+        _script("starlette_webhook.py"),
+    ),
+    Contestant("FastAPI", "FastAPI and aio-pika on uvicorn", _script("fastapi_webhook.py")),
+    Contestant(
+        "Redpanda Connect",
+        "`http_server` to `amqp_0_9`, near defaults, in Go",
+        _redpanda("webhook.yaml"),
+    ),
+)
+
+
+def present(contestants: tuple[Contestant, ...]) -> list[Contestant]:
+    """Return those that can be started here."""
+    return [one for one in contestants if Path(one.command[0]).exists()]
+
+
+def environ_for(task: Task) -> Mapping[str, str]:
+    """Make the environment of a run; each program finds its own settings there."""
+    others = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    ours = {
+        "RABBITMQ__URL": task.amqp_url,
+        "SMS_API__BASE_URL": task.api_url,
+        "SMS_API__KEY": KEY,
+        "WORKER__CONCURRENCY": str(task.in_flight),
+        "WEBHOOK__HOST": "127.0.0.1",
+        "WEBHOOK__PORT": str(task.port),
+        "WEBHOOK__SECRETS": f'["{SECRET}"]',
+        "ADMIN__HOST": "127.0.0.1",
+        "ADMIN__PORT": "0",
+    }
+    theirs = {
+        "AMQP_URL": task.amqp_url,
+        "API_URL": task.api_url,
+        "API_KEY": KEY,
+        "IN_FLIGHT": str(task.in_flight),
+        "QUEUE": OUTBOUND,
+        "EXCHANGE": EXCHANGE,
+        "SECRET": SECRET,
+        "PORT": str(task.port),
+    }
+    # Whom to trust: OpenSSL, httpx and Go all look there.
+    trust = {} if task.ca_file is None else {"SSL_CERT_FILE": str(task.ca_file)}
+    return {
+        **others,
+        **{f"{ENV_PREFIX}{name}": value for name, value in ours.items()},
+        **{f"BENCH_{name}": value for name, value in theirs.items()},
+        **trust,
+    }

@@ -1,0 +1,150 @@
+"""Runs of workers: a full queue drained, a queue fed at half of what a worker can."""
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from tests.bench.api import Api, Kind, Post
+from tests.bench.errors import BenchError
+from tests.bench.lineup import Contestant, Task
+from tests.bench.queues import OUTBOUND
+from tests.bench.rig import Program, Rig
+
+# What comes first is left out: connections are opened, caches filled.
+WARM_UP: Final = 0.1
+POLL_SECONDS: Final = 0.02
+START_SECONDS: Final = 60
+# No worker is slower than this by far, on any machine.
+SLOWEST_PER_SECOND: Final = 10
+FEED_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """What one run showed. Rates are messages per second of the clock or of CPU time."""
+
+    messages: int
+    wall_rate: float
+    cpu_rate: float
+    peak_mib: float
+    connections: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """From publishing to the API's answer, in milliseconds, at a rate of messages per second."""
+
+    rate: float
+    p50_ms: float
+    p99_ms: float
+
+
+def drain(
+    rig: Rig,
+    contestant: Contestant,
+    *,
+    kind: Kind,
+    in_flight: int,
+    messages: int,
+    processes: int = 1,
+) -> Drain:
+    """Fill the queue, start the worker, measure until the API has every message.
+
+    Raises BenchError when a message is not POSTed once, or not acked.
+    """
+    rig.queues.make_outbound(messages)
+    with rig.api() as api:
+        task = _task(rig, api, kind, in_flight // processes)
+        with rig.running(contestant, task, times=processes) as program:
+            cpu_rate = _follow(api, program, messages)
+            program.settle()
+            peak_mib = program.usage().peak_mib
+        posts = api.posts(messages)
+    _check(rig, contestant, posts, messages)
+    return Drain(
+        messages=messages,
+        wall_rate=_wall_rate(posts),
+        cpu_rate=cpu_rate,
+        peak_mib=peak_mib,
+        connections=len({post.connection for post in posts}),
+    )
+
+
+def delay(
+    rig: Rig, contestant: Contestant, *, kind: Kind, in_flight: int, per_second: float
+) -> Delay:
+    """Publish at an even rate to a worker that waits, and measure how long each message takes."""
+    rig.queues.make_outbound()
+    with rig.api() as api:
+        task = _task(rig, api, kind, in_flight)
+        with rig.running(contestant, task):
+            if not rig.queues.wait_for_consumer(seconds=START_SECONDS):
+                raise BenchError(f"{contestant.name} does not consume")
+            published = rig.queues.feed_outbound(per_second=per_second, seconds=FEED_SECONDS)
+            posts = api.posts(len(published), seconds=START_SECONDS)
+    late = sorted((post.at - published[post.message_id]) * 1000 for post in _warm(posts))
+    return Delay(per_second, p50_ms=quantile(late, 0.5), p99_ms=quantile(late, 0.99))
+
+
+def first_post(rig: Rig, contestant: Contestant) -> float:
+    """Start a worker with one message in the queue; return the seconds until its POST."""
+    rig.queues.make_outbound(1)
+    with rig.api() as api:
+        started = time.time()
+        with rig.running(contestant, _task(rig, api, "http", 1)) as program:
+            _wait_for_count(api, program, 1, time.monotonic() + START_SECONDS)
+            program.settle()
+        return api.posts(1)[0].at - started
+
+
+def quantile(ascending: list[float], share: float) -> float:
+    """Return the value that a share of all values does not exceed."""
+    return ascending[min(len(ascending) - 1, int(len(ascending) * share))]
+
+
+def _task(rig: Rig, api: Api, kind: Kind, in_flight: int) -> Task:
+    return Task(
+        amqp_url=rig.broker.url,
+        api_url=api.url(kind),
+        ca_file=rig.certificate.ca_file if kind == "https" else None,
+        in_flight=in_flight,
+    )
+
+
+def _follow(api: Api, program: Program, messages: int) -> float:
+    """Return the messages per CPU second between the warm-up and the last POST."""
+    deadline = time.monotonic() + START_SECONDS + messages / SLOWEST_PER_SECOND
+    first = _wait_for_count(api, program, round(messages * WARM_UP), deadline)
+    cpu_at_first = program.usage().cpu_seconds
+    last = _wait_for_count(api, program, messages, deadline)
+    return (last - first) / (program.usage().cpu_seconds - cpu_at_first)
+
+
+def _wait_for_count(api: Api, program: Program, wanted: int, deadline: float) -> int:
+    while (count := api.count()) < wanted:
+        program.usage()
+        if time.monotonic() > deadline:
+            raise BenchError(f"{program.name} has POSTed {count} messages of {wanted}")
+        time.sleep(POLL_SECONDS)
+    return count
+
+
+def _check(rig: Rig, contestant: Contestant, posts: list[Post], messages: int) -> None:
+    ids = {post.message_id for post in posts}
+    accepted = sum(post.status == 202 for post in posts)
+    left = rig.queues.count(OUTBOUND)
+    if not len(ids) == len(posts) == accepted == messages or left:
+        raise BenchError(
+            f"{contestant.name}: of {messages} messages {len(ids)} were POSTed, "
+            f"in {len(posts)} POSTs, {accepted} accepted; {left} are left in the queue"
+        )
+
+
+def _wall_rate(posts: list[Post]) -> float:
+    warm = _warm(posts)
+    return (len(warm) - 1) / (warm[-1].at - warm[0].at)
+
+
+def _warm(posts: list[Post]) -> list[Post]:
+    posts = sorted(posts, key=lambda post: post.at)
+    return posts[round(len(posts) * WARM_UP) :]

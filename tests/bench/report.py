@@ -1,0 +1,191 @@
+"""The results for people: tables in a terminal, `docs/benchmarks.md`, plots beside it."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from tests.bench.lineup import RECEIVERS, WORKERS
+from tests.bench.scenes import Row
+
+mpl.use("svg")
+
+DOCS: Final = Path(__file__).parents[2] / "docs"
+PAGE: Final = DOCS / "benchmarks.md"
+FOLDER: Final = DOCS / "benchmarks"
+RESULTS: Final = FOLDER / "results.json"
+BEGIN: Final = "<!-- written by make bench: begin -->"
+END: Final = "<!-- written by make bench: end -->"
+
+Results = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A heading, and how a row shows there."""
+
+    heading: str
+    show: Callable[[Row], str]
+
+
+def _number(key: str, form: str = ",.0f", unit: str = "") -> Callable[[Row], str]:
+    return lambda row: f"{row[key]:{form}}{unit}"
+
+
+def _ratio(row: Row) -> str:
+    return f"{row['ratio']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
+
+
+_NAME: Final = Column("", lambda row: str(row["name"]))
+_CPU: Final = Column("per CPU second", _number("cpu_rate"))
+_WALL: Final = Column("per second", _number("wall_rate"))
+_MEMORY: Final = Column("peak memory", _number("peak_mib", unit=" MiB"))
+_CONNECTIONS: Final = Column("connections", _number("connections"))
+_DELAYS: Final = (
+    Column("at half load: per second", _number("rate")),
+    Column("p50", _number("p50_ms", ",.1f", " ms")),
+    Column("p99", _number("p99_ms", ",.1f", " ms")),
+)
+_TO_BARE: Final = Column("to the bare loop", _ratio)
+
+TITLES: Final = {
+    "http": "Workers: the API answers at once, 100 in flight",
+    "https": "Workers: the same over HTTPS (TLS 1.3)",
+    "slow-api": "Workers: the API answers after 100 ms, 200 in flight (limit 2,000 per second)",
+    "receivers": "Webhook receivers: 64 connections",
+    "long-queues": "Our worker: the length of the queue",
+    "several-workers": "Our worker: several processes on one queue, 100 in flight in all",
+    "start-up": "From the start of the process to its first POST",
+}
+COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
+    "http": (_NAME, _CPU, _TO_BARE, _WALL, *_DELAYS, _MEMORY),
+    "https": (_NAME, _CPU, _TO_BARE, _WALL, Column("POSTs", _number("messages")), _CONNECTIONS),
+    "slow-api": (
+        _NAME,
+        _WALL,
+        Column("of the limit", _number("of_limit", ".0%")),
+        _CPU,
+        _TO_BARE,
+        _MEMORY,
+    ),
+    "receivers": (_NAME, _CPU, Column("to bare Starlette", _ratio), _WALL, *_DELAYS, _MEMORY),
+    "long-queues": (
+        Column("queued", _number("messages")),
+        Column("CPU time per message", _number("cpu_ms", ".3f", " ms")),
+        _WALL,
+        _MEMORY,
+    ),
+    "several-workers": (Column("processes", _number("processes")), _WALL, _CPU, _MEMORY),
+    "start-up": (_NAME, Column("seconds", _number("seconds", ".2f"))),
+}
+
+
+def load_results() -> Results:
+    """Read what earlier runs have left."""
+    if not RESULTS.exists():
+        return {}
+    results: Results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    return results
+
+
+def draw(console: Console, scene: str, rows: Sequence[Row]) -> None:
+    """Print one scene."""
+    table = Table(title=TITLES[scene], title_justify="left")
+    for index, column in enumerate(COLUMNS[scene]):
+        table.add_column(column.heading, justify="right" if index else "left")
+    for row in rows:
+        table.add_row(*(column.show(row) for column in COLUMNS[scene]))
+    console.print(table)
+
+
+def write(results: Results) -> None:
+    """Write the results, the plots, and the part of the page that is ours to write."""
+    FOLDER.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    plots = {scene: _plot(scene, results[scene]["rows"]) for scene in results if scene in _PLOTS}
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    parts = [BEGIN, *_page(results, plots), END]
+    PAGE.write_text(before + "\n\n".join(parts) + after, encoding="utf-8")
+
+
+def _page(results: Results, plots: Mapping[str, str]) -> Iterator[str]:
+    for scene in (name for name in TITLES if name in results):
+        yield f"## {TITLES[scene]}"
+        columns = COLUMNS[scene]
+        lines = [[column.heading for column in columns]]
+        lines.append(["---", *("---:" for _ in columns[1:])])
+        lines += [[column.show(row) for column in columns] for row in results[scene]["rows"]]
+        yield "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        if scene in plots:
+            yield f"![{TITLES[scene]}](benchmarks/{plots[scene]})"
+        yield _describe(results[scene])
+    yield "## Who is who"
+    yield "\n".join(f"- worker **{one.name}**: {one.what}." for one in WORKERS)
+    yield "\n".join(f"- receiver **{one.name}**: {one.what}." for one in RECEIVERS)
+
+
+def _describe(result: Mapping[str, Any]) -> str:
+    options = result["options"]
+    facts = ", ".join(f"{name} {value}" for name, value in result["environment"].items())
+    return (
+        f"Medians of {options['rounds']} interleaved runs, up to {options['messages']:,} messages "
+        f"each. {facts[0].upper()}{facts[1:]}."
+    )
+
+
+# Plots
+
+
+def _plot(scene: str, rows: Sequence[Row]) -> str:
+    # The same numbers give the same file.
+    with mpl.rc_context({"svg.hashsalt": scene, "font.size": 9}):
+        figure = Figure(figsize=(7, 2.6), layout="constrained")
+        _PLOTS[scene](figure, rows)
+        name = f"{scene}.svg"
+        figure.savefig(FOLDER / name, metadata={"Date": None})
+    return name
+
+
+def _plot_rates(figure: Figure, rows: Sequence[Row]) -> None:
+    axes = figure.subplots()
+    ordered = sorted(rows, key=lambda row: float(row["cpu_rate"]))
+    colours = ["#d9534f" if row["name"] == "sms-bridge" else "#8a99a8" for row in ordered]
+    bars = axes.barh(
+        [row["name"] for row in ordered], [row["cpu_rate"] for row in ordered], color=colours
+    )
+    axes.bar_label(bars, fmt="{:,.0f}", padding=3)
+    axes.set_xlabel("messages per CPU second")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.12)
+
+
+def _plot_curve(figure: Figure, rows: Sequence[Row]) -> None:
+    panels = (("cpu_ms", "CPU time per message, ms"), ("peak_mib", "peak memory, MiB"))
+    for axes, (key, label) in zip(figure.subplots(1, 2), panels, strict=True):
+        axes.plot(
+            [row["messages"] for row in rows],
+            [row[key] for row in rows],
+            marker="o",
+            color="#d9534f",
+        )
+        axes.set_xscale("log")
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("queued messages")
+        axes.set_ylabel(label)
+        axes.spines[["top", "right"]].set_visible(False)
+
+
+_PLOTS: Final[Mapping[str, Callable[[Figure, Sequence[Row]], None]]] = {
+    "http": _plot_rates,
+    "https": _plot_rates,
+    "receivers": _plot_rates,
+    "long-queues": _plot_curve,
+}

@@ -1,0 +1,131 @@
+"""The benchmark: our worker and our webhook receiver beside the alternatives, on one machine.
+
+    python tests/bench/run.py all
+    python tests/bench/run.py http receivers --rounds 5 --messages 20000
+    python tests/bench/run.py guard
+    python tests/bench/run.py profile
+
+Exit code 0: measured. 1: it could not be, or the guard found us too slow. 2: bad usage.
+"""
+
+import argparse
+import logging
+import signal
+import sys
+from dataclasses import asdict
+from typing import Final
+
+from rich.console import Console
+
+from bridge.errors import BridgeError
+from tests.bench.environment import describe
+from tests.bench.errors import BenchError
+from tests.bench.lineup import REDPANDA
+from tests.bench.profiles import Profile, profile_receiver, profile_worker
+from tests.bench.rig import rigged
+from tests.bench.scenes import SCENES, Options, guard
+
+GUARD_RATIO: Final = 1.3
+GUARD_ROUNDS: Final = 5
+GUARD_MESSAGES: Final = 3_000
+PLAIN_WIDTH: Final = 140
+PROFILE_LINES: Final = 40
+EXIT_INTERRUPTED: Final = 130
+
+
+def main() -> int:
+    """Run what the command line asks for and return the exit code."""
+    options = _parse_arguments()
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    logging.disable(logging.CRITICAL)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        if options.what == ["guard"]:
+            return _guard(console, options)
+        if options.what == ["profile"]:
+            return _profile(console, options)
+        return _measure(console, options)
+    except (BenchError, BridgeError) as error:
+        console.print(f"FAILED: {error}", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _measure(console: Console, options: argparse.Namespace) -> int:
+    # Draws with a library that a guard does not need.
+    from tests.bench.report import draw, load_results, write  # noqa: PLC0415
+
+    if not REDPANDA.exists():
+        console.print("Redpanda Connect is left out: `make redpanda-connect` needs Go to build it.")
+    scenes = list(SCENES) if options.what == ["all"] else options.what
+    amount = Options(options.messages, options.rounds, options.million)
+    results = load_results()
+    with rigged() as rig:
+        environment = describe(rig.broker)
+        for name, value in environment.items():
+            console.print(f"{name}: {value}", markup=False)
+        for scene in scenes:
+            rows = SCENES[scene](rig, amount, lambda line: console.print(line, markup=False))
+            draw(console, scene, rows)
+            results[scene] = {"environment": environment, "options": asdict(amount), "rows": rows}
+            # What is measured stays, whatever becomes of the next scene.
+            write(results)
+    return 0
+
+
+def _guard(console: Console, options: argparse.Namespace) -> int:
+    with rigged() as rig:
+        ratio, ratios = guard(
+            rig,
+            messages=GUARD_MESSAGES,
+            rounds=GUARD_ROUNDS,
+            tell=lambda line: console.print(line, markup=False),
+        )
+    each = ", ".join(f"{one:.2f}" for one in ratios)
+    verdict = "PASSED" if ratio >= options.least else "FAILED"
+    console.print(
+        f"{verdict}: {ratio:.2f} times the bare loop's messages per CPU second "
+        f"(at least {options.least}); each round: {each}"
+    )
+    return 0 if ratio >= options.least else 1
+
+
+def _profile(console: Console, options: argparse.Namespace) -> int:
+    with rigged() as rig:
+        for title, profile in (
+            ("worker", profile_worker(rig, messages=options.messages, native=options.native)),
+            ("webhook", profile_receiver(rig, webhooks=options.messages, native=options.native)),
+        ):
+            _print_profile(console, title, profile)
+    return 0
+
+
+def _print_profile(console: Console, title: str, profile: Profile) -> None:
+    for heading, shares in (("itself", profile.own), ("and all it calls", profile.whole)):
+        console.print(f"\n{title}, {profile.samples} samples, in the function {heading}:")
+        for name, share in shares[:PROFILE_LINES]:
+            console.print(f"{share:7.1%}  {name}", markup=False)
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Our programs beside the alternatives.")
+    choices = (*SCENES, "all", "guard", "profile")
+    parser.add_argument("what", nargs="+", choices=choices, metavar="|".join(choices))
+    parser.add_argument("--messages", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--million", action="store_true", help="long-queues: a million, too")
+    parser.add_argument("--least", type=float, default=GUARD_RATIO, help="guard: the ratio")
+    parser.add_argument("--native", action="store_true", help="profile: functions in C, too")
+    options = parser.parse_args()
+    if len(options.what) > 1 and {"all", "guard", "profile"} & set(options.what):
+        parser.error("all, guard and profile stand alone")
+    if options.messages < 1000 or options.rounds < 1:
+        parser.error("--messages must be 1000 or more, --rounds 1 or more")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""The scenes of the benchmark: who runs what, how often, and the medians of it.
+
+Runs are interleaved: each round has every contestant once, beginning with another one, so that
+what disturbs the machine for a while disturbs all.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Final
+
+from tests.bench.api import LATE_SECONDS, Kind
+from tests.bench.inbound import load
+from tests.bench.lineup import (
+    BARE,
+    OURS,
+    RECEIVERS,
+    STARLETTE,
+    WORKERS,
+    Contestant,
+    present,
+)
+from tests.bench.outbound import delay, drain, first_post
+from tests.bench.rig import Rig
+
+Row = dict[str, Any]
+Tell = Callable[[str], None]
+
+IN_FLIGHT: Final = 100
+LATE_IN_FLIGHT: Final = 200
+CURVE: Final = (1_000, 10_000, 100_000)
+MILLION: Final = 1_000_000
+# Each takes minutes, and what it is for is no small difference.
+LONG_ROUNDS: Final = 1
+LONG_MESSAGES: Final = 100_000
+PROCESSES: Final = (1, 2, 4)
+# Two runs of few messages differ by the clock tick of CPU time, a hundredth of a second.
+MIN_MESSAGES: Final = 500
+HELP_SECONDS: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How much to measure."""
+
+    messages: int
+    rounds: int
+    million: bool
+
+
+def workers_over_http(rig: Rig, options: Options, tell: Tell) -> list[Row]:
+    """Every worker, the instant API, 100 in flight; then at half its rate, for the delays."""
+    rows = _drain_all(rig, options, tell, kind="http", in_flight=IN_FLIGHT)
+    half = {row["name"]: row["wall_rate"] / 2 for row in rows}
+
+    def run(contestant: Contestant) -> Row:
+        rate = half[contestant.name]
+        return asdict(delay(rig, contestant, kind="http", in_flight=IN_FLIGHT, per_second=rate))
+
+    delays = _medians(_interleave(present(WORKERS), options.rounds, run, tell))
+    return [row | delays[row["name"]] for row in rows]
+
+
+def workers_over_https(rig: Rig, options: Options, tell: Tell) -> list[Row]:
+    """Every worker, the instant API over TLS 1.3, 100 in flight."""
+    return _drain_all(rig, options, tell, kind="https", in_flight=IN_FLIGHT)
+
+
+def workers_with_slow_api(rig: Rig, options: Options, tell: Tell) -> list[Row]:
+    """Every worker, an API that takes 100 ms, 200 in flight."""
+    rows = _drain_all(rig, options, tell, kind="late", in_flight=LATE_IN_FLIGHT)
+    limit = LATE_IN_FLIGHT / LATE_SECONDS
+    return [row | {"of_limit": row["wall_rate"] / limit} for row in rows]
+
+
+def long_queues(rig: Rig, options: Options, tell: Tell) -> list[Row]:
+    """Our worker and queues of ever more messages: the cost of one, and the memory."""
+    rows = []
+    for messages in (*CURVE, *((MILLION,) if options.million else ())):
+        rounds = LONG_ROUNDS if messages >= LONG_MESSAGES else options.rounds
+        row = _drain_ours(rig, tell, rounds=rounds, messages=messages)
+        rows.append(row | {"cpu_ms": 1000 / row["cpu_rate"]})
+    return rows
+
+
+def several_workers(rig: Rig, options: Options, tell: Tell) -> list[Row]:
+    """One, two and four processes of our worker on one queue, 100 in flight in all."""
+    return [
+        _drain_ours(
+            rig, tell, rounds=options.rounds, messages=options.messages, processes=processes
+        )
+        | {"processes": processes}
+        for processes in PROCESSES
+    ]
+
+
+def receivers(rig: Rig, options: Options, tell: Tell) -> list[Row]:
+    """Every receiver under 64 connections; then at half its rate, for the delays."""
+    runs = _interleave(
+        present(RECEIVERS),
+        options.rounds,
+        lambda one: asdict(load(rig, one, webhooks=options.messages)),
+        tell,
+    )
+    return _compared(runs, STARLETTE)
+
+
+def start_up(rig: Rig, options: Options, tell: Tell) -> list[Row]:
+    """From the start of a worker to its first POST, and from that of the program to its help."""
+    runs = _interleave(
+        present(WORKERS),
+        options.rounds,
+        lambda one: {"seconds": first_post(rig, one)},
+        tell,
+    )
+    rows = list(_medians(runs).values())
+    helps = [_time_help() for _ in range(options.rounds)]
+    tell(f"--help: {median(helps):.2f} s")
+    return [*rows, {"name": "`sms-bridge --help`", "seconds": median(helps)}]
+
+
+SCENES: Final[dict[str, Callable[[Rig, Options, Tell], list[Row]]]] = {
+    "http": workers_over_http,
+    "https": workers_over_https,
+    "slow-api": workers_with_slow_api,
+    "receivers": receivers,
+    "long-queues": long_queues,
+    "several-workers": several_workers,
+    "start-up": start_up,
+}
+
+
+def guard(rig: Rig, *, messages: int, rounds: int, tell: Tell) -> tuple[float, list[float]]:
+    """Run our worker and the bare loop in turn.
+
+    Return the median of our messages per CPU second over the bare loop's, and each round's.
+    """
+    runs = _interleave(
+        [_named(OURS), _named(BARE)],
+        rounds,
+        lambda one: asdict(drain(rig, one, kind="http", in_flight=IN_FLIGHT, messages=messages)),
+        tell,
+    )
+    ratios = _ratios(runs, OURS, BARE)
+    return median(ratios), ratios
+
+
+def _drain_all(rig: Rig, options: Options, tell: Tell, *, kind: Kind, in_flight: int) -> list[Row]:
+    def run(contestant: Contestant) -> Row:
+        messages = max(MIN_MESSAGES, round(options.messages * contestant.share))
+        return asdict(drain(rig, contestant, kind=kind, in_flight=in_flight, messages=messages))
+
+    return _compared(_interleave(present(WORKERS), options.rounds, run, tell), BARE)
+
+
+def _drain_ours(rig: Rig, tell: Tell, *, rounds: int, messages: int, processes: int = 1) -> Row:
+    def run(contestant: Contestant) -> Row:
+        return asdict(
+            drain(
+                rig,
+                contestant,
+                kind="http",
+                in_flight=IN_FLIGHT,
+                messages=messages,
+                processes=processes,
+            )
+        )
+
+    return _medians(_interleave([_named(OURS)], rounds, run, tell))[OURS]
+
+
+def _named(name: str) -> Contestant:
+    return next(one for one in WORKERS if one.name == name)
+
+
+Runs = dict[str, list[Row]]
+
+
+def _interleave(
+    contestants: Sequence[Contestant], rounds: int, run: Callable[[Contestant], Row], tell: Tell
+) -> Runs:
+    runs: Runs = {one.name: [] for one in contestants}
+    for number in range(rounds):
+        first = number % len(contestants)
+        for one in (*contestants[first:], *contestants[:first]):
+            figures = run(one)
+            runs[one.name].append(figures)
+            shown = ", ".join(f"{key} {value:,.4g}" for key, value in figures.items())
+            tell(f"{number + 1}/{rounds} {one.name}: {shown}")
+    return runs
+
+
+def _medians(runs: Runs) -> dict[str, Row]:
+    return {
+        name: {"name": name} | {key: median(one[key] for one in ours) for key in ours[0]}
+        for name, ours in runs.items()
+    }
+
+
+def _compared(runs: Runs, yardstick: str) -> list[Row]:
+    """Add to the medians how many times the yardstick's rate each has, with the extremes."""
+    rows = []
+    for name, row in _medians(runs).items():
+        ratios = _ratios(runs, name, yardstick)
+        extremes = {"ratio_min": min(ratios), "ratio_max": max(ratios)}
+        rows.append(row | {"ratio": median(ratios)} | extremes)
+    return rows
+
+
+def _ratios(runs: Runs, name: str, yardstick: str) -> list[float]:
+    """Compare within each round: what is slow in one is slow for both."""
+    pairs = zip(runs[name], runs[yardstick], strict=True)
+    return [ours["cpu_rate"] / theirs["cpu_rate"] for ours, theirs in pairs]
+
+
+def _time_help() -> float:
+    begun = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", "bridge", "--help"],
+        stdout=subprocess.DEVNULL,
+        timeout=HELP_SECONDS,
+        check=True,
+    )
+    return time.perf_counter() - begun

@@ -1,0 +1,51 @@
+"""What processes have used: CPU time and memory, as Linux counts it."""
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
+# Counted behind the name, which may hold spaces: proc(5), /proc/pid/stat.
+_USER_TO_CHILDREN_SYSTEM: Final = slice(11, 15)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """User and system time so far, and the largest resident size so far."""
+
+    cpu_seconds: float
+    peak_mib: float
+
+
+def read_usage(pids: Iterable[int]) -> Usage:
+    """Add up processes and all that they started; what has ended adds nothing."""
+    family = [member for pid in pids for member in _family(pid)]
+    return Usage(
+        cpu_seconds=sum(_ticks(pid) for pid in family) / _TICKS_PER_SECOND,
+        peak_mib=sum(_peak_kib(pid) for pid in family) / 1024,
+    )
+
+
+def _family(pid: int) -> list[int]:
+    text = _read(f"/proc/{pid}/task/{pid}/children")
+    return [pid, *(member for child in text.split() for member in _family(int(child)))]
+
+
+def _ticks(pid: int) -> int:
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return sum(int(ticks) for ticks in fields[_USER_TO_CHILDREN_SYSTEM])
+
+
+def _peak_kib(pid: int) -> int:
+    found = re.search(r"VmHWM:\s+(\d+)", _read(f"/proc/{pid}/status"))
+    return int(found[1]) if found else 0
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
