@@ -13,6 +13,7 @@ import logging
 import signal
 import sys
 from dataclasses import asdict
+from statistics import median
 from typing import Final
 
 from rich.console import Console
@@ -26,7 +27,8 @@ from tests.bench.rig import rigged
 from tests.bench.scenes import SCENES, Options, guard
 
 GUARD_RATIO: Final = 1.3
-GUARD_ROUNDS: Final = 5
+# No new round begins after this; a round takes ten seconds, and the broker as long to start.
+GUARD_SECONDS: Final = 35.0
 GUARD_MESSAGES: Final = 3_000
 PLAIN_WIDTH: Final = 140
 PROFILE_LINES: Final = 40
@@ -78,19 +80,20 @@ def _measure(console: Console, options: argparse.Namespace) -> int:
 
 def _guard(console: Console, options: argparse.Namespace) -> int:
     with rigged() as rig:
-        ratio, ratios = guard(
+        ratios = guard(
             rig,
             messages=GUARD_MESSAGES,
-            rounds=GUARD_ROUNDS,
+            seconds=GUARD_SECONDS,
             tell=lambda line: console.print(line, markup=False),
         )
-    each = ", ".join(f"{one:.2f}" for one in ratios)
-    verdict = "PASSED" if ratio >= options.least else "FAILED"
+    ratio = median(ratios)
+    is_fast = ratio >= options.least
     console.print(
-        f"{verdict}: {ratio:.2f} times the bare loop's messages per CPU second "
-        f"(at least {options.least}); each round: {each}"
+        f"{'PASSED' if is_fast else 'FAILED'}: {ratio:.2f} times the bare loop's messages per CPU "
+        f"second, at least {options.least} are asked for; "
+        f"each round: {', '.join(f'{one:.2f}' for one in ratios)}"
     )
-    return 0 if ratio >= options.least else 1
+    return 0 if is_fast else 1
 
 
 def _profile(console: Console, options: argparse.Namespace) -> int:
