@@ -23,6 +23,9 @@ RESULTS: Final = FOLDER / "results.json"
 BEGIN: Final = "<!-- written by make bench: begin -->"
 END: Final = "<!-- written by make bench: end -->"
 
+# What differs from one run of the program to the next.
+_MOMENT: Final = ("date", "commit", "load before the first run")
+
 Results = dict[str, dict[str, Any]]
 
 
@@ -80,6 +83,7 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
         Column("CPU time per message", _number("cpu_ms", ".3f", " ms")),
         _WALL,
         _MEMORY,
+        Column("runs", _number("runs")),
     ),
     "several-workers": (Column("processes", _number("processes")), _WALL, _CPU, _MEMORY),
     "start-up": (_NAME, Column("seconds", _number("seconds", ".2f"))),
@@ -117,7 +121,8 @@ def write(results: Results) -> None:
 
 
 def _page(results: Results, plots: Mapping[str, str]) -> Iterator[str]:
-    for scene in (name for name in TITLES if name in results):
+    shown = [scene for scene in TITLES if scene in results]
+    for scene in shown:
         yield f"## {TITLES[scene]}"
         columns = COLUMNS[scene]
         lines = [[column.heading for column in columns]]
@@ -130,15 +135,22 @@ def _page(results: Results, plots: Mapping[str, str]) -> Iterator[str]:
     yield "## Who is who"
     yield "\n".join(f"- worker **{one.name}**: {one.what}." for one in WORKERS)
     yield "\n".join(f"- receiver **{one.name}**: {one.what}." for one in RECEIVERS)
+    yield "## On what"
+    versions = {scene: _list(results[scene]["environment"], but=_MOMENT) for scene in shown}
+    for text in dict.fromkeys(versions.values()):
+        scenes = ", ".join(f"`{scene}`" for scene in shown if versions[scene] == text)
+        yield f"{scenes}: {text}."
 
 
 def _describe(result: Mapping[str, Any]) -> str:
-    options = result["options"]
-    facts = ", ".join(f"{name} {value}" for name, value in result["environment"].items())
-    return (
-        f"Medians of {options['rounds']} interleaved runs, up to {options['messages']:,} messages "
-        f"each. {facts[0].upper()}{facts[1:]}."
-    )
+    runs = sorted({row["runs"] for row in result["rows"]}, reverse=True)
+    counts = " or ".join(f"{count}" for count in runs)
+    moment = {name: result["environment"][name] for name in _MOMENT}
+    return f"Medians of {counts} interleaved runs; {_list(moment)}."
+
+
+def _list(facts: Mapping[str, str], but: Sequence[str] = ()) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items() if name not in but)
 
 
 # Plots

@@ -120,7 +120,7 @@ def start_up(rig: Rig, options: Options, tell: Tell) -> list[Row]:
     rows = list(_medians(runs).values())
     helps = [_time_help() for _ in range(options.rounds)]
     tell(f"--help: {median(helps):.2f} s")
-    return [*rows, {"name": "`sms-bridge --help`", "seconds": median(helps)}]
+    return [*rows, {"name": "`sms-bridge --help`", "runs": len(helps), "seconds": median(helps)}]
 
 
 SCENES: Final[dict[str, Callable[[Rig, Options, Tell], list[Row]]]] = {
@@ -200,7 +200,8 @@ def _interleave(
 
 def _medians(runs: Runs) -> dict[str, Row]:
     return {
-        name: {"name": name} | {key: median(one[key] for one in ours) for key in ours[0]}
+        name: {"name": name, "runs": len(ours)}
+        | {key: median(one[key] for one in ours) for key in ours[0]}
         for name, ours in runs.items()
     }
 
