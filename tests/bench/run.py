@@ -4,6 +4,7 @@
     python tests/bench/run.py http receivers --rounds 5 --messages 20000
     python tests/bench/run.py guard
     python tests/bench/run.py profile
+    python tests/bench/run.py report      # write the page again, from the results beside it
 
 Exit code 0: measured. 1: it could not be, or the guard found us too slow. 2: bad usage.
 """
@@ -30,6 +31,7 @@ GUARD_RATIO: Final = 1.3
 # No new round begins after this; a round takes ten seconds, and the broker as long to start.
 GUARD_SECONDS: Final = 35.0
 GUARD_MESSAGES: Final = 3_000
+ALONE: Final = ("all", "guard", "profile", "report")
 PLAIN_WIDTH: Final = 140
 PROFILE_LINES: Final = 40
 EXIT_INTERRUPTED: Final = 130
@@ -48,6 +50,8 @@ def main() -> int:
             return _guard(console, options)
         if options.what == ["profile"]:
             return _profile(console, options)
+        if options.what == ["report"]:
+            return _report()
         return _measure(console, options)
     except (BenchError, BridgeError) as error:
         console.print(f"FAILED: {error}", markup=False)
@@ -75,6 +79,13 @@ def _measure(console: Console, options: argparse.Namespace) -> int:
             results[scene] = {"environment": environment, "options": asdict(amount), "rows": rows}
             # What is measured stays, whatever becomes of the next scene.
             write(results)
+    return 0
+
+
+def _report() -> int:
+    from tests.bench.report import load_results, write  # noqa: PLC0415
+
+    write(load_results())
     return 0
 
 
@@ -115,7 +126,7 @@ def _print_profile(console: Console, title: str, profile: Profile) -> None:
 
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Our programs beside the alternatives.")
-    choices = (*SCENES, "all", "guard", "profile")
+    choices = (*SCENES, *ALONE)
     parser.add_argument("what", nargs="+", choices=choices, metavar="|".join(choices))
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)
@@ -123,8 +134,8 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--least", type=float, default=GUARD_RATIO, help="guard: the ratio")
     parser.add_argument("--native", action="store_true", help="profile: functions in C, too")
     options = parser.parse_args()
-    if len(options.what) > 1 and {"all", "guard", "profile"} & set(options.what):
-        parser.error("all, guard and profile stand alone")
+    if len(options.what) > 1 and set(ALONE) & set(options.what):
+        parser.error(f"{', '.join(ALONE)} stand alone")
     if options.messages < 1000 or options.rounds < 1:
         parser.error("--messages must be 1000 or more, --rounds 1 or more")
     return options
