@@ -24,8 +24,6 @@ help:  ## list the targets
 env: $(STAMP)  ## set up .venv with everything that uv.lock names
 
 $(STAMP): pyproject.toml uv.lock | $(filter .uv/bin/uv,$(UV))
-	$(UV) sync --locked --all-groups --no-group docs
-
 	$(UV) sync --locked
 	@touch $@
 
@@ -42,7 +40,7 @@ WITHOUT_RABBITMQ := Install a RabbitMQ server (apt-get, dnf or brew install it),
 WITHOUT_PROMETHEUS := Install Prometheus: the programs prometheus and promtool must be on PATH.
 
 # RUNLEVEL=1 keeps a package from starting a server of the system's: ours are private ones.
-# $(call apt_install,PACKAGE,WHAT TO DO OTHERWISE)
+# $(call apt_install,PACKAGES,WHAT TO DO OTHERWISE) ends the shell.
 define apt_install
 	if ! command -v apt-get >/dev/null; then as=none; \
 	elif [ "$$(id -u)" = 0 ]; then as=; \
@@ -56,23 +54,6 @@ define apt_install
 	exit 1
 endef
 
-# $(call install,PACKAGES,WHAT TO DO WITHOUT APT): ends the shell.
-# RUNLEVEL=1 keeps a package from starting a server of the system's: ours are private ones.
-define install
-if ! command -v apt-get >/dev/null; then as=none; \
-elif [ "$$(id -u)" = 0 ]; then as=; \
-elif sudo -n true 2>/dev/null; then as='sudo -n'; \
-else as=none; fi; \
-if [ "$$as" != none ]; then \
-    $$as $(APT) update; \
-    $$as $(APT) install -y --no-install-recommends $(1) && exit 0; \
-fi; \
-echo '$(2)' >&2; \
-exit 1
-endef
-
-NO_BROKER := Install a RabbitMQ server (apt-get, dnf or brew install it), or set \
-    SMS_BRIDGE_RABBITMQ__URL (demo) or SMS_BRIDGE_TEST_AMQP_URL (tests) to one that runs.
 broker: $(STAMP)  ## install a RabbitMQ server, unless there is one or a URL names one
 	@if [ -n "$$SMS_BRIDGE_RABBITMQ__URL$$SMS_BRIDGE_TEST_AMQP_URL" ] || \
 	    $(BIN)/python -c 'from bridge.sandbox.broker import find_scripts as f; f()' 2>/dev/null; \
@@ -83,16 +64,13 @@ prometheus:  ## install Prometheus and promtool, unless they are there
 	@if command -v prometheus >/dev/null && command -v promtool >/dev/null; then exit 0; fi; \
 	$(call apt_install,prometheus,$(WITHOUT_PROMETHEUS))
 
-	$(call install,rabbitmq-server,$(NO_BROKER))
-
 demo: $(STAMP) broker  ## run both directions for real, with faults, and account for every message (KEEP=1 leaves it running)
 	$(BIN)/python -m bridge demo $(if $(KEEP),--keep)
 
 test: $(STAMP) broker prometheus  ## run all tests, those with a real RabbitMQ and Prometheus too
 	$(BIN)/pytest
 
-pictures: $(STAMP) broker prometheus  ## run the demo and draw the dashboards from it, as docs/img/*.png
-	$(UV) sync --locked --all-groups
+pictures: $(BENCH_STAMP) broker prometheus  ## run the demo and draw the dashboards from it, as docs/img/*.png
 	PYTHONPATH=. $(BIN)/python docs/pictures.py
 
 MESSAGES ?= 50000
@@ -115,12 +93,12 @@ COUNT ?= 1000000
 forgeries: $(STAMP)  ## forge so many signed webhooks, of which none may be accepted (COUNT=1000000 SEED=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/forgeries.py --count $(COUNT) --seed $(SEED)
 
-NO_SERVERS := Install nginx and h2load (packages nginx-light and nghttp2-client, or nginx and nghttp2).
+WITHOUT_SERVERS := Install nginx and h2load (packages nginx-light and nghttp2-client, or nginx and nghttp2).
 SERVERS := for program in nginx h2load; do \
     PATH="$$PATH:/usr/sbin:/usr/local/sbin" command -v $$program >/dev/null || exit 1; done
 nginx:  ## install nginx and h2load for the benchmark, unless they are there
 	@if ($(SERVERS)); then exit 0; fi; \
-	$(call install,nginx-light nghttp2-client,$(NO_SERVERS))
+	$(call apt_install,nginx-light nghttp2-client,$(WITHOUT_SERVERS))
 
 # Redpanda Connect is built from its Go modules, once, with the parts that the benchmark needs.
 CONNECT := tests/bench/contestants/redpanda_connect
