@@ -248,8 +248,10 @@ class _Checker:
         return "unexplained", None
 
     def _find_kill(self, begin: float, end: float) -> Fault | None:
+        # Until a kill is over what comes in was sent before it: no other worker runs.
         latest = min(end, begin + IN_FLIGHT_SECONDS)
-        return next((kill for kill in self._kills if begin <= kill.started <= latest), None)
+        kills = (k for k in self._kills if begin <= k.ended and k.started <= latest)
+        return next(kills, None)
 
     def _doubled_by_kill(self) -> Counter[float]:
         return Counter(extra.kill.started for extra in self._extras if extra.kill and extra.doubled)

@@ -102,6 +102,8 @@ def test_finds_a_new_key() -> None:
         (_post(), {"slow": {"a": [99.0, 120.0]}}, "unexplained"),
         (_post(), {"faults": [KILL]}, "worker_kill"),
         (_post(status=None), {"faults": [KILL]}, "worker_kill"),
+        # Sent before the kill and read by the service a moment after it.
+        (_post(at=100.6, status=None), {"faults": [KILL]}, "worker_kill"),
         (_post(status=500), {"faults": [API_500]}, "api_fault"),
         (_post(status=None, accepted=True), {"faults": [API_500]}, "api_fault"),
         (_post(status=503), {"faults": [API_500]}, "api_fault"),
