@@ -2,7 +2,7 @@
 {{- .Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* 47 characters leave room for a suffix of 16. */}}
+{{/* 47 characters leave room for a suffix of 16, such as -webhook-metrics. */}}
 {{- define "sms-bridge.fullname" -}}
 {{- $name := .Values.nameOverride | default .Chart.Name }}
 {{- $full := printf "%s-%s" .Release.Name $name }}
@@ -10,12 +10,19 @@
 {{- .Values.fullnameOverride | default $full | replace "." "-" | trunc 47 | trimSuffix "-" }}
 {{- end }}
 
+{{- define "sms-bridge.namespace" -}}
+{{- .Values.namespaceOverride | default .Release.Namespace }}
+{{- end }}
+
 {{- define "sms-bridge.serviceAccountName" -}}
 {{- $default := ternary (include "sms-bridge.fullname" .) "default" .Values.serviceAccount.create }}
 {{- .Values.serviceAccount.name | default $default }}
 {{- end }}
 
-{{/* The label helpers take a dict of root and, for what belongs to one role, component. */}}
+{{/*
+The helpers for labels and metadata take a dict of root and, for what belongs to one role,
+component. No version ever stands in a selector.
+*/}}
 {{- define "sms-bridge.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "sms-bridge.name" .root | quote }}
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
@@ -27,8 +34,20 @@ app.kubernetes.io/component: {{ . }}
 {{- define "sms-bridge.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/part-of: sms-bridge
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 {{ include "sms-bridge.selectorLabels" . }}
+{{- end }}
+
+{{/* Also suffix of the name (or the name), and a namespace, labels and annotations of its own. */}}
+{{- define "sms-bridge.metadata" -}}
+{{- $name := list (include "sms-bridge.fullname" .root) .suffix | compact | join "-" }}
+name: {{ .name | default $name }}
+namespace: {{ .namespace | default (include "sms-bridge.namespace" .root) }}
+labels: {{- merge (include "sms-bridge.labels" . | fromYaml) (.labels | default dict) .root.Values.commonLabels | toYaml | nindent 2 }}
+{{- with merge dict (.annotations | default dict) .root.Values.commonAnnotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{- define "sms-bridge.image" -}}
@@ -47,61 +66,26 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* Where the pods find their files. */}}
-{{- define "sms-bridge.configDir" -}}/etc/sms-bridge/config{{- end }}
-{{- define "sms-bridge.secretsDir" -}}/etc/sms-bridge/secrets{{- end }}
+{{/* A probe of the admin port, unless there is a custom one. Takes path, probe and custom. */}}
+{{- define "sms-bridge.probe" -}}
+{{- $asked := dict "httpGet" (dict "path" .path "port" "admin") }}
+{{- .custom | default (merge $asked .probe) | toYaml }}
+{{- end }}
 
-{{/* The Secret files of one role, and no others. The paths are those that the config names. */}}
-{{- define "sms-bridge.secretSources" -}}
-{{- $v := .root.Values }}
-- secret:
-    name: {{ $v.rabbitmq.existingSecret | quote }}
-    items:
-      - key: {{ $v.rabbitmq.secretKeys.username | quote }}
-        path: rabbitmq/username
-      - key: {{ $v.rabbitmq.secretKeys.password | quote }}
-        path: rabbitmq/password
-{{- with $v.rabbitmq.tls }}
-{{- if and .enabled .existingSecret }}
-- secret:
-    name: {{ .existingSecret | quote }}
-    items:
-      {{- with .caKey }}
-      - key: {{ . | quote }}
-        path: rabbitmq/ca.crt
-      {{- end }}
-      {{- with .certKey }}
-      - key: {{ . | quote }}
-        path: rabbitmq/tls.crt
-      {{- end }}
-      {{- with .keyKey }}
-      - key: {{ . | quote }}
-        path: rabbitmq/tls.key
-      {{- end }}
+{{/* The fewest pods of a role that there may be. */}}
+{{- define "sms-bridge.minReplicas" -}}
+{{- if (.keda | default dict).enabled }}{{ .keda.minReplicaCount }}
+{{- else if .autoscaling.enabled }}{{ .autoscaling.minReplicas }}
+{{- else }}{{ .replicaCount }}{{ end }}
 {{- end }}
+
+{{/*
+Seconds that a stopping pod takes. After the drain the app closes its connections, for at most 4 s.
+*/}}
+{{- define "sms-bridge.stopSeconds" -}}
+{{- add .preStopSleepSeconds .shutdownTimeoutSeconds 5 }}
 {{- end }}
-{{- if eq .component "worker" }}
-- secret:
-    name: {{ $v.smsApi.existingSecret | quote }}
-    items:
-      - key: {{ $v.smsApi.secretKeys.key | quote }}
-        path: sms-api/key
-{{- with $v.smsApi.caSecret }}
-{{- if .name }}
-- secret:
-    name: {{ .name | quote }}
-    items:
-      - key: {{ .key | quote }}
-        path: sms-api/ca.crt
-{{- end }}
-{{- end }}
-{{- else }}
-- secret:
-    name: {{ $v.webhookSecrets.existingSecret | quote }}
-    items:
-      {{- range $v.webhookSecrets.secretKeys }}
-      - key: {{ . | quote }}
-        path: {{ printf "webhook/%s" . | quote }}
-      {{- end }}
-{{- end }}
+
+{{- define "sms-bridge.gracePeriodSeconds" -}}
+{{- .terminationGracePeriodSeconds | default (add .preStopSleepSeconds .shutdownTimeoutSeconds 10) | int }}
 {{- end }}

@@ -1,113 +1,189 @@
 {{/* Every reason why these values cannot work, a sentence each, before anything is rendered. */}}
 {{- define "sms-bridge.validate" -}}
-{{- $v := .Values }}
 {{- $faults := list }}
-{{- $create := printf "kubectl create secret generic NAME --namespace %s" .Release.Namespace }}
-
-{{- if not (or $v.worker.enabled $v.webhook.enabled) }}
-{{- $faults = append $faults "worker.enabled and webhook.enabled are both false: there is nothing to deploy." }}
-{{- end }}
-{{- if not $v.image.repository }}
-{{- $faults = append $faults (printf "image.repository is empty: name the image, without the registry %s." $v.image.registry) }}
-{{- end }}
-
-{{- with $v.rabbitmq }}
-{{- if not .host }}
-{{- $faults = append $faults "rabbitmq.host is empty: name the broker's host." }}
-{{- end }}
-{{- if not .existingSecret }}
-{{- $faults = append $faults (printf "rabbitmq.existingSecret is empty: name a Secret with the keys %s and %s, made by `%s --from-literal=%s=... --from-literal=%s=...`." .secretKeys.username .secretKeys.password $create .secretKeys.username .secretKeys.password) }}
-{{- end }}
-{{- if and .tls.existingSecret (not .tls.enabled) }}
-{{- $faults = append $faults "rabbitmq.tls.existingSecret is set but rabbitmq.tls.enabled is false: switch TLS on or take the Secret out." }}
-{{- end }}
-{{- if ne (empty .tls.certKey) (empty .tls.keyKey) }}
-{{- $faults = append $faults "rabbitmq.tls.certKey and rabbitmq.tls.keyKey go together: a client certificate needs its private key." }}
-{{- end }}
-{{- if and .tls.certKey (not .tls.existingSecret) }}
-{{- $faults = append $faults "rabbitmq.tls.certKey is set but rabbitmq.tls.existingSecret is empty: name the Secret with the client certificate." }}
-{{- end }}
-{{- if and .tls.existingSecret (not (or .tls.caKey .tls.certKey)) }}
-{{- $faults = append $faults "rabbitmq.tls.existingSecret is set but caKey and certKey are both empty: name the key to use or take the Secret out." }}
+{{- range $part := list "roles" "credentials" "tls" "settings" "stopping" "scaling" "exposure" "topology" }}
+{{- range include (printf "sms-bridge.validate.%s" $part) $ | splitList "\n" }}
+{{- with trim . }}{{ $faults = append $faults . }}{{ end }}
 {{- end }}
 {{- end }}
-
-{{- if $v.worker.enabled }}
-{{- if not $v.smsApi.baseUrl }}
-{{- $faults = append $faults "smsApi.baseUrl is empty: the worker needs the address of the SMS service." }}
-{{- end }}
-{{- if not $v.smsApi.existingSecret }}
-{{- $faults = append $faults (printf "smsApi.existingSecret is empty: name a Secret with the key %s, made by `%s --from-literal=%s=...`." $v.smsApi.secretKeys.key $create $v.smsApi.secretKeys.key) }}
-{{- end }}
-{{- if lt (float64 $v.worker.shutdownTimeoutSeconds) (float64 $v.smsApi.timeoutSeconds) }}
-{{- $faults = append $faults (printf "worker.shutdownTimeoutSeconds (%v) is below smsApi.timeoutSeconds (%v): a stopping worker would cut a request off, and nobody would know whether the SMS was sent." $v.worker.shutdownTimeoutSeconds $v.smsApi.timeoutSeconds) }}
-{{- end }}
-{{- end }}
-
-{{- if $v.webhook.enabled }}
-{{- if not $v.webhookSecrets.existingSecret }}
-{{- $key := first $v.webhookSecrets.secretKeys }}
-{{- $faults = append $faults (printf "webhookSecrets.existingSecret is empty: name a Secret with the key %s, made by `%s --from-literal=%s=...`; webhooks that nobody can verify are never taken in." $key $create $key) }}
-{{- end }}
-{{- end }}
-
-{{- range $role := list "worker" "webhook" }}
-{{- $r := get $v $role }}
-{{- $sleep := $r.preStopSleepSeconds | default 0 }}
-{{- $needed := add $sleep $r.shutdownTimeoutSeconds }}
-{{- if and $r.enabled (le (int $r.terminationGracePeriodSeconds) (int $needed)) }}
-{{- $faults = append $faults (printf "%s.terminationGracePeriodSeconds (%v) must exceed the %d seconds that stopping takes (preStop sleep %v + shutdownTimeoutSeconds %v), or Kubernetes kills the pod before it has finished." $role $r.terminationGracePeriodSeconds $needed $sleep $r.shutdownTimeoutSeconds) }}
-{{- end }}
-{{- end }}
-
-{{- if $v.ingress.enabled }}
-{{- if not $v.webhook.enabled }}
-{{- $faults = append $faults "ingress.enabled is true but webhook.enabled is false: there is nothing to route to." }}
-{{- end }}
-{{- if not $v.ingress.hosts }}
-{{- $faults = append $faults "ingress.hosts is empty: name the host that the SMS service calls." }}
-{{- end }}
-{{- end }}
-
-{{- range $section, $keys := include "sms-bridge.ownSettings" . | fromYaml }}
-{{- $given := get $v.config $section | default dict }}
-{{- range $key, $instead := $keys }}
-{{- if hasKey $given $key }}
-{{- $faults = append $faults (printf "config.%s.%s is set by the chart: use %s." $section $key $instead) }}
-{{- end }}
-{{- end }}
-{{- end }}
-{{- if contains "@" (get ($v.config.sms_api | default dict) "proxy" | default "" | toString) }}
-{{- $faults = append $faults "config.sms_api.proxy holds a user or a password: a ConfigMap is no place for them." }}
-{{- end }}
-
 {{- with $faults }}
 {{- fail (printf "these values cannot be installed:\n- %s" (join "\n- " .)) }}
 {{- end }}
 {{- end }}
 
-{{/* The settings that the chart writes itself, and the value to use instead. */}}
-{{- define "sms-bridge.ownSettings" -}}
-rabbitmq:
-  url: rabbitmq.host, rabbitmq.port and rabbitmq.vhost
-  username: rabbitmq.existingSecret
-  username_file: rabbitmq.existingSecret
-  password: rabbitmq.existingSecret
-  password_file: rabbitmq.existingSecret
-  tls: rabbitmq.tls
-sms_api:
-  base_url: smsApi.baseUrl
-  key: smsApi.existingSecret
-  key_file: smsApi.existingSecret
-  ca_file: smsApi.caSecret
-  timeout_seconds: smsApi.timeoutSeconds
-worker:
-  shutdown_timeout_seconds: worker.shutdownTimeoutSeconds
-webhook:
-  host: webhook.service
-  port: webhook.service.port
-  path: webhook.path
-  secrets: webhookSecrets.existingSecret
-  secret_files: webhookSecrets.existingSecret
-  shutdown_timeout_seconds: webhook.shutdownTimeoutSeconds
+{{/* Each part writes its faults, a line each. */}}
+
+{{- define "sms-bridge.validate.roles" }}
+{{- if not (or .Values.worker.enabled .Values.webhook.enabled) }}
+worker.enabled and webhook.enabled are both false: there is nothing to deploy.
+{{- end }}
+{{- if not .Values.image.repository }}
+image.repository is empty: name the image, without the registry {{ .Values.image.registry }}.
+{{- end }}
+{{- if not .Values.rabbitmq.host }}
+rabbitmq.host is empty: name the broker's host.
+{{- end }}
+{{- if and .Values.worker.enabled (not .Values.smsApi.baseUrl) }}
+smsApi.baseUrl is empty: the worker needs the address of the SMS service.
+{{- end }}
+{{- if and .Values.webhook.enabled (eq (int .Values.admin.port) (int .Values.webhook.containerPort)) }}
+admin.port and webhook.containerPort are both {{ .Values.admin.port }}: metrics must not be public.
+{{- end }}
+{{- end }}
+
+{{- define "sms-bridge.validate.credentials" }}
+{{- $needed := dict "rabbitmq" (list .Values.rabbitmq.secretKeys.username .Values.rabbitmq.secretKeys.password) }}
+{{- if .Values.worker.enabled }}{{ $_ := set $needed "smsApi" (list .Values.smsApi.secretKeys.key) }}{{ end }}
+{{- if .Values.webhook.enabled }}{{ $_ := set $needed "webhookSecrets" .Values.webhookSecrets.secretKeys }}{{ end }}
+{{- $e := .Values.externalSecrets }}
+{{- range $credential, $keys := $needed }}
+{{- if not (include "sms-bridge.secretName" (dict "root" $ "credential" $credential)) }}
+{{- $literals := list }}
+{{- range $keys }}{{ $literals = append $literals (printf "--from-literal=%s=..." .) }}{{ end }}
+{{ $credential }}.existingSecret is empty: name a Secret with {{ join " and " $keys }}, made by `kubectl create secret generic NAME --namespace {{ include "sms-bridge.namespace" $ }} {{ join " " $literals }}`
+{{- if $e.enabled }}, or set externalSecrets.remoteRefs.{{ $credential }}{{ end }}{{ if eq $credential "webhookSecrets" }}; webhooks that nobody can verify are never taken in{{ end }}.
+{{- end }}
+{{- if and $e.enabled (get $e.remoteRefs $credential) (get $.Values $credential).existingSecret }}
+{{ $credential }}.existingSecret and externalSecrets.remoteRefs.{{ $credential }} are both set: which one is meant is never guessed, take one out.
+{{- end }}
+{{- end }}
+{{- if and $e.enabled (not $e.secretStoreRef.name) }}
+externalSecrets.secretStoreRef.name is empty: name the store to read from.
+{{- end }}
+{{- end }}
+
+{{- define "sms-bridge.validate.tls" }}
+{{- with .Values.rabbitmq.tls }}
+{{- if and .existingSecret (not .enabled) }}
+rabbitmq.tls.existingSecret is set but rabbitmq.tls.enabled is false: switch TLS on or take the Secret out.
+{{- end }}
+{{- if ne (empty .certKey) (empty .keyKey) }}
+rabbitmq.tls.certKey and rabbitmq.tls.keyKey go together: a client certificate needs its private key.
+{{- end }}
+{{- if and .certKey (not .existingSecret) }}
+rabbitmq.tls.certKey is set but rabbitmq.tls.existingSecret is empty: name the Secret with the client certificate.
+{{- end }}
+{{- if and .existingSecret (not (or .caKey .certKey)) }}
+rabbitmq.tls.existingSecret is set but caKey and certKey are both empty: name the key to use or take the Secret out.
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "sms-bridge.validate.settings" }}
+{{- range $section, $keys := include "sms-bridge.ownSettings" . | fromYaml }}
+{{- range $key, $instead := $keys }}
+{{- if hasKey (get $.Values.config $section | default dict) $key }}
+config.{{ $section }}.{{ $key }} is set by the chart: use {{ $instead }}.
+{{- end }}
+{{- $variable := printf "SMS_BRIDGE_%s__%s" $section $key | upper }}
+{{- range $role := list "worker" "webhook" }}
+{{- range (get $.Values $role).extraEnv }}
+{{- if or (eq (upper .name) $variable) (hasPrefix (printf "%s__" $variable) (upper .name)) }}
+{{ $role }}.extraEnv sets {{ .name }}, which the chart sets: use {{ $instead }}.
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if contains "@" (get (.Values.config.sms_api | default dict) "proxy" | default "" | toString) }}
+config.sms_api.proxy holds a user or a password: a ConfigMap is no place for them.
+{{- end }}
+{{- end }}
+
+{{- define "sms-bridge.validate.stopping" }}
+{{- with .Values.worker }}
+{{- if and .enabled (lt (float64 .shutdownTimeoutSeconds) (float64 $.Values.smsApi.timeoutSeconds)) }}
+worker.shutdownTimeoutSeconds ({{ .shutdownTimeoutSeconds }}) is below smsApi.timeoutSeconds ({{ $.Values.smsApi.timeoutSeconds }}): a stopping worker would cut a request off, and nobody would know whether the SMS was sent.
+{{- end }}
+{{- end }}
+{{- with .Values.webhook }}
+{{- $body := include "sms-bridge.seconds" (include "sms-bridge.setting" (list $ "webhook" "body_timeout_seconds") | fromJson).value }}
+{{- $answer := include "sms-bridge.seconds" (include "sms-bridge.setting" (list $ "webhook" "response_timeout_seconds") | fromJson).value }}
+{{- if and .enabled (lt (float64 .shutdownTimeoutSeconds) (addf $body $answer)) }}
+webhook.shutdownTimeoutSeconds ({{ .shutdownTimeoutSeconds }}) is below the {{ addf $body $answer }} seconds that one request may take (body_timeout_seconds {{ $body }} and response_timeout_seconds {{ $answer }}): a stopping pod would cut webhooks off.
+{{- end }}
+{{- end }}
+{{- range $role := list "worker" "webhook" }}
+{{- $r := get $.Values $role }}
+{{- $needed := include "sms-bridge.stopSeconds" $r }}
+{{- if and $r.enabled (lt (include "sms-bridge.gracePeriodSeconds" $r | int) (int $needed)) }}
+{{ $role }}.terminationGracePeriodSeconds ({{ $r.terminationGracePeriodSeconds }}) is below the {{ $needed }} seconds that stopping takes (preStopSleepSeconds {{ $r.preStopSleepSeconds }}, shutdownTimeoutSeconds {{ $r.shutdownTimeoutSeconds }}, and 5 to close): Kubernetes would kill the pod before it has finished.
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "sms-bridge.validate.scaling" }}
+{{- with .Values.worker }}
+{{- if and .enabled .keda.enabled }}
+{{- if .autoscaling.enabled }}
+worker.autoscaling.enabled and worker.keda.enabled are both true: KEDA makes a HorizontalPodAutoscaler of its own, switch one off.
+{{- end }}
+{{- if not .keda.managementUrl }}
+worker.keda.managementUrl is empty: KEDA asks RabbitMQ's management API, such as http://rabbitmq:15672.
+{{- end }}
+{{- if eq (empty .keda.existingSecret) (empty .keda.authenticationRef.name) }}
+worker.keda needs either existingSecret, with a monitoring user's {{ .keda.secretKeys.username }} and {{ .keda.secretKeys.password }}, or authenticationRef.name.
+{{- end }}
+{{- if gt (int .keda.minReplicaCount) (int .keda.maxReplicaCount) }}
+worker.keda.minReplicaCount ({{ .keda.minReplicaCount }}) is above maxReplicaCount ({{ .keda.maxReplicaCount }}).
+{{- end }}
+{{- end }}
+{{- end }}
+{{- range $role := list "worker" "webhook" }}
+{{- $r := get $.Values $role }}
+{{- with $r.autoscaling }}
+{{- if and $r.enabled .enabled }}
+{{- if gt (int .minReplicas) (int .maxReplicas) }}
+{{ $role }}.autoscaling.minReplicas ({{ .minReplicas }}) is above maxReplicas ({{ .maxReplicas }}).
+{{- end }}
+{{- if not (or .targetCPUUtilizationPercentage .targetMemoryUtilizationPercentage .metrics) }}
+{{ $role }}.autoscaling has no metric: set targetCPUUtilizationPercentage, targetMemoryUtilizationPercentage or metrics.
+{{- end }}
+{{- range $resource, $target := dict "cpu" .targetCPUUtilizationPercentage "memory" .targetMemoryUtilizationPercentage }}
+{{- if and $target (not (get ($r.resources.requests | default dict) $resource)) }}
+{{ $role }}.autoscaling follows {{ $resource }}, a percentage of {{ $role }}.resources.requests.{{ $resource }}, which is empty.
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with $r.podDisruptionBudget }}
+{{- if and $r.enabled .enabled .minAvailable }}
+{{- $least := include "sms-bridge.minReplicas" $r | int }}
+{{- $stay := int .minAvailable }}
+{{- if kindIs "string" .minAvailable }}{{ $stay = ceil (divf (mulf (trimSuffix "%" .minAvailable | float64) $least) 100) | int }}{{ end }}
+{{- if ge $stay $least }}
+{{ $role }}.podDisruptionBudget.minAvailable ({{ .minAvailable }}) keeps all pods when there are {{ $least }}: node drains would hang. Use maxUnavailable.
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "sms-bridge.validate.exposure" }}
+{{- range $way, $needed := dict "ingress" "hosts" "httpRoute" "parentRefs" }}
+{{- $w := get $.Values $way }}
+{{- if and $w.enabled (not $.Values.webhook.enabled) }}
+{{ $way }}.enabled is true but webhook.enabled is false: there is nothing to route to.
+{{- end }}
+{{- if and $w.enabled (not (get $w $needed)) }}
+{{ $way }}.{{ $needed }} is empty: name {{ ternary "the host that the SMS service calls" "the gateway" (eq $way "ingress") }}.
+{{- end }}
+{{- end }}
+{{- if and .Values.podMonitor.enabled .Values.serviceMonitor.enabled }}
+podMonitor.enabled and serviceMonitor.enabled are both true: every pod would be scraped twice, switch one off.
+{{- end }}
+{{- end }}
+
+{{- define "sms-bridge.validate.topology" }}
+{{- $t := .Values.topology }}
+{{- if $t.enabled }}
+{{- if eq (empty $t.clusterReference.name) (empty $t.clusterReference.connectionSecret) }}
+topology.clusterReference needs either the name of a RabbitmqCluster or a connectionSecret.
+{{- end }}
+{{- if and $t.createUser (or (ne .Values.rabbitmq.secretKeys.username "username") (ne .Values.rabbitmq.secretKeys.password "password")) }}
+topology.createUser needs rabbitmq.secretKeys to be username and password: the operator reads and writes no others.
+{{- end }}
+{{- else if $t.createUser }}
+topology.createUser is true but topology.enabled is false: nothing would create the user.
+{{- end }}
 {{- end }}

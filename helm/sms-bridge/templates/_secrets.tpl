@@ -1,0 +1,78 @@
+{{/* Where the pods find their files. */}}
+{{- define "sms-bridge.configDir" -}}/etc/sms-bridge/config{{- end }}
+{{- define "sms-bridge.secretsDir" -}}/etc/sms-bridge/secrets{{- end }}
+
+{{/*
+The Secret of a credential: one that exists, or one that an operator makes; empty when neither is
+asked for. Takes root and credential (rabbitmq, smsApi or webhookSecrets).
+*/}}
+{{- define "sms-bridge.secretName" -}}
+{{- $v := .root.Values }}
+{{- $full := include "sms-bridge.fullname" .root }}
+{{- if (get $v .credential).existingSecret }}{{ (get $v .credential).existingSecret }}
+{{- else if and $v.externalSecrets.enabled (get $v.externalSecrets.remoteRefs .credential) }}
+{{- printf "%s-%s" $full (include "sms-bridge.externalSecretSuffix" .credential) }}
+{{- else if and (eq .credential "rabbitmq") $v.topology.enabled $v.topology.createUser }}
+{{- /* The messaging topology operator names it so. */}}
+{{- printf "%s-user-credentials" $full }}
+{{- end }}
+{{- end }}
+
+{{- define "sms-bridge.externalSecretSuffix" -}}
+{{- get (dict "rabbitmq" "rabbitmq" "smsApi" "sms-api" "webhookSecrets" "webhook") . }}
+{{- end }}
+
+{{/* The Secret files of one role, and no others. The paths are those that the config names. */}}
+{{- define "sms-bridge.secretSources" -}}
+{{- $v := .root.Values }}
+- secret:
+    name: {{ include "sms-bridge.secretName" (dict "root" .root "credential" "rabbitmq") | quote }}
+    items:
+      - key: {{ $v.rabbitmq.secretKeys.username | quote }}
+        path: rabbitmq/username
+      - key: {{ $v.rabbitmq.secretKeys.password | quote }}
+        path: rabbitmq/password
+{{- with $v.rabbitmq.tls }}
+{{- if and .enabled .existingSecret }}
+- secret:
+    name: {{ .existingSecret | quote }}
+    items:
+      {{- with .caKey }}
+      - key: {{ . | quote }}
+        path: rabbitmq/ca.crt
+      {{- end }}
+      {{- with .certKey }}
+      - key: {{ . | quote }}
+        path: rabbitmq/tls.crt
+      {{- end }}
+      {{- with .keyKey }}
+      - key: {{ . | quote }}
+        path: rabbitmq/tls.key
+      {{- end }}
+{{- end }}
+{{- end }}
+{{- if eq .component "worker" }}
+- secret:
+    name: {{ include "sms-bridge.secretName" (dict "root" .root "credential" "smsApi") | quote }}
+    items:
+      - key: {{ $v.smsApi.secretKeys.key | quote }}
+        path: sms-api/key
+{{- with $v.smsApi.caSecret }}
+{{- if .name }}
+- secret:
+    name: {{ .name | quote }}
+    items:
+      - key: {{ .key | quote }}
+        path: sms-api/ca.crt
+{{- end }}
+{{- end }}
+{{- else }}
+- secret:
+    name: {{ include "sms-bridge.secretName" (dict "root" .root "credential" "webhookSecrets") | quote }}
+    items:
+      {{- range $v.webhookSecrets.secretKeys }}
+      - key: {{ . | quote }}
+        path: {{ printf "webhook/%s" . | quote }}
+      {{- end }}
+{{- end }}
+{{- end }}

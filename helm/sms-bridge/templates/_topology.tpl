@@ -1,0 +1,62 @@
+{{/*
+What the app itself would declare, name by name and argument by argument (bridge/topology.py), so
+that its own look at the broker finds no difference: lists of queues, exchanges and bindings.
+*/}}
+{{- define "sms-bridge.topology" -}}
+{{- $queues := list }}{{ $exchanges := list }}{{ $bindings := list }}
+{{- if .Values.worker.enabled }}
+{{- $main := (include "sms-bridge.setting" (list . "worker" "queue") | fromJson).value }}
+{{- $queues = append $queues (dict "name" $main) }}
+{{- range (include "sms-bridge.setting" (list . "worker" "retry_delays") | fromJson).value }}
+{{- $seconds := include "sms-bridge.seconds" . | float64 }}
+{{- $arguments := dict
+  "x-message-ttl" (round (mulf $seconds 1000) 0 | int64)
+  "x-dead-letter-exchange" ""
+  "x-dead-letter-routing-key" $main
+  "x-dead-letter-strategy" "at-least-once"
+  "x-overflow" "reject-publish" }}
+{{- $queues = append $queues (dict "name" (printf "%s.retry.%s" $main (include "sms-bridge.duration" $seconds)) "arguments" $arguments) }}
+{{- end }}
+{{- $queues = append $queues (dict "name" (printf "%s.dead" $main)) }}
+{{- with (include "sms-bridge.setting" (list . "worker" "outcome_exchange") | fromJson).value }}
+{{- $exchanges = append $exchanges (dict "name" .) }}
+{{- end }}
+{{- end }}
+{{- if .Values.webhook.enabled }}
+{{- $exchange := (include "sms-bridge.setting" (list . "webhook" "exchange") | fromJson).value }}
+{{- $exchanges = append $exchanges (dict "name" $exchange) }}
+{{- with (include "sms-bridge.setting" (list . "webhook" "queue") | fromJson).value }}
+{{- $queues = append $queues (dict "name" .) }}
+{{- $bindings = append $bindings (dict "source" $exchange "destination" .) }}
+{{- end }}
+{{- end }}
+{{- dict "queues" $queues "exchanges" $exchanges "bindings" $bindings | toJson }}
+{{- end }}
+
+{{/* A pattern that matches exactly these names. */}}
+{{- define "sms-bridge.namesPattern" -}}
+{{- $escaped := list }}
+{{- range . }}{{ $escaped = append $escaped (regexQuoteMeta .) }}{{ end }}
+{{- $escaped | join "|" | printf "^(%s)$" }}
+{{- end }}
+
+{{/* The fewest permissions: with `declare` the app may create what it uses, and nothing else. */}}
+{{- define "sms-bridge.permissions" -}}
+{{- $t := include "sms-bridge.topology" . | fromJson }}
+{{- $read := list }}{{ $write := list }}{{ $configure := list }}
+{{- if .Values.worker.enabled }}
+{{- $read = append $read (include "sms-bridge.setting" (list . "worker" "queue") | fromJson).value }}
+{{- /* Retries and dead letters go through the default exchange, which permissions call so. */}}
+{{- $write = append $write "amq.default" }}
+{{- end }}
+{{- range $t.exchanges }}{{ $write = append $write .name }}{{ end }}
+{{- if eq (include "sms-bridge.setting" (list . "rabbitmq" "topology") | fromJson).value "declare" }}
+{{- range concat $t.queues $t.exchanges }}{{ $configure = append $configure .name }}{{ end }}
+{{- /* To bind is to write to the queue and to read from the exchange; to dead-letter, to read too. */}}
+{{- range $t.queues }}{{ $read = append $read .name }}{{ $write = append $write .name }}{{ end }}
+{{- range $t.exchanges }}{{ $read = append $read .name }}{{ end }}
+{{- end }}
+configure: {{ ternary (include "sms-bridge.namesPattern" $configure) "^$" (not (empty $configure)) | quote }}
+write: {{ include "sms-bridge.namesPattern" (uniq $write) | quote }}
+read: {{ ternary (include "sms-bridge.namesPattern" (uniq $read)) "^$" (not (empty $read)) | quote }}
+{{- end }}

@@ -1,0 +1,324 @@
+"""What the manifests say about the app is true: commands, settings, files, ports, names."""
+
+import re
+import shlex
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from bridge.__main__ import app as cli
+from bridge.admin import Health, admin_app
+from bridge.app import check_roles
+from bridge.config import ENV_PREFIX, Role, Settings, known_keys, load_settings
+from bridge.metrics import BridgeMetrics, new_registry
+from bridge.topology import Topology, webhook_topology, worker_topology
+from tests.chart.rendering import (
+    CHART,
+    CI,
+    HELM,
+    MINIMAL,
+    MOUNTED,
+    ROLES,
+    Manifest,
+    Values,
+    config,
+    container,
+    deployment,
+    merged,
+    nested,
+    of_kind,
+    render,
+    render_files,
+    secret_files,
+)
+
+
+def settings_from(values: Values, folder: Path) -> Settings:
+    """Load the rendered config.yaml as the app does, its files below a folder of ours."""
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config(values)).replace(MOUNTED, str(folder)))
+    return load_settings(path, {})
+
+
+# Commands, variables, probes
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_runs_its_own_command(role: str) -> None:
+    """Each Deployment starts the image with its role, a command of the app, as only argument."""
+    found = container(MINIMAL, role)
+
+    assert found["args"] == [role]
+    assert role in typer.main.get_command(cli).commands  # type: ignore[attr-defined]
+    assert "command" not in found
+
+
+@pytest.mark.skipif(HELM is not None, reason="a helm program prints notes to a cluster only")
+def test_the_notes_commands_exist() -> None:
+    """Every command of the bridge in the notes is one that it has, with options that it has."""
+    commands = typer.main.get_command(cli).commands  # type: ignore[attr-defined]
+    for values in CI.values():
+        notes = render_files(values)["sms-bridge/templates/NOTES.txt"]
+        for line in re.findall(r"-- sms-bridge (.*)", notes):
+            name, *words = shlex.split(line)
+            options = {option for p in commands[name].params for option in p.opts}
+
+            assert {word for word in words if word.startswith("--")} <= options
+
+
+@pytest.mark.parametrize("values", CI.values(), ids=CI)
+def test_every_variable_is_one_that_the_app_reads(values: Values) -> None:
+    """The environment names the config file, and settings that exist."""
+    known = {f"{ENV_PREFIX}{key.upper().replace('.', '__')}" for key in known_keys()}
+    for found in of_kind(render(values), "Deployment").values():
+        variables = found["spec"]["template"]["spec"]["containers"][0]["env"]
+        given = {variable["name"]: variable.get("value") for variable in variables}
+
+        assert given.pop("SMS_BRIDGE_CONFIG") == f"{MOUNTED}/config/config.yaml"
+        assert given.keys() <= known
+
+
+def test_examples_of_variables_in_the_values_exist() -> None:
+    """The comments of values.yaml name no variable that the app does not read."""
+    known = {f"{ENV_PREFIX}{key.upper().replace('.', '__')}" for key in known_keys()}
+    named = set(re.findall(rf"{ENV_PREFIX}\w+", (CHART / "values.yaml").read_text()))
+
+    assert named
+    assert named <= known
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_probes_and_scrapes_ask_paths_that_the_admin_port_has(role: str) -> None:
+    """Each probe asks its own path of the admin port, where the config puts it."""
+    found = container(MINIMAL, role)
+    asked = {name: found[name]["httpGet"] for name in found if name.endswith("Probe")}
+    ports = {port["name"]: port["containerPort"] for port in found["ports"]}
+    monitor = merged(MINIMAL, nested("podMonitor.enabled", True))
+    (endpoint,) = of_kind(render(monitor), "PodMonitor")[f"rel-sms-bridge-{role}"]["spec"][
+        "podMetricsEndpoints"
+    ]
+    registry = new_registry()
+    metrics = BridgeMetrics(registry, component=role, version="", revision="", exchanges=())
+    routes = {route.path for route in admin_app(Health(metrics), registry).routes}  # type: ignore[attr-defined]
+
+    assert asked == {
+        "startupProbe": {"path": "/startupz", "port": "admin"},
+        "livenessProbe": {"path": "/livez", "port": "admin"},
+        "readinessProbe": {"path": "/readyz", "port": "admin"},
+    }
+    assert {"/startupz", "/livez", "/readyz", endpoint["path"]} <= routes
+    assert ports["admin"] == config(MINIMAL)["admin"]["port"] == 9090
+    assert endpoint["port"] == "admin"
+
+
+# Settings
+
+
+@pytest.mark.parametrize(("name", "values"), CI.items(), ids=CI)
+def test_the_app_starts_with_the_config(name: str, values: Values, tmp_path: Path) -> None:
+    """The app's own check finds nothing missing in a pod: settings, and a file for each secret."""
+    settings = settings_from(values, tmp_path)
+    for role in of_kind(render(values), "Deployment"):
+        component: Role = "worker" if role.endswith("worker") else "webhook"
+        pod = tmp_path / component
+        pod.mkdir()
+        for path in secret_files(deployment(values, component)["spec"]["template"]):
+            file = tmp_path / Path(path).relative_to(MOUNTED)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("secret")
+
+        assert check_roles(settings, [component]) == {component: None}
+    assert settings.admin.port == 9090
+    assert settings.rabbitmq.username_file == tmp_path / "secrets/rabbitmq/username"
+    assert settings.rabbitmq.topology == ("verify" if name in {"full", "operators"} else "declare")
+
+
+def test_the_app_gets_the_values_of_the_full_example(tmp_path: Path) -> None:
+    """What the values say is what the app's settings hold."""
+    settings = settings_from(CI["full"], tmp_path)
+
+    assert [url.get_secret_value() for url in settings.rabbitmq.url] == [
+        "amqps://rabbitmq.example.com:5671/%2Fteam%2Fsms%20bridge"
+    ]
+    assert settings.rabbitmq.tls.server_name == "rabbitmq.internal"
+    assert settings.sms_api.timeout_seconds == 12.5
+    assert settings.worker.rate_limit.per_second == 20
+    assert settings.webhook.path == "/hooks/sms"
+    assert settings.webhook.max_body_bytes == 1_000_000
+    assert settings.webhook.queue is None
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_files_in_the_config_are_mounted(role: str) -> None:
+    """Every secret file that the config names for a role is one that its pod mounts."""
+    mounted = secret_files(deployment(CI["full"], role)["spec"]["template"])
+    sections = ["rabbitmq", {"worker": "sms_api", "webhook": "webhook"}[role]]
+    rendered = config(CI["full"])
+    named = re.findall(rf"{MOUNTED}\S+", yaml.safe_dump([rendered[s] for s in sections]))
+
+    assert sorted(named) == sorted(mounted)
+
+
+@pytest.mark.parametrize(
+    ("rabbitmq", "url"),
+    [
+        ({}, "amqp://rabbitmq:5672/%2F"),
+        ({"vhost": "sms"}, "amqp://rabbitmq:5672/sms"),
+        ({"vhost": "a/b +%"}, "amqp://rabbitmq:5672/a%2Fb%20%2B%25"),
+        ({"port": 5673}, "amqp://rabbitmq:5673/%2F"),
+        ({"tls": {"enabled": True}}, "amqps://rabbitmq:5671/%2F"),
+        ({"tls": {"enabled": True}, "port": 5673}, "amqps://rabbitmq:5673/%2F"),
+    ],
+)
+def test_broker_url(rabbitmq: Values, url: str) -> None:
+    """The URL is made of host, port and virtual host, and holds no credentials."""
+    assert config(merged(MINIMAL, {"rabbitmq": rabbitmq}))["rabbitmq"]["url"] == url
+
+
+def test_every_setting_may_be_given_or_has_a_value() -> None:
+    """The schema knows each of the app's settings, and what the chart sets itself exists."""
+    schema = yaml.safe_load((CHART / "values.schema.json").read_text())
+
+    def keys(node: dict[str, Any], prefix: str = "") -> Collection[str]:
+        found: set[str] = set()
+        for name, below in node.get("properties", {}).items():
+            found |= {prefix + name, *keys(below, f"{prefix}{name}.")}
+        return found
+
+    own = (CHART / "templates" / "_config.tpl").read_text().partition('"sms-bridge.ownSettings"')[2]
+    set_by_chart = yaml.safe_load(own.partition("}}\n")[2].partition("{{- end")[0])
+    known = set(known_keys())
+
+    assert keys(schema["properties"]["config"]) == {
+        key for key in known if key.partition(".")[0] != "admin"
+    }
+    assert {f"{s}.{key}" for s, section in set_by_chart.items() for key in section} <= known
+
+
+# Topology
+
+
+def declared(topology: Topology) -> dict[str, dict[str, Any]]:
+    """List what the app declares, by kind and name."""
+    return {
+        **{f"Queue/{queue.name}": queue.arguments for queue in topology.queues},
+        **{f"Exchange/{exchange.name}": {"type": "topic"} for exchange in topology.exchanges},
+        **{f"Binding/{b.exchange}/{b.queue}/{b.routing_key}": {} for b in topology.bindings},
+    }
+
+
+def created(manifests: list[Manifest]) -> dict[str, dict[str, Any]]:
+    """List what the topology operator creates, in the same way."""
+    queues = [m["spec"] for m in of_kind(manifests, "Queue").values()]
+    exchanges = [m["spec"] for m in of_kind(manifests, "Exchange").values()]
+    bindings = [m["spec"] for m in of_kind(manifests, "Binding").values()]
+    assert all(entity["durable"] for entity in [*queues, *exchanges])
+    # The operator gives the type as this argument.
+    return {
+        **{
+            f"Queue/{q['name']}": {"x-queue-type": q["type"], **q.get("arguments", {})}
+            for q in queues
+        },
+        **{f"Exchange/{e['name']}": {"type": e["type"]} for e in exchanges},
+        **{f"Binding/{b['source']}/{b['destination']}/{b['routingKey']}": {} for b in bindings},
+    }
+
+
+TOPOLOGIES: dict[str, Values] = {
+    "default": {},
+    "names": {
+        "worker": {"queue": "team.sms", "outcome_exchange": "team.outcome"},
+        "webhook": {"exchange": "team.events", "queue": "team.inbox"},
+    },
+    "delays": {"worker": {"retry_delays": [1, "1.5s", 90, "2m", "150m", "36h", "7d"]}},
+    "no queue": {"webhook": {"queue": None}},
+    "odd names": {"worker": {"queue": "Team SMS/out"}, "webhook": {"queue": "in_box"}},
+}
+
+
+@pytest.mark.parametrize("given", TOPOLOGIES.values(), ids=TOPOLOGIES)
+@pytest.mark.parametrize("roles", [ROLES, ("worker",), ("webhook",)], ids=",".join)
+def test_the_operator_creates_what_the_app_would(
+    given: Values, roles: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Queues, exchanges and bindings have the names and arguments that the app declares."""
+    values = merged(
+        MINIMAL,
+        {role: {"enabled": role in roles} for role in ROLES},
+        {"config": given},
+        {"topology": {"enabled": True, "clusterReference": {"name": "rabbitmq"}}},
+    )
+    settings = settings_from(values, tmp_path)
+    wanted: dict[str, dict[str, Any]] = {}
+    if "worker" in roles:
+        wanted |= declared(worker_topology(settings.worker))
+    if "webhook" in roles:
+        wanted |= declared(webhook_topology(settings.webhook))
+
+    assert created(render(values)) == wanted
+
+
+def test_an_uninstall_leaves_the_messages() -> None:
+    """Nothing that holds or routes messages is deleted with the release, unless asked for."""
+    kinds = ("Queue", "Exchange", "Binding", "Policy")
+    kept, given_up = (
+        [
+            manifest
+            for kind in kinds
+            for manifest in of_kind(
+                render(merged(CI["operators"], nested("topology.deletionPolicy", policy))), kind
+            ).values()
+        ]
+        for policy in ("retain", "delete")
+    )
+
+    assert {m["kind"] for m in kept} == {m["kind"] for m in given_up} == set(kinds)
+    for manifest in kept:
+        assert manifest["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+        assert manifest["spec"].get("deletionPolicy", "retain") == "retain"
+    for manifest in given_up:
+        assert "annotations" not in manifest["metadata"]
+
+
+@pytest.mark.parametrize("mode", ["declare", "verify"])
+def test_permissions_cover_the_topology_and_nothing_else(mode: str, tmp_path: Path) -> None:
+    """The user may write where the app publishes, read its queue, and create only to declare."""
+    values = merged(CI["operators"], nested("config.rabbitmq.topology", mode))
+    settings = settings_from(values, tmp_path)
+    (permission,) = of_kind(render(values), "Permission").values()
+    worker, webhook = worker_topology(settings.worker), webhook_topology(settings.webhook)
+    queues = {queue.name for queue in worker.queues + webhook.queues}
+    exchanges = {exchange.name for exchange in worker.exchanges + webhook.exchanges}
+    others = {"sms.outbound2", "smsXoutbound", "other", "amq.topic", ""}
+    main = settings.worker.queue
+
+    def allowed(right: str) -> set[str]:
+        pattern = permission["spec"]["permissions"][right]
+        return {
+            name
+            for name in queues | exchanges | others | {"amq.default"}
+            if re.search(pattern, name)
+        } - {""}
+
+    if mode == "verify":
+        assert allowed("configure") == set()
+        assert allowed("write") == exchanges | {"amq.default"}
+        assert allowed("read") == {main}
+    else:
+        assert allowed("configure") == queues | exchanges
+        assert allowed("write") == queues | exchanges | {"amq.default"}
+        assert allowed("read") == queues | exchanges
+
+
+def test_the_policy_covers_every_queue() -> None:
+    """RabbitMQ 4 gives a queue's message up after 20 deliveries, unless a policy says no."""
+    manifests = render(CI["operators"])
+    (policy,) = of_kind(manifests, "Policy").values()
+    queues = [m["spec"]["name"] for m in of_kind(manifests, "Queue").values()]
+
+    assert policy["spec"]["definition"] == {"delivery-limit": -1}
+    assert all(re.search(policy["spec"]["pattern"], name) for name in queues)

@@ -1,0 +1,126 @@
+"""The chart as it is delivered: packaged, below a parent chart, with Helm 3 and Helm 4."""
+
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.chart.rendering import CHART, CI, HELM, MINIMAL, merged, pods, render, render_files
+
+# The other helm program that `make chart` has built, whose output must be the same.
+OTHER_HELM = os.environ.get("SMS_BRIDGE_TEST_OTHER_HELM")
+needs_helm = pytest.mark.skipif(HELM is None, reason="helm programs are built by `make chart`")
+
+
+def helm(*arguments: str, program: str | None = HELM) -> subprocess.CompletedProcess[str]:
+    """Run a helm program."""
+    assert program is not None
+    return subprocess.run(
+        [program, *arguments], check=False, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_versions_are_one() -> None:
+    """The chart installs the version of the app that stands beside it."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    project = tomllib.loads((CHART.parents[1] / "pyproject.toml").read_text())["project"]
+
+    assert chart["appVersion"] == project["version"]
+
+
+def test_the_chart_brings_no_other_along() -> None:
+    """No broker and no other chart is bundled, and no definition of a custom resource."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+
+    assert "dependencies" not in chart
+    assert not (CHART / "charts").exists()
+    assert not (CHART / "crds").exists()
+
+
+@pytest.mark.parametrize("name", CI)
+def test_two_renders_are_identical(name: str) -> None:
+    """The same values give the same bytes, so that GitOps tools see no change."""
+    assert render_files(CI[name]) == render_files(CI[name])
+
+
+def test_templates_use_nothing_that_varies() -> None:
+    """No template asks for the time, chance or the cluster."""
+    source = "".join(p.read_text() for p in (CHART / "templates").rglob("*") if p.is_file())
+
+    assert not re.search(r"\b(now|lookup|uuidv4|rand[A-Z]\w+|gen[A-Z]\w+|Capabilities)\b", source)
+
+
+def test_installs_below_a_parent_chart(tmp_path: Path) -> None:
+    """A parent chart may switch it on with `enabled` and set the registry in `global`."""
+    shutil.copytree(CHART, tmp_path / "charts" / "sms-bridge")
+    (tmp_path / "Chart.yaml").write_text(
+        "apiVersion: v2\nname: parent\nversion: 1.0.0\ndependencies:\n"
+        "- {name: sms-bridge, version: 0.1.0, condition: sms-bridge.enabled}\n"
+    )
+    values = {
+        "global": {"imageRegistry": "registry.local:5000", "of": {"the": "parent"}},
+        "sms-bridge": merged(MINIMAL, {"enabled": True}),
+    }
+    off = {"sms-bridge": {"enabled": False}}
+    images = {pod["spec"]["containers"][0]["image"] for pod in pods(render(values, chart=tmp_path))}
+
+    assert images == {"registry.local:5000/example/sms-bridge:0.1.0"}
+    assert render(off, chart=tmp_path) == []
+
+
+@needs_helm
+@pytest.mark.parametrize("name", CI)
+def test_helm_finds_no_fault(name: str) -> None:
+    """`helm lint --strict` passes with every example."""
+    done = helm("lint", "--strict", str(CHART), "-f", str(CHART / "ci" / f"{name}-values.yaml"))
+
+    assert done.returncode == 0, done.stdout
+
+
+@needs_helm
+def test_the_package_renders_like_the_folder(tmp_path: Path) -> None:
+    """What `helm package` packs holds every file that a template reads, and no test values."""
+    assert helm("package", str(CHART), "-d", str(tmp_path)).returncode == 0
+    (package,) = tmp_path.glob("*.tgz")
+    with tarfile.open(package) as archive:
+        names = set(archive.getnames())
+    values = ("-f", str(CHART / "ci" / "full-values.yaml"))
+    folder, packed = (
+        helm("template", "rel", path, *values).stdout for path in (str(CHART), str(package))
+    )
+
+    assert folder == packed != ""
+    assert {"sms-bridge/README.md", "sms-bridge/values.schema.json"} <= names
+    assert not any("/ci/" in name for name in names)
+
+
+@needs_helm
+def test_old_clusters_are_refused() -> None:
+    """A cluster that does not know the preStop sleep is refused, a vendor's version is not."""
+    values = ("-f", str(CHART / "ci" / "minimal-values.yaml"))
+    old, vendor = (
+        helm("template", "rel", str(CHART), *values, "--kube-version", version)
+        for version in ("1.29.9", "1.30.1-gke.100")
+    )
+
+    assert "kubeVersion" in old.stderr
+    assert vendor.returncode == 0
+
+
+@pytest.mark.skipif(OTHER_HELM is None, reason="helm programs are built by `make chart`")
+@pytest.mark.parametrize("name", CI)
+def test_helm_3_and_helm_4_render_alike(name: str) -> None:
+    """Both give the same objects; they differ in blank lines."""
+    arguments = ("template", "rel", str(CHART), "-f", str(CHART / "ci" / f"{name}-values.yaml"))
+    one, other = (
+        helm(*arguments, program=program).stdout.replace("\n\n", "\n")
+        for program in (HELM, OTHER_HELM)
+    )
+
+    assert list(yaml.safe_load_all(one)) == list(yaml.safe_load_all(other)) != []

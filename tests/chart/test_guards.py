@@ -1,0 +1,257 @@
+"""Values that cannot work are refused with a sentence, and typos with the key."""
+
+import pytest
+
+from bridge.app import CLOSE_SECONDS
+from tests.chart.rendering import MINIMAL, RenderError, Values, merged, nested, render
+
+# Marks a switch that needs more to be complete.
+KEDA: Values = nested(
+    "worker.keda", {"enabled": True, "managementUrl": "http://r:15672", "existingSecret": "m"}
+)
+INGRESS: Values = {"ingress": {"enabled": True, "hosts": ["a.example"]}}
+VAULT: Values = {"externalSecrets": {"enabled": True, "secretStoreRef": {"name": "vault"}}}
+CLUSTER: Values = {"topology": {"enabled": True, "clusterReference": {"name": "rabbitmq"}}}
+
+
+def test_defaults_alone_name_what_is_missing() -> None:
+    """Without values the error names every value that must be given, all at once."""
+    with pytest.raises(RenderError) as caught:
+        render({})
+
+    for value in (
+        "image.repository",
+        "rabbitmq.host",
+        "rabbitmq.existingSecret",
+        "smsApi.baseUrl",
+        "smsApi.existingSecret",
+        "webhookSecrets.existingSecret",
+    ):
+        assert f"- {value} is empty: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (
+            merged(nested("worker.enabled", False), nested("webhook.enabled", False)),
+            "there is nothing to deploy",
+        ),
+        (nested("image.repository", ""), "image.repository is empty"),
+        (nested("rabbitmq.host", ""), "rabbitmq.host is empty"),
+        (
+            nested("rabbitmq.existingSecret", ""),
+            "NAME --namespace sms --from-literal=username=... --from-literal=password=...`",
+        ),
+        (nested("smsApi.baseUrl", ""), "smsApi.baseUrl is empty"),
+        (nested("smsApi.existingSecret", ""), "--from-literal=key=..."),
+        (nested("webhookSecrets.existingSecret", ""), "--from-literal=current=..."),
+        (nested("webhook.containerPort", 9090), "metrics must not be public"),
+        (
+            merged(VAULT, nested("externalSecrets.remoteRefs.rabbitmq", "sms/broker")),
+            "rabbitmq.existingSecret and externalSecrets.remoteRefs.rabbitmq are both set",
+        ),
+        (
+            merged(VAULT, nested("smsApi.existingSecret", "")),
+            "or set externalSecrets.remoteRefs.smsApi.",
+        ),
+        (nested("externalSecrets.enabled", True), "externalSecrets.secretStoreRef.name is empty"),
+        (nested("rabbitmq.tls.existingSecret", "tls"), "rabbitmq.tls.enabled is false"),
+        (
+            nested("rabbitmq.tls", {"enabled": True, "existingSecret": "tls", "keyKey": "k"}),
+            "a client certificate needs its private key",
+        ),
+        (
+            nested("rabbitmq.tls", {"enabled": True, "certKey": "c", "keyKey": "k"}),
+            "rabbitmq.tls.existingSecret is empty",
+        ),
+        (
+            nested("rabbitmq.tls", {"enabled": True, "existingSecret": "tls", "caKey": ""}),
+            "caKey and certKey are both empty",
+        ),
+        # What the chart sets itself.
+        (
+            nested("config.sms_api.proxy", "http://user:secret@proxy:3128"),
+            "config.sms_api.proxy holds a user or a password",
+        ),
+        (
+            nested("config.rabbitmq.url", "amqp://a/"),
+            "config.rabbitmq.url is set by the chart: use rabbitmq.host",
+        ),
+        (
+            nested("config.rabbitmq.password", "p"),
+            "config.rabbitmq.password is set by the chart: use rabbitmq.existingSecret",
+        ),
+        (
+            nested("config.sms_api.key", "k"),
+            "config.sms_api.key is set by the chart: use smsApi.existingSecret",
+        ),
+        (
+            nested("config.webhook.secrets", ["s"]),
+            "config.webhook.secrets is set by the chart: use webhookSecrets.existingSecret",
+        ),
+        (
+            nested("config.worker.shutdown_timeout_seconds", 60),
+            "is set by the chart: use worker.shutdownTimeoutSeconds",
+        ),
+        (
+            nested("worker.extraEnv", [{"name": "sms_bridge_admin__port", "value": "1"}]),
+            "worker.extraEnv sets sms_bridge_admin__port, which the chart sets: use admin.port",
+        ),
+        (
+            nested("webhook.extraEnv", [{"name": "SMS_BRIDGE_RABBITMQ__TLS__CA_FILE"}]),
+            "which the chart sets: use rabbitmq.tls",
+        ),
+        # Stopping.
+        (
+            nested("worker.terminationGracePeriodSeconds", 29),
+            "worker.terminationGracePeriodSeconds (29) is below the 30 seconds that stopping takes",
+        ),
+        (
+            nested("webhook.terminationGracePeriodSeconds", 34),
+            "webhook.terminationGracePeriodSeconds (34) is below the 35 seconds",
+        ),
+        (
+            nested("smsApi.timeoutSeconds", 25.5),
+            "worker.shutdownTimeoutSeconds (25) is below smsApi.timeoutSeconds (25.5)",
+        ),
+        (
+            nested("config.webhook.body_timeout_seconds", "18s"),
+            "webhook.shutdownTimeoutSeconds (20) is below the 20.5 seconds",
+        ),
+        # Scaling.
+        (
+            merged(KEDA, nested("worker.autoscaling.enabled", True)),
+            "KEDA makes a HorizontalPodAutoscaler of its own",
+        ),
+        (merged(KEDA, nested("worker.keda.managementUrl", "")), "managementUrl is empty"),
+        (
+            merged(KEDA, nested("worker.keda.existingSecret", "")),
+            "worker.keda needs either existingSecret",
+        ),
+        (
+            merged(KEDA, nested("worker.keda.authenticationRef.name", "mine")),
+            "worker.keda needs either existingSecret",
+        ),
+        (
+            merged(KEDA, nested("worker.keda.minReplicaCount", 11)),
+            "worker.keda.minReplicaCount (11) is above maxReplicaCount (10)",
+        ),
+        (
+            nested("webhook.autoscaling", {"enabled": True, "minReplicas": 11}),
+            "webhook.autoscaling.minReplicas (11) is above maxReplicas (10)",
+        ),
+        (
+            nested("webhook.autoscaling", {"enabled": True, "targetCPUUtilizationPercentage": 0}),
+            "webhook.autoscaling has no metric",
+        ),
+        (
+            merged(
+                nested("webhook.autoscaling.enabled", True),
+                nested("webhook.resources.requests", {"cpu": None, "memory": "1Gi"}),
+            ),
+            "a percentage of webhook.resources.requests.cpu, which is empty",
+        ),
+        (
+            nested("worker.podDisruptionBudget.minAvailable", 2),
+            "worker.podDisruptionBudget.minAvailable (2) keeps all pods when there are 2",
+        ),
+        (
+            nested("worker.podDisruptionBudget.minAvailable", "51%"),
+            "worker.podDisruptionBudget.minAvailable (51%) keeps all pods when there are 2",
+        ),
+        (
+            merged(KEDA, nested("worker.podDisruptionBudget.minAvailable", 1)),
+            "worker.podDisruptionBudget.minAvailable (1) keeps all pods when there are 1",
+        ),
+        # Exposure and monitoring.
+        (merged(INGRESS, nested("webhook.enabled", False)), "there is nothing to route to"),
+        (nested("ingress.enabled", True), "ingress.hosts is empty"),
+        (nested("httpRoute.enabled", True), "httpRoute.parentRefs is empty"),
+        (
+            merged(nested("podMonitor.enabled", True), nested("serviceMonitor.enabled", True)),
+            "every pod would be scraped twice",
+        ),
+        # Topology.
+        (nested("topology.enabled", True), "topology.clusterReference needs either"),
+        (
+            merged(CLUSTER, nested("topology.clusterReference.connectionSecret", "s")),
+            "topology.clusterReference needs either",
+        ),
+        (
+            merged(
+                CLUSTER,
+                nested("topology.createUser", True),
+                nested("rabbitmq.secretKeys.username", "user"),
+            ),
+            "topology.createUser needs rabbitmq.secretKeys to be username and password",
+        ),
+        (nested("topology.createUser", True), "nothing would create the user"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(values: Values, sentence: str) -> None:
+    """Values that contradict each other, or would leak a secret, fail with one sentence."""
+    with pytest.raises(RenderError) as caught:
+        render(merged(MINIMAL, values))
+
+    assert sentence in str(caught.value)
+    assert str(caught.value).count("\n- ") == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (
+            merged(CLUSTER, nested("config.worker.retry_delays", ["5 minutes"])),
+            '"5 minutes" in config is no duration',
+        ),
+        (
+            nested("prometheusRule", {"enabled": True, "overrides": {"NoSuchAlert": {}}}),
+            "names NoSuchAlert, but there is no such alert; there are: SmsBridge",
+        ),
+        (
+            nested("prometheusRule", {"enabled": True, "disabled": ["NoSuchAlert"]}),
+            "names NoSuchAlert, but there is no such alert",
+        ),
+    ],
+)
+def test_names_that_do_not_exist_are_refused(values: Values, sentence: str) -> None:
+    """What cannot be read, or names nothing, is quoted."""
+    with pytest.raises(RenderError) as caught:
+        render(merged(MINIMAL, values))
+
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"imagee": {}}, "imagee"),
+        (nested("worker.replicas", 3), "replicas"),
+        (nested("webhook.keda", {}), "keda"),
+        (nested("webhook.service.ports", 80), "ports"),
+        (nested("worker.livenessProbe.httpGet", {}), "httpGet"),
+        (nested("config.wroker", {}), "wroker"),
+        (nested("config.worker.concurency", 5), "concurency"),
+        (nested("config.admin.port", 1), "admin"),
+        (nested("image.digest", "sha256:abc"), "digest"),
+        (nested("rabbitmq.host", "user:secret@rabbitmq"), "host"),
+        (nested("smsApi.baseUrl", "https://user:secret@sms.example.com"), "baseUrl"),
+        (nested("worker.keda.managementUrl", "http://user:secret@r:15672"), "managementUrl"),
+        (nested("webhookSecrets.secretKeys", []), "secretKeys"),
+        (nested("webhookSecrets.secretKeys", ["../key"]), "secretKeys"),
+        (nested("worker.podDisruptionBudget.maxUnavailable", 0), "maxUnavailable"),
+        (nested("prometheusRule.overrides", {"A": {"four": "5m"}}), "four"),
+        (nested("topology.deletionPolicy", "Retain"), "deletionPolicy"),
+        (nested("fullnameOverride", "Upper_Case"), "fullnameOverride"),
+    ],
+)
+def test_typos_are_refused(values: Values, named: str) -> None:
+    """The schema refuses a name or a form that it does not know, and says which."""
+    with pytest.raises(RenderError, match=named):
+        render(merged(MINIMAL, values))
+
+
+def test_the_time_to_close_is_the_apps() -> None:
+    """The 5 seconds that a grace period keeps for closing are enough for what the app takes."""
+    assert CLOSE_SECONDS < 5

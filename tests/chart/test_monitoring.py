@@ -1,0 +1,102 @@
+"""Alerts and dashboards reach the cluster as their files hold them, with what the values change."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.rendering import CHART, MINIMAL, Values, merged, nested, of_kind, render
+
+FILE = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+ALERTS = {r["alert"]: r for group in FILE["groups"] for r in group["rules"] if "alert" in r}
+ALERT = next(iter(ALERTS))
+
+
+def rules(**values: Any) -> list[dict[str, Any]]:
+    """Render the PrometheusRule and list its rules."""
+    over: Values = {"prometheusRule": {"enabled": True, **values}}
+    (found,) = of_kind(render(merged(MINIMAL, over)), "PrometheusRule").values()
+    return [rule for group in found["spec"]["groups"] for rule in group["rules"]]
+
+
+def alert(name: str, **values: Any) -> dict[str, Any]:
+    """Render one alert."""
+    return next(rule for rule in rules(**values) if rule.get("alert") == name)
+
+
+def test_every_rule_is_rendered_as_it_is() -> None:
+    """Expressions, times, labels and texts are those of the file; only the bare link is gone."""
+    rendered = rules()
+    of_file = [rule for group in FILE["groups"] for rule in group["rules"]]
+    for rule in [*rendered, *of_file]:
+        rule.setdefault("labels", {})
+        rule.setdefault("annotations", {}).pop("runbook_url", None)
+
+    def by_name(rule: dict[str, Any]) -> str:
+        return json.dumps(rule, sort_keys=True)
+
+    assert sorted(rendered, key=by_name) == sorted(of_file, key=by_name)
+    assert any("{{ $labels." in rule["annotations"].get("summary", "") for rule in rendered)
+
+
+def test_an_alert_can_be_left_out() -> None:
+    """A disabled alert is not rendered, every other one is."""
+    names = {rule["alert"] for rule in rules(disabled=[ALERT]) if "alert" in rule}
+
+    assert names == ALERTS.keys() - {ALERT}
+
+
+def test_an_alert_can_be_changed() -> None:
+    """Time, labels and annotations are laid over the file's; what is not named stays."""
+    changed = alert(
+        ALERT,
+        overrides={
+            ALERT: {"for": "42m", "labels": {"team": "a"}, "annotations": {"note": "b"}},
+        },
+        additionalRuleLabels={"cluster": "c"},
+    )
+
+    assert changed["for"] == "42m"
+    assert changed["expr"] == ALERTS[ALERT]["expr"]
+    assert changed["labels"] == ALERTS[ALERT]["labels"] | {"team": "a", "cluster": "c"}
+    assert changed["annotations"]["note"] == "b"
+    assert changed["annotations"]["summary"] == ALERTS[ALERT]["annotations"]["summary"]
+
+
+@pytest.mark.parametrize("base", ["https://example.com/docs", "https://example.com/docs/"])
+def test_an_alert_links_to_its_runbook(base: str) -> None:
+    """The link of each alert is the base and what the file says."""
+    for rule in rules(runbookBaseUrl=base):
+        if "alert" in rule:
+            link = rule["annotations"]["runbook_url"]
+
+            assert re.fullmatch(r"https://example\.com/docs/[\w.-]*#[\w-]+", link)
+
+
+def test_rules_can_be_added() -> None:
+    """A rule of the user's own stands beside the file's."""
+    mine = {"alert": "Mine", "expr": "vector(1)"}
+
+    assert mine in rules(additionalRules=[mine])
+
+
+def test_every_dashboard_is_rendered_as_it_is() -> None:
+    """Each dashboard's file becomes a ConfigMap that Grafana's sidecar finds, byte for byte."""
+    values = merged(
+        MINIMAL,
+        nested("dashboards", {"enabled": True, "annotations": {"grafana_folder": "SMS"}}),
+    )
+    found = [
+        m
+        for m in of_kind(render(values), "ConfigMap").values()
+        if "grafana_dashboard" in m["metadata"]["labels"]
+    ]
+    files = sorted((CHART / "files" / "dashboards").glob("*.json"))
+
+    assert files
+    assert {name: text.rstrip() for m in found for name, text in m["data"].items()} == {
+        file.name: file.read_text().rstrip() for file in files
+    }
+    assert {m["metadata"]["annotations"]["grafana_folder"] for m in found} == {"SMS"}

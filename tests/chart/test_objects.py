@@ -1,0 +1,566 @@
+"""Which objects the Helm chart makes of its values, and that they are safe to run."""
+
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from tests.chart.rendering import (
+    CI,
+    HELM,
+    MINIMAL,
+    MOUNTED,
+    ROLES,
+    Manifest,
+    Values,
+    config,
+    container,
+    deployment,
+    merged,
+    nested,
+    of_kind,
+    pods,
+    render,
+    render_files,
+    secret_files,
+    selects,
+)
+
+every_example = pytest.mark.parametrize("values", CI.values(), ids=CI)
+
+
+def names(manifests: list[Manifest]) -> set[str]:
+    """List objects as `Kind/name`."""
+    return {f"{m['kind']}/{m['metadata']['name']}" for m in manifests}
+
+
+def added(*overs: Values) -> set[str]:
+    """List what values add to the minimal example."""
+    return names(render(merged(MINIMAL, *overs))) - names(render(MINIMAL))
+
+
+# What renders
+
+
+def test_both_roles_render() -> None:
+    """The required values alone give both roles, the Service, and what keeps them safe."""
+    assert names(render(MINIMAL)) == {
+        "ConfigMap/rel-sms-bridge",
+        "ServiceAccount/rel-sms-bridge",
+        "Deployment/rel-sms-bridge-worker",
+        "Deployment/rel-sms-bridge-webhook",
+        "PodDisruptionBudget/rel-sms-bridge-worker",
+        "PodDisruptionBudget/rel-sms-bridge-webhook",
+        "Service/rel-sms-bridge-webhook",
+        "Pod/rel-sms-bridge-test",
+    }
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_one_role_renders_alone(role: str) -> None:
+    """A role that is switched off leaves no object and needs no value."""
+    manifests = render(CI[f"{role}-only"])
+    components = {m["metadata"]["labels"].get("app.kubernetes.io/component") for m in manifests}
+
+    assert list(of_kind(manifests, "Deployment")) == [f"rel-sms-bridge-{role}"]
+    assert components <= {role, None, "test"}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_that_is_off_takes_all_its_objects_along(role: str) -> None:
+    """Whatever else is switched on, nothing of a role that is off is rendered."""
+    off: Values = {
+        role: {"enabled": False},
+        "ingress": {"enabled": False},
+        "httpRoute": {"enabled": False},
+    }
+    for example in ("full", "autoscaled", "operators"):
+        for manifest in render(merged(CI[example], off, {"extraObjects": []})):
+            assert manifest["metadata"]["labels"].get("app.kubernetes.io/component") != role
+
+
+@pytest.mark.parametrize(
+    ("values", "objects"),
+    [
+        (nested("serviceMonitor.enabled", True), {"ServiceMonitor", "Service"}),
+        (nested("podMonitor.enabled", True), {"PodMonitor"}),
+        (nested("networkPolicy.enabled", True), {"NetworkPolicy"}),
+        (
+            merged(
+                nested("worker.autoscaling.enabled", True),
+                nested("webhook.autoscaling.enabled", True),
+            ),
+            {"HorizontalPodAutoscaler"},
+        ),
+    ],
+    ids=["serviceMonitor", "podMonitor", "networkPolicy", "autoscaling"],
+)
+def test_what_is_optional_comes_for_each_role(values: Values, objects: set[str]) -> None:
+    """A switch adds its objects, one for each role."""
+    found = added(values)
+
+    assert {name.partition("/")[0] for name in found} == objects
+    assert len(found) == len(objects) * len(ROLES)
+
+
+def test_the_service_account_may_be_somebody_elses() -> None:
+    """Without one of the chart's the pods run as the one that is named."""
+    values = merged(MINIMAL, {"serviceAccount": {"create": False, "name": "theirs"}})
+
+    assert not of_kind(render(values), "ServiceAccount")
+    for pod in pods(render(values)):
+        assert pod["spec"]["serviceAccountName"] == "theirs"
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        ({}, "ghcr.io/example/sms-bridge:0.1.0"),
+        ({"tag": "1.2.3"}, "ghcr.io/example/sms-bridge:1.2.3"),
+        ({"digest": "sha256:" + "a" * 64}, "ghcr.io/example/sms-bridge@sha256:" + "a" * 64),
+        (
+            {"tag": "1.2.3", "digest": "sha256:" + "a" * 64},
+            "ghcr.io/example/sms-bridge:1.2.3@sha256:" + "a" * 64,
+        ),
+        ({"registry": ""}, "example/sms-bridge:0.1.0"),
+    ],
+    ids=["appVersion", "tag", "digest", "tag and digest", "no registry"],
+)
+def test_image_reference(image: Values, expected: str) -> None:
+    """The image is named by registry, repository, and tag or digest, in every pod."""
+    for pod in pods(render(merged(MINIMAL, {"image": image}))):
+        assert pod["spec"]["containers"][0]["image"] == expected
+
+
+def test_long_release_names_fit() -> None:
+    """The longest release name that Helm takes still gives names of at most 63 characters."""
+    for example in ("full", "autoscaled"):
+        for manifest in render(CI[example], release="r" * 53):
+            if manifest["apiVersion"] != "rabbitmq.com/v1beta1":
+                assert len(manifest["metadata"]["name"]) <= 63
+
+
+@every_example
+def test_every_object_has_its_namespace_and_labels(values: Values) -> None:
+    """Rendered text can be applied as it is, and each object says to whom it belongs."""
+    common = {"commonLabels": {"example.com/a": "b"}, "commonAnnotations": {"example.com/c": "d"}}
+    for manifest in render(merged(values, common, {"extraObjects": []})):
+        metadata = manifest["metadata"]
+
+        assert metadata["namespace"] == "sms"
+        assert metadata["labels"]["app.kubernetes.io/instance"] == "rel"
+        assert metadata["labels"]["example.com/a"] == "b"
+        assert metadata["annotations"]["example.com/c"] == "d"
+
+
+def test_another_namespace_is_used_everywhere() -> None:
+    """A parent chart may put all objects into a namespace of its choice."""
+    values = merged(CI["full"], {"namespaceOverride": "elsewhere"})
+
+    assert {m["metadata"]["namespace"] for m in render(values)} == {"elsewhere"}
+
+
+# What scales
+
+
+@pytest.mark.parametrize("scaler", ["autoscaling", "keda"])
+def test_an_upgrade_leaves_scaled_deployments_alone(scaler: str) -> None:
+    """Where something scales a Deployment the chart does not say how many pods there are."""
+    over: Values = {"enabled": True}
+    if scaler == "keda":
+        over |= {"managementUrl": "http://rabbitmq:15672", "existingSecret": "monitoring"}
+
+    assert (
+        "replicas"
+        not in deployment(merged(MINIMAL, nested(f"worker.{scaler}", over)), "worker")["spec"]
+    )
+    assert deployment(MINIMAL, "worker")["spec"]["replicas"] == 2
+
+
+def test_scalers_name_the_deployment_of_their_role() -> None:
+    """The ScaledObject and the HorizontalPodAutoscaler scale Deployments that exist."""
+    manifests = render(CI["autoscaled"])
+    (scaled,) = of_kind(manifests, "ScaledObject").values()
+    (autoscaler,) = of_kind(manifests, "HorizontalPodAutoscaler").values()
+    targets = {
+        scaled["spec"]["scaleTargetRef"]["name"],
+        autoscaler["spec"]["scaleTargetRef"]["name"],
+    }
+
+    assert targets == set(of_kind(manifests, "Deployment"))
+
+
+def test_keda_reads_the_workers_queue_with_credentials_of_its_own() -> None:
+    """KEDA asks the management API for the queue that the worker reads, with no secret in sight."""
+    values = merged(CI["autoscaled"], nested("config.worker.queue", "team.sms"))
+    manifests = render(values)
+    (scaled,) = of_kind(manifests, "ScaledObject").values()
+    (authentication,) = of_kind(manifests, "TriggerAuthentication").values()
+    (trigger,) = scaled["spec"]["triggers"]
+
+    assert trigger["metadata"]["queueName"] == "team.sms"
+    assert trigger["metadata"]["protocol"] == "http"
+    assert trigger["metadata"]["host"] == "http://rabbitmq:15672"
+    assert trigger["authenticationRef"]["name"] == authentication["metadata"]["name"]
+    assert authentication["spec"]["secretTargetRef"] == [
+        {"parameter": key, "name": "rabbitmq-monitoring", "key": key}
+        for key in ("password", "username")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "spec"),
+    [
+        ({}, {"maxUnavailable": 1}),
+        ({"maxUnavailable": "50%"}, {"maxUnavailable": "50%"}),
+        ({"minAvailable": 1}, {"minAvailable": 1}),
+    ],
+    ids=["default", "percentage", "minAvailable"],
+)
+def test_a_disruption_budget_keeps_pods(values: Values, spec: dict[str, Any]) -> None:
+    """A node drain stops as many pods as the budget lets it, and broken ones always."""
+    manifests = render(merged(MINIMAL, nested("worker.podDisruptionBudget", values)))
+    budget = of_kind(manifests, "PodDisruptionBudget")["rel-sms-bridge-worker"]["spec"]
+    kept = {key: budget[key] for key in ("maxUnavailable", "minAvailable") if key in budget}
+
+    assert kept == spec
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+# What is safe
+
+
+def unrestricted(spec: dict[str, Any]) -> list[str]:
+    """Say what of a pod's spec the Pod Security Standard `restricted` refuses."""
+    pod = spec.get("securityContext", {})
+    faults = [key for key in ("hostNetwork", "hostPID", "hostIPC") if spec.get(key)]
+    kinds = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "projected", "secret"}
+    kinds |= {"name", "persistentVolumeClaim"}
+    faults += [v["name"] for v in spec.get("volumes", []) if not v.keys() <= kinds]
+    for each in [*spec["containers"], *spec.get("initContainers", [])]:
+        own = each.get("securityContext", {})
+        rules = {
+            "escalation": own.get("allowPrivilegeEscalation") is False,
+            "capabilities": own.get("capabilities", {}).get("drop") == ["ALL"]
+            and set(own["capabilities"].get("add", [])) <= {"NET_BIND_SERVICE"},
+            "non-root": own.get("runAsNonRoot", pod.get("runAsNonRoot")) is True,
+            "user": own.get("runAsUser", pod.get("runAsUser")) != 0,
+            "seccomp": own.get("seccompProfile", pod.get("seccompProfile", {})).get("type")
+            in {"RuntimeDefault", "Localhost"},
+            "privileged": not own.get("privileged"),
+            "host port": all(not port.get("hostPort") for port in each.get("ports", [])),
+        }
+        faults += [f"{each['name']}: {rule}" for rule, kept in rules.items() if not kept]
+    return faults
+
+
+@every_example
+def test_every_pod_is_restricted(values: Values) -> None:
+    """Every pod, the test pod too, fits the Pod Security Standard `restricted`, read-only."""
+    for pod in pods(render(values)):
+        spec = pod["spec"]
+
+        assert unrestricted(spec) == []
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["enableServiceLinks"] is False
+        for each in spec["containers"]:
+            assert each["securityContext"]["readOnlyRootFilesystem"] is True
+            assert {"cpu", "memory"} <= each["resources"]["requests"].keys()
+            assert each["resources"]["limits"].keys() == {"memory"}
+
+
+def test_the_check_of_restricted_pods_finds_faults() -> None:
+    """A pod without a security context, or with a folder of the node's, is called unrestricted."""
+    bare = {"containers": [{"name": "c"}], "volumes": [{"name": "v", "hostPath": {"path": "/"}}]}
+
+    assert set(unrestricted(bare)) == {
+        "v",
+        *(f"c: {rule}" for rule in ("escalation", "capabilities", "non-root", "seccomp")),
+    }
+
+
+@every_example
+def test_the_chart_makes_no_secret(values: Values) -> None:
+    """Credentials come from Secrets that exist, as files; none is in a manifest or a variable."""
+    manifests = render(values)
+
+    assert not of_kind(manifests, "Secret")
+    for pod in pods(manifests):
+        for each in pod["spec"]["containers"]:
+            assert "envFrom" not in each
+            assert all("valueFrom" not in variable for variable in each.get("env", []))
+
+
+def test_a_role_gets_its_own_secrets_only() -> None:
+    """The worker never sees a webhook secret, and the webhook role never sees the API key."""
+    worker, webhook = (
+        secret_files(deployment(CI["full"], role)["spec"]["template"]) for role in ROLES
+    )
+
+    assert f"{MOUNTED}/secrets/sms-api/key" in worker.keys() - webhook.keys()
+    assert webhook.keys() - worker.keys() == {
+        f"{MOUNTED}/secrets/webhook/current",
+        f"{MOUNTED}/secrets/webhook/previous",
+    }
+    assert worker[f"{MOUNTED}/secrets/rabbitmq/password"] == "broker/pass"
+
+
+def test_operators_make_the_secrets_that_the_pods_mount() -> None:
+    """Pods mount the Secrets that the ExternalSecrets and the User make."""
+    manifests = render(CI["operators"])
+    made = {m["spec"]["target"]["name"] for m in of_kind(manifests, "ExternalSecret").values()}
+    made |= {f"{name}-user-credentials" for name in of_kind(manifests, "User")}
+    mounted = {
+        secret.partition("/")[0]
+        for role in ROLES
+        for secret in secret_files(deployment(CI["operators"], role)["spec"]["template"]).values()
+    }
+
+    assert mounted == made
+
+
+def test_secrets_follow_their_rotation() -> None:
+    """Secrets are mounted as whole directories, which Kubernetes keeps up to date."""
+    for pod in pods(render(CI["full"])):
+        for mount in pod["spec"]["containers"][0].get("volumeMounts", []):
+            assert "subPath" not in mount
+
+
+def test_service_leads_to_the_webhook_port_only() -> None:
+    """The public Service has one port, where the webhook role listens; never the admin port."""
+    service = of_kind(render(CI["full"]), "Service")["rel-sms-bridge-webhook"]
+    (port,) = service["spec"]["ports"]
+    ports = {p["name"]: p["containerPort"] for p in container(CI["full"], "webhook")["ports"]}
+
+    assert (port["port"], port["targetPort"]) == (8000, "http")
+    assert ports["http"] == config(CI["full"])["webhook"]["port"] == 8081
+
+
+def test_the_public_reaches_the_webhooks_path_only() -> None:
+    """An Ingress and an HTTPRoute lead from webhook.path to the public Service, nowhere else."""
+    (ingress,) = of_kind(render(CI["full"]), "Ingress").values()
+    (route,) = of_kind(render(CI["autoscaled"]), "HTTPRoute").values()
+    paths = [path for rule in ingress["spec"]["rules"] for path in rule["http"]["paths"]]
+    (rule,) = route["spec"]["rules"]
+
+    assert {path["path"] for path in paths} == {"/hooks/sms"}
+    assert {path["backend"]["service"]["name"] for path in paths} == {"rel-sms-bridge-webhook"}
+    assert rule["matches"] == [{"path": {"type": "Exact", "value": "/webhooks"}}]
+    assert rule["backendRefs"] == [{"name": "rel-sms-bridge-webhook", "port": 80}]
+
+
+def selectors(manifest: Manifest) -> list[dict[str, str]]:
+    """Pick the labels by which an object finds its pods."""
+    spec = manifest["spec"]
+    found = spec.get("selector", spec.get("podSelector"))
+    return [] if found is None else [found.get("matchLabels", found)]
+
+
+@pytest.mark.parametrize("example", ["full", "autoscaled"])
+def test_selectors_match_one_role_of_one_release(example: str) -> None:
+    """Nothing that selects pods takes in a pod of another role or of another release."""
+    ours, theirs = (render(CI[example], release=name) for name in ("one", "two"))
+    candidates = pods(ours) + pods(theirs)
+    checked = set()
+    for owner in ours:
+        if owner["kind"] == "ServiceMonitor" or not owner.get("spec"):
+            continue
+        for selector in selectors(owner):
+            found = [pod["metadata"]["labels"] for pod in candidates if selects(selector, pod)]
+            component = owner["metadata"]["labels"]["app.kubernetes.io/component"]
+            checked.add(owner["kind"])
+
+            assert [labels["app.kubernetes.io/instance"] for labels in found] == ["one"]
+            assert found[0]["app.kubernetes.io/component"] == component
+    assert checked >= {"Deployment", "PodDisruptionBudget", "Service"}
+
+
+def test_two_releases_share_a_namespace() -> None:
+    """No object of one release has the name of one of another release's."""
+    ours, theirs = (names(render(CI["full"], release=name)) for name in ("one", "two"))
+
+    assert not ours & theirs
+
+
+def test_a_service_monitor_selects_the_metrics_service_only() -> None:
+    """Each ServiceMonitor finds the one Service that leads to the admin port of its role."""
+    manifests = render(CI["autoscaled"])
+    services = of_kind(manifests, "Service")
+    for name, monitor in of_kind(manifests, "ServiceMonitor").items():
+        wanted = monitor["spec"]["selector"]["matchLabels"]
+        found = {
+            n for n, s in services.items() if wanted.items() <= s["metadata"]["labels"].items()
+        }
+
+        assert found == {f"{name}-metrics"}
+        assert services[f"{name}-metrics"]["spec"]["clusterIP"] == "None"
+        assert monitor["spec"]["endpoints"][0]["port"] == "admin"
+
+
+def test_pod_labels_cannot_break_the_selector() -> None:
+    """A label of the user's own never takes the place of one that the selector needs."""
+    labels = {"app.kubernetes.io/component": "x", "team": "a"}
+    values = merged(MINIMAL, {"worker": {"podLabels": labels}, "commonLabels": labels})
+    found = deployment(values, "worker")
+
+    assert found["metadata"]["labels"]["app.kubernetes.io/component"] == "worker"
+    assert (
+        found["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"] == "worker"
+    )
+    assert found["spec"]["template"]["metadata"]["labels"]["team"] == "a"
+
+
+def test_network_policies_let_through_what_each_role_needs() -> None:
+    """The worker reaches broker and API, the webhook role the broker; metrics stay inside."""
+    policies = of_kind(render(CI["full"]), "NetworkPolicy")
+
+    def ports(role: str, way: str) -> list[list[int]]:
+        rules = policies[f"rel-sms-bridge-{role}"]["spec"][way]
+        return [sorted({port["port"] for port in rule["ports"]}) for rule in rules]
+
+    assert ports("worker", "egress") == [[53], [5671], [443]]
+    assert ports("webhook", "egress") == [[53], [5671]]
+    assert ports("worker", "ingress") == [[9090]]
+    assert ports("webhook", "ingress") == [[9090], [8081]]
+    webhooks = policies["rel-sms-bridge-webhook"]["spec"]["ingress"][1]["from"]
+    (test_pod,) = of_kind(render(CI["full"]), "Pod").values()
+    assert any(
+        selects(peer.get("podSelector", {}).get("matchLabels", {"none": ""}), test_pod)
+        for peer in webhooks
+    )
+
+
+@pytest.mark.parametrize(
+    ("api", "proxy", "port"),
+    [
+        ("https://sms.example.com", None, 443),
+        ("http://sms.example.com/a", None, 80),
+        ("https://[2001:db8::1]:8443/a", None, 8443),
+        ("https://sms.example.com", "http://proxy:3128", 3128),
+    ],
+)
+def test_the_network_policy_opens_the_port_of_the_api(
+    api: str, proxy: str | None, port: int
+) -> None:
+    """Out of the worker leads the port of the API's address, or of the proxy to it."""
+    values = merged(
+        MINIMAL,
+        nested("networkPolicy.enabled", True),
+        nested("smsApi.baseUrl", api),
+        nested("config.sms_api.proxy", proxy),
+    )
+    policy = of_kind(render(values), "NetworkPolicy")["rel-sms-bridge-worker"]
+
+    assert policy["spec"]["egress"][-1]["ports"] == [{"port": port}]
+
+
+# How pods come and go
+
+
+def test_webhook_serves_on_while_load_balancers_forget_it() -> None:
+    """The webhook role sleeps before it stops, the worker stops at once."""
+    worker, webhook = (container(MINIMAL, role) for role in ROLES)
+
+    assert webhook["lifecycle"] == {"preStop": {"sleep": {"seconds": 10}}}
+    assert "lifecycle" not in worker
+
+
+@pytest.mark.parametrize(
+    ("role", "values", "seconds"),
+    [
+        ("worker", {}, 35),
+        ("webhook", {}, 40),
+        ("worker", {"shutdownTimeoutSeconds": 100, "preStopSleepSeconds": 5}, 115),
+        ("worker", {"terminationGracePeriodSeconds": 300}, 300),
+    ],
+)
+def test_the_grace_period_follows_from_the_time_outs(
+    role: str, values: Values, seconds: int
+) -> None:
+    """Kubernetes waits for the sleep, the drain and the closing, or as long as it is told."""
+    spec = deployment(merged(MINIMAL, {role: values}), role)["spec"]["template"]["spec"]
+
+    assert spec["terminationGracePeriodSeconds"] == seconds
+
+
+def test_pods_roll_when_the_config_changes_and_only_then() -> None:
+    """A changed setting rolls the pods; a changed number of replicas does not."""
+
+    def template(over: Values) -> Manifest:
+        pod: Manifest = deployment(merged(MINIMAL, over), "worker")["spec"]["template"]
+        return pod
+
+    assert template({"config": {"worker": {"concurrency": 7}}}) != template({})
+    assert template({"worker": {"replicaCount": 7}}) == template({})
+
+
+def test_a_custom_probe_replaces_the_whole_probe() -> None:
+    """Nothing of the chart's own probe is left in a custom one."""
+    probe = {"exec": {"command": ["true"]}}
+    values = merged(MINIMAL, {"worker": {"customLivenessProbe": probe}})
+
+    assert container(values, "worker")["livenessProbe"] == probe
+
+
+def test_further_objects_may_be_templates() -> None:
+    """An extra object, a map or a text, is rendered with the chart's own helpers."""
+    name = '{{ include "sms-bridge.fullname" . }}'
+    text = f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}-b}}\n"
+    objects = [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{name}-a"}}, text]
+    found = of_kind(render(merged(MINIMAL, {"extraObjects": objects})), "ConfigMap")
+
+    assert {"rel-sms-bridge-a", "rel-sms-bridge-b"} <= found.keys()
+
+
+# What people read
+
+
+@pytest.mark.skipif(HELM is not None, reason="a helm program prints notes to a cluster only")
+def test_notes_name_the_next_commands() -> None:
+    """After the install the notes name commands that fit what was installed."""
+    notes = {
+        name: render_files(values)["sms-bridge/templates/NOTES.txt"] for name, values in CI.items()
+    }
+
+    assert "kubectl -n sms rollout status deployment/rel-sms-bridge-webhook" in notes["minimal"]
+    assert "helm test rel -n sms" in notes["minimal"]
+    assert "https://sms.example.org/hooks/sms" in notes["full"]
+    assert "webhooks (current, previous)" in notes["full"]
+    assert "rel-sms-bridge-user-credentials (username, password)" in notes["operators"]
+    assert "autoscaling.keda.sh/paused=true" in notes["autoscaled"]
+    assert "webhook" not in notes["worker-only"]
+    assert "helm test" not in notes["worker-only"]
+    assert "sms-bridge send" not in notes["webhook-only"]
+
+
+@pytest.mark.parametrize(("status", "code"), [(401, 0), (200, 1), (503, 1)])
+def test_helm_test_wants_an_unsigned_webhook_refused(status: int, code: int) -> None:
+    """The test pod's program passes when an unsigned webhook is answered 401, and only then."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Keep quiet."""
+
+    (pod,) = of_kind(render(MINIMAL), "Pod").values()
+    program, url = pod["spec"]["containers"][0]["args"]
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.handle_request).start()
+        done = subprocess.run(
+            [sys.executable, "-c", program, f"http://127.0.0.1:{server.server_port}/webhooks"],
+            check=False,
+            capture_output=True,
+            timeout=60,
+            env={},
+        )
+
+    assert url == "http://rel-sms-bridge-webhook.sms:80/webhooks"
+    assert done.returncode == code
