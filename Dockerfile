@@ -34,18 +34,22 @@ LABEL org.opencontainers.image.title="sms-bridge" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.created="${CREATED}" \
-      org.opencontainers.image.base.name="python:${PYTHON_TAG}"
+      org.opencontainers.image.base.name="docker.io/library/python:${PYTHON_TAG}"
 COPY --from=build /opt/app /opt/app
+# The root is read-only where it runs: nothing is compiled there, and only /tmp is written.
 ENV PATH=/opt/app/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONFAULTHANDLER=1 \
-    PYTHONUNBUFFERED=1
+    PYTHONUNBUFFERED=1 \
+    SMS_BRIDGE_REVISION=${REVISION}
 # Numeric, so that Kubernetes can see that it is not root.
 USER 10001:10001
 WORKDIR /tmp
 EXPOSE 8080 9090
 STOPSIGNAL SIGTERM
+# No shell, no curl: the program of the image asks, of the port that the process would take.
 HEALTHCHECK --interval=15s --timeout=3s --start-period=20s \
-    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:9090/livez', timeout=2)"]
+    CMD ["python", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:%s/livez' % os.environ.get('SMS_BRIDGE_ADMIN__PORT', '9090'), timeout=2)"]
+# Exec form: the bridge is process 1 and gets the signals itself.
 ENTRYPOINT ["sms-bridge"]
 CMD ["worker"]

