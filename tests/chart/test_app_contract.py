@@ -322,3 +322,10 @@ def test_the_policy_covers_every_queue() -> None:
 
     assert policy["spec"]["definition"] == {"delivery-limit": -1}
     assert all(re.search(policy["spec"]["pattern"], name) for name in queues)
+
+
+def test_the_policy_can_be_left_to_others() -> None:
+    """Without a definition there is no policy, so that one of the operator's own applies."""
+    manifests = render(merged(CI["operators"], nested("topology.policy.definition", None)))
+
+    assert not of_kind(manifests, "Policy")

@@ -140,7 +140,7 @@ worker.keda.minReplicaCount ({{ .keda.minReplicaCount }}) is above maxReplicaCou
 {{ $role }}.autoscaling has no metric: set targetCPUUtilizationPercentage, targetMemoryUtilizationPercentage or metrics.
 {{- end }}
 {{- range $resource, $target := dict "cpu" .targetCPUUtilizationPercentage "memory" .targetMemoryUtilizationPercentage }}
-{{- if and $target (not (get ($r.resources.requests | default dict) $resource)) }}
+{{- if and $target (not (get (($r.resources).requests | default dict) $resource)) }}
 {{ $role }}.autoscaling follows {{ $resource }}, a percentage of {{ $role }}.resources.requests.{{ $resource }}, which is empty.
 {{- end }}
 {{- end }}

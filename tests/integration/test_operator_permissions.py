@@ -1,0 +1,86 @@
+"""The permissions that the chart gives the bridge's user are enough on a real broker, and few."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import aio_pika
+import aiormq
+import pytest
+import yaml
+from yarl import URL
+
+from bridge.config import Settings, load_settings
+from bridge.sandbox.broker import Broker, private_broker
+from bridge.topology import Topology, ensure, webhook_topology, worker_topology
+from tests.chart.rendering import CI, MOUNTED, config, merged, nested, of_kind, render
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    """Run a broker whose users are ours to make."""
+    with private_broker() as running:
+        yield running
+
+
+def login(broker: Broker, mode: str, folder: Path) -> tuple[Settings, str, str]:
+    """Make a virtual host and a user as the chart does; return settings and both URLs."""
+    values = merged(CI["operators"], nested("config.rabbitmq.topology", mode))
+    (permission,) = of_kind(render(values), "Permission").values()
+    granted = permission["spec"]["permissions"]
+    patterns = [granted[right] for right in ("configure", "write", "read")]
+    broker.ctl("add_vhost", mode)
+    broker.ctl("set_permissions", "-p", mode, "guest", ".*", ".*", ".*")
+    broker.ctl("add_user", f"user-{mode}", "secret")
+    broker.ctl("set_permissions", "-p", mode, f"user-{mode}", *patterns)
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(config(values)).replace(MOUNTED, str(folder)))
+    admin = URL(broker.url).with_path(f"/{mode}")
+    user = admin.with_user(f"user-{mode}").with_password("secret")
+    return load_settings(file, {}), str(admin), str(user)
+
+
+def topology_of(settings: Settings) -> Topology:
+    """List what both roles need."""
+    worker, webhook = worker_topology(settings.worker), webhook_topology(settings.webhook)
+    return Topology(
+        queues=worker.queues + webhook.queues,
+        exchanges=worker.exchanges + webhook.exchanges,
+        bindings=webhook.bindings,
+    )
+
+
+@pytest.mark.parametrize("mode", ["declare", "verify"])
+async def test_the_user_may_do_its_work_and_no_more(
+    mode: str, broker: Broker, tmp_path: Path
+) -> None:
+    """The user declares or verifies, sends to retry and dead letters, publishes, and consumes.
+
+    It creates nothing else, and what it only verifies it can neither read nor delete.
+    """
+    settings, admin_url, user_url = login(broker, mode, tmp_path)
+    topology = topology_of(settings)
+    if mode == "verify":
+        async with await aio_pika.connect(admin_url) as admin:
+            # As the operator does.
+            await ensure(admin, topology, "declare")
+
+    async with await aio_pika.connect(user_url) as user:
+        await ensure(user, topology, settings.rabbitmq.topology)
+        channel = await user.channel()
+        for queue in topology.queues:
+            await channel.default_exchange.publish(aio_pika.Message(b"a"), queue.name)
+        for exchange in topology.exchanges:
+            found = await channel.get_exchange(exchange.name, ensure=False)
+            await found.publish(aio_pika.Message(b"b"), "message.received", mandatory=False)
+        main = await channel.get_queue(settings.worker.queue, ensure=False)
+        message = await main.get()
+        await message.ack()
+
+        with pytest.raises(aiormq.exceptions.ChannelAccessRefused):
+            await (await user.channel()).declare_queue("other")
+        if mode == "verify":
+            dead = await (await user.channel()).get_queue("sms.outbound.dead", ensure=False)
+            with pytest.raises(aiormq.exceptions.ChannelAccessRefused):
+                await dead.get()
+            with pytest.raises(aiormq.exceptions.ChannelAccessRefused):
+                await (await user.channel()).queue_delete(settings.worker.queue)
