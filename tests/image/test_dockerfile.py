@@ -1,10 +1,12 @@
 """The recipe of the image: small, locked, not root, and no shell needed to run it."""
 
+import os
 import re
 import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,6 +55,45 @@ def test_the_bases_can_be_pinned_by_digest() -> None:
         "ghcr.io/astral-sh/uv:${UV_TAG}",
         "python:${PYTHON_TAG}",
     }
+
+
+DIGEST = "@sha256:" + "a" * 64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "built"),
+    [
+        ((), True),
+        (("RELEASE=1",), False),
+        (("RELEASE=1", f"PYTHON_TAG=3.13-slim-trixie{DIGEST}"), False),
+        (("RELEASE=1", f"PYTHON_TAG=3.13-slim-trixie{DIGEST}", f"UV_TAG=0.13.8{DIGEST}"), True),
+    ],
+    ids=["no release", "tags", "one digest", "both digests"],
+)
+def test_a_release_is_built_from_pinned_bases(
+    arguments: tuple[str, ...], *, built: bool, tmp_path: Path
+) -> None:
+    """`make image RELEASE=1` builds only with both digests, and hands the arguments over."""
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\necho "$@" > "$(dirname "$0")/called"\n')
+    docker.chmod(0o755)
+    done = subprocess.run(
+        ["make", "image", *arguments],
+        check=False,
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "MAKEFLAGS": ""},
+    )
+
+    assert (done.returncode == 0) == built, done.stderr
+    assert (tmp_path / "called").exists() == built
+    if built:
+        called = (tmp_path / "called").read_text()
+        for name in re.findall(r"^ARG (\w+)", (PROJECT / "Dockerfile").read_text(), re.MULTILINE):
+            assert re.search(rf"--build-arg {name}=\S+", called)
+        assert arguments == () or called.count(DIGEST) == 2
 
 
 def test_the_user_is_a_number() -> None:

@@ -41,7 +41,7 @@ app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 
 {{/* Also suffix of the name (or the name), and a namespace, labels and annotations of its own. */}}
 {{- define "sms-bridge.metadata" -}}
-{{- $name := list (include "sms-bridge.fullname" .root) .suffix | compact | join "-" }}
+{{- $name := list (include "sms-bridge.fullname" .root) .suffix | compact | join "-" -}}
 name: {{ .name | default $name }}
 namespace: {{ .namespace | default (include "sms-bridge.namespace" .root) }}
 labels: {{- merge (include "sms-bridge.labels" . | fromYaml) (.labels | default dict) .root.Values.commonLabels | toYaml | nindent 2 }}
