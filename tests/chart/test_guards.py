@@ -121,6 +121,10 @@ def test_defaults_alone_name_what_is_missing() -> None:
         ),
         # Scaling.
         (
+            nested("config.worker.ordering", "recipient"),
+            "several share a queue without an order between them",
+        ),
+        (
             merged(KEDA, nested("worker.autoscaling.enabled", True)),
             "KEDA makes a HorizontalPodAutoscaler of its own",
         ),
