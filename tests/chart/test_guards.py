@@ -173,6 +173,14 @@ def test_defaults_alone_name_what_is_missing() -> None:
         (nested("ingress.enabled", True), "ingress.hosts is empty"),
         (nested("httpRoute.enabled", True), "httpRoute.parentRefs is empty"),
         (
+            nested("webhook.service.nodePort", 30080),
+            "webhook.service.type is ClusterIP: it needs NodePort or LoadBalancer",
+        ),
+        (
+            nested("webhook.service", {"type": "NodePort", "loadBalancerClass": "a"}),
+            "webhook.service.type is NodePort: it needs LoadBalancer",
+        ),
+        (
             merged(nested("podMonitor.enabled", True), nested("serviceMonitor.enabled", True)),
             "every pod would be scraped twice",
         ),

@@ -54,6 +54,8 @@ BASES: list[tuple[str, Values]] = [
         (f"{role}.autoscaling.", switched_on(f"{role}.autoscaling"))
         for role in ("worker", "webhook")
     ),
+    ("webhook.service.type", MINIMAL),
+    ("webhook.service.", merged(MINIMAL, nested("webhook.service.type", "LoadBalancer"))),
     ("ingress.", switched_on("ingress", hosts=["sms.example.com"])),
     ("httpRoute.", switched_on("httpRoute", parentRefs=[{"name": "public"}])),
     *(

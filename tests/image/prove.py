@@ -9,6 +9,7 @@ setpriv). Exit 0: both roles were healthy by the image's own check, and ended cl
 """
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import yaml
@@ -112,14 +113,11 @@ def build(stage: Stage, scratch: Path) -> None:
             for source in sources:
                 if source not in allowed:
                     raise ProofError(f"COPY {source}: .dockerignore keeps it out")
-                copy(
-                    PROJECT / source,
-                    scratch / "src" / target / ("" if Path(target).name == source else source),
-                )
+                # A folder's content goes to the target, a file goes into it.
+                to = target if (PROJECT / source).is_dir() else f"{target}/{source}"
+                copy(PROJECT / source, scratch / "src" / to)
         elif name == "RUN":
-            command = (
-                text.rpartition("--mount=")[2].partition(" ")[2] if "--mount=" in text else text
-            )
+            command = re.sub(r"--mount=\S+\s+", "", text)
             say(f"build: {command}")
             shell = ["sh", "-c", f"cd /src && {command}"]
             run_inside([*prepare, enter(scratch / "root", environment, shell)])
@@ -202,7 +200,9 @@ def started(stage: Stage, role: str, scratch: Path) -> Iterator[subprocess.Popen
     finally:
         # Not only `unshare`: the change of user has parted the program from its parent's end.
         if process.poll() is None:
-            os.kill(inner_pid(process), signal.SIGKILL)
+            with suppress(IndexError, OSError):
+                os.kill(inner_pid(process), signal.SIGKILL)
+            process.kill()
         process.wait(timeout=STOP_SECONDS)
 
 
@@ -212,45 +212,50 @@ def inner_pid(process: subprocess.Popen[bytes]) -> int:
     return int(children[0])
 
 
+def is_healthy(stage: Stage, pid: int) -> bool:
+    """Ask the image's own health check, inside, as the image's user."""
+    user, _, group = stage.texts("USER")[-1].partition(":")
+    inside = ["nsenter", "--target", str(pid), "--mount", "--net", "--root", "--wd"]
+    done = subprocess.run(
+        [*inside, "--setuid", user, "--setgid", group, "--", *stage.command("HEALTHCHECK")],
+        check=False,
+        env=MOVED | {"PATH": stage.environment["PATH"].replace("$PATH", PATH)},
+        capture_output=True,
+        timeout=30,
+    )
+    return done.returncode == 0
+
+
+def wait_until_healthy(stage: Stage, process: subprocess.Popen[bytes]) -> int:
+    """Wait for the health check to pass and return the program's process id."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ProofError(f"ended with {process.returncode}")
+        with suppress(IndexError, OSError):
+            pid = inner_pid(process)
+            if is_healthy(stage, pid):
+                return pid
+        time.sleep(0.2)
+    raise ProofError(f"not healthy within {START_SECONDS} s")
+
+
 def prove_role(stage: Stage, role: str, scratch: Path) -> None:
     """See a role healthy by the image's own check, unable to write, and ending clean."""
-    user, _, group = stage.texts("USER")[-1].partition(":")
+    user = stage.texts("USER")[-1].partition(":")[0]
     with started(stage, role, scratch) as process:
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            if process.poll() is not None:
-                raise ProofError(f"{role}: ended with {process.returncode}")
-            if time.monotonic() > deadline:
-                raise ProofError(f"{role}: not healthy within {START_SECONDS} s")
-            try:
-                pid = inner_pid(process)
-                enter = ["nsenter", "--target", str(pid), "--mount", "--net", "--root", "--wd"]
-                as_user = ["--setuid", user, "--setgid", group]
-                check = [*enter, *as_user, "--", *stage.command("HEALTHCHECK")]
-                path = stage.environment["PATH"].replace("$PATH", PATH)
-                done = subprocess.run(
-                    check, check=False, env=MOVED | {"PATH": path}, capture_output=True, timeout=30
-                )
-            except (IndexError, OSError):
-                time.sleep(0.2)
-                continue
-            if done.returncode == 0:
-                break
-            time.sleep(0.2)
-        uid = next(
-            line.split()[1:]
-            for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-            if line.startswith("Uid:")
-        )
-        if set(uid) != {user}:
-            raise ProofError(f"{role}: runs as {uid}")
+        pid = wait_until_healthy(stage, process)
+        status = Path(f"/proc/{pid}/status").read_text()
+        (uids,) = [line.split()[1:] for line in status.splitlines() if line.startswith("Uid:")]
+        if set(uids) != {user}:
+            raise ProofError(f"runs as {uids}")
         open_places = writable_places(pid) - {"/tmp", "/proc", *(f"/dev/{d}" for d in DEVICES)}
         if open_places:
-            raise ProofError(f"{role}: can be written: {sorted(open_places)}")
+            raise ProofError(f"can be written: {sorted(open_places)}")
         os.kill(pid, signal.SIGTERM)
         code = process.wait(timeout=STOP_SECONDS)
         if code != 0:
-            raise ProofError(f"{role}: ended with {code} after SIGTERM")
+            raise ProofError(f"ended with {code} after SIGTERM")
     say(f"{role}: healthy by the image's own check, user {user}, read-only root, ended clean")
 
 

@@ -167,6 +167,11 @@ worker.keda.minReplicaCount ({{ .keda.minReplicaCount }}) is above maxReplicaCou
 {{- end }}
 
 {{- define "sms-bridge.validate.exposure" }}
+{{- range $key, $types := dict "nodePort" (list "NodePort" "LoadBalancer") "externalTrafficPolicy" (list "NodePort" "LoadBalancer") "loadBalancerClass" (list "LoadBalancer") "loadBalancerSourceRanges" (list "LoadBalancer") }}
+{{- if and (get $.Values.webhook.service $key) (not (has $.Values.webhook.service.type $types)) }}
+webhook.service.{{ $key }} is set but webhook.service.type is {{ $.Values.webhook.service.type }}: it needs {{ join " or " $types }}.
+{{- end }}
+{{- end }}
 {{- range $way, $needed := dict "ingress" "hosts" "httpRoute" "parentRefs" }}
 {{- $w := get $.Values $way }}
 {{- if and $w.enabled (not $.Values.webhook.enabled) }}
