@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -124,3 +125,26 @@ def test_helm_3_and_helm_4_render_alike(name: str) -> None:
     )
 
     assert list(yaml.safe_load_all(one)) == list(yaml.safe_load_all(other)) != []
+
+
+def documented_examples() -> list[str]:
+    """List the values that the documents show."""
+    documents = (CHART / "README.md", CHART.parents[1] / "docs" / "deployment.md")
+    block = re.compile(r"^ *```yaml\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+    blocks = [
+        textwrap.dedent(text)
+        for document in documents
+        for text in block.findall(document.read_text())
+    ]
+    assert len(blocks) > 5
+    return blocks
+
+
+@pytest.mark.parametrize("text", documented_examples())
+def test_the_documents_examples_render(text: str) -> None:
+    """What a reader copies from the documents is accepted, beside the values that are required."""
+    values = yaml.safe_load(text)
+    refs = values.get("externalSecrets", {}).get("remoteRefs", {})
+    empty = {credential: {"existingSecret": ""} for credential in refs}
+
+    assert len(render(merged(MINIMAL, empty, values))) >= len(render(MINIMAL))
