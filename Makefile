@@ -15,10 +15,9 @@ UV := $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 
 .DEFAULT_GOAL := help
-.PHONY: help env broker demo test soak side-by-side scenes soak-webhook forgeries prometheus \
-    pictures nginx redpanda-connect bench bench-guard bench-profile check format clean
-
-    pictures chart chart-files image lint-image image-proof check format clean
+.PHONY: help env broker prometheus demo test soak side-by-side scenes soak-webhook forgeries \
+    pictures nginx redpanda-connect bench bench-guard bench-profile chart chart-files image \
+    lint-image image-proof check format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
