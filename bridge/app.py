@@ -322,7 +322,7 @@ class Bridge:
         listening = self._tasks["webhook listener"]
         timeout = self._settings.webhook.shutdown_timeout_seconds
         done, _ = await asyncio.wait({listening}, timeout=timeout)
-        return bool(done)
+        return bool(done) and not self._webhook_port.has_cut_off
 
     async def _close(self, *others: asyncio.Task[Any]) -> None:
         self._admin_port.stop()

@@ -17,7 +17,7 @@ from aiormq.abc import DeliveredMessage
 
 from bridge.broker import RPC_TIMEOUT_SECONDS, open_channel
 from bridge.delivery import Delivery, Session
-from bridge.envelope import bare_envelope
+from bridge.envelope import DELIVERY_COUNT, bare_envelope
 from bridge.errors import BrokerError
 from bridge.logs import facts
 from bridge.metrics import WorkerMetrics
@@ -180,7 +180,7 @@ class Consumer:
 
     def _warn_of_count(self, delivery: Delivery) -> None:
         # A quorum queue drops a message whose count is over its limit, by default 20 since 4.0.
-        count = (delivery.properties.headers or {}).get("x-delivery-count", 0)
+        count = (delivery.properties.headers or {}).get(DELIVERY_COUNT, 0)
         if isinstance(count, int) and count >= OFTEN:
             message_id = delivery.envelope.key
             log.warning("delivered_often", extra=facts(message_id=message_id, before=count))

@@ -62,6 +62,7 @@ class Listener:
         self.port: int = self._socket.getsockname()[1]
         self._drain_timeout_seconds = drain_timeout_seconds
         self._is_started = False
+        self.has_cut_off = False
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self.connections: set[_Connection] = set()
@@ -104,12 +105,16 @@ class Listener:
             for connection in list(self.connections):
                 connection.abort()
             tasks = list(self.tasks)
+            self.has_cut_off = bool(tasks)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def stop(self) -> None:
-        """Close the port; `run` returns when the open requests are answered or time is up."""
+        """Close the port; `run` returns when the open requests are answered or time is up.
+
+        Then `has_cut_off` says whether some were not.
+        """
         self._stopping.set()
 
     async def _sweep_until(self, event: asyncio.Event, deadline: float) -> None:
