@@ -4,6 +4,7 @@ Labels come from closed sets only. A counter that first appears as 1 fires no al
 zeros; `_created` series would double their number, hence their absence.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -120,6 +121,8 @@ _Metric = TypeVar("_Metric", Counter, Gauge, Histogram)
 
 
 def _at_zero(metric: _Metric, values: Iterable[Any]) -> _Metric:
+    # Labels are of closed sets, so this is bounded; finding a child costs more than counting.
+    metric.labels = functools.lru_cache(maxsize=None)(metric.labels)  # type: ignore[method-assign]
     for value in values:
         metric.labels(*(value if isinstance(value, tuple) else (value,)))
     return metric
