@@ -80,7 +80,7 @@ class Transport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request and return its answer; see the module for what an exception promises."""
-        head, body = await _write_head(request)
+        head, body = _write_head(request), await _read_body(request)
         if self._in_use >= self._max_connections:
             raise httpx.PoolTimeout("every connection is in use")
         self._in_use += 1
@@ -134,11 +134,15 @@ class Transport(httpx.AsyncBaseTransport):
             connection.close()
 
 
-async def _write_head(request: httpx.Request) -> tuple[bytes, bytes]:
-    body = await request.aread()
+async def _read_body(request: httpx.Request) -> bytes:
+    stream = request.stream
+    return b"".join(stream) if isinstance(stream, httpx.ByteStream) else await request.aread()
+
+
+def _write_head(request: httpx.Request) -> bytes:
     lines = [b"%s %s HTTP/1.1" % (request.method.encode(), request.url.raw_path)]
     lines += [b"%s: %s" % pair for pair in request.headers.raw]
-    return b"\r\n".join((*lines, b"", b"")), body
+    return b"\r\n".join((*lines, b"", b""))
 
 
 class _Connection(asyncio.Protocol):
@@ -196,19 +200,23 @@ class _Connection(asyncio.Protocol):
         self._busy = True
         self._reset()
         self._parser = httptools.HttpResponseParser(self)
-        self._waiter = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
         self._transport.write(request)
+        # A timer of its own costs a third of `asyncio.timeout`.
+        timer = loop.call_later(max(0.0, deadline - time.monotonic()), self._expire)
         try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                await self._waiter
+            await self._waiter
             self._busy = False
             self._idle_since = time.monotonic()
-        except TimeoutError as error:
-            if not self._knows_status():
-                raise httpx.ReadTimeout("no answer in time") from error
         finally:
+            timer.cancel()
             self._waiter = None
         return self._response()
+
+    def _expire(self) -> None:
+        self._reusable = False
+        self._finish(httpx.ReadTimeout("no answer in time"))
 
     def _response(self) -> httpx.Response:
         stream = httpx.ByteStream(bytes(self._body))

@@ -49,6 +49,7 @@ class Script(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Remember the request; answer, raise, or wait."""
+        await request.aread()
         self.requests.append(request)
         step = self.steps.pop(0)
         if isinstance(step, httpx.Response):
