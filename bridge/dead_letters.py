@@ -39,7 +39,6 @@ from bridge.broker import (
     tolerate_broken_properties,
 )
 from bridge.config import Settings
-from bridge.delivery import ACK_SECONDS
 from bridge.envelope import Properties, moved_properties, read_moment, replayed_properties
 from bridge.errors import BridgeError, BrokerError, PublishError
 from bridge.metrics import BridgeMetrics, new_registry
@@ -47,6 +46,7 @@ from bridge.publisher import Publisher
 from bridge.topology import dead_queue, read_queue
 
 PREFETCH: Final = 1000
+ACK_SECONDS: Final = 5.0
 IN_FLIGHT: Final = 50
 MAX_LOOKS: Final = 4
 # Without a delivery for so long, look whether another one took what is missing.

@@ -116,14 +116,14 @@ class Settler:
             if routing_key:
                 await self._announce_to(delivery, outcome, exchange, routing_key)
 
-    async def ack(self, delivery: Delivery, outcome: Outcome | None) -> bool:
+    def ack(self, delivery: Delivery, outcome: Outcome | None) -> bool:
         """Ack a delivery that is replaced, or sent, or (None) a repeat of one that is.
 
         Returns False when its session is over: the broker delivers it again, and the ledger
         must know it then.
         """
         self._report(delivery, outcome)
-        return await delivery.session.ack(delivery.tag)
+        return delivery.session.ack(delivery.tag)
 
     def release(self, delivery: Delivery) -> None:
         """Report a delivery that goes back to the queue, because we stop or its channel is gone."""

@@ -84,7 +84,7 @@ class Worker:
         with delivery.waits():
             claim = await self._ledger.claim(entry, redelivered=delivery.redelivered)
         if claim is None:
-            acked = await self._settler.ack(delivery, None)
+            acked = self._settler.ack(delivery, None)
             self._ledger.note_repeat(entry, acked=acked)
             return
         outcome: Outcome | None = None
@@ -94,7 +94,7 @@ class Worker:
         except BaseException:
             self._ledger.release(claim, Kept(delivery.envelope, outcome))
             raise
-        acked = await self._settler.ack(delivery, outcome)
+        acked = self._settler.ack(delivery, outcome)
         self._ledger.settle(claim, sent=isinstance(outcome, Sent), acked=acked)
         await self._settler.announce(delivery, outcome)
 
