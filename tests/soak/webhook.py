@@ -499,7 +499,7 @@ async def run(
         "receiver_peak_mib": round(peak / 1024),
         "seconds": round(time.monotonic() - begun),
         "versions": {
-            **{name: version(name) for name in ("sms-bridge", "aio-pika", "aiormq", "uvicorn")},
+            **{name: version(name) for name in ("sms-bridge", "aio-pika", "aiormq", "httptools")},
             "RabbitMQ": soak.broker_version,
             "Python": platform.python_version(),
         },
