@@ -75,6 +75,8 @@ class Finding:
     def show_account(self, account: Account, *, max_dead: int = 0) -> None:
         """Add what became of the messages; none may be lost, wait still, or have two keys."""
         self.show(f"{account.confirmed:,} messages")
+        if account.repeated:
+            self.show(f"published twice {account.repeated}, which count in no repeat")
         self.show(f"lost {account.lost}", kept=account.lost == 0)
         self.show(f"dead letters {account.dead}", kept=account.dead <= max_dead)
         if account.waiting:
@@ -177,7 +179,7 @@ async def end_worker_often(stand: Stand) -> Finding:
         numbers = load.confirmed()
         await rig.until_through(numbers)
         await finding.show_end(process)
-        account = await rig.account(numbers)
+        account = await rig.account(numbers, repeated=load.repeated())
     finding.show(f"{times} times")
     finding.show_account(account)
     finding.show_no_extra(account)
@@ -202,8 +204,8 @@ async def kill_worker_often(stand: Stand) -> Finding:
         numbers = load.confirmed()
         await rig.until_through(numbers)
         await finding.show_end(process)
-        account = await rig.account(numbers)
-        worst = max(_count_repeats(rig, killed).values(), default=0)
+        account = await rig.account(numbers, repeated=load.repeated())
+        worst = max(_count_repeats(rig, killed, load.repeated()).values(), default=0)
     finding.show(f"{times} times")
     finding.show_account(account)
     finding.show(f"extra POSTs {account.extra_posts}, at most {worst} by one kill")
@@ -212,11 +214,12 @@ async def kill_worker_often(stand: Stand) -> Finding:
     return finding
 
 
-def _count_repeats(rig: Rig, killed: Sequence[float]) -> Counter[int]:
+def _count_repeats(rig: Rig, killed: Sequence[float], repeated: Collection[str]) -> Counter[int]:
     """Count the POSTs that were made again, by the first kill after the earlier one."""
     posts: defaultdict[str, list[float]] = defaultdict(list)
     for attempt in rig.service._sandbox.attempts:
-        posts[str(attempt.to)].append(attempt.received_at)
+        if attempt.to not in repeated:
+            posts[str(attempt.to)].append(attempt.received_at)
     return Counter(bisect.bisect(killed, at) for times in posts.values() for at in times[:-1])
 
 
