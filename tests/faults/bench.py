@@ -391,7 +391,8 @@ class Bench:
     async def worker(self, **changed: Any) -> AsyncIterator[Live]:
         """Run a worker and wait until it consumes."""
         async with running(make_settings(self.values(**changed)), "worker") as live:
-            await live.until_consuming()
+            # It may have been a consumer for a moment only: what waits may pause it at once.
+            await eventually(lambda: live.logged("consuming"), what="a consumer")
             await live.until_linked()
             yield live
 
