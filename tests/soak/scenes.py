@@ -39,6 +39,7 @@ MARK: Final = "scenes"
 HEAD: Final[Cells] = ("scene", "what is done", "what was measured")
 
 PER_SECOND: Final = 100.0
+READ_SECONDS: Final = 0.2
 # A worker that lives for a second or two leaves a backlog all the same.
 PER_SECOND_OF_MANY: Final = 30.0
 SLOW: Final[dict[str, Any]] = {"latency_seconds": LATENCY_SECONDS}
@@ -198,8 +199,10 @@ async def kill_worker_often(stand: Stand) -> Finding:
                 process = rig.start()
                 await process.until_consuming()
                 await rig.until_accepted(20)
-                killed.append(time.time())
                 process.kill()
+                # The service reads what the worker had sent before it died.
+                await asyncio.sleep(READ_SECONDS)
+                killed.append(time.time())
         process = rig.start()
         numbers = load.confirmed()
         await rig.until_through(numbers)
