@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 WATCH_SECONDS: Final = 5.0
 POISON_SESSIONS: Final = 3
 OFTEN: Final = 4
+# How long a broker may keep an ack back that it has read.
+ACK_SECONDS: Final = 0.5
 
 
 class Consumer:
@@ -79,10 +81,11 @@ class Consumer:
         self._changed.set()
 
     async def flush(self) -> None:
-        """Return when the broker has read every ack that was written, or the session is over.
+        """Return when the broker has taken every ack that was written, or the session is over.
 
         A channel's methods are read in order, so an answer to one shows that the acks before it
-        have arrived.
+        have been read. A busy broker keeps acks of a quorum queue back for a moment even so, and
+        drops them when the channel ends (seen with 3.10.8): hence the wait.
         """
         session = self._session
         if session is None:
@@ -97,6 +100,9 @@ class Consumer:
             session.has_failed = True
             self._changed.set()
             await session.over.wait()
+        kept_back = session.last_ack_at + ACK_SECONDS - time.monotonic()
+        if kept_back > 0 and not session.is_over:
+            await asyncio.sleep(kept_back)
 
     async def serve(self, connection: aio_pika.Connection) -> None:
         """Consume on a channel of this connection; raise BrokerError when it is no use any more."""

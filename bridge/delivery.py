@@ -1,6 +1,7 @@
 """One AMQP delivery of a send request, bound to the channel that it came on."""
 
 import asyncio
+import math
 import struct
 import time
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ class Session:
         self.channel = channel
         self.has_failed = False
         self._acks: list[int] = []
+        self.last_ack_at = -math.inf
         self.over = asyncio.Event()
 
     @property
@@ -36,6 +38,7 @@ class Session:
         """
         if self.is_over or self.channel.is_closed:
             return False
+        self.last_ack_at = time.monotonic()
         if not self._acks:
             asyncio.get_running_loop().call_soon(self._write_acks)
         self._acks.append(tag)

@@ -324,6 +324,7 @@ class Worker:
         while self._ledger.expects_redeliveries:
             self.consumer.resume()
             await asyncio.sleep(OWED_POLL_SECONDS)
+        await self.consumer.flush()
 
     async def aclose(self) -> None:
         """Close the connections to the API."""
