@@ -1,6 +1,7 @@
 """What all tests share: the event loop, and one private RabbitMQ for those that ask for it."""
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,3 +25,10 @@ def amqp_url() -> Iterator[str]:
         return
     with private_broker() as broker:
         yield broker.url
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """Let children take SIGINT: one that is ignored, as in a shell's background, is inherited."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
