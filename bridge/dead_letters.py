@@ -331,7 +331,7 @@ async def open_dead_letters(settings: Settings) -> AsyncIterator[DeadLetterQueue
     async with contextlib.AsyncExitStack() as stack:
         consuming = await _open_connection(settings, "dead letters", stack)
         sizes = await read_queue(consuming, name)
-        if sizes is None:
+        if sizes is None or not sizes.exists:
             raise BrokerError(
                 f"queue {name}: there is none, or it answers nothing; is worker.queue right?"
             )

@@ -362,7 +362,7 @@ async def _judge_consumers(
     connection: aio_pika.Connection, name: str, what_happens: str, fix: str
 ) -> list[Finding]:
     sizes = await read_queue(connection, name)
-    if sizes is None:
+    if sizes is None or not sizes.exists:
         return []
     subject = f"queue {name}"
     if not sizes.consumers:

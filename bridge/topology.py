@@ -231,6 +231,7 @@ class QueueSizes:
 
     ready: int
     consumers: int
+    exists: bool = True
 
 
 async def read_queue(connection: aio_pika.Connection, name: str) -> QueueSizes | None:
@@ -244,7 +245,7 @@ async def read_queue(connection: aio_pika.Connection, name: str) -> QueueSizes |
             answer = await channel.queue_declare(name, passive=True)
             await close_channel(channel)
     except aiormq.exceptions.ChannelNotFoundEntity:
-        return QueueSizes(ready=0, consumers=0)
+        return QueueSizes(ready=0, consumers=0, exists=False)
     except (aiormq.exceptions.ChannelClosed, TimeoutError):
         return None
     return QueueSizes(answer.message_count or 0, answer.consumer_count or 0)

@@ -48,7 +48,7 @@ async def test_a_queue_that_is_not_there_is_empty(amqp_url: str) -> None:
     async with connected(amqp_url) as connection:
         sizes = await read_queue(connection, unique("gone"))
 
-    assert sizes == QueueSizes(ready=0, consumers=0)
+    assert sizes == QueueSizes(ready=0, consumers=0, exists=False)
 
 
 async def test_events_that_nobody_takes_are_seen(amqp_url: str, queue: str) -> None:
