@@ -181,8 +181,12 @@ async def open_connection(
         )
         if settings.tls.server_name is not None and target.scheme == "amqps":
             connection.kwargs["server_hostname"] = settings.tls.server_name
-        async with asyncio.timeout(settings.connect_timeout_seconds):
-            await connection.connect()
+        try:
+            async with asyncio.timeout(settings.connect_timeout_seconds):
+                await connection.connect()
+        except BaseException:
+            await close_quietly(connection)
+            raise
     except ConfigError as error:
         raise BrokerError(str(error)) from error
     except Exception as error:  # aiormq raises more than its own classes
@@ -311,6 +315,10 @@ async def close_quietly(connection: aio_pika.Connection) -> None:
     with contextlib.suppress(Exception):
         async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
             await connection.close()
+    if not connection.is_closed:
+        # It has let go of its transport, so this only marks it as closed. Its finaliser would
+        # close it otherwise, in whatever thread collects it.
+        await connection.close()
 
 
 def tolerate_broken_properties() -> None:

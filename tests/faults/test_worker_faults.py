@@ -1,6 +1,7 @@
 """One worker at exact crash points: nothing lost, nothing sent twice, nothing stuck."""
 
 import asyncio
+import gc
 import itertools
 import json
 import os
@@ -19,7 +20,7 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage
 from pamqp.common import FieldTable
 
-from bridge.broker import open_connection
+from bridge.broker import close_quietly, open_connection
 from bridge.errors import BrokerError
 from bridge.ledger import COMES_AGAIN_SECONDS
 from bridge.sandbox.broker import Broker
@@ -331,6 +332,32 @@ async def test_connection_reset_in_the_handshake(*, greeted: bool) -> None:
         async with unfrozen(2):
             with pytest.raises(BrokerError, match="refused"):
                 await open_connection(settings, settings.url[0], name="test")
+
+
+async def test_a_failed_connection_leaves_nothing_to_collect(bench: Bench) -> None:
+    """What cannot connect, or is cut, is closed: a finaliser in another thread could not do it."""
+    settings = make_settings(bench.values()).rabbitmq
+    broken = []
+    for spoil in (bench.proxy.refuse, bench.proxy.freeze):
+        spoil()
+        with pytest.raises(BrokerError):
+            await open_connection(
+                settings.model_copy(update={"connect_timeout_seconds": 0.2}),
+                settings.url[0],
+                name="test",
+            )
+        await bench.proxy.accept()
+    bench.proxy.thaw()
+    connection = await open_connection(settings, settings.url[0], name="test")
+    bench.proxy.freeze()
+    await close_quietly(connection)
+    broken.append(connection)
+    bench.proxy.thaw()
+    assert all(one.is_closed for one in broken)
+
+    # Collected where there is no event loop; an unawaited coroutine fails the test.
+    del connection, broken
+    await asyncio.to_thread(gc.collect)
 
 
 async def test_one_of_two_brokers_is_dead(bench: Bench) -> None:
