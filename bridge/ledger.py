@@ -97,7 +97,7 @@ class Ledger:
         return now - self._away_seconds
 
     @property
-    def owes_acks(self) -> bool:
+    def _owes_acks(self) -> bool:
         """Whether something is done, or being done, whose ack cannot be written.
 
         It comes again, and only this process knows that it is a repeat.
@@ -108,7 +108,7 @@ class Ledger:
     @property
     def expects_redeliveries(self) -> bool:
         """Whether something that is done may come again soon: owed, or acked just before a loss."""
-        return self.owes_acks or self._clock() < self._unsure_until
+        return self._owes_acks or self._clock() < self._unsure_until
 
     async def claim(self, entry: Entry, *, redelivered: bool) -> Claim | None:
         """Take a delivery to work on; None means that it is a repeat and is to be acked only.

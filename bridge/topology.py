@@ -227,7 +227,7 @@ def _explain(entity: Queue | Exchange | Binding, error: aiormq.exceptions.Channe
 
 @dataclass(frozen=True, slots=True)
 class QueueSizes:
-    """What a passive declare tells: messages ready, and consumers."""
+    """What a passive declare tells: messages ready, consumers, and whether it is there at all."""
 
     ready: int
     consumers: int

@@ -683,17 +683,19 @@ async def test_time_goes_on_when_the_broker_is_back(ledger: Book, clock: Clock) 
 async def test_two_losses_during_one_send(ledger: Book) -> None:
     """However often the connection is lost meanwhile, the redelivery waits for the first."""
     await ledger.claim(NAMELESS, redelivered=False)
-    for _ in range(2):
-        ledger.connection_lost()
-        again = asyncio.create_task(ledger.claim(NAMELESS, redelivered=True))
-        await others_run()
-        assert not again.done()
-        if _ == 0:
-            again.cancel()
-            await asyncio.wait({again})
+    ledger.connection_lost()
+    first = asyncio.create_task(ledger.claim(NAMELESS, redelivered=True))
+    await others_run()
+    assert not first.done()
+    first.cancel()
+    await asyncio.wait({first})
+    ledger.connection_lost()
+    second = asyncio.create_task(ledger.claim(NAMELESS, redelivered=True))
+    await others_run()
+    assert not second.done()
     ledger.settle(NAMELESS, sent=True, acked=False)
 
-    assert await again is False
+    assert await second is False
 
 
 @pytest.mark.parametrize(("heartbeat", "seconds"), [(10, 40), (60, 185)])
