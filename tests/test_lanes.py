@@ -11,20 +11,10 @@ from bridge import lanes
 from bridge.delivery import Delivery, Session
 from bridge.envelope import Envelope, Properties
 from bridge.lanes import MAX_LATE_SECONDS, Lanes, Turn
+from tests.clock import Clock
 
 KEY = "+4917012345678"
 FIRST_STEP = 5.0
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
 
 
 @pytest.fixture

@@ -19,23 +19,13 @@ from bridge.ledger import (
     entry_of,
     unsure_ack_seconds,
 )
+from tests.clock import Clock
 
 BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
 DECISION = Kept(
     Envelope(key="k", message_id="m", published_at=None, first_delivered_at=0.0),
     Sent(status=200),
 )
-
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from bridge.config import RateLimitSettings
 from bridge.fates import Answer, PauseReason, judge_failure, judge_status
 from bridge.metrics import Registry, WorkerMetrics, new_registry
 from bridge.pace import MAX_HOLD_SECONDS, MAX_SENDERS, Pace, TokenBucket
+from tests.clock import Clock
 
 OUTAGE_AFTER = 10.0
 NO_LIMIT = RateLimitSettings()
@@ -144,21 +145,10 @@ def down(world: World, limit: RateLimitSettings = NO_LIMIT) -> Pace:
 # --- The bucket ----------------------------------------------------------------------------------
 
 
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 50.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
     """Give a clock that stands still."""
-    return Clock()
+    return Clock(50.0)
 
 
 def test_bucket_lets_a_burst_through(clock: Clock) -> None:
