@@ -10,16 +10,12 @@ import contextlib
 import logging
 import random
 import ssl
-import struct
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime
-from typing import Any, Final, Literal, NoReturn, cast
+from typing import Final, Literal, NoReturn, cast
 
 import aio_pika
 import aiormq
-import pamqp.decode
-import pamqp.encode
 from pydantic import SecretStr
 from yarl import URL
 
@@ -28,6 +24,8 @@ from bridge.credentials import read_secret
 from bridge.errors import BrokerError, ConfigError, causes_of
 from bridge.logs import facts
 from bridge.metrics import BridgeMetrics
+from bridge.properties import tolerate_broken_properties
+from bridge.wire import Wire
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +40,6 @@ RPC_TIMEOUT_SECONDS: Final = 10.0
 # A session that ends sooner was of no use: the back-off goes on growing.
 USEFUL_SECONDS: Final = 1.0
 CLOSE_TIMEOUT_SECONDS: Final = 3.0
-# What is nested deeper in a header stays bytes: reading it would overflow the stack.
-MAX_HEADER_DEPTH: Final = 32
 
 _REMEDIES: Final[Mapping[ConnectFault, str]] = {
     "auth_failed": "check rabbitmq.username, rabbitmq.password and the vhost in rabbitmq.url",
@@ -179,6 +175,7 @@ async def open_connection(
             with_credentials(target, settings),
             ssl_context=tls_context(settings) if target.scheme == "amqps" else None,
         )
+        connection.kwargs["transport_factory"] = Wire()
         if settings.tls.server_name is not None and target.scheme == "amqps":
             connection.kwargs["server_hostname"] = settings.tls.server_name
         try:
@@ -269,6 +266,11 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__} {text}".strip()
 
 
+def wire_of(connection: aio_pika.Connection) -> Wire:
+    """Return the frames beneath a connection that `open_connection` has opened."""
+    return cast("Wire", connection.kwargs["transport_factory"])
+
+
 def is_blocked(connection: aio_pika.Connection) -> bool:
     """Say whether the broker has sent `connection.blocked`.
 
@@ -319,102 +321,3 @@ async def close_quietly(connection: aio_pika.Connection) -> None:
         # It has let go of its transport, so this only marks it as closed. Its finaliser would
         # close it otherwise, in whatever thread collects it.
         await connection.close()
-
-
-def tolerate_broken_properties() -> None:
-    """Make pamqp read and write what other clients send, so that one message cannot stop all.
-
-    By default a timestamp in micro- or nanoseconds, or a short string or header name that is not
-    UTF-8, or a header nested a thousand levels deep, ends the connection on every delivery; and a
-    header value of bytes, a large number or a float cannot be written back as it came. Bytes that
-    are no UTF-8 are kept; a timestamp is scaled to seconds.
-    """
-    decode: Any = pamqp.decode
-    encode: Any = pamqp.encode
-    decode.METHODS |= {
-        "shortstr": _decode_short_string,
-        "timestamp": _decode_timestamp,
-        "table": _decode_table,
-    }
-    decode.TABLE_MAPPING |= {b"T": _decode_timestamp}
-    encode.METHODS |= {"shortstr": _encode_short_string, "table": _encode_table}
-
-
-def _decode_short_string(value: bytes) -> tuple[int, str]:
-    end = value[0] + 1
-    return end, bytes(value[1:end]).decode("utf-8", "surrogateescape")
-
-
-def _decode_timestamp(value: bytes) -> tuple[int, datetime]:
-    moment = float(struct.unpack(">Q", value[:8])[0])
-    # Seconds are below 10**11 until the year 5138.
-    while moment >= 10**11:
-        moment /= 1000
-    return 8, datetime.fromtimestamp(moment, tz=UTC)
-
-
-def _decode_table(value: bytes, depth: int = 0) -> tuple[int, dict[str, Any]]:
-    end = 4 + int(struct.unpack(">I", value[:4])[0])
-    table: dict[str, Any] = {}
-    offset = 4
-    while offset < end:
-        used, name = _decode_short_string(value[offset:])
-        offset += used
-        used, table[name] = _decode_value(value[offset:end], depth + 1)
-        offset += used
-    return end, table
-
-
-def _decode_array(value: bytes, depth: int) -> tuple[int, list[Any]]:
-    end = 4 + int(struct.unpack(">I", value[:4])[0])
-    array: list[Any] = []
-    offset = 4
-    while offset < end:
-        used, item = _decode_value(value[offset:end], depth + 1)
-        offset += used
-        array.append(item)
-    return end, array
-
-
-def _decode_value(value: bytes, depth: int) -> tuple[int, Any]:
-    kind = bytes(value[:1])
-    if kind not in {b"F", b"A"}:
-        used, found = pamqp.decode.embedded_value(value)
-        return used, found
-    if depth > MAX_HEADER_DEPTH:
-        end = 5 + int(struct.unpack(">I", value[1:5])[0])
-        return end, bytes(value[5:end])
-    inner = _decode_table if kind == b"F" else _decode_array
-    used, found = inner(value[1:], depth)
-    return used + 1, found
-
-
-def _encode_short_string(value: str) -> bytes:
-    encoded = value.encode("utf-8", "surrogateescape")
-    if len(encoded) > 255:  # noqa: PLR2004  the length is one byte
-        raise ValueError("a short string has at most 255 bytes")
-    return bytes((len(encoded),)) + encoded
-
-
-def _encode_table(value: Mapping[str, Any] | None) -> bytes:
-    entries = b"".join(
-        _encode_short_string(name) + _encode_value(item) for name, item in (value or {}).items()
-    )
-    return struct.pack(">I", len(entries)) + entries
-
-
-def _encode_value(value: Any) -> bytes:  # noqa: ANN401  a header may be anything
-    # pamqp writes a float in 32 bits, cannot write bytes, and refuses large numbers.
-    if isinstance(value, float):
-        return b"d" + struct.pack(">d", value)
-    if isinstance(value, bytes | bytearray):
-        return b"S" + struct.pack(">I", len(value)) + value
-    if isinstance(value, dict):
-        return b"F" + _encode_table(value)
-    if isinstance(value, list):
-        items = b"".join(_encode_value(item) for item in value)
-        return b"A" + struct.pack(">I", len(items)) + items
-    try:
-        return bytes(pamqp.encode.encode_table_value(value))
-    except (TypeError, ValueError, OverflowError, struct.error):
-        return _encode_value(str(value).encode("utf-8", "replace"))

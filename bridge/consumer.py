@@ -1,8 +1,7 @@
 """Keep this process registered as a consumer of one queue, and know when it is not.
 
-The callback of the client library only hands a delivery on and returns: aiormq cancels its
-callbacks when a channel dies, in the middle of whatever they do. A loop compares what should be
-with what is, at every change and every few seconds, so that no lost event can stop consumption.
+A loop compares what should be with what is, at every change and every few seconds, so that no
+lost event can stop consumption. Deliveries come from the wire, not from the client library.
 """
 
 import asyncio
@@ -13,14 +12,14 @@ from collections.abc import Callable
 from typing import Final
 
 import aio_pika
-from aiormq.abc import DeliveredMessage
 
-from bridge.broker import RPC_TIMEOUT_SECONDS, open_channel
+from bridge.broker import RPC_TIMEOUT_SECONDS, open_channel, wire_of
 from bridge.delivery import Delivery, Session
 from bridge.envelope import DELIVERY_COUNT, bare_envelope
 from bridge.errors import BrokerError
 from bridge.logs import facts
 from bridge.metrics import WorkerMetrics
+from bridge.properties import Properties
 
 log = logging.getLogger(__name__)
 
@@ -110,13 +109,16 @@ class Consumer:
         channel.closing.add_done_callback(lambda _: self._changed.set())
         channel.on_consumer_cancel_callbacks.add(self._on_cancelled_by_broker)
         self._suspect_poison()
-        self._session = session = Session(channel)
+        wire = wire_of(connection)
+        self._session = session = Session(channel, wire)
         tag: str | None = None
+        take = functools.partial(self._on_delivery, session)
         try:
-            while True:
-                self._check(session, tag)
-                tag = await self._follow(session, tag)
-                await self._wait_for_change()
+            with wire.deliveries(channel.number, take):
+                while True:
+                    self._check(session, tag)
+                    tag = await self._follow(session, tag)
+                    await self._wait_for_change()
         finally:
             session.over.set()
             self._session = None
@@ -139,9 +141,7 @@ class Consumer:
                 return None
             self._idle.clear()
             await channel.basic_qos(prefetch_count=wanted)
-            result = await channel.basic_consume(
-                self._queue, functools.partial(self._on_delivery, session)
-            )
+            result = await channel.basic_consume(self._queue, _taken_from_the_wire)
         self._mark(wanted)
         self._registered()
         return result.consumer_tag
@@ -169,15 +169,22 @@ class Consumer:
         self._consuming_with = prefetch
         self._metrics.consumer_up.labels(self._queue).set(1 if prefetch else 0)
 
-    async def _on_delivery(self, session: Session, message: DeliveredMessage) -> None:
-        self._empty_sessions = 0
-        self._metrics.poison_suspected.set(0)
-        properties = message.header.properties
+    def _on_delivery(
+        self,
+        session: Session,
+        tag: int,
+        redelivered: bool,  # noqa: FBT001  as the wire calls it
+        properties: Properties,
+        body: bytes,
+    ) -> None:
+        if self._empty_sessions:
+            self._empty_sessions = 0
+            self._metrics.poison_suspected.set(0)
         delivery = Delivery(
-            body=message.body,
+            body=body,
             properties=properties,
-            redelivered=bool(message.redelivered),
-            tag=message.delivery_tag or 0,
+            redelivered=redelivered,
+            tag=tag,
             session=session,
             envelope=bare_envelope(properties, now=time.time()),
         )
@@ -201,3 +208,7 @@ class Consumer:
         if self._empty_sessions > POISON_SESSIONS:
             self._metrics.poison_suspected.set(1)
             log.warning("protocol_poison_suspected", extra=facts(queue=self._queue))
+
+
+async def _taken_from_the_wire(_message: object) -> None:
+    """Do nothing: aiormq wants a callback, and sees no delivery."""

@@ -36,12 +36,12 @@ from bridge.broker import (
     close_quietly,
     open_channel,
     open_first_connection,
-    tolerate_broken_properties,
 )
 from bridge.config import Settings
-from bridge.envelope import Properties, moved_properties, read_moment, replayed_properties
+from bridge.envelope import moved_properties, read_moment, replayed_properties
 from bridge.errors import BridgeError, BrokerError, PublishError
 from bridge.metrics import BridgeMetrics, new_registry
+from bridge.properties import Properties, tolerate_broken_properties
 from bridge.publisher import Publisher
 from bridge.topology import dead_queue, read_queue
 

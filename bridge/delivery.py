@@ -2,25 +2,22 @@
 
 import asyncio
 import math
-import struct
 import time
 from dataclasses import dataclass, field
-from typing import Final
 
 import aiormq
-from aiormq.abc import ChannelFrame
 
-from bridge.envelope import Envelope, Properties
-
-# The frame of a Basic.Ack: method frame, channel, size, class, method, tag, not multiple, end.
-_ACK: Final = struct.Struct(">BHIHHQBB")
+from bridge.envelope import Envelope
+from bridge.properties import Properties
+from bridge.wire import Wire
 
 
 class Session:
     """One stretch of consuming on one channel; over when nothing can be acked on it any more."""
 
-    def __init__(self, channel: aiormq.Channel) -> None:
+    def __init__(self, channel: aiormq.Channel, wire: Wire) -> None:
         self.channel = channel
+        self._wire = wire
         self.has_failed = False
         self._acks: list[int] = []
         self.last_ack_at = -math.inf
@@ -46,14 +43,7 @@ class Session:
 
     def _write_acks(self) -> None:
         tags, self._acks = self._acks, []
-        number = self.channel.number
-        frames = [_ACK.pack(1, number, 13, 60, 80, tag, 0, 0xCE) for tag in tags]
-        try:
-            self.channel.write_queue.put_nowait(ChannelFrame(b"".join(frames), should_close=False))
-        except asyncio.QueueFull:
-            # The broker takes nothing. An ack that is not written would keep its message
-            # unsettled for ever, so the session is given up.
-            self.has_failed = True
+        self._wire.ack(self.channel.number, tags)
 
 
 @dataclass(slots=True, eq=False)

@@ -32,9 +32,9 @@ from bridge.broker import (
     tls_context,
 )
 from bridge.config import RabbitMQSettings, Role, Settings
-from bridge.envelope import Properties
 from bridge.errors import BrokerError, ConfigError, causes_of
 from bridge.management import Management, clock_skew, open_management
+from bridge.properties import Properties
 from bridge.queue_rules import (
     Finding,
     Result,

@@ -15,11 +15,8 @@ from decimal import Decimal
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
-from pamqp.commands import Basic
-
 from bridge.errors import InvalidMessageError
-
-Properties = Basic.Properties
+from bridge.properties import Properties
 
 EXPIRES_AT: Final = "sms-bridge-expires-at"
 NOT_BEFORE: Final = "sms-bridge-not-before"

@@ -10,9 +10,9 @@ import aio_pika
 import aiormq
 
 from bridge.broker import is_blocked, open_channel
-from bridge.envelope import Properties
 from bridge.errors import BrokerError, PublishError
 from bridge.metrics import BridgeMetrics
+from bridge.properties import Properties
 
 MAX_UNCONFIRMED: Final = 4096
 

@@ -18,12 +18,13 @@ from typing import Final, Literal
 
 from bridge.config import WorkerSettings
 from bridge.delivery import Delivery
-from bridge.envelope import Envelope, Properties, copy_properties
+from bridge.envelope import Envelope, copy_properties
 from bridge.errors import BrokerError, PublishError
 from bridge.fates import Dead, Outcome, Retried, Sent
 from bridge.logs import facts
 from bridge.metrics import WorkerMetrics
 from bridge.pace import Pace
+from bridge.properties import Properties
 from bridge.publisher import Publisher
 from bridge.topology import dead_queue, retry_queue
 

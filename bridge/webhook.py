@@ -22,12 +22,13 @@ import aio_pika
 from bridge import topology
 from bridge.config import RabbitMQSettings, WebhookSettings
 from bridge.credentials import Credential
-from bridge.envelope import Properties, read_trace
+from bridge.envelope import read_trace
 from bridge.errors import InvalidSignatureError, PublishError
 from bridge.logs import facts
 from bridge.metrics import WebhookMetrics
 from bridge.models import find_id
 from bridge.parser import Answer, Limits, Request, problem
+from bridge.properties import Properties
 from bridge.publisher import Publisher
 from bridge.signature import Scheme, Verified, decode_secret, verify
 

@@ -9,8 +9,9 @@ import pytest
 
 from bridge import lanes
 from bridge.delivery import Delivery, Session
-from bridge.envelope import Envelope, Properties
+from bridge.envelope import Envelope
 from bridge.lanes import MAX_LATE_SECONDS, Lanes, Turn
+from bridge.properties import Properties
 from tests.clock import Clock
 
 KEY = "+4917012345678"

@@ -12,7 +12,7 @@ import aiormq
 import uvloop
 
 from bridge.config import WebhookSettings, WorkerSettings
-from bridge.envelope import Properties
+from bridge.properties import Properties
 from bridge.topology import QUORUM
 
 OUTBOUND: Final = str(WorkerSettings().queue)

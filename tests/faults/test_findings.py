@@ -29,11 +29,12 @@ from starlette.types import Receive, Scope, Send
 
 from bridge.config import RabbitMQSettings, SmsApiSettings, WorkerSettings
 from bridge.credentials import Credential
-from bridge.envelope import Envelope, Properties
+from bridge.envelope import Envelope
 from bridge.errors import PublishError
 from bridge.fates import Answer, Fate
 from bridge.metrics import BridgeMetrics, WorkerMetrics, new_registry
 from bridge.models import SendRequest
+from bridge.properties import Properties
 from bridge.publisher import Publisher
 from bridge.sandbox.processes import free_ports
 from bridge.sender import Sender

@@ -21,8 +21,8 @@ import pytest
 from bridge import dead_letters
 from bridge.config import Settings
 from bridge.dead_letters import Filter, Order, open_dead_letters
-from bridge.envelope import Properties
 from bridge.errors import BridgeError
+from bridge.properties import Properties
 from tests.integration.conftest import (
     Amqp,
     Canaries,
