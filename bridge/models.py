@@ -1,5 +1,6 @@
 """What a send request is: its form, its strict reading, its length in SMS segments."""
 
+import functools
 import json
 import math
 import re
@@ -136,23 +137,30 @@ def _printable(name: str) -> str:
     return name if plain else "a member"
 
 
+_ID = re.compile(r"[!-~]{1,255}")
+
+
 def find_id(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
     """Take the first id that a JSON pointer (RFC 6901) leads to.
 
     An id is an integer or 1 to 255 visible ASCII characters; anything else is passed over.
     """
     for pointer in pointers:
-        value = _follow(document, pointer)
+        value = _follow(document, _names_of(pointer))
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
-        if isinstance(value, str) and re.fullmatch(r"[!-~]{1,255}", value):
+        if isinstance(value, str) and _ID.fullmatch(value):
             return value
     return None
 
 
-def _follow(document: Any, pointer: str) -> Any:  # noqa: ANN401  JSON
-    for part in pointer.split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
+@functools.lru_cache(maxsize=64)
+def _names_of(pointer: str) -> tuple[str, ...]:
+    return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
+
+
+def _follow(document: Any, names: Sequence[str]) -> Any:  # noqa: ANN401  JSON
+    for name in names:
         if isinstance(document, dict):
             document = document.get(name)
         elif isinstance(document, list) and re.fullmatch("0|[1-9][0-9]{0,8}", name):

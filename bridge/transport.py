@@ -1,4 +1,4 @@
-"""An HTTP/1.1 POST that knows whether the request left us, behind httpx's transport interface.
+"""An HTTP/1.1 POST that knows whether the request left us; what goes wrong is httpx's exception.
 
 The promise: ConnectError, ConnectTimeout and PoolTimeout mean that not one byte of the body was
 written; after every other exception it may have arrived. A status line that was read is the
@@ -11,12 +11,15 @@ are kept; one deadline holds over the whole attempt.
 
 import asyncio
 import contextlib
+import functools
 import re
 import select
 import ssl
 import time
 from collections import deque
-from typing import Final, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, cast
 
 import httptools
 import httpx
@@ -31,7 +34,34 @@ IDLE_SECONDS: Final = 2.0
 MAX_CONNECTION_AGE_SECONDS: Final = 300.0
 
 
-def open_transport(settings: SmsApiSettings, *, max_connections: int) -> httpx.AsyncBaseTransport:
+Header = tuple[bytes, bytes]
+
+
+@dataclass(slots=True)
+class Reply:
+    """An answer. `body` is as it came over the wire, and not more than its start."""
+
+    status: int
+    headers: Sequence[Header] = ()
+    body: bytes = b""
+
+    def header_values(self, name: str) -> list[str]:
+        """Return what a header says, each time that it is there."""
+        wanted = name.lower().encode("ascii")
+        return [value.decode("latin-1") for key, value in self.headers if key.lower() == wanted]
+
+
+class ApiTransport(Protocol):
+    """What a sender needs: one request, one answer, the promise of this module."""
+
+    async def post(self, url: str, headers: Sequence[Header], body: bytes) -> Reply:
+        """POST a body, with these headers beside `Host` and `Content-Length`."""
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+
+
+def open_transport(settings: SmsApiSettings, *, max_connections: int) -> ApiTransport:
     """Make the transport to the SMS API: our own, or httpx's when a proxy is configured.
 
     Trusts the system's certificate authorities, or only those of `ca_file`.
@@ -59,7 +89,7 @@ def open_transport(settings: SmsApiSettings, *, max_connections: int) -> httpx.A
 _STATUS_LINE: Final = re.compile(rb"^HTTP/1\.[01] ([1-5][0-9]{2})(?: [^\r\n]*)?\r?\n", re.MULTILINE)
 
 
-class Transport(httpx.AsyncBaseTransport):
+class Transport:
     """Keeps connections to one server and sends one request at a time on each."""
 
     def __init__(
@@ -78,17 +108,18 @@ class Transport(httpx.AsyncBaseTransport):
         self._in_use = 0
         self._closed = False
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def post(self, url: str, headers: Sequence[Header], body: bytes) -> Reply:
         """Send a request and return its answer; see the module for what an exception promises."""
-        head, body = _write_head(request), await _read_body(request)
+        target = _target(url)
+        request = _write_request(target, headers, body)
         if self._in_use >= self._max_connections:
             raise httpx.PoolTimeout("every connection is in use")
         self._in_use += 1
         connection = None
         try:
             deadline = time.monotonic() + self._timeout_seconds
-            connection = await self._connection(request.url, deadline)
-            return await connection.exchange(head + body, deadline)
+            connection = self._idle_connection() or await self._connect(target.url, deadline)
+            return await connection.exchange(request, deadline)
         finally:
             self._in_use -= 1
             if connection is not None:
@@ -100,14 +131,14 @@ class Transport(httpx.AsyncBaseTransport):
         while self._idle:
             self._idle.pop().close()
 
-    async def _connection(self, url: httpx.URL, deadline: float) -> "_Connection":
+    def _idle_connection(self) -> "_Connection | None":
         while self._idle:
             # The one used last: the others grow old and are closed.
             connection = self._idle.pop()
-            if connection.is_usable:
+            if connection.is_usable and not connection.has_unread_bytes:
                 return connection
             connection.close()
-        return await self._connect(url, deadline)
+        return None
 
     async def _connect(self, url: httpx.URL, deadline: float) -> "_Connection":
         secure = url.scheme == "https"
@@ -134,15 +165,22 @@ class Transport(httpx.AsyncBaseTransport):
             connection.close()
 
 
-async def _read_body(request: httpx.Request) -> bytes:
-    stream = request.stream
-    return b"".join(stream) if isinstance(stream, httpx.ByteStream) else await request.aread()
+@dataclass(frozen=True, slots=True)
+class _Target:
+    url: httpx.URL
+    head: bytes
 
 
-def _write_head(request: httpx.Request) -> bytes:
-    lines = [b"%s %s HTTP/1.1" % (request.method.encode(), request.url.raw_path)]
-    lines += [b"%s: %s" % pair for pair in request.headers.raw]
-    return b"\r\n".join((*lines, b"", b""))
+@functools.lru_cache(maxsize=8)
+def _target(url: str) -> _Target:
+    parsed = httpx.URL(url)
+    head = b"POST %s HTTP/1.1\r\nHost: %s\r\n" % (parsed.raw_path, parsed.netloc)
+    return _Target(parsed, head)
+
+
+def _write_request(target: _Target, headers: Sequence[Header], body: bytes) -> bytes:
+    lines = b"".join([b"%s: %s\r\n" % header for header in headers])
+    return b"%s%sContent-Length: %d\r\n\r\n%s" % (target.head, lines, len(body), body)
 
 
 class _Connection(asyncio.Protocol):
@@ -152,6 +190,7 @@ class _Connection(asyncio.Protocol):
         self._made_at = time.monotonic()
         self._idle_since = self._made_at
         self._transport: asyncio.Transport | None = None
+        self._unread = select.poll()
         self._parser: httptools.HttpResponseParser | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._busy = False
@@ -174,18 +213,14 @@ class _Connection(asyncio.Protocol):
             and not self._busy
             and self._transport is not None
             and not self._transport.is_closing()
-            and not self._has_unread_bytes()
             and now - self._idle_since < IDLE_SECONDS
             and now - self._made_at < MAX_CONNECTION_AGE_SECONDS
         )
 
-    def _has_unread_bytes(self) -> bool:
-        # What came without a request, or the end, would be taken for the answer to the next one.
-        if self._transport is None:
-            return False
-        poll = select.poll()
-        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return bool(poll.poll(0))
+    @property
+    def has_unread_bytes(self) -> bool:
+        """Whether something came that would be taken for the answer to the next request."""
+        return bool(self._unread.poll(0))
 
     def close(self) -> None:
         """Drop the connection at once."""
@@ -193,7 +228,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def exchange(self, request: bytes, deadline: float) -> httpx.Response:
+    async def exchange(self, request: bytes, deadline: float) -> Reply:
         """Write the request, wait for the answer until the deadline (of the monotonic clock)."""
         if self._transport is None or self._transport.is_closing():
             raise httpx.ConnectError("the connection was closed before the request")
@@ -212,15 +247,11 @@ class _Connection(asyncio.Protocol):
         finally:
             timer.cancel()
             self._waiter = None
-        return self._response()
+        return Reply(self._status or 0, self._headers, bytes(self._body))
 
     def _expire(self) -> None:
         self._reusable = False
         self._finish(httpx.ReadTimeout("no answer in time"))
-
-    def _response(self) -> httpx.Response:
-        stream = httpx.ByteStream(bytes(self._body))
-        return httpx.Response(self._status or 0, headers=self._headers, stream=stream)
 
     def _knows_status(self) -> bool:
         """Whether a status line was read, be it that the header behind it never ended."""
@@ -243,6 +274,7 @@ class _Connection(asyncio.Protocol):
         """Remember the transport."""
         # uvloop's transports are none of asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
+        self._unread.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; bytes that nobody waits for end the connection."""
@@ -314,7 +346,7 @@ class _Connection(asyncio.Protocol):
             self._finish(None)
 
 
-class ProxyTransport(httpx.AsyncBaseTransport):
+class ProxyTransport:
     """httpx's own transport through a proxy, a new connection for each request.
 
     Slower, and what it cannot tell counts as uncertain. Nothing is kept: a cancelled request can
@@ -335,20 +367,25 @@ class ProxyTransport(httpx.AsyncBaseTransport):
         self._timeouts = httpx.Timeout(timeout_seconds, connect=connect_timeout_seconds).as_dict()
         self._tls = tls
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def aclose(self) -> None:
+        """Do nothing: no connection is kept."""
+
+    async def post(self, url: str, headers: Sequence[Header], body: bytes) -> Reply:
         """Send a request through the proxy; a status that was read is returned in any case."""
-        request.extensions = {"timeout": self._timeouts}
+        request = httpx.Request(
+            "POST", url, headers=headers, content=body, extensions={"timeout": self._timeouts}
+        )
         connection = httpx.AsyncHTTPTransport(
             proxy=self._proxy, verify=self._tls, trust_env=False, http2=False
         )
         response: httpx.Response | None = None
-        body = bytearray()
+        start = bytearray()
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 response = await connection.handle_async_request(request)
                 async for chunk in response.aiter_raw():
-                    body += chunk[: MAX_ANSWER_BYTES - len(body)]
-                    if len(body) >= MAX_ANSWER_BYTES:
+                    start += chunk[: MAX_ANSWER_BYTES - len(start)]
+                    if len(start) >= MAX_ANSWER_BYTES:
                         break
         except httpx.HTTPError:
             if response is None:
@@ -359,6 +396,4 @@ class ProxyTransport(httpx.AsyncBaseTransport):
         finally:
             with contextlib.suppress(Exception):
                 await connection.aclose()
-        return httpx.Response(
-            response.status_code, headers=response.headers.raw, stream=httpx.ByteStream(bytes(body))
-        )
+        return Reply(response.status_code, response.headers.raw, bytes(start))

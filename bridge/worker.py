@@ -64,6 +64,7 @@ class Worker:
         self._lanes = Lanes(step_seconds=settings.retry_delays[0])
         self._tasks: dict[asyncio.Task[None], Delivery] = {}
         self._stopping = False
+        self._last_delivery_at = self._last_sent_at = 0.0
         self.consumer = Consumer(
             settings.queue,
             prefetch=self._prefetch,
@@ -76,6 +77,8 @@ class Worker:
         metrics.concurrency_limit.labels(settings.queue).set(settings.concurrency)
         metrics.in_progress.labels(settings.queue).set_function(lambda: len(self._tasks))
         metrics.oldest_held.labels(settings.queue).set_function(self._oldest_held)
+        metrics.last_delivery.labels(settings.queue).set_function(lambda: self._last_delivery_at)
+        metrics.last_sent.labels(settings.queue).set_function(lambda: self._last_sent_at)
 
     # The straight line
 
@@ -229,7 +232,7 @@ class Worker:
         encoding, count = count_segments(request.text)
         self._metrics.segments.labels(encoding).inc(count)
         queue, now = self._settings.queue, time.time()
-        self._metrics.last_sent.labels(queue).set(now)
+        self._last_sent_at = now
         if delivery.envelope.published_at is not None:
             # What was sent ahead of its time is late only after that time.
             due = max(delivery.envelope.published_at, delivery.envelope.not_before or 0)
@@ -250,7 +253,8 @@ class Worker:
             delay = fitting[-1] if fitting else steps[0]
             detail = "its time has not come"
             return Retried(reason="not_before", delay_seconds=delay, detail=detail)
-        await asyncio.sleep(max(0.0, remaining))
+        if remaining > 0:
+            await asyncio.sleep(remaining)
         return None
 
     def _expired(self, delivery: Delivery) -> Dead | None:
@@ -368,7 +372,7 @@ class Worker:
     def _count_received(self, delivery: Delivery) -> None:
         queue, now = self._settings.queue, time.time()
         self._metrics.received.labels(queue, "true" if delivery.redelivered else "false").inc()
-        self._metrics.last_delivery.labels(queue).set(now)
+        self._last_delivery_at = now
         if delivery.redelivered or delivery.envelope.copies:
             return
         if delivery.envelope.published_at is None:

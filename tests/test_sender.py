@@ -5,7 +5,7 @@ import gzip
 import json
 import ssl
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from bridge.fates import Answer, Fate
 from bridge.metrics import WorkerMetrics
 from bridge.models import parse_request
 from bridge.sender import Sender
+from bridge.transport import Header, Reply
 
 NUMBER = "+15550100123"
 TEXT = "Grüße, please answer YES 👋"
@@ -31,15 +32,15 @@ TRACE = (("traceparent", "00-" + "a" * 32 + "-" + "b" * 16 + "-01"), ("tracestat
 # Hangs end here; no healthy test comes near it.
 GUARD_SECONDS = 10.0
 
-Step = httpx.Response | Exception | Callable[[], Any]
+Step = Reply | Exception | Callable[[], Any]
 
 
-def answer(status: int, body: bytes = b"", *headers: tuple[bytes, bytes]) -> httpx.Response:
+def answer(status: int, body: bytes = b"", *headers: Header) -> Reply:
     """Make an answer as the transport hands it over."""
-    return httpx.Response(status, headers=list(headers), stream=httpx.ByteStream(body))
+    return Reply(status, headers, body)
 
 
-class Script(httpx.AsyncBaseTransport):
+class Script:
     """Plays one step for each request."""
 
     def __init__(self, *steps: Step) -> None:
@@ -47,17 +48,16 @@ class Script(httpx.AsyncBaseTransport):
         self.requests: list[httpx.Request] = []
         self.is_closed = False
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def post(self, url: str, headers: Sequence[Header], body: bytes) -> Reply:
         """Remember the request; answer, raise, or wait."""
-        await request.aread()
-        self.requests.append(request)
+        self.requests.append(httpx.Request("POST", url, headers=headers, content=body))
         step = self.steps.pop(0)
-        if isinstance(step, httpx.Response):
+        if isinstance(step, Reply):
             return step
         if isinstance(step, Exception):
             raise step
         done = await step()
-        assert isinstance(done, httpx.Response)
+        assert isinstance(done, Reply)
         return done
 
     async def aclose(self) -> None:
@@ -430,8 +430,9 @@ async def test_cancelled_post_is_not_in_flight() -> None:
 class ByKey(Script):
     """Answers each request by its idempotency key: so many failures, then a status."""
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def post(self, url: str, headers: Sequence[Header], body: bytes) -> Reply:
         """Fail or answer after a few turns, so that many requests are between two tries."""
+        request = httpx.Request("POST", url, headers=headers, content=body)
         self.requests.append(request)
         key = request.headers["idempotency-key"]
         number, failures, status = map(int, key.split("-"))
@@ -610,7 +611,7 @@ async def test_forbidden_with_a_new_key_pauses(tmp_path: Path) -> None:
 async def test_acceptance_counts_for_the_key_it_was_sent_with(tmp_path: Path) -> None:
     """An acceptance that comes after the key has changed speaks for the old key only."""
 
-    async def accepted_while_the_key_changes() -> httpx.Response:
+    async def accepted_while_the_key_changes() -> Reply:
         file.write_text("new-key")
         bridge.credential.reread()
         return answer(202)

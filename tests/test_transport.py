@@ -14,7 +14,7 @@ import struct
 import subprocess
 import termios
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,14 @@ import pytest
 from bridge.config import SmsApiSettings
 from bridge.errors import ConfigError
 from bridge.fates import Fate, judge_failure
-from bridge.transport import MAX_ANSWER_BYTES, ProxyTransport, Transport, open_transport
+from bridge.transport import (
+    MAX_ANSWER_BYTES,
+    ApiTransport,
+    ProxyTransport,
+    Reply,
+    Transport,
+    open_transport,
+)
 
 BODY = b'{"to":"+15550100","from":"ACME","text":"hello"}'
 ACCEPTED = b"HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\n{}"
@@ -329,7 +336,7 @@ def new_transport(
     timeout_seconds: float = GUARD_SECONDS,
     connect_timeout_seconds: float = GUARD_SECONDS,
     max_connections: int = 10,
-) -> httpx.AsyncBaseTransport:
+) -> ApiTransport:
     """Make a transport that is not in a hurry, unless the test is about that."""
     if proxy is not None:
         return ProxyTransport(
@@ -346,15 +353,15 @@ def new_transport(
     )
 
 
-Way = Callable[..., tuple[httpx.AsyncBaseTransport, str]]
+Way = Callable[..., tuple[ApiTransport, str]]
 
 
-def direct(site: Site, **limits: float) -> tuple[httpx.AsyncBaseTransport, str]:
+def direct(site: Site, **limits: float) -> tuple[ApiTransport, str]:
     """Post to the site."""
     return new_transport(**limits), site.url  # type: ignore[arg-type]  # only times are given
 
 
-def proxied(site: Site, **limits: float) -> tuple[httpx.AsyncBaseTransport, str]:
+def proxied(site: Site, **limits: float) -> tuple[ApiTransport, str]:
     """Post through the site as a proxy, which for plain HTTP gives the answers itself."""
     transport = new_transport(proxy=site.origin, **limits)  # type: ignore[arg-type]
     return transport, "http://api.test/v1/messages"
@@ -363,25 +370,18 @@ def proxied(site: Site, **limits: float) -> tuple[httpx.AsyncBaseTransport, str]
 both_ways = pytest.mark.parametrize("way", [direct, proxied], ids=["direct", "proxied"])
 
 
-async def post(transport: httpx.AsyncBaseTransport, url: str, body: bytes = BODY) -> httpx.Response:
+async def post(transport: ApiTransport, url: str, body: bytes = BODY) -> Reply:
     """Post once; a request that outlives the guard fails the test."""
-    request = httpx.Request("POST", url, headers={"Accept-Encoding": "identity"}, content=body)
     async with asyncio.timeout(GUARD_SECONDS):
-        return await transport.handle_async_request(request)
+        return await transport.post(url, [(b"Accept-Encoding", b"identity")], body)
 
 
-async def fate_of(transport: httpx.AsyncBaseTransport, url: str, body: bytes = BODY) -> int | Fate:
+async def fate_of(transport: ApiTransport, url: str, body: bytes = BODY) -> int | Fate:
     """Post once and return the status, or what the failure means."""
     try:
-        return (await post(transport, url, body)).status_code
+        return (await post(transport, url, body)).status
     except httpx.TransportError as error:
         return judge_failure(error).fate
-
-
-async def raw_body(response: httpx.Response) -> bytes:
-    """Read a body as it came over the wire."""
-    assert isinstance(response.stream, httpx.AsyncByteStream)
-    return b"".join([chunk async for chunk in response.stream])
 
 
 @pytest.fixture
@@ -429,7 +429,7 @@ def full_port() -> Iterator[FullPort]:
 
 async def test_request_arrives_as_it_was_built() -> None:
     """The server reads the method, path, headers and body that the caller built, nothing more."""
-    async with serving(accept_all) as site, new_transport() as transport:
+    async with serving(accept_all) as site, aclosing(new_transport()) as transport:
         await post(transport, site.url)
 
         assert bytes(site.peers[0].received) == (
@@ -444,7 +444,7 @@ async def test_request_arrives_as_it_was_built() -> None:
 async def test_refused_connection_is_not_sent(way: Way, closed_port: int) -> None:
     """A refused connection raises ConnectError: the request never left."""
     transport, url = way(Site(closed_port, []))
-    async with transport:
+    async with aclosing(transport):
         with pytest.raises(httpx.ConnectError) as caught:
             await post(transport, url)
 
@@ -455,7 +455,7 @@ async def test_refused_connection_is_not_sent(way: Way, closed_port: int) -> Non
 async def test_connection_that_is_not_accepted_is_not_sent(way: Way, full_port: FullPort) -> None:
     """A connection that does not come about in time raises ConnectTimeout."""
     transport, url = way(full_port.site, connect_timeout_seconds=SHORT_SECONDS)
-    async with transport:
+    async with aclosing(transport):
         with pytest.raises(httpx.ConnectTimeout):
             await post(transport, url)
 
@@ -467,14 +467,14 @@ async def test_connection_that_is_not_accepted_is_not_sent(way: Way, full_port: 
 )
 async def test_name_without_address_is_not_sent(host: str) -> None:
     """A host name that leads nowhere means that the request never left."""
-    async with new_transport(connect_timeout_seconds=2) as transport:
+    async with aclosing(new_transport(connect_timeout_seconds=2)) as transport:
         assert await fate_of(transport, f"http://{host}/v1/messages") is Fate.NOT_SENT
 
 
 @pytest.mark.parametrize("script", [hang_up, hang_up_hard], ids=["close", "reset"])
 async def test_not_sent_is_never_said_of_a_request_that_arrived(script: Script) -> None:
     """When a server hangs up at once, `not sent` is said only if it received not one byte."""
-    async with serving(script) as site, new_transport() as transport:
+    async with serving(script) as site, aclosing(new_transport()) as transport:
         fates = [await fate_of(transport, site.url) for _ in range(100)]
         await until(lambda: len(site.peers) == 100 and not site.open_connections)
         arrived = [bytes(peer.received) for peer in site.peers]
@@ -514,7 +514,7 @@ async def test_no_answer_to_a_request_that_arrived_is_uncertain(way: Way, script
     """A request that the server read, and that got no status, is uncertain and not `not sent`."""
     async with serving(script) as site:
         transport, url = way(site, timeout_seconds=SHORT_SECONDS * 5)
-        async with transport:
+        async with aclosing(transport):
             fate = await fate_of(transport, url)
 
         assert (fate if site.bodies == [BODY] else "not read") in {Fate.UNCERTAIN, 101}
@@ -526,13 +526,13 @@ async def test_cut_header_is_never_not_sent(way: Way) -> None:
     cut = b"HTTP/1.1 202 Accepted\r\nContent-Type: applica"
     async with serving(answering(cut, then="close")) as site:
         transport, url = way(site)
-        async with transport:
+        async with aclosing(transport):
             assert await fate_of(transport, url) in {202, Fate.UNCERTAIN}
 
 
 async def test_server_that_speaks_first_gets_no_wrong_outcome() -> None:
     """A server of another protocol makes a failure, and `not sent` only if it received nothing."""
-    async with serving(speak_first) as site, new_transport() as transport:
+    async with serving(speak_first) as site, aclosing(new_transport()) as transport:
         fate = await fate_of(transport, site.url)
         await until(lambda: not site.open_connections)
         arrived = bytes(site.peers[0].received)
@@ -600,7 +600,7 @@ async def test_status_is_the_outcome_whatever_its_body_does(way: Way, script: Sc
     """A 202 that was read is the outcome, before any body and after any interim answer."""
     async with serving(script) as site:
         transport, url = way(site)
-        async with transport:
+        async with aclosing(transport):
             assert await fate_of(transport, url) == 202
 
 
@@ -610,7 +610,7 @@ async def test_next_request_has_its_own_outcome(way: Way, script: Script) -> Non
     """Whatever is left of one answer is no part of the next one."""
     async with serving(first_then_accept(script)) as site:
         transport, url = way(site)
-        async with transport:
+        async with aclosing(transport):
             await post(transport, url)
 
             assert await fate_of(transport, url) in {202, Fate.UNCERTAIN}
@@ -622,7 +622,7 @@ async def test_status_is_the_outcome_at_the_deadline(way: Way, script: Script) -
     """A 202 whose body does not end is the outcome when the time is up."""
     async with serving(script) as site:
         transport, url = way(site, timeout_seconds=SHORT_SECONDS)
-        async with transport:
+        async with aclosing(transport):
             assert await fate_of(transport, url) == 202
 
 
@@ -631,7 +631,7 @@ async def test_connection_of_an_endless_body_is_closed(way: Way) -> None:
     """A connection on which a body was given up is not kept."""
     async with serving(ENDLESS["silence"]) as site:
         transport, url = way(site, timeout_seconds=SHORT_SECONDS)
-        async with transport:
+        async with aclosing(transport):
             await post(transport, url)
             await until(lambda: not site.open_connections)
 
@@ -648,10 +648,10 @@ async def test_body_is_kept_up_to_its_limit(way: Way, script: Script) -> None:
     """Of a long body no more than 64 KiB are kept."""
     async with serving(script) as site:
         transport, url = way(site)
-        async with transport:
+        async with aclosing(transport):
             response = await post(transport, url)
 
-            assert len(await raw_body(response)) == MAX_ANSWER_BYTES
+            assert len(response.body) == MAX_ANSWER_BYTES
 
 
 @both_ways
@@ -664,7 +664,7 @@ async def test_connection_of_a_long_body_is_closed(way: Way, script: Script) -> 
     """A server that sends far too much is hung up on."""
     async with serving(script) as site:
         transport, url = way(site)
-        async with transport:
+        async with aclosing(transport):
             await post(transport, url)
             await until(lambda: not site.open_connections)
 
@@ -681,7 +681,7 @@ async def test_connection_of_a_long_body_is_closed(way: Way, script: Script) -> 
 )
 async def test_endless_header_is_cut_off(script: Script) -> None:
     """A server whose header never ends is hung up on before it has sent megabytes."""
-    async with serving(script) as site, new_transport(timeout_seconds=3) as transport:
+    async with serving(script) as site, aclosing(new_transport(timeout_seconds=3)) as transport:
         await fate_of(transport, site.url)
         await until(lambda: not site.open_connections)
 
@@ -715,7 +715,7 @@ async def test_deadline_holds_over_the_whole_attempt(way: Way, script: Script) -
     """However a server keeps an attempt alive, it ends as uncertain when the time is up."""
     async with serving(script) as site:
         transport, url = way(site, timeout_seconds=SHORT_SECONDS)
-        async with transport:
+        async with aclosing(transport):
             with pytest.raises(httpx.TransportError) as caught:
                 await post(transport, url, BODY + b" " * 8 * MIB)
 
@@ -726,8 +726,8 @@ async def test_header_without_end_does_not_undo_the_status() -> None:
     """A status line that was read is the outcome, though the header drips until the deadline."""
     async with serving(dripping(HEAD + b"A: b\r\nX-Filler: ", b"x")) as site:
         transport, url = direct(site, timeout_seconds=SHORT_SECONDS)
-        async with transport:
-            assert (await post(transport, url)).status_code == 202
+        async with aclosing(transport):
+            assert (await post(transport, url)).status == 202
 
 
 @pytest.mark.parametrize(
@@ -742,7 +742,7 @@ async def test_deadline_holds_in_the_handshake(
     transport = new_transport(
         timeout_seconds=timeout_seconds, connect_timeout_seconds=connect_timeout_seconds
     )
-    async with serving(never_read) as site, transport:
+    async with serving(never_read) as site, aclosing(transport):
         with pytest.raises(httpx.ConnectTimeout):
             await post(transport, site.secure_url)
 
@@ -757,12 +757,15 @@ async def test_late_answer_is_not_the_next_one() -> None:
         peer.say(BROKEN)
         await accept_all(peer)
 
-    async with serving(late) as site, new_transport(timeout_seconds=SHORT_SECONDS) as transport:
+    async with (
+        serving(late) as site,
+        aclosing(new_transport(timeout_seconds=SHORT_SECONDS)) as transport,
+    ):
         with pytest.raises(httpx.ReadTimeout):
             await post(transport, site.url)
         first.set()
 
-        assert (await post(transport, site.url)).status_code in {202, 500}
+        assert (await post(transport, site.url)).status in {202, 500}
         assert len(site.peers) == 2
 
 
@@ -777,10 +780,10 @@ async def test_redirect_is_not_followed(way: Way, status: int) -> None:
         redirect = b"HTTP/1.1 %d Go\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n"
         async with serving(answering(redirect % (status, other.url.encode()))) as site:
             transport, url = way(site)
-            async with transport:
+            async with aclosing(transport):
                 response = await post(transport, url)
 
-        assert (response.status_code, other.peers) == (status, [])
+        assert (response.status, other.peers) == (status, [])
 
 
 @both_ways
@@ -795,7 +798,7 @@ async def test_cookie_is_not_kept(way: Way) -> None:
 
     async with serving(script) as site:
         transport, url = way(site)
-        async with transport:
+        async with aclosing(transport):
             for _ in range(2):
                 await post(transport, url)
 
@@ -811,8 +814,8 @@ async def test_body_is_not_inflated(way: Way) -> None:
     head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
     async with serving(answering(head + packed)) as site:
         transport, url = way(site)
-        async with transport:
-            assert await raw_body(await post(transport, url)) == packed
+        async with aclosing(transport):
+            assert (await post(transport, url)).body == packed
 
 
 @both_ways
@@ -825,7 +828,7 @@ async def test_proxy_of_the_environment_is_not_used(
         monkeypatch.setenv(name.lower(), f"http://127.0.0.1:{closed_port}")
     async with serving(accept_all) as site:
         transport, url = way(site)
-        async with transport:
+        async with aclosing(transport):
             assert await fate_of(transport, url) == 202
 
 
@@ -835,7 +838,7 @@ async def test_exception_of_the_environment_does_not_bypass_the_proxy(
     """NO_PROXY in the environment does not overrule the proxy that is configured."""
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "*")
-    async with serving(accept_all) as site, new_transport(proxy=site.origin) as transport:
+    async with serving(accept_all) as site, aclosing(new_transport(proxy=site.origin)) as transport:
         assert await fate_of(transport, "http://api.test/v1/messages") == 202
 
 
@@ -851,7 +854,7 @@ async def test_connection_is_used_again_only_without_a_proxy(way: Way, bodies: l
     """Requests one after another share one connection; through a proxy each has its own."""
     async with serving(accept_all) as site:
         transport, url = way(site)
-        async with transport:
+        async with aclosing(transport):
             for _ in range(10):
                 await post(transport, url)
 
@@ -870,11 +873,11 @@ async def test_requests_at_the_same_time_have_connections_of_their_own(way: Way)
 
     async with serving(script) as site:
         transport, url = way(site)
-        async with transport:
+        async with aclosing(transport):
             bodies = [b'{"n":%d}' % n for n in range(5)]
             answers = await asyncio.gather(*(post(transport, url, body) for body in bodies))
 
-            assert [await raw_body(answer) for answer in answers] == bodies
+            assert [answer.body for answer in answers] == bodies
 
 
 @pytest.mark.parametrize("limit", ["IDLE_SECONDS", "MAX_CONNECTION_AGE_SECONDS"])
@@ -883,7 +886,7 @@ async def test_connection_over_its_limit_is_not_used_again(
 ) -> None:
     """A connection that idled too long or is too old is closed, and a new one made."""
     monkeypatch.setattr(f"bridge.transport.{limit}", 0.0)
-    async with serving(accept_all) as site, new_transport() as transport:
+    async with serving(accept_all) as site, aclosing(new_transport()) as transport:
         for _ in range(3):
             await post(transport, site.url)
         await until(lambda: site.open_connections <= 1)
@@ -909,7 +912,7 @@ async def test_connection_that_ends_with_its_answer_is_not_used_again(
 
     async with serving(script) as site:
         transport, url = way(site)
-        async with transport:
+        async with aclosing(transport):
             for _ in range(3):
                 await post(transport, url)
 
@@ -921,7 +924,7 @@ async def test_idle_connection_that_was_seen_to_close_is_replaced(way: Way) -> N
     """A request after the server's goodbye was noticed goes out on a new connection."""
     async with serving(answering(ACCEPTED, then="close")) as site:
         transport, url = way(site)
-        async with transport:
+        async with aclosing(transport):
             fates = []
             for _ in range(5):
                 fates.append(await fate_of(transport, url))
@@ -940,7 +943,7 @@ async def test_race_with_a_closing_server_is_never_not_sent() -> None:
         peer.say(ACCEPTED)
         peer.close()
 
-    async with serving(answer_and_close) as site, new_transport() as transport:
+    async with serving(answer_and_close) as site, aclosing(new_transport()) as transport:
         fates = {await fate_of(transport, site.url) for _ in range(200)}
 
     assert fates <= {202, Fate.UNCERTAIN}
@@ -948,7 +951,7 @@ async def test_race_with_a_closing_server_is_never_not_sent() -> None:
 
 async def test_answer_that_came_too_early_is_nobodys() -> None:
     """What an idle connection received before the request was written is not its outcome."""
-    async with serving(accept_all) as site, new_transport() as transport:
+    async with serving(accept_all) as site, aclosing(new_transport()) as transport:
         await post(transport, site.url)
         number = site.peers[0].number
         # Like a server that gives up on an idle connection, while our loop has other work to do.
@@ -971,7 +974,7 @@ async def test_answer_before_the_request_was_read_counts(way: Way) -> None:
 
     async with serving(refuse) as site:
         transport, url = way(site)
-        async with transport:
+        async with aclosing(transport):
             assert await fate_of(transport, url, bytes(MIB)) == 413
 
 
@@ -986,7 +989,7 @@ async def test_early_answer_then_reset_is_never_not_sent(way: Way) -> None:
 
     async with serving(refuse) as site:
         transport, url = way(site)
-        async with transport:
+        async with aclosing(transport):
             assert await fate_of(transport, url, bytes(MIB)) in {413, Fate.UNCERTAIN}
 
 
@@ -995,7 +998,7 @@ async def test_closed_transport_keeps_no_idle_connection(way: Way) -> None:
     """Closing the transport closes the connections that wait for work."""
     async with serving(accept_all) as site:
         transport, url = way(site)
-        async with transport:
+        async with aclosing(transport):
             await asyncio.gather(*(post(transport, url) for _ in range(5)))
         await until(lambda: not site.open_connections)
 
@@ -1031,7 +1034,10 @@ async def test_connection_in_use_ends_with_its_request_after_closing(way: Way) -
 
 async def test_request_over_the_limit_is_not_sent() -> None:
     """With every connection in use the next request raises PoolTimeout and leaves nothing."""
-    async with serving(say_nothing) as site, new_transport(max_connections=2) as transport:
+    async with (
+        serving(say_nothing) as site,
+        aclosing(new_transport(max_connections=2)) as transport,
+    ):
         busy = [asyncio.create_task(post(transport, site.url)) for _ in range(2)]
         await until(lambda: len(site.bodies) == 2)
         with pytest.raises(httpx.PoolTimeout):
@@ -1045,7 +1051,7 @@ async def test_request_over_the_limit_is_not_sent() -> None:
 
 async def test_connections_stay_within_the_number_of_requests() -> None:
     """Many rounds of requests at the same time need no more connections than one round."""
-    async with serving(accept_all) as site, new_transport() as transport:
+    async with serving(accept_all) as site, aclosing(new_transport()) as transport:
         for _ in range(20):
             await asyncio.gather(*(post(transport, site.url) for _ in range(10)))
 
@@ -1061,7 +1067,7 @@ async def half_an_answer(peer: Peer) -> None:
 
 
 async def cancelled(
-    transport: httpx.AsyncBaseTransport, url: str, count: int, ready: Callable[[], object]
+    transport: ApiTransport, url: str, count: int, ready: Callable[[], object]
 ) -> None:
     """Begin requests, wait for the moment, and cancel them all."""
     tasks = [asyncio.create_task(post(transport, url)) for _ in range(count)]
@@ -1071,7 +1077,7 @@ async def cancelled(
     await asyncio.wait(tasks)
 
 
-async def cancelled_at_any_moment(transport: httpx.AsyncBaseTransport, url: str) -> None:
+async def cancelled_at_any_moment(transport: ApiTransport, url: str) -> None:
     """Cancel requests after no, one, two ... turns of the loop."""
     tasks = []
     for turns in range(10):
@@ -1087,11 +1093,11 @@ cancelled_often = pytest.mark.parametrize(
 )
 
 
-async def is_sound(transport: httpx.AsyncBaseTransport, url: str, sockets: int) -> bool:
+async def is_sound(transport: ApiTransport, url: str, sockets: int) -> bool:
     """Whether every further request works and, once closed, no socket is left."""
     for _ in range(5):
         answers = await asyncio.gather(*(post(transport, url) for _ in range(10)))
-        if {answer.status_code for answer in answers} != {202}:
+        if {answer.status for answer in answers} != {202}:
             return False
     await transport.aclose()
     await until(lambda: open_sockets() <= sockets)
@@ -1176,7 +1182,7 @@ async def test_cancellation_is_not_swallowed(way: Way) -> None:
     """A cancelled request ends as cancelled, and not with an answer or another exception."""
     async with serving(say_nothing) as site:
         transport, url = way(site)
-        async with transport:
+        async with aclosing(transport):
             sending = asyncio.create_task(post(transport, url))
             await until(lambda: site.bodies)
             sending.cancel()
@@ -1285,7 +1291,7 @@ async def _copy(reader: asyncio.StreamReader, peer: Peer) -> None:
 @asynccontextmanager
 async def secure(
     kind: str, certificates: Certificates, *, server: str, trusted: bool, script: Script
-) -> AsyncIterator[tuple[httpx.AsyncBaseTransport, Site]]:
+) -> AsyncIterator[tuple[ApiTransport, Site]]:
     """Serve over TLS, and give a transport that reaches it directly or through a tunnel."""
     settings: dict[str, Any] = {"ca_file": certificates.ca_file if trusted else None}
     async with AsyncExitStack() as stack:
@@ -1294,7 +1300,7 @@ async def secure(
             proxy = await stack.enter_async_context(serving(tunnel_to(site)))
             settings["proxy"] = proxy.origin
         transport = open_transport(SmsApiSettings(**settings), max_connections=10)
-        yield await stack.enter_async_context(transport), site
+        yield await stack.enter_async_context(aclosing(transport)), site
 
 
 both_kinds = pytest.mark.parametrize("kind", ["direct", "tunnel"])
@@ -1339,7 +1345,7 @@ async def test_server_without_tls_pauses_the_worker() -> None:
         await peer.more()
         peer.say(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
 
-    async with serving(plain) as site, new_transport() as transport:
+    async with serving(plain) as site, aclosing(new_transport()) as transport:
         with pytest.raises(httpx.ConnectError) as caught:
             await post(transport, site.secure_url)
 
@@ -1349,7 +1355,7 @@ async def test_server_without_tls_pauses_the_worker() -> None:
 @pytest.mark.parametrize("script", [hang_up, hang_up_hard], ids=["close", "reset"])
 async def test_goodbye_in_the_handshake_is_not_sent(script: Script) -> None:
     """A server that hangs up in the handshake has received no byte of the request."""
-    async with serving(script) as site, new_transport() as transport:
+    async with serving(script) as site, aclosing(new_transport()) as transport:
         with pytest.raises(httpx.ConnectError):
             await post(transport, site.secure_url)
 
@@ -1403,7 +1409,7 @@ async def test_refused_tunnel_is_not_sent(status: int) -> None:
         await peer.head()
         peer.say(b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % status)
 
-    async with serving(refuse) as proxy, new_transport(proxy=proxy.origin) as transport:
+    async with serving(refuse) as proxy, aclosing(new_transport(proxy=proxy.origin)) as transport:
         fate = await fate_of(transport, "https://api.test/v1/messages")
 
         assert (fate, BODY in proxy.peers[0].received) == (Fate.NOT_SENT, False)
@@ -1416,7 +1422,7 @@ async def test_proxy_that_breaks_off_is_at_worst_uncertain(script: Script) -> No
     """A tunnel that does not come about is not sent or uncertain, within the deadline."""
     async with serving(script) as proxy:
         transport = new_transport(proxy=proxy.origin, timeout_seconds=SHORT_SECONDS)
-        async with transport:
+        async with aclosing(transport):
             fate = await fate_of(transport, "https://api.test/v1/messages")
 
     assert fate in {Fate.NOT_SENT, Fate.UNCERTAIN}
