@@ -8,6 +8,7 @@ reaches it unchanged.
 
 import asyncio
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -40,8 +41,9 @@ Take = Callable[[int, bool, Properties, bytes], None]
 class Wire(TransportFactory):
     """The stream of one connection, which aiormq opens and shares."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._deliveries: dict[int, _Deliveries] = {}
+        self._clock = clock
         self._transport: asyncio.Transport | None = None
 
     async def create(
@@ -52,7 +54,7 @@ class Wire(TransportFactory):
         """Connect; aiormq calls it. Raises AMQPConnectionError."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(loop=loop)
-        protocol = _Protocol(reader, self._deliveries)
+        protocol = _Protocol(reader, self._deliveries, self._clock)
         context: SSLContextProvider = kwargs.pop("ssl_context_provider")
         tls = await context.get_context() if url.scheme == "amqps" else None
         try:
@@ -135,20 +137,25 @@ class _Deliveries:
 class _Protocol(asyncio.StreamReaderProtocol):
     """Sorts the frames of a connection: deliveries are taken out, the others go to the reader."""
 
-    def __init__(self, reader: asyncio.StreamReader, deliveries: dict[int, _Deliveries]) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        deliveries: dict[int, _Deliveries],
+        clock: Callable[[], float],
+    ) -> None:
         super().__init__(reader, loop=asyncio.get_running_loop())
-        self._loop = asyncio.get_running_loop()
+        self._clock = clock
         self._deliveries = deliveries
         self._rest = b""
         self._is_amqp = True
-        self._passed_on_at = self._loop.time()
+        self._passed_on_at = self._clock()
 
     def data_received(self, data: bytes) -> None:
         """Sort what has arrived; the start of a frame waits for its end."""
         if self._is_amqp:
             data = self._take_deliveries(self._rest + data if self._rest else data)
         if data:
-            self._passed_on_at = self._loop.time()
+            self._passed_on_at = self._clock()
             super().data_received(data)
 
     def _take_deliveries(self, data: bytes) -> bytes:
@@ -176,5 +183,5 @@ class _Protocol(asyncio.StreamReaderProtocol):
 
     def _sign_of_life(self, taken_bytes: int) -> bytes:
         # aiormq gives a connection up on which it reads nothing for three heartbeats.
-        silent = self._loop.time() - self._passed_on_at
+        silent = self._clock() - self._passed_on_at
         return _HEARTBEAT if taken_bytes and silent > SIGN_OF_LIFE_SECONDS else b""

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from bridge.doctor import examine
 from bridge.queue_rules import Finding
 from bridge.sandbox.broker import Broker
 from bridge.topology import bridge_topology, ensure
+from tests.certificates import make_certificate
 from tests.integration.conftest import Canaries, Service, run_program, unique
 
 BOTH: tuple[Role, ...] = ("worker", "webhook")
@@ -369,12 +369,7 @@ async def test_an_api_that_is_not_there_is_found(site: Site) -> None:
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a certificate of 127.0.0.1 that ends in a week, with its key beside it."""
-    folder = tmp_path_factory.mktemp("tls")
-    options = ("-x509", "-nodes", "-newkey", "rsa:2048", "-days", "7", "-subj", "/CN=localhost")
-    names = ("-addext", "subjectAltName=IP:127.0.0.1")
-    files = ("-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem"))
-    subprocess.run(["openssl", "req", *options, *names, *files], check=True, capture_output=True)
-    return folder / "cert.pem"
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 async def test_the_brokers_certificate_is_read(certificate: Path) -> None:
