@@ -24,6 +24,7 @@ _HEAD: Final = struct.Struct(">BHI")
 _AROUND: Final = 8
 _END: Final = 0xCE
 _METHOD, _HEADER, _BODY = 1, 2, 3
+_KINDS: Final = frozenset({_METHOD, _HEADER, _BODY, 8})
 _DELIVER: Final = b"\x00\x3c\x00\x3c"
 _TAG: Final = struct.Struct(">QB")
 _BODY_SIZE: Final = struct.Struct(">4xQ")
@@ -146,14 +147,23 @@ class _Protocol(asyncio.StreamReaderProtocol):
         super().__init__(reader, loop=asyncio.get_running_loop())
         self._clock = clock
         self._deliveries = deliveries
-        self._rest = b""
+        # The start of a frame, and how many bytes are missing until its end.
+        self._held: list[bytes] = []
+        self._missing_bytes = 0
         self._is_amqp = True
         self._passed_on_at = self._clock()
 
     def data_received(self, data: bytes) -> None:
         """Sort what has arrived; the start of a frame waits for its end."""
+        if self._held:
+            self._held.append(data)
+            self._missing_bytes -= len(data)
+            if self._missing_bytes > 0:
+                return
+            data = b"".join(self._held)
+            self._held.clear()
         if self._is_amqp:
-            data = self._take_deliveries(self._rest + data if self._rest else data)
+            data = self._take_deliveries(data)
         if data:
             self._passed_on_at = self._clock()
             super().data_received(data)
@@ -165,21 +175,32 @@ class _Protocol(asyncio.StreamReaderProtocol):
         while at + _AROUND <= len(data):
             kind, channel, size = _HEAD.unpack_from(data, at)
             end = at + _AROUND + size
-            if end > len(data) and kind != ord("A"):
+            if end > len(data):
                 break
-            if end > len(data) or data[end - 1] != _END:
-                # No AMQP, such as the version that another one asks for. aiormq says so.
+            if data[end - 1] != _END or kind not in _KINDS:
                 self._is_amqp = False
-                at = len(data)
                 break
             deliveries = self._deliveries.get(channel)
             if deliveries is not None and deliveries.feed(kind, data[at + 7 : end - 1]):
                 others.append(data[begin:at])
                 begin = end
             at = end
+        else:
+            end = at + _AROUND
+        if at < len(data):
+            at = self._hold(data, at, end)
         others.append(data[begin:at])
-        self._rest = data[at:]
         return b"".join(others) or self._sign_of_life(at)
+
+    def _hold(self, data: bytes, at: int, end: int) -> int:
+        """Keep the start of a frame back; return to where all else may pass."""
+        if self._is_amqp and data[at] in _KINDS:
+            self._held.append(data[at:])
+            self._missing_bytes = end - len(data)
+            return at
+        # No AMQP, such as the version that another one asks for. aiormq says so.
+        self._is_amqp = False
+        return len(data)
 
     def _sign_of_life(self, taken_bytes: int) -> bytes:
         # aiormq gives a connection up on which it reads nothing for three heartbeats.

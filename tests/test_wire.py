@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from pamqp import commands
 from pamqp.body import ContentBody
 from pamqp.frame import marshal
-from pamqp.header import ContentHeader
+from pamqp.header import ContentHeader, ProtocolHeader
 from pamqp.heartbeat import Heartbeat
 from yarl import URL
 
@@ -261,6 +262,30 @@ async def test_half_a_frame_is_no_sign_of_life(stream: Stream) -> None:
 
 # What no broker sends
 
+NO_AMQP = {
+    "another-version": ProtocolHeader(0, 10, 0).marshal(),
+    "its-version": ProtocolHeader().marshal(),
+    "http": b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+    "tls": b"\x15\x03\x03\x00\x02\x02\x16",
+    "ssh": b"SSH-2.0-OpenSSH_9.9\r\n",
+    "one-byte": b"\x00",
+}
+ALIEN = st.one_of(
+    st.sampled_from(sorted(NO_AMQP.values())),
+    st.binary(min_size=1, max_size=40).filter(lambda data: data[0] not in {1, 2, 3, 8}),
+)
+
+
+@given(alien=ALIEN, first=st.sampled_from([b"", HEARTBEAT, METHODS[0]]), data=st.binary())
+async def test_what_is_no_amqp_passes_at_once(alien: bytes, first: bytes, data: bytes) -> None:
+    """Bytes that begin no frame, and all that follow, reach the reader as they come."""
+    stream = Stream()
+    with stream.wire.deliveries(TAKEN, stream.take):
+        seen = [stream.feed(piece) for piece in (first, alien, data, *Message().frames())]
+
+    assert seen[1:3] == [first + alien, first + alien + data]
+    assert seen[-1] == first + alien + data + b"".join(Message().frames())
+
 
 async def test_a_frame_without_its_end_passes(stream: Stream) -> None:
     """Where the end of a frame should be and is not, nothing is taken for a frame any more."""
@@ -270,6 +295,19 @@ async def test_a_frame_without_its_end_passes(stream: Stream) -> None:
 
     assert stream.taken == [Message().delivered]
     assert passed == METHODS[0] + broken + delivery
+
+
+async def test_large_frames_are_copied_once(stream: Stream) -> None:
+    """A broker may allow frames of any size: in small pieces one costs no more than its bytes."""
+    message = Message(parts=(bytes(16 << 20),))
+    data = b"".join(message.frames())
+    pieces = cut(data, range(0, len(data), 1448))
+    started = time.process_time()
+    stream.feed(*pieces)
+
+    # A fraction of a second; ten and more where each piece copies all that were before it.
+    assert time.process_time() - started < 4
+    assert stream.taken == [message.delivered]
 
 
 # Over a network
