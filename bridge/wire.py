@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from aiormq.connection import SSLContextProvider, TransportFactory
-from aiormq.exceptions import AMQPConnectionError
+from aiormq.exceptions import AMQPConnectionError, InvalidFrameError
 from yarl import URL
 
 from bridge.properties import Properties, read_properties
@@ -104,18 +104,22 @@ class _Deliveries:
         self._parts: list[bytes] = []
 
     def feed(self, kind: int, payload: bytes) -> bool:
-        """Take a frame; returns False for one that is no part of a delivery."""
-        if kind == _METHOD:
-            return self._begin(payload)
+        """Take a frame; returns False for one that is no part of a delivery.
+
+        Raises InvalidFrameError when one comes between the frames of a delivery, ValueError when
+        its properties cannot be read.
+        """
         if not self._is_open:
-            return False
-        if kind == _HEADER:
-            (self._missing_bytes,) = _BODY_SIZE.unpack_from(payload)
-            self._properties = read_properties(payload[_FLAGS_AT:])
-        elif kind == _BODY:
+            return kind == _METHOD and self._begin(payload)
+        if kind == _BODY and self._properties is not None:
             self._parts.append(payload)
             self._missing_bytes -= len(payload)
-        if self._properties is not None and not self._missing_bytes:
+        elif kind == _HEADER and self._properties is None:
+            (self._missing_bytes,) = _BODY_SIZE.unpack_from(payload)
+            self._properties = read_properties(payload[_FLAGS_AT:])
+        else:
+            raise InvalidFrameError("a delivery was interrupted")
+        if self._missing_bytes <= 0:
             self._end(self._properties)
         return True
 

@@ -14,7 +14,7 @@ from typing import Any, SupportsIndex
 import pytest
 from aiormq.abc import SSLCerts
 from aiormq.connection import SSLContextProvider
-from aiormq.exceptions import AMQPConnectionError
+from aiormq.exceptions import AMQPConnectionError, InvalidFrameError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
@@ -295,6 +295,30 @@ async def test_a_frame_without_its_end_passes(stream: Stream) -> None:
 
     assert stream.taken == [Message().delivered]
     assert passed == METHODS[0] + broken + delivery
+
+
+async def test_a_delivery_that_is_interrupted_is_an_error(stream: Stream) -> None:
+    """What does not belong between the frames of a delivery is not taken for a part of it."""
+    method, header, body = Message().frames()
+    for frames in (
+        (method, METHODS[0]),
+        (method, method),
+        (method, body),
+        (method, header, header),
+    ):
+        ours = Stream()
+        with ours.wire.deliveries(TAKEN, ours.take), pytest.raises(InvalidFrameError):
+            ours.feed(*frames)
+
+    assert stream.taken == []
+
+
+async def test_a_body_that_is_too_long_is_not_waited_for(stream: Stream) -> None:
+    """A body of more bytes than were announced comes to its end, as it does with aiormq."""
+    method, header, _ = Message().frames()
+    stream.feed(method, header, marshal(ContentBody(b"hello, world"), TAKEN))
+
+    assert [body for *_, body in stream.taken] == [b"hello, world"]
 
 
 async def test_large_frames_are_copied_once(stream: Stream) -> None:
