@@ -147,6 +147,7 @@ class Bridge:
         )
         self._health = Health(self._metrics)
         self._links: list[Link] = []
+        self._publishers: list[Publisher] = []
         self._secrets = Secrets(self._metrics)
         for login in _broker_secrets(settings):
             self._secrets.watch("rabbitmq", login, lambda: None)
@@ -254,6 +255,12 @@ class Bridge:
     def _make_admin(self) -> Listener:
         settings = self._settings.admin
         self._metrics.connection_up.set_function(lambda: all(link.is_up for link in self._links))
+        self._metrics.connection_blocked.set_function(
+            lambda: any(link.is_blocked for link in self._links)
+        )
+        self._metrics.unconfirmed.set_function(
+            lambda: sum(publisher.unconfirmed for publisher in self._publishers)
+        )
         listener = Listener(
             admin_handler(self._health, self._registry),
             ADMIN_LIMITS,
@@ -270,8 +277,7 @@ class Bridge:
         publisher = Publisher(
             self._metrics, timeout_seconds=self._settings.rabbitmq.publish_timeout_seconds
         )
-        blocked = self._metrics.connection_blocked
-        blocked.set_function(lambda: any(link.is_blocked for link in self._links))
+        self._publishers.append(publisher)
         return publisher
 
     def _link(self, name: str, serve: Callable[..., Coroutine[Any, Any, None]]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import aio_pika
 
-from bridge.broker import is_blocked
+from bridge.broker import wire_of
 from bridge.logs import facts
 from bridge.metrics import WebhookMetrics
 from bridge.topology import read_queue
@@ -41,7 +41,7 @@ def watched(serve: Serve, queue: str | None, metrics: WebhookMetrics) -> Serve:
 async def _watch(connection: aio_pika.Connection, queue: str, metrics: WebhookMetrics) -> None:
     while True:
         # A broker that blocks the connection reads no question either.
-        if not is_blocked(connection):
+        if not wire_of(connection).is_blocked:
             await _look(connection, queue, metrics)
         await asyncio.sleep(STATS_SECONDS)
 

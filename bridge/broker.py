@@ -70,7 +70,7 @@ class Link:
     @property
     def is_blocked(self) -> bool:
         """Whether the broker refuses to take messages on this connection (an alarm)."""
-        return self._connection is not None and is_blocked(self._connection)
+        return self._connection is not None and wire_of(self._connection).is_blocked
 
     async def run(self, serve: Serve) -> NoReturn:
         """Connect and `serve`, for ever. `serve` ends or raises when the connection is no use.
@@ -269,23 +269,6 @@ def _describe(error: BaseException) -> str:
 def wire_of(connection: aio_pika.Connection) -> Wire:
     """Return the frames beneath a connection that `open_connection` has opened."""
     return cast("Wire", connection.kwargs["transport_factory"])
-
-
-def is_blocked(connection: aio_pika.Connection) -> bool:
-    """Say whether the broker has sent `connection.blocked`.
-
-    aiormq has no flag for it, but its `ready()` returns at once unless the broker blocks.
-    """
-    if connection.transport is None:
-        return False
-    waiting = connection.transport.connection.ready()
-    try:
-        waiting.send(None)
-    except StopIteration:
-        return False
-    finally:
-        waiting.close()
-    return True
 
 
 async def open_channel(

@@ -19,7 +19,6 @@ class Session:
         self.channel = channel
         self._wire = wire
         self.has_failed = False
-        self._acks: list[int] = []
         self.last_ack_at = -math.inf
         self.over = asyncio.Event()
 
@@ -29,21 +28,12 @@ class Session:
         return self.over.is_set()
 
     def ack(self, tag: int) -> bool:
-        """Write an ack, or return False: the broker delivers the message again.
-
-        All acks of one turn of the event loop leave in one write.
-        """
+        """Write an ack, or return False: the broker delivers the message again."""
         if self.is_over or self.channel.is_closed:
             return False
         self.last_ack_at = time.monotonic()
-        if not self._acks:
-            asyncio.get_running_loop().call_soon(self._write_acks)
-        self._acks.append(tag)
+        self._wire.ack(self.channel.number, tag)
         return True
-
-    def _write_acks(self) -> None:
-        tags, self._acks = self._acks, []
-        self._wire.ack(self.channel.number, tags)
 
 
 @dataclass(slots=True, eq=False)

@@ -31,6 +31,22 @@ def read_properties(data: bytes) -> Properties:
     return properties
 
 
+def write_properties(properties: Properties) -> bytes:
+    """Write the properties of a content header, flags first; what is None or empty is left out.
+
+    Raises ValueError when a text is too long.
+    """
+    flags = 0
+    parts = [b""]
+    for name, flag, encode in _FIELDS:
+        value = getattr(properties, name)
+        if value is not None and value != "":
+            flags |= flag
+            parts.append(encode(value))
+    parts[0] = struct.pack(">H", flags)
+    return b"".join(parts)
+
+
 @functools.lru_cache(maxsize=256)
 def _present(flags: int) -> tuple[tuple[str, Callable[[bytes], tuple[int, Any]]], ...]:
     names = [name for name in Properties.__slots__ if flags & Properties.flags[name]]
@@ -53,7 +69,7 @@ def tolerate_broken_properties() -> None:
         "table": _decode_table,
     }
     decode.TABLE_MAPPING |= {b"T": _decode_timestamp}
-    encode.METHODS |= {"shortstr": _encode_short_string, "table": _encode_table}
+    encode.METHODS |= {"shortstr": encode_short_string, "table": _encode_table}
 
 
 def _decode_short_string(value: bytes) -> tuple[int, str]:
@@ -105,7 +121,8 @@ def _decode_value(value: bytes, depth: int) -> tuple[int, Any]:
     return used + 1, found
 
 
-def _encode_short_string(value: str) -> bytes:
+def encode_short_string(value: str) -> bytes:
+    """Write a text with its length; raises ValueError when it has more than 255 bytes."""
     encoded = value.encode("utf-8", "surrogateescape")
     if len(encoded) > 255:  # noqa: PLR2004  the length is one byte
         raise ValueError("a short string has at most 255 bytes")
@@ -114,7 +131,7 @@ def _encode_short_string(value: str) -> bytes:
 
 def _encode_table(value: Mapping[str, Any] | None) -> bytes:
     entries = b"".join(
-        _encode_short_string(name) + _encode_value(item) for name, item in (value or {}).items()
+        encode_short_string(name) + _encode_value(item) for name, item in (value or {}).items()
     )
     return struct.pack(">I", len(entries)) + entries
 
@@ -146,3 +163,13 @@ _DECODERS: Final[Mapping[str, Callable[[bytes], tuple[int, Any]]]] = {
     "timestamp": _decode_timestamp,
     "table": _decode_table,
 }
+_ENCODERS: Final[Mapping[str, Callable[[Any], bytes]]] = {
+    "shortstr": encode_short_string,
+    "octet": pamqp.encode.octet,
+    "timestamp": pamqp.encode.timestamp,
+    "table": _encode_table,
+}
+_FIELDS: Final = tuple(
+    (name, Properties.flags[name], _ENCODERS[Properties.amqp_type(name)])
+    for name in Properties.__slots__
+)

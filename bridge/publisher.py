@@ -2,19 +2,25 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Final
 
 import aio_pika
-import aiormq
 
-from bridge.broker import is_blocked, open_channel
+from bridge.broker import open_channel, wire_of
 from bridge.errors import BrokerError, PublishError
+from bridge.frames import Confirm
 from bridge.metrics import BridgeMetrics
 from bridge.properties import Properties
+from bridge.wire import PublishingChannel
 
 MAX_UNCONFIRMED: Final = 4096
+_DETAILS: Final[Mapping[Confirm, str]] = {
+    "returned": "no queue takes it: {}",
+    "nacked": "the broker refused to store it",
+    "timeout": "no confirm in time",
+    "error": "the connection to the broker ended",
+}
 
 
 class Publisher:
@@ -27,27 +33,33 @@ class Publisher:
     def __init__(self, metrics: BridgeMetrics, *, timeout_seconds: float) -> None:
         self._metrics = metrics
         self._timeout_seconds = timeout_seconds
-        self._connection: aio_pika.Connection | None = None
-        self._channel: aiormq.Channel | None = None
+        self._channel: PublishingChannel | None = None
         self._open = asyncio.Event()
-        self._in_flight: dict[str, asyncio.Future[None]] = {}
+        self._in_flight: dict[str, asyncio.Future[Confirm]] = {}
 
     async def serve(self, connection: aio_pika.Connection) -> None:
         """Publish on this connection until its channel ends; `Link.run` calls it."""
         channel = await open_channel(connection, confirms=True)
-        self._connection, self._channel = connection, channel
-        self._open.set()
-        try:
-            await asyncio.wait({channel.closing})
-            raise BrokerError("the publishing channel was closed")
-        finally:
-            self._open.clear()
-            self._connection = self._channel = None
+        wire, most = wire_of(connection), channel.max_content_size
+        with wire.publishing(channel.number, max_payload_bytes=most) as publishing:
+            self._channel = publishing
+            self._open.set()
+            try:
+                await asyncio.wait({channel.closing})
+                raise BrokerError("the publishing channel was closed")
+            finally:
+                self._open.clear()
+                self._channel = None
 
     @property
     def is_blocked(self) -> bool:
         """Whether the broker takes no messages now (a memory or disk alarm)."""
-        return self._connection is not None and is_blocked(self._connection)
+        return self._channel is not None and self._channel.is_blocked
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many messages wait for their confirm."""
+        return len(self._in_flight)
 
     async def publish(
         self,
@@ -66,65 +78,62 @@ class Publisher:
         """
         if self.is_blocked:
             raise PublishError("timeout", "the broker blocks publishing (memory or disk alarm)")
-        if len(self._in_flight) >= MAX_UNCONFIRMED:
+        if self._channel is not None and self._channel.unconfirmed >= MAX_UNCONFIRMED:
             raise PublishError("error", f"{MAX_UNCONFIRMED} publishes wait for their confirm")
         label = exchange or "default"
         started = time.perf_counter()
         try:
-            async with asyncio.timeout(timeout_seconds or self._timeout_seconds):
-                await self._publish(body, exchange, routing_key, properties)
-        except TimeoutError:
-            self._metrics.published.labels(label, "timeout").inc()
-            raise PublishError("timeout", "no confirm in time") from None
-        except PublishError as error:
-            self._metrics.published.labels(label, error.fault).inc()
-            raise
-        self._metrics.published.labels(label, "confirmed").inc()
+            confirm = await self._publish(
+                body, exchange, routing_key, properties, timeout_seconds or self._timeout_seconds
+            )
+        except ValueError as error:  # too long for AMQP
+            self._metrics.published.labels(label, "error").inc()
+            raise PublishError("error", type(error).__name__) from None
+        self._metrics.published.labels(label, confirm).inc()
+        if confirm != "confirmed":
+            raise PublishError(confirm, _DETAILS[confirm].format(routing_key))
         self._metrics.publish_duration.labels(label).observe(time.perf_counter() - started)
 
     async def _publish(
-        self, body: bytes, exchange: str, routing_key: str, properties: Properties
-    ) -> None:
-        await self._open.wait()
+        self,
+        body: bytes,
+        exchange: str,
+        routing_key: str,
+        properties: Properties,
+        timeout_seconds: float,
+    ) -> Confirm:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_seconds
         message_id = properties.message_id or ""
-        # aiormq matches a returned message by its id: two publishes in flight with one id would
-        # get each other's answer. The second waits for the first.
-        while (earlier := self._in_flight.get(message_id)) is not None:
-            await asyncio.shield(earlier)
-        with self._mark(message_id):
-            channel = self._channel
-            if channel is None:
-                raise PublishError("error", "the connection to the broker ended")
+        if self._channel is None or message_id in self._in_flight:
             try:
-                await channel.basic_publish(
-                    body,
-                    exchange=exchange,
-                    routing_key=routing_key,
-                    properties=properties,
-                    mandatory=True,
-                    wait=False,
-                )
-            except aiormq.exceptions.PublishError:
-                raise PublishError("returned", f"no queue takes it: {routing_key}") from None
-            except aiormq.exceptions.DeliveryError:
-                raise PublishError("nacked", "the broker refused to store it") from None
-            except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
-                raise PublishError("error", type(error).__name__) from None
-            except asyncio.CancelledError:
-                # A closing channel cancels its futures; only our own cancellation goes on.
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise
-                raise PublishError("error", "the channel was closed") from None
-
-    @contextmanager
-    def _mark(self, message_id: str) -> Iterator[None]:
-        done = asyncio.get_running_loop().create_future()
-        self._in_flight[message_id] = done
-        self._metrics.unconfirmed.inc()
+                async with asyncio.timeout_at(deadline):
+                    await self._wait_for_turn(message_id)
+            except TimeoutError:
+                return "timeout"
+        channel = self._channel
+        if channel is None:
+            return "error"
+        confirm = channel.publish(
+            body, exchange=exchange, routing_key=routing_key, properties=properties
+        )
+        self._in_flight[message_id] = confirm
+        confirm.add_done_callback(lambda _: self._in_flight.pop(message_id))
+        # A timer of its own costs a third of `asyncio.timeout`.
+        timer = loop.call_at(deadline, _expire, confirm)
         try:
-            yield
+            return await confirm
         finally:
-            del self._in_flight[message_id]
-            self._metrics.unconfirmed.dec()
-            done.set_result(None)
+            timer.cancel()
+
+    async def _wait_for_turn(self, message_id: str) -> None:
+        """Wait for a channel, and until no other message with this id is in flight."""
+        await self._open.wait()
+        while (earlier := self._in_flight.get(message_id)) is not None:
+            await asyncio.wait({earlier})
+            await self._open.wait()
+
+
+def _expire(confirm: "asyncio.Future[Confirm]") -> None:
+    if not confirm.done():
+        confirm.set_result("timeout")

@@ -81,7 +81,7 @@ class Stream:
         self.taken: list[Delivered] = []
         self.wire = Wire(clock=self.clock)
         self.reader = Reader()
-        self._protocol = wire._Protocol(self.reader, self.wire._deliveries, self.clock)
+        self._protocol = wire._Protocol(self.reader, self.wire._takers, self.clock)
 
     def take(self, tag: int, redelivered: bool, properties: Properties, body: bytes) -> None:  # noqa: FBT001
         """Write down a delivery."""
@@ -397,19 +397,19 @@ async def test_acks_are_those_of_the_client_library(
     expected = b"".join(marshal(commands.Basic.Ack(tag), ch) for ch in channels for tag in tags)
     async with connected(certificate if secure else None) as (ours, _, _, peer):
         for channel in channels:
-            ours.ack(channel, tags)
-            ours.ack(channel, [])
+            for tag in tags:
+                ours.ack(channel, tag)
         assert await peer.reader.readexactly(len(expected)) == expected
 
 
 async def test_an_ack_without_a_connection_is_nothing() -> None:
     """Before there is a connection, while it closes and when it is closed, an ack does nothing."""
-    Wire().ack(TAKEN, [1])
+    Wire().ack(TAKEN, 1)
     async with connected() as (ours, _, writer, peer):
         writer.close()
-        ours.ack(TAKEN, [1])
+        ours.ack(TAKEN, 1)
         await writer.wait_closed()
-        ours.ack(TAKEN, [1])
+        ours.ack(TAKEN, 1)
 
         assert await peer.reader.read() == b""
         assert peer.faults == []
@@ -442,7 +442,7 @@ async def test_a_delivery_that_fails_ends_its_connection(
                 await reader.read()
             with suppress(ConnectionResetError):
                 assert await peer.reader.read() == b""
-            ours.ack(TAKEN, [1])
+            ours.ack(TAKEN, 1)
 
         assert len(peer.faults) == 1
 

@@ -1,0 +1,225 @@
+"""AMQP frames of the hot path as bytes: deliveries and acks, publishes and their confirms.
+
+Nothing here does I/O. AMQP 0-9-1, 2.3.5 and 4.2, and RabbitMQ's confirms extension.
+"""
+
+import asyncio
+import functools
+import struct
+from collections.abc import Callable
+from typing import Final, Literal, Protocol
+
+from aiormq.exceptions import InvalidFrameError
+
+from bridge.properties import Properties, encode_short_string, read_properties, write_properties
+
+# A frame: type, channel and size, the payload, the end.
+HEAD: Final = struct.Struct(">BHI")
+AROUND_BYTES: Final = 8
+END: Final = 0xCE
+METHOD, HEADER, BODY, _HEARTBEAT = 1, 2, 3, 8
+KINDS: Final = frozenset({METHOD, HEADER, BODY, _HEARTBEAT})
+HEARTBEAT: Final = HEAD.pack(_HEARTBEAT, 0, 0) + bytes((END,))
+
+# Class and method.
+_BLOCKED, _UNBLOCKED = b"\x00\x0a\x00\x3c", b"\x00\x0a\x00\x3d"
+_PUBLISH, _RETURN, _DELIVER = b"\x00\x3c\x00\x28", b"\x00\x3c\x00\x32", b"\x00\x3c\x00\x3c"
+_ACK, _NACK = b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78"
+_METHOD_BYTES: Final = 4
+
+# A delivery tag, and bits: `redelivered` of a delivery, `multiple` of a confirm.
+_TAG: Final = struct.Struct(">QB")
+_MULTIPLE: Final = 1
+# A content header: class, weight, size of the body; then the properties.
+_CONTENT: Final = struct.Struct(">HHQ")
+_BASIC: Final = 60
+_ACK_FRAME: Final = struct.Struct(">BHIHHQBB")
+
+# Called with the tag, whether it was delivered before, the properties and the body.
+Take = Callable[[int, bool, Properties, bytes], None]
+# What became of a publish: what the broker said of it, `error` when its channel ended before
+# that, `timeout` when whoever waited has given up.
+Confirm = Literal["confirmed", "returned", "nacked", "error", "timeout"]
+
+
+class Feedable(Protocol):
+    """Whoever wants the frames of a channel."""
+
+    def feed(self, kind: int, payload: bytes) -> bool:
+        """Take a frame; returns False for one that the client library is to have."""
+
+
+class _Content:
+    """Puts the header and the body of one message together."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._properties: Properties | None = None
+        self._missing_bytes = 0
+        self._parts: list[bytes] = []
+
+    def add(self, kind: int, payload: bytes) -> tuple[Properties, bytes] | None:
+        """Take the next frame, and return the message when it was the last.
+
+        Raises InvalidFrameError when it is none of the message, ValueError when its properties
+        cannot be read.
+        """
+        if kind == BODY and self._properties is not None:
+            self._parts.append(payload)
+            self._missing_bytes -= len(payload)
+        elif kind == HEADER and self._properties is None:
+            _, _, self._missing_bytes = _CONTENT.unpack_from(payload)
+            self._properties = read_properties(payload[_CONTENT.size :])
+        else:
+            raise InvalidFrameError("a message was interrupted")
+        if self._missing_bytes > 0:
+            return None
+        message = self._properties, b"".join(self._parts)
+        self.is_open, self._properties = False, None
+        self._parts.clear()
+        return message
+
+
+class Deliveries:
+    """What is delivered on one channel."""
+
+    def __init__(self, take: Take) -> None:
+        self._take = take
+        self._content = _Content()
+        self._tag = 0
+        self._redelivered = False
+
+    def feed(self, kind: int, payload: bytes) -> bool:
+        """Take a frame; returns False for one that is no part of a delivery."""
+        if not self._content.is_open:
+            return kind == METHOD and self._begin(payload)
+        message = self._content.add(kind, payload)
+        if message is not None:
+            self._take(self._tag, self._redelivered, *message)
+        return True
+
+    def _begin(self, payload: bytes) -> bool:
+        if not payload.startswith(_DELIVER):
+            return False
+        # Behind the consumer's tag, a short string; exchange and routing key follow.
+        self._tag, bits = _TAG.unpack_from(payload, _METHOD_BYTES + 1 + payload[_METHOD_BYTES])
+        self._redelivered = bool(bits)
+        self._content.is_open = True
+        return True
+
+
+class Confirms:
+    """What the broker says of the messages that are published on one channel, all of them here."""
+
+    def __init__(self) -> None:
+        self._last_tag = 0
+        self._waiting: dict[int, asyncio.Future[Confirm]] = {}
+        self._by_id: dict[str | None, asyncio.Future[Confirm]] = {}
+        self._returned = _Content()
+
+    def __len__(self) -> int:
+        """Return how many the broker has said nothing of."""
+        return len(self._waiting)
+
+    def expect(self, message_id: str | None) -> "asyncio.Future[Confirm]":
+        """Await the confirm of the next publish on the channel.
+
+        A returned message is told by its id, so no two at a time should have the same.
+        """
+        self._last_tag += 1
+        confirm = self._waiting[self._last_tag] = asyncio.get_running_loop().create_future()
+        self._by_id[message_id] = confirm
+        confirm.add_done_callback(lambda _: self._forget(message_id, confirm))
+        return confirm
+
+    def close(self) -> None:
+        """End the waiting for what no confirm can come of any more."""
+        for confirm in self._waiting.values():
+            _resolve(confirm, "error")
+        self._waiting.clear()
+
+    def feed(self, kind: int, payload: bytes) -> bool:
+        """Take a frame; returns False for one that says nothing of a publish."""
+        if self._returned.is_open:
+            message = self._returned.add(kind, payload)
+            if message is not None:
+                _resolve(self._by_id.get(message[0].message_id), "returned")
+            return True
+        if kind != METHOD:
+            return False
+        if payload.startswith(_ACK):
+            self._settle(payload, "confirmed")
+        elif payload.startswith(_NACK):
+            self._settle(payload, "nacked")
+        elif payload.startswith(_RETURN):
+            # The ack of the returned message comes after it.
+            self._returned.is_open = True
+        else:
+            return False
+        return True
+
+    def _settle(self, payload: bytes, confirm: Confirm) -> None:
+        tag, bits = _TAG.unpack_from(payload, _METHOD_BYTES)
+        if bits & _MULTIPLE:
+            for earlier in [one for one in self._waiting if one < tag]:
+                _resolve(self._waiting.pop(earlier), confirm)
+        _resolve(self._waiting.pop(tag, None), confirm)
+
+    def _forget(self, message_id: str | None, confirm: "asyncio.Future[Confirm]") -> None:
+        if self._by_id.get(message_id) is confirm:
+            del self._by_id[message_id]
+
+
+def _resolve(waiting: "asyncio.Future[Confirm] | None", confirm: Confirm) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(confirm)
+
+
+class Alarms:
+    """Whether the broker blocks publishing on its connection, because of a memory or disk alarm."""
+
+    def __init__(self) -> None:
+        self.is_blocked = False
+
+    def feed(self, _kind: int, payload: bytes) -> bool:
+        """Look at a frame of channel 0, and leave it to the client library."""
+        if payload.startswith((_BLOCKED, _UNBLOCKED)):
+            self.is_blocked = payload.startswith(_BLOCKED)
+        return False
+
+
+def ack_frame(channel: int, tag: int) -> bytes:
+    """Write the ack of one delivery."""
+    return _ACK_FRAME.pack(METHOD, channel, 13, _BASIC, 80, tag, 0, END)
+
+
+def publish_frames(
+    channel: int,
+    body: bytes,
+    *,
+    exchange: str,
+    routing_key: str,
+    properties: Properties,
+    max_payload_bytes: int,
+) -> bytes:
+    """Write a message that the broker is to return when no queue takes it (`mandatory`).
+
+    Raises ValueError when the exchange, the routing key or a text of the properties is too long.
+    """
+    header = _CONTENT.pack(_BASIC, 0, len(body)) + write_properties(properties)
+    parts = [_publish_frame(channel, exchange, routing_key), _frame(HEADER, channel, header)]
+    parts += [
+        _frame(BODY, channel, body[at : at + max_payload_bytes])
+        for at in range(0, len(body), max_payload_bytes)
+    ]
+    return b"".join(parts)
+
+
+@functools.lru_cache(maxsize=256)
+def _publish_frame(channel: int, exchange: str, routing_key: str) -> bytes:
+    names = encode_short_string(exchange) + encode_short_string(routing_key)
+    return _frame(METHOD, channel, b"%s\x00\x00%s\x01" % (_PUBLISH, names))
+
+
+def _frame(kind: int, channel: int, payload: bytes) -> bytes:
+    return b"%s%s\xce" % (HEAD.pack(kind, channel, len(payload)), payload)
