@@ -82,10 +82,9 @@ class Publisher:
             raise PublishError("error", f"{MAX_UNCONFIRMED} publishes wait for their confirm")
         label = exchange or "default"
         started = time.perf_counter()
+        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         try:
-            confirm = await self._publish(
-                body, exchange, routing_key, properties, timeout_seconds or self._timeout_seconds
-            )
+            confirm = await self._publish(body, exchange, routing_key, properties, seconds)
         except ValueError as error:  # too long for AMQP
             self._metrics.published.labels(label, "error").inc()
             raise PublishError("error", type(error).__name__) from None

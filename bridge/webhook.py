@@ -6,6 +6,7 @@ that is authentic is ever refused.
 
 import asyncio
 import hashlib
+import itertools
 import json
 import logging
 import re
@@ -120,6 +121,8 @@ class Receiver:
         self._publisher = publisher
         self._metrics = metrics
         self._in_flight = 0
+        self._process_id = uuid.uuid4().hex
+        self._numbers = itertools.count(1)
         self._recent = RecentEvents(settings.repeat_window)
         self.read_secrets()
         metrics.http_in_flight.set_function(lambda: self._in_flight)
@@ -197,22 +200,40 @@ class Receiver:
 
     async def _publish(self, request: Request, event: Event) -> bool:
         """Publish an event unless it was before; return whether it was new."""
-        budget = self._settings.response_timeout_seconds - ANSWER_SECONDS
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.response_timeout_seconds - ANSWER_SECONDS
+
+        async def publish() -> None:
+            await self._publisher.publish(
+                event.body,
+                exchange=self._settings.exchange,
+                routing_key=event.routing_key,
+                properties=self._properties(event, request),
+                timeout_seconds=deadline - loop.time(),
+            )
+
         try:
-            async with asyncio.timeout(budget):
-                return await self._recent.once(
-                    event.repeat_key,
-                    lambda: self._publisher.publish(
-                        event.body,
-                        exchange=self._settings.exchange,
-                        routing_key=event.routing_key,
-                        properties=_properties(event, request),
-                        timeout_seconds=budget,
-                    ),
-                )
+            return await self._recent.once(event.repeat_key, publish, deadline=deadline)
         except (PublishError, TimeoutError) as error:
             why = str(error) if isinstance(error, PublishError) else "no confirm in time"
             raise _Refusal(_try_later(), "publish_failed", why) from None
+
+    def _properties(self, event: Event, request: Request) -> Properties:
+        headers: dict[str, Any] = {BODY_SHA256: event.sha256}
+        if event.event_id is not None:
+            headers[EVENT_ID] = event.event_id
+        trace = read_trace(request.header(b"traceparent"), request.header(b"tracestate"))
+        headers |= dict(trace)
+        return Properties(
+            content_type="application/json",
+            content_encoding=_short(request.header(b"content-encoding")),
+            delivery_mode=2,
+            message_type=_short(event.type),
+            timestamp=datetime.now(UTC),
+            # Unique for each publish: a returned message is told by it.
+            message_id=f"{self._process_id}-{next(self._numbers)}",
+            headers=headers,
+        )
 
     # The answers around it
 
@@ -286,14 +307,19 @@ class RecentEvents:
         self._in_flight: dict[object, asyncio.Future[bool]] = {}
         self._published: OrderedDict[object, float] = OrderedDict()
 
-    async def once(self, key: object, publish: Callable[[], Any]) -> bool:
-        """Await `publish()` unless it was done for this key; return whether it was done now."""
+    async def once(self, key: object, publish: Callable[[], Any], *, deadline: float) -> bool:
+        """Await `publish()` unless it was done for this key; return whether it was done now.
+
+        Raises TimeoutError when an earlier one with the key is not done by the deadline, a time
+        of the event loop.
+        """
         if key is None:
             await publish()
             return True
         while (earlier := self._in_flight.get(key)) is not None:
-            if await asyncio.shield(earlier):
-                return False
+            async with asyncio.timeout_at(deadline):
+                if await asyncio.shield(earlier):
+                    return False
         now = self._clock()
         if now - self._published.get(key, now - self._window_seconds) < self._window_seconds:
             return False
@@ -336,24 +362,6 @@ def _parse(body: bytes) -> Any:  # noqa: ANN401  JSON
         return json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError):
         return None
-
-
-def _properties(event: Event, request: Request) -> Properties:
-    headers: dict[str, Any] = {BODY_SHA256: event.sha256}
-    if event.event_id is not None:
-        headers[EVENT_ID] = event.event_id
-    trace = read_trace(request.header(b"traceparent"), request.header(b"tracestate"))
-    headers |= dict(trace)
-    return Properties(
-        content_type="application/json",
-        content_encoding=_short(request.header(b"content-encoding")),
-        delivery_mode=2,
-        message_type=_short(event.type),
-        timestamp=datetime.now(UTC),
-        # Unique for each publish: a confirm is matched by it.
-        message_id=uuid.uuid4().hex,
-        headers=headers,
-    )
 
 
 def _short(text: str | None) -> str | None:

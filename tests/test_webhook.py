@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import hmac
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -35,10 +36,14 @@ class Store:
     fate: Callable[[], Awaitable[None]] | None = None
     bodies: list[bytes] = field(default_factory=list)
 
-    async def publish(self, body: bytes, **_: Any) -> None:
-        """Take an event."""
-        if self.fate is not None:
-            await self.fate()
+    async def publish(self, body: bytes, *, timeout_seconds: float, **_: Any) -> None:
+        """Take an event, or raise PublishError when time is up."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                if self.fate is not None:
+                    await self.fate()
+        except TimeoutError:
+            raise PublishError("timeout", "no confirm in time") from None
         self.bodies.append(body)
 
 
@@ -280,7 +285,7 @@ async def test_memory_of_repeats_ends() -> None:
 
     async def is_new_at(seconds: float) -> bool:
         clock[0] = seconds
-        return await recent.once("key", _nothing)
+        return await recent.once("key", _nothing, deadline=math.inf)
 
     found = [await is_new_at(seconds) for seconds in (0, 9.9, 10.1, 15, 20.2)]
     assert found == [True, False, True, False, True]
@@ -291,13 +296,18 @@ async def test_memory_of_repeats_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("bridge.webhook.MAX_RECENT_EVENTS", 3)
     recent = RecentEvents(600)
     for key in range(5):
-        await recent.once(key, _nothing)
+        await recent.once(key, _nothing, deadline=math.inf)
 
-    assert [await recent.once(key, _nothing) for key in (4, 3, 2, 0)] == [False, False, False, True]
+    assert [await recent.once(key, _nothing, deadline=math.inf) for key in (4, 3, 2, 0)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 async def test_events_without_a_key_are_never_repeats() -> None:
     """What has no id is published each time."""
     recent = RecentEvents(600)
 
-    assert [await recent.once(None, _nothing) for _ in range(3)] == [True] * 3
+    assert [await recent.once(None, _nothing, deadline=math.inf) for _ in range(3)] == [True] * 3
