@@ -19,15 +19,18 @@ MAX_HEADER_DEPTH: Final = 32
 def read_properties(data: bytes) -> Properties:
     """Read the properties of a content header, flags first (AMQP 0-9-1, 4.2.6.1).
 
-    The same as the client library's own, in half the time.
+    The same as the client library's own, in half the time. Raises ValueError, which quotes nothing.
     """
     properties = Properties()
-    (flags,) = struct.unpack_from(">H", data)
-    rest = data[2:]
-    for name, decode in _present(flags):
-        used, value = decode(rest)
-        setattr(properties, name, value)
-        rest = rest[used:]
+    try:
+        (flags,) = struct.unpack_from(">H", data)
+        rest = data[2:]
+        for name, decode in _present(flags):
+            used, value = decode(rest)
+            setattr(properties, name, value)
+            rest = rest[used:]
+    except (ValueError, IndexError, struct.error) as error:
+        raise ValueError("the properties of a message cannot be read") from error
     return properties
 
 
@@ -86,7 +89,7 @@ def _decode_timestamp(value: bytes) -> tuple[int, datetime]:
 
 
 def _decode_table(value: bytes, depth: int = 0) -> tuple[int, dict[str, Any]]:
-    end = 4 + int(struct.unpack(">I", value[:4])[0])
+    end = _end_within(value)
     table: dict[str, Any] = {}
     offset = 4
     while offset < end:
@@ -97,8 +100,15 @@ def _decode_table(value: bytes, depth: int = 0) -> tuple[int, dict[str, Any]]:
     return end, table
 
 
-def _decode_array(value: bytes, depth: int) -> tuple[int, list[Any]]:
+def _end_within(value: bytes) -> int:
     end = 4 + int(struct.unpack(">I", value[:4])[0])
+    if end > len(value):
+        raise ValueError("longer than the properties")
+    return end
+
+
+def _decode_array(value: bytes, depth: int) -> tuple[int, list[Any]]:
+    end = _end_within(value)
     array: list[Any] = []
     offset = 4
     while offset < end:

@@ -415,6 +415,9 @@ async def test_an_ack_without_a_connection_is_nothing() -> None:
         assert peer.faults == []
 
 
+UNREADABLE = marshal(ContentHeader(body_size=1), TAKEN)[:-3] + b"\x80\x00\xce"
+
+
 def _refuse(*_: object) -> None:
     raise RuntimeError("not this one")
 
@@ -422,8 +425,11 @@ def _refuse(*_: object) -> None:
 @pytest.mark.parametrize("secure", [False, True], ids=["tcp", "tls"])
 @pytest.mark.parametrize(
     ("take", "header", "error"),
-    [(_refuse, Message(parts=()).content(TAKEN)[0], RuntimeError)],
-    ids=["refused"],
+    [
+        (lambda *_: None, UNREADABLE, ValueError),
+        (_refuse, Message(parts=()).content(TAKEN)[0], RuntimeError),
+    ],
+    ids=["unreadable", "refused"],
 )
 async def test_a_delivery_that_fails_ends_its_connection(
     secure: bool,  # noqa: FBT001  a parameter of the test
