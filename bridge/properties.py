@@ -147,10 +147,11 @@ def _encode_table(value: Mapping[str, Any] | None) -> bytes:
 
 
 def _encode_value(value: Any) -> bytes:  # noqa: ANN401  a header may be anything
-    # pamqp writes a float in 32 bits, cannot write bytes, and refuses large numbers.
+    # pamqp writes a float in 32 bits, cannot write bytes, and refuses large numbers. A bytearray
+    # is a type of its own, which it writes as it came.
     if isinstance(value, float):
         return b"d" + struct.pack(">d", value)
-    if isinstance(value, bytes | bytearray):
+    if isinstance(value, bytes):
         return b"S" + struct.pack(">I", len(value)) + value
     if isinstance(value, dict):
         return b"F" + _encode_table(value)

@@ -211,17 +211,28 @@ def test_deep_nesting_is_left_as_bytes(kind: bytes) -> None:
     assert len(found) > 1000
 
 
+@given(headers=st.dictionaries(NAMES, VALUES, min_size=1, max_size=5))
+def test_what_is_read_can_be_written_again(headers: dict[str, Any]) -> None:
+    """A copy of a message has the headers of the message."""
+    with library_alone():
+        data = write(Properties(headers=headers))
+    before = headers_of(data)
+
+    assert headers_of(write(Properties(headers=before))) == before
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
         (b"\xff\xfe", b"\xff\xfe"),
+        (bytearray(b"a"), bytearray(b"a")),
         (math.pi, math.pi),
         (2**70, str(2**70)),
         (Decimal("NaN"), "NaN"),
         ({"a": [b"\xff", 2**64]}, {"a": [b"\xff", str(2**64)]}),
         ("lone \ud800", "lone ?"),
     ],
-    ids=["bytes", "double", "large", "not-a-number", "nested", "surrogate"],
+    ids=["bytes", "bytearray", "double", "large", "not-a-number", "nested", "surrogate"],
 )
 def test_a_header_of_any_value_is_written(value: Any, expected: object) -> None:
     """What the client library cannot write is written as what is nearest to it."""
