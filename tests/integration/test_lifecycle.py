@@ -1,13 +1,17 @@
 """Starts and ends, brokers that come late, go away or freeze, and set-ups that are wrong."""
 
 import asyncio
+import contextlib
 import json
+import os
 import signal
 import socket
+import ssl
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
@@ -19,6 +23,7 @@ from yarl import URL
 
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Guard
+from tests.certificates import make_certificate
 from tests.integration.conftest import (
     SIGNATURE,
     Amqp,
@@ -623,6 +628,99 @@ async def test_a_wrong_password_is_told(
 
     assert "rabbitmq.password" in first
     assert (await worker.ask("/livez")).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a certificate of 127.0.0.1, with its key beside it."""
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+async def tls_port(amqp_url: str, certificate: Path) -> AsyncIterator[int]:
+    """Put TLS in front of the broker, and give the port."""
+    broker = URL(amqp_url)
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(2**16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner = await asyncio.open_connection(broker.host, broker.port)
+        await asyncio.gather(pass_on(reader, inner[1]), pass_on(inner[0], writer))
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, certificate.with_name("key.pem"))
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+
+
+async def _start_over_tls(
+    launcher: Launcher, port: int, host: str, settings: Mapping[str, object]
+) -> Running:
+    url = URL(str(launcher.base["rabbitmq.url"])).with_scheme("amqps")
+    worker = launcher.start(
+        "worker",
+        settings={**settings, "rabbitmq.url": str(url.with_host(host).with_port(port))},
+    )
+    await worker.until_logged("started")
+    return worker
+
+
+@pytest.mark.parametrize(
+    ("host", "tls"),
+    [("127.0.0.1", {}), ("localhost", {"rabbitmq.tls.server_name": "127.0.0.1"})],
+    ids=["its-name", "server-name"],
+)
+async def test_a_broker_over_tls(
+    launcher: Launcher,
+    amqp: Amqp,
+    service: Service,
+    certificate: Path,
+    tls_port: int,
+    host: str,
+    tls: dict[str, object],
+) -> None:
+    """A worker takes, sends and dead-letters over TLS, large messages too."""
+    canaries, queue, large = launcher.canaries, unique("tls"), os.urandom(300_000)
+    request = canaries.request()
+    settings = {**_worker_settings(service, canaries, queue), **tls}
+    worker = await _start_over_tls(
+        launcher, tls_port, host, settings | {"rabbitmq.tls.ca_file": str(certificate)}
+    )
+    await worker.until_ready()
+    await amqp.publish(queue, json.dumps(request).encode())
+    await amqp.publish(queue, large)
+
+    assert await service.until_sent(request["to"])
+    assert (await amqp.take(f"{queue}.dead")).body == large
+
+
+@pytest.mark.parametrize(
+    ("host", "is_trusted"),
+    [("127.0.0.1", False), ("localhost", True)],
+    ids=["not-trusted", "other-name"],
+)
+async def test_a_certificate_that_is_not_the_brokers_is_told(
+    launcher: Launcher,
+    session_service: Service,
+    certificate: Path,
+    tls_port: int,
+    host: str,
+    is_trusted: bool,  # noqa: FBT001  a parameter of the test
+) -> None:
+    """A broker whose certificate is not trusted, or is another's, is not connected to."""
+    settings = _worker_settings(session_service, launcher.canaries, unique("untrusted"))
+    trust = {"rabbitmq.tls.ca_file": str(certificate)} if is_trusted else {}
+    worker = await _start_over_tls(launcher, tls_port, host, settings | trust)
+    await worker.until_metric("sms_bridge_amqp_connections_total", 2, outcome="tls_failed")
+
+    assert "rabbitmq.tls" in (await worker.until_logged("broker_unavailable"))["why"]
+    assert worker.logged("broker_connected") == []
 
 
 @dataclass

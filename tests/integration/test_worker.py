@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import struct
 import time
@@ -32,6 +33,8 @@ from tests.integration.conftest import (
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 HOUR = 3600
 LONG = 100_000
+# RabbitMQ's own limit, less what is around a frame.
+FRAME_BYTES = 131072 - 8
 
 
 @dataclass
@@ -460,6 +463,21 @@ async def test_a_dead_letter_keeps_its_properties(line: Line) -> None:
     assert {name: getattr(letter, name) for name in properties} == properties
     assert {name: letter.headers.get(name) for name in headers} == headers
     assert letter.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
+
+
+@pytest.mark.parametrize(
+    "size", [FRAME_BYTES, FRAME_BYTES + 1, 5 << 20], ids=["one-frame", "two", "many"]
+)
+async def test_a_message_in_many_frames(line: Line, service: Service, size: int) -> None:
+    """A body that the broker cuts into frames comes out as it went in, and holds nothing up."""
+    body, request = os.urandom(size), line.request()
+    message_id = uuid.uuid4().hex
+    await line.publish(body, message_id=message_id)
+    await line.publish(request)
+    letter = await line.amqp.take(f"{line.queue}.dead", message_id=message_id)
+
+    assert letter.body == body
+    assert await service.until_sent(request["to"])
 
 
 async def test_a_dead_letter_loses_what_would_lose_it(line: Line) -> None:
