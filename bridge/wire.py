@@ -198,7 +198,7 @@ class _Protocol(asyncio.StreamReaderProtocol):
     def _sort(self, data: bytes) -> bytes:
         """Return the frames that nobody has taken."""
         others: list[bytes] = []
-        begin = at = 0
+        begin = at = end = 0
         while at + AROUND_BYTES <= len(data):
             kind, channel, size = HEAD.unpack_from(data, at)
             end = at + AROUND_BYTES + size
@@ -212,8 +212,6 @@ class _Protocol(asyncio.StreamReaderProtocol):
                 others.append(data[begin:at])
                 begin = end
             at = end
-        else:
-            end = at + AROUND_BYTES
         if at < len(data):
             at = self._hold(data, at, end)
         others.append(data[begin:at])
@@ -222,6 +220,7 @@ class _Protocol(asyncio.StreamReaderProtocol):
     def _hold(self, data: bytes, at: int, end: int) -> int:
         """Keep the start of a frame back; return to where all else may pass."""
         if self._is_amqp and data[at] in KINDS:
+            # Of less than a head the end is not known yet: the next piece is tried in any case.
             self._held.append(data[at:])
             self._missing_bytes = end - len(data)
             return at

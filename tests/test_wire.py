@@ -15,7 +15,7 @@ import pytest
 from aiormq.abc import SSLCerts
 from aiormq.connection import SSLContextProvider
 from aiormq.exceptions import AMQPConnectionError, InvalidFrameError
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 from pamqp.body import ContentBody
@@ -269,6 +269,7 @@ NO_AMQP = {
     "tls": b"\x15\x03\x03\x00\x02\x02\x16",
     "ssh": b"SSH-2.0-OpenSSH_9.9\r\n",
     "one-byte": b"\x00",
+    "another-kind-of-frame": b"\x04\x00\x00\x00\x00\x00\x00\xce\x01",
 }
 ALIEN = st.one_of(
     st.sampled_from(sorted(NO_AMQP.values())),
@@ -276,6 +277,7 @@ ALIEN = st.one_of(
 )
 
 
+@example(alien=NO_AMQP["another-kind-of-frame"], first=b"", data=b"")
 @given(alien=ALIEN, first=st.sampled_from([b"", HEARTBEAT, METHODS[0]]), data=st.binary())
 async def test_what_is_no_amqp_passes_at_once(alien: bytes, first: bytes, data: bytes) -> None:
     """Bytes that begin no frame, and all that follow, reach the reader as they come."""
