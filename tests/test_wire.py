@@ -25,6 +25,7 @@ from pamqp.heartbeat import Heartbeat
 from yarl import URL
 
 from bridge import wire
+from bridge.frames import publish_frames
 from bridge.properties import Properties
 from bridge.wire import SIGN_OF_LIFE_SECONDS, Wire
 from tests.certificates import make_certificate
@@ -402,6 +403,36 @@ async def test_acks_are_those_of_the_client_library(
             for tag in tags:
                 ours.ack(channel, tag)
         assert await peer.reader.readexactly(len(expected)) == expected
+
+
+@given(
+    body=st.binary(max_size=300),
+    exchange=st.sampled_from(["", "sms.inbound"]),
+    routing_key=st.text(max_size=20),
+    name=st.none() | st.text(max_size=10),
+    max_payload_bytes=st.integers(1, 400),
+)
+def test_publishes_are_those_of_the_client_library(
+    body: bytes, exchange: str, routing_key: str, name: str | None, max_payload_bytes: int
+) -> None:
+    """A publish is the frames that pamqp writes, its body in frames that are no larger."""
+    properties = Properties(message_id=name, delivery_mode=2)
+    publish = commands.Basic.Publish(0, exchange, routing_key, mandatory=True)
+    starts = range(0, len(body), max_payload_bytes)
+    expected = [
+        marshal(publish, TAKEN),
+        marshal(ContentHeader(body_size=len(body), properties=properties), TAKEN),
+        *(marshal(ContentBody(body[at : at + max_payload_bytes]), TAKEN) for at in starts),
+    ]
+
+    assert publish_frames(
+        TAKEN,
+        body,
+        exchange=exchange,
+        routing_key=routing_key,
+        properties=properties,
+        max_payload_bytes=max_payload_bytes,
+    ) == b"".join(expected)
 
 
 async def test_an_ack_without_a_connection_is_nothing() -> None:
