@@ -230,6 +230,17 @@ def test_a_disruption_budget_keeps_pods(values: Values, spec: dict[str, Any]) ->
     assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
+def test_a_spread_counts_the_pods_of_its_role() -> None:
+    """A constraint without a selector would count no pod at all; one with a selector is kept."""
+    bare = {"topologyKey": "rack", "maxSkew": 2, "whenUnsatisfiable": "DoNotSchedule"}
+    theirs = bare | {"labelSelector": {"matchLabels": {"app": "theirs"}}}
+    values = nested("worker.topologySpreadConstraints", [bare, theirs])
+    spec = deployment(merged(MINIMAL, values), "worker")["spec"]
+    own = {"labelSelector": spec["selector"], "matchLabelKeys": ["pod-template-hash"]}
+
+    assert spec["template"]["spec"]["topologySpreadConstraints"] == [bare | own, theirs]
+
+
 # What is safe
 
 
