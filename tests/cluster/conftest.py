@@ -1,0 +1,23 @@
+"""One cluster for all tests of this folder, which the examples may use."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.control_plane import TOOLS, Cluster, running_cluster
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Run a cluster, with the priority that an example gives to its pods."""
+    assert TOOLS is not None
+    priority = {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": "messaging"},
+        "value": 1000,
+    }
+    with running_cluster(Path(TOOLS)) as cluster:
+        cluster.create(priority)
+        yield cluster
