@@ -6,11 +6,13 @@
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from typing import Final
 
 import aio_pika
 
 from bridge import topology
+from bridge.backlog import watch_queues
 from bridge.config import RabbitMQSettings, WorkerSettings
 from bridge.consumer import Consumer
 from bridge.delivery import Delivery
@@ -26,10 +28,10 @@ from bridge.pace import MAX_HOLD_SECONDS, Pace
 from bridge.publisher import Publisher
 from bridge.sender import Sender
 from bridge.settle import Settler
+from bridge.topology import QueueSizes
 
 log = logging.getLogger(__name__)
 
-STATS_SECONDS: Final = 15.0
 MEND_SECONDS: Final = 5.0
 OWED_POLL_SECONDS: Final = 0.1
 
@@ -62,6 +64,11 @@ class Worker:
         # After a pause a new consumer brings deliveries while older ones are still being sent.
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._lanes = Lanes(step_seconds=settings.retry_delays[0])
+        self._roles = {
+            settings.queue: "main",
+            topology.dead_queue(settings.queue): "dead_letter",
+            **{topology.retry_queue(settings.queue, d): "retry" for d in settings.retry_delays},
+        }
         self._tasks: dict[asyncio.Task[None], Delivery] = {}
         self._stopping = False
         self._last_delivery_at = self._last_sent_at = 0.0
@@ -272,7 +279,7 @@ class Worker:
         await self._ensure_topology(connection)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._watch_queues(connection))
+                group.create_task(watch_queues(connection, self._roles, self._note_sizes))
                 group.create_task(self._mend_topology(connection))
                 await self.consumer.serve(connection)
         except BaseExceptionGroup as errors:
@@ -386,25 +393,14 @@ class Worker:
         due = (max(e.age_starts_at, e.not_before or 0) for e in envelopes)
         return min(due, default=0.0)
 
-    async def _watch_queues(self, connection: aio_pika.Connection) -> None:
-        """Read the lengths of our queues now and then, on channels of their own."""
-        names = {
-            self._settings.queue: "main",
-            topology.dead_queue(self._settings.queue): "dead_letter",
-        }
-        for delay in self._settings.retry_delays:
-            names[topology.retry_queue(self._settings.queue, delay)] = "retry"
-        while True:
-            for name, role in names.items():
-                sizes = await topology.read_queue(connection, name)
-                if sizes is None:
-                    continue
-                self._metrics.queue_ready.labels(name, role).set(sizes.ready)
-                if role == "main":
-                    self._metrics.queue_consumers.labels(name).set(sizes.consumers)
-                    self._pace.share_with(sizes.consumers)
+    def _note_sizes(self, found: Mapping[str, QueueSizes]) -> None:
+        for name, sizes in found.items():
+            self._metrics.queue_ready.labels(name, self._roles[name]).set(sizes.ready)
+        if (main := found.get(self._settings.queue)) is not None:
+            self._metrics.queue_consumers.labels(self._settings.queue).set(main.consumers)
+            self._pace.share_with(main.consumers)
+        if len(found) == len(self._roles):
             self._metrics.queue_stats_timestamp.set(time.time())
-            await asyncio.sleep(STATS_SECONDS)
 
 
 def _waiting(detail: str, *, retry_after_seconds: float | None = None) -> Answer:
