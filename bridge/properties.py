@@ -37,15 +37,18 @@ def read_properties(data: bytes) -> Properties:
 def write_properties(properties: Properties) -> bytes:
     """Write the properties of a content header, flags first; what is None or empty is left out.
 
-    Raises ValueError when a text is too long.
+    Raises ValueError when AMQP cannot hold one: a text that is too long, a time before 1970.
     """
     flags = 0
     parts = [b""]
-    for name, flag, encode in _FIELDS:
-        value = getattr(properties, name)
-        if value is not None and value != "":
-            flags |= flag
-            parts.append(encode(value))
+    try:
+        for name, flag, encode in _FIELDS:
+            value = getattr(properties, name)
+            if value is not None and value != "":
+                flags |= flag
+                parts.append(encode(value))
+    except struct.error as error:
+        raise ValueError("a number of the properties does not fit") from error
     parts[0] = struct.pack(">H", flags)
     return b"".join(parts)
 
