@@ -5,6 +5,7 @@ Nothing here does I/O. AMQP 0-9-1, 2.3.5 and 4.2, and RabbitMQ's confirms extens
 
 import asyncio
 import functools
+import itertools
 import struct
 from collections.abc import Callable
 from typing import Final, Literal, Protocol
@@ -161,7 +162,8 @@ class Confirms:
     def _settle(self, payload: bytes, confirm: Confirm) -> None:
         tag, bits = _TAG.unpack_from(payload, _METHOD_BYTES)
         if bits & _MULTIPLE:
-            for earlier in [one for one in self._waiting if one < tag]:
+            # The oldest come first: however many are open, only those that end are looked at.
+            for earlier in list(itertools.takewhile(tag.__gt__, self._waiting)):
                 _resolve(self._waiting.pop(earlier), confirm)
         _resolve(self._waiting.pop(tag, None), confirm)
 
