@@ -206,9 +206,12 @@ def publish_frames(
 ) -> bytes:
     """Write a message that the broker is to return when no queue takes it (`mandatory`).
 
-    Raises ValueError when the exchange, the routing key or a text of the properties is too long.
+    Raises ValueError when the exchange, the routing key or the properties do not fit: the broker
+    would end the connection, and with it every other publish.
     """
     header = _CONTENT.pack(_BASIC, 0, len(body)) + write_properties(properties)
+    if len(header) > max_payload_bytes:
+        raise ValueError("the properties have more bytes than a frame")
     parts = [_publish_frame(channel, exchange, routing_key), _frame(HEADER, channel, header)]
     parts += [
         _frame(BODY, channel, body[at : at + max_payload_bytes])

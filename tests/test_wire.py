@@ -406,11 +406,11 @@ async def test_acks_are_those_of_the_client_library(
 
 
 @given(
-    body=st.binary(max_size=300),
+    body=st.binary(max_size=400),
     exchange=st.sampled_from(["", "sms.inbound"]),
     routing_key=st.text(max_size=20),
     name=st.none() | st.text(max_size=10),
-    max_payload_bytes=st.integers(1, 400),
+    max_payload_bytes=st.integers(64, 500),
 )
 def test_publishes_are_those_of_the_client_library(
     body: bytes, exchange: str, routing_key: str, name: str | None, max_payload_bytes: int
