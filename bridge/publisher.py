@@ -1,6 +1,7 @@
 """Publish one message and know that it is stored, or raise."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Mapping
 from typing import Final
@@ -15,6 +16,8 @@ from bridge.properties import Properties
 from bridge.wire import PublishingChannel
 
 MAX_UNCONFIRMED: Final = 4096
+# What a time-out leaves behind is in no other limit any more, and waits for a broker that hangs.
+MAX_UNWRITTEN_BYTES: Final = 64 * 1024 * 1024
 _DETAILS: Final[Mapping[Confirm, str]] = {
     "returned": "no queue takes it: {}",
     "nacked": "the broker refused to store it",
@@ -40,7 +43,9 @@ class Publisher:
     async def serve(self, connection: aio_pika.Connection) -> None:
         """Publish on this connection until its channel ends; `Link.run` calls it."""
         channel = await open_channel(connection, confirms=True)
-        wire, most = wire_of(connection), channel.max_content_size
+        # A broker without a limit of frames says 0, of which aiormq makes less than nothing.
+        most = channel.max_content_size if channel.max_content_size > 0 else sys.maxsize
+        wire = wire_of(connection)
         with wire.publishing(channel.number, max_payload_bytes=most) as publishing:
             self._channel = publishing
             self._open.set()
@@ -50,11 +55,6 @@ class Publisher:
             finally:
                 self._open.clear()
                 self._channel = None
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether the broker takes no messages now (a memory or disk alarm)."""
-        return self._channel is not None and self._channel.is_blocked
 
     @property
     def unconfirmed(self) -> int:
@@ -73,21 +73,19 @@ class Publisher:
         """Return when the broker has confirmed that the message is in a queue.
 
         Raises PublishError otherwise, at the latest after `timeout_seconds` (default:
-        `rabbitmq.publish_timeout_seconds`), at once when the broker blocks or too many
-        publishes wait. After a time-out the broker may have it nevertheless.
+        `rabbitmq.publish_timeout_seconds`), at once when the broker blocks or does not read, or
+        too many publishes wait. After a time-out the broker may have it nevertheless.
         """
-        if self.is_blocked:
-            raise PublishError("timeout", "the broker blocks publishing (memory or disk alarm)")
-        if self._channel is not None and self._channel.unconfirmed >= MAX_UNCONFIRMED:
-            raise PublishError("error", f"{MAX_UNCONFIRMED} publishes wait for their confirm")
+        if self._channel is not None:
+            _see_room(self._channel)
         label = exchange or "default"
         started = time.perf_counter()
         seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         try:
             confirm = await self._publish(body, exchange, routing_key, properties, seconds)
-        except ValueError as error:  # too long for AMQP
+        except ValueError:
             self._metrics.published.labels(label, "error").inc()
-            raise PublishError("error", type(error).__name__) from None
+            raise PublishError("error", "a name or a property does not fit AMQP") from None
         self._metrics.published.labels(label, confirm).inc()
         if confirm != "confirmed":
             raise PublishError(confirm, _DETAILS[confirm].format(routing_key))
@@ -104,15 +102,16 @@ class Publisher:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
         message_id = properties.message_id or ""
-        if self._channel is None or message_id in self._in_flight:
+        channel = self._channel
+        if channel is None or message_id in self._in_flight:
             try:
                 async with asyncio.timeout_at(deadline):
-                    await self._wait_for_turn(message_id)
+                    channel = await self._wait_for_turn(message_id)
             except TimeoutError:
                 return "timeout"
-        channel = self._channel
-        if channel is None:
-            return "error"
+            if channel is None:
+                return "error"
+            _see_room(channel)
         confirm = channel.publish(
             body, exchange=exchange, routing_key=routing_key, properties=properties
         )
@@ -125,12 +124,26 @@ class Publisher:
         finally:
             timer.cancel()
 
-    async def _wait_for_turn(self, message_id: str) -> None:
-        """Wait for a channel, and until no other message with this id is in flight."""
+    async def _wait_for_turn(self, message_id: str) -> PublishingChannel | None:
+        """Return a channel when there is one, and no other message with this id is in flight.
+
+        Returns None when the channel has ended as soon as it was there.
+        """
         await self._open.wait()
         while (earlier := self._in_flight.get(message_id)) is not None:
             await asyncio.wait({earlier})
             await self._open.wait()
+        return self._channel
+
+
+def _see_room(channel: PublishingChannel) -> None:
+    """Raise PublishError when nothing may be written now."""
+    if channel.is_blocked:
+        raise PublishError("timeout", "the broker blocks publishing (memory or disk alarm)")
+    if channel.unconfirmed >= MAX_UNCONFIRMED:
+        raise PublishError("error", f"{MAX_UNCONFIRMED} publishes wait for their confirm")
+    if channel.unwritten_bytes >= MAX_UNWRITTEN_BYTES:
+        raise PublishError("timeout", "the broker does not read what it is sent")
 
 
 def _expire(confirm: "asyncio.Future[Confirm]") -> None:

@@ -114,6 +114,11 @@ class Wire(TransportFactory):
             asyncio.get_running_loop().call_soon(self._write_out)
         self._unwritten.append(frames)
 
+    @property
+    def unwritten_bytes(self) -> int:
+        """How much the broker has not read, that of this turn of the event loop left out."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def _write_out(self) -> None:
         data = b"".join(self._unwritten)
         self._unwritten.clear()
@@ -140,14 +145,18 @@ class PublishingChannel:
         """How many messages the broker has said nothing of, those that nobody waits for too."""
         return len(self._confirms)
 
+    @property
+    def unwritten_bytes(self) -> int:
+        """How much the broker has not read of the connection."""
+        return self._wire.unwritten_bytes
+
     def publish(
         self, body: bytes, *, exchange: str, routing_key: str, properties: Properties
     ) -> "asyncio.Future[Confirm]":
         """Write a mandatory message, and return what will become of it.
 
         A returned message is told by its id: no two in flight may have the same.
-        Raises ValueError when the exchange, the routing key or a text of the properties is too
-        long for AMQP.
+        Raises ValueError when the exchange, the routing key or the properties do not fit AMQP.
         """
         frames = publish_frames(
             self._number,
