@@ -4,6 +4,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
@@ -261,34 +262,49 @@ async def test_many_open_ones_do_not_slow_a_multiple_down() -> None:
     assert walks.looked_at < 200
 
 
-@given(data=st.data(), count=st.integers(1, 12))
-async def test_any_order_that_a_broker_may_choose(data: st.DataObject, count: int) -> None:
-    """Each learns its own, however confirms are merged and in whatever order they come."""
-    fates: list[Confirm] = data.draw(
-        st.lists(
-            st.sampled_from(["confirmed", "nacked", "returned"]), min_size=count, max_size=count
-        )
-    )
-    confirms = Confirms()
-    waiting = expect(confirms, count)
-    for tag, fate in enumerate(fates, 1):
-        if fate == "returned":
-            feed(confirms, *returned(str(tag), *data.draw(st.lists(st.binary(min_size=1)))))
-    unsettled = dict(enumerate(fates, 1))
-    while unsettled:
-        tag = data.draw(st.sampled_from(sorted(unsettled)))
-        is_nack = unsettled[tag] == "nacked"
-        below = [one for one in unsettled if one <= tag]
-        alike = all((unsettled[one] == "nacked") == is_nack for one in below)
-        multiple = alike and data.draw(st.booleans())
-        feed(confirms, (nack if is_nack else ack)(tag, multiple=multiple))
-        for one in below if multiple else [tag]:
-            del unsettled[one]
-        assert [one.done() for one in waiting] == [
-            tag not in unsettled or fates[tag - 1] == "returned" for tag in range(1, count + 1)
-        ]
+@dataclass
+class Fate:
+    """What the broker says of a message, when, and whether of all below it at once if it can."""
 
-    assert said(waiting) == fates
+    told: Confirm
+    place: int
+    multiple: bool
+    parts: list[bytes]
+
+
+FATES = st.builds(
+    Fate,
+    st.sampled_from(["confirmed", "nacked", "returned"]),
+    st.integers(0, 9),
+    st.booleans(),
+    st.lists(st.binary(min_size=1, max_size=3), max_size=3),
+)
+
+
+@given(fates=st.lists(FATES, max_size=12))
+async def test_any_order_that_a_broker_may_choose(fates: list[Fate]) -> None:
+    """Each learns its own, however confirms are merged and in whatever order they come."""
+    confirms = Confirms()
+    waiting = expect(confirms, len(fates))
+    told: list[Confirm | None] = [None] * len(fates)
+    unsettled = dict(enumerate(fates, 1))
+    for tag, fate in sorted(unsettled.items(), key=lambda item: item[1].place):
+        if tag not in unsettled:
+            continue
+        is_nack = fate.told == "nacked"
+        below = [one for one in unsettled if one <= tag]
+        alike = all((unsettled[one].told == "nacked") == is_nack for one in below)
+        multiple = fate.multiple and alike
+        ended = below if multiple else [tag]
+        for one in ended:
+            told[one - 1] = unsettled[one].told
+            if unsettled[one].told == "returned":
+                feed(confirms, *returned(str(one), *unsettled[one].parts))
+            del unsettled[one]
+        feed(confirms, (nack if is_nack else ack)(tag, multiple=multiple))
+        assert said(waiting) == told
+
+    assert told == [fate.told for fate in fates]
 
 
 def test_alarms_follow_the_broker() -> None:
