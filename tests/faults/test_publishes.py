@@ -1,0 +1,224 @@
+"""Our publisher on a real broker: what it says of a message is what became of the message."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aio_pika.abc import AbstractIncomingMessage
+
+from bridge.errors import PublishError
+from bridge.metrics import BridgeMetrics, new_registry
+from bridge.properties import Properties
+from bridge.publisher import Publisher
+from tests.faults.amqp_proxy import ACK, PUBLISH, Method, Sender
+from tests.faults.bench import Amqp, Bench, eventually, open_amqp, open_link
+
+QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
+TIMEOUT_SECONDS = 10.0
+AT_ONCE = 500
+
+# What each message's publisher was told, by the message's number.
+Told = dict[int, str]
+
+
+@asynccontextmanager
+async def open_publisher(bench: Bench) -> AsyncIterator[Publisher]:
+    """Run a publisher on a connection of its own, through the proxy."""
+    metrics = BridgeMetrics(
+        new_registry(), component="worker", version="0", revision="0", exchanges=("default",)
+    )
+    ours = Publisher(metrics, timeout_seconds=TIMEOUT_SECONDS)
+    async with open_link(bench, "publish") as connection:
+        serving = asyncio.create_task(ours.serve(connection))
+        try:
+            yield ours
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+
+@pytest.fixture
+async def publisher(bench: Bench) -> AsyncIterator[Publisher]:
+    """Run a publisher; at the end it may hold nothing of what it published."""
+    async with open_publisher(bench) as ours:
+        yield ours
+        channel = ours._channel
+        if channel is not None:
+            await eventually(lambda: channel.unconfirmed == 0, what="all answered")
+            assert channel._confirms._by_id == {}
+    assert ours.unconfirmed == 0
+
+
+async def publish(ours: Publisher, number: int, queue: str, *, size: int = 0) -> str:
+    """Publish one message; return what its publisher was told."""
+    properties = Properties(message_id=str(number), delivery_mode=2)
+    try:
+        await ours.publish(b"x" * size, exchange="", routing_key=queue, properties=properties)
+    except PublishError as error:
+        return error.fault
+    return "confirmed"
+
+
+async def publish_all(ours: Publisher, targets: dict[int, str], told: Told) -> None:
+    """Publish from many tasks at once, and write down what each was told."""
+    left = iter(targets.items())
+
+    async def work() -> None:
+        for number, queue in left:
+            # Now and then one that takes several frames, which a return has in between, too.
+            size = 300_000 if number % 1000 == 0 else number % 200
+            told[number] = await publish(ours, number, queue, size=size)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(work())
+
+
+def numbers_of(messages: Iterable[AbstractIncomingMessage]) -> Counter[int]:
+    """Count the messages by their numbers."""
+    return Counter(int(message.message_id or -1) for message in messages)
+
+
+def told_so(told: Told, what: str) -> set[int]:
+    """Return the messages whose publisher was told this."""
+    return {number for number, one in told.items() if one == what}
+
+
+async def take_all(amqp: Amqp, queue: str) -> list[AbstractIncomingMessage]:
+    """Empty a queue; faster than to ask for one message after the other."""
+    found: list[AbstractIncomingMessage] = []
+    count = await amqp.count(queue)
+    enough = asyncio.Event()
+    source = await amqp.channel.get_queue(queue, ensure=False)
+
+    async def take(message: AbstractIncomingMessage) -> None:
+        found.append(message)
+        if len(found) >= count:
+            enough.set()
+
+    if count:
+        tag = await source.consume(take, no_ack=True)
+        async with asyncio.timeout(30):
+            await enough.wait()
+        await source.cancel(tag)
+    return found
+
+
+async def test_each_of_many_is_told_its_own(bench: Bench, publisher: Publisher) -> None:
+    """Of 20,000 messages every tenth goes to a queue that is not there: just those are returned."""
+    await bench.declare_main()
+    count, missing = 20_000, f"{bench.queue}.missing"
+    told: Told = {}
+    targets = {n: missing if n % 10 == 0 else bench.queue for n in range(1, count + 1)}
+    await publish_all(publisher, targets, told)
+
+    assert told_so(told, "returned") == {n for n in targets if n % 10 == 0}
+    assert told_so(told, "confirmed") == {n for n in targets if n % 10}
+    stored = numbers_of(await take_all(bench.amqp, bench.queue))
+    assert stored == Counter(told_so(told, "confirmed"))
+
+
+async def test_a_full_queue_is_told(bench: Bench, publisher: Publisher) -> None:
+    """A queue that refuses what is over its length: refused is told nacked, stored confirmed."""
+    await bench.amqp.channel.declare_queue(
+        bench.queue,
+        durable=True,
+        arguments={"x-max-length": 100, "x-overflow": "reject-publish"},
+    )
+    told: Told = {}
+    await publish_all(publisher, dict.fromkeys(range(1, 1001), bench.queue), told)
+
+    stored = numbers_of(await take_all(bench.amqp, bench.queue))
+    assert stored == Counter(told_so(told, "confirmed"))
+    assert told_so(told, "nacked") == set(range(1, 1001)) - stored.keys()
+    assert len(told_so(told, "nacked")) >= 500
+
+
+async def test_no_confirmed_message_is_missing_after_a_kill(bench: Bench) -> None:
+    """The broker dies in the midst of publishes: what was told confirmed is there afterwards."""
+    await bench.declare_main()
+    await asyncio.to_thread(bench.broker.flush)
+    told: Told = {}
+    async with open_publisher(bench) as ours:
+        count = 20_000
+        targets = dict.fromkeys(range(1, count + 1), bench.queue)
+        publishing = asyncio.create_task(publish_all(ours, targets, told))
+        await eventually(lambda: len(told) > 2000, what="in the midst")
+        bench.broker.kill()
+        ended_at = time.monotonic()
+        await eventually(lambda: told_so(told, "error"), what="the end is told")
+        assert time.monotonic() - ended_at < TIMEOUT_SECONDS / 2
+        publishing.cancel()
+        await asyncio.gather(publishing, return_exceptions=True)
+        assert ours.unconfirmed == 0
+    await asyncio.to_thread(bench.broker.start)
+
+    confirmed = told_so(told, "confirmed")
+    async with open_amqp(bench.broker.url) as amqp:
+        stored = numbers_of(await take_all(amqp, bench.queue))
+    assert len(confirmed) > 2000
+    assert told_so(told, "returned") == told_so(told, "nacked") == set()
+    assert confirmed - stored.keys() == set()
+    assert max(stored.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("sender", "method", "nth"),
+    [("client", PUBLISH, 700), ("broker", ACK, 5)],
+    ids=["publish", "confirm"],
+)
+async def test_a_connection_that_is_cut(
+    bench: Bench, sender: Sender, method: Method, nth: int
+) -> None:
+    """Cut at a publish, or at its confirm: who has no confirm is told so, the others are stored."""
+    await bench.declare_main()
+    told: Told = {}
+    async with open_publisher(bench) as ours:
+        await eventually(lambda: ours._channel is not None, what="a channel")
+        trap = bench.proxy.trap(sender, method, "cut", nth=nth, link="publish")
+        publishing = asyncio.create_task(
+            publish_all(ours, dict.fromkeys(range(1, 20_001), bench.queue), told)
+        )
+        await eventually(lambda: told_so(told, "error"), what="the end is told")
+        assert trap.sprung.is_set()
+        publishing.cancel()
+        await asyncio.gather(publishing, return_exceptions=True)
+
+    stored = numbers_of(await take_all(bench.amqp, bench.queue))
+    assert told_so(told, "confirmed") <= stored.keys()
+
+
+async def test_properties_that_no_frame_holds(bench: Bench, publisher: Publisher) -> None:
+    """They are refused at once, and neither end the connection nor disturb another publish."""
+    await bench.declare_main()
+    large = Properties(message_id="large", headers={"large": "x" * 131_072})
+    others = [asyncio.create_task(publish(publisher, n, bench.queue)) for n in range(1, 11)]
+    await eventually(lambda: publisher._channel is not None, what="a channel")
+    with pytest.raises(PublishError, match="does not fit"):
+        await publisher.publish(b"", exchange="", routing_key=bench.queue, properties=large)
+
+    assert await asyncio.gather(*others) == ["confirmed"] * 10
+    assert await publish(publisher, 11, bench.queue) == "confirmed"
+
+
+async def test_the_largest_properties_that_a_frame_holds(
+    bench: Bench, publisher: Publisher
+) -> None:
+    """The broker takes what is just not too large."""
+    await bench.declare_main()
+    # Around the text: the content header, the flags, the table, its name and its type.
+    size = 131_072 - 8 - 12 - 2 - 4 - 2 - 5
+    for length, told in ((size, "confirmed"), (size + 1, "error")):
+        properties = Properties(headers={"l": "x" * length})
+        try:
+            await publisher.publish(
+                b"x", exchange="", routing_key=bench.queue, properties=properties
+            )
+            result = "confirmed"
+        except PublishError as error:
+            result = error.fault
+        assert result == told
