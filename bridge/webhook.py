@@ -320,8 +320,8 @@ class RecentEvents:
             async with asyncio.timeout_at(deadline):
                 if await asyncio.shield(earlier):
                     return False
-        now = self._clock()
-        if now - self._published.get(key, now - self._window_seconds) < self._window_seconds:
+        published_at = self._published.get(key)
+        if published_at is not None and self._clock() - published_at < self._window_seconds:
             return False
         await self._first(key, publish)
         return True

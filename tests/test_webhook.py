@@ -291,6 +291,18 @@ async def test_memory_of_repeats_ends() -> None:
     assert found == [True, False, True, False, True]
 
 
+@given(
+    now=st.floats(0, 1e8, allow_nan=False),
+    window_seconds=st.floats(0.001, 1e6, allow_nan=False),
+)
+async def test_the_first_is_never_a_repeat(now: float, window_seconds: float) -> None:
+    """An event that was not published is new, whatever the clock and the window are."""
+    recent = RecentEvents(window_seconds, clock=lambda: now)
+
+    assert await recent.once("key", _nothing, deadline=math.inf)
+    assert not await recent.once("key", _nothing, deadline=math.inf)
+
+
 async def test_memory_of_repeats_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond its size the memory forgets the oldest event first."""
     monkeypatch.setattr("bridge.webhook.MAX_RECENT_EVENTS", 3)
