@@ -114,8 +114,9 @@ redpanda-connect: .bench/redpanda-connect  ## build it for the benchmark, where 
 	fi
 
 ROUNDS ?= 5
-bench: $(BENCH_STAMP) broker nginx redpanda-connect  ## our programs beside the alternatives, into docs/benchmarks.md (SCENES="http receivers" ROUNDS=5)
-	PYTHONPATH=. $(BIN)/python tests/bench/run.py $(or $(SCENES),all) --rounds $(ROUNDS)
+bench: $(BENCH_STAMP) broker nginx redpanda-connect  ## our programs beside the alternatives, into docs/benchmarks.md (SCENES="http receivers" ROUNDS=5 MILLION=1)
+	PYTHONPATH=. $(BIN)/python tests/bench/run.py $(or $(SCENES),all) --rounds $(ROUNDS) \
+	    $(if $(MILLION),--million)
 
 bench-guard: $(BENCH_STAMP) broker nginx  ## fail when our worker has lost its speed; takes a minute
 	PYTHONPATH=. $(BIN)/python tests/bench/run.py guard
