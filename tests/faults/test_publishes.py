@@ -192,6 +192,22 @@ async def test_a_connection_that_is_cut(
     assert told_so(told, "confirmed") <= stored.keys()
 
 
+async def test_a_broker_without_a_limit_of_frames(bench: Bench) -> None:
+    """Where frames may have any size, messages of any size are stored whole."""
+    await bench.declare_main()
+    set_limit = "application:set_env(rabbit, frame_max, {})."
+    await asyncio.to_thread(bench.broker.ctl, "eval", set_limit.format(0))
+    try:
+        async with open_publisher(bench) as ours:
+            told = [await publish(ours, n, bench.queue, size=n) for n in (0, 1, 300_000)]
+    finally:
+        await asyncio.to_thread(bench.broker.ctl, "eval", set_limit.format(131_072))
+
+    stored = await take_all(bench.amqp, bench.queue)
+    assert told == ["confirmed"] * 3
+    assert [len(message.body) for message in stored] == [0, 1, 300_000]
+
+
 async def test_properties_that_no_frame_holds(bench: Bench, publisher: Publisher) -> None:
     """They are refused at once, and neither end the connection nor disturb another publish."""
     await bench.declare_main()
