@@ -13,7 +13,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from bridge.errors import PublishError
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.properties import Properties
-from bridge.publisher import Publisher
+from bridge.publisher import MAX_UNWRITTEN_BYTES, Publisher
 from tests.faults.amqp_proxy import ACK, PUBLISH, Method, Sender
 from tests.faults.bench import Amqp, Bench, eventually, open_amqp, open_link
 
@@ -26,13 +26,13 @@ Told = dict[int, str]
 
 
 @asynccontextmanager
-async def open_publisher(bench: Bench) -> AsyncIterator[Publisher]:
+async def open_publisher(bench: Bench, **changed: Any) -> AsyncIterator[Publisher]:
     """Run a publisher on a connection of its own, through the proxy."""
     metrics = BridgeMetrics(
         new_registry(), component="worker", version="0", revision="0", exchanges=("default",)
     )
     ours = Publisher(metrics, timeout_seconds=TIMEOUT_SECONDS)
-    async with open_link(bench, "publish") as connection:
+    async with open_link(bench, "publish", **changed) as connection:
         serving = asyncio.create_task(ours.serve(connection))
         try:
             yield ours
@@ -190,6 +190,42 @@ async def test_a_connection_that_is_cut(
 
     stored = numbers_of(await take_all(bench.amqp, bench.queue))
     assert told_so(told, "confirmed") <= stored.keys()
+
+
+async def test_a_frozen_broker_does_not_fill_the_memory(bench: Bench) -> None:
+    """What time-outs leave unwritten has a limit, and all goes on when the broker does."""
+    await bench.declare_main()
+    properties, body = Properties(delivery_mode=2), bytes(1 << 20)
+
+    async def refusal(ours: Publisher) -> str:
+        try:
+            await ours.publish(
+                body,
+                exchange="",
+                routing_key=bench.queue,
+                properties=properties,
+                timeout_seconds=0.01,
+            )
+        except PublishError as error:
+            return str(error)
+        return ""
+
+    async with open_publisher(bench, rabbitmq__url=[bench.broker.url]) as ours:
+        assert await publish(ours, 1, bench.queue) == "confirmed"
+        channel = ours._channel
+        assert channel is not None
+        bench.broker.pause()
+        try:
+            reasons = Counter([await refusal(ours) for _ in range(200)])
+            unwritten = channel.unwritten_bytes
+        finally:
+            bench.broker.resume()
+        await eventually(lambda: channel.unconfirmed == 0, what="all answered")
+        after = await publish(ours, 2, bench.queue)
+
+    assert reasons["the broker does not read what it is sent"] > 50
+    assert unwritten < MAX_UNWRITTEN_BYTES + 2 * len(body)
+    assert after == "confirmed"
 
 
 async def test_a_broker_without_a_limit_of_frames(bench: Bench) -> None:
