@@ -122,6 +122,10 @@ class Confirms:
         """Return how many the broker has said nothing of."""
         return len(self._waiting)
 
+    def awaited(self, message_id: str | None) -> "asyncio.Future[Confirm] | None":
+        """Return what somebody waits for under this id."""
+        return self._by_id.get(message_id)
+
     def expect(self, message_id: str | None) -> "asyncio.Future[Confirm]":
         """Await the confirm of the next publish on the channel.
 

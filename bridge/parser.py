@@ -4,6 +4,7 @@ The grammar is llhttp's (httptools), which is strict by itself; what it leaves o
 Nothing here does I/O or knows the time.
 """
 
+import functools
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,7 +46,10 @@ class Request:
 
     def header(self, name: bytes) -> str | None:
         """Return the first value of a header, named in lower case."""
-        return next((value.decode("latin-1") for n, value in self.headers if n == name), None)
+        for each, value in self.headers:
+            if each == name:
+                return value.decode("latin-1")
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,13 @@ class _RefusedError(Exception):
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer.status)
         self.answer = answer
+
+
+@functools.lru_cache(maxsize=64)
+def _read_target(url: bytes) -> tuple[str, bytes]:
+    """Return the path and the query; a service uses one target again and again."""
+    target = httptools.parse_url(url)
+    return unquote((target.path or b"").decode("latin-1")), target.query or b""
 
 
 class RequestParser:
@@ -192,14 +203,12 @@ class RequestParser:
         """Judge the header, before anything of the body is taken."""
         if self._parser.should_upgrade():
             return
-        target = httptools.parse_url(self._url)
-        self.path = unquote((target.path or b"").decode("latin-1"))
-        self._query = target.query or b""
+        self.path, self._query = _read_target(self._url)
         length = self._check_framing()
         if length > self._limits.max_body_bytes:
             raise _RefusedError(self._body_too_large())
-        names = [name for name, _ in self._headers]
-        self.expects_continue = b"expect" in names and not self.requests
+        expects = any(name == b"expect" for name, _ in self._headers)
+        self.expects_continue = expects and not self.requests
         self._move(Phase.BODY)
 
     def _check_framing(self) -> int:

@@ -38,7 +38,6 @@ class Publisher:
         self._timeout_seconds = timeout_seconds
         self._channel: PublishingChannel | None = None
         self._open = asyncio.Event()
-        self._in_flight: dict[str, asyncio.Future[Confirm]] = {}
 
     async def serve(self, connection: aio_pika.Connection) -> None:
         """Publish on this connection until its channel ends; `Link.run` calls it."""
@@ -58,8 +57,8 @@ class Publisher:
 
     @property
     def unconfirmed(self) -> int:
-        """How many messages wait for their confirm."""
-        return len(self._in_flight)
+        """How many messages the broker has not confirmed yet."""
+        return 0 if self._channel is None else self._channel.unconfirmed
 
     async def publish(
         self,
@@ -101,12 +100,11 @@ class Publisher:
     ) -> Confirm:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
-        message_id = properties.message_id or ""
         channel = self._channel
-        if channel is None or message_id in self._in_flight:
+        if channel is None or channel.awaited(properties.message_id) is not None:
             try:
                 async with asyncio.timeout_at(deadline):
-                    channel = await self._wait_for_turn(message_id)
+                    channel = await self._wait_for_turn(properties.message_id)
             except TimeoutError:
                 return "timeout"
             if channel is None:
@@ -115,8 +113,6 @@ class Publisher:
         confirm = channel.publish(
             body, exchange=exchange, routing_key=routing_key, properties=properties
         )
-        self._in_flight[message_id] = confirm
-        confirm.add_done_callback(lambda _: self._in_flight.pop(message_id))
         # A timer of its own costs a third of `asyncio.timeout`.
         timer = loop.call_at(deadline, _expire, confirm)
         try:
@@ -124,16 +120,18 @@ class Publisher:
         finally:
             timer.cancel()
 
-    async def _wait_for_turn(self, message_id: str) -> PublishingChannel | None:
+    async def _wait_for_turn(self, message_id: str | None) -> PublishingChannel | None:
         """Return a channel when there is one, and no other message with this id is in flight.
 
         Returns None when the channel has ended as soon as it was there.
         """
         await self._open.wait()
-        while (earlier := self._in_flight.get(message_id)) is not None:
+        while (channel := self._channel) is not None:
+            if (earlier := channel.awaited(message_id)) is None:
+                break
             await asyncio.wait({earlier})
             await self._open.wait()
-        return self._channel
+        return channel
 
 
 def _see_room(channel: PublishingChannel) -> None:

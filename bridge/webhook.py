@@ -47,6 +47,7 @@ RETRY_AFTER_SECONDS: Final = 5
 ANSWER_SECONDS: Final = 0.1
 # What became of a webhook that the listener refused, by status.
 _REFUSALS: Final = {413: "too_large", 503: "overloaded"}
+_OK: Final = Answer(200)
 _ROUTING_KEY: Final = re.compile(r"(?=.{1,120}\Z)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
@@ -56,6 +57,7 @@ class Event:
 
     body: bytes
     type: str | None
+    routing_key: str
     sha256: str
     event_id: str | None
     signed_at: float | None
@@ -68,13 +70,6 @@ class Event:
         not signed could be swapped.
         """
         return None if self.event_id is None else (self.event_id, self.sha256)
-
-    @property
-    def routing_key(self) -> str:
-        """The type when it may be a routing key, else `other` or `unparsed`."""
-        if self.type is None:
-            return UNPARSED
-        return self.type if _ROUTING_KEY.fullmatch(self.type) else OTHER
 
 
 def webhook_limits(settings: WebhookSettings) -> Limits:
@@ -193,6 +188,7 @@ class Receiver:
         return Event(
             body=body,
             type=kind if isinstance(kind, str) else None,
+            routing_key=_routing_key(kind),
             sha256=hashlib.sha256(body).hexdigest(),
             event_id=event_id,
             signed_at=verified.timestamp,
@@ -245,7 +241,7 @@ class Receiver:
             if self._in_flight > self._settings.max_in_flight:
                 raise _Refusal(_try_later(), "overloaded")  # noqa: TRY301  as all refusals
             event, outcome = await self._accept(request)
-            why, answer = None, Answer(200)
+            why, answer = None, _OK
         except _Refusal as refusal:
             outcome, why, answer = refusal.outcome, refusal.why, refusal.answer
         except Exception:
@@ -345,6 +341,13 @@ class RecentEvents:
             now - next(iter(self._published.values())) >= self._window_seconds
         ):
             self._published.popitem(last=False)
+
+
+def _routing_key(kind: object) -> str:
+    """Return the type when it may be a routing key, else `other` or `unparsed`."""
+    if not isinstance(kind, str):
+        return UNPARSED
+    return kind if _ROUTING_KEY.fullmatch(kind) else OTHER
 
 
 def _outcome(event: Event, *, is_new: bool) -> str:

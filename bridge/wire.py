@@ -150,6 +150,10 @@ class PublishingChannel:
         """How much the broker has not read of the connection."""
         return self._wire.unwritten_bytes
 
+    def awaited(self, message_id: str | None) -> "asyncio.Future[Confirm] | None":
+        """Return what will become of the message in flight that has this id."""
+        return self._confirms.awaited(message_id or None)
+
     def publish(
         self, body: bytes, *, exchange: str, routing_key: str, properties: Properties
     ) -> "asyncio.Future[Confirm]":
