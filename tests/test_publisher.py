@@ -410,7 +410,7 @@ async def test_no_confirm_in_time(ours: Publisher, far: Far) -> None:
     far.ack(2)
 
     assert await soon(again) == ["confirmed"]
-    assert ours._channel.unconfirmed == 0
+    assert ours.unconfirmed == 0
 
 
 async def test_a_cancelled_one_is_confirmed_late(ours: Publisher, far: Far) -> None:
