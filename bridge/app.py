@@ -199,7 +199,7 @@ class Bridge:
             sender=Sender(
                 settings.sms_api,
                 transport=open_transport(
-                    settings.sms_api, max_connections=settings.worker.concurrency
+                    settings.sms_api, max_connections=settings.worker.most_in_flight
                 ),
                 credential=credential,
                 metrics=metrics,

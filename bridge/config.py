@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 import yaml
 from pydantic import (
@@ -38,6 +38,7 @@ ENV_PREFIX = "SMS_BRIDGE_"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd]?)")
 _MASK = "***"
+MAX_CONCURRENCY: Final = 5000
 
 
 def parse_duration(value: object) -> object:
@@ -120,6 +121,16 @@ def _one_or_many(value: object) -> object:
     if isinstance(value, str) and not value.lstrip().startswith("["):
         return [value]
     return _json_list(value)
+
+
+def _count_or_auto(value: object) -> object:
+    # Said at once: of a union each member would complain on its own.
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    is_count = type(value) is int and 1 <= value <= MAX_CONCURRENCY
+    if not is_count and value != "auto":
+        raise ValueError(f"must be a whole number from 1 to {MAX_CONCURRENCY}, or auto")
+    return value
 
 
 def _header_name(value: str) -> str:
@@ -222,7 +233,8 @@ class WorkerSettings(_Section):
     """From the queue to the API."""
 
     queue: Name = "sms.outbound"
-    concurrency: Annotated[int, Field(ge=1, le=5000)] = 50
+    concurrency: Annotated[int | Literal["auto"], BeforeValidator(_count_or_auto)] = 50
+    max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = 200
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 6
     max_uncertain_attempts: Annotated[int, Field(ge=1, le=100)] = 3
     on_uncertain: Literal["retry", "park"] = "retry"
@@ -242,6 +254,11 @@ class WorkerSettings(_Section):
     rate_limit: RateLimitSettings = RateLimitSettings()
     outcome_exchange: Name | None = None
     shutdown_timeout_seconds: Duration = 25
+
+    @property
+    def most_in_flight(self) -> int:
+        """How many requests may ever be in flight at once."""
+        return self.max_concurrency if self.concurrency == "auto" else self.concurrency
 
     @model_validator(mode="after")
     def _delays_ascend(self) -> "WorkerSettings":

@@ -562,7 +562,7 @@ def _judge_clock(whose: str, skew_seconds: float | None) -> Iterable[Finding]:
 async def _examine_files(settings: Settings, roles: Collection[Role]) -> list[Finding]:
     needed = OTHER_FILES
     if "worker" in roles:
-        needed += settings.worker.concurrency
+        needed += settings.worker.most_in_flight
     if "webhook" in roles:
         needed += settings.webhook.max_in_flight
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

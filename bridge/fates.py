@@ -94,7 +94,13 @@ class Answer:
             self.fate is Fate.RETRY and self.result == "server_error"
         )
 
+    @property
+    def counts_as_overload(self) -> bool:
+        """Whether the service may have had too much at once: 429, 503, 504, time-outs."""
+        return self.status in _OVERLOADED or self.result == "timeout"
 
+
+_OVERLOADED = frozenset({429, 503, 504})
 _CREDENTIALS = frozenset({401, 403, 407, 511})
 _MISCONFIGURED = frozenset({404, 405, 410, 426, 501, 505})
 _RETRY = frozenset({408, 409, 421, 425})

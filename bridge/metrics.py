@@ -238,7 +238,7 @@ class WorkerMetrics(_Catalogue):
         )
         self.concurrency_limit = self._gauge(
             "sms_bridge_worker_concurrency_limit",
-            "How many deliveries are worked on at once.",
+            "How many requests may be in flight at once; worker.concurrency: auto moves it.",
             ("queue",),
             [queue],
         )

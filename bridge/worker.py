@@ -13,10 +13,11 @@ import aio_pika
 
 from bridge import topology
 from bridge.backlog import watch_queues
+from bridge.concurrency import AdaptiveLimit, Slots
 from bridge.config import RabbitMQSettings, WorkerSettings
 from bridge.consumer import Consumer
 from bridge.delivery import Delivery
-from bridge.envelope import read_envelope
+from bridge.envelope import Envelope, read_envelope
 from bridge.errors import BrokerError, InvalidMessageError
 from bridge.fates import Answer, Dead, Fate, Outcome, Policy, Retried, Sent, decide, put_off
 from bridge.lanes import Lanes
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 
 MEND_SECONDS: Final = 5.0
 OWED_POLL_SECONDS: Final = 0.1
+# A limit that follows the API is logged when it is higher or lower by so much.
+TOLD_FACTOR: Final = 2
 
 
 class Worker:
@@ -62,7 +65,12 @@ class Worker:
         self._settler = Settler(settings, publisher=publisher, pace=pace, metrics=metrics)
         self._ledger = Ledger(heartbeat_seconds=rabbitmq.heartbeat_seconds)
         # After a pause a new consumer brings deliveries while older ones are still being sent.
-        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._limit = (
+            AdaptiveLimit(settings.max_concurrency) if settings.concurrency == "auto" else None
+        )
+        self._slots = Slots(self._limit.limit if self._limit else settings.most_in_flight)
+        self._told_limit = self._slots.limit
+        self._most_held = self._count_most_held()
         self._lanes = Lanes(step_seconds=settings.retry_delays[0])
         self._roles = {
             settings.queue: "main",
@@ -81,7 +89,8 @@ class Worker:
             lost=self._on_session_over,
             metrics=metrics,
         )
-        metrics.concurrency_limit.labels(settings.queue).set(settings.concurrency)
+        limit = metrics.concurrency_limit.labels(settings.queue)
+        limit.set_function(lambda: self._slots.limit)
         metrics.in_progress.labels(settings.queue).set_function(lambda: len(self._tasks))
         metrics.oldest_held.labels(settings.queue).set_function(self._oldest_held)
         metrics.last_delivery.labels(settings.queue).set_function(lambda: self._last_delivery_at)
@@ -152,12 +161,12 @@ class Worker:
     async def _send(self, delivery: Delivery, request: SendRequest) -> Outcome:
         """Post until there is an outcome; only a slow-down, or being the probe, repeats it here."""
         while True:
-            with delivery.waits():
-                await self._slots.acquire()
+            if (ended := await self._wait_for_slot(delivery)) is not None:
+                return ended
             try:
                 if (ended := await self._wait_for_turn(delivery, request)) is not None:
                     return ended
-                answer = await self._sender.send(request, delivery.envelope)
+                answer = await self._post(request, delivery.envelope)
             finally:
                 self._slots.release()
             self._pace.note(answer)
@@ -165,14 +174,27 @@ class Worker:
                 self._count_acceptance(delivery, request, outcome)
                 return outcome
 
+    async def _wait_for_slot(self, delivery: Delivery) -> Outcome | None:
+        """Wait until it is due, then for a slot; return an outcome when it must not go, or later.
+
+        What is not due takes up no slot: there may be few.
+        """
+        if self._stopping:
+            raise BrokerError("the worker stops")
+        with delivery.waits():
+            ended = await self._wait_until_due(delivery)
+            if ended is None:
+                await self._slots.acquire()
+        if ended is not None and delivery.is_stale:
+            raise BrokerError("the channel is gone")
+        return ended
+
     async def _wait_for_turn(self, delivery: Delivery, request: SendRequest) -> Outcome | None:
         """Wait until it may go; return an outcome when it must not go, or not yet."""
         if self._stopping:
             raise BrokerError("the worker stops")
         with delivery.waits():
-            ended = await self._wait_until_due(delivery) or await self._wait_for_pace(
-                delivery, request
-            )
+            ended = await self._wait_for_pace(delivery, request)
         if delivery.is_stale:
             raise BrokerError("the channel is gone")
         return ended or self._expired(delivery)
@@ -193,6 +215,19 @@ class Worker:
 
     def _put_off_by_pause(self) -> Retried:
         return put_off(_waiting(f"the worker is paused: {self._pace.paused}"), self._policy)
+
+    async def _post(self, request: SendRequest, envelope: Envelope) -> Answer:
+        limit = self._limit
+        if limit is None:
+            return await self._sender.send(request, envelope)
+        began, answer = limit.begin(), None
+        try:
+            answer = await self._sender.send(request, envelope)
+        finally:
+            limit.end(began, answer)
+            if limit.limit != self._slots.limit:
+                self._follow(limit.limit)
+        return answer
 
     # What an answer means for this delivery
 
@@ -344,13 +379,26 @@ class Worker:
     def _prefetch(self) -> int:
         if self._stopping:
             # What comes now is acked when it is a repeat, and left to the next worker otherwise.
-            return self._settings.concurrency
+            return self._most_held
         if self._pace.broker_blocked:
             return 0
         self._pace.reopen()
         if self._pace.paused:
             return 1 if self._pace.needs_probe else 0
-        return self._pace.most_held(self._settings.concurrency)
+        return self._pace.most_held(self._most_held)
+
+    def _count_most_held(self) -> int:
+        if self._limit is None or self._settings.ordering == "recipient":
+            # In order, deliveries wait for each other, and no other worker for what is held here.
+            return self._settings.most_in_flight
+        return self._limit.most_held()
+
+    def _follow(self, limit: int) -> None:
+        """Have so many requests in flight from now on; those that are stay so."""
+        self._slots.resize(limit)
+        if (held := self._count_most_held()) != self._most_held:
+            self._most_held = held
+            self._pace.changed.set()
 
     def _on_session_over(self) -> None:
         """Let go of what waits: it comes again, and a probe must not keep its place meanwhile."""
@@ -401,6 +449,14 @@ class Worker:
             self._pace.share_with(main.consumers)
         if len(found) == len(self._roles):
             self._metrics.queue_stats_timestamp.set(time.time())
+        self._tell_limit()
+
+    def _tell_limit(self) -> None:
+        """Log the limit now and then: it moves all the time, and the metric shows each move."""
+        low, high = sorted((self._slots.limit, self._told_limit))
+        if high >= low * TOLD_FACTOR:
+            self._told_limit = limit = self._slots.limit
+            log.info("concurrency_changed", extra=facts(queue=self._settings.queue, limit=limit))
 
 
 def _waiting(detail: str, *, retry_after_seconds: float | None = None) -> Answer:

@@ -47,6 +47,7 @@ DEFAULTS: dict[str, Any] = {
     "sms_api.message_id_pointers": ["/id", "/message_id", "/messages/0/id"],
     "worker.queue": "sms.outbound",
     "worker.concurrency": 50,
+    "worker.max_concurrency": 200,
     "worker.max_attempts": 6,
     "worker.max_uncertain_attempts": 3,
     "worker.on_uncertain": "retry",
@@ -339,6 +340,7 @@ def test_password_of_the_environment_is_taken_as_it_is(load: Load, password: str
         ("rabbitmq.url", "amqp://one/", ["amqp://one/"]),
         ("rabbitmq.url", '["amqp://one/", "amqps://two/"]', ["amqp://one/", "amqps://two/"]),
         ("worker.concurrency", "7", 7),
+        ("worker.concurrency", "auto", "auto"),
         ("tracing.sample_ratio", "0.5", 0.5),
         ("worker.max_age", "30d", 2592000),
         ("rabbitmq.tls.server_name", "rabbit.example.com", "rabbit.example.com"),
@@ -527,6 +529,27 @@ def test_format_duration(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("worker", "most"),
+    [
+        ({"concurrency": 300}, 300),
+        ({"concurrency": 7, "max_concurrency": 5}, 7),
+        ({"concurrency": "auto"}, 200),
+        ({"concurrency": "auto", "max_concurrency": 5}, 5),
+    ],
+)
+def test_most_in_flight(worker: dict[str, Any], most: int) -> None:
+    """The maximum is for `auto` alone; a number says itself how much may be in flight."""
+    assert Settings.model_validate({"worker": worker}).worker.most_in_flight == most
+
+
+def test_concurrency_is_refused_in_one_line(faults: Faults) -> None:
+    """A value that is neither a number nor a word that is known is told about once."""
+    told = faults("worker: {concurrency: automatic}")
+
+    assert [*told] == ["worker.concurrency: must be a whole number from 1 to 5000, or auto"]
+
+
 @given(st.integers(min_value=1, max_value=10**8))
 def test_format_duration_is_read_back(seconds: int) -> None:
     """What is written as a duration reads as the same duration."""
@@ -539,6 +562,9 @@ def test_format_duration_is_read_back(seconds: int) -> None:
         ("worker.concurrency", 0),
         ("worker.concurrency", "many"),
         ("worker.concurrency", 1.5),
+        ("worker.concurrency", 5001),
+        ("worker.max_concurrency", 0),
+        ("worker.max_concurrency", "auto"),
         ("worker.max_attempts", 0),
         ("worker.max_uncertain_attempts", 0),
         ("worker.on_uncertain", "repeat"),
