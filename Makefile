@@ -15,9 +15,9 @@ UV := $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 
 .DEFAULT_GOAL := help
-.PHONY: help env broker prometheus demo test soak side-by-side scenes soak-webhook forgeries \
-    pictures nginx redpanda-connect bench bench-guard bench-profile chart chart-cluster chart-files \
-    image lint-image image-proof check format clean
+.PHONY: help env broker prometheus demo test soak side-by-side scenes adaptive soak-webhook \
+    forgeries pictures nginx redpanda-connect bench bench-guard bench-profile chart \
+    chart-cluster chart-files image lint-image image-proof check format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +84,9 @@ side-by-side: $(STAMP) broker  ## the usual ways to lose messages beside ours, i
 
 scenes: $(STAMP) broker  ## long proofs of single promises, in half an hour (SCENES="sigterm kill" WRITE=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/scenes.py $(SCENES) $(if $(WRITE),--write)
+
+adaptive: $(STAMP) broker  ## worker.concurrency: auto beside fixed values, on an API that changes, in a quarter of an hour (WRITE=1 puts it into the docs)
+	PYTHONPATH=. $(BIN)/python tests/soak/adaptive.py $(if $(WRITE),--write)
 
 EVENTS ?= 100000
 KILLS ?= 20
