@@ -14,8 +14,11 @@ import yaml
 from bridge.config import Settings
 from bridge.metrics import BridgeMetrics, WebhookMetrics, WorkerMetrics, new_registry
 from bridge.topology import dead_queue, retry_queue
+from tests.chart.rendering import MINIMAL, merged, of_kind, render
 
 FILES = Path(__file__).parents[2] / "helm" / "sms-bridge" / "files"
+
+RUNBOOKS = "https://example.com/docs"
 
 # What a scrape adds to each series, and what the rules record themselves.
 TARGET_LABELS = {"namespace", "job", "instance", "pod"}
@@ -26,9 +29,11 @@ _MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
 Groups = list[dict[str, Any]]
 
 
-def alert_groups() -> Groups:
-    """Load the rules that the chart ships; the only door to them."""
-    groups: Groups = yaml.safe_load((FILES / "alerts.yaml").read_text())["groups"]
+def alert_groups(**values: Any) -> Groups:
+    """Return the rules as Helm renders them, with these values of the chart; the only door."""
+    over = {"prometheusRule": {"enabled": True, "runbookBaseUrl": RUNBOOKS, **values}}
+    (rule,) = of_kind(render(merged(MINIMAL, over)), "PrometheusRule").values()
+    groups: Groups = rule["spec"]["groups"]
     return groups
 
 

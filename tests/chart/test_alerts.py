@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.chart.promql import RUNBOOKS as BASE
 from tests.chart.promql import (
     alert_groups,
     alerts,
@@ -49,7 +50,7 @@ def expected_labels(alert: str) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the rules as Prometheus would load them."""
+    """Write the rules that Helm renders, as Prometheus would load them."""
     return write_rules(alert_groups(), tmp_path_factory.mktemp("rules") / "alerts.yaml")
 
 
@@ -164,8 +165,8 @@ def test_it_speaks_of_labels_that_it_has(alert: str) -> None:
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_it_points_to_its_runbook(alert: str) -> None:
-    """The address of the runbook is relative, so that each installation can put its base before."""
-    assert ALERTS[alert]["annotations"]["runbook_url"] == f"runbooks.md#{alert.lower()}"
+    """The address of the runbook is the installation's own base, and the alert's section."""
+    assert ALERTS[alert]["annotations"]["runbook_url"] == f"{BASE}/runbooks.md#{alert.lower()}"
 
 
 def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:

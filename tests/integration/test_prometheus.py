@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bridge.sandbox.processes import Child, Guard, accepts, free_ports, wait_until
-from tests.chart.promql import alert_groups, write_rules
+from tests.chart.promql import alert_groups, alerts, write_rules
 from tests.integration.conftest import (
     Amqp,
     Canaries,
@@ -32,15 +32,9 @@ OF_THE_COMPUTER = {"SmsBridgeEventLoopLag", "SmsBridgeBrokerConfirmsSlow"}
 
 
 def impatient_rules(path: Path) -> Path:
-    """Write the rules as shipped, with every `for` overridden, as the chart's values can."""
-    groups = [
-        {
-            "name": group["name"],
-            "rules": [rule | ({"for": "0s"} if "for" in rule else {}) for rule in group["rules"]],
-        }
-        for group in alert_groups()
-    ]
-    return write_rules(groups, path)
+    """Write the rules as Helm renders them, with every `for` overridden by the chart's values."""
+    patient = {name for name, rule in alerts().items() if "for" in rule}
+    return write_rules(alert_groups(overrides={name: {"for": "0s"} for name in patient}), path)
 
 
 @contextmanager
