@@ -1,6 +1,7 @@
 """compose.yaml fits the Compose specification, and what it says about the bridge is true."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import yaml
 
 from bridge.__main__ import app as cli
 from bridge.app import CLOSE_SECONDS
-from bridge.config import Settings, load_settings
+from bridge.config import Role, Settings, load_settings
+from bridge.topology import bridge_topology
 from tests.image.dockerfile import PROJECT
 
 TEXT = (PROJECT / "compose.yaml").read_text()
 COMPOSE = yaml.safe_load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-ROLES = ("worker", "webhook")
+ROLES: tuple[Role, ...] = ("worker", "webhook")
 OURS = (*ROLES, "sandbox")
 
 
@@ -81,12 +83,31 @@ def test_the_bridge_runs_as_it_does_in_kubernetes(name: str) -> None:
 def test_a_role_has_the_settings_that_it_needs(role: str) -> None:
     """The bridge accepts the variables, and takes the broker's own user."""
     loaded = settings(role)
-    broker = SERVICES["rabbitmq"]["environment"]
+    (user,) = content("rabbitmq-definitions")["users"]
     password = loaded.rabbitmq.password
 
-    assert loaded.rabbitmq.username == broker["RABBITMQ_DEFAULT_USER"]
+    assert loaded.rabbitmq.username == user["name"]
     assert password is not None
-    assert password.get_secret_value() == broker["RABBITMQ_DEFAULT_PASS"]
+    assert password.get_secret_value() == user["password"]
+
+
+def test_the_broker_drops_no_message_that_came_back_often() -> None:
+    """RabbitMQ 4's limit of 20 deliveries is lifted from every queue, from the first start on."""
+    definitions = content("rabbitmq-definitions")
+    (policy,) = definitions["policies"]
+    topology = bridge_topology(settings("worker"), ROLES)
+    mounted = {
+        config["target"]: COMPOSE["configs"][config["source"]]["content"]
+        for config in SERVICES["rabbitmq"]["configs"]
+    }
+    (setting,) = [text for path, text in mounted.items() if path.endswith(".conf")]
+    name, _, file = setting.strip().partition(" = ")
+
+    assert policy["definition"] == {"delivery-limit": -1}
+    assert policy["apply-to"] == "queues"
+    assert all(re.search(policy["pattern"], queue.name) for queue in topology.queues)
+    assert name == "load_definitions"
+    assert file in mounted
 
 
 def test_worker_sandbox_and_webhook_know_each_other() -> None:
