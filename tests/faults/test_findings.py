@@ -493,7 +493,8 @@ async def test_finding_12_no_storm_of_redeliveries(bench: Bench) -> None:
 
     async with naive_consumer(bench, handle):
         await bench.publish(1)
-        await eventually(lambda: len(storm) >= 100, what="100 deliveries")
+        # RabbitMQ 4 drops the message at the 21st.
+        await eventually(lambda: len(storm) >= 20, what="20 deliveries")
     await bench.amqp.purge(bench.queue)
     bench.service.misbehave({**NOT_SENT, "count": 2})
     async with bench.worker() as live:
@@ -501,7 +502,7 @@ async def test_finding_12_no_storm_of_redeliveries(bench: Bench) -> None:
         await bench.until_taken(numbers)
         await bench.until_settled(live)
 
-    assert storm[99] - storm[0] < 5
+    assert storm[19] - storm[0] < 1
     first, second, third = (post.received_at for post in bench.service.posts(numbers))
     assert second - first > 0.9
     assert third - second > 1.9
