@@ -65,6 +65,21 @@ def test_an_alert_can_be_changed() -> None:
     assert changed["annotations"]["summary"] == ALERTS[ALERT]["annotations"]["summary"]
 
 
+def test_the_runbooks_say_what_can_be_changed() -> None:
+    """The runbooks name every key of an alert that the schema lets the values override."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    of_rules = schema["properties"]["prometheusRule"]["properties"]
+    keys = of_rules["overrides"]["additionalProperties"]["properties"].keys()
+    text = (CHART.parents[1] / "docs" / "runbooks.md").read_text()
+    (said,) = re.findall(r"^\*\*To change an alert\*\*, (.*)", text, re.MULTILINE)
+    sentence = said.partition(". Without")[0]
+
+    assert set(re.findall(r"`([^`]+)`", sentence)) == {
+        *keys,
+        *("prometheusRule.overrides", "prometheusRule.disabled"),
+    }
+
+
 @pytest.mark.parametrize("base", ["https://example.com/docs", "https://example.com/docs/"])
 def test_an_alert_links_to_its_runbook(base: str) -> None:
     """The link of each alert is the base and what the file says."""
