@@ -28,13 +28,20 @@ ARG PYTHON_TAG
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 ARG CREATED=1970-01-01T00:00:00Z
+ARG SOURCE_URL=
+ARG BASE_DIGEST=
 LABEL org.opencontainers.image.title="sms-bridge" \
       org.opencontainers.image.description="The bridge between RabbitMQ and an SMS service" \
       org.opencontainers.image.licenses="MIT" \
+      org.opencontainers.image.vendor="The sms-bridge authors" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.created="${CREATED}" \
-      org.opencontainers.image.base.name="docker.io/library/python:${PYTHON_TAG}"
+      org.opencontainers.image.source="${SOURCE_URL}" \
+      org.opencontainers.image.url="${SOURCE_URL}" \
+      org.opencontainers.image.documentation="${SOURCE_URL}" \
+      org.opencontainers.image.base.name="docker.io/library/python:${PYTHON_TAG}" \
+      org.opencontainers.image.base.digest="${BASE_DIGEST}"
 COPY --from=build /opt/app /opt/app
 # The root is read-only where it runs: nothing is compiled there, and only /tmp is written.
 ENV PATH=/opt/app/bin:$PATH \

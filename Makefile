@@ -146,13 +146,14 @@ chart-files: $(STAMP)  ## write what is made from the chart: the table in its RE
 IMAGE ?= sms-bridge
 PYTHON_TAG ?= $(shell sed -n 's/^ARG PYTHON_TAG=//p' Dockerfile)
 UV_TAG ?= $(shell sed -n 's/^ARG UV_TAG=//p' Dockerfile)
-image:  ## build the image with Docker (RELEASE=1 wants PYTHON_TAG and UV_TAG with their digests)
+image:  ## build the image with Docker (RELEASE=1 wants PYTHON_TAG and UV_TAG with their digests; SOURCE_URL is a label)
 	@case "$(RELEASE):$(PYTHON_TAG):$(UV_TAG)" in \
 	    :*|*@sha256:*:*@sha256:*) ;; \
 	    *) echo 'A release pins both bases: PYTHON_TAG=...@sha256:... UV_TAG=...@sha256:...' >&2; exit 2;; \
 	esac
 	docker build --tag $(IMAGE) --build-arg PYTHON_TAG=$(PYTHON_TAG) --build-arg UV_TAG=$(UV_TAG) \
 	    --build-arg VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
+	    --build-arg SOURCE_URL=$(SOURCE_URL) --build-arg BASE_DIGEST=$(word 2,$(subst @, ,$(PYTHON_TAG))) \
 	    --build-arg REVISION=$$(git rev-parse HEAD) \
 	    --build-arg CREATED=$$(TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd) .
 

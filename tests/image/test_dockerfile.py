@@ -66,7 +66,15 @@ DIGEST = "@sha256:" + "a" * 64
         ((), True),
         (("RELEASE=1",), False),
         (("RELEASE=1", f"PYTHON_TAG=3.13-slim-trixie{DIGEST}"), False),
-        (("RELEASE=1", f"PYTHON_TAG=3.13-slim-trixie{DIGEST}", f"UV_TAG=0.13.8{DIGEST}"), True),
+        (
+            (
+                "RELEASE=1",
+                f"PYTHON_TAG=3.13-slim-trixie{DIGEST}",
+                f"UV_TAG=0.13.8{DIGEST}",
+                "SOURCE_URL=https://git.example.com/sms-bridge",
+            ),
+            True,
+        ),
     ],
     ids=["no release", "tags", "one digest", "both digests"],
 )
@@ -92,8 +100,10 @@ def test_a_release_is_built_from_pinned_bases(
     if built:
         called = (tmp_path / "called").read_text()
         for name in re.findall(r"^ARG (\w+)", (PROJECT / "Dockerfile").read_text(), re.MULTILINE):
-            assert re.search(rf"--build-arg {name}=\S+", called)
+            empty = not arguments and name in {"BASE_DIGEST", "SOURCE_URL"}
+            assert re.search(rf"--build-arg {name}={'' if empty else '[^ ]+'}( |$)", called)
         assert arguments == () or called.count(DIGEST) == 2
+        assert arguments == () or f"--build-arg BASE_DIGEST={DIGEST.removeprefix('@')} " in called
 
 
 def test_the_user_is_a_number() -> None:
@@ -128,7 +138,11 @@ def test_the_labels_say_what_it_is() -> None:
     labels = {name.removeprefix(LABEL_PREFIX): value for name, value in words}
     project = (PROJECT / "pyproject.toml").read_text()
 
-    assert labels.keys() >= {"title", "description", "licenses", "base.name"}
+    assert labels.keys() == {
+        *("title", "description", "version", "revision", "created", "licenses", "vendor"),
+        *("source", "url", "documentation", "base.name", "base.digest"),
+    }
+    assert labels["vendor"] in (PROJECT / "LICENSE").read_text()
     assert labels["version"] == "${VERSION}"
     assert labels["revision"] == FINAL.environment["SMS_BRIDGE_REVISION"] == "${REVISION}"
     assert f'version = "{FINAL.texts("ARG")[1].removeprefix("VERSION=")}"' in project
