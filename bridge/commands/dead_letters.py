@@ -169,6 +169,7 @@ def show(
     epilog=examples(
         "sms-bridge dlq replay --reason exhausted                # says what it would do",
         "sms-bridge dlq replay --reason exhausted --yes --rate 20",
+        "sms-bridge dlq replay --reason exhausted --json | jq .taken",
         "sms-bridge dlq replay --id 0f8fad5b-d9cb-469f-a165-70867728950e --yes",
         "sms-bridge dlq replay --reason uncertain --include-uncertain --newer-than 1h --yes",
     )
@@ -189,6 +190,7 @@ def replay(  # noqa: PLR0913  an option each
     rate: Annotated[float | None, typer.Option(help="At most so many a second.", min=0.001)] = None,
     limit: AtMost = None,
     yes: Yes = False,
+    as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
     """Send dead letters again: put them back into the queue, their attempts counted from zero.
@@ -218,14 +220,20 @@ def replay(  # noqa: PLR0913  an option each
                 include_uncertain=include_uncertain,
                 step=step,
             )
+            tally = None
             try:
                 tally = await dead_letters.replay(queue, settings.worker.queue, order)
             finally:
-                if yes:
+                if as_json:
+                    _print_json(tally, queue.done, applied=yes)
+                elif yes:
                     typer.echo(f"replayed {queue.done}")
         return tally, queue.done, queue.is_stopped
 
-    _report(*_with_queue(settings, act), verb="replay", applied=yes)
+    tally, done, is_stopped = _with_queue(settings, act)
+    if not as_json:
+        _report(tally, verb="replay", applied=yes, is_stopped=is_stopped)
+    _end(done, is_stopped=is_stopped)
 
 
 @app.command(
@@ -250,6 +258,7 @@ def discard(  # noqa: PLR0913  an option each
     ] = None,
     limit: AtMost = None,
     yes: Yes = False,
+    as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
     """Remove dead letters, each written to a file first, as a line of JSON.
@@ -266,14 +275,20 @@ def discard(  # noqa: PLR0913  an option each
     async def act(queue: "DeadLetterQueue") -> "tuple[Tally, int, bool]":
         with _progress(queue.total, is_shown=yes) as step:
             order = dead_letters.Order(wanted=wanted, apply=yes, at_most=limit, step=step)
+            tally = None
             try:
                 tally = await dead_letters.discard(queue, file, order)
             finally:
-                if queue.done:
+                if as_json:
+                    _print_json(tally, queue.done, applied=yes, file=file)
+                elif queue.done:
                     typer.echo(f"discarded {queue.done}, written to {file}")
         return tally, queue.done, queue.is_stopped
 
-    _report(*_with_queue(settings, act), verb="discard", applied=yes)
+    tally, done, is_stopped = _with_queue(settings, act)
+    if not as_json:
+        _report(tally, verb="discard", applied=yes, is_stopped=is_stopped)
+    _end(done, is_stopped=is_stopped)
 
 
 def _filter(
@@ -341,7 +356,7 @@ def _progress(total: int, *, is_shown: bool) -> Iterator[Callable[[], None]]:
         yield lambda: progress.advance(task)
 
 
-def _report(tally: "Tally", done: int, is_stopped: bool, *, verb: str, applied: bool) -> None:  # noqa: FBT001
+def _report(tally: "Tally", *, verb: str, applied: bool, is_stopped: bool) -> None:
     if not applied:
         typer.echo(f"would {verb} {tally.total}{_by_reason(tally.taken)}")
     if tally.maybe_sent:
@@ -351,10 +366,29 @@ def _report(tally: "Tally", done: int, is_stopped: bool, *, verb: str, applied: 
         )
     if tally.expired:
         typer.echo(f"left out, past their own expiry: {tally.expired}; `dlq discard` removes them")
+    if not applied and tally.total and not is_stopped:
+        typer.echo("nothing was changed; --yes does it")
+
+
+def _end(done: int, *, is_stopped: bool) -> None:
     if is_stopped:
         raise BridgeError(f"stopped after {done}; nothing is lost, run it again for the rest")
-    if not applied and tally.total:
-        typer.echo("nothing was changed; --yes does it")
+
+
+def _print_json(
+    tally: "Tally | None", done: int, *, applied: bool, file: Path | None = None
+) -> None:
+    """Print one object; without a tally it ended before its end, and the error says why."""
+    document: dict[str, object] = {"applied": applied, "done": done}
+    if tally is not None:
+        document |= {
+            "taken": dict(tally.taken),
+            "maybe_sent": dict(tally.maybe_sent),
+            "expired": tally.expired,
+        }
+        if applied and file is not None and done:
+            document["file"] = str(file)
+    typer.echo(json.dumps(document, indent=2))
 
 
 def _by_reason(counts: Counter[str]) -> str:

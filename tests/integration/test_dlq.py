@@ -323,6 +323,20 @@ async def test_a_replay_only_says_what_it_would_do(graveyard: Graveyard) -> None
         assert part in result.stdout.decode()
 
 
+async def test_a_replay_counts_for_a_script(graveyard: Graveyard) -> None:
+    """With --json one object says what is meant, left out and done, before and after --yes."""
+    await graveyard.bury("exhausted")
+    await graveyard.bury("uncertain")
+    command = ("dlq", "replay", "--json")
+    asked = await run_program(*command, settings=graveyard.values)
+    done = await run_program(*command, "--yes", settings=graveyard.values)
+    counts = {"taken": {"exhausted": 1}, "maybe_sent": {"uncertain": 1}, "expired": 0}
+
+    assert (asked.returncode, asked.stderr, done.returncode, done.stderr) == (0, b"", 0, b"")
+    assert json.loads(asked.stdout) == {"applied": False, "done": 0, **counts}
+    assert json.loads(done.stdout) == {"applied": True, "done": 1, **counts}
+
+
 async def test_a_replayed_letter_starts_anew(graveyard: Graveyard) -> None:
     """A replayed letter keeps body, id and the publisher's headers; attempts and reason go."""
     message_id = await graveyard.bury(
@@ -509,6 +523,29 @@ async def test_what_is_discarded_is_in_a_file_of_ours_alone(
     assert record["body_base64"] == "/w=="
     assert record["headers"]["sms-bridge-attempts"] == 1
     assert left.message_id == kept
+
+
+async def test_a_discard_names_its_file_for_a_script(graveyard: Graveyard, tmp_path: Path) -> None:
+    """With --json one object says what is gone and where it is written; a failure says so too."""
+    await graveyard.bury("invalid")
+    file = tmp_path / "gone.jsonl"
+    command = ("dlq", "discard", "--json", "--yes", "--to", str(file))
+    done = await run_program(*command, settings=graveyard.values)
+    await graveyard.bury("invalid")
+    again = await run_program(*command, settings=graveyard.values)
+
+    assert done.returncode == 0
+    assert json.loads(done.stdout) == {
+        "applied": True,
+        "done": 1,
+        "file": str(file),
+        "taken": {"invalid": 1},
+        "maybe_sent": {},
+        "expired": 0,
+    }
+    assert again.returncode == 1
+    assert json.loads(again.stdout) == {"applied": True, "done": 0}
+    assert b"--to" in again.stderr
 
 
 async def test_a_file_is_never_overwritten(graveyard: Graveyard, tmp_path: Path) -> None:
