@@ -1,9 +1,12 @@
 """Values that cannot work are refused with a sentence, and typos with the key."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from bridge.app import CLOSE_SECONDS
-from tests.chart.rendering import MINIMAL, RenderError, Values, merged, nested, render
+from tests.chart.rendering import CHART, MINIMAL, RenderError, Values, merged, nested, render
 
 # Marks a switch that needs more to be complete.
 KEDA: Values = nested(
@@ -170,6 +173,13 @@ def test_defaults_alone_name_what_is_missing() -> None:
         ),
         # Exposure and monitoring.
         (merged(INGRESS, nested("webhook.enabled", False)), "there is nothing to route to"),
+        (
+            {
+                "httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]},
+                "webhook": {"enabled": False},
+            },
+            "httpRoute.enabled is true but webhook.enabled is false",
+        ),
         (nested("ingress.enabled", True), "ingress.hosts is empty"),
         (nested("httpRoute.enabled", True), "httpRoute.parentRefs is empty"),
         (
@@ -233,6 +243,15 @@ def test_names_that_do_not_exist_are_refused(values: Values, sentence: str) -> N
         render(merged(MINIMAL, values))
 
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["groups: [", "groups: []", ""], ids=["broken", "none", "empty"])
+def test_rules_that_cannot_be_read_are_refused(text: str, tmp_path: Path) -> None:
+    """A file of alerts that is broken or empty fails the render, rather than to give no rules."""
+    chart = shutil.copytree(CHART, tmp_path / "sms-bridge")
+    (chart / "files" / "alerts.yaml").write_text(text)
+    with pytest.raises(RenderError, match=r"alerts\.yaml holds no groups"):
+        render(merged(MINIMAL, nested("prometheusRule.enabled", True)), chart=chart)
 
 
 @pytest.mark.parametrize(
