@@ -10,6 +10,7 @@ from typing import Any, Final
 from bridge.topology import Binding, Exchange, Queue, Topology
 
 _OPERATOR: Final = "rabbitmq.com/v1beta1"
+_POLICY: Final = "sms-bridge"
 
 
 def rows(topology: Topology) -> Iterator[tuple[str, str, str]]:
@@ -23,13 +24,20 @@ def rows(topology: Topology) -> Iterator[tuple[str, str, str]]:
         yield "binding", f"{binding.exchange} -> {binding.queue}", f"key {binding.routing_key}"
 
 
-def definitions(topology: Topology, *, vhost: str) -> dict[str, Any]:
-    """Make the document that `rabbitmqctl import_definitions` takes; the vhost must exist."""
-    return {
+def definitions(topology: Topology, *, vhost: str, policy: bool) -> dict[str, Any]:
+    """Make the document that `rabbitmqctl import_definitions` takes; the vhost must exist.
+
+    With `policy`, RabbitMQ 4's delivery limit is lifted; RabbitMQ 3 refuses that.
+    """
+    made: dict[str, Any] = {
         "queues": [_queue(queue) | {"vhost": vhost} for queue in topology.queues],
         "exchanges": [_exchange(exchange) | {"vhost": vhost} for exchange in topology.exchanges],
         "bindings": [_binding(binding) | {"vhost": vhost} for binding in topology.bindings],
     }
+    if policy:
+        lifted = _lift_delivery_limit(topology)
+        made["policies"] = [lifted | {"apply-to": "quorum_queues", "vhost": vhost}]
+    return made
 
 
 def plain(topology: Topology) -> dict[str, Any]:
@@ -71,13 +79,23 @@ def _binding(binding: Binding) -> dict[str, Any]:
     }
 
 
+def _lift_delivery_limit(topology: Topology) -> dict[str, Any]:
+    names = "|".join(re.escape(queue.name) for queue in topology.queues)
+    return {
+        "name": _POLICY,
+        "pattern": f"^({names})$",
+        "definition": {"delivery-limit": -1},
+        "priority": 0,
+    }
+
+
 def custom_resources(
-    topology: Topology, *, vhost: str, cluster: str, namespace: str | None
+    topology: Topology, *, vhost: str, cluster: str, namespace: str | None, policy: bool
 ) -> Iterator[dict[str, Any]]:
     """Yield the resources of RabbitMQ's messaging topology operator, one for each entity.
 
     A queue stays when its resource is deleted. `cluster` is the RabbitmqCluster; its `namespace`
-    is needed only when it is not the resources' own.
+    is needed only when it is not the resources' own. `policy` as in `definitions`.
     """
     reference = {"name": cluster} | ({"namespace": namespace} if namespace else {})
     common = {"vhost": vhost, "rabbitmqClusterReference": reference}
@@ -100,6 +118,9 @@ def custom_resources(
             "routingKey": binding.routing_key,
         }
         yield _resource("Binding", f"{binding.exchange}-to-{binding.queue}", spec | common)
+    if policy:
+        spec = _lift_delivery_limit(topology) | {"applyTo": "quorum_queues"}
+        yield _resource("Policy", _POLICY, spec | common)
 
 
 def _resource(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:

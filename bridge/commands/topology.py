@@ -53,6 +53,7 @@ ManagementUrl = Annotated[
         "sms-bridge topology show --format operator --cluster rabbitmq | kubectl apply -f -",
         "sms-bridge topology show --format definitions > sms-bridge.json",
         "rabbitmqctl import_definitions sms-bridge.json",
+        "sms-bridge topology show --format definitions --no-policy       # for RabbitMQ 3",
     )
 )
 def show(
@@ -72,6 +73,13 @@ def show(
     namespace: Annotated[
         str | None, typer.Option(help="For operator: the cluster's namespace, if another.")
     ] = None,
+    policy: Annotated[
+        bool,
+        typer.Option(
+            help="For operator and definitions: with the policy that lifts RabbitMQ 4's limit of "
+            "20 deliveries; RabbitMQ 3 has no such limit, and refuses the policy."
+        ),
+    ] = True,
     role: OneRole = None,
     config: ConfigFile = None,
 ) -> None:
@@ -97,11 +105,11 @@ def show(
         case Format.JSON:
             typer.echo(json.dumps(topology_formats.plain(topology), indent=2))
         case Format.DEFINITIONS:
-            document = topology_formats.definitions(topology, vhost=vhost)
+            document = topology_formats.definitions(topology, vhost=vhost, policy=policy)
             typer.echo(json.dumps(document, indent=2))
         case Format.OPERATOR:
             resources = topology_formats.custom_resources(
-                topology, vhost=vhost, cluster=cluster, namespace=namespace
+                topology, vhost=vhost, cluster=cluster, namespace=namespace, policy=policy
             )
             typer.echo(yaml.safe_dump_all(resources, sort_keys=False), nl=False)
 

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,14 @@ import pytest
 import typer
 import yaml
 
+from bridge import topology_formats
 from bridge.__main__ import app as cli
 from bridge.admin import Health, admin_handler
 from bridge.app import check_roles
 from bridge.config import ENV_PREFIX, Role, Settings, known_keys, load_settings
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.parser import Request
-from bridge.topology import Topology, webhook_topology, worker_topology
+from bridge.topology import Topology, bridge_topology, webhook_topology, worker_topology
 from tests.chart.rendering import (
     CHART,
     CI,
@@ -263,6 +264,35 @@ def test_the_operator_creates_what_the_app_would(
         wanted |= declared(webhook_topology(settings.webhook))
 
     assert created(render(values)) == wanted
+
+
+def test_the_chart_and_the_command_make_the_same_resources(tmp_path: Path) -> None:
+    """`topology show --format operator` prints the specs that the chart renders."""
+    reference = {"name": "rabbitmq", "namespace": "messaging"}
+    values = merged(MINIMAL, {"topology": {"enabled": True, "clusterReference": reference}})
+    settings = settings_from(values, tmp_path)
+    printed = topology_formats.custom_resources(
+        bridge_topology(settings, ["worker", "webhook"]),
+        vhost="/",
+        cluster="rabbitmq",
+        namespace="messaging",
+        policy=True,
+    )
+
+    def specs(manifests: Iterable[Manifest]) -> dict[str, Any]:
+        found = {}
+        for manifest in manifests:
+            spec = dict(manifest["spec"])
+            if manifest["kind"] == "Policy":
+                # The chart's has the name of its release.
+                del spec["name"]
+            name = spec.get("name", spec.get("source"))
+            found[f"{manifest['kind']}/{name}"] = spec
+        return found
+
+    rendered = [m for m in render(values) if m["apiVersion"] == "rabbitmq.com/v1beta1"]
+
+    assert specs(printed) == specs(rendered)
 
 
 def test_an_uninstall_leaves_the_messages() -> None:

@@ -1,6 +1,7 @@
 """`sms-bridge topology`: what is made by hand from it is what the bridge declares itself."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import yaml
 from bridge.config import Settings
 from bridge.sandbox.broker import Broker
 from bridge.topology import Topology, bridge_topology
-from bridge.topology_formats import custom_resources, plain, rows
+from bridge.topology_formats import custom_resources, definitions, plain, rows
 from tests.integration.conftest import open_amqp, run_program, run_programs, unique
 
 
@@ -48,7 +49,10 @@ async def test_imported_definitions_are_what_the_bridge_needs(
 ) -> None:
     """What `show --format definitions` prints can be imported, and then `verify` finds nothing."""
     before = await run_program(*_verify(managed_broker), settings=values)
-    shown = await run_program("topology", "show", "--format", "definitions", settings=values)
+    # RabbitMQ 3 has no limit to lift, and refuses the policy.
+    more = ("--no-policy",) if managed_broker.ctl("version").startswith("3.") else ()
+    command = ("topology", "show", "--format", "definitions", *more)
+    shown = await run_program(*command, settings=values)
     file = tmp_path / "definitions.json"
     file.write_bytes(shown.stdout)
     managed_broker.ctl("import_definitions", str(file))
@@ -125,7 +129,7 @@ async def test_nothing_is_asked_of_a_broker_to_show() -> None:
         *("sms.outbound.dead", "sms.inbound"),
     ]
     assert [line.split()[0] for line in table[1:]] == ["queue"] * 8 + ["exchange", "binding"]
-    assert [one["kind"] for one in resources] == ["Queue"] * 8 + ["Exchange", "Binding"]
+    assert [one["kind"] for one in resources] == ["Queue"] * 8 + ["Exchange", "Binding", "Policy"]
 
 
 def _topology() -> Topology:
@@ -136,7 +140,8 @@ def _topology() -> Topology:
 def test_custom_resources_say_the_same() -> None:
     """Each resource has a Kubernetes name of its own and the arguments that the bridge declares."""
     topology = _topology()
-    made = list(custom_resources(topology, vhost="/", cluster="rabbit", namespace="mq"))
+    given: dict[str, Any] = {"vhost": "/", "cluster": "rabbit", "namespace": "mq"}
+    made = list(custom_resources(topology, policy=False, **given))
     names = [(one["kind"], one["metadata"]["name"]) for one in made]
     queues = [one["spec"] for one in made if one["kind"] == "Queue"]
 
@@ -153,6 +158,25 @@ def test_custom_resources_say_the_same() -> None:
     assert [{"x-queue-type": spec["type"], **spec.get("arguments", {})} for spec in queues] == [
         queue.arguments for queue in topology.queues
     ]
+
+
+def test_a_policy_lifts_the_limit_of_every_queue() -> None:
+    """RabbitMQ 4's limit of 20 deliveries is lifted from our queues and no others, if wanted."""
+    topology = _topology()
+    given: dict[str, Any] = {"vhost": "v", "cluster": "rabbit", "namespace": None}
+    (policy,) = definitions(topology, vhost="v", policy=True)["policies"]
+    *_, resource = custom_resources(topology, policy=True, **given)
+    names = [queue.name for queue in topology.queues]
+    others = ["sms.outbound2", "my.sms.outbound", "smsXoutbound"]
+
+    assert [n for n in names + others if re.search(policy["pattern"], n)] == names
+    assert (policy["vhost"], policy["apply-to"]) == ("v", "quorum_queues")
+    assert policy["definition"] == resource["spec"]["definition"] == {"delivery-limit": -1}
+    assert resource["kind"] == "Policy"
+    assert resource["spec"]["pattern"] == policy["pattern"]
+    assert "policies" not in definitions(topology, vhost="v", policy=False)
+    without = custom_resources(topology, policy=False, **given)
+    assert "Policy" not in {one["kind"] for one in without}
 
 
 def test_every_format_lists_everything() -> None:
