@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+import os
+import pty
 import signal
 import stat
 import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +18,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import aio_pika
+import anyio
 import pytest
 
 from bridge import dead_letters
@@ -24,11 +27,13 @@ from bridge.dead_letters import Filter, Order, open_dead_letters
 from bridge.errors import BridgeError
 from bridge.properties import Properties, tolerate_broken_properties
 from tests.integration.conftest import (
+    PROGRAM,
     Amqp,
     Canaries,
     Launcher,
     Service,
     eventually,
+    make_environ,
     run_program,
     unique,
 )
@@ -321,6 +326,32 @@ async def test_a_replay_only_says_what_it_would_do(graveyard: Graveyard) -> None
     assert result.returncode == 0
     for part in ("would replay 3", *(f"{reason} 1" for reason in REASONS), "--yes"):
         assert part in result.stdout.decode()
+
+
+async def test_a_replay_shows_its_progress_on_a_terminal(graveyard: Graveyard) -> None:
+    """A terminal sees how many letters of how many are done; standard output stays clean."""
+    await graveyard.fill(3)
+    ours, theirs = pty.openpty()
+    environ = make_environ(graveyard.values) | {"TERM": "xterm", "COLUMNS": "80"}
+    try:
+        command = [*PROGRAM, "dlq", "replay", "--yes"]
+        done = await anyio.run_process(command, env=environ, stderr=theirs)
+    finally:
+        os.close(theirs)
+    shown = _all_of(ours)
+
+    assert done.stdout == b"replayed 3\n"
+    assert b"3/3" in shown
+
+
+def _all_of(terminal: int) -> bytes:
+    """Read what was written; the end of a terminal that nobody holds is an error."""
+    shown = b""
+    with suppress(OSError):
+        while part := os.read(terminal, 65536):
+            shown += part
+    os.close(terminal)
+    return shown
 
 
 async def test_a_replay_counts_for_a_script(graveyard: Graveyard) -> None:
