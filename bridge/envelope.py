@@ -39,13 +39,6 @@ _MEMORY: Final = (
     *(FIRST_DELIVERED_AT, STATUS, DEAD_AT),
 )
 
-_READ: Final = frozenset(
-    (
-        *(EXPIRES_AT, NOT_BEFORE, ON_UNCERTAIN, ORDERING_KEY, DEAD_AT),
-        *(FIRST_DELIVERED_AT, ATTEMPTS, UNCERTAIN_ATTEMPTS, "traceparent", "tracestate"),
-    )
-)
-
 MAX_DETAIL_CHARACTERS: Final = 500
 # All properties stand in one frame of at most 128 KiB, by RabbitMQ's default; the rest is room
 # for our own and for what a copy of a copy may add.
@@ -102,7 +95,7 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
     Raises InvalidMessageError, whose text names the header or property and never a value.
     """
     headers = properties.headers or {}
-    if _READ.isdisjoint(headers) and not properties.expiration:
+    if not headers and not properties.expiration:
         return bare
     on_uncertain = _read_text(headers, ON_UNCERTAIN)
     if on_uncertain not in {None, "retry", "park"}:
