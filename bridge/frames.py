@@ -34,7 +34,6 @@ _MULTIPLE: Final = 1
 # A content header: class, weight, size of the body; then the properties.
 _CONTENT: Final = struct.Struct(">HHQ")
 _BASIC: Final = 60
-_ACK_FRAME: Final = struct.Struct(">BHIHHQBB")
 
 # Called with the tag, whether it was delivered before, the properties and the body.
 Take = Callable[[int, bool, Properties, bytes], None]
@@ -196,7 +195,7 @@ class Alarms:
 
 def ack_frame(channel: int, tag: int) -> bytes:
     """Write the ack of one delivery."""
-    return _ACK_FRAME.pack(METHOD, channel, 13, _BASIC, 80, tag, 0, END)
+    return _frame(METHOD, channel, _ACK + _TAG.pack(tag, 0))
 
 
 def publish_frames(
