@@ -26,7 +26,7 @@ from bridge.sandbox.broker import private_broker
 from bridge.sandbox.processes import Child, Guard, guarded
 from tests.bench.queues import OUTBOUND, Queues
 from tests.faults.bench import PROGRAM, eventually, make_environ
-from tests.soak.figures import Cells, format_table, replace_table
+from tests.soak.figures import Cells, conclude, format_table, tell
 from tests.soak.rig import Process, run
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "operation.md"
@@ -207,7 +207,7 @@ class Proof:
                     await asyncio.sleep(measure)
                     rate = (api.answers[202] - before) / (time.monotonic() - began)
                     found.append(Measured(rate, api.answers[429] - refused))
-                    _tell(f"{concurrency}: {phase}: {rate:.0f}/s, {found[-1].refused} x 429")
+                    tell(f"{concurrency}: {phase}: {rate:.0f}/s, {found[-1].refused} x 429")
         return found
 
     async def come_back_small(self, concurrency: str) -> tuple[int, int]:
@@ -223,7 +223,7 @@ class Proof:
                 api.capacity = SMALL
                 await asyncio.sleep(AFTER_SECONDS)
                 accepted, refused = api.answers[202], api.answers[429]
-        _tell(f"{concurrency}: after an outage: {accepted} accepted, {refused} x 429")
+        tell(f"{concurrency}: after an outage: {accepted} accepted, {refused} x 429")
         return accepted, refused
 
 
@@ -244,14 +244,8 @@ async def main(*, write: bool) -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     tables = f"{_format_phases(found)}\n\n{_format_comeback(after)}"
-    _tell(f"\n{tables}\n")
-    broken = [*_judge_phases(found), *_judge_comeback(after)]
-    for problem in broken:
-        _tell(f"FAILED: {problem}")
-    if write and not broken:
-        page = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(replace_table(page, MARK, tables), encoding="utf-8")
-    return 1 if broken else 0
+    problems = [*_judge_phases(found), *_judge_comeback(after)]
+    return conclude(tables, problems, page=PAGE if write else None, mark=MARK)
 
 
 def _best(found: dict[str, list[Measured]], phase: int) -> float:
@@ -287,11 +281,6 @@ def _format_comeback(after: dict[str, tuple[int, int]]) -> str:
         for name, (accepted, refused) in after.items()
     ]
     return format_table(("`worker.concurrency`", "accepted", "429s", "429s per message"), rows)
-
-
-def _tell(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Figures for the documentation: Markdown tables, kept between two marks of a page."""
+"""Figures for a terminal, and for the documentation: tables, kept between two marks of a page."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -7,6 +8,26 @@ from typing import Final
 PAGE: Final = Path(__file__).parents[2] / "docs" / "guarantees.md"
 
 Cells = tuple[str, ...]
+
+
+def tell(text: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def conclude(table: str, problems: Sequence[str], *, page: Path | None, mark: str) -> int:
+    """Print the table and what is wrong; put it into a page when nothing is.
+
+    Returns the exit code.
+    """
+    tell(f"\n{table}\n")
+    for problem in problems:
+        tell(f"FAILED: {problem}")
+    if page is not None and not problems:
+        text = page.read_text(encoding="utf-8")
+        page.write_text(replace_table(text, mark, table), encoding="utf-8")
+    return 1 if problems else 0
 
 
 def format_table(head: Cells, rows: Sequence[Cells]) -> str:

@@ -22,7 +22,7 @@ from bridge.pace import MAX_PROBE_SECONDS
 from tests.faults.amqp_proxy import ACK, DELIVER, Deed, Method, Sender
 from tests.faults.bench import CONSUME_LINK, eventually
 from tests.faults.http_proxy import open_http_proxy
-from tests.soak.figures import PAGE, Cells, format_table, merge_rows, replace_table
+from tests.soak.figures import PAGE, Cells, format_table, merge_rows, replace_table, tell
 from tests.soak.rig import (
     CONCURRENCY,
     LATENCY_SECONDS,
@@ -465,15 +465,15 @@ async def main(names: Collection[str], *, write: bool) -> int:
         for name in names:
             started = time.monotonic()
             finding = await _play(SCENES[name], stand)
-            _tell(f"{name}, {time.monotonic() - started:.0f} s: {', '.join(finding.figures)}")
+            tell(f"{name}, {time.monotonic() - started:.0f} s: {', '.join(finding.figures)}")
             for problem in finding.broken:
-                _tell(f"FAILED: {name}: {problem}")
+                tell(f"FAILED: {name}: {problem}")
                 broken.append(f"{name}: {problem}")
             if not finding.broken:
                 rows.append((name, SCENES[name].what, ", ".join(finding.figures)))
-    _tell("\n" + format_table(HEAD, rows) + "\n")
+    tell("\n" + format_table(HEAD, rows) + "\n")
     for problem in broken:
-        _tell(f"FAILED: {problem}")
+        tell(f"FAILED: {problem}")
     if write:
         page = PAGE.read_text(encoding="utf-8")
         table = format_table(HEAD, merge_rows(page, MARK, rows, [*SCENES]))
@@ -488,11 +488,6 @@ async def _play(scene: Scene, stand: Stand) -> Finding:
     except (AssertionError, TimeoutError) as error:
         why = str(error) or f"not over within {scene.max_seconds:g} s"
         return Finding(broken=[why])
-
-
-def _tell(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def _parse_arguments() -> argparse.Namespace:

@@ -21,7 +21,7 @@ from bridge.config import WorkerSettings
 from bridge.topology import dead_queue, ensure, retry_queue, worker_topology
 from tests.faults.amqp_proxy import DELIVER
 from tests.faults.bench import Amqp, eventually, make_numbers, open_amqp, open_link
-from tests.soak.figures import PAGE, Cells, format_table, replace_table
+from tests.soak.figures import PAGE, Cells, conclude, format_table, tell
 from tests.soak.naive_worker import PREFETCH
 from tests.soak.rig import SESSION_SECONDS, Process, Rig, Stand, open_stand, run
 
@@ -349,23 +349,12 @@ async def main(names: Sequence[str], *, write: bool) -> int:
                     rows += await COMPARISONS[name](stand)
                 except AssertionError as error:
                     failures.append(f"{name}: {error}")
-                _tell(f"{name}: {time.monotonic() - started:.0f} s")
+                tell(f"{name}: {time.monotonic() - started:.0f} s")
     except TimeoutError:
         failures.append(f"not over after {MAX_SECONDS} s")
     table = format_table(HEAD, [row.cells for row in rows])
-    _tell(f"\n{table}\n")
-    broken = [*failures, *(row.broken for row in rows if row.broken)]
-    for problem in broken:
-        _tell(f"FAILED: {problem}")
-    if write and not broken:
-        page = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(replace_table(page, MARK, table), encoding="utf-8")
-    return 1 if broken else 0
-
-
-def _tell(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    problems = [*failures, *(row.broken for row in rows if row.broken)]
+    return conclude(table, problems, page=PAGE if write else None, mark=MARK)
 
 
 def _parse_arguments() -> argparse.Namespace:
