@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 
 import aio_pika
 
-from bridge.broker import wire_of
+from bridge.broker import heed_cancellation, wire_of
 from bridge.logs import facts
 from bridge.metrics import WebhookMetrics
 from bridge.topology import QueueSizes, read_queue
@@ -35,6 +35,7 @@ async def watch_queues(
         # A broker that blocks the connection reads no question either.
         if not wire_of(connection).is_blocked:
             found = {name: await _look(connection, name) for name in names}
+            heed_cancellation()
             note({name: sizes for name, sizes in found.items() if sizes is not None})
         await asyncio.sleep(STATS_SECONDS)
 

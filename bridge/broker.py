@@ -288,8 +288,17 @@ async def open_channel(
 
 
 async def close_channel(channel: aiormq.Channel) -> None:
-    """Close a channel; aiormq's own swallows our cancellation when the connection ends then."""
+    """Close a channel."""
     await channel.close()
+    heed_cancellation()
+
+
+def heed_cancellation() -> None:
+    """Raise CancelledError when this task is cancelled.
+
+    Where the connection ends at the same moment, aiormq swallows it or raises an error of its own
+    in its place; who goes on after that must ask.
+    """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
