@@ -34,7 +34,16 @@ GATHER_SECONDS: Final = 0.02
 FINISH_SECONDS: Final = 1.0
 
 _OURS = "bridge"
+_OURS_BELOW = f"{_OURS}."
 _FACTS = "facts"
+# What a formatter that is not ours may ask of a record, and what a record of ours fills in.
+_BLANK: Final[dict[str, object]] = {
+    **dict.fromkeys(("name", "levelno", "levelname", "msg", "args", "created", "msecs")),
+    **dict.fromkeys(("exc_info", "exc_text", "stack_info", "taskName")),
+    **dict.fromkeys(("pathname", "filename", "module", "funcName"), ""),
+    **dict.fromkeys(("threadName", "processName"), ""),
+    **dict.fromkeys(("lineno", "thread", "process", "relativeCreated"), 0),
+}
 
 
 def facts(**values: object) -> dict[str, object]:
@@ -50,10 +59,10 @@ def configure_logging(
     count: Callable[[str], object] = lambda _level: None,
 ) -> None:
     """Send every log record to `stream`; `count` is called with the level of each."""
-    # Nobody reads these; finding them takes as long as all the rest of a record (logging HOWTO,
-    # "Optimization").
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    # Nobody reads where a record comes from, and finding it out takes longer than all the rest of
+    # a line (logging HOWTO, "Optimization").
     logging._srcfile = None  # noqa: SLF001
+    logging.setLogRecordFactory(_Record)
     console = form == "console" or (form == "auto" and stream.isatty())
     handler = _Handler(stream, count)
     handler.setFormatter(ConsoleFormatter() if console else JsonFormatter())
@@ -63,6 +72,30 @@ def configure_logging(
         logging.getLogger(name).setLevel(max(logging.getLevelName(level.upper()), logging.INFO))
     for name in ("httpx", "httpcore", "uvicorn"):
         logging.getLogger(name).setLevel(max(logging.getLevelName(level.upper()), logging.WARNING))
+
+
+class _Record(logging.LogRecord):
+    """A record that does not find out its file, thread and process."""
+
+    def __init__(
+        self,
+        name: str,
+        level: int,
+        _pathname: str,
+        _lineno: int,
+        msg: object,
+        args: Any,  # noqa: ANN401  as logging has it
+        exc_info: Any,  # noqa: ANN401
+        *_: object,
+        **_more: object,
+    ) -> None:
+        # Filling in a copy is the fastest way to so many attributes.
+        self.__dict__ = values = _BLANK.copy()
+        values["name"], values["msg"], values["args"] = name, msg, args
+        values["levelno"], values["levelname"] = level, logging.getLevelName(level)
+        values["created"] = now = time.time()
+        values["msecs"] = now % 1 * 1000
+        values["exc_info"] = exc_info
 
 
 class _Handler(logging.Handler):
@@ -184,9 +217,13 @@ def dump_json(value: object) -> str:
     """Write a value as one line of JSON."""
     try:
         # A quarter of the time of the standard library's.
-        return to_json(value, fallback=str, ensure_ascii=True).decode()
+        text = to_json(value, fallback=str)
     except PydanticSerializationError:  # half of a surrogate pair has no UTF-8
-        return json.dumps(value, default=str, separators=(",", ":"))
+        pass
+    else:
+        if text.isascii():
+            return text.decode()
+    return json.dumps(value, default=str, separators=(",", ":"))
 
 
 @functools.lru_cache(maxsize=4)
@@ -199,14 +236,17 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line: time, level, logger, event, then the facts."""
-        line = {
-            "time": f"{_format_second(int(record.created))}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "event": _event(record),
-        }
-        # In this order, and a fact replaces none of these.
-        return dump_json({**line, **_facts(record), **line})
+        head = (
+            f'{{"time":"{_format_second(int(record.created))}.{int(record.msecs):03d}Z",'
+            f'"level":"{record.levelname.lower()}","logger":{_quote(record.name)},'
+            f'"event":{_quote(_event(record))}'
+        )
+        values = _facts(record)
+        return f"{head},{dump_json(values)[1:]}" if values else f"{head}}}"
+
+
+# Names of loggers and constant texts: few.
+_quote = functools.lru_cache(maxsize=256)(dump_json)
 
 
 class ConsoleFormatter(logging.Formatter):
@@ -221,8 +261,7 @@ class ConsoleFormatter(logging.Formatter):
 
 
 def _event(record: logging.LogRecord) -> str:
-    ours = record.name == _OURS or record.name.startswith(f"{_OURS}.")
-    if ours:
+    if record.name.startswith(_OURS_BELOW) or record.name == _OURS:
         return record.getMessage()
     # Some libraries log an exception itself, whose text may quote a value.
     return record.msg if isinstance(record.msg, str) else type(record.msg).__name__

@@ -1,4 +1,4 @@
-"""Runs of workers: a full queue drained, a queue fed at half of what a worker can."""
+"""Runs of workers: a full queue drained, a queue fed at an even rate."""
 
 import time
 from dataclasses import dataclass

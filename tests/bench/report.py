@@ -51,7 +51,7 @@ _WALL: Final = Column("per second", _number("wall_rate"))
 _MEMORY: Final = Column("peak memory", _number("peak_mib", unit=" MiB"))
 _CONNECTIONS: Final = Column("connections", _number("connections"))
 _DELAYS: Final = (
-    Column("at half load: per second", _number("rate")),
+    Column("delays at", _number("rate", unit=" per second")),
     Column("p50", _number("p50_ms", ",.1f", " ms")),
     Column("p99", _number("p99_ms", ",.1f", " ms")),
 )
@@ -65,6 +65,7 @@ TITLES: Final = {
     "long-queues": "Our worker: the length of the queue",
     "several-workers": "Our worker: several processes on one queue, 100 in flight in all",
     "start-up": "From the start of the process to its first POST",
+    "log-line": "The log line of one delivery",
 }
 COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
     "http": (_NAME, _CPU, _TO_BARE, _WALL, *_DELAYS, _MEMORY),
@@ -87,6 +88,7 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
     ),
     "several-workers": (Column("processes", _number("processes")), _WALL, _CPU, _MEMORY),
     "start-up": (_NAME, Column("seconds", _number("seconds", ".2f"))),
+    "log-line": (_NAME, Column("CPU time", _number("microseconds", ".1f", " µs"))),
 }
 
 

@@ -4,13 +4,14 @@ Runs are interleaved: each round has every contestant once, beginning with anoth
 what disturbs the machine for a while disturbs all.
 """
 
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from tests.bench.api import LATE_SECONDS, Kind
 from tests.bench.inbound import load
@@ -23,6 +24,7 @@ from tests.bench.lineup import (
     Contestant,
     present,
 )
+from tests.bench.log_line import STANDARD
 from tests.bench.outbound import delay, drain, first_post
 from tests.bench.rig import Rig
 
@@ -40,6 +42,7 @@ PROCESSES: Final = (1, 2, 4)
 # Two runs of few messages differ by the clock tick of CPU time, a hundredth of a second.
 MIN_MESSAGES: Final = 500
 HELP_SECONDS: Final = 60
+LOG_SECONDS: Final = 120
 MIN_GUARD_ROUNDS: Final = 3
 
 
@@ -53,9 +56,14 @@ class Options:
 
 
 def workers_over_http(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Every worker, the instant API, 100 in flight; then at half its rate, for the delays."""
+    """Every worker, the instant API, 100 in flight; then at an even rate, for the delays.
+
+    That rate is half of its own, but no more than half of the bare loop's: the feeder and the
+    broker run on the same cores, and a worker that is faster would wait for them.
+    """
     rows = _drain_all(rig, options, tell, kind="http", in_flight=IN_FLIGHT)
-    half = {row["name"]: row["wall_rate"] / 2 for row in rows}
+    rates = {row["name"]: row["wall_rate"] for row in rows}
+    half = {name: min(rate, rates[BARE]) / 2 for name, rate in rates.items()}
 
     def run(contestant: Contestant) -> Row:
         rate = half[contestant.name]
@@ -123,6 +131,19 @@ def start_up(rig: Rig, options: Options, tell: Tell) -> list[Row]:
     return [*rows, {"name": "`sms-bridge --help`", "runs": len(helps), "seconds": median(helps)}]
 
 
+def log_line(rig: Rig, options: Options, tell: Tell) -> list[Row]:
+    """Log deliveries, our way and with the standard library alone: the CPU time of a line."""
+    with rig.folder("lines").open("wb") as lines:
+        runs = [_time_log_lines(lines) for _ in range(options.rounds)]
+    rows = [
+        {"name": name, "runs": len(runs), "microseconds": median(run[name] for run in runs)}
+        for name in (OURS, STANDARD)
+    ]
+    for row in rows:
+        tell(f"{row['name']}: {row['microseconds']:.1f} us")
+    return rows
+
+
 SCENES: Final[dict[str, Callable[[Rig, Options, Tell], list[Row]]]] = {
     "http": workers_over_http,
     "https": workers_over_https,
@@ -131,6 +152,7 @@ SCENES: Final[dict[str, Callable[[Rig, Options, Tell], list[Row]]]] = {
     "long-queues": long_queues,
     "several-workers": several_workers,
     "start-up": start_up,
+    "log-line": log_line,
 }
 
 
@@ -231,3 +253,15 @@ def _time_help() -> float:
         check=True,
     )
     return time.perf_counter() - begun
+
+
+def _time_log_lines(lines: IO[bytes]) -> dict[str, float]:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.bench.log_line"],
+        stdout=lines,
+        stderr=subprocess.PIPE,
+        timeout=LOG_SECONDS,
+        check=True,
+    )
+    figures: dict[str, float] = json.loads(result.stderr)
+    return figures
