@@ -1,4 +1,4 @@
-"""Dead letters: look at them, send them again, take them away; safe to kill at any point.
+"""Dead letters: look at them, move them, take them away; safe to kill at any point.
 
 A look takes the messages with a consumer, unacked, and gives them back by closing the channel.
 RabbitMQ has nothing more harmless: a quorum queue counts each time that a message comes back,
@@ -13,17 +13,11 @@ but the messages in hand: at most `PREFETCH` and a half.
 """
 
 import asyncio
-import base64
 import contextlib
 import json
-import os
-import time
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Final, Self
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from dataclasses import dataclass
+from typing import Final
 
 import aio_pika
 import aiormq
@@ -38,7 +32,7 @@ from bridge.broker import (
     open_first_connection,
 )
 from bridge.config import Settings
-from bridge.envelope import moved_properties, read_moment, replayed_properties
+from bridge.envelope import moved_properties, read_moment
 from bridge.errors import BridgeError, BrokerError, PublishError
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.properties import Properties, tolerate_broken_properties
@@ -53,8 +47,6 @@ MAX_LOOKS: Final = 4
 IDLE_SECONDS: Final = 2.0
 IDLE_TRIES: Final = 5
 PUBLISH_SECONDS: Final = 10.0
-BATCH: Final = 200
-BATCH_BYTES: Final = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,260 +357,3 @@ def _metrics(settings: Settings) -> BridgeMetrics:
     return BridgeMetrics(
         new_registry(), component="cli", version=__version__, revision="", exchanges=exchanges
     )
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a replay or a discard did, or would do."""
-
-    taken: Counter[str] = field(default_factory=Counter)
-    maybe_sent: Counter[str] = field(default_factory=Counter)
-    expired: int = 0
-
-    @property
-    def total(self) -> int:
-        """How many letters were meant."""
-        return self.taken.total()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What to replay or discard: `at_most` so many, and only when `apply` is set.
-
-    `per_second` limits how fast a replay publishes; `step` is called after each letter looked at.
-    """
-
-    wanted: Filter
-    apply: bool
-    at_most: int | None = None
-    per_second: float | None = None
-    include_uncertain: bool = False
-    step: Callable[[], None] = lambda: None
-
-
-async def replay(queue: DeadLetterQueue, target: str, order: Order) -> Tally:
-    """Publish the letters that are meant to the queue `target`, as new, with their old keys.
-
-    Left out are those that may have been sent already, unless they are included, and those whose
-    own expiry is over, which would only die again. Killed at any point, nothing is lost; at most
-    `IN_FLIGHT` letters are then in both queues, each with the same message id.
-    """
-    tally = Tally()
-    started = time.monotonic()
-    async with contextlib.aclosing(queue.letters()) as letters:
-        async for letter in letters:
-            order.step()
-            if not _is_replayed(letter, order, tally):
-                await queue.keep(letter)
-                continue
-            if order.apply and order.per_second is not None:
-                await queue.wait(started + tally.total / order.per_second - time.monotonic())
-            if queue.is_stopped:
-                break
-            tally.taken[letter.reason or "-"] += 1
-            if order.apply:
-                await queue.move(letter, target, replayed_properties(letter.properties))
-            else:
-                await queue.keep(letter)
-            if tally.total == order.at_most:
-                break
-    await queue.finish()
-    return tally
-
-
-def _is_replayed(letter: DeadLetter, order: Order, tally: Tally) -> bool:
-    now = time.time()
-    if not order.wanted.takes(letter, now=now):
-        return False
-    if letter.expires_at is not None and letter.expires_at <= now:
-        tally.expired += 1
-        return False
-    if letter.may_be_sent and not order.include_uncertain:
-        tally.maybe_sent[letter.reason or "-"] += 1
-        return False
-    return True
-
-
-async def discard(queue: DeadLetterQueue, file: Path, order: Order) -> Tally:
-    """Write the letters that are meant to a new file, a line of JSON each, then remove them.
-
-    The file is the user's alone (0600) and on the disk before a letter is acked. Killed at any
-    point, a letter is in the file, in the queue, or in both.
-    """
-    tally = Tally()
-    batch: list[DeadLetter] = []
-    with contextlib.ExitStack() as stack:
-        backup = stack.enter_context(Backup(file))
-        async with contextlib.aclosing(queue.letters()) as letters:
-            async for letter in letters:
-                order.step()
-                is_meant = order.wanted.takes(letter, now=time.time())
-                tally.taken[letter.reason or "-"] += is_meant
-                if is_meant and order.apply:
-                    batch.append(letter)
-                else:
-                    await queue.keep(letter)
-                if len(batch) >= BATCH or sum(len(one.body) for one in batch) > BATCH_BYTES:
-                    await _remove(queue, backup, batch)
-                if tally.total == order.at_most:
-                    break
-        await _remove(queue, backup, batch)
-    await queue.finish()
-    return tally
-
-
-async def _remove(queue: DeadLetterQueue, backup: "Backup", batch: list[DeadLetter]) -> None:
-    if batch:
-        backup.write(batch)
-    for letter in batch:
-        await queue.remove(letter)
-    batch.clear()
-
-
-class Backup:
-    """A file of JSON lines that nobody else can read; made new with the first line."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor: int | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-
-    def write(self, letters: Collection[DeadLetter]) -> None:
-        """Write letters and return when they are on the disk.
-
-        Raises BridgeError when they cannot be, or when there is a file of that name already.
-        """
-        lines = (json.dumps(as_record(letter)) + "\n" for letter in letters)
-        content = "".join(lines).encode("ascii")
-        try:
-            if self._descriptor is None:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-                self._descriptor = os.open(self._path, flags, 0o600)
-                _sync_folder(self._path.parent)
-            while content:
-                content = content[os.write(self._descriptor, content) :]
-            os.fsync(self._descriptor)
-        except OSError as error:
-            raise BridgeError(
-                f"{self._path}: {error.strerror}; what is not in it is still in the queue; "
-                "name another file with --to"
-            ) from None
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def as_record(letter: DeadLetter) -> dict[str, Any]:
-    """Make plain data of a letter, body and all: `body` is text, else there is `body_base64`."""
-    properties = {
-        name: value
-        for name in letter.properties.attributes()
-        if name not in {"headers", "cluster_id"}
-        and (value := getattr(letter.properties, name)) not in {None, ""}
-    }
-    return {
-        **as_summary(letter),
-        "properties": _plain(properties),
-        "headers": _plain(letter.properties.headers or {}),
-        **_body(letter.body),
-    }
-
-
-def as_summary(letter: DeadLetter) -> dict[str, Any]:
-    """Make plain data of what is known of a letter without its body."""
-    return {
-        "message_id": letter.message_id,
-        "reason": letter.reason,
-        "detail": letter.detail,
-        "attempts": letter.attempts,
-        "status": letter.status,
-        "dead_at": None
-        if letter.dead_at is None
-        else datetime.fromtimestamp(letter.dead_at, UTC).isoformat(timespec="milliseconds"),
-        "age_seconds": None if letter.dead_at is None else round(time.time() - letter.dead_at),
-    }
-
-
-def _body(body: bytes) -> dict[str, str]:
-    try:
-        return {"body": body.decode("utf-8")}
-    except UnicodeDecodeError:
-        return {"body_base64": base64.b64encode(body).decode()}
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401  a header may be anything
-    match value:
-        case dict():
-            return {str(name): _plain(item) for name, item in value.items()}
-        case list() | tuple():
-            return [_plain(item) for item in value]
-        case bytes() | bytearray():
-            return {"base64": base64.b64encode(value).decode()}
-        case datetime():
-            return value.isoformat()
-        case None | bool() | int() | float() | str():
-            return value
-        case _:
-            return str(value)
-
-
-def mask_number(number: str) -> str:
-    """Write a number so that it is recognised by who knows it: `+491*****78`."""
-    shown = 9
-    return f"{number[:4]}*****{number[-2:]}" if len(number) >= shown else "***"
-
-
-_SHOWN_PROPERTIES: Final = frozenset(
-    (
-        *("content_type", "content_encoding", "delivery_mode", "priority"),
-        *("message_id", "timestamp", "message_type", "app_id"),
-    )
-)
-_SHOWN_HEADERS: Final = frozenset(
-    (
-        *(envelope.EXPIRES_AT, envelope.NOT_BEFORE, envelope.ON_UNCERTAIN, envelope.REASON),
-        *(envelope.DETAIL, envelope.ATTEMPTS, envelope.UNCERTAIN_ATTEMPTS, envelope.STATUS),
-        *(envelope.FIRST_DELIVERED_AT, envelope.COPIES, envelope.DEAD_AT, envelope.DELIVERY_COUNT),
-        *("traceparent", "tracestate"),
-    )
-)
-_HIDDEN: Final = "***"
-
-
-def mask_record(record: dict[str, Any]) -> dict[str, Any]:
-    """Hide in a record of `as_record` whatever could be personal; names of members stay."""
-    masked = dict(record)
-    for part, shown in (("properties", _SHOWN_PROPERTIES), ("headers", _SHOWN_HEADERS)):
-        masked[part] = {
-            name: value if name in shown else _HIDDEN for name, value in record[part].items()
-        }
-    masked.pop("body_base64", None)
-    masked["body"] = _mask_body(record.get("body", ""))
-    return masked
-
-
-def _mask_body(body: str) -> str:
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        return f"<{len(body)} characters, no JSON>"
-    if not isinstance(document, dict):
-        return "<no JSON object>"
-    return json.dumps({name: _mask_member(name, value) for name, value in document.items()})
-
-
-def _mask_member(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        return _HIDDEN
-    return {"to": mask_number(value), "text": f"<{len(value)} characters>"}.get(name, _HIDDEN)

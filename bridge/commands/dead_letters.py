@@ -19,7 +19,8 @@ from bridge.errors import BridgeError, ConfigError
 
 if TYPE_CHECKING:
     from bridge.config import Settings
-    from bridge.dead_letters import DeadLetter, DeadLetterQueue, Filter, Tally
+    from bridge.dead_letters import DeadLetter, DeadLetterQueue, Filter
+    from bridge.replay import Tally
 
 T = TypeVar("T")
 
@@ -143,7 +144,7 @@ def show(
 
     Whatever could be personal is masked without --reveal.
     """
-    from bridge.dead_letters import as_record, mask_record
+    from bridge.dead_letter_records import as_record, mask_record
 
     async def find(queue: "DeadLetterQueue") -> "DeadLetter | None":
         found = None
@@ -200,7 +201,8 @@ def replay(  # noqa: PLR0913  an option each
     dead-letter queue when the broker has confirmed its copy: stop or kill this at any point and
     nothing is lost, and at most 50 letters are in both queues, with one key each.
     """
-    from bridge import dead_letters
+    from bridge.replay import Order
+    from bridge.replay import replay as replay_letters
 
     settings = read_settings(context, config)
     wanted = _filter(reason, ids, older_than, newer_than)
@@ -212,7 +214,7 @@ def replay(  # noqa: PLR0913  an option each
 
     async def act(queue: "DeadLetterQueue") -> "tuple[Tally, int, bool]":
         with _progress(queue.total, is_shown=yes) as step:
-            order = dead_letters.Order(
+            order = Order(
                 wanted=wanted,
                 apply=yes,
                 at_most=limit,
@@ -222,7 +224,7 @@ def replay(  # noqa: PLR0913  an option each
             )
             tally = None
             try:
-                tally = await dead_letters.replay(queue, settings.worker.queue, order)
+                tally = await replay_letters(queue, settings.worker.queue, order)
             finally:
                 if as_json:
                     _print_json(tally, queue.done, applied=yes)
@@ -266,7 +268,8 @@ def discard(  # noqa: PLR0913  an option each
     The file holds numbers and texts in full; only its owner can read it. A letter is removed
     when it is safely on the disk: stop or kill this at any point and nothing is lost.
     """
-    from bridge import dead_letters
+    from bridge.replay import Order
+    from bridge.replay import discard as discard_letters
 
     settings = read_settings(context, config)
     wanted = _filter(reason, ids, older_than, newer_than)
@@ -274,10 +277,10 @@ def discard(  # noqa: PLR0913  an option each
 
     async def act(queue: "DeadLetterQueue") -> "tuple[Tally, int, bool]":
         with _progress(queue.total, is_shown=yes) as step:
-            order = dead_letters.Order(wanted=wanted, apply=yes, at_most=limit, step=step)
+            order = Order(wanted=wanted, apply=yes, at_most=limit, step=step)
             tally = None
             try:
-                tally = await dead_letters.discard(queue, file, order)
+                tally = await discard_letters(queue, file, order)
             finally:
                 if as_json:
                     _print_json(tally, queue.done, applied=yes, file=file)
@@ -397,7 +400,7 @@ def _by_reason(counts: Counter[str]) -> str:
 
 
 def _as_line(letter: "DeadLetter", *, as_json: bool, reveal: bool) -> str:
-    from bridge.dead_letters import as_summary, mask_number
+    from bridge.dead_letter_records import as_summary, mask_number
 
     number = letter.to
     if number is not None and not reveal:

@@ -21,11 +21,13 @@ import aio_pika
 import anyio
 import pytest
 
-from bridge import dead_letters
+from bridge import dead_letters, replay
 from bridge.config import Settings
-from bridge.dead_letters import Filter, Order, open_dead_letters
+from bridge.dead_letter_records import as_record
+from bridge.dead_letters import Filter, open_dead_letters
 from bridge.errors import BridgeError
 from bridge.properties import Properties, tolerate_broken_properties
+from bridge.replay import Order
 from tests.integration.conftest import (
     PROGRAM,
     Amqp,
@@ -251,7 +253,7 @@ async def test_a_body_that_is_no_text_is_shown(graveyard: Graveyard) -> None:
     async with open_dead_letters(graveyard.settings) as queue:
         async with aclosing(queue.letters()) as letters:
             (letter,) = [letter async for letter in letters]
-        record = dead_letters.as_record(letter)
+        record = as_record(letter)
 
     assert (record["message_id"], record["attempts"], letter.to) == (message_id, None, None)
     assert record["body_base64"] == "/wA="
@@ -311,10 +313,10 @@ async def test_a_queue_that_is_not_there_is_named(amqp_url: str) -> None:
 # replay
 
 
-async def _replay(graveyard: Graveyard, **order: Any) -> dead_letters.Tally:
+async def _replay(graveyard: Graveyard, **order: Any) -> replay.Tally:
     async with open_dead_letters(graveyard.settings) as queue:
         given: dict[str, Any] = {"wanted": Filter(), "apply": True, **order}
-        return await dead_letters.replay(queue, graveyard.queue, Order(**given))
+        return await replay.replay(queue, graveyard.queue, Order(**given))
 
 
 async def test_a_replay_only_says_what_it_would_do(graveyard: Graveyard) -> None:
@@ -586,7 +588,7 @@ async def test_a_file_is_never_overwritten(graveyard: Graveyard, tmp_path: Path)
     await graveyard.bury()
     async with open_dead_letters(graveyard.settings) as queue:
         with pytest.raises(BridgeError, match="--to"):
-            await dead_letters.discard(queue, file, Order(wanted=Filter(), apply=True))
+            await replay.discard(queue, file, Order(wanted=Filter(), apply=True))
 
     assert file.read_text(encoding="ascii") == "mine"
     await graveyard.until_at_rest(0, 1)
@@ -597,7 +599,7 @@ async def test_a_discard_only_counts_without_a_yes(graveyard: Graveyard, tmp_pat
     await graveyard.fill(3)
     file = tmp_path / "gone.jsonl"
     async with open_dead_letters(graveyard.settings) as queue:
-        tally = await dead_letters.discard(queue, file, Order(wanted=Filter(), apply=False))
+        tally = await replay.discard(queue, file, Order(wanted=Filter(), apply=False))
 
     assert (tally.total, file.exists()) == (3, False)
     await graveyard.until_at_rest(0, 3)
