@@ -2,10 +2,11 @@
 
     python -m tests.image.prove
 
-It follows the Dockerfile: the build stage's steps run in a root of their own, then the final
+It follows the Dockerfile: the steps of both stages run in a root of their own, then the final
 stage's command runs there as its user, with a read-only root, no capabilities, a network of its
-own and the configuration that the chart renders. Needs Linux, root and util-linux (unshare,
-setpriv). Exit 0: both roles were healthy by the image's own check, and ended clean at SIGTERM.
+own and the configuration that the chart renders. Python is this computer's, with its own modules
+as a base image has them. Needs Linux, root and util-linux (unshare, setpriv).
+Exit 0: both roles were healthy by the image's own check, and ended clean at SIGTERM.
 """
 
 import os
@@ -15,9 +16,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -41,6 +44,14 @@ SYSTEM = ("usr", "bin", "sbin", "lib", "lib64", "etc")
 PATH = "/usr/local/bin:/usr/bin:/bin"
 # The Python of this computer is moved to where a base image has it, away from its libraries.
 MOVED = {"LD_LIBRARY_PATH": "/usr/local/lib"}
+IS_MOVED = not sys.base_prefix.startswith("/usr")
+STDLIB = Path(sysconfig.get_path("stdlib"))
+# Where Python's own modules are inside.
+MODULES = str(Path("/usr/local", STDLIB.relative_to(sys.base_prefix)) if IS_MOVED else STDLIB)
+# What the official images leave out of them, and where an installer and its like would be.
+NOT_IN_BASE = ("*.pyc", "test", "tests", "idle_test", "site-packages", "config-*")
+# The flags of a compiled module that is trusted without a look at its source.
+UNCHECKED_HASH = 1
 DEVICES = ("null", "zero", "urandom", "random")
 
 
@@ -63,7 +74,7 @@ def mounts(root: Path, *, writable: Sequence[str], files: Mapping[str, Path]) ->
             lines.append(f"ln -s {source.readlink()} {root}/{name}")
         elif source.is_dir():
             lines += [f"mkdir {root}/{name}", *mount_read_only(source, f"{root}/{name}")]
-    if not sys.base_prefix.startswith("/usr"):
+    if IS_MOVED:
         # Where the base image has its Python.
         lines += mount_read_only(Path(sys.base_prefix), f"{root}/usr/local")
     lines += [f"mkdir -p {root}/proc {root}/dev", f"mount -t proc proc {root}/proc"]
@@ -93,8 +104,6 @@ def writable_places(pid: int) -> set[str]:
 
 def build(stage: Stage, scratch: Path) -> None:
     """Run the build stage: copy what it copies from the context, run what it runs."""
-    for name in ("root", "src", "opt"):
-        (scratch / name).mkdir(parents=True)
     allowed = build_context()
     environment = {"PATH": PATH, "HOME": "/tmp", **stage.environment}
     passed = ("UV_INDEX_URL", "UV_DEFAULT_INDEX", "SSL_CERT_FILE", "HTTPS_PROXY", "HTTP_PROXY")
@@ -118,9 +127,22 @@ def build(stage: Stage, scratch: Path) -> None:
                 copy(PROJECT / source, scratch / "src" / to)
         elif name == "RUN":
             command = re.sub(r"--mount=\S+\s+", "", text)
-            say(f"build: {command}")
-            shell = ["sh", "-c", f"cd /src && {command}"]
-            run_inside([*prepare, enter(scratch / "root", environment, shell)])
+            run_step(f"cd /src && {command}", prepare, scratch, environment)
+
+
+def finish(stage: Stage, scratch: Path) -> None:
+    """Run what the final stage runs, which may change Python's own modules."""
+    prepare = mounts(scratch / "root", writable=[MODULES], files={MODULES: scratch / "modules"})
+    for command in stage.texts("RUN"):
+        run_step(command, prepare, scratch, {"PATH": PATH})
+
+
+def run_step(
+    command: str, prepare: Sequence[str], scratch: Path, environment: dict[str, str]
+) -> None:
+    """Run one step of a stage in a root of its own."""
+    say(f"build: {command}")
+    run_inside([*prepare, enter(scratch / "root", environment, ["sh", "-c", command])])
 
 
 def enter(root: Path, environment: dict[str, str], words: Sequence[str]) -> str:
@@ -150,14 +172,42 @@ def run_inside(lines: Sequence[str]) -> None:
 
 def check_tree(tree: Path) -> None:
     """See that the tree is compiled, and holds neither tests nor an installer."""
-    sources = [path for path in tree.rglob("*.py") if "site-packages/bridge" in str(path)]
-    compiled = {path.parent.parent / path.name.partition(".")[0] for path in tree.rglob("*.pyc")}
-    missing = [path for path in sources if path.with_suffix("") not in compiled]
     unwanted = [name for name in ("pytest", "mypy", "ruff", "uv") if (tree / "bin" / name).exists()]
-    size = sum(path.stat().st_size for path in tree.rglob("*") if path.is_file())
-    if not sources or missing or unwanted:
-        raise ProofError(f"{len(sources)} sources, not compiled: {missing}, unwanted: {unwanted}")
-    say(f"tree: {size / 1e6:.0f} MB, every module of the bridge compiled, no tool of the tests")
+    if unwanted:
+        raise ProofError(f"unwanted: {unwanted}")
+    (package,) = tree.glob("lib/python*/site-packages/bridge")
+    check_compiled(package)
+    files = [path for path in tree.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    say(f"tree: {size / 1e6:.0f} MB, {compressed_bytes(files) / 1e6:.1f} MB compressed")
+
+
+def check_modules(modules: Path) -> None:
+    """See that Python's own modules are compiled."""
+    check_compiled(modules)
+    size = compressed_bytes(modules.rglob("*.pyc"))
+    say(f"compiled modules of Python: {size / 1e6:.1f} MB compressed")
+
+
+def check_compiled(folder: Path) -> None:
+    """See that every module has been compiled, into files that no change of times outdates."""
+    compiled = {
+        path.parent.parent / path.name.partition(".")[0]
+        for path in folder.rglob("*.pyc")
+        if path.read_bytes()[4] == UNCHECKED_HASH
+    }
+    sources = {path.with_suffix("") for path in folder.rglob("*.py")}
+    if not sources or sources - compiled:
+        raise ProofError(f"{len(sources)} sources, not compiled: {sorted(sources - compiled)[:5]}")
+
+
+def compressed_bytes(files: Iterable[Path]) -> int:
+    """Measure files as they are sent to and from a registry."""
+    with tempfile.TemporaryFile() as layer:
+        with tarfile.open(fileobj=layer, mode="w:gz", compresslevel=6) as tar:
+            for path in sorted(files):
+                tar.add(path)
+        return layer.tell()
 
 
 def mounted_files(role: str, folder: Path) -> dict[str, Path]:
@@ -175,7 +225,11 @@ def mounted_files(role: str, folder: Path) -> dict[str, Path]:
 def started(stage: Stage, role: str, scratch: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start a role as the image does, with the variables that the chart gives it."""
     user, _, group = stage.texts("USER")[-1].partition(":")
-    files = {"/opt/app": scratch / "opt" / "app", **mounted_files(role, scratch / f"etc-{role}")}
+    files = {
+        "/opt/app": scratch / "opt" / "app",
+        MODULES: scratch / "modules",
+        **mounted_files(role, scratch / f"etc-{role}"),
+    }
     found = container(MINIMAL, role)
     environment = {
         name: value.replace("$PATH", PATH).replace("${REVISION}", "proof")
@@ -243,8 +297,10 @@ def wait_until_healthy(stage: Stage, process: subprocess.Popen[bytes]) -> int:
 def prove_role(stage: Stage, role: str, scratch: Path) -> None:
     """See a role healthy by the image's own check, unable to write, and ending clean."""
     user = stage.texts("USER")[-1].partition(":")[0]
+    since = time.monotonic()
     with started(stage, role, scratch) as process:
         pid = wait_until_healthy(stage, process)
+        seconds = time.monotonic() - since
         status = Path(f"/proc/{pid}/status").read_text()
         (uids,) = [line.split()[1:] for line in status.splitlines() if line.startswith("Uid:")]
         if set(uids) != {user}:
@@ -256,7 +312,10 @@ def prove_role(stage: Stage, role: str, scratch: Path) -> None:
         code = process.wait(timeout=STOP_SECONDS)
         if code != 0:
             raise ProofError(f"ended with {code} after SIGTERM")
-    say(f"{role}: healthy by the image's own check, user {user}, read-only root, ended clean")
+    say(
+        f"{role}: healthy by the image's own check within {seconds:.1f} s, user {user}, "
+        "read-only root, ended clean"
+    )
 
 
 def main() -> int:
@@ -268,9 +327,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sms-bridge-image-") as folder:
         scratch = Path(folder)
         scratch.chmod(0o755)
+        for name in ("root", "src", "opt"):
+            (scratch / name).mkdir()
+        shutil.copytree(STDLIB, scratch / "modules", ignore=shutil.ignore_patterns(*NOT_IN_BASE))
         try:
             build(next(stage for stage in stages if stage.name == "build"), scratch)
             check_tree(scratch / "opt" / "app")
+            finish(stages[-1], scratch)
+            check_modules(scratch / "modules")
             for role in ROLES:
                 prove_role(stages[-1], role, scratch)
         except ProofError as error:

@@ -23,21 +23,31 @@ LABEL_PREFIX = "org.opencontainers.image."
 
 
 def test_what_is_built_with_stays_behind() -> None:
-    """The final stage takes one folder from the build, and runs nothing."""
+    """The final stage takes one folder from the build, and installs nothing."""
     assert list(FINAL.files) == [("build", ["/opt/app"], "/opt/app")]
-    assert FINAL.texts("RUN") == []
     assert all(stage.texts("ADD") == [] for stage in STAGES)
+    assert not any("install" in text for text in FINAL.texts("RUN"))
+
+
+def test_nothing_is_compiled_at_the_start() -> None:
+    """All modules are compiled at the build, Python's own too, and no change of times undoes it."""
+    (compiling,) = FINAL.texts("RUN")
+
+    assert BUILD.environment["UV_COMPILE_BYTECODE"] == "1"
+    assert BUILD.environment["PYC_INVALIDATION_MODE"] == "UNCHECKED_HASH"
+    # Forced: what compiles has been compiled itself before, the usual way.
+    assert "compileall -f" in compiling
+    assert "--invalidation-mode unchecked-hash" in compiling
 
 
 def test_the_build_takes_the_locked_versions() -> None:
-    """Dependencies come first, by the lock file, without those of the tests, compiled."""
+    """Dependencies come first, by the lock file, without those of the tests."""
     first, last = BUILD.texts("RUN")
     copied = [sources for origin, sources, _ in BUILD.files if origin is None]
 
     assert "uv sync --locked --no-dev --no-install-project" in first
     assert "uv sync --locked --no-dev --no-editable" in last
     assert copied[0] == ["pyproject.toml", "uv.lock"]
-    assert BUILD.environment["UV_COMPILE_BYTECODE"] == "1"
     assert BUILD.environment["UV_PROJECT_ENVIRONMENT"] == "/opt/app"
 
 
