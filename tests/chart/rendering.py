@@ -15,6 +15,7 @@ import helm_python
 import yaml
 
 CHART = Path(__file__).parents[2] / "helm" / "sms-bridge"
+APP_VERSION: str = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
 ROLES = ("worker", "webhook")
 MOUNTED = "/etc/sms-bridge"
 

@@ -13,7 +13,17 @@ import pytest
 import yaml
 
 from tests.chart.promql import alert_groups, promtool, write_rules
-from tests.chart.rendering import CHART, CI, HELM, MINIMAL, merged, pods, render, render_files
+from tests.chart.rendering import (
+    APP_VERSION,
+    CHART,
+    CI,
+    HELM,
+    MINIMAL,
+    merged,
+    pods,
+    render,
+    render_files,
+)
 
 # The other helm program that `make chart` has built, whose output must be the same.
 OTHER_HELM = os.environ.get("SMS_BRIDGE_TEST_OTHER_HELM")
@@ -30,10 +40,9 @@ def helm(*arguments: str, program: str | None = HELM) -> subprocess.CompletedPro
 
 def test_versions_are_one() -> None:
     """The chart installs the version of the app that stands beside it."""
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     project = tomllib.loads((CHART.parents[1] / "pyproject.toml").read_text())["project"]
 
-    assert chart["appVersion"] == project["version"]
+    assert project["version"] == APP_VERSION
 
 
 def test_the_chart_brings_no_other_along() -> None:
@@ -63,7 +72,7 @@ def test_installs_below_a_parent_chart(tmp_path: Path) -> None:
     shutil.copytree(CHART, tmp_path / "charts" / "sms-bridge")
     (tmp_path / "Chart.yaml").write_text(
         "apiVersion: v2\nname: parent\nversion: 1.0.0\ndependencies:\n"
-        "- {name: sms-bridge, version: 0.1.0, condition: sms-bridge.enabled}\n"
+        "- {name: sms-bridge, version: '>=0.1.0', condition: sms-bridge.enabled}\n"
     )
     values = {
         "global": {"imageRegistry": "registry.local:5000", "of": {"the": "parent"}},
@@ -72,7 +81,7 @@ def test_installs_below_a_parent_chart(tmp_path: Path) -> None:
     off = {"sms-bridge": {"enabled": False}}
     images = {pod["spec"]["containers"][0]["image"] for pod in pods(render(values, chart=tmp_path))}
 
-    assert images == {"registry.local:5000/example/sms-bridge:0.1.0"}
+    assert images == {f"registry.local:5000/example/sms-bridge:{APP_VERSION}"}
     assert render(off, chart=tmp_path) == []
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.chart.rendering import (
+    APP_VERSION,
     CI,
     HELM,
     MINIMAL,
@@ -118,14 +119,14 @@ def test_the_service_account_may_be_somebody_elses() -> None:
 @pytest.mark.parametrize(
     ("image", "expected"),
     [
-        ({}, "ghcr.io/example/sms-bridge:0.1.0"),
+        ({}, f"ghcr.io/example/sms-bridge:{APP_VERSION}"),
         ({"tag": "1.2.3"}, "ghcr.io/example/sms-bridge:1.2.3"),
         ({"digest": "sha256:" + "a" * 64}, "ghcr.io/example/sms-bridge@sha256:" + "a" * 64),
         (
             {"tag": "1.2.3", "digest": "sha256:" + "a" * 64},
             "ghcr.io/example/sms-bridge:1.2.3@sha256:" + "a" * 64,
         ),
-        ({"registry": ""}, "example/sms-bridge:0.1.0"),
+        ({"registry": ""}, f"example/sms-bridge:{APP_VERSION}"),
     ],
     ids=["appVersion", "tag", "digest", "tag and digest", "no registry"],
 )
