@@ -17,7 +17,7 @@ APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 .DEFAULT_GOAL := help
 .PHONY: help env broker prometheus demo test soak side-by-side scenes adaptive soak-webhook \
     forgeries pictures nginx redpanda-connect bench bench-guard bench-profile chart \
-    chart-cluster chart-files image lint-image image-proof check format clean
+    chart-cluster chart-files image release-image lint-image image-proof check format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -144,18 +144,43 @@ chart-files: $(STAMP)  ## write what is made from the chart: the table in its RE
 	$(BIN)/python -m tests.chart.generate
 
 IMAGE ?= sms-bridge
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 PYTHON_TAG ?= $(shell sed -n 's/^ARG PYTHON_TAG=//p' Dockerfile)
 UV_TAG ?= $(shell sed -n 's/^ARG UV_TAG=//p' Dockerfile)
-image:  ## build the image with Docker (RELEASE=1 wants PYTHON_TAG and UV_TAG with their digests; SOURCE_URL is a label)
-	@case "$(RELEASE):$(PYTHON_TAG):$(UV_TAG)" in \
-	    :*|*@sha256:*:*@sha256:*) ;; \
-	    *) echo 'A release pins both bases: PYTHON_TAG=...@sha256:... UV_TAG=...@sha256:...' >&2; exit 2;; \
-	esac
-	docker build --tag $(IMAGE) --build-arg PYTHON_TAG=$(PYTHON_TAG) --build-arg UV_TAG=$(UV_TAG) \
-	    --build-arg VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) \
-	    --build-arg SOURCE_URL=$(SOURCE_URL) --build-arg BASE_DIGEST=$(word 2,$(subst @, ,$(PYTHON_TAG))) \
-	    --build-arg REVISION=$$(git rev-parse HEAD) \
-	    --build-arg CREATED=$$(TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd) .
+# What the Dockerfile asks for, of a local image and of a release.
+BUILD_ARGS = --build-arg PYTHON_TAG=$(PYTHON_TAG) --build-arg UV_TAG=$(UV_TAG) \
+    --build-arg BASE_DIGEST=$(word 2,$(subst @, ,$(PYTHON_TAG))) \
+    --build-arg VERSION=$(VERSION) --build-arg SOURCE_URL=$(SOURCE_URL) \
+    --build-arg REVISION=$$(git rev-parse HEAD) \
+    --build-arg CREATED=$$(TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd)
+WITHOUT_BUILDX := Install Docker with its plugin buildx: images are built with both.
+image:  ## build the image for this computer with Docker (IMAGE=sms-bridge)
+	@docker buildx version >/dev/null 2>&1 || { echo '$(WITHOUT_BUILDX)' >&2; exit 2; }
+	docker build --tag $(IMAGE) $(BUILD_ARGS) .
+
+PLATFORMS := linux/amd64,linux/arm64
+# Signed is the digest, for a tag can be moved.
+release-image:  ## build the image for every platform, push and sign it (CONTRIBUTING.md, "Release")
+	@set -e; refuse() { echo "$$1" >&2; exit 2; }; \
+	docker buildx version >/dev/null 2>&1 || refuse '$(WITHOUT_BUILDX)'; \
+	command -v cosign >/dev/null || refuse 'Install cosign: a release is signed.'; \
+	case '$(IMAGE)' in */*:$(VERSION)) ;; *) \
+	    refuse 'Name the registry and this version: IMAGE=registry.example.com/sms-bridge:$(VERSION)';; esac; \
+	for base in 'PYTHON_TAG=$(PYTHON_TAG)' 'UV_TAG=$(UV_TAG)'; do \
+	    echo "$$base" | grep -Eq '@sha256:[0-9a-f]{64}$$' || \
+	        refuse "Pin the base by its digest (docker buildx imagetools inspect): $${base%%@*}@sha256:..."; \
+	done; \
+	[ -n '$(SOURCE_URL)' ] || refuse 'Say where the source is: SOURCE_URL=https://git.example.com/sms-bridge'; \
+	changes=$$(git status --porcelain); \
+	[ -z "$$changes" ] || refuse 'Commit or remove what git status lists: a release is what its commit holds.'; \
+	metadata=$$(mktemp); trap 'rm -f "$$metadata"' EXIT; \
+	docker buildx build --platform $(PLATFORMS) --sbom=true --provenance=mode=max --push \
+	    --metadata-file "$$metadata" --tag '$(IMAGE)' \
+	    --build-arg SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BUILD_ARGS) .; \
+	digest=$$(sed -n 's/.*"containerimage.digest": *"\(sha256:[0-9a-f]*\)".*/\1/p' "$$metadata"); \
+	[ -n "$$digest" ] || refuse 'buildx named no digest: the image is pushed, but not signed.'; \
+	cosign sign $(COSIGN_FLAGS) "$(patsubst %:$(VERSION),%,$(IMAGE))@$$digest"; \
+	echo "Pushed and signed. For the chart: --set image.digest=$$digest"
 
 # CKV_K8S_11, 15, 43: no CPU limit; pulls and digests are values. CKV_K8S_8, 9: the pod of
 # `helm test` needs no probe. CKV2_K8S_6: a NetworkPolicy is a value.

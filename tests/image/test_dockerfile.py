@@ -1,22 +1,25 @@
 """The recipe of the image: small, locked, not root, and no shell needed to run it."""
 
-import os
 import re
 import subprocess
 import sys
 import threading
+import tomllib
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.markers import Marker
+from packaging.tags import compatible_tags, cpython_tags
+from packaging.utils import parse_wheel_filename
 
 from bridge.__main__ import app as cli
 from bridge.config import Settings, known_keys
 from tests.image.dockerfile import PROJECT, build_context, read_dockerfile
 
 STAGES = read_dockerfile()
+RECIPE = (PROJECT / "Dockerfile").read_text()
 BUILD = next(stage for stage in STAGES if stage.name == "build")
 FINAL = STAGES[-1]
 LABEL_PREFIX = "org.opencontainers.image."
@@ -67,53 +70,71 @@ def test_the_bases_can_be_pinned_by_digest() -> None:
     }
 
 
-DIGEST = "@sha256:" + "a" * 64
+def test_the_release_page_names_the_bases() -> None:
+    """Who releases asks for the digests of the tags that the recipe has."""
+    page = (PROJECT / "CONTRIBUTING.md").read_text()
+    python, uv = re.findall(r"^ARG (?:PYTHON|UV)_TAG=(.+)$", RECIPE, re.MULTILINE)
+
+    assert page.count(python) == page.count(uv) == 2
+    assert f"python:{python} " in page
+    assert f"ghcr.io/astral-sh/uv:{uv}\n" in page
 
 
-@pytest.mark.parametrize(
-    ("arguments", "built"),
-    [
-        ((), True),
-        (("RELEASE=1",), False),
-        (("RELEASE=1", f"PYTHON_TAG=3.13-slim-trixie{DIGEST}"), False),
-        (
-            (
-                "RELEASE=1",
-                f"PYTHON_TAG=3.13-slim-trixie{DIGEST}",
-                f"UV_TAG=0.13.8{DIGEST}",
-                "SOURCE_URL=https://git.example.com/sms-bridge",
-            ),
-            True,
-        ),
-    ],
-    ids=["no release", "tags", "one digest", "both digests"],
-)
-def test_a_release_is_built_from_pinned_bases(
-    arguments: tuple[str, ...], *, built: bool, tmp_path: Path
-) -> None:
-    """`make image RELEASE=1` builds only with both digests, and hands the arguments over."""
-    docker = tmp_path / "docker"
-    docker.write_text('#!/bin/sh\necho "$@" > "$(dirname "$0")/called"\n')
-    docker.chmod(0o755)
-    done = subprocess.run(
-        ["make", "image", *arguments],
-        check=False,
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "MAKEFLAGS": ""},
-    )
+def locked_for_the_image(machine: str, python: str) -> dict[str, list[str]]:
+    """List what the image installs on a kind of machine: each package's wheels."""
+    lock = tomllib.loads((PROJECT / "uv.lock").read_text())["package"]
+    packages = {package["name"]: package for package in lock}
+    place = {
+        "implementation_name": "cpython",
+        "platform_machine": machine,
+        "platform_python_implementation": "CPython",
+        "platform_system": "Linux",
+        "python_full_version": f"{python}.0",
+        "python_version": python,
+        "sys_platform": "linux",
+    }
+    found: dict[str, list[str]] = {}
+    # A package that is asked for with extras needs what they need, too.
+    waiting: list[tuple[str, tuple[str, ...]]] = [("sms-bridge", ())]
+    seen = set(waiting)
+    while waiting:
+        name, extras = waiting.pop()
+        package = packages[name]
+        found[name] = [wheel["url"].rpartition("/")[2] for wheel in package.get("wheels", [])]
+        needed = [*package.get("dependencies", [])]
+        for extra in extras:
+            needed += package.get("optional-dependencies", {}).get(extra, [])
+        for need in needed:
+            item = (need["name"], tuple(need.get("extra", ())))
+            wanted = "marker" not in need or Marker(need["marker"]).evaluate(place)
+            if wanted and item not in seen:
+                seen.add(item)
+                waiting.append(item)
+    del found["sms-bridge"]
+    return found
 
-    assert (done.returncode == 0) == built, done.stderr
-    assert (tmp_path / "called").exists() == built
-    if built:
-        called = (tmp_path / "called").read_text()
-        for name in re.findall(r"^ARG (\w+)", (PROJECT / "Dockerfile").read_text(), re.MULTILINE):
-            empty = not arguments and name in {"BASE_DIGEST", "SOURCE_URL"}
-            assert re.search(rf"--build-arg {name}={'' if empty else '[^ ]+'}( |$)", called)
-        assert arguments == () or called.count(DIGEST) == 2
-        assert arguments == () or f"--build-arg BASE_DIGEST={DIGEST.removeprefix('@')} " in called
+
+@pytest.mark.parametrize(("platform", "machine"), [("amd64", "x86_64"), ("arm64", "aarch64")])
+def test_no_platform_needs_a_compiler(platform: str, machine: str) -> None:
+    """On every platform of a release each dependency is there built: the image has no compiler."""
+    makefile = (PROJECT / "Makefile").read_text()
+    (platforms,) = re.findall(r"^PLATFORMS := (.+)$", makefile, re.MULTILINE)
+    (python,) = re.findall(r"^ARG PYTHON_TAG=(\d+\.\d+)-slim-trixie$", RECIPE, re.MULTILINE)
+    version = tuple(int(number) for number in python.split("."))
+    # The C library of trixie is 2.41; what is built for an older one runs there.
+    systems = [f"manylinux_2_{minor}_{machine}" for minor in range(41, 4, -1)]
+    tags = {*cpython_tags(version, platforms=systems), *compatible_tags(version, "cp", systems)}
+    locked = locked_for_the_image(machine, python)
+
+    assert sorted(platforms.split(",")) == ["linux/amd64", "linux/arm64"]
+    assert f"linux/{platform}" in platforms
+    assert {"pydantic-core", "uvloop", "pyyaml", "uvicorn"} <= locked.keys()
+    assert "pytest" not in locked
+    assert [
+        name
+        for name, wheels in locked.items()
+        if not any(tags & parse_wheel_filename(wheel)[3] for wheel in wheels)
+    ] == []
 
 
 def test_the_user_is_a_number() -> None:
