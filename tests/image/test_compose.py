@@ -14,6 +14,7 @@ from bridge.__main__ import app as cli
 from bridge.app import CLOSE_SECONDS
 from bridge.config import Role, Settings, load_settings
 from bridge.topology import bridge_topology
+from tests.chart.promql import promtool
 from tests.image.dockerfile import PROJECT
 
 TEXT = (PROJECT / "compose.yaml").read_text()
@@ -61,8 +62,62 @@ def test_every_file_that_is_mounted_exists(name: str) -> None:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_nobody_else_reaches_it(name: str) -> None:
-    """Every port listens on this computer alone."""
-    assert all(port.startswith("127.0.0.1:") for port in SERVICES[name].get("ports", []))
+    """Every port listens on this computer alone, under its own number, and somebody is there."""
+    listening = {
+        "rabbitmq": {5672, 15672},
+        "sandbox": {8025},
+        "worker": {settings("worker").admin.port},
+        "webhook": {settings("webhook").webhook.port},
+        "prometheus": {9090},
+        "grafana": {3000},
+    }
+    for published in SERVICES[name].get("ports", []):
+        address, outside, inside = published.split(":")
+        assert address == "127.0.0.1"
+        assert outside == inside
+        assert int(inside) in listening[name]
+
+
+def test_the_addresses_of_its_head_are_published() -> None:
+    """Every address that the file tells people to open is there."""
+    told = set(re.findall(r"http://localhost:(\d+)", TEXT))
+    published = {p.split(":")[1] for s in SERVICES.values() for p in s.get("ports", [])}
+
+    assert told == {"8025", "3000", "9090", "15672"}
+    assert told <= published
+
+
+@pytest.mark.parametrize("name", [name for name in SERVICES if name not in OURS])
+def test_images_of_others_have_a_version(name: str) -> None:
+    """No image of others is whatever is newest."""
+    _, _, tag = SERVICES[name]["image"].partition(":")
+
+    assert re.match(r"v?\d+[.-]", tag)
+
+
+def test_services_wait_for_services() -> None:
+    """What a service waits for is in the file."""
+    for service in SERVICES.values():
+        assert set(service.get("depends_on", ())) <= set(SERVICES)
+
+
+@pytest.mark.parametrize(
+    ("name", "paths"),
+    [
+        ("rabbitmq", {"/etc/rabbitmq/conf.d/20-sms-bridge.conf", "/etc/rabbitmq/sms-bridge.json"}),
+        ("prometheus", {"/etc/prometheus/prometheus.yml"}),
+        (
+            "grafana",
+            {
+                "/etc/grafana/provisioning/datasources/prometheus.yaml",
+                "/etc/grafana/provisioning/dashboards/sms-bridge.yaml",
+            },
+        ),
+    ],
+)
+def test_programs_of_others_find_their_files(name: str, paths: set[str]) -> None:
+    """A configuration is where the program of that image looks for it."""
+    assert {config["target"] for config in SERVICES[name]["configs"]} == paths
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -76,6 +131,8 @@ def test_the_bridge_runs_as_it_does_in_kubernetes(name: str) -> None:
     assert {word.partition("=")[0] for word in words} <= options
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert [place.partition(":")[0] for place in service["tmpfs"]] == ["/tmp"]
     assert service["build"] == "."
 
 
@@ -85,7 +142,9 @@ def test_a_role_has_the_settings_that_it_needs(role: str) -> None:
     loaded = settings(role)
     (user,) = content("rabbitmq-definitions")["users"]
     password = loaded.rabbitmq.password
+    (url,) = loaded.rabbitmq.url
 
+    assert url.get_secret_value() == "amqp://rabbitmq:5672/"
     assert loaded.rabbitmq.username == user["name"]
     assert password is not None
     assert password.get_secret_value() == user["password"]
@@ -139,16 +198,33 @@ def test_a_role_has_the_time_to_stop(role: str) -> None:
 def test_prometheus_reads_both_roles_and_the_alerts() -> None:
     """Prometheus scrapes the admin port of each role, and loads the chart's alerts."""
     prometheus = content("prometheus")
-    targets = {
-        t
-        for job in prometheus["scrape_configs"]
-        for s in job["static_configs"]
-        for t in s["targets"]
-    }
+    jobs = {job["job_name"]: job["static_configs"] for job in prometheus["scrape_configs"]}
     mounted = {v.split(":")[1] for v in SERVICES["prometheus"]["volumes"]}
 
-    assert targets == {f"{role}:{settings(role).admin.port}" for role in ROLES}
+    # The alerts keep everything apart by namespace and job, which a cluster sets by itself.
+    assert jobs == {
+        f"sms-bridge-{role}": [
+            {"targets": [f"{role}:{settings(role).admin.port}"], "labels": {"namespace": "compose"}}
+        ]
+        for role in ROLES
+    }
     assert set(prometheus["rule_files"]) <= mounted
+
+
+def test_prometheus_accepts_its_configuration(tmp_path: Path) -> None:
+    """Every key is one that Prometheus knows, and so is every rule that it loads."""
+    prometheus = content("prometheus")
+    (source,) = (
+        volume.split(":")[0]
+        for volume in SERVICES["prometheus"]["volumes"]
+        if volume.split(":")[1] in prometheus["rule_files"]
+    )
+    file = tmp_path / "prometheus.yml"
+    file.write_text(yaml.safe_dump(prometheus | {"rule_files": [str(PROJECT / source)]}))
+    done = promtool("check", "config", file)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 rule files found" in done.stdout
 
 
 def test_grafana_shows_the_dashboards() -> None:
