@@ -25,6 +25,30 @@ def test_faults_name_tests() -> None:
     assert len(NAMED.findall((ROOT / "docs/faults.md").read_text(encoding="utf-8"))) > 50
 
 
+def test_targets_that_are_named_exist() -> None:
+    """Every `make` command that the documents tell people to run has its target."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
+    pages = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+    commands = {
+        command
+        for page in pages
+        for command in re.findall(r"(?:^|`| )make ((?:[a-z-]+ ?)+)", _code(page), re.MULTILINE)
+    }
+    named = {word for command in commands for word in command.split()}
+
+    assert {"demo", "test", "image", "release-image"} <= named
+    assert named <= targets
+
+
+def _code(page: Path) -> str:
+    """Return what a page shows as code, without the comments beside it."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^ *```\w*\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
+    spans = [f"`{span}`" for span in re.findall(r"`([^`\n]+)`", text)]
+    return "\n".join(re.sub(r"#.*", "", line) for line in [*"".join(blocks).splitlines(), *spans])
+
+
 def _tests_in(file: Path) -> set[str]:
     if not file.is_file():
         return set()
