@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import IO, Any, Final
 
@@ -39,6 +40,8 @@ MILLION: Final = 1_000_000
 LONG_ROUNDS: Final = 1
 LONG_MESSAGES: Final = 100_000
 PROCESSES: Final = (1, 2, 4)
+# Of each of several workers, with the slow API.
+SHARED_IN_FLIGHT: Final = 40
 # Two runs of few messages differ by the clock tick of CPU time, a hundredth of a second.
 MIN_MESSAGES: Final = 500
 HELP_SECONDS: Final = 60
@@ -96,14 +99,30 @@ def long_queues(rig: Rig, options: Options, tell: Tell) -> list[Row]:
 
 
 def several_workers(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """One, two and four processes of our worker on one queue, 100 in flight in all."""
-    return [
-        _drain_ours(
-            rig, tell, rounds=options.rounds, messages=options.messages, processes=processes
+    """One, two and four processes of our worker on one queue: what they add up to.
+
+    With the slow API each has its own limit and the cores are not used up; with the instant one
+    they share the cores with the broker and the API.
+    """
+    rows = []
+    for processes in PROCESSES:
+        drain_ours = partial(
+            _drain_ours,
+            rig,
+            tell,
+            rounds=options.rounds,
+            messages=options.messages,
+            processes=processes,
         )
-        | {"processes": processes}
-        for processes in PROCESSES
-    ]
+        in_flight = processes * SHARED_IN_FLIGHT
+        slow = drain_ours(kind="late", in_flight=in_flight)
+        added = {
+            "processes": processes,
+            "slow_wall_rate": slow["wall_rate"],
+            "of_limit": slow["wall_rate"] / (in_flight / LATE_SECONDS),
+        }
+        rows.append(drain_ours() | added)
+    return rows
 
 
 def receivers(rig: Rig, options: Options, tell: Tell) -> list[Row]:
@@ -183,14 +202,23 @@ def _drain_all(rig: Rig, options: Options, tell: Tell, *, kind: Kind, in_flight:
     return _compared(_interleave(present(WORKERS), options.rounds, run, tell), BARE)
 
 
-def _drain_ours(rig: Rig, tell: Tell, *, rounds: int, messages: int, processes: int = 1) -> Row:
+def _drain_ours(
+    rig: Rig,
+    tell: Tell,
+    *,
+    rounds: int,
+    messages: int,
+    kind: Kind = "http",
+    in_flight: int = IN_FLIGHT,
+    processes: int = 1,
+) -> Row:
     def run(contestant: Contestant) -> Row:
         return asdict(
             drain(
                 rig,
                 contestant,
-                kind="http",
-                in_flight=IN_FLIGHT,
+                kind=kind,
+                in_flight=in_flight,
                 messages=messages,
                 processes=processes,
             )
