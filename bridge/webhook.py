@@ -86,13 +86,16 @@ def webhook_limits(settings: WebhookSettings) -> Limits:
 
 
 class _Refusal(Exception):  # noqa: N818  an answer, not a fault of ours
-    """Ends the line early with an answer."""
+    """Ends the line early with an answer; `event` is None as long as nothing is verified."""
 
-    def __init__(self, answer: Answer, outcome: str, why: str | None = None) -> None:
+    def __init__(
+        self, answer: Answer, outcome: str, why: str | None = None, event: Event | None = None
+    ) -> None:
         super().__init__(outcome)
         self.answer = answer
         self.outcome = outcome
         self.why = why
+        self.event = event
 
 
 class Receiver:
@@ -212,7 +215,7 @@ class Receiver:
             return await self._recent.once(event.repeat_key, publish, deadline=deadline)
         except (PublishError, TimeoutError) as error:
             why = str(error) if isinstance(error, PublishError) else "no confirm in time"
-            raise _Refusal(_try_later(), "publish_failed", why) from None
+            raise _Refusal(_try_later(), "publish_failed", why, event) from None
 
     def _properties(self, event: Event, request: Request) -> Properties:
         headers: dict[str, Any] = {BODY_SHA256: event.sha256}
@@ -243,7 +246,8 @@ class Receiver:
             event, outcome = await self._accept(request)
             why, answer = None, _OK
         except _Refusal as refusal:
-            outcome, why, answer = refusal.outcome, refusal.why, refusal.answer
+            event, outcome, why = refusal.event, refusal.outcome, refusal.why
+            answer = refusal.answer
         except Exception:
             log.exception("internal_error")
             outcome, why, answer = "publish_failed", "internal_error", _try_later()
