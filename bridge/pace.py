@@ -20,7 +20,8 @@ from bridge.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 
-# No delivery is held for longer; the broker's own limit is 30 minutes (consumer_timeout).
+# A delivery that has been held for longer is given up; one wait more may lie before that. The
+# broker's own limit is 30 minutes (consumer_timeout).
 MAX_HOLD_SECONDS: Final = 60.0
 OUTAGE_REQUESTS: Final = 10
 FIRST_PROBE_SECONDS: Final = 1.0
@@ -179,7 +180,7 @@ class Pace:
         elif answer.fate is Fate.SLOW_DOWN:
             self._slow_down(answer.retry_after_seconds)
         elif answer.fate is Fate.SETUP and answer.pause is not None:
-            self.pause(answer.pause)
+            self.pause(answer.pause, status=answer.status)
 
     def _note_failure(self) -> None:
         self._failures += 1
@@ -187,8 +188,11 @@ class Pace:
         if self._failures >= OUTAGE_REQUESTS and silent >= self._outage_after_seconds:
             self.pause("outage")
 
-    def pause(self, reason: PauseReason) -> None:
-        """Take nothing new until `resume`; a second reason replaces the first."""
+    def pause(self, reason: PauseReason, *, status: int | None = None) -> None:
+        """Take nothing new until `resume`; a second reason replaces the first.
+
+        `status` is what the API answered, for the log.
+        """
         if self._reason == reason:
             return
         if self._reason is None:
@@ -199,7 +203,7 @@ class Pace:
         self._reason = reason
         self._metrics.paused.labels(reason).set(1)
         self._metrics.pauses.labels(reason).inc()
-        log.warning("paused", extra=facts(reason=reason))
+        log.warning("paused", extra=facts(reason=reason, status=status))
         self.changed.set()
 
     def resume(self) -> None:

@@ -475,6 +475,16 @@ def test_long_wait_is_a_pause(world: World) -> None:
     assert pace.paused == "rate_limited"
 
 
+def test_the_log_says_with_what_status_a_pause_began(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The line of a pause has the status that the API answered with."""
+    note(world.pace(), status(410))
+    (record,) = (one for one in caplog.records if one.getMessage() == "paused")
+
+    assert record.__dict__["facts"] == {"reason": "misconfigured", "status": 410}
+
+
 async def probe_wait(pace: Pace) -> None:
     """Wait as the probe does."""
     await pace.wait_before_probe()
