@@ -67,11 +67,16 @@ def configure_logging(
     handler = _Handler(stream, count)
     handler.setFormatter(ConsoleFormatter() if console else JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    configured = logging.getLevelName(level.upper())
     # At DEBUG these write whole frames, bodies included, into the message itself.
-    for name in ("aiormq", "aio_pika", "asyncio"):
-        logging.getLogger(name).setLevel(max(logging.getLevelName(level.upper()), logging.INFO))
+    logging.getLogger("asyncio").setLevel(max(configured, logging.INFO))
+    # They raise what they log, a line or more for each try to connect; our links say it once.
+    for name in ("aiormq", "aio_pika"):
+        logging.getLogger(name).setLevel(
+            logging.INFO if configured <= logging.DEBUG else logging.CRITICAL
+        )
     for name in ("httpx", "httpcore", "uvicorn"):
-        logging.getLogger(name).setLevel(max(logging.getLevelName(level.upper()), logging.WARNING))
+        logging.getLogger(name).setLevel(max(configured, logging.WARNING))
 
 
 class _Record(logging.LogRecord):

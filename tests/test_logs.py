@@ -270,7 +270,18 @@ def test_libraries_keep_to_the_level(start: Start, name: str) -> None:
     assert stream.getvalue() == ""
 
 
-@pytest.mark.parametrize("name", [*LIBRARIES, "asyncio", "library.module"])
+@pytest.mark.parametrize("name", ["aiormq.connection", "aio_pika.robust"])
+def test_errors_of_the_broker_client_are_told_by_us(start: Start, name: str) -> None:
+    """The client library's own lines, one for each try to connect, are for debugging only."""
+    silent, debugged = start("info"), io.StringIO()
+    logging.getLogger(name).error("error when creating transport: %r", NUMBER)
+    start("debug", stream=debugged)
+    logging.getLogger(name).error("error when creating transport: %r", NUMBER)
+
+    assert (silent.getvalue(), only_line(debugged)["logger"]) == ("", name)
+
+
+@pytest.mark.parametrize("name", ["httpx", "uvicorn.error", "asyncio", "library.module"])
 def test_warnings_of_libraries_are_written(start: Start, name: str) -> None:
     """What a library warns of is worth a line."""
     stream = start("info")
