@@ -11,7 +11,15 @@ import re
 import resource
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+)
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -30,6 +38,7 @@ from bridge.broker import (
     open_channel,
     open_connection,
     tls_context,
+    wire_of,
 )
 from bridge.config import RabbitMQSettings, Role, Settings
 from bridge.errors import BrokerError, ConfigError, causes_of
@@ -62,6 +71,8 @@ MAX_SKEW_SECONDS: Final = 5.0
 OTHER_FILES: Final = 64
 _SEPARATOR: Final = "; "
 
+Probes = dict[str, Coroutine[Any, Any, list[Finding]]]
+
 # What only the management API tells.
 _NOT_CHECKED: Final = (
     "limits and policies that drop messages, bindings, alternate exchanges, alarms"
@@ -76,25 +87,34 @@ async def examine(
     `management` is the URL of the management API when it is not on the broker's host and usual
     port.
     """
-    probes: list[Callable[[], Awaitable[list[Finding]]]] = [
-        lambda: _examine_broker(settings, roles, management),
-        lambda: _examine_files(settings, roles),
-    ]
+    probes: Probes = {
+        "broker": _examine_broker(settings, roles, management),
+        "files": _examine_files(settings, roles),
+    }
     if "worker" in roles:
-        probes.append(lambda: _examine_api(settings))
-    results = await asyncio.gather(*(_with_deadline(probe) for probe in probes))
+        probes["API"] = _examine_api(settings)
+    return await _run(probes, PROBE_SECONDS * 3)
+
+
+async def _run(probes: Probes, seconds: float) -> list[Finding]:
+    """Run probes at the same time; one that ends early or late takes nothing from the others."""
+    results = await asyncio.gather(*(_run_one(*named, seconds) for named in probes.items()))
     return [finding for found in results for finding in found]
 
 
-async def _with_deadline(probe: Callable[[], Awaitable[list[Finding]]]) -> list[Finding]:
+async def _run_one(
+    name: str, probe: Coroutine[Any, Any, list[Finding]], seconds: float
+) -> list[Finding]:
     try:
-        async with asyncio.timeout(PROBE_SECONDS * 2):
-            return await probe()
+        async with asyncio.timeout(seconds):
+            return await probe
     except ConfigError:
         raise
+    except TimeoutError:
+        return [Finding(name, "fail", "did not answer in time", "look at it, and run this again")]
     except Exception as error:  # noqa: BLE001  the other probes have something to say
         text = str(error) if isinstance(error, BrokerError) else type(error).__name__
-        return [Finding("check", "fail", f"a probe ended: {text}", "run it again")]
+        return [Finding(name, "fail", f"could not be looked at: {text}", "run it again")]
 
 
 # The broker
@@ -114,13 +134,13 @@ async def _examine_broker(
         connection = open_ones[0].connection
         topology = bridge_topology(settings, roles)
         version = _version(connection)
-        parts = await asyncio.gather(
-            _examine_topology(connection, settings, topology),
-            _examine_permissions(connection, settings, roles),
-            _examine_consumers(connection, settings, roles),
-            _examine_with_management(settings, roles, topology, version, management),
-        )
-        return findings + [finding for part in parts for finding in part]
+        probes: Probes = {
+            "topology": _examine_topology(connection, settings, topology),
+            "permissions": _examine_permissions(settings, open_ones[0].url, roles),
+            "consumers": _examine_consumers(connection, settings, roles),
+            "management": _examine_with_management(settings, roles, topology, version, management),
+        }
+        return findings + await _run(probes, PROBE_SECONDS * 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,9 +264,34 @@ def _judge_difference(difference: Difference, mode: str) -> Finding:
 
 
 async def _examine_permissions(
+    settings: Settings, url: SecretStr, roles: Collection[Role]
+) -> list[Finding]:
+    """Try what the roles do, in a way that is refused in any case.
+
+    On a connection of its own: one that publishes is not read any more during an alarm.
+    """
+    connection = await open_connection(settings.rabbitmq, url, name="check permissions")
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            return await _try_permissions(connection, settings, roles)
+    except TimeoutError:
+        if not wire_of(connection).is_blocked:
+            raise
+        return [
+            Finding(
+                f"broker {host_of(url)}",
+                "fail",
+                "takes no messages (a memory or disk alarm); permissions were not tried",
+                "look at `rabbitmq-diagnostics check_local_alarms`, and run this again after it",
+            )
+        ]
+    finally:
+        await close_quietly(connection)
+
+
+async def _try_permissions(
     connection: aio_pika.Connection, settings: Settings, roles: Collection[Role]
 ) -> list[Finding]:
-    """Try what the roles do, in a way that is refused in any case."""
     needs: list[tuple[str, Callable[[aiormq.Channel], Awaitable[object]]]] = []
     if "worker" in roles:
         queue, outcome = settings.worker.queue, settings.worker.outcome_exchange

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from pamqp.common import FieldTable
 
+from tests.alarms import memory_alarm
 from tests.faults.amqp_proxy import ACK, PUBLISH
 from tests.faults.bench import (
     WEBHOOK_LINK,
@@ -166,12 +167,8 @@ async def freeze(bench: Bench, storm: Storm) -> None:
 
 async def block(bench: Bench, storm: Storm) -> None:
     """Have a memory alarm for a while."""
-    set_limit = partial(bench.broker.ctl, "set_vm_memory_high_watermark")
-    await asyncio.to_thread(set_limit, "0.00001")
-    try:
+    async with memory_alarm(bench.broker):
         await storm.until(503, 10)
-    finally:
-        await asyncio.to_thread(set_limit, "0.6")
 
 
 async def lose_confirms(bench: Bench, storm: Storm) -> None:

@@ -10,7 +10,6 @@ import struct
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from bridge.ledger import COMES_AGAIN_SECONDS
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Child, free_ports, guarded
 from bridge.sandbox.server import Fault
+from tests.alarms import memory_alarm
 from tests.faults.amqp_proxy import (
     ACK,
     CHANNEL_CLOSE,
@@ -63,16 +63,6 @@ REFUSED: dict[str, Any] = {"status": 400}
 def once_each(numbers: list[str], fault: dict[str, Any]) -> list[dict[str, Any]]:
     """Make a fault that hits the first POST for each number only."""
     return [{**fault, "to": number, "count": 1} for number in numbers]
-
-
-@asynccontextmanager
-async def alarm(broker: Broker) -> AsyncIterator[None]:
-    """Have the broker take no messages."""
-    await asyncio.to_thread(broker.ctl, "set_vm_memory_high_watermark", "0.00001")
-    try:
-        yield
-    finally:
-        await asyncio.to_thread(broker.ctl, "set_vm_memory_high_watermark", "0.6")
 
 
 def has_taken(bench: Bench, numbers: list[str], count: int) -> bool:
@@ -236,7 +226,7 @@ async def test_memory_alarm_during_a_storm_of_errors(bench: Bench) -> None:
     bench.service.misbehave(NOT_SENT)
     await bench.declare_main()
     numbers = await bench.publish(30)
-    async with alarm(bench.broker), bench.worker() as live:
+    async with memory_alarm(bench.broker), bench.worker() as live:
         await eventually(lambda: live.paused == {"broker_blocked"}, what="broker_blocked")
         held = live.metric("sms_bridge_worker_messages_in_progress")
         posts = len(bench.service.posts(numbers))
@@ -830,7 +820,7 @@ async def end_blocked(scenario: Scenario) -> Ending:
     """End a worker whose broker stores nothing while it has retry copies to store."""
     # Long enough for the alarm to be on first.
     numbers = await scenario.publish({"latency_seconds": 5, **NOT_SENT})
-    async with alarm(scenario.bench.broker):
+    async with memory_alarm(scenario.bench.broker):
         await scenario.until_logged("not_stored")
         return await scenario.end(numbers)
 

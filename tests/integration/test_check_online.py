@@ -22,6 +22,7 @@ from bridge.doctor import examine
 from bridge.queue_rules import Finding
 from bridge.sandbox.broker import Broker
 from bridge.topology import bridge_topology, ensure
+from tests.alarms import memory_alarm
 from tests.certificates import make_certificate
 from tests.integration.conftest import Canaries, Service, run_program, unique
 
@@ -165,6 +166,16 @@ async def test_without_the_management_api_it_says_what_was_not_checked(site: Sit
 
     assert finding.result == "warn"
     assert "not checked: limits and policies" in finding.text
+
+
+async def test_an_alarm_is_told_with_all_else(site: Site) -> None:
+    """While the broker takes no messages the check says so, and still tells what it can see."""
+    await site.declare()
+    async with memory_alarm(site.broker):
+        found = await site.examine()
+
+    assert "takes no messages (a memory or disk alarm)" in _said(found["fail"])
+    assert "queues and exchanges are right" in _said(found["ok"])
 
 
 Break = Callable[[Site], Awaitable[None]]
