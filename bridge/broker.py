@@ -12,7 +12,7 @@ import random
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Literal, NoReturn, cast
+from typing import Final, NoReturn, cast
 
 import aio_pika
 import aiormq
@@ -21,7 +21,7 @@ from yarl import URL
 
 from bridge.config import RabbitMQSettings
 from bridge.credentials import read_secret
-from bridge.errors import BrokerError, ConfigError, causes_of
+from bridge.errors import BrokerError, ConfigError, ConnectError, ConnectFault, causes_of
 from bridge.logs import facts
 from bridge.metrics import BridgeMetrics
 from bridge.properties import tolerate_broken_properties
@@ -30,7 +30,6 @@ from bridge.wire import Wire
 log = logging.getLogger(__name__)
 
 Serve = Callable[[aio_pika.Connection], Awaitable[object]]
-ConnectFault = Literal["auth_failed", "refused", "tls_failed", "timeout"]
 
 MIN_BACKOFF_SECONDS: Final = 0.5
 MAX_BACKOFF_SECONDS: Final = 30.0
@@ -87,6 +86,7 @@ class Link:
                 self._log_fault(str(error))
             else:
                 down_since = time.monotonic()
+                self._last_fault = ""
             longest = MAX_BACKOFF_REFUSED_SECONDS if self._is_refused else MAX_BACKOFF_SECONDS
             await asyncio.sleep(_backoff(time.monotonic() - down_since, longest))
 
@@ -117,16 +117,22 @@ class Link:
         self._turn += 1
         try:
             connection = await open_connection(self._settings, url, name=self.name)
-        except BrokerError as error:
-            fault = _classify(error)
-            self._is_refused = fault == "refused"
-            self._metrics.connections.labels(fault).inc()
+        except ConnectError as error:
+            self._is_refused = error.fault == "refused"
+            self._metrics.connections.labels(error.fault).inc()
             raise
         self._is_refused = False
         self._metrics.connections.labels("opened").inc()
-        self._last_fault = ""
+        wire_of(connection).on_blocked(self._log_blocked)
         log.info("broker_connected", extra=facts(link=self.name, host=host_of(url)))
         return connection
+
+    def _log_blocked(self, reason: str | None) -> None:
+        if reason is None:
+            log.info("broker_unblocked", extra=facts(link=self.name))
+            return
+        remedy = "it takes no messages; look at rabbitmq-diagnostics check_local_alarms"
+        log.warning("broker_blocked", extra=facts(link=self.name, why=f"{reason}; {remedy}"))
 
 
 async def _serve_until_closed(connection: aio_pika.Connection, serve: Serve) -> None:
@@ -165,32 +171,42 @@ async def open_connection(
 ) -> aio_pika.Connection:
     """Open one connection; user, password and certificates are read anew each time.
 
-    Raises BrokerError within `connect_timeout_seconds`; its text names the fault and the remedy.
+    Raises ConnectError within `connect_timeout_seconds`; its text names the fault and the remedy.
     """
     try:
-        target = URL(url.get_secret_value()).update_query(
-            heartbeat=settings.heartbeat_seconds, name=f"sms-bridge {name}"
-        )
-        connection = aio_pika.Connection(
-            with_credentials(target, settings),
-            ssl_context=tls_context(settings) if target.scheme == "amqps" else None,
-        )
-        connection.kwargs["transport_factory"] = Wire()
-        if settings.tls.server_name is not None and target.scheme == "amqps":
-            connection.kwargs["server_hostname"] = settings.tls.server_name
-        try:
-            async with asyncio.timeout(settings.connect_timeout_seconds):
-                await connection.connect()
-        except BaseException:
-            await close_quietly(connection)
+        connection = _new_connection(settings, url, name)
+    except ConfigError as error:  # a file of the login
+        raise ConnectError("auth_failed", str(error)) from error
+    try:
+        async with asyncio.timeout(settings.connect_timeout_seconds):
+            await connection.connect()
+    except BaseException as error:
+        await close_quietly(connection)
+        if not isinstance(error, Exception):
             raise
-    except ConfigError as error:
-        raise BrokerError(str(error)) from error
-    except Exception as error:  # aiormq raises more than its own classes
-        fault = _classify(error)
-        raise BrokerError(
-            f"no connection to {host_of(url)} ({fault}); {_REMEDIES[fault]}"
+        # aiormq raises more than its own classes.
+        code, said = wire_of(connection).closed or (0, "")
+        fault = "auth_failed" if code in _REFUSED_LOGIN else _classify(error)
+        why = f"{fault}: {said}" if said else fault
+        raise ConnectError(
+            fault, f"no connection to {host_of(url)} ({why}); {_REMEDIES[fault]}"
         ) from error
+    return connection
+
+
+def _new_connection(settings: RabbitMQSettings, url: SecretStr, name: str) -> aio_pika.Connection:
+    target = URL(url.get_secret_value()).update_query(
+        heartbeat=settings.heartbeat_seconds, name=f"sms-bridge {name}"
+    )
+    target = with_credentials(target, settings)
+    try:
+        context = tls_context(settings) if target.scheme == "amqps" else None
+    except ConfigError as error:
+        raise ConnectError("tls_failed", str(error)) from error
+    connection = aio_pika.Connection(target, ssl_context=context)
+    connection.kwargs["transport_factory"] = Wire()
+    if settings.tls.server_name is not None and target.scheme == "amqps":
+        connection.kwargs["server_hostname"] = settings.tls.server_name
     return connection
 
 
@@ -224,12 +240,18 @@ def with_credentials(url: URL, settings: RabbitMQSettings) -> URL:
 def tls_context(settings: RabbitMQSettings) -> ssl.SSLContext:
     """Make what trusts the broker; raises ConfigError when a file of `rabbitmq.tls` is no use."""
     tls = settings.tls
+    setting, path = "ca_file", tls.ca_file
     try:
         context = ssl.create_default_context(cafile=tls.ca_file)
         if tls.cert_file is not None:
+            setting, path = "cert_file", tls.cert_file
             context.load_cert_chain(tls.cert_file, tls.key_file)
     except OSError as error:
-        raise ConfigError(f"rabbitmq.tls: a file cannot be used: {type(error).__name__}") from None
+        why = "no PEM" if isinstance(error, ssl.SSLError) else error.strerror
+        raise ConfigError(
+            f"rabbitmq.tls.{setting}: {path} cannot be used ({why}); "
+            "name a PEM file that this user may read, and its key in rabbitmq.tls.key_file"
+        ) from None
     return context
 
 
@@ -243,8 +265,10 @@ _LOGIN_FAULTS = (
     aiormq.exceptions.ProbableAuthenticationError,
     aiormq.exceptions.AuthenticationError,
     aiormq.exceptions.ConnectionNotAllowed,
-    ConfigError,
 )
+# The broker knows no such virtual host, or the user has no right to it (AMQP: access refused, not
+# allowed).
+_REFUSED_LOGIN: Final = (403, 530)
 
 
 def _classify(error: BaseException) -> ConnectFault:

@@ -5,6 +5,7 @@ BridgeError
     InvalidMessageError      the body is not a send request   -> dead letter `invalid`
     InvalidSignatureError    the webhook is not authentic     -> 401
     BrokerError              no usable connection or topology -> connect again, with back-off
+      ConnectError           no connection at all; `fault` says which kind
     PublishError             the broker did not store it      -> hold the delivery; 503 to a webhook
 
 What the SMS API answers is no error but data: see `fates`.
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 SignatureFault = Literal["missing", "malformed", "mismatch", "stale", "future"]
+ConnectFault = Literal["auth_failed", "refused", "tls_failed", "timeout"]
 PublishFault = Literal["returned", "nacked", "timeout", "error"]
 
 
@@ -44,6 +46,14 @@ class InvalidSignatureError(BridgeError):
 
 class BrokerError(BridgeError):
     """The broker cannot be used now; the text says why and what to do."""
+
+
+class ConnectError(BrokerError):
+    """There is no connection to the broker; `fault` is the kind, for metrics and the back-off."""
+
+    def __init__(self, fault: ConnectFault, text: str) -> None:
+        super().__init__(text)
+        self.fault: ConnectFault = fault
 
 
 class PublishError(BridgeError):

@@ -23,10 +23,13 @@ KINDS: Final = frozenset({METHOD, HEADER, BODY, _HEARTBEAT})
 HEARTBEAT: Final = HEAD.pack(_HEARTBEAT, 0, 0) + bytes((END,))
 
 # Class and method.
+_CLOSE = b"\x00\x0a\x00\x32"
 _BLOCKED, _UNBLOCKED = b"\x00\x0a\x00\x3c", b"\x00\x0a\x00\x3d"
 _PUBLISH, _RETURN, _DELIVER = b"\x00\x3c\x00\x28", b"\x00\x3c\x00\x32", b"\x00\x3c\x00\x3c"
 _ACK, _NACK = b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78"
 _METHOD_BYTES: Final = 4
+# Where the text begins with which a connection is closed, behind the code.
+_CLOSE_TEXT: Final = _METHOD_BYTES + 2
 
 # A delivery tag, and bits: `redelivered` of a delivery, `multiple` of a confirm.
 _TAG: Final = struct.Struct(">QB")
@@ -180,17 +183,35 @@ def _resolve(waiting: "asyncio.Future[Confirm] | None", confirm: Confirm) -> Non
         waiting.set_result(confirm)
 
 
-class Alarms:
-    """Whether the broker blocks publishing on its connection, because of a memory or disk alarm."""
+class Notices:
+    """What the broker says of the connection itself, which the client library hears as well.
+
+    `is_blocked`: it takes no messages now, because of a memory or disk alarm; `on_blocked` is
+    called with the reason, or None when that ends. `closed`: the code and the text with which it
+    ended the connection.
+    """
 
     def __init__(self) -> None:
         self.is_blocked = False
+        self.on_blocked: Callable[[str | None], object] = lambda _reason: None
+        self.closed: tuple[int, str] | None = None
 
     def feed(self, _kind: int, payload: bytes) -> bool:
         """Look at a frame of channel 0, and leave it to the client library."""
         if payload.startswith((_BLOCKED, _UNBLOCKED)):
-            self.is_blocked = payload.startswith(_BLOCKED)
+            is_blocked = payload.startswith(_BLOCKED)
+            if is_blocked != self.is_blocked:
+                self.is_blocked = is_blocked
+                self.on_blocked(_short_string(payload, _METHOD_BYTES) if is_blocked else None)
+        elif payload.startswith(_CLOSE):
+            code = int.from_bytes(payload[_METHOD_BYTES:_CLOSE_TEXT])
+            self.closed = code, _short_string(payload, _CLOSE_TEXT)
         return False
+
+
+def _short_string(payload: bytes, at: int) -> str:
+    size = payload[at] if at < len(payload) else 0
+    return payload[at + 1 : at + 1 + size].decode("utf-8", "replace")
 
 
 def ack_frame(channel: int, tag: int) -> bytes:

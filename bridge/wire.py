@@ -22,11 +22,11 @@ from bridge.frames import (
     HEAD,
     HEARTBEAT,
     KINDS,
-    Alarms,
     Confirm,
     Confirms,
     Deliveries,
     Feedable,
+    Notices,
     Take,
     ack_frame,
     publish_frames,
@@ -42,8 +42,8 @@ class Wire(TransportFactory):
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._alarms = Alarms()
-        self._takers: dict[int, Feedable] = {0: self._alarms}
+        self._notices = Notices()
+        self._takers: dict[int, Feedable] = {0: self._notices}
         self._transport: asyncio.Transport | None = None
         self._unwritten: list[bytes] = []
 
@@ -70,7 +70,16 @@ class Wire(TransportFactory):
     @property
     def is_blocked(self) -> bool:
         """Whether the broker takes no messages on this connection (a memory or disk alarm)."""
-        return self._alarms.is_blocked
+        return self._notices.is_blocked
+
+    def on_blocked(self, tell: Callable[[str | None], object]) -> None:
+        """Call `tell` with the broker's reason when it blocks the connection, None at the end."""
+        self._notices.on_blocked = tell
+
+    @property
+    def closed(self) -> tuple[int, str] | None:
+        """The code and the text with which the broker ended the connection, if it did."""
+        return self._notices.closed
 
     @contextmanager
     def deliveries(self, channel: int, take: Take) -> Iterator[None]:

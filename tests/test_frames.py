@@ -17,7 +17,7 @@ from pamqp.frame import marshal
 from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
 
-from bridge.frames import Alarms, Confirm, Confirms, publish_frames
+from bridge.frames import Confirm, Confirms, Notices, publish_frames
 from bridge.properties import Properties
 
 CHANNEL = 1
@@ -25,7 +25,7 @@ HEAD_BYTES = 7
 Future = asyncio.Future[Confirm]
 
 
-def feed(confirms: Confirms | Alarms, *frames: bytes) -> list[bool]:
+def feed(confirms: Confirms | Notices, *frames: bytes) -> list[bool]:
     """Let frames arrive; return which of them were taken."""
     return [confirms.feed(frame[0], frame[HEAD_BYTES:-1]) for frame in frames]
 
@@ -309,16 +309,40 @@ async def test_any_order_that_a_broker_may_choose(fates: list[Fate]) -> None:
 
 def test_alarms_follow_the_broker() -> None:
     """Blocked and unblocked are seen and left to the client library, as all of channel 0 is."""
-    alarms = Alarms()
+    notices = Notices()
     blocked = marshal(commands.Connection.Blocked("low on memory"), 0)
     unblocked = marshal(commands.Connection.Unblocked(), 0)
     heartbeat = marshal(Heartbeat(), 0)
     seen = []
     for frame in (heartbeat, blocked, heartbeat, blocked, unblocked, heartbeat, unblocked):
-        assert feed(alarms, frame) == [False]
-        seen.append(alarms.is_blocked)
+        assert feed(notices, frame) == [False]
+        seen.append(notices.is_blocked)
 
     assert seen == [False, True, True, True, False, False, False]
+
+
+def test_reasons_of_the_broker_are_heard() -> None:
+    """Why it blocks the connection is told once at each change, and why it closes it is kept."""
+    notices, told = Notices(), list[str | None]()
+    notices.on_blocked = told.append
+    blocked = marshal(commands.Connection.Blocked("low on memory"), 0)
+    unblocked = marshal(commands.Connection.Unblocked(), 0)
+    closed = marshal(commands.Connection.Close(530, "NOT_ALLOWED - vhost x not found", 10, 40), 0)
+    before = notices.closed
+    feed(notices, unblocked, blocked, blocked, unblocked, closed)
+
+    assert told == ["low on memory", None]
+    assert (before, notices.closed) == (None, (530, "NOT_ALLOWED - vhost x not found"))
+
+
+def test_notices_that_are_cut_short_are_no_fault() -> None:
+    """A notice without its reason is heard without one."""
+    notices = Notices()
+    notices.feed(1, b"\x00\x0a\x00\x3c")
+    notices.feed(1, b"\x00\x0a\x00\x32\x02")
+
+    assert notices.is_blocked
+    assert notices.closed == (2, "")
 
 
 # What cannot be written

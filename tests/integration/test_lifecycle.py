@@ -21,6 +21,9 @@ import httpx
 import pytest
 from yarl import URL
 
+from bridge.broker import open_connection
+from bridge.config import RabbitMQSettings
+from bridge.errors import BrokerError, ConnectError
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Guard
 from tests.certificates import make_certificate
@@ -628,6 +631,50 @@ async def test_a_wrong_password_is_told(
 
     assert "rabbitmq.password" in first
     assert (await worker.ask("/livez")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("username", "vhost", "said"),
+    [
+        pytest.param("guest", "missing", "vhost missing not found", id="no_such_vhost"),
+        pytest.param("stranger", "", "refused for user", id="no_right_to_the_vhost"),
+    ],
+)
+async def test_a_virtual_host_that_cannot_be_used_is_told(
+    launcher: Launcher,
+    managed_broker: Broker,
+    canaries: Canaries,
+    session_service: Service,
+    username: str,
+    vhost: str,
+    said: str,
+) -> None:
+    """A virtual host that is not there, or not for this user, is told as a refused login."""
+    add = 'rabbit_auth_backend_internal:add_user(<<"stranger">>, <<"guest">>, <<"test">>).'
+    with contextlib.suppress(BrokerError):  # it is there
+        await asyncio.to_thread(managed_broker.ctl, "eval", add)
+    url = URL(managed_broker.url).with_user(username)
+    url = url.with_path(f"/{vhost}") if vhost else url
+    settings = _worker_settings(session_service, canaries, unique("refused"))
+    worker = launcher.start("worker", settings={**settings, "rabbitmq.url": str(url)})
+    await worker.until_logged("started")
+    await worker.until_metric("sms_bridge_amqp_connections_total", 1, outcome="auth_failed")
+    first = (await worker.until_logged("broker_unavailable"))["why"]
+
+    assert said in first
+    assert "the vhost in rabbitmq.url" in first
+
+
+async def test_a_certificate_file_that_is_not_there_is_told(amqp_url: str, tmp_path: Path) -> None:
+    """A file of rabbitmq.tls that cannot be used is named with its setting, as a fault of TLS."""
+    missing = tmp_path / "ca.pem"
+    url = str(URL(amqp_url).with_scheme("amqps"))
+    settings = RabbitMQSettings.model_validate({"url": url, "tls": {"ca_file": str(missing)}})
+    with pytest.raises(ConnectError) as caught:
+        await open_connection(settings, settings.url[0], name="test")
+
+    assert caught.value.fault == "tls_failed"
+    assert f"rabbitmq.tls.ca_file: {missing} cannot be used (No such file" in str(caught.value)
 
 
 @pytest.fixture(scope="module")
