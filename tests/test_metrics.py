@@ -15,9 +15,8 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from bridge.broker import ConnectFault
 from bridge.config import Settings
-from bridge.errors import PublishFault, SignatureFault
+from bridge.errors import ConnectFault, PublishFault, SignatureFault
 from bridge.fates import DeadReason, PauseReason, Result, RetryReason
 from bridge.metrics import (
     CONNECT_OUTCOMES,
