@@ -142,6 +142,21 @@ def config(values: Values) -> dict[str, Any]:
     return loaded
 
 
+def environment(values: Values, role: str, secrets: Mapping[str, str]) -> dict[str, str]:
+    """Give a role's container its variables as Kubernetes does; `secrets` are by `secret/key`."""
+    found: dict[str, str] = {}
+    for variable in container(values, role)["env"]:
+        reference = variable.get("valueFrom", {}).get("secretKeyRef")
+        if reference:
+            found[variable["name"]] = secrets["{name}/{key}".format(**reference)]
+        else:
+            # Only what stands above it is put in; anything else stays as it is.
+            found[variable["name"]] = re.sub(
+                r"\$\(([^)]+)\)", lambda named: found.get(named[1], named[0]), variable["value"]
+            )
+    return found
+
+
 def secret_files(pod: Manifest) -> dict[str, str]:
     """Map the path of each mounted secret file to `secret/key`."""
     mounts = {m["name"]: m["mountPath"] for m in pod["spec"]["containers"][0]["volumeMounts"]}

@@ -18,6 +18,7 @@ from bridge.config import ENV_PREFIX, Role, Settings, known_keys, load_settings
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.parser import Request
 from bridge.topology import Topology, bridge_topology, webhook_topology, worker_topology
+from tests.chart.generate import documented_values
 from tests.chart.rendering import (
     CHART,
     CI,
@@ -30,6 +31,7 @@ from tests.chart.rendering import (
     config,
     container,
     deployment,
+    environment,
     merged,
     nested,
     of_kind,
@@ -38,12 +40,32 @@ from tests.chart.rendering import (
     secret_files,
 )
 
+# What a cluster operator's Secret holds of its broker's address.
+DEFAULT_USER = {
+    "rabbitmq-default-user/host": "rabbitmq.messaging.svc",
+    "rabbitmq-default-user/port": "5672",
+}
 
-def settings_from(values: Values, folder: Path) -> Settings:
-    """Load the rendered config.yaml as the app does, its files below a folder of ours."""
+
+def settings_from(
+    values: Values, folder: Path, role: str = "worker", given: str | None = None
+) -> Settings:
+    """Load what is rendered as the app does, its files below a folder of ours.
+
+    `given` is the file of a ConfigMap that is not the chart's.
+    """
     path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(config(values)).replace(MOUNTED, str(folder)))
-    return load_settings(path, {})
+    text = yaml.safe_dump(config(values)) if given is None else given
+    path.write_text(text.replace(MOUNTED, str(folder)))
+    variables = environment(values, role, DEFAULT_USER)
+    return load_settings(
+        path, {name: value.replace(MOUNTED, str(folder)) for name, value in variables.items()}
+    )
+
+
+def given_file(values: Values) -> str | None:
+    """Make the file of an existing ConfigMap, where values name one."""
+    return "worker: {concurrency: 7}" if "existingConfigMap" in values else None
 
 
 # Commands, variables, probes
@@ -57,6 +79,24 @@ def test_a_role_runs_its_own_command(role: str) -> None:
     assert found["args"] == [role]
     assert role in typer.main.get_command(cli).commands  # type: ignore[attr-defined]
     assert "command" not in found
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_further_arguments_follow_the_role(role: str) -> None:
+    """Arguments of the user's own are the command's; the example in the comment is one it takes."""
+    (example,) = {
+        text
+        for path, _, text in documented_values()
+        if path.endswith(".args")
+        for text in re.findall(r"such as \[(.*)\]", text)
+    }
+    words = example.split(", ")
+    found = container(merged(MINIMAL, nested(f"{role}.args", words)), role)
+    commands = typer.main.get_command(cli).commands  # type: ignore[attr-defined]
+    options = {option for parameter in commands[role].params for option in parameter.opts}
+
+    assert found["args"] == [role, *words]
+    assert {word for word in words if word.startswith("-")} <= options
 
 
 @pytest.mark.skipif(HELM is not None, reason="a helm program prints notes to a cluster only")
@@ -79,9 +119,11 @@ def test_every_variable_is_one_that_the_app_reads(values: Values) -> None:
     for found in of_kind(render(values), "Deployment").values():
         variables = found["spec"]["template"]["spec"]["containers"][0]["env"]
         given = {variable["name"]: variable.get("value") for variable in variables}
+        # What is there for another variable only.
+        parts = set(re.findall(r"\$\(([^)]+)\)", str(given.values())))
 
         assert given.pop("SMS_BRIDGE_CONFIG") == f"{MOUNTED}/config/config.yaml"
-        assert given.keys() <= known
+        assert given.keys() - parts <= known
 
 
 def test_examples_of_variables_in_the_values_exist() -> None:
@@ -125,9 +167,9 @@ async def test_probes_and_scrapes_ask_paths_that_the_admin_port_has(role: str) -
 @pytest.mark.parametrize(("name", "values"), CI.items(), ids=CI)
 def test_the_app_starts_with_the_config(name: str, values: Values, tmp_path: Path) -> None:
     """The app's own check finds nothing missing in a pod: settings, and a file for each secret."""
-    settings = settings_from(values, tmp_path)
     for role in of_kind(render(values), "Deployment"):
         component: Role = "worker" if role.endswith("worker") else "webhook"
+        settings = settings_from(values, tmp_path, component, given_file(values))
         pod = tmp_path / component
         pod.mkdir()
         for path in secret_files(deployment(values, component)["spec"]["template"]):
@@ -136,9 +178,87 @@ def test_the_app_starts_with_the_config(name: str, values: Values, tmp_path: Pat
             file.write_text("secret")
 
         assert check_roles(settings, [component]) == {component: None}
-    assert settings.admin.port == 9090
-    assert settings.rabbitmq.username_file == tmp_path / "secrets/rabbitmq/username"
-    assert settings.rabbitmq.topology == ("verify" if name in {"full", "operators"} else "declare")
+        assert settings.admin.port == 9090
+        assert settings.rabbitmq.username_file == tmp_path / "secrets/rabbitmq/username"
+        wanted = "verify" if name in {"full", "operators"} else "declare"
+        assert settings.rabbitmq.topology == wanted
+
+
+def test_the_broker_of_a_cluster_operator_is_reached(tmp_path: Path) -> None:
+    """Its Secret gives host and port, by variables; the user and the password stay files."""
+    values = CI["existing"]
+    for role in ROLES:
+        settings = settings_from(values, tmp_path, role, "")
+
+        assert [url.get_secret_value() for url in settings.rabbitmq.url] == [
+            "amqp://rabbitmq.messaging.svc:5672/sms"
+        ]
+        mounted = secret_files(deployment(values, role)["spec"]["template"])
+        of_broker = {key for key in mounted.values() if key.startswith("rabbitmq-default-user/")}
+        assert of_broker == {"rabbitmq-default-user/username", "rabbitmq-default-user/password"}
+
+
+@pytest.mark.parametrize(
+    ("rabbitmq", "url"),
+    [
+        (
+            {"host": "", "secretKeys": {"host": "host"}},
+            "amqp://rabbitmq.messaging.svc:5672/%2F",
+        ),
+        ({"secretKeys": {"port": "port"}}, "amqp://rabbitmq:5672/%2F"),
+        (
+            {"host": "", "vhost": "$(X)", "tls": {"enabled": True}, "secretKeys": {"host": "host"}},
+            "amqps://rabbitmq.messaging.svc:5671/%24%28X%29",
+        ),
+    ],
+    ids=["host only", "port only", "TLS"],
+)
+def test_either_half_of_the_address_may_come_from_the_secret(
+    rabbitmq: Values, url: str, tmp_path: Path
+) -> None:
+    """What the Secret does not give is the value's, and no virtual host is taken for a variable."""
+    existing = {"existingSecret": "rabbitmq-default-user"}
+    values = merged(MINIMAL, {"rabbitmq": rabbitmq | existing})
+    settings = settings_from(values, tmp_path)
+
+    assert [url.get_secret_value() for url in settings.rabbitmq.url] == [url]
+    assert "url" not in config(values)["rabbitmq"]
+
+
+def test_values_stand_above_an_existing_config_map(tmp_path: Path) -> None:
+    """The app gets its settings from the file that exists, and from the values what they set."""
+    values = merged(
+        {key: value for key, value in CI["full"].items() if key != "config"},
+        {"existingConfigMap": "mine"},
+    )
+    file = "worker: {concurrency: 7}\nadmin: {port: 1}\nrabbitmq: {heartbeat_seconds: 20}\n"
+    for role in ROLES:
+        ours = {key: value for key, value in values.items() if key != "existingConfigMap"}
+        ours["config"] = {"worker": {"concurrency": 7}, "rabbitmq": {"heartbeat_seconds": 20}}
+        mine = settings_from(values, tmp_path, role, file)
+        same = settings_from(ours, tmp_path, role)
+        of_role = {"worker": ("worker", "sms_api"), "webhook": ("webhook",)}[role]
+
+        assert "rel-sms-bridge" not in of_kind(render(values), "ConfigMap")
+        for section in ("rabbitmq", "admin", "log", *of_role):
+            assert getattr(mine, section) == getattr(same, section)
+
+
+def test_a_role_has_no_variable_of_the_other_role() -> None:
+    """Above an existing file each role gets only what it uses."""
+    sections = {
+        role: {
+            name.removeprefix(ENV_PREFIX).partition("__")[0]
+            for name in environment(CI["existing"], role, DEFAULT_USER)
+            if "__" in name
+        }
+        for role in ROLES
+    }
+
+    assert sections == {
+        "worker": {"RABBITMQ", "ADMIN", "SMS_API", "WORKER"},
+        "webhook": {"RABBITMQ", "ADMIN", "WEBHOOK"},
+    }
 
 
 def test_the_app_gets_the_values_of_the_full_example(tmp_path: Path) -> None:
@@ -256,7 +376,7 @@ def test_the_operator_creates_what_the_app_would(
         {"config": given},
         {"topology": {"enabled": True, "clusterReference": {"name": "rabbitmq"}}},
     )
-    settings = settings_from(values, tmp_path)
+    settings = settings_from(values, tmp_path, "worker" if "worker" in roles else "webhook")
     wanted: dict[str, dict[str, Any]] = {}
     if "worker" in roles:
         wanted |= declared(worker_topology(settings.worker))

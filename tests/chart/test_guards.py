@@ -43,6 +43,18 @@ def test_defaults_alone_name_what_is_missing() -> None:
         (nested("image.repository", ""), "image.repository is empty"),
         (nested("rabbitmq.host", ""), "rabbitmq.host is empty"),
         (
+            nested("rabbitmq.secretKeys.host", "host"),
+            "rabbitmq.host and rabbitmq.secretKeys.host are both set",
+        ),
+        (
+            merged(nested("rabbitmq.port", 5673), nested("rabbitmq.secretKeys.port", "port")),
+            "rabbitmq.port and rabbitmq.secretKeys.port are both set",
+        ),
+        (
+            {"rabbitmq": {"existingSecret": "", "host": "", "secretKeys": {"host": "h"}}},
+            "--from-literal=password=... --from-literal=h=...`",
+        ),
+        (
             nested("rabbitmq.existingSecret", ""),
             "NAME --namespace sms --from-literal=username=... --from-literal=password=...`",
         ),
@@ -71,6 +83,10 @@ def test_defaults_alone_name_what_is_missing() -> None:
         (
             nested("rabbitmq.tls", {"enabled": True, "existingSecret": "tls", "caKey": ""}),
             "caKey and certKey are both empty",
+        ),
+        (
+            {"existingConfigMap": "mine", "config": {"log": {"level": "debug"}}},
+            "config and existingConfigMap are both set",
         ),
         # What the chart sets itself.
         (
@@ -194,6 +210,12 @@ def test_defaults_alone_name_what_is_missing() -> None:
             merged(nested("podMonitor.enabled", True), nested("serviceMonitor.enabled", True)),
             "every pod would be scraped twice",
         ),
+        (
+            merged(
+                nested("networkPolicy.enabled", True), nested("rabbitmq.secretKeys.port", "port")
+            ),
+            "networkPolicy.enabled needs to know the port of the broker",
+        ),
         # Topology.
         (nested("topology.enabled", True), "topology.clusterReference needs either"),
         (
@@ -207,6 +229,14 @@ def test_defaults_alone_name_what_is_missing() -> None:
                 nested("rabbitmq.secretKeys.username", "user"),
             ),
             "topology.createUser needs rabbitmq.secretKeys to be username and password",
+        ),
+        (
+            merged(
+                CLUSTER,
+                nested("topology.createUser", True),
+                nested("rabbitmq", {"existingSecret": "", "secretKeys": {"port": "port"}}),
+            ),
+            "topology.createUser makes a Secret without host and port",
         ),
         (nested("topology.createUser", True), "nothing would create the user"),
     ],
@@ -270,6 +300,9 @@ def test_rules_that_cannot_be_read_are_refused(text: str, tmp_path: Path) -> Non
         (nested("smsApi.baseUrl", "https://user:secret@sms.example.com"), "baseUrl"),
         (nested("worker.keda.managementUrl", "http://user:secret@r:15672"), "managementUrl"),
         (nested("webhookSecrets.secretKeys", []), "secretKeys"),
+        (nested("rabbitmq.secretKeys.host", "a/b"), "host"),
+        (nested("worker.args", "--config x"), "args"),
+        (nested("existingConfigMap", "Mine"), "existingConfigMap"),
         (nested("webhookSecrets.secretKeys", ["../key"]), "secretKeys"),
         (nested("worker.podDisruptionBudget.maxUnavailable", 0), "maxUnavailable"),
         (nested("prometheusRule.overrides", {"A": {"four": "5m"}}), "four"),

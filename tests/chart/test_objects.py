@@ -303,7 +303,9 @@ def test_the_chart_makes_no_secret(values: Values) -> None:
     for pod in pods(manifests):
         for each in pod["spec"]["containers"]:
             assert "envFrom" not in each
-            assert all("valueFrom" not in variable for variable in each.get("env", []))
+            variables = [v for v in each.get("env", []) if "valueFrom" in v]
+            # The broker's address is no secret; a cluster operator keeps it beside its secrets.
+            assert {v["valueFrom"]["secretKeyRef"]["key"] for v in variables} <= {"host", "port"}
 
 
 def test_a_role_gets_its_own_secrets_only() -> None:
@@ -507,6 +509,10 @@ def test_pods_roll_when_the_config_changes_and_only_then() -> None:
 
     assert template({"config": {"worker": {"concurrency": 7}}}) != template({})
     assert template({"worker": {"replicaCount": 7}}) == template({})
+    # Nothing that the chart renders says what is in a ConfigMap of the user's own.
+    mine = template({"existingConfigMap": "mine"})
+    assert "checksum/config" not in mine["metadata"]["annotations"]
+    assert {"name": "config", "configMap": {"name": "mine"}} in mine["spec"]["volumes"]
 
 
 def test_a_custom_probe_replaces_the_whole_probe() -> None:
@@ -543,6 +549,9 @@ def test_notes_name_the_next_commands() -> None:
     assert "webhooks (current, previous)" in notes["full"]
     assert "rel-sms-bridge-user-credentials (username, password)" in notes["operators"]
     assert "autoscaling.keda.sh/paused=true" in notes["autoscaled"]
+    assert "rabbitmq-default-user (username, password, host, port)" in notes["existing"]
+    assert "settings are those of the ConfigMap sms-bridge-settings" in notes["existing"]
+    assert "sms.inbound" not in notes["existing"]
     assert "webhook" not in notes["worker-only"]
     assert "helm test" not in notes["worker-only"]
     assert "sms-bridge send" not in notes["webhook-only"]

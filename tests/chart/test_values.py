@@ -38,6 +38,9 @@ BASES: list[tuple[str, Values]] = [
     ("externalSecrets.enabled", merged(CI["operators"], BROKER_REF)),
     ("externalSecrets.remoteRefs.rabbitmq", merged(CI["operators"], BROKER_REF)),
     ("externalSecrets.", CI["operators"]),
+    ("existingConfigMap", CI["existing"]),
+    ("rabbitmq.secretKeys.host", CI["existing"]),
+    ("rabbitmq.secretKeys.port", CI["existing"]),
     ("rabbitmq.tls.enabled", MINIMAL),
     ("rabbitmq.tls.existingSecret", switched_on("rabbitmq.tls")),
     ("rabbitmq.tls.", merged(MINIMAL, TLS)),
@@ -124,6 +127,7 @@ FLIPS: dict[str, Any] = {
             "strategy": {"rollingUpdate": {"maxSurge": 2}},
             "podDisruptionBudget.minAvailable": 1,
             "podDisruptionBudget.unhealthyPodEvictionPolicy": "IfHealthyBudget",
+            "args": ["--config", "/mine/config.yaml"],
             "extraEnv": [{"name": "TZ", "value": "UTC"}],
             "terminationGracePeriodSeconds": 300,
         }.items()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bridge.sandbox.processes import wait_until
-from tests.chart.rendering import nested, selects
+from tests.chart.rendering import ROLES, Values, nested, selects
 from tests.cluster.control_plane import Object, as_list
 from tests.cluster.release import (
     COMPONENT,
@@ -22,6 +22,8 @@ from tests.cluster.release import (
 # Controllers take a moment.
 PATIENCE_SECONDS = 10
 CHANGE = nested("config.log.level", "warning")
+# For a release whose settings are not the chart's.
+CHANGED_PODS: Values = {role: {"podAnnotations": {"example.com/changed": "yes"}} for role in ROLES}
 # A number that no example has, and that its autoscalers leave alone: they have no metrics.
 SCALED = 4
 KEEP = "helm.sh/resource-policy"
@@ -278,7 +280,8 @@ def kept_in_spite_of_a_change(release: Release) -> list[str]:
 def gaps_in_a_rollout(release: Release) -> list[str]:
     """Change the configuration, and list the roles that had fewer ready pods than are wanted."""
     history, wanted = History(release), release.wanted()
-    release.with_values(CHANGE).upgrade(*WAIT)
+    change = CHANGED_PODS if "existingConfigMap" in release.values else CHANGE
+    release.with_values(change).upgrade(*WAIT)
     return gaps(history, wanted)
 
 

@@ -29,12 +29,16 @@ SECRETS = {
     "sms-api": ["token"],
     "sms-api-ca": ["ca.crt"],
     "webhooks": ["current", "previous"],
+    # As a cluster operator makes it.
+    "rabbitmq-default-user": ["username", "password", "host", "port", "connection_string"],
     "rabbitmq-monitoring": ["username", "password"],
     "rabbitmq-management": ["uri", "username", "password"],
     "sms-bridge-tls": ["tls.crt", "tls.key"],
     "registry": [".dockerconfigjson"],
     "mirror": [".dockerconfigjson"],
 }
+# Every ConfigMap that an example expects.
+SETTINGS = "sms-bridge-settings"
 # The entries of the store that external-secrets would read, with their keys.
 STORE = {"sms/api": ["key"], "sms/webhooks": ["current"]}
 
@@ -158,7 +162,7 @@ def is_ready(pod: Object) -> bool:
 
 @contextmanager
 def namespace(cluster: Cluster) -> Iterator[str]:
-    """Make a namespace as a careful company has them, with the Secrets that the chart expects."""
+    """Make a namespace as a careful company has them, with what the chart expects to find."""
     name = f"sms-{next(_numbers)}"
     level = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     quota = {"pods": "40", "requests.cpu": "8", "requests.memory": "8Gi", "limits.memory": "16Gi"}
@@ -171,6 +175,12 @@ def namespace(cluster: Cluster) -> Iterator[str]:
             "spec": {"hard": quota},
         },
         *(secret(name, called, keys) for called, keys in SECRETS.items()),
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": SETTINGS, "namespace": name},
+            "data": {"config.yaml": "{}"},
+        },
     )
     try:
         # Until the quota has been counted it refuses every pod.

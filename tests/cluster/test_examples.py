@@ -93,6 +93,17 @@ def test_uninstall_leaves_what_is_to_be_kept(example: str, cluster: Cluster) -> 
         release.install(*WAIT)
 
 
+def test_helm_3_installs_everything_at_once(cluster: Cluster) -> None:
+    """The fullest example runs when Helm 3 says so, and an upgrade of its replaces no pod."""
+    with namespace(cluster) as name:
+        release = Release(cluster, name, CI["full"]).handled_by("helm3")
+        release.install(*WAIT)
+
+        for check in checks.INSTALLED:
+            assert checks.lasting(check, release) == []
+        assert checks.replaced_for_nothing(release) == []
+
+
 def test_the_number_that_an_autoscaler_chose_survives_an_upgrade(cluster: Cluster) -> None:
     """Where something else scales a role, an upgrade leaves its number of pods alone."""
     with namespace(cluster) as name:

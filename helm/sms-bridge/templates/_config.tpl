@@ -1,5 +1,13 @@
 {{/* The app's config.yaml: the values in `config`, and over them what the chart knows better. */}}
 {{- define "sms-bridge.config" -}}
+{{- /* What the operator creates is looked at only, unless the values say otherwise. */}}
+{{- $base := dict }}
+{{- if .Values.topology.enabled }}{{ $base = dict "rabbitmq" (dict "topology" "verify") }}{{ end }}
+{{- toYaml (mergeOverwrite $base (deepCopy .Values.config) (include "sms-bridge.config.own" . | fromJson)) }}
+{{- end }}
+
+{{/* What the chart knows better than any file, by section and key. */}}
+{{- define "sms-bridge.config.own" -}}
 {{- $v := .Values }}
 {{- $secrets := include "sms-bridge.secretsDir" . }}
 {{- $set := dict "rabbitmq" (include "sms-bridge.config.rabbitmq" . | fromYaml) "admin" (dict "host" "0.0.0.0" "port" (int $v.admin.port)) }}
@@ -14,21 +22,80 @@
 {{- range $v.webhookSecrets.secretKeys }}{{ $files = append $files (printf "%s/webhook/%s" $secrets .) }}{{ end }}
 {{- $_ := set $set "webhook" (dict "host" "0.0.0.0" "port" (int $v.webhook.containerPort) "path" $v.webhook.path "secret_files" $files "shutdown_timeout_seconds" $v.webhook.shutdownTimeoutSeconds) }}
 {{- end }}
-{{- /* What the operator creates is looked at only, unless the values say otherwise. */}}
-{{- $base := dict }}
-{{- if $v.topology.enabled }}{{ $base = dict "rabbitmq" (dict "topology" "verify") }}{{ end }}
-{{- toYaml (mergeOverwrite $base (deepCopy $v.config) $set) }}
+{{- toJson $set }}
+{{- end }}
+
+{{/*
+The variables of a role: where its file is, and what stands above it. Takes root and component.
+A file that is not ours cannot be merged with the chart's own settings, so these come this way.
+*/}}
+{{- define "sms-bridge.env" -}}
+{{- $v := .root.Values -}}
+- name: SMS_BRIDGE_CONFIG
+  value: {{ include "sms-bridge.configDir" .root }}/config.yaml
+{{- range $part := list "host" "port" }}
+{{- with get $v.rabbitmq.secretKeys $part }}
+- name: {{ include "sms-bridge.brokerVariable" $part }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "sms-bridge.secretName" (dict "root" $.root "credential" "rabbitmq") | quote }}
+      key: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- $set := dict }}
+{{- if $v.existingConfigMap }}
+{{- $of := list "rabbitmq" "admin" .component }}
+{{- if eq .component "worker" }}{{ $of = append $of "sms_api" }}{{ end }}
+{{- range $section, $settings := include "sms-bridge.config.own" .root | fromJson }}
+{{- if has $section $of }}{{ $_ := set $set $section $settings }}{{ end }}
+{{- end }}
+{{- if $v.topology.enabled }}{{ $_ := set $set.rabbitmq "topology" "verify" }}{{ end }}
+{{- end }}
+{{- if or $v.rabbitmq.secretKeys.host $v.rabbitmq.secretKeys.port }}
+{{- $set = mergeOverwrite $set (dict "rabbitmq" (dict "url" (include "sms-bridge.rabbitmqUrl" .root))) }}
+{{- end }}
+{{- include "sms-bridge.variables" (dict "prefix" "SMS_BRIDGE" "separator" "_" "settings" $set) }}
+{{- end }}
+
+{{/* Settings as variables: SMS_BRIDGE_<SECTION>__<KEY>, and another __ for what is deeper. */}}
+{{- define "sms-bridge.variables" -}}
+{{- range $key, $value := .settings }}
+{{- $name := printf "%s%s%s" $.prefix $.separator (upper $key) }}
+{{- if kindIs "map" $value }}
+{{- include "sms-bridge.variables" (dict "prefix" $name "separator" "__" "settings" $value) }}
+{{- else }}
+- name: {{ $name }}
+  value: {{ ternary $value (toJson $value) (kindIs "string" $value) | quote }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "sms-bridge.rabbitmqPort" -}}
 {{- .Values.rabbitmq.port | default (ternary 5671 5672 .Values.rabbitmq.tls.enabled) | int }}
 {{- end }}
 
-{{- define "sms-bridge.config.rabbitmq" -}}
-{{- $dir := printf "%s/rabbitmq" (include "sms-bridge.secretsDir" .) }}
+{{/* Holds no secret; host and port may come from one, by variables that Kubernetes puts in. */}}
+{{- define "sms-bridge.rabbitmqUrl" -}}
 {{- $port := include "sms-bridge.rabbitmqPort" . }}
 {{- with .Values.rabbitmq }}
-url: {{ printf "%s://%s:%s/%s" (ternary "amqps" "amqp" .tls.enabled) .host $port (urlquery .vhost | replace "+" "%20") | quote }}
+{{- $host := .host }}
+{{- if .secretKeys.host }}{{ $host = include "sms-bridge.brokerVariable" "host" | printf "$(%s)" }}{{ end }}
+{{- if .secretKeys.port }}{{ $port = include "sms-bridge.brokerVariable" "port" | printf "$(%s)" }}{{ end }}
+{{- printf "%s://%s:%s/%s" (ternary "amqps" "amqp" .tls.enabled) $host $port (urlquery .vhost | replace "+" "%20") }}
+{{- end }}
+{{- end }}
+
+{{- define "sms-bridge.brokerVariable" -}}
+{{- printf "RABBITMQ_%s" (upper .) }}
+{{- end }}
+
+{{- define "sms-bridge.config.rabbitmq" -}}
+{{- $dir := printf "%s/rabbitmq" (include "sms-bridge.secretsDir" .) }}
+{{- $url := include "sms-bridge.rabbitmqUrl" . }}
+{{- with .Values.rabbitmq }}
+{{- if not (or .secretKeys.host .secretKeys.port) }}
+url: {{ $url | quote }}
+{{- end }}
 username_file: {{ $dir }}/username
 password_file: {{ $dir }}/password
 {{- with .tls }}

@@ -18,6 +18,16 @@ asked for. Takes root and credential (rabbitmq, smsApi or webhookSecrets).
 {{- end }}
 {{- end }}
 
+{{/* The keys that the broker's Secret must hold. */}}
+{{- define "sms-bridge.rabbitmqKeys" -}}
+{{- with .Values.rabbitmq.secretKeys }}{{ list .username .password .host .port | compact | toJson }}{{ end }}
+{{- end }}
+
+{{/* Not empty where the credentials are given to the topology operator rather than made by it. */}}
+{{- define "sms-bridge.importsUser" -}}
+{{- if or .Values.rabbitmq.existingSecret (and .Values.externalSecrets.enabled .Values.externalSecrets.remoteRefs.rabbitmq) }}yes{{ end }}
+{{- end }}
+
 {{- define "sms-bridge.externalSecretSuffix" -}}
 {{- get (dict "rabbitmq" "rabbitmq" "smsApi" "sms-api" "webhookSecrets" "webhook") . }}
 {{- end }}

@@ -20,8 +20,15 @@ worker.enabled and webhook.enabled are both false: there is nothing to deploy.
 {{- if not .Values.image.repository }}
 image.repository is empty: name the image, without the registry {{ .Values.image.registry }}.
 {{- end }}
-{{- if not .Values.rabbitmq.host }}
-rabbitmq.host is empty: name the broker's host.
+{{- with .Values.rabbitmq }}
+{{- if not (or .host .secretKeys.host) }}
+rabbitmq.host is empty: name the broker's host, or in rabbitmq.secretKeys.host the key of the Secret that holds it.
+{{- end }}
+{{- range $part := list "host" "port" }}
+{{- if and (get $.Values.rabbitmq $part) (get $.Values.rabbitmq.secretKeys $part) }}
+rabbitmq.{{ $part }} and rabbitmq.secretKeys.{{ $part }} are both set: which one is meant is never guessed, take one out.
+{{- end }}
+{{- end }}
 {{- end }}
 {{- if and .Values.worker.enabled (not .Values.smsApi.baseUrl) }}
 smsApi.baseUrl is empty: the worker needs the address of the SMS service.
@@ -32,7 +39,7 @@ admin.port and webhook.containerPort are both {{ .Values.admin.port }}: metrics 
 {{- end }}
 
 {{- define "sms-bridge.validate.credentials" }}
-{{- $needed := dict "rabbitmq" (list .Values.rabbitmq.secretKeys.username .Values.rabbitmq.secretKeys.password) }}
+{{- $needed := dict "rabbitmq" (include "sms-bridge.rabbitmqKeys" . | fromJsonArray) }}
 {{- if .Values.worker.enabled }}{{ $_ := set $needed "smsApi" (list .Values.smsApi.secretKeys.key) }}{{ end }}
 {{- if .Values.webhook.enabled }}{{ $_ := set $needed "webhookSecrets" .Values.webhookSecrets.secretKeys }}{{ end }}
 {{- $e := .Values.externalSecrets }}
@@ -70,6 +77,9 @@ rabbitmq.tls.existingSecret is set but caKey and certKey are both empty: name th
 {{- end }}
 
 {{- define "sms-bridge.validate.settings" }}
+{{- if and .Values.existingConfigMap .Values.config }}
+config and existingConfigMap are both set: which one is meant is never guessed, take one out.
+{{- end }}
 {{- range $section, $keys := include "sms-bridge.ownSettings" . | fromYaml }}
 {{- range $key, $instead := $keys }}
 {{- if hasKey (get $.Values.config $section | default dict) $key }}
@@ -181,6 +191,9 @@ webhook.service.{{ $key }} is set but webhook.service.type is {{ $.Values.webhoo
 {{ $way }}.{{ $needed }} is empty: name {{ ternary "the host that the SMS service calls" "the gateway" (eq $way "ingress") }}.
 {{- end }}
 {{- end }}
+{{- if and .Values.networkPolicy.enabled .Values.rabbitmq.secretKeys.port }}
+networkPolicy.enabled needs to know the port of the broker: give it in rabbitmq.port, in place of rabbitmq.secretKeys.port.
+{{- end }}
 {{- if and .Values.podMonitor.enabled .Values.serviceMonitor.enabled }}
 podMonitor.enabled and serviceMonitor.enabled are both true: every pod would be scraped twice, switch one off.
 {{- end }}
@@ -194,6 +207,11 @@ topology.clusterReference needs either the name of a RabbitmqCluster or a connec
 {{- end }}
 {{- if and $t.createUser (or (ne .Values.rabbitmq.secretKeys.username "username") (ne .Values.rabbitmq.secretKeys.password "password")) }}
 topology.createUser needs rabbitmq.secretKeys to be username and password: the operator reads and writes no others.
+{{- end }}
+{{- with .Values.rabbitmq.secretKeys }}
+{{- if and $t.createUser (or .host .port) (not (include "sms-bridge.importsUser" $)) }}
+topology.createUser makes a Secret without host and port: give rabbitmq.host and rabbitmq.port, in place of rabbitmq.secretKeys.host and rabbitmq.secretKeys.port.
+{{- end }}
 {{- end }}
 {{- else if $t.createUser }}
 topology.createUser is true but topology.enabled is false: nothing would create the user.
