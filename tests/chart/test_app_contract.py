@@ -386,6 +386,24 @@ def test_the_operator_creates_what_the_app_would(
     assert created(render(values)) == wanted
 
 
+def test_subscribers_are_bound_to_the_exchange() -> None:
+    """Each further binding leads from the webhooks' exchange to what it names, as an object."""
+    values = merged(CI["operators"], nested("config.webhook.exchange", "team.events"))
+    bindings = of_kind(render(values), "Binding").values()
+    found = [
+        (spec["destinationType"], spec["destination"], spec["routingKey"], spec.get("arguments"))
+        for spec in (binding["spec"] for binding in bindings)
+    ]
+
+    assert {binding["spec"]["source"] for binding in bindings} == {"team.events"}
+    assert sorted(found, key=str) == [
+        ("exchange", "archive", "#", {"x-note": "all"}),
+        ("queue", "sms.inbound", "#", None),
+        ("queue", "team-a", "message.received", None),
+        ("queue", "team-a", "other", None),
+    ]
+
+
 def test_the_chart_and_the_command_make_the_same_resources(tmp_path: Path) -> None:
     """`topology show --format operator` prints the specs that the chart renders."""
     reference = {"name": "rabbitmq", "namespace": "messaging"}

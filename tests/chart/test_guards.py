@@ -239,6 +239,31 @@ def test_defaults_alone_name_what_is_missing() -> None:
             "topology.createUser makes a Secret without host and port",
         ),
         (nested("topology.createUser", True), "nothing would create the user"),
+        (
+            nested("topology.extraBindings", [{"destination": "a", "routingKey": "#"}]),
+            "topology.extraBindings is set but topology.enabled is false",
+        ),
+        (
+            merged(
+                CLUSTER,
+                nested("topology.extraBindings", [{"destination": "a", "routingKey": "#"}]),
+                nested("webhook.enabled", False),
+            ),
+            "there is no exchange to bind to",
+        ),
+        (
+            merged(
+                CLUSTER,
+                nested(
+                    "topology.extraBindings",
+                    [
+                        {"destination": "a", "routingKey": "#"},
+                        {"destination": "a", "routingKey": "#", "destinationType": "queue"},
+                    ],
+                ),
+            ),
+            "topology.extraBindings names a with the routing key # twice",
+        ),
     ],
 )
 def test_values_that_cannot_work_are_refused(values: Values, sentence: str) -> None:
@@ -307,6 +332,11 @@ def test_rules_that_cannot_be_read_are_refused(text: str, tmp_path: Path) -> Non
         (nested("worker.podDisruptionBudget.maxUnavailable", 0), "maxUnavailable"),
         (nested("prometheusRule.overrides", {"A": {"four": "5m"}}), "four"),
         (nested("topology.deletionPolicy", "Retain"), "deletionPolicy"),
+        (nested("topology.extraBindings", [{"destination": "a"}]), "routingKey"),
+        (
+            nested("topology.extraBindings", [{"destination": "a", "routingKey": "", "queue": 1}]),
+            "queue",
+        ),
         (nested("fullnameOverride", "Upper_Case"), "fullnameOverride"),
     ],
 )

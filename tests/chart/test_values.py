@@ -119,6 +119,7 @@ FLIPS: dict[str, Any] = {
     "prometheusRule.disabled": ["SmsBridgeWorkerPaused"],
     "prometheusRule.overrides": {"SmsBridgeWorkerPaused": {"for": "1h"}},
     "topology.deletionPolicy": "delete",
+    "topology.extraBindings": [{"destination": "team-b", "routingKey": "#"}],
     **{
         f"{role}.{key}": value
         for role in ("worker", "webhook")

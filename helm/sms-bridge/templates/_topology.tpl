@@ -1,6 +1,7 @@
 {{/*
 What the app itself would declare, name by name and argument by argument (bridge/topology.py), so
 that its own look at the broker finds no difference: lists of queues, exchanges and bindings.
+Bindings have an `object` too, to be named by; those of subscribers follow the app's own.
 */}}
 {{- define "sms-bridge.topology" -}}
 {{- $queues := list }}{{ $exchanges := list }}{{ $bindings := list }}
@@ -27,7 +28,13 @@ that its own look at the broker finds no difference: lists of queues, exchanges 
 {{- $exchanges = append $exchanges (dict "name" $exchange) }}
 {{- with (include "sms-bridge.setting" (list . "webhook" "queue") | fromJson).value }}
 {{- $queues = append $queues (dict "name" .) }}
-{{- $bindings = append $bindings (dict "source" $exchange "destination" .) }}
+{{- $bindings = append $bindings (dict "object" . "source" $exchange "destination" . "destinationType" "queue" "routingKey" "#") }}
+{{- end }}
+{{- range .Values.topology.extraBindings }}
+{{- $binding := merge (dict "source" $exchange) . (dict "destinationType" "queue") }}
+{{- /* One destination may have several. */}}
+{{- $_ := set $binding "object" (printf "%s-%s" .destination (toJson $binding | sha256sum | trunc 8)) }}
+{{- $bindings = append $bindings $binding }}
 {{- end }}
 {{- end }}
 {{- dict "queues" $queues "exchanges" $exchanges "bindings" $bindings | toJson }}

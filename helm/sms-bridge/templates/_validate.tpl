@@ -213,6 +213,18 @@ topology.createUser needs rabbitmq.secretKeys to be username and password: the o
 topology.createUser makes a Secret without host and port: give rabbitmq.host and rabbitmq.port, in place of rabbitmq.secretKeys.host and rabbitmq.secretKeys.port.
 {{- end }}
 {{- end }}
+{{- if and $t.extraBindings (not .Values.webhook.enabled) }}
+topology.extraBindings is set but webhook.enabled is false: there is no exchange to bind to.
+{{- end }}
+{{- $objects := list }}
+{{- range (include "sms-bridge.topology" . | fromJson).bindings }}
+{{- if has .object $objects }}
+topology.extraBindings names {{ .destination }} with the routing key {{ .routingKey }} twice.
+{{- end }}
+{{- $objects = append $objects .object }}
+{{- end }}
+{{- else if $t.extraBindings }}
+topology.extraBindings is set but topology.enabled is false: nothing would create them.
 {{- else if $t.createUser }}
 topology.createUser is true but topology.enabled is false: nothing would create the user.
 {{- end }}
