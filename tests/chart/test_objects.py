@@ -336,6 +336,25 @@ def test_operators_make_the_secrets_that_the_pods_mount() -> None:
     assert mounted == made
 
 
+def test_a_user_that_is_imported_comes_from_a_labelled_secret() -> None:
+    """The topology operator sees only Secrets with its label; no other one gets it."""
+    imported = merged(CI["operators"], nested("externalSecrets.remoteRefs.rabbitmq", "sms/broker"))
+    manifests = render(imported)
+    targets = {
+        m["spec"]["target"]["name"]: m["spec"]["target"].get("template")
+        for m in of_kind(manifests, "ExternalSecret").values()
+    }
+    (user,) = of_kind(manifests, "User").values()
+    labelled = {"metadata": {"labels": {"rabbitmq.com/topology-operator": "true"}}}
+
+    assert user["spec"]["importCredentialsSecret"] == {"name": "rel-sms-bridge-rabbitmq"}
+    assert targets == {
+        "rel-sms-bridge-rabbitmq": labelled,
+        "rel-sms-bridge-sms-api": None,
+        "rel-sms-bridge-webhook": None,
+    }
+
+
 def test_secrets_follow_their_rotation() -> None:
     """Secrets are mounted as whole directories, which Kubernetes keeps up to date."""
     for pod in pods(render(CI["full"])):
