@@ -22,16 +22,19 @@ RUNBOOKS = "https://example.com/docs"
 
 # What a scrape adds to each series, and what the rules record themselves.
 TARGET_LABELS = {"namespace", "job", "instance", "pod"}
-_METRIC = r"\b((?:sms_bridge|process|python)_[a-z0-9_]+|sms_bridge:[a-z0-9_:]+|up)\b"
+_METRIC = r"\b((?:sms_bridge|process|python|rabbitmq)_[a-z0-9_]+|sms_bridge:[a-z0-9_:]+|up)\b"
 _SELECTOR = re.compile(_METRIC + r"(?:\{([^}]*)\})?")
+# What RabbitMQ shows of its queues; tests/integration/test_broker_metrics.py asks a real one.
+BROKER_METRICS = ("rabbitmq_detailed_queue_messages_ready", "rabbitmq_detailed_queue_consumers")
 _MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
 
 Groups = list[dict[str, Any]]
 
 
 def alert_groups(**values: Any) -> Groups:
-    """Return the rules as Helm renders them, with these values of the chart; the only door."""
-    over = {"prometheusRule": {"enabled": True, "runbookBaseUrl": RUNBOOKS, **values}}
+    """Return all rules as Helm renders them, with these values of the chart; the only door."""
+    on = {"enabled": True, "brokerAlerts": True}
+    over = {"prometheusRule": {**on, "runbookBaseUrl": RUNBOOKS, **values}}
     (rule,) = of_kind(render(merged(MINIMAL, over)), "PrometheusRule").values()
     groups: Groups = rule["spec"]["groups"]
     return groups
@@ -149,7 +152,8 @@ def known_series() -> tuple[tuple[str, dict[str, str]], ...]:
         ("sms_bridge_build_info", {"component": role, "version": "1", "revision": "1"})
         for role in ("webhook", "all")
     ]
-    return (*samples, *running, ("up", {}), *((name, {}) for name in records()))
+    of_broker = [(name, {"vhost": "/", "queue": worker.queue}) for name in BROKER_METRICS]
+    return (*samples, *running, *of_broker, ("up", {}), *((name, {}) for name in records()))
 
 
 def unknown_in(expression: str) -> list[str]:

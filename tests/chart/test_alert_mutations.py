@@ -1,6 +1,7 @@
 """Every threshold, condition and time of the alerts matters: without it some test would fail."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,25 @@ _THRESHOLD = re.compile(r"(?P<sign>>|==) (?P<number>(?:[\d.]+ \* )?[\d.]+)")
 _JOINT = re.compile(r"\b(?P<word>and|unless|or)\b(?P<on> on \([^)]*\))?")
 RULE_KEYS = {"expr", "for", "keep_firing_for", "labels"}
 _MATCHER = re.compile(r'\w+(?:=~|!~|!=|=)"(?P<value>[^"]*)"')
+# How often a matcher stands in the alert that repeats it most.
+_AGAIN = ("", ", 2. time")
 # What changes nothing as long as the rest is as it is.
 EQUIVALENT = {
     # Everything with this reason is dead.
-    ("SmsBridgeCallerErrorsHigh", 'drop outcome="dead"'),
+    *(
+        ("SmsBridgeCallerErrorsHigh", f'drop outcome="dead"{where}')
+        for where in (*_AGAIN, " everywhere")
+    ),
     ("SmsBridgeMessagesExpired", 'drop outcome="dead"'),
     # Only a valid signature has a key.
     ("SmsBridgePreviousSigningKeyStillUsed", 'drop result="valid"'),
+    # The other side has it too, and both match on it.
+    *(
+        (alert, f"drop {matcher}{again}")
+        for alert in ("SmsBridgeQueueHasNoConsumers", "SmsBridgeQueueIsGrowing")
+        for matcher in ('vhost="/"', 'queue="sms.outbound"')
+        for again in _AGAIN
+    ),
 }
 
 
@@ -49,12 +62,26 @@ def changed(expression: str) -> Iterator[tuple[str, str]]:
         on = found["on"] or ""
         for other in {"and", "unless", "or"} - {found["word"]}:
             yield f"{found['word']} {number} as {other}", put(found, other + on)
+    seen: Counter[str] = Counter()
     for found in _MATCHER.finditer(expression):
+        again = _AGAIN[seen[found[0]]]
+        seen[found[0]] += 1
+        yield f"drop {found[0]}{again}", tidy(put(found, ""))
         words = found["value"].split("|")
-        yield f"drop {found[0]}", re.sub(r",(?=\})|(?<=\{),|,(?=,)", "", put(found, ""))
         for word in words if len(words) > 1 else ():
             rest = "|".join(other for other in words if other != word)
-            yield f"drop {word} of {found[0]}", put(found, found[0].replace(found["value"], rest))
+            yield (
+                f"drop {word} of {found[0]}{again}",
+                put(found, found[0].replace(found["value"], rest)),
+            )
+    for matcher, times in seen.items():
+        if times > 1:
+            yield f"drop {matcher} everywhere", tidy(expression.replace(matcher, ""))
+
+
+def tidy(expression: str) -> str:
+    """Take out the commas that a matcher has left behind."""
+    return re.sub(r",(?=\})|(?<=\{),|,(?=,)", "", expression)
 
 
 def cases_of(alert: str) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:

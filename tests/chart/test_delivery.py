@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.chart.promql import alert_groups, promtool, write_rules
 from tests.chart.rendering import (
     APP_VERSION,
     CHART,
@@ -159,56 +158,3 @@ def test_the_documents_examples_render(text: str) -> None:
     given = 1 if "existingConfigMap" in values else 0
 
     assert len(render(merged(MINIMAL, empty, values))) >= len(render(MINIMAL)) - given
-
-
-def test_the_documents_rules_fire(tmp_path: Path) -> None:
-    """The rules on the broker's own metrics fire in trouble, and only then."""
-    examples = [yaml.safe_load(text) for text in documented_examples()]
-    (values,) = [v for v in examples if "additionalRules" in v.get("prometheusRule", {})]
-    rules = alert_groups(**values["prometheusRule"])[-1]["rules"]
-    for rule in rules:
-        assert rule.pop("annotations")["summary"]
-    write_rules([{"name": "broker", "rules": rules}], tmp_path / "alerts.yaml")
-    series = {
-        # Requests wait, and the last consumer leaves after five minutes.
-        'messages_ready{vhost="/",queue="sms.outbound"}': "5x60 5+20x40",
-        'consumers{vhost="/",queue="sms.outbound"}': "1x5 0x10 1x90",
-        # As bad, and another's.
-        'messages_ready{vhost="/",queue="other"}': "5+20x100",
-        'consumers{vhost="/",queue="other"}': "0x100",
-    }
-    labels = {"vhost": "/", "queue": "sms.outbound"}
-    none, growing = ("SmsOutboundHasNoConsumers", "SmsOutboundIsGrowing")
-    moments = [
-        ("14m", none, None),
-        ("16m", none, "critical"),
-        ("17m", none, None),
-        ("60m", growing, None),
-        ("95m", growing, "warning"),
-    ]
-    checks = [
-        {
-            "eval_time": moment,
-            "alertname": name,
-            "exp_alerts": [{"exp_labels": labels | {"severity": severity}}] if severity else [],
-        }
-        for moment, name, severity in moments
-    ]
-    plan = {
-        "rule_files": ["alerts.yaml"],
-        "evaluation_interval": "1m",
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": [
-                    {"series": f"rabbitmq_detailed_queue_{name}", "values": values}
-                    for name, values in series.items()
-                ],
-                "alert_rule_test": checks,
-            }
-        ],
-    }
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump(plan))
-    played = promtool("test", "rules", tmp_path / "test.yaml")
-
-    assert played.returncode == 0, played.stdout + played.stderr

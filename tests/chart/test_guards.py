@@ -1,5 +1,6 @@
 """Values that cannot work are refused with a sentence, and typos with the key."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -290,6 +291,20 @@ def test_values_that_cannot_work_are_refused(values: Values, sentence: str) -> N
             nested("prometheusRule", {"enabled": True, "disabled": ["NoSuchAlert"]}),
             "names NoSuchAlert, but there is no such alert",
         ),
+        (
+            nested(
+                "prometheusRule",
+                {"enabled": True, "overrides": {"SmsBridgeQueueIsGrowing": {"for": "1h"}}},
+            ),
+            "(and with prometheusRule.brokerAlerts those of the broker)",
+        ),
+        (
+            nested(
+                "prometheusRule",
+                {"enabled": True, "brokerAlerts": True, "disabled": ["SmsBridgeQueueIsGrown"]},
+            ),
+            "SmsBridgeQueueHasNoConsumers, SmsBridgeQueueIsGrowing",
+        ),
     ],
 )
 def test_names_that_do_not_exist_are_refused(values: Values, sentence: str) -> None:
@@ -301,12 +316,14 @@ def test_names_that_do_not_exist_are_refused(values: Values, sentence: str) -> N
 
 
 @pytest.mark.parametrize("text", ["groups: [", "groups: []", ""], ids=["broken", "none", "empty"])
-def test_rules_that_cannot_be_read_are_refused(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["alerts.yaml", "broker-alerts.yaml"])
+def test_rules_that_cannot_be_read_are_refused(name: str, text: str, tmp_path: Path) -> None:
     """A file of alerts that is broken or empty fails the render, rather than to give no rules."""
     chart = shutil.copytree(CHART, tmp_path / "sms-bridge")
-    (chart / "files" / "alerts.yaml").write_text(text)
-    with pytest.raises(RenderError, match=r"alerts\.yaml holds no groups"):
-        render(merged(MINIMAL, nested("prometheusRule.enabled", True)), chart=chart)
+    (chart / "files" / name).write_text(text)
+    on = {"enabled": True, "brokerAlerts": True}
+    with pytest.raises(RenderError, match=rf"files/{re.escape(name)} holds no groups"):
+        render(merged(MINIMAL, {"prometheusRule": on}), chart=chart)
 
 
 @pytest.mark.parametrize(
@@ -331,6 +348,8 @@ def test_rules_that_cannot_be_read_are_refused(text: str, tmp_path: Path) -> Non
         (nested("webhookSecrets.secretKeys", ["../key"]), "secretKeys"),
         (nested("worker.podDisruptionBudget.maxUnavailable", 0), "maxUnavailable"),
         (nested("prometheusRule.overrides", {"A": {"four": "5m"}}), "four"),
+        (nested("prometheusRule.selector", "namespace=sms"), "selector"),
+        (nested("prometheusRule.selector", '{namespace="sms"}'), "selector"),
         (nested("topology.deletionPolicy", "Retain"), "deletionPolicy"),
         (nested("topology.extraBindings", [{"destination": "a"}]), "routingKey"),
         (

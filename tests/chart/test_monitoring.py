@@ -2,14 +2,19 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.chart.promql import promtool, write_rules
 from tests.chart.rendering import CHART, MINIMAL, Values, merged, nested, of_kind, render
 
-FILE = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
+FILE, BROKER_FILE = (
+    yaml.safe_load((CHART / "files" / f"{name}.yaml").read_text())
+    for name in ("alerts", "broker-alerts")
+)
 ALERTS = {r["alert"]: r for group in FILE["groups"] for r in group["rules"] if "alert" in r}
 ALERT = next(iter(ALERTS))
 
@@ -21,6 +26,16 @@ def rules(**values: Any) -> list[dict[str, Any]]:
     return [rule for group in found["spec"]["groups"] for rule in group["rules"]]
 
 
+def without_links(file: dict[str, Any]) -> list[dict[str, Any]]:
+    """List the rules of a file as they are without a base for their links."""
+    found = [dict(rule) for group in file["groups"] for rule in group["rules"]]
+    for rule in found:
+        if "annotations" in rule:
+            kept = {key: text for key, text in rule["annotations"].items() if key != "runbook_url"}
+            rule["annotations"] = kept
+    return found
+
+
 def alert(name: str, **values: Any) -> dict[str, Any]:
     """Render one alert."""
     return next(rule for rule in rules(**values) if rule.get("alert") == name)
@@ -29,16 +44,53 @@ def alert(name: str, **values: Any) -> dict[str, Any]:
 def test_every_rule_is_rendered_as_it_is() -> None:
     """Expressions, times, labels and texts are those of the file; only the bare link is gone."""
     rendered = rules()
-    of_file = [rule for group in FILE["groups"] for rule in group["rules"]]
-    for rule in [*rendered, *of_file]:
-        rule.setdefault("labels", {})
-        rule.setdefault("annotations", {}).pop("runbook_url", None)
+    of_file = without_links(FILE)
 
     def by_name(rule: dict[str, Any]) -> str:
         return json.dumps(rule, sort_keys=True)
 
     assert sorted(rendered, key=by_name) == sorted(of_file, key=by_name)
-    assert any("{{ $labels." in rule["annotations"].get("summary", "") for rule in rendered)
+    assert "{{ $labels." in json.dumps(rendered)
+
+
+def test_alerts_on_the_broker_are_added() -> None:
+    """With `brokerAlerts` the rules of the other file come too, as they are by default."""
+    assert rules(brokerAlerts=True) == rules() + without_links(BROKER_FILE)
+
+
+def test_alerts_on_the_broker_look_at_the_queue_that_is_configured() -> None:
+    """Their virtual host and queue are the release's, whatever characters they have."""
+    values = merged(
+        MINIMAL,
+        nested("prometheusRule", {"enabled": True, "brokerAlerts": True}),
+        nested("rabbitmq.vhost", 'team "a"'),
+        nested("config.worker.queue", "team\\out"),
+    )
+    (found,) = of_kind(render(values), "PrometheusRule").values()
+    expressions = [r["expr"] for group in found["spec"]["groups"] for r in group["rules"]]
+    matchers = set(re.findall(r"rabbitmq_\w+(\{.*?\})", " ".join(expressions)))
+
+    assert matchers == {r'{vhost="team \"a\"",queue="team\\out"}'}
+
+
+SELECTOR = 'namespace=~"sms$|x",cluster="a"'
+
+
+def test_a_selector_stands_in_every_expression(tmp_path: Path) -> None:
+    """Each series of the bridge's is selected by it, beside what the rule selects anyway."""
+    plain, selected = rules(brokerAlerts=True), rules(brokerAlerts=True, selector=SELECTOR)
+    for before, after in zip(plain, selected, strict=True):
+        expression = after["expr"]
+        names = re.findall(r"\b(?:sms_bridge|process)_[a-z0-9_]+", expression)
+        behind = re.findall(r"\b(?:sms_bridge|process)_[a-z0-9_]+(\{[^}]*)", expression)
+        without = expression.replace(f"{{{SELECTOR}}}", "").replace(f"{SELECTOR},", "")
+
+        assert len(behind) == len(names)
+        assert all(matchers.startswith(f"{{{SELECTOR}") for matchers in behind)
+        assert names or "rabbitmq_" in expression
+        assert before == after | {"expr": without}
+    path = write_rules([{"name": "selected", "rules": selected}], tmp_path / "rules.yaml")
+    assert promtool("check", "rules", "--lint=all", "--lint-fatal", path).returncode == 0
 
 
 def test_an_alert_can_be_left_out() -> None:

@@ -77,6 +77,7 @@ def test_a_role_that_is_off_takes_all_its_objects_along(role: str) -> None:
         role: {"enabled": False},
         "ingress": {"enabled": False},
         "httpRoute": {"enabled": False},
+        "topology": {"extraBindings": []},
     }
     for example in ("full", "autoscaled", "operators"):
         for manifest in render(merged(CI[example], off, {"extraObjects": []})):
@@ -571,6 +572,14 @@ def test_notes_name_the_next_commands() -> None:
     assert "rabbitmq-default-user (username, password, host, port)" in notes["existing"]
     assert "settings are those of the ConfigMap sms-bridge-settings" in notes["existing"]
     assert "sms.inbound" not in notes["existing"]
+    assert "SmsBridgeWorkerDown" not in notes["autoscaled"]
+    to_zero = merged(
+        CI["autoscaled"],
+        nested("worker.keda.minReplicaCount", 0),
+        nested("prometheusRule.enabled", True),
+    )
+    blind = render_files(to_zero)["sms-bridge/templates/NOTES.txt"]
+    assert "leave SmsBridgeWorkerDown out" in blind
     assert "webhook" not in notes["worker-only"]
     assert "helm test" not in notes["worker-only"]
     assert "sms-bridge send" not in notes["webhook-only"]

@@ -116,6 +116,7 @@ FLIPS: dict[str, Any] = {
     "podMonitor.podTargetLabels": ["team"],
     "serviceMonitor.targetLabels": ["team"],
     "prometheusRule.runbookBaseUrl": "https://runbooks.example.com",
+    "prometheusRule.selector": 'namespace="sms"',
     "prometheusRule.disabled": ["SmsBridgeWorkerPaused"],
     "prometheusRule.overrides": {"SmsBridgeWorkerPaused": {"for": "1h"}},
     "topology.deletionPolicy": "delete",

@@ -1,0 +1,59 @@
+"""RabbitMQ itself shows the metrics that the alerts on the broker read."""
+
+import json
+import re
+import urllib.request
+from pathlib import Path
+
+import aio_pika
+import pytest
+
+from bridge.sandbox.broker import Broker, private_broker
+from bridge.sandbox.processes import free_ports, wait_until
+from tests.chart.promql import BROKER_METRICS, selectors
+from tests.chart.test_monitoring import BROKER_FILE
+
+DEPLOYMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
+QUEUE = "sms.outbound"
+
+
+def serve_metrics(broker: Broker) -> str:
+    """Start RabbitMQ again with its exporter; return the exporter's address."""
+    (port,) = free_ports(1)
+    settings = f"prometheus.tcp.ip = 127.0.0.1\nprometheus.tcp.port = {port}\n"
+    for variable, text, how in (
+        ("RABBITMQ_CONFIG_FILE", settings, "[append]"),
+        ("RABBITMQ_ENABLED_PLUGINS_FILE", "[rabbitmq_prometheus].\n", "[]"),
+    ):
+        # Erlang reads a JSON string as Python wrote it.
+        written = f"file:write_file(os:getenv({json.dumps(variable)}), {json.dumps(text)}, {how})."
+        assert broker.ctl("eval", written).strip() == "ok"
+    broker.stop()
+    broker.start()
+    return f"http://127.0.0.1:{port}"
+
+
+@pytest.mark.anyio
+async def test_the_broker_shows_what_its_alerts_read() -> None:
+    """Each series that they select is there, at the address that the documents name."""
+    (path,) = set(re.findall(r"`(/metrics/detailed[^`]*)`", DEPLOYMENT.read_text()))
+    read = {s for g in BROKER_FILE["groups"] for r in g["rules"] for s in selectors(r["expr"])}
+    with private_broker() as broker:
+        address = serve_metrics(broker)
+        async with await aio_pika.connect(broker.url) as connection:
+            channel = await connection.channel()
+            await channel.declare_queue(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
+            await channel.default_exchange.publish(aio_pika.Message(b"{}"), QUEUE)
+        shown: dict[str, dict[str, str]] = {}
+
+        def complete() -> bool:
+            shown.clear()
+            with urllib.request.urlopen(address + path, timeout=5) as answer:
+                text = answer.read().decode()
+            for name, labels in re.findall(r"^(\w+)\{(.*)\} \S+$", text, re.MULTILINE):
+                shown[name] = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+            return shown.keys() >= set(BROKER_METRICS)
+
+        assert wait_until(complete, seconds=30)
+    assert {s.name for s in read} == set(BROKER_METRICS)
+    assert all(s.selects(s.name, shown[s.name]) for s in read)
