@@ -140,7 +140,7 @@ chart-cluster: $(STAMP)  ## install, change, drain and remove the chart on a rea
 	tests/chart/install-tools.sh $(TOOLS) helm crds cluster
 	SMS_BRIDGE_TEST_CLUSTER=$(TOOLS) $(BIN)/pytest tests/cluster
 
-chart-files: $(STAMP)  ## write what is made from the chart: the table in its README, the golden renders
+chart-files: $(STAMP)  ## write what is made of other files: the chart's README, metadata and licence, the golden renders
 	$(BIN)/python -m tests.chart.generate
 
 IMAGE ?= sms-bridge

@@ -1,8 +1,9 @@
-"""Writes the files that are made from the chart: the table in its README, the golden renders.
+"""Writes what is made from other files: the chart's README, metadata and licence, golden renders.
 
 python -m tests.chart.generate
 """
 
+import base64
 import json
 import re
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ import yaml
 from tests.chart.rendering import CHART, CI, render
 
 README = CHART / "README.md"
+METADATA = CHART / "Chart.yaml"
+LICENSE = CHART / "LICENSE"
+PROJECT = CHART.parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 MAX_DEFAULT = 60
 
@@ -54,6 +58,27 @@ def readme() -> str:
     return text.partition(heading)[0] + heading + "\n" + "\n".join(rows) + "\n"
 
 
+def changes() -> list[dict[str, str]]:
+    """List what the newest part of CHANGELOG.md says of the chart, as Artifact Hub reads it."""
+    _, newest, *_ = (PROJECT / "CHANGELOG.md").read_text().split("\n## ")
+    _, *kinds = newest.split("\n### ")
+    return [
+        {"kind": part.partition("\n")[0].lower(), "description": line}
+        for part in kinds
+        for line in re.findall(r"^- (Helm chart.*)", part, re.MULTILINE)
+    ]
+
+
+def metadata() -> str:
+    """Make Chart.yaml: its icon and its changes are put in, all else is kept."""
+    icon = base64.b64encode((CHART / "icon.svg").read_bytes()).decode()
+    # JSON is YAML, and quotes whatever needs it.
+    listed = "".join(f"    - {json.dumps(change, ensure_ascii=False)}\n" for change in changes())
+    text = METADATA.read_text()
+    text = re.sub(r"(?<=\nicon:).*", f" data:image/svg+xml;base64,{icon}", text)
+    return re.sub(r"(?<=artifacthub\.io/changes: \|\n)(    .*\n)*", lambda _: listed, text)
+
+
 def golden(name: str) -> str:
     """Render an example in a form that shows every change of an object in a review.
 
@@ -72,7 +97,9 @@ def golden(name: str) -> str:
 
 def generated() -> dict[Path, str]:
     """Make every generated file, by path."""
-    return {README: readme(), **{GOLDEN / f"{name}.yaml": golden(name) for name in CI}}
+    licence = (PROJECT / "LICENSE").read_text()
+    made = {README: readme(), METADATA: metadata(), LICENSE: licence}
+    return made | {GOLDEN / f"{name}.yaml": golden(name) for name in CI}
 
 
 if __name__ == "__main__":

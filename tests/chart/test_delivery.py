@@ -1,5 +1,6 @@
 """The chart as it is delivered: packaged, below a parent chart, with Helm 3 and Helm 4."""
 
+import base64
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import tarfile
 import textwrap
 import tomllib
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,28 @@ def test_versions_are_one() -> None:
     project = tomllib.loads((CHART.parents[1] / "pyproject.toml").read_text())["project"]
 
     assert project["version"] == APP_VERSION
+
+
+def test_the_metadata_can_be_read() -> None:
+    """Annotations are text with lists as YAML, links are whole, the icon is nothing but drawn."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    notes = {key.removeprefix("artifacthub.io/"): t for key, t in chart["annotations"].items()}
+    lists = {key: yaml.safe_load(notes[key]) for key in ("changes", "links", "recommendations")}
+    licence = tomllib.loads((CHART.parents[1] / "pyproject.toml").read_text())["project"]["license"]
+    kind, _, icon = chart["icon"].partition(",")
+
+    assert all(isinstance(text, str) for text in notes.values())
+    assert notes["license"] == licence
+    assert {notes["prerelease"], notes["containsSecurityUpdates"]} <= {"true", "false"}
+    assert all(each.keys() == {"kind", "description"} for each in lists["changes"])
+    links = [each["url"] for key in ("links", "recommendations") for each in lists[key]]
+    assert all(re.fullmatch(r"https://[a-z0-9.]+/\S+", link) for link in links)
+    assert kind == "data:image/svg+xml;base64"
+    # Nothing in it is loaded or run.
+    drawn = {
+        element.tag.partition("}")[2] for element in ET.fromstring(base64.b64decode(icon)).iter()
+    }
+    assert drawn == {"svg", "rect", "path"}
 
 
 def test_the_chart_brings_no_other_along() -> None:

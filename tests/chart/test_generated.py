@@ -2,13 +2,41 @@
 
 import pytest
 
-from tests.chart.generate import GOLDEN, README, golden, readme
+from tests.chart.generate import (
+    GOLDEN,
+    LICENSE,
+    METADATA,
+    PROJECT,
+    README,
+    changes,
+    golden,
+    metadata,
+    readme,
+)
 from tests.chart.rendering import CI
 
 
 def test_the_readme_lists_every_value_as_it_is() -> None:
     """The README's table says what values.yaml says."""
     assert README.read_text() == readme()
+
+
+def test_the_metadata_has_the_icon_and_the_changes() -> None:
+    """Chart.yaml holds the icon as it is drawn, and what CHANGELOG.md says of the chart."""
+    assert METADATA.read_text() == metadata()
+
+
+def test_a_change_of_the_chart_is_found_in_the_change_log() -> None:
+    """What is listed has a kind that Artifact Hub knows."""
+    kinds = {"added", "changed", "deprecated", "removed", "fixed", "security"}
+
+    assert changes()
+    assert {change["kind"] for change in changes()} <= kinds
+
+
+def test_the_chart_brings_its_licence() -> None:
+    """A package without the repository around it has the same licence."""
+    assert LICENSE.read_text() == (PROJECT / "LICENSE").read_text()
 
 
 @pytest.mark.parametrize("name", CI)
