@@ -449,7 +449,10 @@ def test_an_uninstall_leaves_the_messages() -> None:
 
     assert {m["kind"] for m in kept} == {m["kind"] for m in given_up} == set(kinds)
     for manifest in kept:
-        assert manifest["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+        assert manifest["metadata"]["annotations"] == {
+            "helm.sh/resource-policy": "keep",
+            "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
+        }
         assert manifest["spec"].get("deletionPolicy", "retain") == "retain"
     for manifest in given_up:
         assert "annotations" not in manifest["metadata"]

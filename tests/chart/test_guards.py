@@ -341,6 +341,7 @@ def test_rules_that_cannot_be_read_are_refused(name: str, text: str, tmp_path: P
         (nested("rabbitmq.host", "user:secret@rabbitmq"), "host"),
         (nested("smsApi.baseUrl", "https://user:secret@sms.example.com"), "baseUrl"),
         (nested("worker.keda.managementUrl", "http://user:secret@r:15672"), "managementUrl"),
+        (nested("worker.keda.scalingModifiers", {"formula": "backlog"}), "target"),
         (nested("webhookSecrets.secretKeys", []), "secretKeys"),
         (nested("rabbitmq.secretKeys.host", "a/b"), "host"),
         (nested("worker.args", "--config x"), "args"),

@@ -4,10 +4,14 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from bridge.config import SignatureSettings
+from bridge.signature import scheme_from, sign
 from tests.chart.rendering import (
     APP_VERSION,
     CI,
@@ -201,7 +205,7 @@ def test_keda_reads_the_workers_queue_with_credentials_of_its_own() -> None:
     manifests = render(values)
     (scaled,) = of_kind(manifests, "ScaledObject").values()
     (authentication,) = of_kind(manifests, "TriggerAuthentication").values()
-    (trigger,) = scaled["spec"]["triggers"]
+    trigger, *_ = scaled["spec"]["triggers"]
 
     assert trigger["metadata"]["queueName"] == "team.sms"
     assert trigger["metadata"]["protocol"] == "http"
@@ -613,3 +617,51 @@ def test_helm_test_wants_an_unsigned_webhook_refused(status: int, code: int) -> 
 
     assert url == "http://rel-sms-bridge-webhook.sms:80/webhooks"
     assert done.returncode == code
+
+
+@pytest.mark.parametrize(("secret", "code"), [("right", 0), ("wrong", 1)])
+def test_helm_test_wants_a_signed_webhook_taken_in(secret: str, code: int, tmp_path: Path) -> None:
+    """Where it is asked for, a webhook signed as configured is sent, and must be answered 200."""
+    scheme = scheme_from(SignatureSettings(), None)
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            _, wanted = sign(scheme, b"right", body, now=0, event_id="").headers[0]
+            is_good = self.headers["X-Service-Signature"] == wanted
+            self.send_response(200 if is_good else 401)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Keep quiet."""
+
+    (pod,) = of_kind(render(merged(MINIMAL, nested("tests.signed", True))), "Pod").values()
+    program, url = pod["spec"]["containers"][1]["args"]
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"webhook": {"secrets": [secret]}}))
+    with HTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.handle_request).start()
+        done = subprocess.run(
+            [sys.executable, "-c", program, f"http://127.0.0.1:{server.server_port}/webhooks"],
+            check=False,
+            capture_output=True,
+            timeout=60,
+            env={"PATH": str(Path(sys.executable).parent), "SMS_BRIDGE_CONFIG": str(path)},
+        )
+
+    assert url == pod["spec"]["containers"][0]["args"][1]
+    assert done.returncode == code, done.stderr
+
+
+def test_helm_test_gets_no_secret_but_those_of_webhooks() -> None:
+    """Only the container that signs mounts anything, and neither broker's nor API's keys."""
+    (plain,) = of_kind(render(MINIMAL), "Pod").values()
+    (signed,) = of_kind(render(CI["full"]), "Pod").values()
+    first, second = signed["spec"]["containers"]
+    sources = signed["spec"]["volumes"][1]["projected"]["sources"]
+
+    assert "volumes" not in plain["spec"]
+    assert "volumeMounts" not in first
+    assert {mount["name"] for mount in second["volumeMounts"]} == {"config", "secrets"}
+    assert [source["secret"]["name"] for source in sources] == ["webhooks"]

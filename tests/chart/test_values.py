@@ -101,6 +101,7 @@ FLIPS: dict[str, Any] = {
     "worker.keda.managementUrl": "http://other:15672",
     "worker.keda.authenticationRef.kind": "ClusterTriggerAuthentication",
     "worker.keda.fallback": {"replicas": 7},
+    "worker.keda.scalingModifiers": {"formula": "backlog", "target": "100"},
     "ingress.hosts": ["other.example.com"],
     "ingress.pathType": "Prefix",
     "httpRoute.hostnames": ["other.example.com"],

@@ -132,6 +132,7 @@ NAMED_BY: dict[str, Callable[[Object], list[Reference]]] = {
         *(
             ("TriggerAuthentication", trigger["authenticationRef"]["name"], [])
             for trigger in spec["triggers"]
+            if "authenticationRef" in trigger
         ),
     ],
     "TriggerAuthentication": lambda spec: [

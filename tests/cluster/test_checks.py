@@ -18,7 +18,7 @@ if TOOLS is None:
 DEPLOYMENTS = "templates/deployments.yaml"
 BUDGETS = "templates/poddisruptionbudgets.yaml"
 SERVICES = "templates/services.yaml"
-TEST_POD = "templates/tests/unsigned-webhook.yaml"
+TEST_POD = "templates/tests/webhook.yaml"
 TOPOLOGY = "templates/topology.yaml"
 
 

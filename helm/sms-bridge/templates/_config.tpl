@@ -70,6 +70,10 @@ A file that is not ours cannot be merged with the chart's own settings, so these
 {{- end }}
 {{- end }}
 
+{{- define "sms-bridge.configMapName" -}}
+{{- .Values.existingConfigMap | default (include "sms-bridge.fullname" .) }}
+{{- end }}
+
 {{- define "sms-bridge.rabbitmqPort" -}}
 {{- .Values.rabbitmq.port | default (ternary 5671 5672 .Values.rabbitmq.tls.enabled) | int }}
 {{- end }}

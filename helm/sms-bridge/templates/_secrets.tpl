@@ -77,12 +77,16 @@ asked for. Takes root and credential (rabbitmq, smsApi or webhookSecrets).
 {{- end }}
 {{- end }}
 {{- else }}
+{{ include "sms-bridge.webhookSecretSource" .root }}
+{{- end }}
+{{- end }}
+
+{{- define "sms-bridge.webhookSecretSource" -}}
 - secret:
-    name: {{ include "sms-bridge.secretName" (dict "root" .root "credential" "webhookSecrets") | quote }}
+    name: {{ include "sms-bridge.secretName" (dict "root" . "credential" "webhookSecrets") | quote }}
     items:
-      {{- range $v.webhookSecrets.secretKeys }}
+      {{- range .Values.webhookSecrets.secretKeys }}
       - key: {{ . | quote }}
         path: {{ printf "webhook/%s" . | quote }}
       {{- end }}
-{{- end }}
 {{- end }}
