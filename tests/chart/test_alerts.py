@@ -16,6 +16,7 @@ from tests.chart.promql import (
     unknown_in,
     write_rules,
 )
+from tests.chart.rendering import CHART
 
 HERE = Path(__file__).parent
 RUNBOOKS = HERE.parents[1] / "docs" / "runbooks.md"
@@ -191,3 +192,16 @@ def test_runbooks_name_metrics_that_exist() -> None:
 
     assert expressions
     assert [unknown for text in expressions for unknown in unknown_in(text)] == []
+
+
+def test_documents_and_examples_name_metrics_that_exist() -> None:
+    """Metrics that a reader copies into an autoscaler or a query are there."""
+    files = [HERE.parents[1] / "docs" / "deployment.md", *(CHART / "ci").glob("*.yaml")]
+    named = {
+        name
+        for file in files
+        for name in re.findall(r"\bsms_bridge_[a-z_]*[a-z]\b", file.read_text())
+    }
+
+    assert len(named) > 2
+    assert [unknown for name in sorted(named) for unknown in unknown_in(name)] == []

@@ -576,6 +576,10 @@ def test_notes_name_the_next_commands() -> None:
     assert "rabbitmq-default-user (username, password, host, port)" in notes["existing"]
     assert "settings are those of the ConfigMap sms-bridge-settings" in notes["existing"]
     assert "sms.inbound" not in notes["existing"]
+    assert "podDisruptionBudget" not in notes["minimal"]
+    without = merged(MINIMAL, nested("webhook.podDisruptionBudget.enabled", False))
+    unguarded = render_files(without)["sms-bridge/templates/NOTES.txt"]
+    assert "set webhook.podDisruptionBudget.enabled" in unguarded
     assert "SmsBridgeWorkerDown" not in notes["autoscaled"]
     to_zero = merged(
         CI["autoscaled"],
