@@ -1,13 +1,23 @@
 """Every example of the chart, installed with Helm 4 on a real API server."""
 
+import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from bridge.sandbox.processes import wait_until
 from tests.chart.rendering import CI
 from tests.cluster import checks
 from tests.cluster.control_plane import NO_TOOLS, TOOLS, Cluster
-from tests.cluster.release import QUICK, WAIT, Release, act_as_operators, namespace
+from tests.cluster.release import (
+    QUICK,
+    SETTLE_SECONDS,
+    WAIT,
+    Release,
+    act_as_operators,
+    namespace,
+)
 
 if TOOLS is None:
     pytest.skip(NO_TOOLS, allow_module_level=True)
@@ -93,11 +103,25 @@ def test_uninstall_leaves_what_is_to_be_kept(example: str, cluster: Cluster) -> 
         release.install(*WAIT)
 
 
+def address_given(release: Release) -> bool:
+    """Give a LoadBalancer its address, as a cloud does; Helm 3 waits for it, Helm 4 does not."""
+    services = [s for s in release.objects("services") if s["spec"]["type"] == "LoadBalancer"]
+    for service in services:
+        status = {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}}
+        patch = ("--subresource=status", "--type=merge", "-p", json.dumps(status))
+        named = ("service", service["metadata"]["name"], "-n", release.namespace)
+        release.cluster.kubectl("patch", *named, *patch)
+    return bool(services)
+
+
 def test_helm_3_installs_everything_at_once(cluster: Cluster) -> None:
     """The fullest example runs when Helm 3 says so, and an upgrade of its replaces no pod."""
     with namespace(cluster) as name:
         release = Release(cluster, name, CI["full"]).handled_by("helm3")
-        release.install(*WAIT)
+        with ThreadPoolExecutor() as pool:
+            installing = pool.submit(release.install, *WAIT)
+            assert wait_until(lambda: address_given(release), seconds=SETTLE_SECONDS)
+            installing.result()
 
         for check in checks.INSTALLED:
             assert checks.lasting(check, release) == []
