@@ -1,8 +1,10 @@
 """The demo: both directions for real, with faults, and an account of every single message."""
 
 import asyncio
+import json
 import os
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -89,7 +91,7 @@ def _run(console: Console, requests: list[Request], webhooks: list[Webhook], *, 
         problems = asyncio.run(show.play(until=begun + DEMO_SECONDS - END_SECONDS))
         took = time.monotonic() - begun
         if keep:
-            _say(console, "\n".join(["", *problems, *_addresses(stage), "Ctrl-C ends it all."]))
+            _say(console, "\n".join(["", *problems, *addresses(stage), "Ctrl-C ends it all."]))
             _wait_for_interrupt(stage)
         problems += stage.stop()
         if problems:
@@ -217,14 +219,15 @@ def _describe(stage: Stage) -> str:
     return "on a private RabbitMQ"
 
 
-def _addresses(stage: Stage) -> Iterator[str]:
-    """List what can be tried while all is running."""
+def addresses(stage: Stage) -> Iterator[str]:
+    """List what can be tried while all is running, a line each."""
     settings, place = stage.settings, stage.place
     given = {ENV_PREFIX + name: value for name, value in place.names.items()}
     broker = mask_url(settings.rabbitmq.url[0])
     if place.is_private:
         broker = given[URL_VARIABLE] = place.environ[URL_VARIABLE]
     bridge = " ".join([*(f"{name}={value}" for name, value in given.items()), _own_command()])
+    delays = json.dumps([f"{seconds:g}s" for seconds in settings.worker.retry_delays])
     order = '{"from": "+4917139200000", "text": "Yes"}'
     yield f"RabbitMQ          {broker}"
     yield f"queue, exchange   {settings.worker.queue}, {settings.webhook.exchange}"
@@ -235,6 +238,9 @@ def _addresses(stage: Stage) -> Iterator[str]:
     yield f"send a message    {bridge} send --to +4917139200000 --from Demo --text Hello --wait"
     yield f"inbound events    {bridge} listen"
     yield f"reply to it       curl -d '{order}' {stage.sandbox_url}/sandbox/replies"
+    # The ladder of a minute is not the default's, so its queues are found by its delays only.
+    ladder = shlex.quote(f"{ENV_PREFIX}WORKER__RETRY_DELAYS={delays}")
+    yield f"check its queues  env {ladder} {bridge} topology verify"
     yield f"logs              {stage.folder}"
 
 
