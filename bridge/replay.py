@@ -17,6 +17,30 @@ from bridge.errors import BridgeError
 
 BATCH: Final = 200
 BATCH_BYTES: Final = 4 * 1024 * 1024
+# At most 13 MiB of usual ids, 33 MiB of the longest.
+MAX_REMEMBERED_IDS: Final = 100_000
+
+
+class RememberedIds:
+    """The ids that were met, the last `MAX_REMEMBERED_IDS` of them.
+
+    A copy whose confirm was lost is published again, so a message can have died twice.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[str, None] = {}
+
+    def knows(self, letter: DeadLetter) -> bool:
+        """Say whether a letter has the id of one that was added; without an id it has not."""
+        return letter.message_id in self._ids
+
+    def add(self, letter: DeadLetter) -> None:
+        """Remember a letter's id, and forget the oldest one over the bound."""
+        if letter.message_id is None:
+            return
+        self._ids[letter.message_id] = None
+        if len(self._ids) > MAX_REMEMBERED_IDS:
+            del self._ids[next(iter(self._ids))]
 
 
 @dataclass(slots=True)
@@ -26,6 +50,7 @@ class Tally:
     taken: Counter[str] = field(default_factory=Counter)
     maybe_sent: Counter[str] = field(default_factory=Counter)
     expired: int = 0
+    repeats: int = 0
 
     @property
     def total(self) -> int:
@@ -45,22 +70,24 @@ class Order:
     at_most: int | None = None
     per_second: float | None = None
     include_uncertain: bool = False
+    include_repeats: bool = False
     step: Callable[[], None] = lambda: None
 
 
 async def replay(queue: DeadLetterQueue, target: str, order: Order) -> Tally:
     """Publish the letters that are meant to the queue `target`, as new, with their old keys.
 
-    Left out are those that may have been sent already, unless they are included, and those whose
-    own expiry is over, which would only die again. Killed at any point, nothing is lost; at most
-    `IN_FLIGHT` letters are then in both queues, each with the same message id.
+    Left out are those that may have been sent already and those with the id of one that this run
+    has taken, unless they are included, and those whose own expiry is over, which would only die
+    again. Killed at any point, nothing is lost; at most `IN_FLIGHT` letters are then in both
+    queues, each with the same message id.
     """
-    tally = Tally()
+    tally, taken = Tally(), RememberedIds()
     started = time.monotonic()
     async with contextlib.aclosing(queue.letters()) as letters:
         async for letter in letters:
             order.step()
-            if not _is_replayed(letter, order, tally):
+            if not _is_replayed(letter, order, tally, taken):
                 await queue.keep(letter)
                 continue
             if order.apply and order.per_second is not None:
@@ -68,6 +95,7 @@ async def replay(queue: DeadLetterQueue, target: str, order: Order) -> Tally:
             if queue.is_stopped:
                 break
             tally.taken[letter.reason or "-"] += 1
+            taken.add(letter)
             if order.apply:
                 await queue.move(letter, target, replayed_properties(letter.properties))
             else:
@@ -78,7 +106,7 @@ async def replay(queue: DeadLetterQueue, target: str, order: Order) -> Tally:
     return tally
 
 
-def _is_replayed(letter: DeadLetter, order: Order, tally: Tally) -> bool:
+def _is_replayed(letter: DeadLetter, order: Order, tally: Tally, taken: RememberedIds) -> bool:
     now = time.time()
     if not order.wanted.takes(letter, now=now):
         return False
@@ -87,6 +115,9 @@ def _is_replayed(letter: DeadLetter, order: Order, tally: Tally) -> bool:
         return False
     if letter.may_be_sent and not order.include_uncertain:
         tally.maybe_sent[letter.reason or "-"] += 1
+        return False
+    if taken.knows(letter) and not order.include_repeats:
+        tally.repeats += 1
         return False
     return True
 

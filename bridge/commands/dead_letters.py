@@ -100,14 +100,17 @@ def list_letters(  # noqa: PLR0913  an option each
 ) -> None:
     """Show the oldest dead letters, a line each: age, reason, attempts, status, number, id.
 
-    Numbers are masked without --reveal. With --json each line is a JSON object.
+    Numbers are masked without --reveal. With --json each line is a JSON object. Below the rows
+    it says how many have the id of one above: the same message, dead twice.
     """
-    wanted = _filter(reason, ids, older_than, newer_than)
+    from bridge.replay import RememberedIds
+
+    wanted, seen = _filter(reason, ids, older_than, newer_than), RememberedIds()
 
     async def show(queue: "DeadLetterQueue") -> None:
         if not as_json:
             typer.echo(_row("AGE", "REASON", "TRIES", "STATUS", "TO", "MESSAGE ID", "DETAIL"))
-        shown = 0
+        shown = repeats = 0
         # Whatever is delivered counts as looked at, so ask for no more than is shown.
         at_most = limit if wanted.takes_all else None
         async with aclosing(queue.letters(at_most)) as letters:
@@ -115,10 +118,15 @@ def list_letters(  # noqa: PLR0913  an option each
                 if wanted.takes(letter, now=time.time()):
                     typer.echo(_as_line(letter, as_json=as_json, reveal=reveal))
                     shown += 1
+                    repeats += seen.knows(letter)
+                    seen.add(letter)
                 await queue.keep(letter)
                 if shown == limit:
                     break
         await queue.finish()
+        if repeats:
+            verb = "repeats" if repeats == 1 else "repeat"
+            typer.echo(f"{repeats} of them {verb} an id: one message, dead twice", err=True)
         if queue.total > shown == limit:
             typer.echo(f"{shown} shown of {queue.total}; --limit shows more", err=True)
         elif not queue.total:
@@ -188,6 +196,12 @@ def replay(  # noqa: PLR0913  an option each
             "--include-uncertain", help="Also what may have been sent: it may be a second SMS."
         ),
     ] = False,
+    include_repeats: Annotated[
+        bool,
+        typer.Option(
+            "--include-repeats", help="Also what has the id of a letter that this run sends."
+        ),
+    ] = False,
     rate: Annotated[float | None, typer.Option(help="At most so many a second.", min=0.001)] = None,
     limit: AtMost = None,
     yes: Yes = False,
@@ -197,9 +211,10 @@ def replay(  # noqa: PLR0913  an option each
     """Send dead letters again: put them back into the queue, their attempts counted from zero.
 
     Each keeps its idempotency key. Left out is what may have been sent already, unless
-    --include-uncertain says otherwise, and what is past its own expiry. A letter leaves the
-    dead-letter queue when the broker has confirmed its copy: stop or kill this at any point and
-    nothing is lost, and at most 50 letters are in both queues, with one key each.
+    --include-uncertain says otherwise, what is past its own expiry, and, of letters with one id,
+    all but the oldest, unless --include-repeats says otherwise (a run knows its last 100,000 ids).
+    A letter leaves the dead-letter queue when the broker has confirmed its copy: stop or kill this
+    at any point and nothing is lost, and at most 50 letters are in both queues, with one key each.
     """
     from bridge.replay import Order
     from bridge.replay import replay as replay_letters
@@ -220,6 +235,7 @@ def replay(  # noqa: PLR0913  an option each
                 at_most=limit,
                 per_second=rate,
                 include_uncertain=include_uncertain,
+                include_repeats=include_repeats,
                 step=step,
             )
             tally = None
@@ -369,6 +385,13 @@ def _report(tally: "Tally", *, verb: str, applied: bool, is_stopped: bool) -> No
         )
     if tally.expired:
         typer.echo(f"left out, past their own expiry: {tally.expired}; `dlq discard` removes them")
+    if tally.repeats:
+        # Before the replay this would remove the letter that it is to send, too.
+        removal = ", `dlq discard --id` removes them" if applied else ""
+        typer.echo(
+            f"left out, with the id of one that is replayed: {tally.repeats}; "
+            f"--include-repeats takes them too{removal}"
+        )
     if not applied and tally.total and not is_stopped:
         typer.echo("nothing was changed; --yes does it")
 
@@ -388,6 +411,7 @@ def _print_json(
             "taken": dict(tally.taken),
             "maybe_sent": dict(tally.maybe_sent),
             "expired": tally.expired,
+            "repeats": tally.repeats,
         }
         if applied and file is not None and done:
             document["file"] = str(file)

@@ -72,10 +72,16 @@ class Graveyard:
         )
 
     async def bury(
-        self, reason: str = "refused", *, body: bytes = BODY, age: float = 60, **headers: object
+        self,
+        reason: str = "refused",
+        *,
+        body: bytes = BODY,
+        age: float = 60,
+        message_id: str | None = None,
+        **headers: object,
     ) -> str:
         """Put a dead letter into the queue as a worker does, and return its id."""
-        message_id = uuid.uuid4().hex
+        message_id = message_id or uuid.uuid4().hex
         dead_at = datetime.now(UTC) - timedelta(seconds=age)
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         known = {
@@ -198,6 +204,18 @@ async def test_dead_letters_are_shown(
         assert "15550101" not in output.decode()
         assert canaries.found_in(output.decode()) == set()
     await graveyard.until_at_rest(0, 2)
+
+
+async def test_a_list_tells_letters_with_one_id(graveyard: Graveyard) -> None:
+    """`dlq list` shows letters with one id a row each, and counts the repeats below them."""
+    ids = [await graveyard.bury(), await graveyard.bury()]
+    await graveyard.bury(message_id=ids[0])
+    result = await run_program("dlq", "list", settings=graveyard.values)
+    some = await run_program("dlq", "list", "--limit", "2", settings=graveyard.values)
+
+    assert [row.split()[5] for row in result.stdout.decode().splitlines()[1:]] == [*ids, ids[0]]
+    assert b"1 of them repeats an id" in result.stderr
+    assert b"repeat" not in some.stderr
 
 
 async def test_no_number_of_looks_loses_a_dead_letter(graveyard: Graveyard) -> None:
@@ -363,7 +381,12 @@ async def test_a_replay_counts_for_a_script(graveyard: Graveyard) -> None:
     command = ("dlq", "replay", "--json")
     asked = await run_program(*command, settings=graveyard.values)
     done = await run_program(*command, "--yes", settings=graveyard.values)
-    counts = {"taken": {"exhausted": 1}, "maybe_sent": {"uncertain": 1}, "expired": 0}
+    counts = {
+        "taken": {"exhausted": 1},
+        "maybe_sent": {"uncertain": 1},
+        "expired": 0,
+        "repeats": 0,
+    }
 
     assert (asked.returncode, asked.stderr, done.returncode, done.stderr) == (0, b"", 0, b"")
     assert json.loads(asked.stdout) == {"applied": False, "done": 0, **counts}
@@ -443,6 +466,54 @@ async def test_what_would_only_die_again_is_left_out(graveyard: Graveyard) -> No
 
     assert (tally.expired, tally.total) == (1, 0)
     await graveyard.until_at_rest(0, 1)
+
+
+async def test_a_letter_that_is_there_twice_is_replayed_once(graveyard: Graveyard) -> None:
+    """Of letters with one id a replay sends the oldest, says so, and the others stay."""
+    first = await graveyard.bury("exhausted")
+    other = await graveyard.bury("exhausted")
+    await graveyard.bury("exhausted", message_id=first)
+    command = ("dlq", "replay", "--reason", "exhausted")
+    asked = await run_program(*command, settings=graveyard.values)
+    done = await run_program(*command, "--yes", settings=graveyard.values)
+    sent = await graveyard.drain(graveyard.queue)
+    left = await graveyard.drain(graveyard.dead)
+
+    assert (asked.returncode, done.returncode) == (0, 0)
+    for output, verb in ((asked.stdout, b"would replay 2"), (done.stdout, b"replayed 2\n")):
+        assert verb in output
+        assert b"with the id of one that is replayed: 1;" in output
+        assert b"--include-repeats" in output
+        assert (b"dlq discard" in output) == (output is done.stdout)
+    assert [message.message_id for message in sent] == [first, other]
+    assert [message.message_id for message in left] == [first]
+
+
+async def test_repeats_are_replayed_on_demand(graveyard: Graveyard) -> None:
+    """With --include-repeats every letter is sent; letters without an id are no repeats."""
+    for _ in range(2):
+        await graveyard.bury(message_id="same")
+        await graveyard.amqp.publish(graveyard.dead, BODY)
+    meant = await _replay(graveyard, apply=False)
+    await graveyard.until_at_rest(0, 4)
+    tally = await _replay(graveyard, include_repeats=True)
+
+    assert (meant.total, meant.repeats) == (3, 1)
+    assert (tally.total, tally.repeats) == (4, 0)
+    await graveyard.until_at_rest(4, 0)
+
+
+async def test_ids_are_remembered_up_to_a_bound(
+    graveyard: Graveyard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the bound a replay forgets the oldest id first, so that its memory does not grow."""
+    monkeypatch.setattr(replay, "MAX_REMEMBERED_IDS", 2)
+    for message_id in ("a", "b", "c", "b", "a"):
+        await graveyard.bury(message_id=message_id)
+    tally = await _replay(graveyard)
+
+    assert (tally.total, tally.repeats) == (4, 1)
+    await graveyard.until_at_rest(4, 1)
 
 
 async def test_a_replay_takes_what_is_meant_only(graveyard: Graveyard) -> None:
@@ -575,6 +646,7 @@ async def test_a_discard_names_its_file_for_a_script(graveyard: Graveyard, tmp_p
         "taken": {"invalid": 1},
         "maybe_sent": {},
         "expired": 0,
+        "repeats": 0,
     }
     assert again.returncode == 1
     assert json.loads(again.stdout) == {"applied": True, "done": 0}
