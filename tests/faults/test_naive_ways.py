@@ -1,4 +1,4 @@
-"""The sixteen findings that shaped the design: the naive way fails, and ours does not.
+"""What goes wrong when it is done the naive way, and does not when it is done ours.
 
 The naive ways are a few lines with the libraries alone, as one writes them at first.
 """
@@ -133,7 +133,7 @@ async def declare_ladder(amqp: Amqp, name: str, arguments: dict[str, Any]) -> No
     await declare(f"{name}.retry", durable=True, arguments={**back, **arguments})
 
 
-async def test_finding_01_retry_queues_survive_a_restart(bench: Bench) -> None:
+async def test_retry_queues_survive_a_restart(bench: Bench) -> None:
     """Messages whose wait ends while the broker is down are lost on all retry queues but ours."""
     rungs = worker_topology(WorkerSettings(queue=bench.queue, retry_delays=(2.0,))).queues
     ours = next(queue for queue in rungs if queue.name.endswith(".retry.2s"))
@@ -179,7 +179,7 @@ async def _is_through(amqp: Amqp, name: str, count: int) -> bool:
     return await amqp.count(name) >= count
 
 
-async def test_finding_02_connection_death_does_not_cancel_the_post(
+async def test_connection_death_does_not_cancel_the_post(
     bench: Bench, client: httpx.AsyncClient
 ) -> None:
     """aio-pika cancels its callback in the middle of the POST; ours goes on and is not repeated."""
@@ -199,7 +199,7 @@ async def test_finding_02_connection_death_does_not_cancel_the_post(
     assert len(bench.service.taken(ours)) == 1
 
 
-async def test_finding_03_broker_kill_costs_no_message_and_no_post(
+async def test_broker_kill_costs_no_message_and_no_post(
     bench: Bench, client: httpx.AsyncClient
 ) -> None:
     """A killed broker makes callbacks POST again what was in flight; ours does not."""
@@ -221,7 +221,7 @@ async def test_finding_03_broker_kill_costs_no_message_and_no_post(
     assert bench.extra_posts(naive) != {}
 
 
-async def test_finding_04_cancellation_does_not_delete_the_message(bench: Bench) -> None:
+async def test_cancellation_does_not_delete_the_message(bench: Bench) -> None:
     """A task cancelled inside `message.process()` deletes its message; a drain of ours keeps it."""
     tasks: list[asyncio.Task[None] | None] = []
 
@@ -247,7 +247,7 @@ async def test_finding_04_cancellation_does_not_delete_the_message(bench: Bench)
     await eventually(lambda: _is_through(bench.amqp, bench.queue, 1), what="back in the queue")
 
 
-async def test_finding_05_an_unexpected_error_does_not_stall(
+async def test_an_unexpected_error_does_not_stall(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Callbacks that raise use up the prefetch for good; ours end as dead letters."""
@@ -275,7 +275,7 @@ async def test_finding_05_an_unexpected_error_does_not_stall(
     assert [letter.headers["sms-bridge-reason"] for letter in letters] == ["internal_error"] * 7
 
 
-async def test_finding_06_no_channel_stays_dead(bench: Bench, client: httpx.AsyncClient) -> None:
+async def test_no_channel_stays_dead(bench: Bench, client: httpx.AsyncClient) -> None:
     """A robust channel whose restore fails stays dead; ours heals once there is an exchange."""
     async with naive_client(bench) as connection, bench.webhook() as live:
         operator = bench.amqp.channel
@@ -314,7 +314,7 @@ async def _publish_broken(url: str, queue: str, body: bytes) -> None:
         await connection.close()
 
 
-async def test_finding_07_one_broken_property_does_not_stop_all(
+async def test_one_broken_property_does_not_stop_all(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A property that pamqp cannot decode ends each naive connection; ours read on."""
@@ -342,7 +342,7 @@ async def test_finding_07_one_broken_property_does_not_stop_all(
     assert seen == []
 
 
-async def test_finding_08_confirms_are_not_mixed_up(bench: Bench, publisher: Publisher) -> None:
+async def test_confirms_are_not_mixed_up(bench: Bench, publisher: Publisher) -> None:
     """Two publishes with one id get each other's answer from aio-pika, and their own from us."""
     await bench.declare_main()
     wrong = f"{bench.queue}.nobody"
@@ -373,7 +373,7 @@ async def test_finding_08_confirms_are_not_mixed_up(bench: Bench, publisher: Pub
     assert right == [False, True, False, True]
 
 
-async def test_finding_09_unroutable_is_an_error(bench: Bench, publisher: Publisher) -> None:
+async def test_unroutable_is_an_error(bench: Bench, publisher: Publisher) -> None:
     """A publish that no queue takes looks like a success to aio-pika, and fails with us."""
     nobody = f"{bench.queue}.nobody"
     async with naive_client(bench) as connection:
@@ -409,7 +409,7 @@ async def _cancel_many(post: Callable[[], Awaitable[object]], *, seconds: float 
     await asyncio.gather(*(go_on() for _ in range(20)))
 
 
-async def test_finding_10_cancelled_requests_leave_no_dead_slots() -> None:
+async def test_cancelled_requests_leave_no_dead_slots() -> None:
     """Cancelled requests block slots of httpx's pool for good, and none of ours."""
     async with await asyncio.start_server(_answer_slowly, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -446,7 +446,7 @@ class _HalfDeadApi:
         """Do nothing."""
 
 
-async def test_finding_11_no_success_for_a_failed_send() -> None:
+async def test_no_success_for_a_failed_send() -> None:
     """A shared tenacity loop can report success for a send that failed; ours is not shared."""
     shared = tenacity.AsyncRetrying(
         stop=tenacity.stop_after_attempt(4), wait=tenacity.wait_none(), reraise=True
@@ -483,7 +483,7 @@ async def test_finding_11_no_success_for_a_failed_send() -> None:
     assert [answer.fate for answer in answers] == [Fate.NOT_SENT, Fate.SENT] * 5
 
 
-async def test_finding_12_no_storm_of_redeliveries(bench: Bench) -> None:
+async def test_no_storm_of_redeliveries(bench: Bench) -> None:
     """`nack(requeue=True)` makes a storm out of one 503; ours tries again a second later."""
     storm: list[float] = []
 
@@ -508,7 +508,7 @@ async def test_finding_12_no_storm_of_redeliveries(bench: Bench) -> None:
     assert third - second > 1.9
 
 
-async def test_finding_13_a_delivery_limit_does_not_eat_what_is_in_flight(bench: Bench) -> None:
+async def test_a_delivery_limit_does_not_eat_what_is_in_flight(bench: Bench) -> None:
     """Lost connections use up a delivery limit; what ours has in flight is sent all the same."""
     declare = bench.amqp.channel.declare_queue
     for name in (bench.queue, f"{bench.queue}.naive"):
@@ -559,7 +559,7 @@ async def _has_no_consumer(bench: Bench, queue: str) -> bool:
     return await bench.amqp.consumers(queue) == 0
 
 
-async def test_finding_14_stale_deliveries_are_not_sent(bench: Bench) -> None:
+async def test_stale_deliveries_are_not_sent(bench: Bench) -> None:
     """aio-pika's iterator hands out deliveries of a dead channel; ours drops them unsent."""
     await bench.declare_main()
     await bench.publish(10)
@@ -595,7 +595,7 @@ async def test_finding_14_stale_deliveries_are_not_sent(bench: Bench) -> None:
     assert bench.extra_posts(numbers) == {}
 
 
-async def test_finding_15_connecting_has_a_deadline(bench: Bench) -> None:
+async def test_connecting_has_a_deadline(bench: Bench) -> None:
     """Against a frozen broker aio-pika waits without end, and we as long as is configured."""
     bench.proxy.freeze()
     naive = asyncio.create_task(aio_pika.connect_robust(bench.proxy.url))
@@ -620,7 +620,7 @@ async def _connect(settings: RabbitMQSettings) -> None:
     await connection.close()
 
 
-async def test_finding_16_idle_sockets_do_no_harm(bench: Bench, client: httpx.AsyncClient) -> None:
+async def test_idle_sockets_do_no_harm(bench: Bench, client: httpx.AsyncClient) -> None:
     """Idle sockets make uvicorn refuse requests; ours goes on, and closes them."""
     port = free_ports(1)[0]
     server = uvicorn.Server(
