@@ -2,12 +2,21 @@
 
 import ast
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer._click.core import Command
+from typer._click.exceptions import UsageError
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from bridge.__main__ import app
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 NAMED = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
 
 
@@ -29,16 +38,102 @@ def test_targets_that_are_named_exist() -> None:
     """Every `make` command that the documents tell people to run has its target."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
-    pages = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
     commands = {
         command
-        for page in pages
+        for page in PAGES
         for command in re.findall(r"(?:^|`| )make ((?:[a-z-]+ ?)+)", _code(page), re.MULTILINE)
     }
     named = {word for command in commands for word in command.split()}
 
     assert {"demo", "test", "image", "release-image"} <= named
     assert named <= targets
+
+
+PROGRAM = get_command(app)
+assert isinstance(PROGRAM, TyperGroup)
+# With the program's name, or as prose says it: `dlq list`. A pipe, a redirection or a comment
+# ends a command.
+COMMAND = re.compile(
+    rf"(?:^|`|bin/| -- ) *((?:sms-bridge|{'|'.join(PROGRAM.commands)}) [^`|>;&#\n]+)", re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_that_are_named_exist(page: Path) -> None:
+    """Every command of ours that a page names is one, takes those options, and those values."""
+    faults = {command: _fault_in(command) for command in _commands_in(_code(page))}
+
+    assert {command: fault for command, fault in faults.items() if fault} == {}
+
+
+def test_pages_name_commands() -> None:
+    """The pages name commands at all, so that the test above looks at something."""
+    assert len({command for page in PAGES for command in _commands_in(_code(page))}) > 30
+
+
+def test_examples_of_the_help_exist() -> None:
+    """Every example below the help of a command is a command, with options that it takes."""
+    examples = {
+        example
+        for command in _all_commands(PROGRAM)
+        for example in _commands_in(re.sub(r"#.*", "", command.epilog or ""))
+    }
+    faults = {command: _fault_in(command) for command in examples}
+
+    assert len(examples) > 20
+    assert {command: fault for command, fault in faults.items() if fault} == {}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sms-bridge dlg list",
+        "sms-bridge dlq shew",
+        "sms-bridge dlq show --id ID",
+        "dlq list --limit",
+        "dlq list --reason tired",
+        "dlq list everything",
+        "sms-bridge --help-me",
+    ],
+)
+def test_wrong_commands_are_found_out(command: str) -> None:
+    """A command, an option, a value or an argument that is not there is a fault."""
+    (named,) = _commands_in(f"`{command}`")
+
+    assert _fault_in(named)
+
+
+def _commands_in(code: str) -> set[str]:
+    return {found.strip() for found in COMMAND.findall(code)}
+
+
+def _all_commands(command: Command) -> Iterator[Command]:
+    yield command
+    if isinstance(command, TyperGroup):
+        for one in command.commands.values():
+            yield from _all_commands(one)
+
+
+def _fault_in(named: str) -> str | None:
+    """Parse a command as the program does, without running it, and say what it would refuse."""
+    words = shlex.split(re.sub(r"[\[\]]", "", named.removeprefix("sms-bridge ")))
+    command: Command = PROGRAM
+    while words and isinstance(command, TyperGroup) and words[0] in command.commands:
+        command = command.commands[words.pop(0)]
+    # Resilient, because eager options such as --version act when they are parsed.
+    context = command.make_context(named, [], resilient_parsing=True)
+    parser = command.make_parser(context)
+    context.resilient_parsing = False
+    try:
+        given, left, _ = parser.parse_args(words)
+        for parameter in command.params:
+            value = given.get(parameter.name or "")
+            # A value in capitals, as in `--reason R`, stands for another.
+            if isinstance(value, str | list) and not "".join(value).isupper():
+                parameter.process_value(context, value)
+    except UsageError as error:
+        return error.format_message()
+    return f"there is no {left[0]}" if left else None
 
 
 def _code(page: Path) -> str:
