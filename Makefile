@@ -76,7 +76,7 @@ pictures: $(BENCH_STAMP) broker prometheus  ## run the demo and draw the dashboa
 
 MESSAGES ?= 50000
 SEED ?= 1
-soak: $(STAMP) broker  ## random faults for half an hour, then count what is lost or sent twice (MESSAGES=50000 SEED=1)
+soak: $(STAMP) broker  ## random faults for about 20 minutes, then count what is lost or sent twice (MESSAGES=50000 SEED=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/run.py --messages $(MESSAGES) --seed $(SEED)
 
 side-by-side: $(STAMP) broker  ## the usual ways to lose messages beside ours, in five minutes (WRITE=1 puts it into the docs)
