@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 from bridge.commands import check, dead_letters, schema, topology
 from bridge.commands.options import EXIT_FAILED, EXIT_USAGE, ConfigFile, examples, read_settings
@@ -22,8 +23,20 @@ if TYPE_CHECKING:
 
     from bridge.config import Settings
 
+
+class _Commands(typer.core.TyperGroup):
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  typer's Context is its own copy of click's
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            # How the library that typer checks choices with begins its own text.
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+
 app = typer.Typer(
     name="sms-bridge",
+    cls=_Commands,
     help="The bridge between RabbitMQ and an SMS service.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

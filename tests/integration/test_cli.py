@@ -161,6 +161,25 @@ async def test_bad_usage_is_told(args: tuple[str, ...]) -> None:
     assert b"Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("check", "--role", "both"), "--role': 'both' is not one of 'worker', 'webhook'."),
+        (("dlq", "list", "--reason", "x"), "--reason': 'x' is not one of 'invalid', 'refused', "),
+        (("topology", "show", "--format", "x"), "--format': 'x' is not one of 'table', 'json', "),
+    ],
+    ids=["role", "reason", "format"],
+)
+async def test_an_unknown_choice_is_told_with_the_known_ones(
+    args: tuple[str, ...], told: str
+) -> None:
+    """An unknown word for an option ends with 2, and names the words that there are."""
+    result = await run_program(*args)
+
+    assert result.returncode == 2
+    assert f"Error: Invalid value for '{told}" in result.stderr.decode()
+
+
 # check
 
 
