@@ -609,7 +609,7 @@ async def _examine_files(settings: Settings, roles: Collection[Role]) -> list[Fi
     if "worker" in roles:
         needed += settings.worker.most_in_flight
     if "webhook" in roles:
-        needed += settings.webhook.max_in_flight
+        needed += settings.webhook.max_connections
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit < needed:
         text = f"{limit} may be open, about {needed} are needed"

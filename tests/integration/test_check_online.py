@@ -459,3 +459,18 @@ async def test_certificates_are_looked_at(
         found = await site.examine("worker", sms_api=api)
 
     assert text in _said(found[result])
+
+
+# This computer
+
+
+@pytest.mark.parametrize(("limit", "result"), [(163, "warn"), (164, "ok")])
+async def test_open_files_are_counted_by_the_connections(
+    monkeypatch: pytest.MonkeyPatch, limit: int, result: str
+) -> None:
+    """The webhook needs a file for each connection that its port takes, and a few more."""
+    settings = Settings.model_validate({"webhook": {"max_connections": 100, "max_in_flight": 10}})
+    monkeypatch.setattr("resource.getrlimit", lambda _what: (limit, limit))
+    (finding,) = await doctor._examine_files(settings, ["webhook"])
+
+    assert (finding.result, finding.text) == (result, f"{limit} may be open, about 164 are needed")
