@@ -242,7 +242,7 @@ class Bridge:
         listener = Listener(
             receiver.answer,
             webhook_limits(settings),
-            setting="webhook.port",
+            section="webhook",
             host=settings.host,
             port=settings.port,
             drain_timeout_seconds=settings.shutdown_timeout_seconds,
@@ -264,7 +264,7 @@ class Bridge:
         listener = Listener(
             admin_handler(self._health, self._registry),
             ADMIN_LIMITS,
-            setting="admin.port",
+            section="admin",
             host=settings.host,
             port=settings.port,
         )

@@ -34,6 +34,12 @@ MAX_LINGER_BYTES: Final = 4 * 1024 * 1024
 MAX_DESCRIPTORS: Final = 65536
 
 _STATUS_LINES: Final = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+# What a port cannot be taken for: the setting at fault, and what to do.
+_BIND_FAULTS: Final = {
+    errno.EADDRINUSE: ("port", "it is in use; stop what listens there, or set another port"),
+    errno.EACCES: ("port", "this user may not; set a port above 1023"),
+}
+_NO_ADDRESS: Final = ("host", "this computer has no such address; set one of its own, or 0.0.0.0")
 _FULL: Final = problem(503, "too many connections; try again later", Retry_After="5")
 
 Handler = Callable[[Request], Awaitable[Answer]]
@@ -49,7 +55,7 @@ class Listener:
         handler: Handler,
         limits: Limits,
         *,
-        setting: str,
+        section: str,
         host: str,
         port: int,
         drain_timeout_seconds: float = 5,
@@ -58,7 +64,7 @@ class Listener:
         self.handler = handler
         self.limits = limits
         self.on_refusal = on_refusal
-        self._socket = _bind(setting, host, port)
+        self._socket = bind(host, port, settings=f"{section}.")
         self.port: int = self._socket.getsockname()[1]
         self._drain_timeout_seconds = drain_timeout_seconds
         self._is_started = False
@@ -165,13 +171,18 @@ class Listener:
             self._ended.set()
 
 
-def _bind(setting: str, host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, *, settings: str) -> socket.socket:
+    """Take a port, and ask for as many open files as the system grants.
+
+    Raises BridgeError that names `host` or `port` with `settings` before it, and the remedy.
+    """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        why = errno.errorcode.get(error.errno or 0, type(error).__name__)
-        raise BridgeError(f"{setting}: cannot listen on {host}:{port} ({why})") from None
+    except (OSError, UnicodeError) as error:
+        number = 0 if isinstance(error, UnicodeError) else error.errno or 0
+        setting, why = _BIND_FAULTS.get(number, _NO_ADDRESS)
+        raise BridgeError(f"{settings}{setting}: cannot listen on {host}:{port}: {why}") from None
     listening.setblocking(False)
     _allow_descriptors()
     return listening

@@ -55,7 +55,7 @@ async def admin() -> AsyncIterator[Admin]:
     registry = new_registry()
     health = new_health(registry)
     listener = Listener(
-        admin_handler(health, registry), LIMITS, setting="admin.port", host="127.0.0.1", port=0
+        admin_handler(health, registry), LIMITS, section="admin", host="127.0.0.1", port=0
     )
     running = asyncio.create_task(listener.run())
     url = f"http://127.0.0.1:{listener.port}"

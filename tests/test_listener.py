@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import signal
 import socket
@@ -129,7 +130,7 @@ async def listening(
     listener = Listener(
         app.answer,
         replace(LIMITS, **limits),
-        setting="webhook.port",
+        section="webhook",
         host="127.0.0.1",
         port=0,
         drain_timeout_seconds=drain_timeout_seconds,
@@ -780,27 +781,41 @@ def test_problem_says_status_and_title() -> None:
 
 def listen(host: str, port: int) -> Listener:
     """Try to take a port."""
-    return Listener(App().answer, LIMITS, setting="webhook.port", host=host, port=port)
+    return Listener(App().answer, LIMITS, section="webhook", host=host, port=port)
 
 
 def test_port_in_use_names_the_setting() -> None:
-    """A port that is taken is told by the setting's name and the reason."""
+    """A port that is taken is told by the setting's name, the reason and the remedy."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(BridgeError) as caught:
             listen("127.0.0.1", port)
 
-    assert str(caught.value) == f"webhook.port: cannot listen on 127.0.0.1:{port} (EADDRINUSE)"
+    assert str(caught.value) == (
+        f"webhook.port: cannot listen on 127.0.0.1:{port}: it is in use; "
+        "stop what listens there, or set another port"
+    )
+
+
+def test_port_that_is_not_allowed_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that the system keeps for the superuser is told by the setting's name."""
+
+    def refuse(*_address: object, **_options: object) -> socket.socket:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with pytest.raises(BridgeError, match=r"^webhook\.port: .*:80: .* set a port above 1023$"):
+        listen("127.0.0.1", 80)
 
 
 @pytest.mark.parametrize(
     "host",
-    ["192.0.2.1", "no-such-host.invalid", "127..0.1", "::zz"],
-    ids=["not ours", "unknown", "empty label", "malformed"],
+    ["192.0.2.1", "no-such-host.invalid", "127..0.1", "::zz", "a" * 64],
+    ids=["not ours", "unknown", "empty label", "malformed", "long label"],
 )
 def test_address_that_cannot_be_had_names_the_setting(host: str) -> None:
     """An address that this machine does not have is told by the setting's name."""
-    with pytest.raises(BridgeError, match=r"^webhook\.port: cannot listen on "):
+    with pytest.raises(BridgeError, match=r"^webhook\.host: .*: this computer has no such"):
         listen(host, 0)
 
 

@@ -40,6 +40,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bridge.errors import ConfigError
+from bridge.listener import bind
 
 # Makes the headers of a correctly signed webhook out of its body.
 Sign = Callable[[bytes], Sequence[tuple[str, str]]]
@@ -469,10 +470,13 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM, SIGINT or cancellation; `announce` gets the URL once it accepts.
 
-    It runs on the caller's event loop, so start that as uvloop. Raises ConfigError when the
+    It runs on the caller's event loop, so start that as uvloop. Raises BridgeError when the
     address cannot be used.
     """
-    with _listen(host, port) as listener:
+    with bind(host, port, settings="--") as listener:
+        # Connections inherit it. asyncio sets it only on sockets it made, and an answer in two
+        # writes then waits 40 ms for the client's delayed ACK.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         server = _Server(app, lambda: announce(_format_url(host, listener)))
         running = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -480,18 +484,6 @@ async def serve(
         finally:
             server.should_exit = True
             await running
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise ConfigError(f"{host}:{port}: cannot listen: {error.strerror}") from None
-    # Connections inherit it. asyncio sets it only on sockets it made, and an answer in two writes
-    # then waits 40 ms for the client's delayed ACK.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
 
 
 def _format_url(host: str, listener: socket.socket) -> str:

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bridge.errors import ConfigError
+from bridge.errors import BridgeError, ConfigError
 from bridge.sandbox.server import MAX_BODY_BYTES, create_app, serve
 
 SECRET = b"webhook-secret"
@@ -500,10 +500,12 @@ async def test_unusable_webhook_url_is_told_at_the_start(url: str) -> None:
 
 
 async def test_used_port_is_told(sandbox: httpx.AsyncClient) -> None:
-    """A port that is taken is a fault of the configuration, in one line that names it."""
+    """A port that is taken is told in one line that names the option and the port."""
     port = sandbox.base_url.port
     assert port is not None
-    with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: cannot listen"):
+    with pytest.raises(
+        BridgeError, match=f"^--port: cannot listen on 127.0.0.1:{port}: it is in use"
+    ):
         await serve(create_app(sign=None, webhook_url=None), port=port)
 
 
