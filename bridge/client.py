@@ -62,8 +62,21 @@ async def _publish(channel: AbstractChannel, message: Message, queue: str) -> No
         raise BrokerError(
             f"queue {queue}: there is none; start the worker once, which declares it"
         ) from None
-    except (aiormq.exceptions.AMQPError, TimeoutError) as error:
-        raise BrokerError(f"queue {queue}: not stored ({type(error).__name__})") from None
+    except TimeoutError:
+        raise BrokerError(
+            f"queue {queue}: no confirm within {PUBLISH_SECONDS:g} s, as while RabbitMQ has a "
+            "memory or disk alarm; `sms-bridge check --online` looks for one; the request "
+            f"{message.message_id} may be stored yet, so do not send it again before you know"
+        ) from None
+    except aiormq.exceptions.DeliveryError:
+        raise BrokerError(
+            f"queue {queue}: not stored, the broker refused it; see whether the queue is full"
+        ) from None
+    except aiormq.exceptions.AMQPError as error:
+        raise BrokerError(
+            f"queue {queue}: not confirmed ({type(error).__name__}); see the broker's log; "
+            f"the request {message.message_id} may be stored"
+        ) from None
 
 
 async def listen(settings: Settings) -> AsyncIterator[dict[str, Any]]:

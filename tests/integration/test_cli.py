@@ -8,18 +8,26 @@ import signal
 import sys
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+import aio_pika
+import aiormq
 import anyio
 import httpx
 import jsonschema
 import pytest
 import typer.main
 import yaml
+from pamqp.commands import Basic
 
+from bridge import client
 from bridge.__main__ import app
+from bridge.config import Settings
+from bridge.errors import BrokerError
+from bridge.sandbox.broker import Broker
 from tests.integration.conftest import (
     SECONDS,
     SIGNATURE,
@@ -346,6 +354,60 @@ async def test_send_needs_a_broker(canaries: Canaries) -> None:
 
     assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
     assert canaries.found_in((result.stdout + result.stderr).decode()) == set()
+
+
+async def test_send_during_an_alarm_tells_what_to_do(
+    managed_broker: Broker, canaries: Canaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that the broker does not confirm is told with its id, the cause and the remedy."""
+    monkeypatch.setattr(client, "PUBLISH_SECONDS", 0.5)
+    queue = unique("alarm")
+    settings = Settings.model_validate(
+        {"rabbitmq": {"url": managed_broker.url}, "worker": {"queue": queue}}
+    )
+    connection = await aio_pika.connect(managed_broker.url)
+    async with connection:
+        await (await connection.channel()).declare_queue(queue, durable=True)
+        set_limit = partial(managed_broker.ctl, "set_vm_memory_high_watermark")
+        await asyncio.to_thread(set_limit, "0.00001")
+        try:
+            with pytest.raises(BrokerError) as caught:
+                await client.send(settings, dict(canaries.request()), wait_seconds=None)
+        finally:
+            await asyncio.to_thread(set_limit, "0.6")
+        await (await connection.channel()).queue_delete(queue)
+
+    text = str(caught.value)
+    assert text.startswith(
+        f"queue {queue}: no confirm within 0.5 s, as while RabbitMQ has a memory"
+    )
+    assert "`sms-bridge check --online`" in text
+    assert re.search(r"the request [0-9a-f-]{36} may be stored", text)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (aiormq.exceptions.DeliveryError(None, Basic.Nack()), "see whether the queue is full"),
+        (aiormq.exceptions.ConnectionClosed(320, "x"), "see the broker's log; the request 7 may"),
+    ],
+    ids=["refused", "connection"],
+)
+async def test_send_that_is_not_confirmed_tells_what_to_do(error: Exception, told: str) -> None:
+    """A request that the broker refuses, or a connection that ends, is told with the remedy."""
+
+    class Failing:
+        default_exchange: Any
+
+        async def publish(self, *_message: object, **_options: object) -> None:
+            raise error
+
+    channel: Any = Failing()
+    channel.default_exchange = channel
+    with pytest.raises(BrokerError) as caught:
+        await client._publish(channel, aio_pika.Message(b"", message_id="7"), "q")
+
+    assert told in str(caught.value)
 
 
 # listen
