@@ -403,8 +403,9 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
     role needs is read when it starts, and again whenever the file changes.
     """
     values = {} if path is None else _read_yaml(path)
-    known = {name: value for name, value in environ.items() if not _unknown(name)}
-    faults = [fault for name in environ if (fault := _unknown(name))]
+    unknown = {name: _unknown(name, value) for name, value in environ.items()}
+    known = {name: value for name, value in environ.items() if not unknown[name]}
+    faults = [fault for fault in unknown.values() if fault]
     try:
         settings = Settings.model_validate(_merge(values, _Environment(Settings, known)()))
     except ValidationError as error:
@@ -432,17 +433,32 @@ class _Environment(EnvSettingsSource):
         )
 
 
-def _unknown(variable: str) -> str | None:
+def _variable(path: str) -> str:
+    """Name the variable that overrides a key."""
+    return ENV_PREFIX + path.upper().replace(".", "__")
+
+
+def _unknown(variable: str, value: str) -> str | None:
     """Describe a variable that looks like a setting and is none."""
-    # Only names with a double underscore are ours: Kubernetes adds SMS_BRIDGE_..._PORT by itself.
-    path = variable.removeprefix(ENV_PREFIX).lower().replace("__", ".")
-    is_ours = variable.startswith(ENV_PREFIX) and "." in path
-    if not is_ours or path in known_keys():
+    name = variable.upper()
+    path = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
+    if not name.startswith(ENV_PREFIX) or path in known_keys():
         return None
+    if "." not in path:
+        # Kubernetes adds such names by itself for a Service: SMS_BRIDGE_WEBHOOK_PORT=tcp://...
+        meant = None if "://" in value else _flat_keys().get(name)
+        return f"{variable}: is not read; did you mean {meant}?" if meant else None
     section = path.partition(".")[0]
     if section not in Settings.model_fields:
         return f"{variable}: unknown section{_nearest(section, Settings.model_fields)}"
     return _unknown_key(path)
+
+
+def _flat_keys() -> dict[str, str]:
+    """Map each variable, written with single underscores, to how it is written."""
+    return {
+        _variable(path).replace("__", "_"): _variable(path) for path in known_keys() if "." in path
+    }
 
 
 def _unknown_key(path: str) -> str:

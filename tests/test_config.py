@@ -421,6 +421,8 @@ def test_null_is_refused_where_it_means_nothing(faults: Faults, key: str) -> Non
         "SMS_BRIDGE_PORT",
         "SMS_BRIDGE_WORKER_PORT",
         "SMS_BRIDGE_WEBHOOK_PORT",
+        "SMS_BRIDGE_ADMIN_PORT",
+        "SMS_BRIDGE_WORKER_SERVICE_PORT",
         "SMS_BRIDGE_WEBHOOK_SERVICE_HOST",
         "SMS_BRIDGE_WEBHOOK_SERVICE_PORT",
         "SMS_BRIDGE_WEBHOOK_SERVICE_PORT_HTTP",
@@ -433,7 +435,7 @@ def test_null_is_refused_where_it_means_nothing(faults: Faults, key: str) -> Non
     ],
 )
 def test_variable_that_is_no_setting_is_ignored(load: Load, name: str) -> None:
-    """A variable without a section and a double underscore changes and refuses nothing."""
+    """A variable that is no setting, as those for a Service, changes and refuses nothing."""
     assert load("", **{name: "tcp://10.0.0.1:8080"}) == load_settings(None, {})
 
 
@@ -483,6 +485,29 @@ def test_unknown_key_of_the_file(faults: Faults, text: str, fault: str) -> None:
 def test_unknown_key_of_the_environment(faults: Faults, name: str, fault: str) -> None:
     """A misspelt variable is refused as well, not silently without effect."""
     assert faults("", **{name: "x"}) == (fault,)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("SMS_BRIDGE_WORKER_CONCURRENCY", "SMS_BRIDGE_WORKER__CONCURRENCY"),
+        ("SMS_BRIDGE_SMS_API_KEY_FILE", "SMS_BRIDGE_SMS_API__KEY_FILE"),
+        ("SMS_BRIDGE_RABBITMQ_TLS_CA_FILE", "SMS_BRIDGE_RABBITMQ__TLS__CA_FILE"),
+        ("SMS_BRIDGE_WORKER_RATE_LIMIT", "SMS_BRIDGE_WORKER__RATE_LIMIT"),
+        ("SMS_BRIDGE_WEBHOOK_PORT", "SMS_BRIDGE_WEBHOOK__PORT"),
+        ("sms_bridge_log_level", "SMS_BRIDGE_LOG__LEVEL"),
+    ],
+)
+def test_variable_with_one_underscore_is_refused(faults: Faults, name: str, meant: str) -> None:
+    """A setting that is written with one underscore would have no effect, so it is refused."""
+    assert faults("", **{name: "8081"}) == (f"{name}: is not read; did you mean {meant}?",)
+
+
+def test_unknown_key_in_small_letters_is_refused(faults: Faults) -> None:
+    """A misspelt variable is refused in any case, for a right one is read in any case."""
+    (fault,) = faults("", sms_bridge_worker__queu="q")
+
+    assert fault.startswith("worker.queu: unknown key")
 
 
 def test_key_below_a_plain_value_is_refused(faults: Faults) -> None:
