@@ -373,9 +373,8 @@ def api_key(settings: SmsApiSettings) -> Credential:
     """Read the API key that the worker needs, or raise ConfigError that says what is missing."""
     if settings.base_url is None:
         raise ConfigError("sms_api.base_url: is missing; the worker needs it")
-    return Credential(
-        "sms_api.key", value=settings.key, file=settings.key_file, check=check_header_value
-    )
+    name = "sms_api.key" if settings.key_file is None else "sms_api.key_file"
+    return Credential(name, value=settings.key, file=settings.key_file, check=check_header_value)
 
 
 def webhook_secrets(settings: Settings, scheme: Scheme) -> list[Credential]:

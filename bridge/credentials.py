@@ -10,26 +10,34 @@ from pydantic import SecretStr
 from bridge.errors import ConfigError
 
 MAX_SECRET_BYTES = 64 * 1024
+_REMEDY = "put the secret alone into it"
 
 
 def read_secret(key: str, path: Path) -> str:
     """Read a secret file; white space around it is dropped, because `echo` adds a newline.
 
-    Raises ConfigError that names `key` when the file is missing, empty or not text.
+    Raises ConfigError that names `key` and the remedy when the file is missing, empty or not text.
     """
     try:
         with path.open("rb") as file:
             content = file.read(MAX_SECRET_BYTES + 1)
         text = content.decode("utf-8-sig").strip()
     except OSError as error:
-        raise ConfigError(f"{key}: {path} cannot be read: {error.strerror}") from None
+        raise unreadable(key, path, error) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{key}: {path} is not UTF-8 text") from None
+        raise ConfigError(f"{key}: {path} is not UTF-8 text; {_REMEDY}") from None
     if len(content) > MAX_SECRET_BYTES:
-        raise ConfigError(f"{key}: {path} is larger than {MAX_SECRET_BYTES} bytes")
+        raise ConfigError(f"{key}: {path} is larger than {MAX_SECRET_BYTES} bytes; {_REMEDY}")
     if not text:
-        raise ConfigError(f"{key}: {path} is empty")
+        raise ConfigError(f"{key}: {path} is empty; {_REMEDY}")
     return text
+
+
+def unreadable(key: str, path: Path, error: OSError) -> ConfigError:
+    """Say that the file which a setting names cannot be read, and what to do."""
+    return ConfigError(
+        f"{key}: {path} cannot be read: {error.strerror}; correct the path or its permissions"
+    )
 
 
 def check_header_value(key: str, value: str) -> str:

@@ -290,6 +290,18 @@ def test_key_file_overrides_key(load: Load, tmp_path: Path) -> None:
     assert api_key(loaded.sms_api).current == "from-key-file"
 
 
+@pytest.mark.parametrize(("key", "setting"), [("a b", "key"), (None, "key_file")])
+def test_fault_of_the_api_key_names_the_setting_that_gave_it(
+    load: Load, tmp_path: Path, key: str | None, setting: str
+) -> None:
+    """An API key that cannot be used is told by the setting that it comes from."""
+    file = None if key else str(tmp_path / "nothing")
+    api = {"base_url": "https://api.example.com", "key": key, "key_file": file}
+
+    with pytest.raises(ConfigError, match=rf"^sms_api\.{setting}: "):
+        api_key(load({"sms_api": api}).sms_api)
+
+
 def test_environment_key_overrides_file_key(load: Load) -> None:
     """Without a key file the environment's key holds against the file's."""
     loaded = load(

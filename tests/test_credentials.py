@@ -62,21 +62,25 @@ def test_blanks_inside_stay(tmp_path: Path) -> None:
         (b"\xef\xbb\xbf\n", "is empty"),
         (CANARY.encode() + b"\xff", "is not UTF-8 text"),
         (CANARY.encode("utf-16"), "is not UTF-8 text"),
+        (CANARY.encode() * 10_000, "is larger than 65536 bytes"),
     ],
-    ids=["empty", "blank", "only a BOM", "binary", "UTF-16"],
+    ids=["empty", "blank", "only a BOM", "binary", "UTF-16", "large"],
 )
 def test_file_without_a_secret(tmp_path: Path, content: bytes, says: str) -> None:
-    """A file without a readable secret is told by setting and path."""
+    """A file without a readable secret is told by setting and path, with the remedy."""
     path = tmp_path / "key"
     path.write_bytes(content)
 
-    with pytest.raises(ConfigError, match=rf"^sms_api\.key_file: {path} {says}$"):
+    with pytest.raises(ConfigError) as caught:
         read_secret("sms_api.key_file", path)
+
+    assert str(caught.value) == f"sms_api.key_file: {path} {says}; put the secret alone into it"
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    """A file that is not there is told by setting and path."""
-    with pytest.raises(ConfigError, match=r"^a\.b: .*/nothing cannot be read: No such file"):
+    """A file that is not there is told by setting and path, with the remedy."""
+    told = r"^a\.b: .*/nothing cannot be read: No such file or directory; correct the path or "
+    with pytest.raises(ConfigError, match=told):
         read_secret("a.b", tmp_path / "nothing")
 
 
