@@ -478,27 +478,65 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
         """Refuse a key that is there twice; PyYAML takes the last one in silence."""
-        names = [name.value for name, _ in node.value]
+        seen = set()
         for name, _ in node.value:
-            if names.count(name.value) > 1:
-                raise yaml.MarkedYAMLError(problem_mark=name.start_mark)
+            if not isinstance(name, yaml.ScalarNode):
+                problem = "a list or a map cannot be a key; text with a [ or { needs quotes"
+                raise _KeyFault(problem=problem, problem_mark=name.start_mark)
+            if name.value in seen:
+                problem = f"the key `{name.value}` is there twice; keep one"
+                raise _KeyFault(problem=problem, problem_mark=name.start_mark)
+            seen.add(name.value)
         return super().construct_mapping(node, deep)
+
+
+class _KeyFault(yaml.MarkedYAMLError):
+    """A key that PyYAML would take; `problem` is our own text."""
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506  it is safe
+        text = path.read_text(encoding="utf-8")
+        values = yaml.load(text, _Loader)  # noqa: S506  it is safe
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
         where = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{where}: is not YAML, or a key is there twice") from None
+        raise ConfigError(f"{path}{where}: {_yaml_fault(error)}") from None
+    except (yaml.YAMLError, ValueError):
+        # A control character, or what looks like a date or a number and is none.
+        why = "it holds an impossible character, date or number; put text in quotes"
+        raise ConfigError(f"{path}: is not YAML: {why}") from None
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"{path}: must hold sections such as `rabbitmq:` at the top")
     return values
+
+
+def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
+    # PyYAML's own text may quote the file, so it is only compared.
+    said = error.problem or ""
+    match error:
+        case _KeyFault():
+            return said
+        case yaml.scanner.ScannerError() if "'\\t'" in said:
+            return "is not YAML: a tab stands where only spaces may"
+        case yaml.scanner.ScannerError() if "cannot start any token" in said:
+            return "is not YAML: text that begins with @, % or ` needs quotes"
+        case yaml.scanner.ScannerError() if "mapping values" in said:
+            return "is not YAML: a colon too many; indent keys alike, put text with `: ` in quotes"
+        case yaml.composer.ComposerError() if "another document" in said:
+            return "is not YAML for one configuration: take the second `---` out"
+        case yaml.composer.ComposerError():
+            return "is not YAML: text that begins with * or & needs quotes"
+        case yaml.constructor.ConstructorError() if "the tag" in said:
+            return "is not YAML that is read here: text that begins with ! needs quotes"
+        case _:
+            return "is not YAML: look for a quote, a bracket or a space too few or too many"
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

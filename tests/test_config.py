@@ -803,6 +803,9 @@ REFUSED: dict[str, str | dict[str, Any]] = {
     "pointer": {"webhook": {"event_id_pointers": [CANARY]}},
     "broken YAML": f"sms_api: {{key: '{CANARY}",
     "YAML tag": f"sms_api: !!python/name:{CANARY} x",
+    "YAML alias": f"sms_api: {{key: *{CANARY}}}",
+    "YAML anchor": f"sms_api: {{key: &{CANARY} a, proxy: &{CANARY} b}}",
+    "YAML number": f"sms_api: {{key: !!int {CANARY}}}",
     "list at the top": f"- {CANARY}",
     "text at the top": CANARY,
 }
@@ -864,16 +867,28 @@ def test_faults_are_the_text(load: Load) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("worker: {queue: 'a", "line 1: is not YAML"),
-        ("worker:\n  queue: a\n bad: b\n", "line 3: is not YAML"),
-        ("a: 1\n---\nb: 2\n", "is not YAML"),
+        ("worker: {queue: 'a", "line 1: is not YAML: look for a quote"),
+        ("worker:\n  queue: a\n bad: b\n", "line 3: is not YAML: look for a quote"),
+        ("worker:\n\tqueue: a\n", "line 2: is not YAML: a tab"),
+        ("worker:\n  queue: a: b\n", "line 2: is not YAML: a colon too many"),
+        ("worker: {queue: @a}", "line 1: is not YAML: text that begins with @"),
+        ("worker: {queue: *a}", "line 1: is not YAML: text that begins with *"),
+        ("worker: {queue: !a b}", "line 1: is not YAML that is read here: text that begins with !"),
+        ("worker: {queue: a,\n  queue: b}", "line 2: the key `queue` is there twice; keep one"),
+        ("worker: {queue: 1}\nworker: {}", "line 2: the key `worker` is there twice; keep one"),
+        ("worker:\n  {{ queue }}: a\n", "line 2: a list or a map cannot be a key"),
+        ("worker: {[a]: b}", "line 1: a list or a map cannot be a key"),
+        ("worker: {queue: 2026-13-45}", "is not YAML: it holds an impossible character, date"),
+        ("worker: {queue: !!int a}", "is not YAML: it holds an impossible character, date"),
+        ("worker: {queue: \0}", "is not YAML: it holds an impossible character"),
+        ("worker: {}\n---\nworker: {}\n", "line 2: is not YAML for one configuration"),
         ("- worker", "must hold sections"),
         ("1: 2", "must hold sections"),
         ("just a text", "must hold sections"),
     ],
 )
 def test_file_that_is_no_configuration(faults: Faults, text: str, says: str) -> None:
-    """A file that cannot be read as sections is one line that says where."""
+    """A file that cannot be read as sections is one line that says where and what is wrong."""
     (fault,) = faults(text)
 
     assert says in fault
@@ -884,7 +899,7 @@ def test_file_that_is_not_utf_8(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_bytes("worker: {queue: é}".encode("latin-1"))
 
-    with pytest.raises(ConfigError, match="is not YAML"):
+    with pytest.raises(ConfigError, match="is not UTF-8 text; save it as UTF-8"):
         load_settings(path, {})
 
 
