@@ -139,15 +139,51 @@ def _header_name(value: str) -> str:
     return value
 
 
+_POINTER = r"^(/[^/]*)+$"
+_SENDER = r"^[^\x00-\x1f\x7f-\x9f]*$"
+_FORMAT = r"^(plain|kv|list|prefix:[!-~]{1,32})$"
+_SIGNED = r"\{(body|url)\}"
+_PATH = r"^/[^?#{}\s]*$"
+# A fault tells these words in place of the pattern.
+PATTERNS: Final = {
+    _POINTER: "must be a JSON pointer like /data/id",
+    _SENDER: "must not hold line breaks or control characters",
+    _FORMAT: "must be plain, kv, list, or prefix: and what stands before the signature",
+    _SIGNED: "must hold {body} or {url}",
+    _PATH: "must begin with / and hold no space, ?, #, { or }",
+}
+# The same for pydantic's own words, by the type of the error.
+_TEXTS: Final = {
+    "string_type": "must be text; a number needs quotes",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must have at least {min_length} in its list",
+    "too_long": "must have at most {max_length} in its list",
+    "tuple_type": "must be a list",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a smaller number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "greater_than": "must be more than {gt:.15g}",
+    "greater_than_equal": "must be at least {ge:.15g}",
+    "less_than_equal": "must be at most {le:.15g}",
+    "literal_error": "must be {expected}",
+    "path_type": "must be the path of a file",
+    "model_type": "must hold keys, indented below it",
+}
+
 # Durations are numbers of seconds inside the program.
 Duration = Annotated[float, BeforeValidator(parse_duration), Field(gt=0, allow_inf_nan=False)]
 Secret = Annotated[SecretStr, AfterValidator(_not_blank)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Port = Annotated[int, Field(ge=0, le=65535)]
-Pointer = Annotated[str, StringConstraints(pattern=r"^(/[^/]*)+$")]
+Pointer = Annotated[str, StringConstraints(pattern=_POINTER)]
 SenderName = Annotated[
     str,
-    StringConstraints(min_length=1, max_length=32, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$"),
+    StringConstraints(min_length=1, max_length=32, pattern=_SENDER),
 ]
 # Marks a list, so that the environment can give it as JSON.
 List = BeforeValidator(_json_list)
@@ -276,12 +312,9 @@ class SignatureSettings(_Section):
     header: Annotated[str, AfterValidator(_header_name)] | None = None
     algorithm: Literal["sha256", "sha1", "sha384", "sha512"] | None = None
     encoding: Literal["auto", "hex", "base64", "base64url"] | None = None
-    format: (
-        Annotated[str, StringConstraints(pattern=r"^(plain|kv|list|prefix:[!-~]{1,32})$")] | None
-    ) = None
+    format: Annotated[str, StringConstraints(pattern=_FORMAT)] | None = None
     signed_content: (
-        Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"\{(body|url)\}")]
-        | None
+        Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=_SIGNED)] | None
     ) = None
     timestamp_from: Name | None = None
     timestamp_unit: Literal["s", "ms"] | None = None
@@ -295,7 +328,7 @@ class WebhookSettings(_Section):
 
     host: Name = "0.0.0.0"  # noqa: S104  the role exists to be reached
     port: Port = 8080
-    path: Annotated[str, StringConstraints(pattern=r"^/[^?#{}\s]*$")] = "/webhooks"
+    path: Annotated[str, StringConstraints(pattern=_PATH)] = "/webhooks"
     exchange: Name = "sms.inbound"
     queue: Name | None = "sms.inbound"
     secrets: Annotated[tuple[Secret, ...], List, Field(min_length=1, max_length=5)] | None = None
@@ -554,8 +587,14 @@ def _describe(error: ErrorDetails) -> str:
     path = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return _unknown_key(path)
-    text = error["msg"].removeprefix("Value error, ")
-    return f"{path}: {text[:1].lower()}{text[1:]}" if path else text
+    facts = error.get("ctx", {})
+    if error["type"] == "string_pattern_mismatch":
+        text = PATTERNS[facts["pattern"]]
+    elif error["type"] in _TEXTS:
+        text = _TEXTS[error["type"]].format(**facts)
+    else:
+        text = error["msg"].removeprefix("Value error, ")
+    return f"{path}: {text}" if path else text
 
 
 def _nearest(name: str, names: Iterable[str], prefix: str = "") -> str:

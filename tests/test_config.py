@@ -1,6 +1,7 @@
 """The configuration: defaults, order, refusals that help, and secrets that nothing shows."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.app import api_key, webhook_secrets
-from bridge.config import Settings, format_duration, known_keys, load_settings, parse_duration
+from bridge.config import (
+    PATTERNS,
+    Settings,
+    format_duration,
+    known_keys,
+    load_settings,
+    parse_duration,
+)
 from bridge.errors import ConfigError
 from bridge.signature import scheme_from
 
 EXAMPLE = Path(__file__).parent.parent / "config.example.yaml"
 CANARY = "Canary7Secret"
+PATTERN = re.compile(r'"pattern": "((?:[^"\\]|\\.)*)"')
 
 Load = Callable[..., Settings]
 Faults = Callable[..., tuple[str, ...]]
@@ -653,6 +662,52 @@ def test_value_that_is_refused(faults: Faults, key: str, value: object) -> None:
     (fault,) = faults(nested(key, value))
 
     assert fault.startswith(key)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("worker", [1], "must hold keys, indented below it"),
+        ("worker", "a", "must hold keys; in the environment it is JSON"),
+        ("worker.queue", 5, "must be text; a number needs quotes"),
+        ("worker.queue", "", "must not be empty"),
+        ("worker.queue", "a" * 201, "must have at most 200 characters"),
+        ("worker.default_from", "a\tb", "must not hold line breaks or control characters"),
+        ("worker.retry_delays", [], "must have at least 1 in its list"),
+        ("worker.retry_delays", {"a": 1}, "must be a list"),
+        ("worker.retry_delays", [[5]], "must be a number"),
+        ("worker.max_age", float("inf"), "must be a finite number"),
+        ("worker.outage_after", 0, "must be more than 0"),
+        ("worker.max_text_length", 100_000, "must be at most 65536"),
+        ("webhook.secrets", ["a"] * 6, "must have at most 5 in its list"),
+        ("webhook.path", "a", "must begin with / and hold no space, ?, #, { or }"),
+        ("webhook.event_id_pointers", ["id"], "must be a JSON pointer like /data/id"),
+        ("webhook.signature.signed_content", "x", "must hold {body} or {url}"),
+        ("webhook.signature.format", "x", "must be plain, kv, list, or prefix: and what stands"),
+        ("webhook.port", "a", "must be a whole number"),
+        ("webhook.port", None, "must be a whole number"),
+        ("webhook.port", 1.5, "must be a whole number"),
+        ("webhook.port", "9" * 5000, "must be a smaller number"),
+        ("webhook.port", -1, "must be at least 0"),
+        ("tracing.sample_ratio", "a", "must be a number"),
+        ("log.level", "loud", "must be 'debug', 'info', 'warning' or 'error'"),
+        ("sms_api.key_file", 5, "must be the path of a file"),
+    ],
+)
+def test_refusal_says_what_to_write(faults: Faults, key: str, value: object, text: str) -> None:
+    """A refusal says in plain words what is right, without patterns or Python's types."""
+    (fault,) = faults(nested(key, value))
+    path, _, told = fault.partition(": ")
+
+    assert path.startswith(key)
+    assert told.startswith(text)
+
+
+def test_every_pattern_has_its_words() -> None:
+    """No pattern of a setting is without the words that a fault tells in its place."""
+    schema = json.dumps(Settings.model_json_schema())
+
+    assert {json.loads(f'"{found}"') for found in PATTERN.findall(schema)} == PATTERNS.keys()
 
 
 @pytest.mark.parametrize("key", ["webhook.port", "worker.max_age", "worker.concurrency"])
