@@ -39,6 +39,9 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd]?)")
 _MASK = "***"
 MAX_CONCURRENCY: Final = 5000
+MAX_RETRY_DELAY_SECONDS: Final = 3650 * 86400
+# AMQP has 255 for a name, and retry queues put their delay behind it.
+MAX_NAME_BYTES: Final = 200
 
 
 def parse_duration(value: object) -> object:
@@ -133,6 +136,26 @@ def _count_or_auto(value: object) -> object:
     return value
 
 
+def _retry_delay(seconds: float) -> float:
+    if seconds > MAX_RETRY_DELAY_SECONDS:
+        most = format_duration(MAX_RETRY_DELAY_SECONDS)
+        raise ValueError(f"must be at most {most}, RabbitMQ's longest x-message-ttl")
+    return seconds
+
+
+def _entity_name(name: str) -> str:
+    if name.startswith("amq."):
+        raise ValueError("must not begin with amq., which RabbitMQ keeps for itself")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"must have at most {MAX_NAME_BYTES} bytes in UTF-8")
+    return name
+
+
+def _exchange_name(name: str) -> str:
+    # The one topic exchange that every vhost has.
+    return name if name == "amq.topic" else _entity_name(name)
+
+
 def _header_name(value: str) -> str:
     if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", value):
         raise ValueError("is not an HTTP header name")
@@ -179,6 +202,9 @@ _TEXTS: Final = {
 Duration = Annotated[float, BeforeValidator(parse_duration), Field(gt=0, allow_inf_nan=False)]
 Secret = Annotated[SecretStr, AfterValidator(_not_blank)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+QueueName = Annotated[Name, AfterValidator(_entity_name)]
+ExchangeName = Annotated[Name, AfterValidator(_exchange_name)]
+RetryDelay = Annotated[Duration, AfterValidator(_retry_delay)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Pointer = Annotated[str, StringConstraints(pattern=_POINTER)]
 SenderName = Annotated[
@@ -268,13 +294,13 @@ class RateLimitSettings(_Section):
 class WorkerSettings(_Section):
     """From the queue to the API."""
 
-    queue: Name = "sms.outbound"
+    queue: QueueName = "sms.outbound"
     concurrency: Annotated[int | Literal["auto"], BeforeValidator(_count_or_auto)] = 50
     max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = 200
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 6
     max_uncertain_attempts: Annotated[int, Field(ge=1, le=100)] = 3
     on_uncertain: Literal["retry", "park"] = "retry"
-    retry_delays: Annotated[tuple[Duration, ...], List, Field(min_length=1, max_length=20)] = (
+    retry_delays: Annotated[tuple[RetryDelay, ...], List, Field(min_length=1, max_length=20)] = (
         5.0,
         30.0,
         120.0,
@@ -288,7 +314,7 @@ class WorkerSettings(_Section):
     extra_fields: Literal["refuse", "forward"] = "refuse"
     ordering: Literal["none", "recipient"] = "none"
     rate_limit: RateLimitSettings = RateLimitSettings()
-    outcome_exchange: Name | None = None
+    outcome_exchange: ExchangeName | None = None
     shutdown_timeout_seconds: Duration = 25
 
     @property
@@ -329,8 +355,8 @@ class WebhookSettings(_Section):
     host: Name = "0.0.0.0"  # noqa: S104  the role exists to be reached
     port: Port = 8080
     path: Annotated[str, StringConstraints(pattern=_PATH)] = "/webhooks"
-    exchange: Name = "sms.inbound"
-    queue: Name | None = "sms.inbound"
+    exchange: ExchangeName = "sms.inbound"
+    queue: QueueName | None = "sms.inbound"
     secrets: Annotated[tuple[Secret, ...], List, Field(min_length=1, max_length=5)] | None = None
     secret_files: Annotated[tuple[Path, ...], List, Field(min_length=1, max_length=5)] | None = None
     signature: SignatureSettings = SignatureSettings()
@@ -401,6 +427,15 @@ class Settings(BaseSettings):
     admin: AdminSettings = AdminSettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
+
+    @model_validator(mode="after")
+    def _queues_differ(self) -> "Settings":
+        if self.worker.queue == self.webhook.queue:
+            raise ValueError(
+                "worker.queue: is webhook.queue too, so the worker would take the events for "
+                "requests; name another one, or set webhook.queue to null"
+            )
+        return self
 
     @classmethod
     def settings_customise_sources(

@@ -732,6 +732,51 @@ def test_retry_delays_ascend(faults: Faults, delays: list[str]) -> None:
     assert "retry_delays must ascend" in fault
 
 
+@pytest.mark.parametrize("key", ["worker.queue", "webhook.queue"])
+def test_requests_and_events_have_a_queue_each(faults: Faults, key: str) -> None:
+    """One queue for both is refused: the worker would take the events for requests."""
+    other = {"worker.queue": "sms.inbound", "webhook.queue": "sms.outbound"}[key]
+    (fault,) = faults(nested(key, other))
+
+    assert fault.startswith("worker.queue: is webhook.queue too, ")
+
+
+def test_a_worker_may_have_the_events_name_when_there_is_no_queue_for_events(load: Load) -> None:
+    """Without a queue for events, the worker's may have any name."""
+    loaded = load("worker: {queue: sms.inbound}\nwebhook: {queue: null}")
+
+    assert loaded.worker.queue == "sms.inbound"
+
+
+@pytest.mark.parametrize(
+    "key", ["worker.queue", "worker.outcome_exchange", "webhook.exchange", "webhook.queue"]
+)
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("amq.sms", "must not begin with amq."), ("é" * 101, "must have at most 200 bytes")],
+    ids=["reserved", "bytes"],
+)
+def test_name_that_rabbitmq_does_not_take(faults: Faults, key: str, name: str, text: str) -> None:
+    """A name that RabbitMQ keeps for itself, or that no frame holds, is refused at the start."""
+    (fault,) = faults(nested(key, name))
+
+    assert fault.startswith(f"{key}: {text}")
+
+
+@pytest.mark.parametrize("key", ["worker.outcome_exchange", "webhook.exchange"])
+def test_the_topic_exchange_of_every_vhost_can_be_used(load: Load, key: str) -> None:
+    """RabbitMQ's own topic exchange is there already, and can be named."""
+    assert value_at(load(nested(key, "amq.topic")).masked(), key) == "amq.topic"
+
+
+@pytest.mark.parametrize("delay", ["3651d", "315360000.001"])
+def test_retry_delay_that_rabbitmq_does_not_take(faults: Faults, delay: str) -> None:
+    """A delay over the longest time to live that RabbitMQ takes is refused at the start."""
+    (fault,) = faults({"worker": {"retry_delays": ["5s", delay]}})
+
+    assert fault.startswith("worker.retry_delays.1: must be at most 3650d")
+
+
 @pytest.mark.parametrize("number", [1, 5])
 def test_one_to_five_webhook_secrets(load: Load, number: int) -> None:
     """One secret is enough, and five may be tried."""

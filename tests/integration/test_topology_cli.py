@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import aio_pika
+import aiormq
 import pytest
 import yaml
 
-from bridge.config import Settings
+from bridge.config import MAX_RETRY_DELAY_SECONDS, Settings
 from bridge.sandbox.broker import Broker
 from bridge.topology import Topology, bridge_topology
 from bridge.topology_formats import custom_resources, definitions, plain, rows
@@ -84,6 +85,22 @@ async def test_declare_makes_what_is_missing(
     assert (worker.returncode, partly.returncode) == (0, 1)
     assert worker.stdout.decode().count("there is queue") == 4
     assert missing == ["exchange", "queue", "binding"]
+
+
+async def test_the_broker_takes_the_longest_retry_delay_that_we_do(
+    managed_broker: Broker, values: dict[str, object]
+) -> None:
+    """RabbitMQ takes the longest delay that the configuration allows, and not a second more."""
+    values["worker.retry_delays"] = [MAX_RETRY_DELAY_SECONDS]
+    declared = await run_program("topology", "declare", "--role", "worker", settings=values)
+    name = f"{values['worker.queue']}.retry.3650d"
+    async with open_amqp(managed_broker.url) as amqp:
+        await amqp.delete([name])
+        too_long: Any = {"x-message-ttl": (MAX_RETRY_DELAY_SECONDS + 1) * 1000}
+        with pytest.raises(aiormq.exceptions.ChannelPreconditionFailed):
+            await amqp.channel.declare_queue(name, durable=True, arguments=too_long)
+
+    assert (declared.returncode, declared.stderr) == (0, b"")
 
 
 async def test_differences_are_told_one_by_one(
