@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -18,9 +18,14 @@ from bridge import __version__
 from bridge.admin import LIMITS as ADMIN_LIMITS
 from bridge.admin import Health, admin_handler
 from bridge.backlog import watched
-from bridge.broker import Link
+from bridge.broker import Link, tls_context
 from bridge.config import Role, Settings, SmsApiSettings
-from bridge.credentials import Credential, check_header_value
+from bridge.credentials import (
+    Credential,
+    check_header_value,
+    load_authorities,
+    unreadable,
+)
 from bridge.errors import ConfigError
 from bridge.listener import Listener
 from bridge.logs import LineWriter, configure_logging, facts, log_loop_faults
@@ -44,6 +49,11 @@ REREAD_SECONDS: Final = 5.0
 MAX_LOOKS: Final = 3
 # For what comes after the drain: closing connections and the admin port.
 CLOSE_SECONDS: Final = 4.0
+# What a role that nobody has configured lacks first.
+_MISSING: Final[Mapping[Role, str]] = {
+    "worker": "sms_api.base_url: is missing; the worker needs it",
+    "webhook": "webhook.secrets: is missing; set webhook.secrets or webhook.secret_files",
+}
 
 
 def run(settings: Settings, roles: Collection[Role]) -> int:
@@ -136,6 +146,7 @@ class Bridge:
     """One process: its roles, its connections, its admin port."""
 
     def __init__(self, settings: Settings, roles: Collection[Role]) -> None:
+        check_start(settings, roles)
         self._settings = settings
         self._registry = new_registry()
         self._metrics = _bridge_metrics(settings, roles, self._registry)
@@ -372,7 +383,7 @@ def _broker_secrets(settings: Settings) -> list[Credential]:
 def api_key(settings: SmsApiSettings) -> Credential:
     """Read the API key that the worker needs, or raise ConfigError that says what is missing."""
     if settings.base_url is None:
-        raise ConfigError("sms_api.base_url: is missing; the worker needs it")
+        raise ConfigError(_MISSING["worker"])
     name = "sms_api.key" if settings.key_file is None else "sms_api.key_file"
     return Credential(name, value=settings.key, file=settings.key_file, check=check_header_value)
 
@@ -392,45 +403,88 @@ def webhook_secrets(settings: Settings, scheme: Scheme) -> list[Credential]:
             for number, file in files
         ]
     if webhook.secrets is None:
-        raise ConfigError(
-            "webhook.secrets: is missing; set webhook.secrets or webhook.secret_files"
-        )
+        raise ConfigError(_MISSING["webhook"])
     return [
         Credential(f"webhook.secrets.{number}", value=value, check=check)
         for number, value in enumerate(webhook.secrets)
     ]
 
 
-def check_roles(settings: Settings, roles: Collection[Role]) -> dict[Role, str | None]:
-    """Say for each role what keeps it from starting, or None.
+def check_start(settings: Settings, roles: Collection[Role]) -> None:
+    """Try all that these roles need to start; only whether their ports are free shows later.
 
-    Raises ConfigError when a role is configured in part, so that somebody meant to run it.
+    Raises ConfigError with one line for each fault.
     """
-    checks: dict[Role, Callable[[Settings], str | None]] = {
-        "worker": _missing_for_worker,
-        "webhook": _missing_for_webhook,
+    steps: list[Callable[[Settings], object]] = [_broker_secrets, _check_broker_tls]
+    if "worker" in roles:
+        steps += [_check_api_key, _check_api_tls]
+    if "webhook" in roles:
+        steps += [_check_webhook_secrets, _check_ports]
+    faults: list[str] = []
+    for step in steps:
+        try:
+            step(settings)
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError(*faults)
+
+
+def _check_broker_tls(settings: Settings) -> None:
+    tls = settings.rabbitmq.tls
+    files = {"ca_file": tls.ca_file, "cert_file": tls.cert_file, "key_file": tls.key_file}
+    given = {f"rabbitmq.tls.{name}": file for name, file in files.items() if file is not None}
+    for key, file in given.items():
+        try:
+            file.open("rb").close()
+        except OSError as error:
+            raise unreadable(key, file, error) from None
+    if not given:
+        return
+    load_authorities("rabbitmq.tls.ca_file", tls.ca_file)
+    try:
+        tls_context(settings.rabbitmq)
+    except ConfigError:
+        raise ConfigError(
+            f"rabbitmq.tls.cert_file: {tls.cert_file} and rabbitmq.tls.key_file are not a "
+            "certificate and its key; they must be PEM files that belong together"
+        ) from None
+
+
+def _check_api_key(settings: Settings) -> None:
+    api_key(settings.sms_api)
+
+
+def _check_api_tls(settings: Settings) -> None:
+    load_authorities("sms_api.ca_file", settings.sms_api.ca_file)
+
+
+def _check_webhook_secrets(settings: Settings) -> None:
+    webhook_secrets(settings, scheme_from(settings.webhook.signature, settings.webhook.public_url))
+
+
+def _check_ports(settings: Settings) -> None:
+    webhook, admin = settings.webhook, settings.admin
+    hosts = {webhook.host, admin.host}
+    is_one_family = (":" in webhook.host) == (":" in admin.host)
+    is_one_address = len(hosts) == 1 or (is_one_family and hosts & {"0.0.0.0", "::"})  # noqa: S104
+    if webhook.port == admin.port != 0 and is_one_address:
+        raise ConfigError("admin.port: is webhook.port too; set another one, or 0 for any free one")
+
+
+def check_roles(settings: Settings, roles: Collection[Role]) -> dict[Role, str | None]:
+    """Say for each role why it is not configured at all, or None when it could start.
+
+    Raises ConfigError when one that is configured, even in part, could not: somebody meant to
+    run it.
+    """
+    api, webhook = settings.sms_api, settings.webhook
+    parts: dict[Role, tuple[object, ...]] = {
+        "worker": (api.base_url, api.key, api.key_file),
+        "webhook": (webhook.secrets, webhook.secret_files),
     }
-    return {role: checks[role](settings) for role in roles}
-
-
-def _missing_for_worker(settings: Settings) -> str | None:
-    api = settings.sms_api
-    try:
-        api_key(api)
-    except ConfigError as error:
-        if (api.base_url, api.key, api.key_file) != (None, None, None):
-            raise
-        return str(error)
-    return None
-
-
-def _missing_for_webhook(settings: Settings) -> str | None:
-    webhook = settings.webhook
-    scheme = scheme_from(webhook.signature, webhook.public_url)
-    try:
-        webhook_secrets(settings, scheme)
-    except ConfigError as error:
-        if (webhook.secrets, webhook.secret_files) != (None, None):
-            raise
-        return str(error)
-    return None
+    missing = {role: None if any(parts[role]) else _MISSING[role] for role in roles}
+    check_start(settings, [role for role, why in missing.items() if why is None])
+    if missing.get("webhook"):
+        scheme_from(webhook.signature, webhook.public_url)
+    return missing

@@ -1,6 +1,7 @@
-"""Secrets that follow their files: read at the start, read again whenever the content changes."""
+"""What settings name by file: secrets, read again whenever they change, and certificates."""
 
 import re
+import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,11 +34,24 @@ def read_secret(key: str, path: Path) -> str:
     return text
 
 
-def unreadable(key: str, path: Path, error: OSError) -> ConfigError:
+def unreadable(key: str, path: Path | None, error: OSError) -> ConfigError:
     """Say that the file which a setting names cannot be read, and what to do."""
     return ConfigError(
         f"{key}: {path} cannot be read: {error.strerror}; correct the path or its permissions"
     )
+
+
+def load_authorities(key: str, path: Path | None) -> ssl.SSLContext:
+    """Trust a file's certificate authorities, or without one the system's.
+
+    Raises ConfigError that names `key` and the remedy when the file is of no use.
+    """
+    try:
+        return ssl.create_default_context(cafile=path)
+    except ssl.SSLError:
+        raise ConfigError(f"{key}: {path} holds no certificates; it must be a PEM file") from None
+    except OSError as error:
+        raise unreadable(key, path, error) from None
 
 
 def check_header_value(key: str, value: str) -> str:

@@ -41,6 +41,7 @@ from bridge.broker import (
     wire_of,
 )
 from bridge.config import RabbitMQSettings, Role, Settings
+from bridge.credentials import load_authorities
 from bridge.errors import BrokerError, ConfigError, causes_of
 from bridge.management import Management, clock_skew, open_management
 from bridge.properties import Properties
@@ -67,6 +68,7 @@ from bridge.topology import (
 PROBE_SECONDS: Final = 15.0
 CERTIFICATE_DAYS: Final = 14
 MAX_SKEW_SECONDS: Final = 5.0
+API_PATH: Final = "/v1/messages"
 # Files beside the connections: logs, epoll, certificates, the broker, the admin port.
 OTHER_FILES: Final = 64
 _SEPARATOR: Final = "; "
@@ -77,6 +79,15 @@ Probes = dict[str, Coroutine[Any, Any, list[Finding]]]
 _NOT_CHECKED: Final = (
     "limits and policies that drop messages, bindings, alternate exchanges, alarms"
 )
+
+
+def look_over(settings: Settings, roles: Collection[Role]) -> list[Finding]:
+    """Say what looks wrong in a configuration with which these roles start."""
+    url = settings.sms_api.base_url or ""
+    if "worker" not in roles or not url.endswith(("/v1", API_PATH)):
+        return []
+    fix = f"leave {API_PATH} out of sms_api.base_url: the worker adds it"
+    return [Finding("SMS API", "warn", f"messages will be posted to {url}{API_PATH}", fix)]
 
 
 async def examine(
@@ -550,7 +561,7 @@ async def _ask(settings: Settings) -> AsyncIterator[httpx.Response]:
     """Ask for the head of the API's root, without the key: it cannot send anything."""
     api = settings.sms_api
     proxy = None if api.proxy is None else api.proxy.get_secret_value()
-    context = ssl.create_default_context(cafile=api.ca_file)
+    context = load_authorities("sms_api.ca_file", api.ca_file)
     async with (
         httpx.AsyncClient(
             verify=context, proxy=proxy, timeout=api.connect_timeout_seconds, trust_env=False

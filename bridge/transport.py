@@ -25,7 +25,7 @@ import httptools
 import httpx
 
 from bridge.config import SmsApiSettings
-from bridge.errors import ConfigError
+from bridge.credentials import load_authorities
 
 MAX_ANSWER_BYTES: Final = 64 * 1024
 # Below what servers commonly keep idle connections for (5 s), to avoid the race at the end.
@@ -67,10 +67,7 @@ def open_transport(settings: SmsApiSettings, *, max_connections: int) -> ApiTran
     Trusts the system's certificate authorities, or only those of `ca_file`.
     Raises ConfigError when that file cannot be used.
     """
-    try:
-        tls = ssl.create_default_context(cafile=settings.ca_file)
-    except OSError as error:
-        raise ConfigError(f"sms_api.ca_file: cannot be used: {type(error).__name__}") from None
+    tls = load_authorities("sms_api.ca_file", settings.ca_file)
     if settings.proxy is not None:
         return ProxyTransport(
             settings.proxy.get_secret_value(),

@@ -47,17 +47,17 @@ def check(
 ) -> None:
     """Validate the configuration and print the effective one, secrets masked.
 
-    Exit 2 when a role that is configured, even in part, could not start; with --role also when
-    that role is not configured at all.
+    Exit 2 when a role that is configured, even in part, could not start: the files that settings
+    name are read for that. With --role also when that role is not configured at all.
 
     With --online, a line for each thing tried: ok, warn or fail, and what to do. Nothing is sent,
     published, taken or created. Exit 1 when a role could not work or messages would be lost.
     """
     settings = read_settings(context, config)
     missing = _missing(settings, role)
-    findings = _examine(settings, missing, management_url) if online else []
+    findings = _examine(settings, missing, management_url, online=online)
     if as_json:
-        _print_json(settings, missing, findings if online else None)
+        _print_json(settings, missing, findings)
     else:
         _print_text(settings, missing, findings)
     if any(finding.result == "fail" for finding in findings):
@@ -74,29 +74,35 @@ def _missing(settings: "Settings", role: RoleName | None) -> "dict[Role, str | N
 
 
 def _examine(
-    settings: "Settings", missing: "dict[Role, str | None]", management_url: str | None
+    settings: "Settings",
+    missing: "dict[Role, str | None]",
+    management_url: str | None,
+    *,
+    online: bool,
 ) -> "list[Finding]":
     import asyncio
 
-    from bridge.doctor import examine
+    from bridge.doctor import examine, look_over
 
     roles = [role for role, why in missing.items() if why is None]
+    findings = look_over(settings, roles)
+    if not online:
+        return findings
     if not roles:
         raise ConfigError(*(f"{role}: {why}" for role, why in missing.items()))
-    return asyncio.run(examine(settings, roles, management=management_url))
+    return findings + asyncio.run(examine(settings, roles, management=management_url))
 
 
 def _print_json(
-    settings: "Settings", missing: "dict[Role, str | None]", findings: "list[Finding] | None"
+    settings: "Settings", missing: "dict[Role, str | None]", findings: "list[Finding]"
 ) -> None:
     from dataclasses import asdict
 
-    document: dict[str, object] = {
+    document = {
         "configuration": settings.masked(),
         "roles": {role: "ready" if why is None else why for role, why in missing.items()},
+        "findings": [asdict(finding) for finding in findings],
     }
-    if findings is not None:
-        document["findings"] = [asdict(finding) for finding in findings]
     typer.echo(json.dumps(document, indent=2))
 
 

@@ -18,6 +18,7 @@ from bridge.config import ENV_PREFIX, Role, Settings, known_keys, load_settings
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.parser import Request
 from bridge.topology import Topology, bridge_topology, webhook_topology, worker_topology
+from tests.certificates import make_certificate
 from tests.chart.generate import documented_values
 from tests.chart.rendering import (
     CHART,
@@ -167,6 +168,9 @@ async def test_probes_and_scrapes_ask_paths_that_the_admin_port_has(role: str) -
 @pytest.mark.parametrize(("name", "values"), CI.items(), ids=CI)
 def test_the_app_starts_with_the_config(name: str, values: Values, tmp_path: Path) -> None:
     """The app's own check finds nothing missing in a pod: settings, and a file for each secret."""
+    certificate = make_certificate(tmp_path)
+    authority = certificate.read_bytes()
+    pair = {".crt": authority, ".key": certificate.with_name("key.pem").read_bytes()}
     for role in of_kind(render(values), "Deployment"):
         component: Role = "worker" if role.endswith("worker") else "webhook"
         settings = settings_from(values, tmp_path, component, given_file(values))
@@ -175,7 +179,7 @@ def test_the_app_starts_with_the_config(name: str, values: Values, tmp_path: Pat
         for path in secret_files(deployment(values, component)["spec"]["template"]):
             file = tmp_path / Path(path).relative_to(MOUNTED)
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text("secret")
+            file.write_bytes(pair.get(file.suffix, b"secret"))
 
         assert check_roles(settings, [component]) == {component: None}
         assert settings.admin.port == 9090

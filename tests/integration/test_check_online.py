@@ -375,6 +375,21 @@ async def test_a_wrong_configuration_is_told_first() -> None:
     assert b"webhook.secrets" in result.stderr
 
 
+async def test_a_file_that_is_not_there_is_a_wrong_configuration(site: Site) -> None:
+    """`check --online` ends with 2, as the start does, when a file cannot be read."""
+    settings = {
+        "rabbitmq.url": site.broker.url,
+        "sms_api.base_url": site.values["sms_api"]["base_url"],
+        "sms_api.key": "k",
+        "sms_api.ca_file": "/nowhere/ca.pem",
+    }
+    result = await run_program("check", "--online", settings=settings)
+    (told,) = result.stderr.decode().splitlines()
+
+    assert result.returncode == 2
+    assert told.startswith("sms-bridge: sms_api.ca_file: /nowhere/ca.pem cannot be read")
+
+
 # The API
 
 

@@ -264,6 +264,22 @@ async def test_a_wrong_file_is_told(content: str | None, said: str, tmp_path: Pa
     assert said in lines[0]
 
 
+@pytest.mark.parametrize("path", ["/v1", "/v1/messages", "/v1/messages/"])
+async def test_check_warns_of_a_path_that_is_there_twice(line: Line, path: str) -> None:
+    """A base URL that holds the path already is a warning: the worker adds the path itself."""
+    settings = {**line.settings, "sms_api.base_url": f"http://localhost:9{path}"}
+    as_text = await run_program("check", settings=settings)
+    as_json = await run_program("check", "--json", settings=settings)
+    (finding,) = json.loads(as_json.stdout)["findings"]
+    told = f"messages will be posted to http://localhost:9{path.rstrip('/')}/v1/messages"
+
+    assert (as_text.returncode, as_json.returncode) == (0, 0)
+    assert f"# warn  SMS API: {told}; leave /v1/messages out of sms_api.base_url" in (
+        as_text.stdout.decode()
+    )
+    assert (finding["result"], finding["text"]) == ("warn", told)
+
+
 # send
 
 

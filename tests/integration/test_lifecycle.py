@@ -555,8 +555,22 @@ WRONG: dict[str, tuple[str, Mapping[str, object], list[str]]] = {
     "no-key-file": (
         "worker",
         {"sms_api.key": "null", "sms_api.key_file": "/nowhere/key"},
-        ["sms_api.key"],
+        ["sms_api.key_file"],
     ),
+    "no-password-file": (
+        "worker",
+        {"rabbitmq.password_file": "/nowhere/password"},
+        ["rabbitmq.password_file"],
+    ),
+    "no-broker-ca": (
+        "webhook",
+        {"rabbitmq.url": "amqps://localhost/", "rabbitmq.tls.ca_file": "/nowhere/ca.pem"},
+        ["rabbitmq.tls.ca_file"],
+    ),
+    "one-port": ("all", {"admin.port": "8080"}, ["admin.port"]),
+    "one-queue": ("worker", {"worker.queue": "sms.inbound"}, ["worker.queue"]),
+    "reserved-name": ("worker", {"worker.queue": "amq.sms"}, ["worker.queue"]),
+    "delay-too-long": ("worker", {"worker.retry_delays": ["4000d"]}, ["worker.retry_delays"]),
     "key-with-space": ("worker", {"sms_api.key": f"{Canaries.key} x"}, ["sms_api.key"]),
     "key-with-newline": ("worker", {"sms_api.key": f"{Canaries.key}\nx"}, ["sms_api.key"]),
     "url-of-broker": (
@@ -596,6 +610,33 @@ async def test_a_wrong_set_up_is_told(
     assert result.returncode == 2
     assert (len(lines), missing) == (len(named), [])
     assert canaries.found_in((result.stdout + result.stderr).decode()) == set()
+
+
+@pytest.fixture(scope="module")
+async def check_refusals() -> dict[str, CompletedProcess[bytes]]:
+    """Check each of the wrong configurations."""
+    base = {**WORKER, **WEBHOOK, "admin.port": "0"}
+    roles = {name: () if role == "all" else ("--role", role) for name, (role, *_) in WRONG.items()}
+    # Without a role's secrets `check` takes it for one that is not to run.
+    roles["all-without-secrets"] = ("--role", "webhook")
+    return await run_programs(
+        {
+            name: (["check", *roles[name]], {**base, **wrong})
+            for name, (_, wrong, _) in WRONG.items()
+        }
+    )
+
+
+@pytest.mark.parametrize("name", WRONG)
+async def test_check_refuses_what_a_start_refuses(
+    refusals: dict[str, CompletedProcess[bytes]],
+    check_refusals: dict[str, CompletedProcess[bytes]],
+    name: str,
+) -> None:
+    """What ends the start of a role ends `check` with the same code and the same words."""
+    start, check = refusals[name], check_refusals[name]
+
+    assert (check.returncode, check.stderr) == (start.returncode, start.stderr)
 
 
 @pytest.mark.parametrize("key", ["admin.port", "webhook.port"])
