@@ -456,7 +456,8 @@ def _check_api_key(settings: Settings) -> None:
 
 
 def _check_api_tls(settings: Settings) -> None:
-    load_authorities("sms_api.ca_file", settings.sms_api.ca_file)
+    if settings.sms_api.ca_file is not None:
+        load_authorities("sms_api.ca_file", settings.sms_api.ca_file)
 
 
 def _check_webhook_secrets(settings: Settings) -> None:

@@ -514,7 +514,8 @@ def _unknown(variable: str, value: str) -> str | None:
         return None
     if "." not in path:
         # Kubernetes adds such names by itself for a Service: SMS_BRIDGE_WEBHOOK_PORT=tcp://...
-        meant = None if "://" in value else _flat_keys().get(name)
+        is_of_kubernetes = value.startswith(("tcp://", "udp://", "sctp://"))
+        meant = None if is_of_kubernetes else _flat_keys().get(name)
         return f"{variable}: is not read; did you mean {meant}?" if meant else None
     section = path.partition(".")[0]
     if section not in Settings.model_fields:
