@@ -8,7 +8,6 @@ import signal
 import sys
 import uuid
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -28,6 +27,7 @@ from bridge.__main__ import app
 from bridge.config import Settings
 from bridge.errors import BrokerError
 from bridge.sandbox.broker import Broker
+from tests.alarms import memory_alarm
 from tests.integration.conftest import (
     SECONDS,
     SIGNATURE,
@@ -384,13 +384,9 @@ async def test_send_during_an_alarm_tells_what_to_do(
     connection = await aio_pika.connect(managed_broker.url)
     async with connection:
         await (await connection.channel()).declare_queue(queue, durable=True)
-        set_limit = partial(managed_broker.ctl, "set_vm_memory_high_watermark")
-        await asyncio.to_thread(set_limit, "0.00001")
-        try:
+        async with memory_alarm(managed_broker):
             with pytest.raises(BrokerError) as caught:
                 await client.send(settings, dict(canaries.request()), wait_seconds=None)
-        finally:
-            await asyncio.to_thread(set_limit, "0.6")
         await (await connection.channel()).queue_delete(queue)
 
     text = str(caught.value)
