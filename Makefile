@@ -9,6 +9,8 @@ BENCH_STAMP := .venv/.synced-for-bench
 export HOME := $(or $(HOME),$(CURDIR)/.uv/home)
 # A virtual environment that is active, or named elsewhere, is not ours.
 export UV_PROJECT_ENVIRONMENT := .venv
+# Once, as in the image: where Python may not write, each start would compile everything anew.
+export UV_COMPILE_BYTECODE := 1
 unexport VIRTUAL_ENV
 
 UV := $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)

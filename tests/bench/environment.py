@@ -28,7 +28,7 @@ def describe(broker: Broker) -> dict[str, str]:
 
 def _facts(broker: Broker) -> Iterator[tuple[str, str]]:
     yield "date", time.strftime("%Y-%m-%d", time.gmtime())
-    yield "commit", _run("git", "-C", str(FOLDER), "describe", "--always", "--dirty")
+    yield "commit", _commit()
     yield "processor", f"{_processor()}, {os.cpu_count()} cores"
     load, _, _ = os.getloadavg()
     yield "load before the first run", f"{load:.1f}"
@@ -42,6 +42,13 @@ def _facts(broker: Broker) -> Iterator[tuple[str, str]]:
         module = (FOLDER / "redpanda_connect" / "go.mod").read_text(encoding="ascii")
         found = re.search(r"connect/v4 v(\S+)", module)
         yield "Redpanda Connect", found[1] if found else "unknown"
+
+
+def _commit() -> str:
+    name = _run("git", "-C", str(FOLDER), "describe", "--always")
+    # What a bench writes are documents, which it does not measure.
+    changes = _run("git", "-C", str(FOLDER), "status", "--porcelain", "--", ":/", ":/!docs")
+    return f"{name}-dirty" if changes else name
 
 
 def _processor() -> str:
