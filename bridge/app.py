@@ -20,12 +20,7 @@ from bridge.admin import Health, admin_handler
 from bridge.backlog import watched
 from bridge.broker import Link, tls_context
 from bridge.config import Role, Settings, SmsApiSettings
-from bridge.credentials import (
-    Credential,
-    check_header_value,
-    load_authorities,
-    unreadable,
-)
+from bridge.credentials import Credential, check_header_value, load_authorities
 from bridge.errors import ConfigError
 from bridge.listener import Listener
 from bridge.logs import LineWriter, configure_logging, facts, log_loop_faults
@@ -432,23 +427,8 @@ def check_start(settings: Settings, roles: Collection[Role]) -> None:
 
 def _check_broker_tls(settings: Settings) -> None:
     tls = settings.rabbitmq.tls
-    files = {"ca_file": tls.ca_file, "cert_file": tls.cert_file, "key_file": tls.key_file}
-    given = {f"rabbitmq.tls.{name}": file for name, file in files.items() if file is not None}
-    for key, file in given.items():
-        try:
-            file.open("rb").close()
-        except OSError as error:
-            raise unreadable(key, file, error) from None
-    if not given:
-        return
-    load_authorities("rabbitmq.tls.ca_file", tls.ca_file)
-    try:
+    if any((tls.ca_file, tls.cert_file, tls.key_file)):
         tls_context(settings.rabbitmq)
-    except ConfigError:
-        raise ConfigError(
-            f"rabbitmq.tls.cert_file: {tls.cert_file} and rabbitmq.tls.key_file are not a "
-            "certificate and its key; they must be PEM files that belong together"
-        ) from None
 
 
 def _check_api_key(settings: Settings) -> None:

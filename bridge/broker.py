@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from yarl import URL
 
 from bridge.config import RabbitMQSettings
-from bridge.credentials import read_secret
+from bridge.credentials import load_authorities, read_secret, unreadable
 from bridge.errors import BrokerError, ConfigError, ConnectError, ConnectFault, causes_of
 from bridge.logs import facts
 from bridge.metrics import BridgeMetrics
@@ -240,18 +240,21 @@ def with_credentials(url: URL, settings: RabbitMQSettings) -> URL:
 def tls_context(settings: RabbitMQSettings) -> ssl.SSLContext:
     """Make what trusts the broker; raises ConfigError when a file of `rabbitmq.tls` is no use."""
     tls = settings.tls
-    setting, path = "ca_file", tls.ca_file
-    try:
-        context = ssl.create_default_context(cafile=tls.ca_file)
-        if tls.cert_file is not None:
-            setting, path = "cert_file", tls.cert_file
+    context = load_authorities("rabbitmq.tls.ca_file", tls.ca_file)
+    for name, path in (("cert_file", tls.cert_file), ("key_file", tls.key_file)):
+        try:
+            if path is not None:
+                path.open("rb").close()
+        except OSError as error:
+            raise unreadable(f"rabbitmq.tls.{name}", path, error) from None
+    if tls.cert_file is not None:
+        try:
             context.load_cert_chain(tls.cert_file, tls.key_file)
-    except OSError as error:
-        why = "no PEM" if isinstance(error, ssl.SSLError) else error.strerror
-        raise ConfigError(
-            f"rabbitmq.tls.{setting}: {path} cannot be used ({why}); "
-            "name a PEM file that this user may read, and its key in rabbitmq.tls.key_file"
-        ) from None
+        except OSError:  # ssl.SSLError is one
+            raise ConfigError(
+                f"rabbitmq.tls.cert_file: {tls.cert_file} and rabbitmq.tls.key_file are not a "
+                "certificate and its key; they must be PEM files that belong together"
+            ) from None
     return context
 
 

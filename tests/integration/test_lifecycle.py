@@ -715,7 +715,7 @@ async def test_a_certificate_file_that_is_not_there_is_told(amqp_url: str, tmp_p
         await open_connection(settings, settings.url[0], name="test")
 
     assert caught.value.fault == "tls_failed"
-    assert f"rabbitmq.tls.ca_file: {missing} cannot be used (No such file" in str(caught.value)
+    assert f"rabbitmq.tls.ca_file: {missing} cannot be read: No such file" in str(caught.value)
 
 
 @pytest.fixture(scope="module")
