@@ -3,6 +3,8 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Mapping
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -593,31 +595,38 @@ def test_notes_name_the_next_commands() -> None:
     assert "sms-bridge send" not in notes["webhook-only"]
 
 
-@pytest.mark.parametrize(("status", "code"), [(401, 0), (200, 1), (503, 1)])
-def test_helm_test_wants_an_unsigned_webhook_refused(status: int, code: int) -> None:
-    """The test pod's program passes when an unsigned webhook is answered 401, and only then."""
+def post_to_a_receiver(
+    program: str, answer: Callable[[Message, bytes], int], environ: Mapping[str, str]
+) -> "subprocess.CompletedProcess[bytes]":
+    """Run a program of the test pod against a receiver that answers one POST with a status."""
 
-    class Answer(BaseHTTPRequestHandler):
+    class Receiver(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(status)
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(answer(self.headers, body))
             self.send_header("Content-Length", "0")
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
             """Keep quiet."""
 
-    (pod,) = of_kind(render(MINIMAL), "Pod").values()
-    program, url = pod["spec"]["containers"][0]["args"]
-    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+    with HTTPServer(("127.0.0.1", 0), Receiver) as server:
         threading.Thread(target=server.handle_request).start()
-        done = subprocess.run(
+        return subprocess.run(
             [sys.executable, "-c", program, f"http://127.0.0.1:{server.server_port}/webhooks"],
             check=False,
             capture_output=True,
             timeout=60,
-            env={},
+            env=environ,
         )
+
+
+@pytest.mark.parametrize(("status", "code"), [(401, 0), (200, 1), (503, 1)])
+def test_helm_test_wants_an_unsigned_webhook_refused(status: int, code: int) -> None:
+    """The test pod's program passes when an unsigned webhook is answered 401, and only then."""
+    (pod,) = of_kind(render(MINIMAL), "Pod").values()
+    program, url = pod["spec"]["containers"][0]["args"]
+    done = post_to_a_receiver(program, lambda _headers, _body: status, {})
 
     assert url == "http://rel-sms-bridge-webhook.sms:80/webhooks"
     assert done.returncode == code
@@ -628,31 +637,16 @@ def test_helm_test_wants_a_signed_webhook_taken_in(secret: str, code: int, tmp_p
     """Where it is asked for, a webhook signed as configured is sent, and must be answered 200."""
     scheme = scheme_from(SignatureSettings(), None)
 
-    class Receiver(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            _, wanted = sign(scheme, b"right", body, now=0, event_id="").headers[0]
-            is_good = self.headers["X-Service-Signature"] == wanted
-            self.send_response(200 if is_good else 401)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Keep quiet."""
+    def answer(headers: Message, body: bytes) -> int:
+        _, wanted = sign(scheme, b"right", body, now=0, event_id="").headers[0]
+        return 200 if headers["X-Service-Signature"] == wanted else 401
 
     (pod,) = of_kind(render(merged(MINIMAL, nested("tests.signed", True))), "Pod").values()
     program, url = pod["spec"]["containers"][1]["args"]
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump({"webhook": {"secrets": [secret]}}))
-    with HTTPServer(("127.0.0.1", 0), Receiver) as server:
-        threading.Thread(target=server.handle_request).start()
-        done = subprocess.run(
-            [sys.executable, "-c", program, f"http://127.0.0.1:{server.server_port}/webhooks"],
-            check=False,
-            capture_output=True,
-            timeout=60,
-            env={"PATH": str(Path(sys.executable).parent), "SMS_BRIDGE_CONFIG": str(path)},
-        )
+    environ = {"PATH": str(Path(sys.executable).parent), "SMS_BRIDGE_CONFIG": str(path)}
+    done = post_to_a_receiver(program, answer, environ)
 
     assert url == pod["spec"]["containers"][0]["args"][1]
     assert done.returncode == code, done.stderr
