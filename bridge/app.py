@@ -23,7 +23,7 @@ from bridge.config import Role, Settings, SmsApiSettings
 from bridge.credentials import Credential, check_header_value, load_authorities
 from bridge.errors import ConfigError
 from bridge.listener import Listener
-from bridge.logs import LineWriter, configure_logging, facts, log_loop_faults
+from bridge.logs import LineWriter, Log, configure_logging, log_loop_faults
 from bridge.metrics import BridgeMetrics, Registry, WebhookMetrics, WorkerMetrics, new_registry
 from bridge.pace import Pace
 from bridge.publisher import Publisher
@@ -34,7 +34,7 @@ from bridge.transport import open_transport
 from bridge.webhook import Receiver, webhook_limits
 from bridge.worker import Worker
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 EXIT_CLEAN: Final = 0
 EXIT_FAILED: Final = 1
@@ -71,7 +71,7 @@ def _own_signals(stop: asyncio.Event) -> None:
     """Drain at the first SIGTERM or SIGINT, leave at once at the second."""
 
     def on_signal(name: str) -> None:
-        log.info("signal", extra=facts(signal=name))
+        log.info("signal", signal=name)
         if stop.is_set():
             logging.shutdown()
             os._exit(EXIT_DRAIN_TIMED_OUT)
@@ -124,7 +124,7 @@ class Secrets:
         except ConfigError as error:
             self._metrics.secret_reloads.labels(secret.label, "failed").inc()
             if not secret.is_failing:
-                log.warning("secret_not_read", extra=facts(why=str(error)))
+                log.warning("secret_not_read", why=str(error))
             secret.is_failing = True
             return False
         secret.is_failing = False
@@ -132,7 +132,7 @@ class Secrets:
         self._metrics.secret_last_reload.labels(secret.label).set(read_at)
         if changed:
             self._metrics.secret_reloads.labels(secret.label, "changed").inc()
-            log.info("secret_changed", extra=facts(secret=secret.label))
+            log.info("secret_changed", secret=secret.label)
             secret.on_change()
         return changed
 
@@ -174,7 +174,7 @@ class Bridge:
         failed = self._log_failures()
         clean = await self._drain()
         await self._close(waiting)
-        log.info("stopped", extra=facts(clean=clean and not failed))
+        log.info("stopped", clean=clean and not failed)
         if failed:
             return EXIT_FAILED
         return EXIT_CLEAN if clean else EXIT_DRAIN_TIMED_OUT
@@ -217,7 +217,7 @@ class Bridge:
         if settings.sms_api.timeout_seconds >= settings.worker.shutdown_timeout_seconds:
             # What a drain cuts off may have been sent.
             longer = "make worker.shutdown_timeout_seconds longer than sms_api.timeout_seconds"
-            log.warning("drain_may_cut_off", extra=facts(remedy=longer))
+            log.warning("drain_may_cut_off", remedy=longer)
         self._link("worker publish", publisher.serve)
         self._link("worker consume", worker.serve)
         self._health.ready["consumer"] = lambda: worker.consumer.is_registered or pace.is_holding
@@ -295,13 +295,11 @@ class Bridge:
         webhook = self._webhook_port
         log.info(
             "started",
-            extra=facts(
-                version=__version__,
-                worker=self._worker is not None,
-                webhook_port=None if webhook is None else webhook.port,
-                admin_port=self._admin_port.port,
-                open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-            ),
+            version=__version__,
+            worker=self._worker is not None,
+            webhook_port=None if webhook is None else webhook.port,
+            admin_port=self._admin_port.port,
+            open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
 
     # Running
@@ -310,7 +308,7 @@ class Bridge:
         failed = {name: task for name, task in self._tasks.items() if task.done()}
         for name, task in failed.items():
             error = None if task.cancelled() else task.exception()
-            log.critical("part_failed", extra=facts(part=name), exc_info=error)
+            log.critical("part_failed", part=name, cause=error)
         return bool(failed)
 
     # Ending

@@ -5,18 +5,17 @@ grows until an alarm of the broker stops both directions.
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Final, NoReturn
 
 import aio_pika
 
 from bridge.broker import heed_cancellation, wire_of
-from bridge.logs import facts
+from bridge.logs import Log
 from bridge.metrics import WebhookMetrics
 from bridge.topology import QueueSizes, read_queue
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 Serve = Callable[[aio_pika.Connection], Coroutine[Any, Any, None]]
 STATS_SECONDS: Final = 15.0
@@ -45,7 +44,7 @@ async def _look(connection: aio_pika.Connection, queue: str) -> QueueSizes | Non
         return await read_queue(connection, queue)
     except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
         # What serves on the connection finds out by itself when it is gone.
-        log.debug("queue_not_read", extra=facts(queue=queue, error=type(error).__name__))
+        log.debug("queue_not_read", queue=queue, error=type(error).__name__)
         return None
 
 

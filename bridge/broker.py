@@ -7,7 +7,6 @@ on a healthy connection (aio-pika, `RobustChannel`), a new connection cannot.
 
 import asyncio
 import contextlib
-import logging
 import random
 import ssl
 import time
@@ -22,12 +21,12 @@ from yarl import URL
 from bridge.config import RabbitMQSettings
 from bridge.credentials import load_authorities, read_secret, unreadable
 from bridge.errors import BrokerError, ConfigError, ConnectError, ConnectFault, causes_of
-from bridge.logs import facts
+from bridge.logs import Log
 from bridge.metrics import BridgeMetrics
 from bridge.properties import tolerate_broken_properties
 from bridge.wire import Wire
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 Serve = Callable[[aio_pika.Connection], Awaitable[object]]
 
@@ -92,8 +91,8 @@ class Link:
 
     def _log_fault(self, why: str) -> None:
         # One line for each change: an outage of an hour is not a thousand lines.
-        level = logging.DEBUG if why == self._last_fault else logging.WARNING
-        log.log(level, "broker_unavailable", extra=facts(link=self.name, why=why))
+        tell = log.debug if why == self._last_fault else log.warning
+        tell("broker_unavailable", link=self.name, why=why)
         self._last_fault = why
 
     async def _session(self, serve: Serve) -> None:
@@ -107,7 +106,7 @@ class Link:
             self._metrics.connections.labels("closed_by_broker").inc()
             if time.monotonic() - started < USEFUL_SECONDS:
                 raise BrokerError(_describe(error)) from error
-            log.warning("broker_lost", extra=facts(link=self.name, why=_describe(error)))
+            log.warning("broker_lost", link=self.name, why=_describe(error))
         finally:
             self._connection = None
             await close_quietly(connection)
@@ -124,15 +123,15 @@ class Link:
         self._is_refused = False
         self._metrics.connections.labels("opened").inc()
         wire_of(connection).on_blocked(self._log_blocked)
-        log.info("broker_connected", extra=facts(link=self.name, host=host_of(url)))
+        log.info("broker_connected", link=self.name, host=host_of(url))
         return connection
 
     def _log_blocked(self, reason: str | None) -> None:
         if reason is None:
-            log.info("broker_unblocked", extra=facts(link=self.name))
+            log.info("broker_unblocked", link=self.name)
             return
         remedy = "it takes no messages; look at rabbitmq-diagnostics check_local_alarms"
-        log.warning("broker_blocked", extra=facts(link=self.name, why=f"{reason}; {remedy}"))
+        log.warning("broker_blocked", link=self.name, why=f"{reason}; {remedy}")
 
 
 async def _serve_until_closed(connection: aio_pika.Connection, serve: Serve) -> None:

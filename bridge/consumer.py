@@ -6,7 +6,6 @@ lost event can stop consumption. Deliveries come from the wire, not from the cli
 
 import asyncio
 import functools
-import logging
 import time
 from collections.abc import Callable
 from typing import Final
@@ -17,11 +16,11 @@ from bridge.broker import RPC_TIMEOUT_SECONDS, open_channel, wire_of
 from bridge.delivery import Delivery, Session
 from bridge.envelope import DELIVERY_COUNT, bare_envelope
 from bridge.errors import BrokerError
-from bridge.logs import facts
+from bridge.logs import Log
 from bridge.metrics import WorkerMetrics
 from bridge.properties import Properties
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 WATCH_SECONDS: Final = 5.0
 POISON_SESSIONS: Final = 3
@@ -165,7 +164,7 @@ class Consumer:
     def _mark(self, prefetch: int) -> None:
         if bool(prefetch) != bool(self._consuming_with):
             event = "consuming" if prefetch else "not_consuming"
-            log.info(event, extra=facts(queue=self._queue, prefetch=prefetch or None))
+            log.info(event, queue=self._queue, prefetch=prefetch or None)
         self._consuming_with = prefetch
         self._metrics.consumer_up.labels(self._queue).set(1 if prefetch else 0)
 
@@ -196,10 +195,10 @@ class Consumer:
         count = (delivery.properties.headers or {}).get(DELIVERY_COUNT, 0)
         if isinstance(count, int) and count >= OFTEN:
             message_id = delivery.envelope.key
-            log.warning("delivered_often", extra=facts(message_id=message_id, before=count))
+            log.warning("delivered_often", message_id=message_id, before=count)
 
     def _on_cancelled_by_broker(self, _frame: object) -> None:
-        log.warning("consumer_cancelled", extra=facts(queue=self._queue))
+        log.warning("consumer_cancelled", queue=self._queue)
         self._changed.set()
 
     def _suspect_poison(self) -> None:
@@ -207,7 +206,7 @@ class Consumer:
         self._empty_sessions += 1
         if self._empty_sessions > POISON_SESSIONS:
             self._metrics.poison_suspected.set(1)
-            log.warning("protocol_poison_suspected", extra=facts(queue=self._queue))
+            log.warning("protocol_poison_suspected", queue=self._queue)
 
 
 async def _taken_from_the_wire(_message: object) -> None:

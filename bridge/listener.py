@@ -7,7 +7,6 @@ limits count idle sockets. A handler sees complete requests only; the rest is an
 import asyncio
 import contextlib
 import errno
-import logging
 import math
 import resource
 import socket
@@ -17,9 +16,10 @@ from http import HTTPStatus
 from typing import Final, cast
 
 from bridge.errors import BridgeError
+from bridge.logs import Log
 from bridge.parser import Answer, Limits, Phase, Request, RequestParser, problem
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 BACKLOG: Final = 2048
 # What one read takes; more waits in the kernel.

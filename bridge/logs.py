@@ -1,7 +1,9 @@
 """One JSON line for each fact, on standard output, that can hold no personal data.
 
-Our own modules log a constant event and named facts: `log.info("delivery", extra=facts(...))`.
-What libraries log is reduced to the template of the message, never its arguments, because
+Our own modules log a constant event and named facts: `log.info("paused", reason="outage")`. They
+go past the standard library's `logging`, which takes more time for a line than all the rest of
+the line does.
+What libraries log with it is reduced to the template of the message, never its arguments, because
 aiormq and asyncio put whole messages into theirs. Of an exception the type and the places are
 written, never its text, which may quote a value.
 
@@ -22,33 +24,66 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, Literal, Protocol, TextIO
 
 from pydantic_core import PydanticSerializationError, to_json
-
-log = logging.getLogger(__name__)
 
 MAX_LINES: Final = 10_000
 # Lines that come so close together leave in one write.
 GATHER_SECONDS: Final = 0.02
 FINISH_SECONDS: Final = 1.0
 
-_OURS = "bridge"
-_OURS_BELOW = f"{_OURS}."
-_FACTS = "facts"
-# What a formatter that is not ours may ask of a record, and what a record of ours fills in.
-_BLANK: Final[dict[str, object]] = {
-    **dict.fromkeys(("name", "levelno", "levelname", "msg", "args", "created", "msecs")),
-    **dict.fromkeys(("exc_info", "exc_text", "stack_info", "taskName")),
-    **dict.fromkeys(("pathname", "filename", "module", "funcName"), ""),
-    **dict.fromkeys(("threadName", "processName"), ""),
-    **dict.fromkeys(("lineno", "thread", "process", "relativeCreated"), 0),
-}
+Facts = dict[str, object]
 
 
-def facts(**values: object) -> dict[str, object]:
-    """Make the `extra` of a log call; what is None is left out of the line."""
-    return {_FACTS: {name: value for name, value in values.items() if value is not None}}
+class Output(Protocol):
+    """Something that takes what is logged."""
+
+    def take(self, level: int, logger: str, event: str, facts: Facts) -> None:
+        """Take one line; `level` is one of `logging`'s numbers, and no fact is None."""
+
+
+# Where lines go: nowhere, until `configure_logging`.
+outputs: Final[list[Output]] = []
+
+
+class Log:
+    """Logs constant events with named facts for one module; a fact that is None is left out."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def debug(self, event: str, /, **facts: object) -> None:
+        """Log what helps to find a fault."""
+        self._log(logging.DEBUG, event, facts)
+
+    def info(self, event: str, /, **facts: object) -> None:
+        """Log what happened as it should."""
+        self._log(logging.INFO, event, facts)
+
+    def warning(self, event: str, /, **facts: object) -> None:
+        """Log what somebody may have to look at."""
+        self._log(logging.WARNING, event, facts)
+
+    def error(self, event: str, /, *, cause: BaseException | None, **facts: object) -> None:
+        """Log a bug, with the type of its exception and the places where it came from."""
+        self._log(logging.ERROR, event, facts | _describe(cause))
+
+    def exception(self, event: str, /, **facts: object) -> None:
+        """Log a bug from where its exception is caught, as `error` does."""
+        self.error(event, cause=sys.exception(), **facts)
+
+    def critical(self, event: str, /, *, cause: BaseException | None, **facts: object) -> None:
+        """Log why the process ends, as `error` does."""
+        self._log(logging.CRITICAL, event, facts | _describe(cause))
+
+    def _log(self, level: int, event: str, facts: Facts) -> None:
+        known = {name: value for name, value in facts.items() if value is not None}
+        for output in outputs:
+            output.take(level, self._name, event, known)
+
+
+log = Log(__name__)
 
 
 def configure_logging(
@@ -58,16 +93,15 @@ def configure_logging(
     stream: "TextIO | LineWriter" = sys.stdout,
     count: Callable[[str], object] = lambda _level: None,
 ) -> None:
-    """Send every log record to `stream`; `count` is called with the level of each."""
-    # Nobody reads where a record comes from, and finding it out takes longer than all the rest of
-    # a line (logging HOWTO, "Optimization").
-    logging._srcfile = None  # noqa: SLF001
-    logging.setLogRecordFactory(_Record)
+    """Write what is logged from `level` on to `stream`; `count` is called with the level of each.
+
+    Takes the place of an earlier call.
+    """
     console = form == "console" or (form == "auto" and stream.isatty())
-    handler = _Handler(stream, count)
-    handler.setFormatter(ConsoleFormatter() if console else JsonFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    configured = logging.getLevelName(level.upper())
+    configured = logging.getLevelNamesMapping()[level.upper()]
+    lines = _Lines(stream, configured, console_line if console else json_line, count)
+    outputs[:] = [one for one in outputs if not isinstance(one, _Lines)] + [lines]
+    logging.basicConfig(level=configured, handlers=[lines], force=True)
     # At DEBUG these write whole frames, bodies included, into the message itself.
     logging.getLogger("asyncio").setLevel(max(configured, logging.INFO))
     # They raise what they log, a line or more for each try to connect; our links say it once.
@@ -79,50 +113,39 @@ def configure_logging(
         logging.getLogger(name).setLevel(max(configured, logging.WARNING))
 
 
-class _Record(logging.LogRecord):
-    """A record that does not find out its file, thread and process."""
+class _Lines(logging.Handler):
+    """Counts and writes lines, ours as they come and those of libraries reduced."""
 
     def __init__(
         self,
-        name: str,
+        stream: "TextIO | LineWriter",
         level: int,
-        _pathname: str,
-        _lineno: int,
-        msg: object,
-        args: Any,  # noqa: ANN401  as logging has it
-        exc_info: Any,  # noqa: ANN401
-        *_: object,
-        **_more: object,
+        form: Callable[[float, str, str, str, Facts], str],
+        count: Callable[[str], object],
     ) -> None:
-        # Filling in a copy is the fastest way to so many attributes.
-        self.__dict__ = values = _BLANK.copy()
-        values["name"], values["msg"], values["args"] = name, msg, args
-        values["levelno"], values["levelname"] = level, logging.getLevelName(level)
-        values["created"] = now = time.time()
-        values["msecs"] = now % 1 * 1000
-        values["exc_info"] = exc_info
-
-
-class _Handler(logging.Handler):
-    """Counts and writes lines; a stream that fails is no reason to print a record's arguments."""
-
-    def __init__(self, stream: "TextIO | LineWriter", count: Callable[[str], object]) -> None:
-        super().__init__()
+        super().__init__(level)
         self._stream = stream
+        self._form = form
         self._count = count
 
-    def handle(self, record: logging.LogRecord) -> bool:
-        """Write a record; the stream takes a line at once, so that no lock is needed."""
-        self._count(record.levelname.lower())
+    def take(self, level: int, logger: str, event: str, facts: Facts) -> None:
+        """Write a line; the stream takes it at once, so that no lock is needed."""
+        if level < self.level:
+            return
+        name = _level_name(level)
+        self._count(name)
         try:
-            self._stream.write(f"{self.format(record)}\n")
-            self._stream.flush()
+            self._stream.write(self._form(time.time(), name, logger, event, facts))
         except Exception:  # noqa: BLE001  a line less must not be a message less
-            self.handleError(record)
-        return True
+            return
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's own name
-        """Say nothing: the default writes the arguments to standard error."""
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Write of a library's record what cannot quote a value."""
+        # Some log an exception itself, whose text may.
+        event = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
+        cause = record.exc_info[1] if record.exc_info else None
+        self.take(record.levelno, record.name, event, _describe(cause))
+        return True
 
     def close(self) -> None:
         """Write what is left; `logging.shutdown` calls this when the program ends."""
@@ -186,7 +209,7 @@ class LineWriter(io.TextIOBase):
             self._drop(len(lines))
             return
         if self._dropped:
-            log.warning("log_lines_dropped", extra=facts(lines=self._dropped))
+            log.warning("log_lines_dropped", lines=self._dropped)
             self._dropped = 0
 
     def _write_bytes(self, data: bytes) -> None:
@@ -204,18 +227,33 @@ class LineWriter(io.TextIOBase):
 
 def log_loop_faults(loop: asyncio.AbstractEventLoop) -> None:
     """Log what nobody awaited; asyncio's own handler would quote the exception and its values."""
-    log = logging.getLogger(f"{_OURS}.loop")
 
     def handle(_loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         error = context.get("exception")
         log.error(
             "unhandled_error",
             # Behind the words stands the repr of a callback, with its arguments.
-            extra=facts(what=" ".join(str(context.get("message")).split()[:3])),
-            exc_info=error if isinstance(error, BaseException) else None,
+            what=" ".join(str(context.get("message")).split()[:3]),
+            cause=error if isinstance(error, BaseException) else None,
         )
 
     loop.set_exception_handler(handle)
+
+
+def json_line(now: float, level: str, logger: str, event: str, facts: Facts) -> str:
+    """Make a line of JSON: time, level, logger, event, then the facts."""
+    second = int(now)
+    moment = f'{{"time":"{_format_second(second)}.{int((now - second) * 1000):03d}Z'
+    head = _format_head(level, logger, event)
+    return f"{moment}{head},{dump_json(facts)[1:]}\n" if facts else f"{moment}{head}}}\n"
+
+
+def console_line(now: float, level: str, _logger: str, event: str, facts: Facts) -> str:
+    """Make a line for a person: time of day, level, event, then the facts as `name=value`."""
+    clock = time.strftime("%H:%M:%S", time.localtime(now))
+    pairs = " ".join(f"{name}={value}" for name, value in facts.items())
+    line = f"{clock} {level:<8} {event} {pairs}".rstrip()
+    return "".join(char if char.isprintable() else "?" for char in line) + "\n"
 
 
 def dump_json(value: object) -> str:
@@ -236,49 +274,22 @@ def _format_second(second: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
-class JsonFormatter(logging.Formatter):
-    """Write a record as one line of JSON."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line: time, level, logger, event, then the facts."""
-        head = (
-            f'{{"time":"{_format_second(int(record.created))}.{int(record.msecs):03d}Z",'
-            f'"level":"{record.levelname.lower()}","logger":{_quote(record.name)},'
-            f'"event":{_quote(_event(record))}'
-        )
-        values = _facts(record)
-        return f"{head},{dump_json(values)[1:]}" if values else f"{head}}}"
+# Levels, names of loggers and constant events: few.
+@functools.lru_cache(maxsize=256)
+def _format_head(level: str, logger: str, event: str) -> str:
+    return f'","level":"{level}","logger":{dump_json(logger)},"event":{dump_json(event)}'
 
 
-# Names of loggers and constant texts: few.
-_quote = functools.lru_cache(maxsize=256)(dump_json)
+@functools.lru_cache(maxsize=16)
+def _level_name(level: int) -> str:
+    return logging.getLevelName(level).lower()
 
 
-class ConsoleFormatter(logging.Formatter):
-    """Write a record as one line for a person."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line: time of day, level, event, then the facts as `name=value`."""
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        pairs = " ".join(f"{name}={value}" for name, value in _facts(record).items())
-        line = f"{clock} {record.levelname.lower():<8} {_event(record)} {pairs}".rstrip()
-        return "".join(char if char.isprintable() else "?" for char in line)
-
-
-def _event(record: logging.LogRecord) -> str:
-    if record.name.startswith(_OURS_BELOW) or record.name == _OURS:
-        return record.getMessage()
-    # Some libraries log an exception itself, whose text may quote a value.
-    return record.msg if isinstance(record.msg, str) else type(record.msg).__name__
-
-
-def _facts(record: logging.LogRecord) -> dict[str, object]:
-    values: dict[str, object] = getattr(record, _FACTS, {})
-    if not record.exc_info or record.exc_info[1] is None:
-        return values
-    error = record.exc_info[1]
+def _describe(cause: BaseException | None) -> Facts:
+    if cause is None:
+        return {}
     places = [
         f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}"
-        for frame in traceback.extract_tb(error.__traceback__)[-12:]
+        for frame in traceback.extract_tb(cause.__traceback__)[-12:]
     ]
-    return {**values, "error": type(error).__name__, "at": places}
+    return {"error": type(cause).__name__, "at": places}

@@ -6,7 +6,6 @@ nothing sent either: what becomes of a message could not be written down.
 """
 
 import asyncio
-import logging
 import random
 import time
 from collections import OrderedDict
@@ -15,10 +14,10 @@ from typing import Final
 
 from bridge.config import RateLimitSettings
 from bridge.fates import Answer, Fate, PauseReason
-from bridge.logs import facts
+from bridge.logs import Log
 from bridge.metrics import WorkerMetrics
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 # A delivery that has been held for longer is given up; one wait more may lie before that. The
 # broker's own limit is 30 minutes (consumer_timeout).
@@ -203,14 +202,14 @@ class Pace:
         self._reason = reason
         self._metrics.paused.labels(reason).set(1)
         self._metrics.pauses.labels(reason).inc()
-        log.warning("paused", extra=facts(reason=reason, status=status))
+        log.warning("paused", reason=reason, status=status)
         self.changed.set()
 
     def resume(self) -> None:
         """Take new deliveries again."""
         if self._reason is None:
             return
-        log.info("resumed", extra=facts(reason=self._reason))
+        log.info("resumed", reason=self._reason)
         if self._reason == "outage":
             self._slow_start = TokenBucket(SLOW_START_PER_SECOND, 1, self._clock)
             self._slow_start_at = self._clock()
@@ -226,7 +225,7 @@ class Pace:
             self._storing.clear()
             self._metrics.paused.labels("broker_blocked").set(1)
             self._metrics.pauses.labels("broker_blocked").inc()
-            log.warning("paused", extra=facts(reason="broker_blocked"))
+            log.warning("paused", reason="broker_blocked")
             self.changed.set()
 
     def unblock(self) -> None:
@@ -234,7 +233,7 @@ class Pace:
         if not self._storing.is_set():
             self._storing.set()
             self._metrics.paused.labels("broker_blocked").set(0)
-            log.info("resumed", extra=facts(reason="broker_blocked"))
+            log.info("resumed", reason="broker_blocked")
             self.changed.set()
 
     def nudge(self) -> None:

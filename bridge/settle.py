@@ -6,7 +6,6 @@ raise a quorum queue's delivery count, and a message that is over the limit is d
 
 import asyncio
 import json
-import logging
 import random
 import time
 import uuid
@@ -21,14 +20,14 @@ from bridge.delivery import Delivery
 from bridge.envelope import Envelope, copy_properties
 from bridge.errors import BrokerError, PublishError
 from bridge.fates import Dead, Outcome, Retried, Sent
-from bridge.logs import facts
+from bridge.logs import Log
 from bridge.metrics import WorkerMetrics
 from bridge.pace import Pace
 from bridge.properties import Properties
 from bridge.publisher import Publisher
 from bridge.topology import dead_queue, retry_queue
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 FIRST_WAIT_SECONDS: Final = 0.5
 MAX_WAIT_SECONDS: Final = 5.0
@@ -152,7 +151,7 @@ class Settler:
                 body, exchange=exchange, routing_key=routing_key, properties=properties
             )
         except PublishError as error:
-            log.warning("outcome_not_published", extra=facts(fault=error.fault, why=str(error)))
+            log.warning("outcome_not_published", fault=error.fault, why=str(error))
 
     @contextmanager
     def _held_up(self) -> Iterator[Callable[[PublishError], None]]:
@@ -160,7 +159,7 @@ class Settler:
         waiting = object()
 
         def note(error: PublishError) -> None:
-            log.warning("not_stored", extra=facts(fault=error.fault, why=str(error)))
+            log.warning("not_stored", fault=error.fault, why=str(error))
             if error.fault == "returned":
                 self.queue_missing.set()
             self._waiting.add(waiting)
@@ -189,16 +188,14 @@ class Settler:
         self._metrics.processing_duration.labels(self._queue, name).observe(held)
         log.info(
             "delivery",
-            extra=facts(
-                message_id=delivery.envelope.key,
-                outcome=name,
-                reason=None if reason == "none" else reason,
-                detail=getattr(outcome, "detail", None),
-                status=None if outcome is None else outcome.status,
-                attempts=_attempts(delivery.envelope, outcome),
-                redelivered=delivery.redelivered or None,
-                seconds=round(held, 4),
-            ),
+            message_id=delivery.envelope.key,
+            outcome=name,
+            reason=None if reason == "none" else reason,
+            detail=getattr(outcome, "detail", None),
+            status=None if outcome is None else outcome.status,
+            attempts=_attempts(delivery.envelope, outcome),
+            redelivered=delivery.redelivered or None,
+            seconds=round(held, 4),
         )
 
 

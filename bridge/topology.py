@@ -7,7 +7,6 @@ Exchanges", section "Safety").
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -18,9 +17,9 @@ import aiormq
 from bridge.broker import RPC_TIMEOUT_SECONDS, close_channel, open_channel
 from bridge.config import Role, Settings, WebhookSettings, WorkerSettings, format_duration
 from bridge.errors import BrokerError
-from bridge.logs import facts
+from bridge.logs import Log
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 QUORUM: Final = {"x-queue-type": "quorum"}
 
@@ -141,7 +140,7 @@ async def ensure(
             if difference.kind != "not_compared":
                 raise BrokerError(difference.why)
             name = name_of(difference.entity)
-            log.warning("topology_not_compared", extra=facts(entity=name, why=difference.why))
+            log.warning("topology_not_compared", entity=name, why=difference.why)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import asyncio
 import hashlib
 import itertools
 import json
-import logging
 import re
 import time
 import uuid
@@ -25,7 +24,7 @@ from bridge.config import RabbitMQSettings, WebhookSettings
 from bridge.credentials import Credential
 from bridge.envelope import read_trace
 from bridge.errors import InvalidSignatureError, PublishError
-from bridge.logs import facts
+from bridge.logs import Log
 from bridge.metrics import WebhookMetrics
 from bridge.models import find_id
 from bridge.parser import Answer, Limits, Request, problem
@@ -33,7 +32,7 @@ from bridge.properties import Properties
 from bridge.publisher import Publisher
 from bridge.signature import Scheme, Verified, decode_secret, verify
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 EVENT_ID: Final = "sms-bridge-event-id"
 BODY_SHA256: Final = "sms-bridge-body-sha256"
@@ -283,15 +282,13 @@ class Receiver:
     ) -> None:
         log.info(
             "webhook",
-            extra=facts(
-                outcome=outcome,
-                why=why,
-                status=answer.status,
-                type=None if event is None else event.routing_key,
-                event_id=None if event is None else event.event_id,
-                bytes=None if event is None else len(event.body),
-                seconds=round(seconds, 4),
-            ),
+            outcome=outcome,
+            why=why,
+            status=answer.status,
+            type=None if event is None else event.routing_key,
+            event_id=None if event is None else event.event_id,
+            bytes=None if event is None else len(event.body),
+            seconds=round(seconds, 4),
         )
 
 

@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Mapping
 from typing import Final
@@ -22,7 +21,7 @@ from bridge.errors import BrokerError, InvalidMessageError
 from bridge.fates import Answer, Dead, Fate, Outcome, Policy, Retried, Sent, decide, put_off
 from bridge.lanes import Lanes
 from bridge.ledger import Entry, Kept, Ledger, entry_of
-from bridge.logs import facts
+from bridge.logs import Log
 from bridge.metrics import WorkerMetrics
 from bridge.models import SendRequest, count_segments, parse_request
 from bridge.pace import MAX_HOLD_SECONDS, Pace
@@ -31,7 +30,7 @@ from bridge.sender import Sender
 from bridge.settle import Settler
 from bridge.topology import QueueSizes
 
-log = logging.getLogger(__name__)
+log = Log(__name__)
 
 MEND_SECONDS: Final = 5.0
 OWED_POLL_SECONDS: Final = 0.1
@@ -138,7 +137,7 @@ class Worker:
         except BrokerError:
             raise
         except Exception as error:  # a bug of ours must not hold the message for ever
-            log.exception("internal_error", extra=facts(message_id=delivery.envelope.key))
+            log.exception("internal_error", message_id=delivery.envelope.key)
             name = type(error).__name__
             return Dead(reason="internal_error", detail=f"a bug in the bridge: {name}")
         finally:
@@ -421,7 +420,7 @@ class Worker:
             # Unacked: the broker delivers it again, at the latest when the channel closes.
             self._settler.release(delivery)
         except Exception:
-            log.exception("internal_error", extra=facts(message_id=delivery.envelope.key))
+            log.exception("internal_error", message_id=delivery.envelope.key)
             self._settler.release(delivery)
 
     def _count_received(self, delivery: Delivery) -> None:
@@ -456,7 +455,7 @@ class Worker:
         low, high = sorted((self._slots.limit, self._told_limit))
         if high >= low * TOLD_FACTOR:
             self._told_limit = limit = self._slots.limit
-            log.info("concurrency_changed", extra=facts(queue=self._settings.queue, limit=limit))
+            log.info("concurrency_changed", queue=self._settings.queue, limit=limit)
 
 
 def _waiting(detail: str, *, retry_after_seconds: float | None = None) -> Answer:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bridge.sandbox.broker import private_broker
+from tests.ears import Ears, listening
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +33,10 @@ def interruptible() -> None:
     """Let children take SIGINT: one that is ignored, as in a shell's background, is inherited."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def ears() -> Iterator[Ears]:
+    """Hear what the bridge logs."""
+    with listening() as ears:
+        yield ears

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from bridge.errors import BridgeError
 from bridge.listener import Listener
 from bridge.parser import Answer, Limits, Request, problem
+from tests.ears import Ears
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST_GET = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -744,14 +745,14 @@ async def test_target_is_read(served: Served, target: bytes, path: str, query: b
     assert (found.path, found.query) == (path, query)
 
 
-async def test_bug_is_an_answer(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bug_is_an_answer(served: Served, ears: Ears) -> None:
     """A handler that fails is logged and answered 500, and the connection goes on."""
     async with connected(served.port) as client:
         answer = await client.ask(GET.replace(b"/ ", b"/bug "))
         second = await client.ask(GET)
 
     assert (status_of(answer), status_of(second)) == (500, 200)
-    assert "internal_error" in caplog.messages
+    assert ears.heard("internal_error")
 
 
 async def test_answer_has_a_date(served: Served) -> None:

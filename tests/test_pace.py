@@ -16,6 +16,7 @@ from bridge.fates import Answer, PauseReason, judge_failure, judge_status
 from bridge.metrics import Registry, WorkerMetrics, new_registry
 from bridge.pace import MAX_HOLD_SECONDS, MAX_SENDERS, Pace, TokenBucket
 from tests.clock import Clock
+from tests.ears import Ears
 
 OUTAGE_AFTER = 10.0
 NO_LIMIT = RateLimitSettings()
@@ -475,14 +476,11 @@ def test_long_wait_is_a_pause(world: World) -> None:
     assert pace.paused == "rate_limited"
 
 
-def test_the_log_says_with_what_status_a_pause_began(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_says_with_what_status_a_pause_began(world: World, ears: Ears) -> None:
     """The line of a pause has the status that the API answered with."""
     note(world.pace(), status(410))
-    (record,) = (one for one in caplog.records if one.getMessage() == "paused")
 
-    assert record.__dict__["facts"] == {"reason": "misconfigured", "status": 410}
+    assert ears.heard("paused") == [{"reason": "misconfigured", "status": 410}]
 
 
 async def probe_wait(pace: Pace) -> None:

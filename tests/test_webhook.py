@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import hmac
-import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from bridge.parser import Answer, Request
 from bridge.publisher import Publisher
 from bridge.signature import scheme_from
 from bridge.webhook import Receiver, RecentEvents
+from tests.ears import Ears
 
 SECRET = "a-webhook-secret"
 PUBLIC_URL = "https://example.com/webhooks"
@@ -152,20 +152,16 @@ async def test_proxy_headers_change_nothing() -> None:
     assert ((await receiver.answer(request)).status, store.bodies) == (401, [])
 
 
-async def test_an_event_that_is_not_stored_is_counted_by_its_type(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_event_that_is_not_stored_is_counted_by_its_type(ears: Ears) -> None:
     """What is verified and cannot be stored is counted and logged with its type and id."""
 
     async def fail() -> None:
         raise PublishError("returned", "no queue takes it")
 
-    caplog.set_level(logging.INFO)
     count = METRICS.events.labels("message.received", "publish_failed")
     before = count._value.get()
     answer = await make_receiver(Store(fail)).answer(make_request(EVENT))
-    (record,) = (one for one in caplog.records if one.getMessage() == "webhook")
-    line = record.__dict__["facts"]
+    (line,) = ears.heard("webhook")
 
     assert (answer.status, count._value.get() - before) == (503, 1)
     assert (line["type"], line["event_id"]) == ("message.received", "evt-1")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from bridge.logs import LineWriter, configure_logging, facts
+from bridge.logs import LineWriter, Log, configure_logging
 from bridge.metrics import BridgeMetrics, new_registry
 from tests.bench.lineup import OURS
 
@@ -23,7 +23,7 @@ LINES: Final = 5_000
 RUNS: Final = 10
 PAUSE_SECONDS: Final = 0.1
 
-Log = Callable[[int], None]
+LogLine = Callable[[int], None]
 
 
 class _StandardFormatter(logging.Formatter):
@@ -41,7 +41,7 @@ class _StandardFormatter(logging.Formatter):
         return json.dumps(line)
 
 
-def _standard_log() -> Log:
+def _standard_log() -> LogLine:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(_StandardFormatter())
     log = logging.getLogger("standard")
@@ -63,7 +63,7 @@ def _standard_log() -> Log:
     )
 
 
-def _our_log() -> Log:
+def _our_log() -> LogLine:
     metrics = BridgeMetrics(
         new_registry(), component="worker", version="", revision="", exchanges=()
     )
@@ -73,23 +73,21 @@ def _our_log() -> Log:
         stream=LineWriter(sys.stdout, dropped=metrics.log_lines_dropped.inc),
         count=lambda level: metrics.log_records.labels(level).inc(),
     )
-    log = logging.getLogger("bridge.settle")
+    log = Log("bridge.settle")
     return lambda number: log.info(
         "delivery",
-        extra=facts(
-            message_id=f"id-{number:08d}",
-            outcome="sent",
-            reason=None,
-            detail="accepted",
-            status=202,
-            attempts=1,
-            redelivered=None,
-            seconds=round(number / 7, 4),
-        ),
+        message_id=f"id-{number:08d}",
+        outcome="sent",
+        reason=None,
+        detail="accepted",
+        status=202,
+        attempts=1,
+        redelivered=None,
+        seconds=round(number / 7, 4),
     )
 
 
-def _microseconds(log: Log) -> float:
+def _microseconds(log: LogLine) -> float:
     begun = time.process_time()
     for number in range(LINES):
         log(number)

@@ -5,7 +5,6 @@ import hashlib
 import hmac
 import itertools
 import json
-import logging
 import os
 import signal
 import sys
@@ -13,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, overload
 
 import aio_pika
@@ -26,6 +24,7 @@ from bridge.config import Role, Settings
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.server import Attempt, Fault, Message, Sandbox, create_app, serve
 from bridge.worker import Worker
+from tests.ears import Ears, listening
 from tests.faults.amqp_proxy import CONFIRM_SELECT_OK, AmqpProxy, open_amqp_proxy
 from tests.unnamed import NO_ID
 
@@ -137,25 +136,6 @@ async def open_service() -> AsyncIterator[Service]:
         await asyncio.gather(server, return_exceptions=True)
 
 
-@dataclass
-class Ears(logging.Handler):
-    """Keeps what the bridge logs."""
-
-    records: list[logging.LogRecord] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        """Be a handler."""
-        logging.Handler.__init__(self)
-
-    def __hash__(self) -> int:
-        """Be one handler of many."""
-        return id(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record."""
-        self.records.append(record)
-
-
 class Live:
     """One bridge on our own event loop."""
 
@@ -202,9 +182,8 @@ class Live:
         ]
 
     def logged(self, event: str) -> list[dict[str, Any]]:
-        """Return the facts of every record of an event."""
-        records = [record for record in self.ears.records if record.getMessage() == event]
-        return [getattr(record, "facts", {}) for record in records]
+        """Return the facts of every line of an event."""
+        return self.ears.heard(event)
 
     async def until_consuming(self, seconds: float = SECONDS) -> None:
         """Return when the broker knows it as a consumer."""
@@ -237,11 +216,7 @@ class Live:
     def bugs(self) -> list[str]:
         """Return what it logged that may never be logged."""
         never = {"internal_error", "unhandled_error", "part_failed"}
-        return [
-            f"{record.getMessage()} {record.exc_info or getattr(record, 'facts', '')}"
-            for record in self.ears.records
-            if record.getMessage() in never
-        ]
+        return [f"{line.event} {line.facts}" for line in self.ears.lines if line.event in never]
 
 
 class FrozenError(BaseException):
@@ -279,16 +254,14 @@ async def running(settings: Settings, *roles: Role, bugs: bool = False) -> Async
     """Run a bridge; at the end it may not have logged a bug of its own, unless `bugs`."""
     loop = asyncio.get_running_loop()
     handler = loop.get_exception_handler()
-    ears = Ears()
-    logging.getLogger("bridge").addHandler(ears)
-    live = Live(Bridge(settings, roles), ears)
-    try:
-        async with unfrozen():
-            yield live
-    finally:
-        await live.abandon()
-        logging.getLogger("bridge").removeHandler(ears)
-        loop.set_exception_handler(handler)
+    with listening() as ears:
+        live = Live(Bridge(settings, roles), ears)
+        try:
+            async with unfrozen():
+                yield live
+        finally:
+            await live.abandon()
+            loop.set_exception_handler(handler)
     if not bugs:
         assert live.bugs() == []
 
