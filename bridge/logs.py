@@ -158,7 +158,8 @@ class LineWriter(io.TextIOBase):
     """A stream whose `write` never blocks: a thread hands the lines on to a file descriptor.
 
     At most `MAX_LINES` wait, and what finds no room, or cannot be written, is dropped: `dropped`
-    is called with the number of lines, and a warning tells it when the stream takes lines again.
+    is called with the number of lines, and a warning tells it when a line finds room again.
+    Lines come from one thread, and it is told there.
     """
 
     def __init__(self, stream: TextIO, *, dropped: Callable[[int], object]) -> None:
@@ -167,6 +168,7 @@ class LineWriter(io.TextIOBase):
         self._is_terminal = stream.isatty()
         self._tell_dropped = dropped
         self._lines: deque[str] = deque()
+        self._unwritten: deque[int] = deque()
         self._dropped = 0
         self._wanted = threading.Event()
         self._finishing = threading.Event()
@@ -179,12 +181,17 @@ class LineWriter(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Take one line, or drop it when too many wait."""
+        while self._unwritten:
+            self._drop(self._unwritten.popleft())
         if len(self._lines) >= MAX_LINES:
             self._drop(1)
         else:
             self._lines.append(text)
             if not self._wanted.is_set():
                 self._wanted.set()
+            if self._dropped:
+                missing, self._dropped = self._dropped, 0
+                log.warning("log_lines_dropped", lines=missing)
         return len(text)
 
     def finish(self) -> None:
@@ -206,11 +213,7 @@ class LineWriter(io.TextIOBase):
         try:
             self._write_bytes("".join(lines).encode("utf-8", "backslashreplace"))
         except OSError:
-            self._drop(len(lines))
-            return
-        if self._dropped:
-            log.warning("log_lines_dropped", lines=self._dropped)
-            self._dropped = 0
+            self._unwritten.append(len(lines))
 
     def _write_bytes(self, data: bytes) -> None:
         rest = memoryview(data)

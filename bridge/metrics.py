@@ -13,11 +13,11 @@ from prometheus_client import (
     PLATFORM_COLLECTOR,
     PROCESS_COLLECTOR,
     CollectorRegistry,
-    Counter,
     Gauge,
-    Histogram,
     disable_created_metrics,
 )
+
+from bridge.instruments import Counter, Histogram
 
 FAST: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 HTTP: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30)
@@ -98,12 +98,15 @@ class _Catalogue:
     def _counter(
         self, name: str, text: str, labels: Sequence[str] = (), values: Iterable[Any] = ()
     ) -> Counter:
-        return _at_zero(Counter(name, text, labels, registry=self._registry), values)
+        return _at_zero(Counter(name, text, labels, self._registry), labels, values)
 
     def _gauge(
         self, name: str, text: str, labels: Sequence[str] = (), values: Iterable[Any] = ()
     ) -> Gauge:
-        return _at_zero(Gauge(name, text, labels, registry=self._registry), values)
+        gauge = Gauge(name, text, labels, registry=self._registry)
+        # Finding a child costs more than setting it.
+        gauge.labels = functools.lru_cache(maxsize=None)(gauge.labels)  # type: ignore[method-assign]
+        return _at_zero(gauge, labels, values)
 
     def _histogram(
         self,
@@ -113,16 +116,17 @@ class _Catalogue:
         labels: Sequence[str] = (),
         values: Iterable[Any] = (),
     ) -> Histogram:
-        histogram = Histogram(name, text, labels, buckets=buckets, registry=self._registry)
-        return _at_zero(histogram, values)
+        histogram = Histogram(name, text, labels, self._registry, buckets=buckets)
+        return _at_zero(histogram, labels, values)
 
 
 _Metric = TypeVar("_Metric", Counter, Gauge, Histogram)
 
 
-def _at_zero(metric: _Metric, values: Iterable[Any]) -> _Metric:
-    # Labels are of closed sets, so this is bounded; finding a child costs more than counting.
-    metric.labels = functools.lru_cache(maxsize=None)(metric.labels)  # type: ignore[method-assign]
+def _at_zero(metric: _Metric, labels: Sequence[str], values: Iterable[Any]) -> _Metric:
+    # A gauge without labels is there from its start.
+    if not labels and not isinstance(metric, Gauge):
+        metric.labels()
     for value in values:
         metric.labels(*(value if isinstance(value, tuple) else (value,)))
     return metric

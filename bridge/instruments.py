@@ -1,0 +1,123 @@
+"""Counters and histograms that cost little to count with; prometheus-client writes them out.
+
+Its own take a lock for each number, which is most of their cost. These have none: they belong to
+one thread, the event loop's.
+"""
+
+import functools
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Generic, TypeVar
+
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.utils import INF, floatToGoString
+
+
+class Count:
+    """A number that only grows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        """Add an amount that is not negative."""
+        self.value += amount
+
+
+class Distribution:
+    """How many values lie in which bucket, and their sum."""
+
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        # One more than there are bounds: the last has what is over all of them.
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Put a value into its bucket; a bound belongs to the bucket that it ends."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+
+_Child = TypeVar("_Child")
+
+
+class _Family(Collector, Generic[_Child]):
+    """The children of one name, by the values of their labels."""
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        registry: CollectorRegistry,
+        make: Callable[[], _Child],
+    ) -> None:
+        self._name = name
+        self._text = text
+        self._labels = labels
+        self._children: dict[tuple[str, ...], _Child] = {}
+        self._make = make
+        # Values of labels are of closed sets, so this is bounded.
+        self.labels = functools.lru_cache(maxsize=None)(self._child)
+        registry.register(self)
+
+    def _child(self, *values: str) -> _Child:
+        if len(values) != len(self._labels):
+            raise ValueError(f"{self._name} has {len(self._labels)} labels")
+        return self._children.setdefault(values, self._make())
+
+
+class Counter(_Family[Count]):
+    """A counter of the Prometheus data model."""
+
+    def __init__(
+        self, name: str, text: str, labels: Sequence[str], registry: CollectorRegistry
+    ) -> None:
+        super().__init__(name, text, labels, registry, Count)
+
+    def inc(self, amount: float = 1.0) -> None:
+        """Add to a counter that has no labels."""
+        self.labels().inc(amount)
+
+    def collect(self) -> Iterable[Metric]:
+        """Give the registry what was counted."""
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for values, count in self._children.items():
+            family.add_metric(values, count.value)
+        yield family
+
+
+class Histogram(_Family[Distribution]):
+    """A histogram of the Prometheus data model, with its buckets' upper bounds in order."""
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        registry: CollectorRegistry,
+        *,
+        buckets: Sequence[float],
+    ) -> None:
+        to_text: Callable[[float], str] = floatToGoString
+        self._bounds = [to_text(bound) for bound in (*buckets, INF)]
+        super().__init__(name, text, labels, registry, lambda: Distribution(buckets))
+
+    def observe(self, value: float) -> None:
+        """Put a value into a histogram that has no labels."""
+        self.labels().observe(value)
+
+    def collect(self) -> Iterable[Metric]:
+        """Give the registry the counts; each bucket has those below it, too."""
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        for values, found in self._children.items():
+            totals = accumulate(found.counts)
+            family.add_metric(values, list(zip(self._bounds, totals, strict=True)), found.sum)
+        yield family
