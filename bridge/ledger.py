@@ -11,8 +11,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from bridge.envelope import Envelope
 from bridge.fates import Outcome
@@ -33,8 +33,7 @@ def unsure_ack_seconds(heartbeat_seconds: float) -> float:
     return min(3 * (heartbeat_seconds + 1) + 12, SENT_SECONDS)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One delivery: which message it is, whether its publisher named it, which of its copies."""
 
     message: bytes
@@ -60,14 +59,27 @@ class Kept:
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """A delivery that is being worked on. `is_orphan`: its connection has been lost."""
+    """A delivery that is being worked on. `is_orphan`: its connection has been lost.
+
+    `is_awaited`: a repeat that came again waits for it.
+    """
 
     entry: Entry
-    settled: "asyncio.Future[bool]" = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
     is_orphan: bool = False
     is_awaited: bool = False
+    _settled: "asyncio.Future[bool] | None" = None
+
+    async def until_settled(self) -> bool:
+        """Return whether it was settled, when it is or has gone back to the queue."""
+        # Few are ever waited for.
+        if self._settled is None:
+            self._settled = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(self._settled)
+
+    def end(self, *, settled: bool) -> None:
+        """Tell those that wait what became of it."""
+        if self._settled is not None:
+            self._settled.set_result(settled)
 
 
 class Ledger:
@@ -118,7 +130,7 @@ class Ledger:
         """
         while (earlier := self._earlier(entry, redelivered=redelivered)) is not None:
             earlier.is_awaited = earlier.is_awaited or redelivered
-            if await asyncio.shield(earlier.settled) and redelivered:
+            if await earlier.until_settled() and redelivered:
                 self._owed.take(entry)
                 return None
         if entry.message in self._sent or (redelivered and self._doubtful.take(entry) is not None):
@@ -202,8 +214,7 @@ class Ledger:
         claims.remove(claim)
         if not claims:
             del self._in_flight[claim.entry.message]
-        if not claim.settled.done():
-            claim.settled.set_result(settled)
+        claim.end(settled=settled)
 
 
 _Key = TypeVar("_Key", bound=Hashable)

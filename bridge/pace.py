@@ -159,7 +159,9 @@ class Pace:
     def _take_tokens(self, sender: str) -> float:
         buckets = (self._bucket, self._sender_bucket(sender), self._slow_start_bucket())
         used = [bucket for bucket in buckets if bucket is not None]
-        wait = max((bucket.take() for bucket in used), default=0.0)
+        if not used:
+            return 0.0
+        wait = max(bucket.take() for bucket in used)
         if wait > MAX_HOLD_SECONDS:
             for bucket in used:
                 bucket.give_back()

@@ -204,29 +204,33 @@ class RequestParser:
         if self._parser.should_upgrade():
             return
         self.path, self._query = _read_target(self._url)
-        length = self._check_framing()
+        names = [name for name, _ in self._headers]
+        length = self._check_framing(names)
         if length > self._limits.max_body_bytes:
             raise _RefusedError(self._body_too_large())
-        expects = any(name == b"expect" for name, _ in self._headers)
-        self.expects_continue = expects and not self.requests
+        self.expects_continue = b"expect" in names and not self.requests
         self._move(Phase.BODY)
 
-    def _check_framing(self) -> int:
+    def _check_framing(self, names: list[bytes]) -> int:
         """Return the announced length; refuse what another server could read differently.
 
         llhttp refuses two lengths, and a length beside chunks, by itself.
         """
         version = self._parser.get_http_version()
-        hosts = sum(name == b"host" for name, _ in self._headers)
+        hosts = names.count(b"host")
         if version not in {"1.0", "1.1"}:
             raise _RefusedError(_MALFORMED)
         if hosts > 1 or (version == "1.1" and not hosts):
             raise _RefusedError(problem(400, "exactly one Host header is needed"))
-        lengths = [value for name, value in self._headers if name == b"content-length"]
-        codings = [value.lower() for name, value in self._headers if name == b"transfer-encoding"]
-        if codings and (version == "1.0" or codings != [b"chunked"]):
-            raise _RefusedError(problem(400, "no Transfer-Encoding but chunked is understood"))
-        return int(lengths[0]) if lengths else 0
+        if b"transfer-encoding" in names:
+            codings = [
+                value.lower() for name, value in self._headers if name == b"transfer-encoding"
+            ]
+            if version == "1.0" or codings != [b"chunked"]:
+                raise _RefusedError(problem(400, "no Transfer-Encoding but chunked is understood"))
+        if b"content-length" not in names:
+            return 0
+        return int(self._headers[names.index(b"content-length")][1])
 
     def on_body(self, data: bytes) -> None:
         """Take a piece of the body."""

@@ -152,10 +152,12 @@ def _encode_table(value: Mapping[str, Any] | None) -> bytes:
 def _encode_value(value: Any) -> bytes:  # noqa: ANN401  a header may be anything
     # pamqp writes a float in 32 bits, cannot write bytes, and refuses large numbers. A bytearray
     # is a type of its own, which it writes as it came.
-    if isinstance(value, float):
-        return b"d" + struct.pack(">d", value)
+    if isinstance(value, str):
+        value = value.encode("utf-8", "replace")
     if isinstance(value, bytes):
         return b"S" + struct.pack(">I", len(value)) + value
+    if isinstance(value, float):
+        return b"d" + struct.pack(">d", value)
     if isinstance(value, dict):
         return b"F" + _encode_table(value)
     if isinstance(value, list):
@@ -164,7 +166,7 @@ def _encode_value(value: Any) -> bytes:  # noqa: ANN401  a header may be anythin
     try:
         return bytes(pamqp.encode.encode_table_value(value))
     except (TypeError, ValueError, OverflowError, struct.error):
-        return _encode_value(str(value).encode("utf-8", "replace"))
+        return _encode_value(str(value))
 
 
 def _decode_octet(value: bytes) -> tuple[int, int]:

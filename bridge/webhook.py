@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import aio_pika
+from pydantic_core import from_json
 
 from bridge import topology
 from bridge.config import RabbitMQSettings, WebhookSettings
@@ -362,6 +363,11 @@ def _try_later() -> Answer:
 
 
 def _parse(body: bytes) -> Any:  # noqa: ANN401  JSON
+    try:
+        # A quarter of the time of the standard library's, which reads half a surrogate pair, too.
+        return from_json(body)
+    except ValueError:
+        pass
     try:
         return json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError):

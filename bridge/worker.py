@@ -287,7 +287,9 @@ class Worker:
         if (expired := self._expired(delivery)) is not None:
             return expired
         not_before = delivery.envelope.not_before
-        remaining = 0.0 if not_before is None else not_before - time.time()
+        if not_before is None:
+            return None
+        remaining = not_before - time.time()
         steps = self._settings.retry_delays
         fitting = [step for step in steps if step <= remaining]
         if fitting or remaining > MAX_HOLD_SECONDS:

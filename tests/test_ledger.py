@@ -1,7 +1,6 @@
 """Redeliveries: what is a repeat of something done, and what is another message."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -328,7 +327,7 @@ async def test_doubt_counts_from_the_loss(ledger: Book, clock: Clock) -> None:
 async def test_copy_is_taken(ledger: Book, one: Entry, *, acked: bool) -> None:
     """The copy that replaced a delivery is worked on when its time comes."""
     await done(ledger, one, sent=False, acked=acked)
-    copied = replace(one, copies=one.copies + 1)
+    copied = one._replace(copies=one.copies + 1)
 
     assert await ledger.claim(copied, redelivered=False)
 
