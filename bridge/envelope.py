@@ -9,10 +9,9 @@ import copy
 import re
 import time
 import uuid
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import quote
 
 from bridge.errors import InvalidMessageError
@@ -51,8 +50,7 @@ _TRACESTATE: Final = re.compile("[ -~]{1,512}")
 _YEAR_9999: Final = 253_402_300_799
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Envelope:
+class Envelope(NamedTuple):
     """One message's facts. Moments are unix seconds."""
 
     key: str
@@ -100,8 +98,7 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
     on_uncertain = _read_text(headers, ON_UNCERTAIN)
     if on_uncertain not in {None, "retry", "park"}:
         raise InvalidMessageError(f"{ON_UNCERTAIN}: must be retry or park")
-    full = replace(
-        bare,
+    full = bare._replace(
         expires_at=_read_expiry(properties, headers, bare),
         not_before=_read_moment(headers, NOT_BEFORE),
         on_uncertain=on_uncertain,  # type: ignore[arg-type]  # checked above
@@ -111,8 +108,7 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
     if DEAD_AT in headers:
         # A dead letter that somebody moved back starts anew; only its copies are counted on.
         return full
-    return replace(
-        full,
+    return full._replace(
         first_delivered_at=_read_moment(headers, FIRST_DELIVERED_AT) or bare.first_delivered_at,
         attempts=_read_count(headers, ATTEMPTS),
         uncertain_attempts=_read_count(headers, UNCERTAIN_ATTEMPTS),

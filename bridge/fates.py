@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import Enum
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import httpx
 
@@ -75,8 +75,7 @@ RetryReason = Literal[
 DeadReason = Literal["invalid", "refused", "expired", "exhausted", "uncertain", "internal_error"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(NamedTuple):
     """One attempt's end. `detail` is our own text: nothing that the API wrote is in it."""
 
     fate: Fate
@@ -237,16 +236,14 @@ class Policy:
         return fitting[0] if fitting else self.retry_delays_seconds[-1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class Sent(NamedTuple):
     """The API accepted it."""
 
     status: int
     provider_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retried:
+class Retried(NamedTuple):
     """A copy waits on the ladder; `burned` says whether an attempt was used up."""
 
     reason: RetryReason
@@ -257,8 +254,7 @@ class Retried:
     uncertain: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dead:
+class Dead(NamedTuple):
     """It goes to the dead-letter queue; `burned` says whether the last attempt counts."""
 
     reason: DeadReason

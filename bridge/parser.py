@@ -7,9 +7,10 @@ Nothing here does I/O or knows the time.
 import functools
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 import httptools
@@ -33,8 +34,7 @@ class Limits:
     body_timeout_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """A complete request. Names of headers are in lower case; repeated ones are repeated."""
 
     method: str
@@ -52,13 +52,12 @@ class Request:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What a request is answered with; the length and the date are added."""
 
     status: int
     body: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
 def problem(status: int, title: str, **headers: str) -> Answer:

@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, Literal
 
@@ -203,8 +202,7 @@ def count_attempt(envelope: Envelope, outcome: Retried | Dead) -> Envelope:
     """Return the envelope after an attempt that counts."""
     if not outcome.burned:
         return envelope
-    return replace(
-        envelope,
+    return envelope._replace(
         attempts=envelope.attempts + 1,
         uncertain_attempts=envelope.uncertain_attempts + outcome.uncertain,
     )

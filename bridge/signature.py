@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from bridge.config import SignatureSettings
 from bridge.errors import ConfigError, InvalidSignatureError
@@ -103,8 +103,7 @@ PRESETS: Final[Mapping[str, Scheme]] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(NamedTuple):
     """Tell which key signed, which event, and when (unix seconds).
 
     The id is a claim, and not proven, where the scheme does not sign `{id}`.

@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 import httptools
 import httpx
@@ -37,8 +37,7 @@ MAX_CONNECTION_AGE_SECONDS: Final = 300.0
 Header = tuple[bytes, bytes]
 
 
-@dataclass(slots=True)
-class Reply:
+class Reply(NamedTuple):
     """An answer. `body` is as it came over the wire, and not more than its start."""
 
     status: int

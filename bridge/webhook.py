@@ -13,9 +13,8 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import aio_pika
 from pydantic_core import from_json
@@ -51,8 +50,7 @@ _OK: Final = Answer(200)
 _ROUTING_KEY: Final = re.compile(r"(?=.{1,120}\Z)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One verified webhook. `type` is None when the body is no object with a string `type`."""
 
     body: bytes
