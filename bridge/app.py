@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import resource
@@ -62,6 +63,8 @@ def run(settings: Settings, roles: Collection[Role]) -> int:
 
 async def _run(settings: Settings, roles: Collection[Role]) -> int:
     bridge = Bridge(settings, roles)
+    # What is there by now stays: it need not be looked at with every search for garbage.
+    gc.freeze()
     stop = asyncio.Event()
     _own_signals(stop)
     return await bridge.run(stop)
