@@ -170,13 +170,14 @@ class _Target:
 @functools.lru_cache(maxsize=8)
 def _target(url: str) -> _Target:
     parsed = httpx.URL(url)
-    head = b"POST %s HTTP/1.1\r\nHost: %s\r\n" % (parsed.raw_path, parsed.netloc)
+    head = b"POST %s HTTP/1.1\r\nHost: %s" % (parsed.raw_path, parsed.netloc)
     return _Target(parsed, head)
 
 
 def _write_request(target: _Target, headers: Sequence[Header], body: bytes) -> bytes:
-    lines = b"".join([b"%s: %s\r\n" % header for header in headers])
-    return b"%s%sContent-Length: %d\r\n\r\n%s" % (target.head, lines, len(body), body)
+    lines = map(b": ".join, headers)
+    length = b"Content-Length: %d" % len(body)
+    return b"\r\n".join((target.head, *lines, length, b"", body))
 
 
 class _Connection(asyncio.Protocol):

@@ -110,6 +110,8 @@ class Receiver:
         metrics: WebhookMetrics,
     ) -> None:
         self._settings = settings
+        self._path = settings.path
+        self._exchange = settings.exchange
         self._topology_mode = rabbitmq.topology
         self._scheme = scheme
         self._secrets = secrets
@@ -135,17 +137,17 @@ class Receiver:
 
     async def answer(self, request: Request) -> Answer:
         """Answer one request on the public port."""
-        if request.path != self._settings.path:
+        if request.path != self._path:
             return self._count_request(UNMATCHED, request, problem(404, "nothing is here"), 0)
         if request.method != "POST":
             refused = problem(405, "only POST", Allow="POST")
-            return self._count_request(self._settings.path, request, refused, 0)
+            return self._count_request(self._path, request, refused, 0)
         return await self._receive(request)
 
     def count_refusal(self, path: str | None, status: int) -> None:
         """Count what the listener answered by itself, because no whole request came."""
-        is_ours = path == self._settings.path
-        route = self._settings.path if is_ours else UNMATCHED
+        is_ours = path == self._path
+        route = self._path if is_ours else UNMATCHED
         self._metrics.http_requests.labels(route, "POST" if is_ours else "other", str(status)).inc()
         if is_ours:
             outcome = _REFUSALS.get(status, "incomplete")
@@ -155,7 +157,7 @@ class Receiver:
 
     async def _accept(self, request: Request) -> tuple[Event, str]:
         """Return the event and its outcome when 200 is the truth; raise _Refusal otherwise."""
-        self._metrics.http_size.labels(self._settings.path).observe(len(request.body))
+        self._metrics.http_size.labels(self._path).observe(len(request.body))
         verified = self._verify(request)
         event = self._name(request.body, verified)
         is_new = await self._publish(request, event)
@@ -203,7 +205,7 @@ class Receiver:
         async def publish() -> None:
             await self._publisher.publish(
                 event.body,
-                exchange=self._settings.exchange,
+                exchange=self._exchange,
                 routing_key=event.routing_key,
                 properties=self._properties(event, request),
                 timeout_seconds=deadline - loop.time(),
@@ -254,7 +256,7 @@ class Receiver:
         seconds = time.perf_counter() - started
         self._count_event(event, outcome)
         self._log(event, outcome, why, answer, seconds)
-        return self._count_request(self._settings.path, request, answer, seconds)
+        return self._count_request(self._path, request, answer, seconds)
 
     def _count_request(
         self, route: str, request: Request, answer: Answer, seconds: float

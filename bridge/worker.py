@@ -52,6 +52,10 @@ class Worker:
         metrics: WorkerMetrics,
     ) -> None:
         self._settings = settings
+        # Read for each message; an attribute of a model takes ten times as long as one of ours.
+        self._queue = settings.queue
+        self._ordering = settings.ordering
+        self._max_age = settings.max_age
         self._topology_mode = rabbitmq.topology
         self._policy = Policy(
             max_attempts=settings.max_attempts,
@@ -129,7 +133,7 @@ class Worker:
         try:
             delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
             request = parse_request(delivery.body, self._settings)
-            if self._settings.ordering == "recipient":
+            if self._ordering == "recipient":
                 return await self._send_in_order(delivery, request)
             return await self._send(delivery, request)
         except InvalidMessageError as error:
@@ -272,13 +276,12 @@ class Worker:
             return
         encoding, count = count_segments(request.text)
         self._metrics.segments.labels(encoding).inc(count)
-        queue, now = self._settings.queue, time.time()
-        self._last_sent_at = now
+        self._last_sent_at = now = time.time()
         if delivery.envelope.published_at is not None:
             # What was sent ahead of its time is late only after that time.
             due = max(delivery.envelope.published_at, delivery.envelope.not_before or 0)
             age = max(0.0, now - due)
-            self._metrics.acceptance_latency.labels(queue).observe(age)
+            self._metrics.acceptance_latency.labels(self._queue).observe(age)
 
     # When a message may go
 
@@ -301,7 +304,7 @@ class Worker:
         return None
 
     def _expired(self, delivery: Delivery) -> Dead | None:
-        now, envelope, max_age = time.time(), delivery.envelope, self._settings.max_age
+        now, envelope, max_age = time.time(), delivery.envelope, self._max_age
         if envelope.expires_at is not None and now >= envelope.expires_at:
             return Dead(reason="expired", detail="its own expiry has passed")
         if max_age is not None and now - envelope.age_starts_at >= max_age:
@@ -389,7 +392,7 @@ class Worker:
         return self._pace.most_held(self._most_held)
 
     def _count_most_held(self) -> int:
-        if self._limit is None or self._settings.ordering == "recipient":
+        if self._limit is None or self._ordering == "recipient":
             # In order, deliveries wait for each other, and no other worker for what is held here.
             return self._settings.most_in_flight
         return self._limit.most_held()
@@ -426,7 +429,7 @@ class Worker:
             self._settler.release(delivery)
 
     def _count_received(self, delivery: Delivery) -> None:
-        queue, now = self._settings.queue, time.time()
+        queue, now = self._queue, time.time()
         self._metrics.received.labels(queue, "true" if delivery.redelivered else "false").inc()
         self._last_delivery_at = now
         if delivery.redelivered or delivery.envelope.copies:
@@ -445,8 +448,8 @@ class Worker:
     def _note_sizes(self, found: Mapping[str, QueueSizes]) -> None:
         for name, sizes in found.items():
             self._metrics.queue_ready.labels(name, self._roles[name]).set(sizes.ready)
-        if (main := found.get(self._settings.queue)) is not None:
-            self._metrics.queue_consumers.labels(self._settings.queue).set(main.consumers)
+        if (main := found.get(self._queue)) is not None:
+            self._metrics.queue_consumers.labels(self._queue).set(main.consumers)
             self._pace.share_with(main.consumers)
         if len(found) == len(self._roles):
             self._metrics.queue_stats_timestamp.set(time.time())
@@ -457,7 +460,7 @@ class Worker:
         low, high = sorted((self._slots.limit, self._told_limit))
         if high >= low * TOLD_FACTOR:
             self._told_limit = limit = self._slots.limit
-            log.info("concurrency_changed", queue=self._settings.queue, limit=limit)
+            log.info("concurrency_changed", queue=self._queue, limit=limit)
 
 
 def _waiting(detail: str, *, retry_after_seconds: float | None = None) -> Answer:
