@@ -68,6 +68,10 @@ class _Family(Collector, Generic[_Child]):
         self.labels = functools.lru_cache(maxsize=None)(self._child)
         registry.register(self)
 
+    def describe(self) -> Iterable[Metric]:
+        """Give the registry the names, which nobody else may have."""
+        return self.collect()
+
     def _child(self, *values: str) -> _Child:
         if len(values) != len(self._labels):
             raise ValueError(f"{self._name} has {len(self._labels)} labels")
