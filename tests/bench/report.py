@@ -45,6 +45,10 @@ def _ratio(row: Row) -> str:
     return f"{row['ratio']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
 
 
+def _cost(row: Row) -> str:
+    return f"{row['cpu_ms']:.3f} ms ({row['cpu_ms_min']:.3f} to {row['cpu_ms_max']:.3f})"
+
+
 _NAME: Final = Column("", lambda row: str(row["name"]))
 _CPU: Final = Column("per CPU second", _number("cpu_rate"))
 _WALL: Final = Column("per second", _number("wall_rate"))
@@ -81,7 +85,7 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
     "receivers": (_NAME, _CPU, Column("to bare Starlette", _ratio), _WALL, *_DELAYS, _MEMORY),
     "long-queues": (
         Column("queued", _number("messages")),
-        Column("CPU time per message", _number("cpu_ms", ".3f", " ms")),
+        Column("CPU time per message", _cost),
         _WALL,
         _MEMORY,
         Column("runs", _number("runs")),
