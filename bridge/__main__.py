@@ -111,8 +111,8 @@ def both(context: typer.Context, config: ConfigFile = None) -> None:
 
 
 def _run(context: typer.Context, config: Path | None, *roles: Any) -> None:  # noqa: ANN401
-    # Hardly anything here is a cycle. To look for them after every 700 new objects, the default,
-    # takes a tenth of the time of a message, and of the start.
+    # Hardly anything here is a cycle. To look for them as often as Python does by default takes a
+    # tenth of the time of a message, and of the start.
     gc.set_threshold(GARBAGE_OBJECTS)
     from bridge.app import run
 

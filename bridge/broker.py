@@ -91,8 +91,10 @@ class Link:
 
     def _log_fault(self, why: str) -> None:
         # One line for each change: an outage of an hour is not a thousand lines.
-        tell = log.debug if why == self._last_fault else log.warning
-        tell("broker_unavailable", link=self.name, why=why)
+        if why == self._last_fault:
+            log.debug("broker_unavailable", link=self.name, why=why)
+        else:
+            log.warning("broker_unavailable", link=self.name, why=why)
         self._last_fault = why
 
     async def _session(self, serve: Serve) -> None:

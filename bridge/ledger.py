@@ -61,7 +61,7 @@ class Kept:
 class Claim:
     """A delivery that is being worked on. `is_orphan`: its connection has been lost.
 
-    `is_awaited`: a repeat that came again waits for it.
+    `is_awaited`: a redelivery waits for it.
     """
 
     entry: Entry
@@ -70,7 +70,7 @@ class Claim:
     _settled: "asyncio.Future[bool] | None" = None
 
     async def until_settled(self) -> bool:
-        """Return whether it was settled, when it is or has gone back to the queue."""
+        """Wait until it is settled (True) or back in the queue (False)."""
         # Few are ever waited for.
         if self._settled is None:
             self._settled = asyncio.get_running_loop().create_future()

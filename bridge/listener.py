@@ -421,5 +421,5 @@ class _Connection(asyncio.BufferedProtocol):
     def _give_up(self) -> None:
         self._is_over = True
         self._held = b""
-        self._parser.requests.clear()
+        self._parser.close()
         self._count_body()

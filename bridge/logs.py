@@ -1,8 +1,7 @@
 """One JSON line for each fact, on standard output, that can hold no personal data.
 
 Our own modules log a constant event and named facts: `log.info("paused", reason="outage")`. They
-go past the standard library's `logging`, which takes more time for a line than all the rest of
-the line does.
+do without the standard library's `logging`, whose machinery costs more than the line.
 What libraries log with it is reduced to the template of the message, never its arguments, because
 aiormq and asyncio put whole messages into theirs. Of an exception the type and the places are
 written, never its text, which may quote a value.
@@ -90,7 +89,7 @@ def configure_logging(
     level: str,
     form: Literal["json", "console", "auto"],
     *,
-    stream: "TextIO | LineWriter" = sys.stdout,
+    stream: "TextIO | LineWriter",
     count: Callable[[str], object] = lambda _level: None,
 ) -> None:
     """Write what is logged from `level` on to `stream`; `count` is called with the level of each.
@@ -141,7 +140,7 @@ class _Lines(logging.Handler):
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Write of a library's record what cannot quote a value."""
-        # Some log an exception itself, whose text may.
+        # Some log an exception itself, whose text may quote one.
         event = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
         cause = record.exc_info[1] if record.exc_info else None
         self.take(record.levelno, record.name, event, _describe(cause))
@@ -158,8 +157,8 @@ class LineWriter(io.TextIOBase):
     """A stream whose `write` never blocks: a thread hands the lines on to a file descriptor.
 
     At most `MAX_LINES` wait, and what finds no room, or cannot be written, is dropped: `dropped`
-    is called with the number of lines, and a warning tells it when a line finds room again.
-    Lines come from one thread, and it is told there.
+    is called with the number of lines, and a warning says it once lines are written again. Both
+    come with the next line, in its thread; only one thread may write.
     """
 
     def __init__(self, stream: TextIO, *, dropped: Callable[[int], object]) -> None:
@@ -168,7 +167,9 @@ class LineWriter(io.TextIOBase):
         self._is_terminal = stream.isatty()
         self._tell_dropped = dropped
         self._lines: deque[str] = deque()
+        # What the thread could not write, and whether it could the last time.
         self._unwritten: deque[int] = deque()
+        self._is_writable = True
         self._dropped = 0
         self._wanted = threading.Event()
         self._finishing = threading.Event()
@@ -189,7 +190,7 @@ class LineWriter(io.TextIOBase):
             self._lines.append(text)
             if not self._wanted.is_set():
                 self._wanted.set()
-            if self._dropped:
+            if self._dropped and self._is_writable and len(self._lines) < MAX_LINES:
                 missing, self._dropped = self._dropped, 0
                 log.warning("log_lines_dropped", lines=missing)
         return len(text)
@@ -212,7 +213,9 @@ class LineWriter(io.TextIOBase):
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
         try:
             self._write_bytes("".join(lines).encode("utf-8", "backslashreplace"))
+            self._is_writable = True
         except OSError:
+            self._is_writable = False
             self._unwritten.append(len(lines))
 
     def _write_bytes(self, data: bytes) -> None:
@@ -277,7 +280,7 @@ def _format_second(second: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
-# Levels, names of loggers and constant events: few.
+# Of our own lines there are few; a library's may have any text.
 @functools.lru_cache(maxsize=256)
 def _format_head(level: str, logger: str, event: str) -> str:
     return f'","level":"{level}","logger":{dump_json(logger)},"event":{dump_json(event)}'

@@ -122,6 +122,13 @@ class RequestParser:
         self._wire_bytes = 0
         self.has_moved = True
 
+    def close(self) -> None:
+        """Let go of what it holds; nothing may be fed to it any more."""
+        self.requests.clear()
+        self._body = bytearray()
+        # It refers to this object, and the two would wait for a search for garbage.
+        self._parser = httptools.HttpRequestParser(None)
+
     @property
     def body_bytes(self) -> int:
         """How much of bodies it holds, in whole requests or not."""

@@ -152,6 +152,7 @@ def _encode_table(value: Mapping[str, Any] | None) -> bytes:
 def _encode_value(value: Any) -> bytes:  # noqa: ANN401  a header may be anything
     # pamqp writes a float in 32 bits, cannot write bytes, and refuses large numbers. A bytearray
     # is a type of its own, which it writes as it came.
+    # Most are texts.
     if isinstance(value, str):
         value = value.encode("utf-8", "replace")
     if isinstance(value, bytes):

@@ -155,6 +155,6 @@ def _read_id(body: bytes, pointers: Sequence[str]) -> str | None:
     if not body:
         return None
     try:
-        return find_id(from_json(body), pointers)
+        return find_id(from_json(body, cache_strings="keys"), pointers)
     except ValueError:
         return None

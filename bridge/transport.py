@@ -302,6 +302,8 @@ class _Connection(asyncio.Protocol):
         fault = httpx.ReadError("the connection ended before an answer")
         fault.__cause__ = exc
         self._finish(fault)
+        # It refers to this object, and the two would wait for a search for garbage.
+        self._parser = None
 
     # httptools' side
 

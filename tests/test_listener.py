@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import gc
 import json
 import signal
 import socket
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
 from bridge.listener import Listener
-from bridge.parser import Answer, Limits, Request, problem
+from bridge.parser import Answer, Limits, Request, RequestParser, problem
 from tests.ears import Ears
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -256,6 +257,23 @@ async def test_connection_that_brings_nothing_is_closed(
     answer = await met[name]
 
     assert status_of(answer) == IDLERS[name].hears
+
+
+@pytest.mark.parametrize("said", [b"", HALF_HEADER, HALF_BODY, GET], ids=str)
+async def test_closed_connection_leaves_no_garbage(served: Served, said: bytes) -> None:
+    """What a connection held is free when it ends: strangers may open and close many."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with connected(served.port) as client:
+            client.writer.write(said)
+            await until(lambda: served.listener.connections)
+        await until(lambda: not served.listener.connections)
+        left = [one for one in gc.get_objects() if isinstance(one, RequestParser)]
+    finally:
+        gc.enable()
+
+    assert left == []
 
 
 async def test_slow_answer_is_not_cut_off(served: Served) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import fcntl
 import functools
+import gc
 import gzip
 import itertools
 import os
@@ -31,6 +32,7 @@ from bridge.transport import (
     ProxyTransport,
     Reply,
     Transport,
+    _Connection,
     open_transport,
 )
 
@@ -438,6 +440,21 @@ async def test_request_arrives_as_it_was_built() -> None:
             b"Accept-Encoding: identity\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (site.port, len(BODY), BODY)
         )
+
+
+async def test_closed_connection_leaves_no_garbage() -> None:
+    """What a connection held is free when it ends, and waits for no search for garbage."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with serving(accept_all) as site, aclosing(new_transport()) as transport:
+            await post(transport, site.url)
+        async with asyncio.timeout(GUARD_SECONDS):
+            while left := [one for one in gc.get_objects() if isinstance(one, _Connection)]:
+                del left
+                await asyncio.sleep(0)
+    finally:
+        gc.enable()
 
 
 @both_ways
