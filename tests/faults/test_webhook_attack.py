@@ -136,7 +136,9 @@ async def target(bench: Bench, guard: Guard, tmp_path: Path) -> AsyncIterator[Ta
         environ=make_environ(values),
     )
     try:
-        async with httpx.AsyncClient(trust_env=False, timeout=SECONDS) as client:
+        # A sender that keeps a connection as long as the receiver does posts into one being closed.
+        limits = httpx.Limits(keepalive_expiry=IDLE_SECONDS / 2)
+        async with httpx.AsyncClient(trust_env=False, timeout=SECONDS, limits=limits) as client:
             ours = Target(bench, child, client)
             await eventually(lambda: ours.facts, what="a start")
 

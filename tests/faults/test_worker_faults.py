@@ -282,7 +282,9 @@ async def test_retry_queue_deleted_by_an_operator(bench: Bench) -> None:
         await bench.until_settled(live)
 
         assert set(bench.extra_posts(numbers).values()) == {2}
-        assert {entry["fault"] for entry in live.logged("not_stored")} == {"returned"}
+        # For a moment after the deletion the broker still routes to the queue, and nacks.
+        faults = {entry["fault"] for entry in live.logged("not_stored")} - {"nacked"}
+        assert faults == {"returned"}
         assert not live.paused
 
 
