@@ -96,7 +96,8 @@ def long_queues(rig: Rig, options: Options, tell: Tell) -> list[Row]:
     runs: dict[int, list[Row]] = {messages: [] for messages in lengths}
     for _ in range(min(options.rounds, MAX_LONG_ROUNDS)):
         for messages in lengths:
-            runs[messages].append(_drain_ours(rig, tell, rounds=1, messages=messages))
+            row = _drain_ours(rig, tell, rounds=1, messages=messages)
+            runs[messages].append({key: row[key] for key in row if key not in {"name", "runs"}})
     rows = []
     for ours in runs.values():
         costs = [1000 / run["cpu_rate"] for run in ours]
