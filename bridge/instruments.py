@@ -4,7 +4,7 @@ Its own take a lock for each number, which is most of their cost. These have non
 one thread, the event loop's.
 """
 
-import functools
+from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
@@ -57,34 +57,43 @@ class _Family(Collector, Generic[_Child]):
         text: str,
         labels: Sequence[str],
         registry: CollectorRegistry,
-        make: Callable[[], _Child],
     ) -> None:
         self._name = name
         self._text = text
         self._labels = labels
-        self._children: dict[tuple[str, ...], _Child] = {}
-        self._make = make
         # Values of labels are of closed sets, so this is bounded.
-        self.labels = functools.lru_cache(maxsize=None)(self._child)
+        self._children: dict[tuple[str, ...], _Child] = {}
         registry.register(self)
+        if not labels:
+            self.labels()
+
+    def labels(self, *values: str) -> _Child:
+        """Return the child of these values, in the order of the labels; the first call makes it.
+
+        Raises ValueError when there are not as many as labels.
+        """
+        try:
+            return self._children[values]
+        except KeyError:
+            return self._add(values)
 
     def describe(self) -> Iterable[Metric]:
         """Give the registry the names, which nobody else may have."""
         return self.collect()
 
-    def _child(self, *values: str) -> _Child:
+    @abstractmethod
+    def _make(self) -> _Child:
+        """Make a child at zero."""
+
+    def _add(self, values: tuple[str, ...]) -> _Child:
         if len(values) != len(self._labels):
             raise ValueError(f"{self._name} has {len(self._labels)} labels")
-        return self._children.setdefault(values, self._make())
+        child = self._children[values] = self._make()
+        return child
 
 
 class Counter(_Family[Count]):
     """A counter of the Prometheus data model."""
-
-    def __init__(
-        self, name: str, text: str, labels: Sequence[str], registry: CollectorRegistry
-    ) -> None:
-        super().__init__(name, text, labels, registry, Count)
 
     def inc(self, amount: float = 1.0) -> None:
         """Add to a counter that has no labels."""
@@ -96,6 +105,9 @@ class Counter(_Family[Count]):
         for values, count in self._children.items():
             family.add_metric(values, count.value)
         yield family
+
+    def _make(self) -> Count:
+        return Count()
 
 
 class Histogram(_Family[Distribution]):
@@ -112,7 +124,8 @@ class Histogram(_Family[Distribution]):
     ) -> None:
         to_text: Callable[[float], str] = floatToGoString
         self._bounds = [to_text(bound) for bound in (*buckets, INF)]
-        super().__init__(name, text, labels, registry, lambda: Distribution(buckets))
+        self._buckets = buckets
+        super().__init__(name, text, labels, registry)
 
     def observe(self, value: float) -> None:
         """Put a value into a histogram that has no labels."""
@@ -125,3 +138,6 @@ class Histogram(_Family[Distribution]):
             totals = accumulate(found.counts)
             family.add_metric(values, list(zip(self._bounds, totals, strict=True)), found.sum)
         yield family
+
+    def _make(self) -> Distribution:
+        return Distribution(self._buckets)

@@ -98,7 +98,7 @@ class _Catalogue:
     def _counter(
         self, name: str, text: str, labels: Sequence[str] = (), values: Iterable[Any] = ()
     ) -> Counter:
-        return _at_zero(Counter(name, text, labels, self._registry), labels, values)
+        return _at_zero(Counter(name, text, labels, self._registry), values)
 
     def _gauge(
         self, name: str, text: str, labels: Sequence[str] = (), values: Iterable[Any] = ()
@@ -106,7 +106,7 @@ class _Catalogue:
         gauge = Gauge(name, text, labels, registry=self._registry)
         # Finding a child costs more than setting it.
         gauge.labels = functools.lru_cache(maxsize=None)(gauge.labels)  # type: ignore[method-assign]
-        return _at_zero(gauge, labels, values)
+        return _at_zero(gauge, values)
 
     def _histogram(
         self,
@@ -117,16 +117,13 @@ class _Catalogue:
         values: Iterable[Any] = (),
     ) -> Histogram:
         histogram = Histogram(name, text, labels, self._registry, buckets=buckets)
-        return _at_zero(histogram, labels, values)
+        return _at_zero(histogram, values)
 
 
 _Metric = TypeVar("_Metric", Counter, Gauge, Histogram)
 
 
-def _at_zero(metric: _Metric, labels: Sequence[str], values: Iterable[Any]) -> _Metric:
-    # A gauge without labels is there from its start.
-    if not labels and not isinstance(metric, Gauge):
-        metric.labels()
+def _at_zero(metric: _Metric, values: Iterable[Any]) -> _Metric:
     for value in values:
         metric.labels(*(value if isinstance(value, tuple) else (value,)))
     return metric
