@@ -38,7 +38,7 @@ Facts = dict[str, object]
 class Output(Protocol):
     """Something that takes what is logged."""
 
-    def take(self, level: int, logger: str, event: str, facts: Facts) -> None:
+    def take(self, level: int, logger: str, event: str, facts: Facts, /) -> None:
         """Take one line; `level` is one of `logging`'s numbers, and no fact is None."""
 
 

@@ -429,16 +429,18 @@ class Worker:
             self._settler.release(delivery)
 
     def _count_received(self, delivery: Delivery) -> None:
-        queue, now = self._queue, time.time()
-        self._metrics.received.labels(queue, "true" if delivery.redelivered else "false").inc()
+        now = time.time()
+        self._metrics.received.labels(
+            self._queue, "true" if delivery.redelivered else "false"
+        ).inc()
         self._last_delivery_at = now
         if delivery.redelivered or delivery.envelope.copies:
             return
         if delivery.envelope.published_at is None:
-            self._metrics.without_timestamp.labels(queue).inc()
+            self._metrics.without_timestamp.labels(self._queue).inc()
         else:
             age = max(0.0, now - delivery.envelope.published_at)
-            self._metrics.queue_age.labels(queue).observe(age)
+            self._metrics.queue_age.labels(self._queue).observe(age)
 
     def _oldest_held(self) -> float:
         envelopes = [delivery.envelope for delivery in self._tasks.values()]

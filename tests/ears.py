@@ -1,5 +1,6 @@
-"""What hears every line that the bridge logs in this process."""
+"""What hears every line that the bridge logs in this process, and leaves logging as it was."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -10,8 +11,6 @@ from bridge.logs import Facts, outputs
 class Line(NamedTuple):
     """One line."""
 
-    level: int
-    logger: str
     event: str
     facts: dict[str, Any]
 
@@ -22,9 +21,9 @@ class Ears:
     def __init__(self) -> None:
         self.lines: list[Line] = []
 
-    def take(self, level: int, logger: str, event: str, facts: Facts) -> None:
+    def take(self, _level: int, _logger: str, event: str, facts: Facts) -> None:
         """Keep a line."""
-        self.lines.append(Line(level, logger, event, facts))
+        self.lines.append(Line(event, facts))
 
     def heard(self, event: str) -> list[dict[str, Any]]:
         """Return the facts of every line of an event."""
@@ -40,3 +39,19 @@ def listening() -> Iterator[Ears]:
         yield ears
     finally:
         outputs.remove(ears)
+
+
+@contextmanager
+def logging_kept() -> Iterator[None]:
+    """Undo, afterwards, what a bridge does to the process's logging."""
+    written = outputs[:]
+    root = logging.getLogger()
+    handlers = root.handlers[:]
+    level = root.level
+    levels = {name: logging.getLogger(name).level for name in list(root.manager.loggerDict)}
+    yield
+    outputs[:] = written
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for name in list(root.manager.loggerDict):
+        logging.getLogger(name).setLevel(levels.get(name, logging.NOTSET))

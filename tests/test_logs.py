@@ -24,8 +24,8 @@ from bridge.logs import (
     dump_json,
     json_line,
     log_loop_faults,
-    outputs,
 )
+from tests.ears import logging_kept
 
 NUMBER = "+4917012345678"
 OURS = Log("bridge.anything")
@@ -48,17 +48,8 @@ class Terminal(io.StringIO):
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     """Leave logging as it was, for the tests that come after."""
-    root = logging.getLogger()
-    touched = [root, *(logging.getLogger(name.split(".")[0]) for name in LIBRARIES), THEIRS]
-    touched.append(logging.getLogger("asyncio"))
-    levels = [one.level for one in touched]
-    handlers = root.handlers[:]
-    written = outputs[:]
-    yield
-    outputs[:] = written
-    root.handlers[:] = handlers
-    for one, level in zip(touched, levels, strict=True):
-        one.setLevel(level)
+    with logging_kept():
+        yield
 
 
 @pytest.fixture
@@ -410,6 +401,14 @@ def test_template_is_written(start: Start) -> None:
     """Of a library's line the constant part is written, so that it can be looked up."""
     stream = start()
     THEIRS.error("got %s", NUMBER)
+
+    assert only_line(stream)["event"] == "got %s"
+
+
+def test_name_that_only_begins_like_ours(start: Start) -> None:
+    """A library whose name begins as ours does is still a library."""
+    stream = start()
+    logging.getLogger("bridgekeeper").error("got %s", NUMBER)
 
     assert only_line(stream)["event"] == "got %s"
 

@@ -96,12 +96,11 @@ def long_queues(rig: Rig, options: Options, tell: Tell) -> list[Row]:
     runs: dict[int, list[Row]] = {messages: [] for messages in lengths}
     for _ in range(min(options.rounds, MAX_LONG_ROUNDS)):
         for messages in lengths:
-            row = _drain_ours(rig, tell, rounds=1, messages=messages)
-            runs[messages].append({key: row[key] for key in row if key not in {"name", "runs"}})
+            runs[messages] += _drain_ours(rig, tell, rounds=1, messages=messages)
     rows = []
     for ours in runs.values():
         costs = [1000 / run["cpu_rate"] for run in ours]
-        row = _medians({OURS: ours})[OURS] | {"cpu_ms": median(costs)}
+        row = _medians_of_ours(ours) | {"cpu_ms": median(costs)}
         rows.append(row | {"cpu_ms_min": min(costs), "cpu_ms_max": max(costs)})
     return rows
 
@@ -123,13 +122,13 @@ def several_workers(rig: Rig, options: Options, tell: Tell) -> list[Row]:
             processes=processes,
         )
         in_flight = processes * SHARED_IN_FLIGHT
-        slow = drain_ours(kind="late", in_flight=in_flight)
+        slow = _medians_of_ours(drain_ours(kind="late", in_flight=in_flight))
         added = {
             "processes": processes,
             "slow_wall_rate": slow["wall_rate"],
             "of_limit": slow["wall_rate"] / (in_flight / LATE_SECONDS),
         }
-        rows.append(drain_ours() | added)
+        rows.append(_medians_of_ours(drain_ours()) | added)
     return rows
 
 
@@ -219,7 +218,7 @@ def _drain_ours(
     kind: Kind = "http",
     in_flight: int = IN_FLIGHT,
     processes: int = 1,
-) -> Row:
+) -> list[Row]:
     def run(contestant: Contestant) -> Row:
         return asdict(
             drain(
@@ -232,7 +231,11 @@ def _drain_ours(
             )
         )
 
-    return _medians(_interleave([_named(OURS)], rounds, run, tell))[OURS]
+    return _interleave([_named(OURS)], rounds, run, tell)[OURS]
+
+
+def _medians_of_ours(runs: list[Row]) -> Row:
+    return _medians({OURS: runs})[OURS]
 
 
 def _named(name: str) -> Contestant:

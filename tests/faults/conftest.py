@@ -1,12 +1,11 @@
 """What the fault tests share: a broker of their own, a service, and a world for each test."""
 
-import logging
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from bridge import logs
 from bridge.sandbox.broker import Broker, private_broker
+from tests.ears import logging_kept
 from tests.faults.bench import Bench, Service, open_bench, open_service
 
 
@@ -34,14 +33,5 @@ async def bench(broker: Broker, service: Service) -> AsyncIterator[Bench]:
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
     """Undo what a bridge does to the process's logging."""
-    written = logs.outputs[:]
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    names = ("aiormq", "aio_pika", "asyncio", "httpx", "httpcore", "uvicorn")
-    levels = {name: logging.getLogger(name).level for name in names}
-    yield
-    logs.outputs[:] = written
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    for name in names:
-        logging.getLogger(name).setLevel(levels[name])
+    with logging_kept():
+        yield
