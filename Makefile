@@ -2,15 +2,15 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# What is in .venv: what running needs, with it what tests and checks need, with both the benchmarks.
 STAMP := .venv/.synced
+DEV_STAMP := .venv/.synced-for-tests
 BENCH_STAMP := .venv/.synced-for-bench
 
 # Where there is no home, tools get one inside the checkout.
 export HOME := $(or $(HOME),$(CURDIR)/.uv/home)
 # A virtual environment that is active, or named elsewhere, is not ours.
 export UV_PROJECT_ENVIRONMENT := .venv
-# Once, as in the image: where Python may not write, each start would compile everything anew.
-export UV_COMPILE_BYTECODE := 1
 unexport VIRTUAL_ENV
 
 UV := $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
@@ -24,13 +24,22 @@ APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
-env: $(STAMP)  ## set up .venv with everything that uv.lock names
+env: $(STAMP)  ## set up .venv with what running needs; targets that need more add it
 
+# What other targets have added stays: it is taken out, or renewed, by their own stamps.
 $(STAMP): pyproject.toml uv.lock | $(filter .uv/bin/uv,$(UV))
+	$(UV) sync --locked --no-dev --inexact
+	@touch $@
+
+# Compiled once, as in the image: where Python may not write, each of the many processes that tests
+# and benchmarks start would compile everything anew.
+$(DEV_STAMP) $(BENCH_STAMP): export UV_COMPILE_BYTECODE := 1
+
+$(DEV_STAMP): $(STAMP)
 	$(UV) sync --locked
 	@touch $@
 
-$(BENCH_STAMP): $(STAMP)
+$(BENCH_STAMP): $(DEV_STAMP)
 	$(UV) sync --locked --all-groups
 	@touch $@
 
@@ -70,7 +79,7 @@ prometheus:  ## install Prometheus and promtool, unless they are there
 demo: $(STAMP) broker  ## run both directions for real, with faults, and account for every message (KEEP=1 leaves it running)
 	$(BIN)/python -m bridge demo $(if $(KEEP),--keep)
 
-test: $(STAMP) broker prometheus  ## run all tests, those with a real RabbitMQ and Prometheus too
+test: $(DEV_STAMP) broker prometheus  ## run all tests, those with a real RabbitMQ and Prometheus too
 	$(BIN)/pytest
 
 pictures: $(BENCH_STAMP) broker prometheus  ## run the demo and draw the dashboards from it, as docs/img/*.png
@@ -78,25 +87,25 @@ pictures: $(BENCH_STAMP) broker prometheus  ## run the demo and draw the dashboa
 
 MESSAGES ?= 50000
 SEED ?= 1
-soak: $(STAMP) broker  ## random faults for about 20 minutes, then count what is lost or sent twice (MESSAGES=50000 SEED=1)
+soak: $(DEV_STAMP) broker  ## random faults for about 20 minutes, then count what is lost or sent twice (MESSAGES=50000 SEED=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/run.py --messages $(MESSAGES) --seed $(SEED)
 
-side-by-side: $(STAMP) broker  ## the usual ways to lose messages beside ours, in five minutes (WRITE=1 puts it into the docs)
+side-by-side: $(DEV_STAMP) broker  ## the usual ways to lose messages beside ours, in five minutes (WRITE=1 puts it into the docs)
 	PYTHONPATH=. $(BIN)/python tests/soak/side_by_side.py $(if $(WRITE),--write)
 
-scenes: $(STAMP) broker  ## long proofs of single promises, in half an hour (SCENES="sigterm kill" WRITE=1)
+scenes: $(DEV_STAMP) broker  ## long proofs of single promises, in half an hour (SCENES="sigterm kill" WRITE=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/scenes.py $(SCENES) $(if $(WRITE),--write)
 
-adaptive: $(STAMP) broker  ## worker.concurrency: auto beside fixed values, on an API that changes, in a quarter of an hour (WRITE=1 puts it into the docs)
+adaptive: $(DEV_STAMP) broker  ## worker.concurrency: auto beside fixed values, on an API that changes, in a quarter of an hour (WRITE=1 puts it into the docs)
 	PYTHONPATH=. $(BIN)/python tests/soak/adaptive.py $(if $(WRITE),--write)
 
 EVENTS ?= 100000
 KILLS ?= 20
-soak-webhook: $(STAMP) broker  ## webhooks while the secret is rotated and the broker killed, then count what is refused or lost (EVENTS=100000 KILLS=20 SEED=1)
+soak-webhook: $(DEV_STAMP) broker  ## webhooks while the secret is rotated and the broker killed, then count what is refused or lost (EVENTS=100000 KILLS=20 SEED=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/webhook.py --events $(EVENTS) --kills $(KILLS) --seed $(SEED)
 
 COUNT ?= 1000000
-forgeries: $(STAMP)  ## forge so many signed webhooks, of which none may be accepted (COUNT=1000000 SEED=1)
+forgeries: $(DEV_STAMP)  ## forge so many signed webhooks, of which none may be accepted (COUNT=1000000 SEED=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/forgeries.py --count $(COUNT) --seed $(SEED)
 
 WITHOUT_SERVERS := Install nginx and h2load (packages nginx-light and nghttp2-client, or nginx and nghttp2).
@@ -132,17 +141,17 @@ bench-profile: $(BENCH_STAMP) broker nginx  ## where our programs spend their ti
 # Built once from their Go modules, which takes about ten minutes, those of the cluster another
 # fifteen, and kept over clones.
 TOOLS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sms-bridge/tools
-chart: $(STAMP)  ## the chart's tests with real Helm 4 and Helm 3, and the operators' own definitions
+chart: $(DEV_STAMP)  ## the chart's tests with real Helm 4 and Helm 3, and the operators' own definitions
 	tests/chart/install-tools.sh $(TOOLS) helm crds
 	SMS_BRIDGE_TEST_HELM=$(TOOLS)/bin/helm SMS_BRIDGE_TEST_OTHER_HELM=$(TOOLS)/bin/helm3 \
 	    SMS_BRIDGE_TEST_CRDS=$(TOOLS)/crds $(BIN)/pytest tests/chart
 	SMS_BRIDGE_TEST_HELM=$(TOOLS)/bin/helm3 $(BIN)/pytest tests/chart
 
-chart-cluster: $(STAMP)  ## install, change, drain and remove the chart on a real API server with fake nodes
+chart-cluster: $(DEV_STAMP)  ## install, change, drain and remove the chart on a real API server with fake nodes
 	tests/chart/install-tools.sh $(TOOLS) helm crds cluster
 	SMS_BRIDGE_TEST_CLUSTER=$(TOOLS) $(BIN)/pytest tests/cluster
 
-chart-files: $(STAMP)  ## write what is made of other files: the chart's README, metadata and licence, the golden renders
+chart-files: $(DEV_STAMP)  ## write what is made of other files: the chart's README, metadata and licence, the golden renders
 	$(BIN)/python -m tests.chart.generate
 
 IMAGE ?= sms-bridge
@@ -195,16 +204,16 @@ lint-image: $(STAMP)  ## hadolint and checkov on the Dockerfile and the rendered
 	$(UV) tool run checkov==3.3.30 --directory tests/chart/golden --framework kubernetes --skip-download \
 	    --compact --quiet --skip-check $(NOT_OURS)
 
-image-proof: $(STAMP)  ## follow the Dockerfile without Docker, and start both roles from what it builds (as root)
+image-proof: $(DEV_STAMP)  ## follow the Dockerfile without Docker, and start both roles from what it builds (as root)
 	$(BIN)/python -m tests.image.prove
 
-check: $(STAMP)  ## lint, formatting, types, import rules
+check: $(DEV_STAMP)  ## lint, formatting, types, import rules
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(STAMP)  ## format the code and fix what can be fixed by itself
+format: $(DEV_STAMP)  ## format the code and fix what can be fixed by itself
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 

@@ -1,0 +1,60 @@
+"""What the Makefile would do on a fresh machine; nothing is done."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def _syncs(target: str, clone: Path) -> list[str]:
+    """Return the options with which `make` would have uv install packages."""
+    printed = subprocess.run(
+        ["make", "--dry-run", target], cwd=clone, check=True, capture_output=True, text=True
+    )
+    return re.findall(r"uv sync (.+)", printed.stdout)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """Copy what decides about the environment, as a fresh clone has it."""
+    for name in ("Makefile", "pyproject.toml", "uv.lock"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def test_a_configuration_is_not_committed() -> None:
+    """Git ignores the file that the README has people make, for it may hold secrets."""
+    assert "cp config.example.yaml config.yaml" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "/config.yaml" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+
+
+RUNNING = "--locked --no-dev --inexact"
+
+
+@pytest.mark.parametrize(
+    ("target", "syncs"),
+    [
+        ("env", [RUNNING]),
+        ("demo", [RUNNING]),
+        ("test", [RUNNING, "--locked"]),
+        ("check", [RUNNING, "--locked"]),
+        ("bench-guard", [RUNNING, "--locked", "--locked --all-groups"]),
+    ],
+)
+def test_each_target_installs_what_it_needs(clone: Path, target: str, syncs: list[str]) -> None:
+    """To run installs no more than running needs; tests and benchmarks add theirs."""
+    assert _syncs(target, clone) == syncs
+
+
+@pytest.mark.parametrize("target", ["env", "demo", "test"])
+def test_nothing_that_is_there_is_installed_again(clone: Path, target: str) -> None:
+    """A target leaves alone what one that needs more has set up."""
+    (clone / ".venv").mkdir()
+    for stamp in (".synced", ".synced-for-tests", ".synced-for-bench"):
+        (clone / ".venv" / stamp).touch()
+
+    assert _syncs(target, clone) == []
