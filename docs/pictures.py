@@ -178,13 +178,13 @@ async def _draw_stat(axes: Axes, panel: Panel, run: Run) -> None:
     known = [(line.name, [v for v in line.values if not np.isnan(v)]) for line in lines]
     texts = [(name, values[-1]) for name, values in known if values]
     if not texts:
-        _write(axes, defaults.get("noValue", "no data"), "grey")
+        _write(axes, [(defaults.get("noValue", "no data"), "grey")])
         return
+    colours = [_colour(value, defaults) for _, value in texts]
     words = [f"{name} {_said(value, defaults)}".strip() for name, value in texts]
-    colour = _colour(texts[0][1], defaults)
-    _write(axes, "\n".join(words), colour)
+    _write(axes, list(zip(words, colours, strict=True)))
     if panel["options"]["graphMode"] == "area":
-        _sketch(axes, lines[0], colour)
+        _sketch(axes, lines[0], colours[0])
 
 
 def _sketch(axes: Axes, line: Line, colour: str) -> None:
@@ -195,9 +195,12 @@ def _sketch(axes: Axes, line: Line, colour: str) -> None:
     below.axis("off")
 
 
-def _write(axes: Axes, text: str, colour: str) -> None:
-    size = 17 if len(text) < 12 else 11  # noqa: PLR2004  what fits
-    axes.text(0.5, 0.6, text, ha="center", va="center", fontsize=size, color=colour)
+def _write(axes: Axes, texts: Sequence[tuple[str, str]]) -> None:
+    """Write each text in its colour, one below the other."""
+    size = 17 if sum(len(text) for text, _ in texts) < 12 else 11  # noqa: PLR2004  what fits
+    for row, (text, colour) in enumerate(texts):
+        y = 0.6 + 0.2 * ((len(texts) - 1) / 2 - row)
+        axes.text(0.5, y, text, ha="center", va="center", fontsize=size, color=colour)
 
 
 def _said(value: float, defaults: dict[str, Any]) -> str:

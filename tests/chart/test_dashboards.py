@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from grafana_foundation_sdk.cog import plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard as GrafanaDashboard
 
-from tests.chart.promql import FILES, alerts, check_expressions, known_series, selectors, unknown_in
+from tests.chart.promql import (
+    FILES,
+    alerts,
+    check_expressions,
+    known_series,
+    promtool,
+    selectors,
+    unknown_in,
+)
 
 Dashboard = dict[str, Any]
 
@@ -140,6 +149,63 @@ def test_everything_asks_the_chosen_source(name: str) -> None:
 
     assert sources == {("prometheus", "${datasource}"), ("grafana", "-- Grafana --")}
     assert DASHBOARDS[name]["templating"]["list"][0]["type"] == "datasource"
+
+
+# What an expression says
+
+DIED = 'sms_bridge_worker_messages_processed_total{instance="a",outcome="dead",reason="invalid"}'
+DEAD = 'sms_bridge_worker_queue_messages_ready{queue="sms.outbound.dead",role="dead_letter"}'
+
+
+@pytest.mark.parametrize(
+    ("died", "dead", "shown"),
+    [
+        ("7x240", "0x240", {"waiting": 0, "made": 0}),
+        ("0x180 1x59", "0x180 1x59", {"waiting": 1, "made": 1}),
+        # Replayed or discarded before anybody looked, or held by somebody who looks.
+        ("0x180 2x59", "0x240", {"waiting": 0, "made": 2}),
+        # Given up before the first scrape of a new process, and the process is gone.
+        ("_x180 3x9 stale", "_x180 0x9 stale", {"made": 3}),
+        # The process of the same address was started anew.
+        ("5x180 1x59", "0x240", {"waiting": 0, "made": 1}),
+        # From before the time shown.
+        ("0x30 4x209", "0x30 4x209", {"waiting": 4, "made": 0}),
+    ],
+    ids=["none", "one", "replayed", "unseen", "restarted", "old"],
+)
+def test_dead_letters_show_while_they_wait_and_when_they_were_made(
+    died: str, dead: str, shown: dict[str, int], tmp_path: Path
+) -> None:
+    """The panel has letters that wait, and those made in the time shown; any turns it orange."""
+    (panel,) = [p for p in panels_of(DASHBOARDS["overview"]) if p["title"] == "Dead letters"]
+    _, orange = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    asked = {target["legendFormat"]: filled(target["expr"]) for target in panel["targets"]}
+    plan = {
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": DIED, "values": died},
+                    {"series": DEAD, "values": dead},
+                ],
+                "promql_expr_test": [
+                    {
+                        "expr": expression,
+                        "eval_time": "4h",
+                        "exp_samples": [{"value": shown[name]}] if name in shown else [],
+                    }
+                    for name, expression in asked.items()
+                ],
+            }
+        ],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(plan))
+    played = promtool("test", "rules", tmp_path / "test.yaml")
+
+    assert asked.keys() == {"waiting", "made"}
+    assert played.returncode == 0, played.stdout + played.stderr
+    assert orange == {"color": "orange", "value": 1}
 
 
 # What is shown
