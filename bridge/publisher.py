@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import aio_pika
@@ -75,50 +75,66 @@ class Publisher:
         `rabbitmq.publish_timeout_seconds`), at once when the broker blocks or does not read, or
         too many publishes wait. After a time-out the broker may have it nevertheless.
         """
-        if self._channel is not None:
-            _see_room(self._channel)
-        label = exchange or "default"
-        started = time.perf_counter()
         seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        deadline = asyncio.get_running_loop().time() + seconds
+        publication = await self.write(
+            body,
+            exchange=exchange,
+            routing_key=routing_key,
+            properties=properties,
+            deadline=deadline,
+        )
         try:
-            confirm = await self._publish(body, exchange, routing_key, properties, seconds)
-        except ValueError:
-            self._metrics.published.labels(label, "error").inc()
-            raise PublishError("error", "a name or a property does not fit AMQP") from None
-        self._metrics.published.labels(label, confirm).inc()
-        if confirm != "confirmed":
-            raise PublishError(confirm, _DETAILS[confirm].format(routing_key))
-        self._metrics.publish_duration.labels(label).observe(time.perf_counter() - started)
+            await publication.stored(deadline)
+        finally:
+            publication.abandon()
 
-    async def _publish(
+    async def write(
         self,
         body: bytes,
+        *,
         exchange: str,
         routing_key: str,
         properties: Properties,
-        timeout_seconds: float,
-    ) -> Confirm:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_seconds
+        deadline: float,
+    ) -> "Publication":
+        """Write a message, and return what tells whether the broker has stored it.
+
+        Nothing is written after `deadline`, a time of the event loop. Raises PublishError when
+        nothing was: `publish` says when.
+        """
+        started = time.perf_counter()
+        label = exchange or "default"
+        try:
+            channel = await self._room(properties.message_id, deadline)
+            confirm = channel.publish(
+                body, exchange=exchange, routing_key=routing_key, properties=properties
+            )
+        except ValueError:
+            self._metrics.published.labels(label, "error").inc()
+            raise PublishError("error", "a name or a property does not fit AMQP") from None
+        except PublishError as error:
+            self._metrics.published.labels(label, error.fault).inc()
+            raise
+        return Publication(self._metrics, label, routing_key, confirm, started)
+
+    async def _room(self, message_id: str | None, deadline: float) -> PublishingChannel:
+        """Return a channel that takes a message with this id now, or raise PublishError."""
         channel = self._channel
-        if channel is None or channel.awaited(properties.message_id) is not None:
+        if channel is not None:
+            _see_room(channel)
+        if channel is None or channel.awaited(message_id) is not None:
             try:
                 async with asyncio.timeout_at(deadline):
-                    channel = await self._wait_for_turn(properties.message_id)
+                    channel = await self._wait_for_turn(message_id)
             except TimeoutError:
-                return "timeout"
+                raise PublishError("timeout", _DETAILS["timeout"]) from None
             if channel is None:
-                return "error"
+                raise PublishError("error", _DETAILS["error"])
             _see_room(channel)
-        confirm = channel.publish(
-            body, exchange=exchange, routing_key=routing_key, properties=properties
-        )
-        # A timer of its own costs a third of `asyncio.timeout`.
-        timer = loop.call_at(deadline, _expire, confirm)
-        try:
-            return await confirm
-        finally:
-            timer.cancel()
+        if asyncio.get_running_loop().time() >= deadline:
+            raise PublishError("timeout", _DETAILS["timeout"])
+        return channel
 
     async def _wait_for_turn(self, message_id: str | None) -> PublishingChannel | None:
         """Return a channel when there is one, and no other message with this id is in flight.
@@ -134,6 +150,66 @@ class Publisher:
         return channel
 
 
+class Publication:
+    """A message that was written, of which the broker has yet to say whether it is stored."""
+
+    def __init__(
+        self,
+        metrics: BridgeMetrics,
+        exchange_label: str,
+        routing_key: str,
+        confirm: "asyncio.Future[Confirm]",
+        started: float,
+    ) -> None:
+        self._metrics = metrics
+        self._label = exchange_label
+        self._routing_key = routing_key
+        self._confirm = confirm
+        self._started = started
+
+    async def stored(self, deadline: float) -> None:
+        """Return when the broker has confirmed it.
+
+        Raises PublishError otherwise, at the latest at the deadline, a time of the event loop. Its
+        outcome counts then; whoever waits again would count it twice.
+        """
+        confirm = await _wait(self._confirm, deadline)
+        self._metrics.published.labels(self._label, confirm).inc()
+        if confirm != "confirmed":
+            raise PublishError(confirm, _DETAILS[confirm].format(self._routing_key))
+        duration = self._metrics.publish_duration.labels(self._label)
+        duration.observe(time.perf_counter() - self._started)
+
+    def when_known(self, tell: Callable[[bool], object]) -> None:
+        """Call `tell` with whether it is stored, once the broker has said so or its channel ends.
+
+        That may be long after the deadline.
+        """
+        self._confirm.add_done_callback(lambda confirm: tell(confirm.result() == "confirmed"))
+
+    def abandon(self) -> None:
+        """Want to know nothing more of it: the next message with its id need not wait."""
+        _resolve(self._confirm, "timeout")
+
+
+async def _wait(confirm: "asyncio.Future[Confirm]", deadline: float) -> Confirm:
+    """Return what has become of a publish, `timeout` at the deadline; others may wait on."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[Confirm] = loop.create_future()
+
+    def pass_on(confirm: "asyncio.Future[Confirm]") -> None:
+        _resolve(waiter, confirm.result())
+
+    confirm.add_done_callback(pass_on)
+    # A timer of its own costs a third of `asyncio.timeout`.
+    timer = loop.call_at(deadline, _resolve, waiter, "timeout")
+    try:
+        return await waiter
+    finally:
+        timer.cancel()
+        confirm.remove_done_callback(pass_on)
+
+
 def _see_room(channel: PublishingChannel) -> None:
     """Raise PublishError when nothing may be written now."""
     if channel.is_blocked:
@@ -144,6 +220,6 @@ def _see_room(channel: PublishingChannel) -> None:
         raise PublishError("timeout", "the broker does not read what it is sent")
 
 
-def _expire(confirm: "asyncio.Future[Confirm]") -> None:
+def _resolve(confirm: "asyncio.Future[Confirm]", outcome: Confirm) -> None:
     if not confirm.done():
-        confirm.set_result("timeout")
+        confirm.set_result(outcome)

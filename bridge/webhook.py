@@ -12,7 +12,7 @@ import re
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -29,7 +29,7 @@ from bridge.metrics import WebhookMetrics
 from bridge.models import find_id
 from bridge.parser import Answer, Limits, Request, problem
 from bridge.properties import Properties
-from bridge.publisher import Publisher
+from bridge.publisher import Publication, Publisher
 from bridge.signature import Scheme, Verified, decode_secret, verify
 
 log = Log(__name__)
@@ -202,17 +202,17 @@ class Receiver:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.response_timeout_seconds - ANSWER_SECONDS
 
-        async def publish() -> None:
-            await self._publisher.publish(
+        def write() -> Awaitable[Publication]:
+            return self._publisher.write(
                 event.body,
                 exchange=self._exchange,
                 routing_key=event.routing_key,
                 properties=self._properties(event, request),
-                timeout_seconds=deadline - loop.time(),
+                deadline=deadline,
             )
 
         try:
-            return await self._recent.once(event.repeat_key, publish, deadline=deadline)
+            return await self._recent.once(event.repeat_key, write, deadline=deadline)
         except (PublishError, TimeoutError) as error:
             why = str(error) if isinstance(error, PublishError) else "no confirm in time"
             raise _Refusal(_try_later(), "publish_failed", why, event) from None
@@ -296,7 +296,10 @@ class Receiver:
 class RecentEvents:
     """Lets an event through once: repeats wait for the first, and are remembered for a while.
 
-    Bounded in number and time. An event without a key is let through each time.
+    What has no confirm by its deadline keeps its place: the broker may store it yet, so the event
+    is published anew only when the broker has refused it or its channel has ended. Bounded in
+    number and time: by the publisher while the broker has not answered, by us from then on. An
+    event without a key is let through each time.
     """
 
     def __init__(self, window_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -305,14 +308,17 @@ class RecentEvents:
         self._in_flight: dict[object, asyncio.Future[bool]] = {}
         self._published: OrderedDict[object, float] = OrderedDict()
 
-    async def once(self, key: object, publish: Callable[[], Any], *, deadline: float) -> bool:
-        """Await `publish()` unless it was done for this key; return whether it was done now.
+    async def once(
+        self, key: object, write: Callable[[], Awaitable[Publication]], *, deadline: float
+    ) -> bool:
+        """Publish with `write()` unless that was done for this key; return whether it was done now.
 
-        Raises TimeoutError when an earlier one with the key is not done by the deadline, a time
-        of the event loop.
+        Raises PublishError, or TimeoutError when an earlier one with the key has no confirm by the
+        deadline, a time of the event loop.
         """
         if key is None:
-            await publish()
+            publication = await write()
+            await publication.stored(deadline)
             return True
         while (earlier := self._in_flight.get(key)) is not None:
             async with asyncio.timeout_at(deadline):
@@ -321,19 +327,25 @@ class RecentEvents:
         published_at = self._published.get(key)
         if published_at is not None and self._clock() - published_at < self._window_seconds:
             return False
-        await self._first(key, publish)
+        await self._first(key, write, deadline)
         return True
 
-    async def _first(self, key: object, publish: Callable[[], Any]) -> None:
-        done = self._in_flight[key] = asyncio.get_running_loop().create_future()
-        published = False
+    async def _first(
+        self, key: object, write: Callable[[], Awaitable[Publication]], deadline: float
+    ) -> None:
+        self._in_flight[key] = asyncio.get_running_loop().create_future()
         try:
-            await publish()
-            published = True
+            publication = await write()
+        except BaseException:
+            self._end(key, is_stored=False)
+            raise
+        publication.when_known(lambda is_stored: self._end(key, is_stored=is_stored))
+        await publication.stored(deadline)
+
+    def _end(self, key: object, *, is_stored: bool) -> None:
+        if is_stored:
             self._remember(key)
-        finally:
-            del self._in_flight[key]
-            done.set_result(published)
+        self._in_flight.pop(key).set_result(is_stored)
 
     def _remember(self, key: object) -> None:
         now = self._clock()

@@ -24,7 +24,7 @@ from bridge.errors import BrokerError, PublishError
 from bridge.frames import Confirm
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.properties import Properties
-from bridge.publisher import MAX_UNCONFIRMED, MAX_UNWRITTEN_BYTES, Publisher
+from bridge.publisher import MAX_UNCONFIRMED, MAX_UNWRITTEN_BYTES, Publication, Publisher
 from bridge.wire import Wire
 
 CHANNEL = 1
@@ -324,7 +324,7 @@ async def test_any_mixture(fates: list[Fate], size: int) -> None:
                     case "cancelled":
                         tasks[number].cancel()
                     case "timeout":
-                        publisher._expire(awaited(ours, one.message_id))
+                        publisher._resolve(awaited(ours, one.message_id), "timeout")
                     case "returned":
                         far.give_back(one.message_id, one.body)
                     case _:
@@ -411,6 +411,52 @@ async def test_no_confirm_in_time(ours: Publisher, far: Far) -> None:
 
     assert await soon(again) == ["confirmed"]
     assert ours.unconfirmed == 0
+
+
+async def write(ours: Publisher, message_id: str, deadline: float) -> Publication:
+    """Write one for a deadline, a time of the event loop."""
+    properties = Properties(message_id=message_id)
+    return await ours.write(
+        b"body", exchange="", routing_key="queue", properties=properties, deadline=deadline
+    )
+
+
+async def test_nothing_is_written_after_the_deadline(ours: Publisher, far: Far) -> None:
+    """What comes too late to be in time is refused and not written, be there a channel or not."""
+    past = asyncio.get_running_loop().time() - 1
+    with pytest.raises(PublishError) as error:
+        await write(ours, "a", past)
+    with pytest.raises(PublishError):
+        await write(Publisher(METRICS, timeout_seconds=GUARD_SECONDS), "b", past)
+    await turns()
+
+    assert error.value.fault == "timeout"
+    assert (far.transport.published, ours.unconfirmed) == ([], 0)
+
+
+@pytest.mark.parametrize("fate", ["confirmed", "nacked", "returned", "error"])
+async def test_a_late_fate_is_told(ours: Publisher, fate: Confirm) -> None:
+    """Who wants to know what became of a publish is told, also after its deadline."""
+    told: list[bool] = []
+    async with serving(ours) as far:
+        late = await write(ours, "a", asyncio.get_running_loop().time() + SHORT_SECONDS)
+        late.when_known(told.append)
+        with pytest.raises(PublishError) as error:
+            await late.stored(asyncio.get_running_loop().time())
+        await far.transport.until(1)
+        assert (error.value.fault, told, ours.unconfirmed) == ("timeout", [], 1)
+        match fate:
+            case "error":
+                far.closing.set_result(None)
+            case "nacked":
+                far.nack(1)
+            case _:
+                if fate == "returned":
+                    far.give_back("a", b"body")
+                far.ack(1)
+        await turns(10)
+
+    assert told == [fate == "confirmed"]
 
 
 async def test_a_cancelled_one_is_confirmed_late(ours: Publisher, far: Far) -> None:

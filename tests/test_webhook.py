@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import hmac
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -16,9 +15,10 @@ from pydantic import SecretStr
 from bridge.config import RabbitMQSettings, SignatureSettings, WebhookSettings
 from bridge.credentials import Credential
 from bridge.errors import PublishError
-from bridge.metrics import WebhookMetrics, new_registry
+from bridge.frames import Confirm
+from bridge.metrics import BridgeMetrics, WebhookMetrics, new_registry
 from bridge.parser import Answer, Request
-from bridge.publisher import Publisher
+from bridge.publisher import Publication, Publisher
 from bridge.signature import scheme_from
 from bridge.webhook import Receiver, RecentEvents
 from tests.ears import Ears
@@ -26,26 +26,39 @@ from tests.ears import Ears
 SECRET = "a-webhook-secret"
 PUBLIC_URL = "https://example.com/webhooks"
 GUARD_SECONDS = 6.0
+# A time of the event loop that no test sees.
+LATER = 1e9
 # One for all, because to make them takes longer than to use them.
 METRICS = WebhookMetrics(new_registry(), path="/webhooks", event_types=("message.received",))
 
 
+# One for all, because to make them takes longer than to use them.
+PUBLISHED = BridgeMetrics(
+    new_registry(), component="webhook", version="0", revision="0", exchanges=("sms.inbound",)
+)
+
+
+def write(fate: "Confirm | asyncio.Future[Confirm]" = "confirmed") -> Publication:
+    """Make what a publisher has written, and what becomes of it."""
+    if isinstance(fate, str):
+        confirm: asyncio.Future[Confirm] = asyncio.get_running_loop().create_future()
+        confirm.set_result(fate)
+    else:
+        confirm = fate
+    return Publication(PUBLISHED, "sms.inbound", "message.received", confirm, 0.0)
+
+
 @dataclass
 class Store:
-    """Stands where the publisher stands; takes everything, or does what `fate` does."""
+    """Stands where the publisher stands; takes everything, or does what `fate` says."""
 
-    fate: Callable[[], Awaitable[None]] | None = None
+    fate: Callable[[], Awaitable[Publication]] | None = None
     bodies: list[bytes] = field(default_factory=list)
 
-    async def publish(self, body: bytes, *, timeout_seconds: float, **_: Any) -> None:
-        """Take an event, or raise PublishError when time is up."""
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                if self.fate is not None:
-                    await self.fate()
-        except TimeoutError:
-            raise PublishError("timeout", "no confirm in time") from None
+    async def write(self, body: bytes, **_: Any) -> Publication:
+        """Take an event."""
         self.bodies.append(body)
+        return write() if self.fate is None else await self.fate()
 
 
 def make_receiver(store: Store, preset: Any = "plain", **changed: Any) -> Receiver:
@@ -155,12 +168,12 @@ async def test_proxy_headers_change_nothing() -> None:
 async def test_an_event_that_is_not_stored_is_counted_by_its_type(ears: Ears) -> None:
     """What is verified and cannot be stored is counted and logged with its type and id."""
 
-    async def fail() -> None:
-        raise PublishError("returned", "no queue takes it")
+    async def give_back() -> Publication:
+        return write("returned")
 
     count = METRICS.events.labels("message.received", "publish_failed")
     before = count.value
-    answer = await make_receiver(Store(fail)).answer(make_request(EVENT))
+    answer = await make_receiver(Store(give_back)).answer(make_request(EVENT))
     (line,) = ears.heard("webhook")
 
     assert (answer.status, count.value - before) == (503, 1)
@@ -172,19 +185,19 @@ async def test_an_event_that_is_not_stored_is_counted_by_its_type(ears: Ears) ->
 
 @dataclass
 class Gate:
-    """Publishes that wait until they are told their fate, one after the other."""
+    """Publishes whose fate the test tells, one after the other."""
 
-    waiting: list["asyncio.Future[None]"] = field(default_factory=list)
+    confirms: list["asyncio.Future[Confirm]"] = field(default_factory=list)
 
-    async def __call__(self) -> None:
-        """Wait."""
-        self.waiting.append(asyncio.get_running_loop().create_future())
-        await self.waiting[-1]
+    async def __call__(self) -> Publication:
+        """Write one."""
+        self.confirms.append(asyncio.get_running_loop().create_future())
+        return write(self.confirms[-1])
 
     async def until(self, count: int) -> None:
-        """Return when so many publishes were begun."""
+        """Return when so many were written."""
         async with asyncio.timeout(GUARD_SECONDS):
-            while len(self.waiting) < count:  # noqa: ASYNC110  there is no event to wait for
+            while len(self.confirms) < count:  # noqa: ASYNC110  there is no event to wait for
                 await asyncio.sleep(0.001)
 
 
@@ -205,9 +218,9 @@ async def test_repeats_wait_for_the_first() -> None:
     await gate.until(1)
     await asyncio.sleep(0)
     before = [task.done() for task in tasks]
-    gate.waiting[0].set_result(None)
+    gate.confirms[0].set_result("confirmed")
 
-    assert (before, await statuses(tasks), len(gate.waiting)) == ([False] * 5, [200] * 5, 1)
+    assert (before, await statuses(tasks), len(gate.confirms)) == ([False] * 5, [200] * 5, 1)
 
 
 async def test_failure_of_the_first_is_not_told_to_the_others_as_success() -> None:
@@ -215,11 +228,11 @@ async def test_failure_of_the_first_is_not_told_to_the_others_as_success() -> No
     gate = Gate()
     tasks = ask(make_receiver(Store(gate)), 3)
     await gate.until(1)
-    gate.waiting[0].set_exception(PublishError("nacked"))
+    gate.confirms[0].set_result("nacked")
     await gate.until(2)
-    gate.waiting[1].set_result(None)
+    gate.confirms[1].set_result("confirmed")
 
-    assert (await statuses(tasks), len(gate.waiting)) == ([503, 200, 200], 2)
+    assert (await statuses(tasks), len(gate.confirms)) == ([503, 200, 200], 2)
 
 
 async def test_failures_are_told_to_all() -> None:
@@ -229,25 +242,44 @@ async def test_failures_are_told_to_all() -> None:
     tasks = ask(receiver, 3)
     for number in range(3):
         await gate.until(number + 1)
-        gate.waiting[number].set_exception(PublishError("returned"))
+        gate.confirms[number].set_result("returned")
     during = await statuses(tasks)
     again = ask(receiver, 1)
     await gate.until(4)
-    gate.waiting[3].set_result(None)
+    gate.confirms[3].set_result("confirmed")
 
     assert (during, await statuses(again)) == ([503] * 3, [200])
 
 
 async def test_cancelled_first_does_not_fail_the_others() -> None:
-    """When the first request is cancelled, the next in line publishes."""
+    """When the first request is cancelled, what it has written counts for the others."""
     gate = Gate()
     tasks = ask(make_receiver(Store(gate)), 3)
     await gate.until(1)
     tasks[0].cancel()
-    await gate.until(2)
-    gate.waiting[1].set_result(None)
+    await asyncio.sleep(0)
+    gate.confirms[0].set_result("confirmed")
 
-    assert await statuses(tasks[1:]) == [200, 200]
+    assert (await statuses(tasks[1:]), len(gate.confirms)) == ([200, 200], 1)
+
+
+async def test_cancelled_first_that_has_written_nothing() -> None:
+    """When the first request is cancelled before it could write, the next in line does."""
+    begun: list[asyncio.Future[Publication]] = []
+
+    async def write_later() -> Publication:
+        begun.append(asyncio.get_running_loop().create_future())
+        return await begun[-1]
+
+    tasks = ask(make_receiver(Store(write_later)), 3)
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    async with asyncio.timeout(GUARD_SECONDS):
+        while len(begun) < 2:  # noqa: ASYNC110  there is no event to wait for
+            await asyncio.sleep(0.001)
+    begun[1].set_result(write())
+
+    assert (await statuses(tasks[1:]), len(begun)) == ([200, 200], 2)
 
 
 async def test_cancelled_repeat_does_not_fail_the_first() -> None:
@@ -257,7 +289,7 @@ async def test_cancelled_repeat_does_not_fail_the_first() -> None:
     await gate.until(1)
     tasks[1].cancel()
     await asyncio.sleep(0)
-    gate.waiting[0].set_result(None)
+    gate.confirms[0].set_result("confirmed")
 
     assert await statuses([tasks[0], tasks[2]]) == [200, 200]
 
@@ -276,6 +308,77 @@ async def test_answer_comes_in_time() -> None:
     assert loop.time() - started < 0.5 + GUARD_SECONDS / 2
 
 
+async def unanswered(recent: RecentEvents, gate: Gate, repeats: int) -> None:
+    """Publish an event, and repeat it, each until a deadline at which there is no confirm."""
+    loop = asyncio.get_running_loop()
+    with pytest.raises(PublishError, match="no confirm"):
+        await recent.once("key", gate, deadline=loop.time())
+    for _ in range(repeats):
+        with pytest.raises(TimeoutError):
+            await recent.once("key", gate, deadline=loop.time())
+
+
+async def test_a_late_confirm_counts() -> None:
+    """What has no confirm in time is not published again, and is a repeat once it is confirmed."""
+    gate, recent = Gate(), RecentEvents(600)
+    await unanswered(recent, gate, repeats=3)
+    gate.confirms[0].set_result("confirmed")
+
+    assert [await recent.once("key", gate, deadline=LATER) for _ in range(2)] == [False] * 2
+    assert len(gate.confirms) == 1
+
+
+async def test_a_repeat_in_time_for_the_late_confirm() -> None:
+    """A repeat that waits when the confirm comes is answered with it."""
+    gate, recent = Gate(), RecentEvents(600)
+    await unanswered(recent, gate, repeats=0)
+    repeat = asyncio.create_task(recent.once("key", gate, deadline=LATER))
+    await asyncio.sleep(0)
+    gate.confirms[0].set_result("confirmed")
+
+    assert (await repeat, len(gate.confirms)) == (False, 1)
+
+
+@pytest.mark.parametrize("fate", ["nacked", "returned", "error"])
+async def test_what_is_late_and_not_stored_is_published_anew(fate: Confirm) -> None:
+    """A refusal after the deadline, or the end of the channel, makes room for the next repeat."""
+    gate, recent = Gate(), RecentEvents(600)
+    await unanswered(recent, gate, repeats=1)
+    gate.confirms[0].set_result(fate)
+    repeat = asyncio.create_task(recent.once("key", gate, deadline=LATER))
+    await gate.until(2)
+    gate.confirms[1].set_result("confirmed")
+
+    assert await repeat
+
+
+async def test_nothing_is_kept_of_what_ended() -> None:
+    """Whatever became of a publish, its place is free."""
+    recent = RecentEvents(600)
+    confirms: list[asyncio.Future[Confirm]] = []
+
+    async def write_one() -> Publication:
+        confirms.append(asyncio.get_running_loop().create_future())
+        return write(confirms[-1])
+
+    async def fail() -> Publication:
+        raise PublishError("timeout")
+
+    loop = asyncio.get_running_loop()
+    with pytest.raises(PublishError):
+        await recent.once("a", fail, deadline=loop.time() + GUARD_SECONDS)
+    for key in "bcd":
+        with pytest.raises(PublishError):
+            await recent.once(key, write_one, deadline=loop.time())
+    before = set(recent._in_flight)
+    fates: tuple[Confirm, ...] = ("confirmed", "nacked", "error")
+    for confirm, fate in zip(confirms, fates, strict=True):
+        confirm.set_result(fate)
+    await asyncio.sleep(0)
+
+    assert (before, set(recent._in_flight), set(recent._published)) == (set("bcd"), set(), {"b"})
+
+
 async def test_too_many_at_once_are_put_off() -> None:
     """Over max_in_flight a webhook is answered 503 at once, and 200 when there is room again."""
     gate = Gate()
@@ -283,15 +386,16 @@ async def test_too_many_at_once_are_put_off() -> None:
     first = ask(receiver, 1)
     await gate.until(1)
     refused = await receiver.answer(make_request(b"another"))
-    gate.waiting[0].set_result(None)
+    gate.confirms[0].set_result("confirmed")
+    answered = await statuses(first)
     late = ask(receiver, 1)
 
     assert (refused.status, int(refused.headers["Retry-After"]) > 0) == (503, True)
-    assert await statuses([*first, *late]) == [200, 200]
+    assert [*answered, *await statuses(late)] == [200, 200]
 
 
-async def _nothing() -> None:
-    pass
+async def _write() -> Publication:
+    return write()
 
 
 async def test_memory_of_repeats_ends() -> None:
@@ -301,7 +405,7 @@ async def test_memory_of_repeats_ends() -> None:
 
     async def is_new_at(seconds: float) -> bool:
         clock[0] = seconds
-        return await recent.once("key", _nothing, deadline=math.inf)
+        return await recent.once("key", _write, deadline=LATER)
 
     found = [await is_new_at(seconds) for seconds in (0, 9.9, 10.1, 15, 20.2)]
     assert found == [True, False, True, False, True]
@@ -315,8 +419,8 @@ async def test_the_first_is_never_a_repeat(now: float, window_seconds: float) ->
     """An event that was not published is new, whatever the clock and the window are."""
     recent = RecentEvents(window_seconds, clock=lambda: now)
 
-    assert await recent.once("key", _nothing, deadline=math.inf)
-    assert not await recent.once("key", _nothing, deadline=math.inf)
+    assert await recent.once("key", _write, deadline=LATER)
+    assert not await recent.once("key", _write, deadline=LATER)
 
 
 async def test_memory_of_repeats_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,9 +428,9 @@ async def test_memory_of_repeats_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("bridge.webhook.MAX_RECENT_EVENTS", 3)
     recent = RecentEvents(600)
     for key in range(5):
-        await recent.once(key, _nothing, deadline=math.inf)
+        await recent.once(key, _write, deadline=LATER)
 
-    assert [await recent.once(key, _nothing, deadline=math.inf) for key in (4, 3, 2, 0)] == [
+    assert [await recent.once(key, _write, deadline=LATER) for key in (4, 3, 2, 0)] == [
         False,
         False,
         False,
@@ -338,4 +442,4 @@ async def test_events_without_a_key_are_never_repeats() -> None:
     """What has no id is published each time."""
     recent = RecentEvents(600)
 
-    assert [await recent.once(None, _nothing, deadline=math.inf) for _ in range(3)] == [True] * 3
+    assert [await recent.once(None, _write, deadline=LATER) for _ in range(3)] == [True] * 3

@@ -4,8 +4,8 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -216,6 +216,54 @@ async def test_repeats_of_an_event_whose_publish_fails(
 
     assert {answered.status for answered in during} == {503}
     assert {answered.status for answered in after} == {200}
+    assert await stored(bench) == {"zero": 1, "one": 1}
+    assert storm.broken_rules() == []
+
+
+@contextmanager
+def held_publishes(bench: Bench) -> Iterator[None]:
+    """Let the broker read nothing more."""
+    bench.proxy.freeze("client")
+    yield
+    bench.proxy.thaw()
+
+
+@contextmanager
+def held_confirms(bench: Bench) -> Iterator[None]:
+    """Let no confirm arrive."""
+    bench.proxy.freeze("broker")
+    yield
+    bench.proxy.thaw()
+
+
+@contextmanager
+def frozen_broker(bench: Bench) -> Iterator[None]:
+    """Stop the broker's process."""
+    bench.broker.pause()
+    try:
+        yield
+    finally:
+        bench.broker.resume()
+
+
+@pytest.mark.parametrize("hang", [held_publishes, held_confirms, frozen_broker])
+async def test_repeats_while_the_broker_hangs(
+    bench: Bench,
+    client: httpx.AsyncClient,
+    hang: Callable[[Bench], AbstractContextManager[None]],
+) -> None:
+    """However often an event comes again while the broker hangs, it is published once.
+
+    The confirm that comes late counts: the next repeat is told 200.
+    """
+    async with bench.webhook(webhook__response_timeout_seconds=0.5) as live:
+        storm = Storm(client, live.webhook_url)
+        await storm.until_stored("zero")
+        with hang(bench):
+            during = [(await storm.post("one")).status for _ in range(3)]
+        await storm.until_stored("one")
+
+    assert during == [503] * 3
     assert await stored(bench) == {"zero": 1, "one": 1}
     assert storm.broken_rules() == []
 
