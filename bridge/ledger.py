@@ -2,7 +2,8 @@
 
 A request is known by its publisher's `message_id` and its body. Without an id two equal bodies
 are two messages, unless the broker says `redelivered` and the first was taken from a connection
-that has been lost since: then, once for each such first, the second is the first.
+that has been lost since: then, once for each such first, the second is the first. One that went
+back unsettled comes again for certain, and so goes before one whose ack may have arrived.
 """
 
 import asyncio
@@ -133,7 +134,7 @@ class Ledger:
             if await earlier.until_settled() and redelivered:
                 self._owed.take(entry)
                 return None
-        if entry.message in self._sent or (redelivered and self._doubtful.take(entry) is not None):
+        if entry.message in self._sent or (redelivered and self._is_in_doubt(entry)):
             self._owed.take(entry)
             return None
         claim = Claim(entry)
@@ -205,6 +206,10 @@ class Ledger:
         if not redelivered:
             return None
         return next((c for c in claims if c.is_orphan and not c.is_awaited), None)
+
+    def _is_in_doubt(self, entry: Entry) -> bool:
+        """Whether a redelivery is one that is done, for all that is known; once for each ack."""
+        return entry not in self._kept and self._doubtful.take(entry) is not None
 
     def _note_ack(self, entry: Entry, *, acked: bool) -> None:
         (self._settled if acked else self._doubtful).add(entry, None)

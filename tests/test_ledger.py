@@ -247,6 +247,19 @@ async def test_redelivery_after_a_lost_connection_is_a_repeat(ledger: Book) -> N
     assert not await ledger.claim(NAMELESS, redelivered=True)
 
 
+@pytest.mark.parametrize("acked", [True, False], ids=["acked", "ack lost"])
+async def test_what_went_back_goes_before_what_is_in_doubt(ledger: Book, *, acked: bool) -> None:
+    """Of two equal texts the one that went back unsettled is worked on, the other a repeat."""
+    await done(ledger, NAMELESS, acked=acked)
+    await ledger.claim(NAMELESS, redelivered=False)
+    ledger.connection_lost()
+    ledger.release(NAMELESS, None)
+
+    assert await ledger.claim(NAMELESS, redelivered=True)
+    assert ledger.recall(NAMELESS) is NOTHING_DECIDED
+    assert not await ledger.claim(NAMELESS, redelivered=True)
+
+
 async def test_new_message_does_not_use_up_the_doubt(ledger: Book) -> None:
     """The same words, published anew after a lost ack, are sent; the redelivery still is not."""
     await done(ledger, NAMELESS, acked=False)

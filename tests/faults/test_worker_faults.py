@@ -21,6 +21,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from pamqp.common import FieldTable
 
 from bridge.broker import close_quietly, open_connection
+from bridge.concurrency import FIRST_LIMIT
 from bridge.errors import BrokerError
 from bridge.ledger import COMES_AGAIN_SECONDS
 from bridge.sandbox.broker import Broker
@@ -89,6 +90,62 @@ async def test_cut_at_the_ack_of_a_sent_message(bench: Bench, *, ids: bool) -> N
 
         assert trap.seen >= 100
         assert bench.extra_posts(numbers) == {}
+
+
+async def fill_the_rate(bench: Bench, _live: Live) -> None:
+    """Use up the rate limit, so that what comes next waits for some seconds."""
+    await bench.until_taken(await bench.publish(1))
+
+
+async def fill_the_slots(bench: Bench, _live: Live) -> None:
+    """Take up each slot for some seconds."""
+    numbers = make_numbers(FIRST_LIMIT)
+    bench.service.misbehave(*({"to": number, "latency_seconds": 3} for number in numbers))
+    await bench.publish(numbers)
+    await eventually(lambda: len(bench.service.posts(numbers)) == FIRST_LIMIT, what="POSTs")
+
+
+async def close_the_gate(bench: Bench, live: Live) -> None:
+    """Have the service ask for some seconds without requests."""
+    numbers = make_numbers(1)
+    bench.service.misbehave(*once_each(numbers, {"status": 429, "headers": {"Retry-After": "3"}}))
+    await bench.publish(numbers)
+    throttled = partial(live.metric, "sms_bridge_worker_throttled_seconds_total")
+    await eventually(throttled, what="a wait for the service")
+
+
+@pytest.mark.parametrize(
+    ("hold_up", "changed"),
+    [
+        pytest.param(
+            fill_the_rate, {"worker__rate_limit": {"per_second": 0.25, "burst": 1}}, id="rate"
+        ),
+        pytest.param(fill_the_slots, {"worker__concurrency": "auto"}, id="slots"),
+        pytest.param(close_the_gate, {}, id="gate"),
+    ],
+)
+async def test_cut_while_the_second_of_two_equal_texts_waits(
+    bench: Bench, hold_up: Callable[[Bench, Live], Awaitable[None]], changed: dict[str, Any]
+) -> None:
+    """The same words again, that wait for their turn as the connection ends, are sent as well.
+
+    Takes the seconds that they wait.
+    """
+    async with bench.worker(**changed) as live:
+        (number,) = await bench.publish(1, ids=False)
+        await bench.until_taken([number])
+        # From here on the broker does not deliver the first of them again.
+        await live.worker.consumer.flush()
+        await hold_up(bench, live)
+        received = partial(live.metric, "sms_bridge_worker_messages_received_total")
+        before = received()
+        await bench.publish([number], ids=False)
+        await eventually(lambda: received() > before, what="the second delivery")
+        bench.proxy.cut(CONSUME_LINK)
+        await eventually(partial(has_opened, live, 3), what="a new connection")
+        await bench.until_settled(live)
+
+        assert len(bench.service.taken([number])) == 2
 
 
 @WITH_AND_WITHOUT_IDS
