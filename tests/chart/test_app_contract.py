@@ -229,6 +229,36 @@ def test_either_half_of_the_address_may_come_from_the_secret(
     assert "url" not in config(values)["rabbitmq"]
 
 
+@pytest.mark.parametrize(
+    ("over", "urls"),
+    [
+        ({}, ["amqp://one:5672/sms", "amqp://[2001:db8::2]:5672/sms"]),
+        (
+            {"port": 5674, "tls": {"enabled": True}},
+            ["amqps://one:5674/sms", "amqps://[2001:db8::2]:5674/sms"],
+        ),
+        (
+            {"existingSecret": "rabbitmq-default-user", "secretKeys": {"port": "port"}},
+            ["amqp://one:5672/sms", "amqp://[2001:db8::2]:5672/sms"],
+        ),
+    ],
+    ids=["plain", "TLS", "port of a Secret"],
+)
+@pytest.mark.parametrize("existing", [None, "mine"])
+def test_the_hosts_of_a_cluster_are_all_tried(
+    over: Values, urls: list[str], existing: str | None, tmp_path: Path
+) -> None:
+    """Each of rabbitmq.hosts is an address that the app tries, in their order."""
+    rabbitmq = {"host": "", "hosts": ["one", "[2001:db8::2]"], "vhost": "sms", **over}
+    values = merged(MINIMAL, {"rabbitmq": rabbitmq})
+    if existing:
+        values["existingConfigMap"] = existing
+    for role in ROLES:
+        settings = settings_from(values, tmp_path, role, "" if existing else None)
+
+        assert [url.get_secret_value() for url in settings.rabbitmq.url] == urls
+
+
 def test_values_stand_above_an_existing_config_map(tmp_path: Path) -> None:
     """The app gets its settings from the file that exists, and from the values what they set."""
     values = merged(

@@ -48,6 +48,14 @@ def test_defaults_alone_name_what_is_missing() -> None:
             "rabbitmq.host and rabbitmq.secretKeys.host are both set",
         ),
         (
+            nested("rabbitmq.hosts", ["one", "two"]),
+            "rabbitmq.host and rabbitmq.hosts are both set",
+        ),
+        (
+            {"rabbitmq": {"host": "", "hosts": ["one"], "secretKeys": {"host": "host"}}},
+            "rabbitmq.hosts and rabbitmq.secretKeys.host are both set",
+        ),
+        (
             merged(nested("rabbitmq.port", 5673), nested("rabbitmq.secretKeys.port", "port")),
             "rabbitmq.port and rabbitmq.secretKeys.port are both set",
         ),
@@ -339,6 +347,10 @@ def test_rules_that_cannot_be_read_are_refused(name: str, text: str, tmp_path: P
         (nested("config.admin.port", 1), "admin"),
         (nested("image.digest", "sha256:abc"), "digest"),
         (nested("rabbitmq.host", "user:secret@rabbitmq"), "host"),
+        (nested("rabbitmq.hosts", ["user:secret@rabbitmq"]), "hosts"),
+        (nested("rabbitmq.hosts", ["rabbitmq:5672"]), "hosts"),
+        (nested("rabbitmq.hosts", [""]), "hosts"),
+        (nested("rabbitmq.hosts", ["one", "one"]), "hosts"),
         (nested("smsApi.baseUrl", "https://user:secret@sms.example.com"), "baseUrl"),
         (nested("worker.keda.managementUrl", "http://user:secret@r:15672"), "managementUrl"),
         (nested("worker.keda.scalingModifiers", {"formula": "backlog"}), "target"),

@@ -52,7 +52,7 @@ A file that is not ours cannot be merged with the chart's own settings, so these
 {{- if $v.topology.enabled }}{{ $_ := set $set.rabbitmq "topology" "verify" }}{{ end }}
 {{- end }}
 {{- if or $v.rabbitmq.secretKeys.host $v.rabbitmq.secretKeys.port }}
-{{- $set = mergeOverwrite $set (dict "rabbitmq" (dict "url" (include "sms-bridge.rabbitmqUrl" .root))) }}
+{{- $set = mergeOverwrite $set (dict "rabbitmq" (dict "url" (include "sms-bridge.rabbitmqUrl" .root | fromJson).value)) }}
 {{- end }}
 {{- include "sms-bridge.variables" (dict "prefix" "SMS_BRIDGE" "separator" "_" "settings" $set) }}
 {{- end }}
@@ -78,14 +78,21 @@ A file that is not ours cannot be merged with the chart's own settings, so these
 {{- .Values.rabbitmq.port | default (ternary 5671 5672 .Values.rabbitmq.tls.enabled) | int }}
 {{- end }}
 
-{{/* Holds no secret; host and port may come from one, by variables that Kubernetes puts in. */}}
+{{/*
+The address of the broker, or a list of those of rabbitmq.hosts, as {"value": ...}. Holds no secret;
+host and port may come from one, by variables that Kubernetes puts in.
+*/}}
 {{- define "sms-bridge.rabbitmqUrl" -}}
 {{- $port := include "sms-bridge.rabbitmqPort" . }}
 {{- with .Values.rabbitmq }}
+{{- $scheme := ternary "amqps" "amqp" .tls.enabled }}
+{{- $vhost := urlquery .vhost | replace "+" "%20" }}
 {{- $host := .host }}
 {{- if .secretKeys.host }}{{ $host = include "sms-bridge.brokerVariable" "host" | printf "$(%s)" }}{{ end }}
 {{- if .secretKeys.port }}{{ $port = include "sms-bridge.brokerVariable" "port" | printf "$(%s)" }}{{ end }}
-{{- printf "%s://%s:%s/%s" (ternary "amqps" "amqp" .tls.enabled) $host $port (urlquery .vhost | replace "+" "%20") }}
+{{- $urls := list }}
+{{- range .hosts | default (list $host) }}{{ $urls = printf "%s://%s:%s/%s" $scheme . $port $vhost | append $urls }}{{ end }}
+{{- dict "value" (ternary (first $urls) $urls (empty .hosts)) | toJson }}
 {{- end }}
 {{- end }}
 
@@ -95,10 +102,10 @@ A file that is not ours cannot be merged with the chart's own settings, so these
 
 {{- define "sms-bridge.config.rabbitmq" -}}
 {{- $dir := printf "%s/rabbitmq" (include "sms-bridge.secretsDir" .) }}
-{{- $url := include "sms-bridge.rabbitmqUrl" . }}
+{{- $url := (include "sms-bridge.rabbitmqUrl" . | fromJson).value }}
 {{- with .Values.rabbitmq }}
 {{- if not (or .secretKeys.host .secretKeys.port) }}
-url: {{ $url | quote }}
+url: {{ toJson $url }}
 {{- end }}
 username_file: {{ $dir }}/username
 password_file: {{ $dir }}/password
@@ -170,7 +177,7 @@ webhook:
 {{/* The settings that the chart writes itself, and the value to use instead. */}}
 {{- define "sms-bridge.ownSettings" -}}
 rabbitmq:
-  url: rabbitmq.host, rabbitmq.port and rabbitmq.vhost
+  url: rabbitmq.host or rabbitmq.hosts, rabbitmq.port and rabbitmq.vhost
   username: rabbitmq.existingSecret
   username_file: rabbitmq.existingSecret
   password: rabbitmq.existingSecret

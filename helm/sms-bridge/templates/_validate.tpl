@@ -21,8 +21,13 @@ worker.enabled and webhook.enabled are both false: there is nothing to deploy.
 image.repository is empty: name the image, without the registry {{ .Values.image.registry }}.
 {{- end }}
 {{- with .Values.rabbitmq }}
-{{- if not (or .host .secretKeys.host) }}
-rabbitmq.host is empty: name the broker's host, or in rabbitmq.secretKeys.host the key of the Secret that holds it.
+{{- if not (or .host .hosts .secretKeys.host) }}
+rabbitmq.host is empty: name the broker's host, those of a cluster in rabbitmq.hosts, or in rabbitmq.secretKeys.host the key of the Secret that holds it.
+{{- end }}
+{{- range $other, $value := dict "rabbitmq.host" .host "rabbitmq.secretKeys.host" .secretKeys.host }}
+{{- if and $.Values.rabbitmq.hosts $value }}
+{{ join " and " (list $other "rabbitmq.hosts" | sortAlpha) }} are both set: which one is meant is never guessed, take one out.
+{{- end }}
 {{- end }}
 {{- range $part := list "host" "port" }}
 {{- if and (get $.Values.rabbitmq $part) (get $.Values.rabbitmq.secretKeys $part) }}
