@@ -43,6 +43,7 @@ from bridge.broker import (
 from bridge.config import RabbitMQSettings, Role, Settings
 from bridge.credentials import load_authorities
 from bridge.errors import BrokerError, ConfigError, causes_of
+from bridge.happy_eyeballs import create_connection
 from bridge.management import Management, clock_skew, open_management
 from bridge.properties import Properties
 from bridge.queue_rules import (
@@ -181,14 +182,15 @@ async def _read_certificate(settings: RabbitMQSettings, url: URL) -> dict[str, A
         return None
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(settings.connect_timeout_seconds):
-            _, writer = await asyncio.open_connection(
-                url.host,
+            transport, _ = await create_connection(
+                asyncio.Protocol,
+                url.host or "",
                 url.port or 5671,
-                ssl=tls_context(settings),
-                server_hostname=settings.tls.server_name or url.host,
+                tls=tls_context(settings),
+                server_hostname=settings.tls.server_name,
             )
-            certificate = writer.get_extra_info("ssl_object").getpeercert()
-            writer.close()
+            certificate = transport.get_extra_info("ssl_object").getpeercert()
+            transport.close()
             return dict(certificate)
     return None
 

@@ -26,6 +26,7 @@ import httpx
 
 from bridge.config import SmsApiSettings
 from bridge.credentials import load_authorities
+from bridge.happy_eyeballs import create_connection
 
 MAX_ANSWER_BYTES: Final = 64 * 1024
 # Below what servers commonly keep idle connections for (5 s), to avoid the race at the end.
@@ -141,11 +142,11 @@ class Transport:
         limit = min(self._connect_timeout_seconds, deadline - time.monotonic())
         try:
             async with asyncio.timeout(limit):
-                _, connection = await asyncio.get_running_loop().create_connection(
+                _, connection = await create_connection(
                     _Connection,
                     url.host,
                     url.port or (443 if secure else 80),
-                    ssl=self._tls if secure else None,
+                    tls=self._tls if secure else None,
                 )
         except TimeoutError as error:
             raise httpx.ConnectTimeout("no connection in time") from error

@@ -31,6 +31,7 @@ from bridge.frames import (
     ack_frame,
     publish_frames,
 )
+from bridge.happy_eyeballs import create_connection
 from bridge.properties import Properties
 
 # How often aiormq is told that the broker lives while there is nothing else for it.
@@ -50,17 +51,20 @@ class Wire(TransportFactory):
     async def create(
         self,
         url: URL,
-        **kwargs: Any,  # noqa: ANN401  aiormq's, and asyncio's
+        **kwargs: Any,  # noqa: ANN401  aiormq's
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect; aiormq calls it. Raises AMQPConnectionError."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(loop=loop)
         protocol = _Protocol(reader, self._takers, self._clock)
-        context: SSLContextProvider = kwargs.pop("ssl_context_provider")
-        tls = await context.get_context() if url.scheme == "amqps" else None
+        context: SSLContextProvider = kwargs["ssl_context_provider"]
         try:
-            transport, _ = await loop.create_connection(
-                lambda: protocol, url.host or "", url.port or 0, ssl=tls, **kwargs
+            transport, _ = await create_connection(
+                lambda: protocol,
+                url.host or "",
+                url.port or 0,
+                tls=await context.get_context() if url.scheme == "amqps" else None,
+                server_hostname=kwargs.get("server_hostname"),
             )
         except OSError as error:
             raise AMQPConnectionError(*error.args) from error

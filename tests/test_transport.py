@@ -35,6 +35,7 @@ from bridge.transport import (
     _Connection,
     open_transport,
 )
+from tests.addresses import FullPort, give_addresses, hold_full_port
 
 BODY = b'{"to":"+15550100","from":"ACME","text":"hello"}'
 ACCEPTED = b"HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\n{}"
@@ -358,14 +359,16 @@ def new_transport(
 Way = Callable[..., tuple[ApiTransport, str]]
 
 
-def direct(site: Site, **limits: float) -> tuple[ApiTransport, str]:
+def direct(site: Site, *, host: str = "127.0.0.1", **limits: float) -> tuple[ApiTransport, str]:
     """Post to the site."""
-    return new_transport(**limits), site.url  # type: ignore[arg-type]  # only times are given
+    transport = new_transport(**limits)  # type: ignore[arg-type]  # only times are given
+    return transport, f"http://{host}:{site.port}/v1/messages"
 
 
-def proxied(site: Site, **limits: float) -> tuple[ApiTransport, str]:
+def proxied(site: Site, *, host: str = "127.0.0.1", **limits: float) -> tuple[ApiTransport, str]:
     """Post through the site as a proxy, which for plain HTTP gives the answers itself."""
-    transport = new_transport(proxy=site.origin, **limits)  # type: ignore[arg-type]
+    proxy = f"http://{host}:{site.port}"
+    transport = new_transport(proxy=proxy, **limits)  # type: ignore[arg-type]
     return transport, "http://api.test/v1/messages"
 
 
@@ -394,36 +397,11 @@ def closed_port() -> int:
     return port
 
 
-@dataclass
-class FullPort:
-    """A port whose queue is full, so that whoever connects waits."""
-
-    listening: socket.socket
-    waiting: list[socket.socket]
-
-    @property
-    def site(self) -> Site:
-        """What lies behind it."""
-        return Site(self.listening.getsockname()[1], [])
-
-    def free(self) -> socket.socket:
-        """Let go of the places in the queue, and hand over the socket."""
-        for place in self.waiting:
-            place.close()
-        return self.listening
-
-
 @pytest.fixture
 def full_port() -> Iterator[FullPort]:
     """Hold a port whose queue is full."""
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
-        port = FullPort(listening, [socket.socket() for _ in range(8)])
-        for place in port.waiting:
-            place.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                place.connect(listening.getsockname())
+    with hold_full_port() as port:
         yield port
-        port.free()
 
 
 # --- What was written -----------------------------------------------------------------------------
@@ -471,10 +449,87 @@ async def test_refused_connection_is_not_sent(way: Way, closed_port: int) -> Non
 @both_ways
 async def test_connection_that_is_not_accepted_is_not_sent(way: Way, full_port: FullPort) -> None:
     """A connection that does not come about in time raises ConnectTimeout."""
-    transport, url = way(full_port.site, connect_timeout_seconds=SHORT_SECONDS)
+    transport, url = way(Site(full_port.port, []), connect_timeout_seconds=SHORT_SECONDS)
     async with aclosing(transport):
         with pytest.raises(httpx.ConnectTimeout):
             await post(transport, url)
+
+
+# A name is asked for each connection, so that the ways have to meet it in what they are given.
+NAME = "sms.test"
+SILENT = {
+    "first": (["127.0.0.2", "127.0.0.1"], ["127.0.0.2"]),
+    "IPv6": (["::1", "127.0.0.1"], ["::1"]),
+    "all but the last": (
+        ["127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.1"],
+        ["127.0.0.2", "127.0.0.3", "127.0.0.4"],
+    ),
+}
+
+
+@both_ways
+@pytest.mark.parametrize(("addresses", "silent"), SILENT.values(), ids=SILENT.keys())
+async def test_silent_address_is_overtaken(
+    way: Way, addresses: list[str], silent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a name with several addresses one that answers is used, within the time to connect."""
+    async with AsyncExitStack() as stack:
+        site = await stack.enter_async_context(serving(accept_all))
+        for address in silent:
+            stack.enter_context(hold_full_port(address, site.port))
+        give_addresses(monkeypatch, NAME, *addresses)
+        transport, url = way(site, host=NAME, connect_timeout_seconds=GUARD_SECONDS / 2)
+        await stack.enter_async_context(aclosing(transport))
+
+        assert [await fate_of(transport, url) for _ in range(2)] == [202, 202]
+
+
+@both_ways
+async def test_second_family_comes_second(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many IPv6 addresses are silent, an IPv4 address is the next after the first."""
+    async with AsyncExitStack() as stack:
+        site = await stack.enter_async_context(serving(accept_all))
+        stack.enter_context(hold_full_port("::1", site.port))
+        # To wait for all of them would take longer than the test allows.
+        give_addresses(monkeypatch, NAME, *["::1"] * 100, "127.0.0.1")
+        transport, url = way(site, host=NAME, connect_timeout_seconds=GUARD_SECONDS / 2)
+        await stack.enter_async_context(aclosing(transport))
+
+        assert await fate_of(transport, url) == 202
+
+
+@both_ways
+async def test_name_whose_addresses_are_all_silent_is_not_sent(
+    way: Way, full_port: FullPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time to connect holds over all addresses together."""
+    with hold_full_port("127.0.0.2", full_port.port):
+        give_addresses(monkeypatch, NAME, "127.0.0.1", "127.0.0.2")
+        site = Site(full_port.port, [])
+        transport, url = way(site, host=NAME, connect_timeout_seconds=SHORT_SECONDS)
+        sockets = open_sockets()
+        async with aclosing(transport):
+            with pytest.raises(httpx.ConnectTimeout):
+                await post(transport, url)
+        await until(lambda: open_sockets() <= sockets)
+
+
+@both_ways
+async def test_request_leaves_on_one_connection_only(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An address that answers too late has received nothing of the request."""
+    async with AsyncExitStack() as stack:
+        site = await stack.enter_async_context(serving(accept_all))
+        late = stack.enter_context(hold_full_port("127.0.0.2", site.port))
+        give_addresses(monkeypatch, NAME, "127.0.0.2", "127.0.0.1")
+        transport, url = way(site, host=NAME)
+        await stack.enter_async_context(aclosing(transport))
+        sending = asyncio.create_task(fate_of(transport, url))
+        other = await stack.enter_async_context(serving(accept_all, listening=late.free()))
+
+        assert await sending == 202
+        assert site.bodies + other.bodies == [BODY]
 
 
 @pytest.mark.parametrize(
@@ -1162,7 +1217,7 @@ async def test_requests_cancelled_while_connecting_leave_nothing(
     way: Way, count: int, full_port: FullPort
 ) -> None:
     """After many requests cancelled in the connect all others work, and no socket is left."""
-    transport, url = way(full_port.site)
+    transport, url = way(Site(full_port.port, []))
     for turn in range(count // 10):
         turns = iter(range(turn % 5 + 1))
         await cancelled(transport, url, 10, functools.partial(_is_over, turns))
@@ -1249,7 +1304,7 @@ class Certificates:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Make an authority with a certificate for this host, and one for another, with openssl."""
+    """Make an authority with certificates for this host, its name and another, with openssl."""
     folder = tmp_path_factory.mktemp("certificates")
     (folder / "openssl.cnf").write_text(
         "[req]\nprompt=no\ndistinguished_name=name\n[name]\nCN=Test\n"
@@ -1257,6 +1312,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
         "subjectKeyIdentifier=hash\n"
         "[here]\nsubjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n"
         "[elsewhere]\nsubjectAltName=DNS:elsewhere.invalid\nauthorityKeyIdentifier=keyid\n"
+        f"[named]\nsubjectAltName=DNS:{NAME}\nauthorityKeyIdentifier=keyid\n"
     )
 
     def openssl(*arguments: str) -> None:
@@ -1270,7 +1326,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
         *(*config, "-extensions", "ca"),
     )
     openssl("req", "-new", "-key", "server.key", "-subj", "/CN=server", "-out", "csr", *config)
-    for name in ("here", "elsewhere"):
+    for name in ("here", "elsewhere", "named"):
         openssl(
             *("x509", "-req", "-in", "csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-days", "2"),
             *("-CAcreateserial", "-extfile", "openssl.cnf", "-extensions", name),
@@ -1331,6 +1387,26 @@ async def test_trusted_server_is_served(kind: str, certificates: Certificates) -
         fates = [await fate_of(transport, site.secure_url) for _ in range(3)]
 
         assert (fates, site.bodies) == ([202] * 3, [BODY] * 3)
+
+
+@both_kinds
+async def test_silent_address_is_overtaken_over_tls(
+    kind: str, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over TLS too, of a name with a silent address the other one is used, and its name checked."""
+    settings: dict[str, Any] = {"ca_file": certificates.ca_file}
+    async with AsyncExitStack() as stack:
+        serving_site = serving(accept_all, tls=certificates.server("named"))
+        site = entrance = await stack.enter_async_context(serving_site)
+        if kind == "tunnel":
+            entrance = await stack.enter_async_context(serving(tunnel_to(site)))
+            settings["proxy"] = f"http://{NAME}:{entrance.port}"
+        stack.enter_context(hold_full_port("127.0.0.2", entrance.port))
+        give_addresses(monkeypatch, NAME, "127.0.0.2", "127.0.0.1")
+        transport = open_transport(SmsApiSettings(**settings), max_connections=10)
+        await stack.enter_async_context(aclosing(transport))
+
+        assert await fate_of(transport, f"https://{NAME}:{site.port}/v1/messages") == 202
 
 
 @both_kinds

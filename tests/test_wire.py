@@ -28,6 +28,7 @@ from bridge import wire
 from bridge.frames import publish_frames
 from bridge.properties import Properties
 from bridge.wire import SIGN_OF_LIFE_SECONDS, Wire
+from tests.addresses import give_addresses, hold_full_port
 from tests.certificates import make_certificate
 from tests.clock import Clock
 
@@ -504,6 +505,25 @@ async def test_a_reader_that_is_slow_loses_nothing(
 
     assert passed == b"".join(returned)
     assert taken == parts
+
+
+async def test_a_silent_address_is_overtaken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a broker's name with two addresses, of which the first is silent, the other is used."""
+    loop = asyncio.get_running_loop()
+    accepted: asyncio.Future[asyncio.StreamWriter] = loop.create_future()
+    server = await asyncio.start_server(lambda _, end: accepted.set_result(end), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    give_addresses(monkeypatch, "broker.test", "::1", "127.0.0.1")
+    async with server, asyncio.timeout(SECONDS):
+        with hold_full_port("::1", port):
+            url = URL(f"amqp://broker.test:{port}/")
+            _, writer = await Wire().create(url, ssl_context_provider=None)
+        writer.write(b"hello")
+        end = await accepted
+        end.transport.abort()
+        writer.transport.abort()
+
+    assert writer.get_extra_info("peername") == ("127.0.0.1", port)
 
 
 async def test_a_port_where_nobody_listens_is_a_connection_error() -> None:

@@ -19,6 +19,7 @@ import pamqp.encode
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
 from pamqp.common import FieldTable
+from yarl import URL
 
 from bridge.broker import close_quietly, open_connection
 from bridge.concurrency import FIRST_LIMIT
@@ -27,6 +28,7 @@ from bridge.ledger import COMES_AGAIN_SECONDS
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Child, free_ports, guarded
 from bridge.sandbox.server import Fault
+from tests.addresses import give_addresses, hold_full_port
 from tests.alarms import memory_alarm
 from tests.faults.amqp_proxy import (
     ACK,
@@ -421,6 +423,25 @@ async def test_one_of_two_brokers_is_dead(bench: Bench) -> None:
         await bench.until_taken(second)
 
         assert live.metric("sms_bridge_amqp_connections_total", outcome="refused") >= 1
+
+
+async def test_silent_addresses_of_names(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first addresses of the broker's and the API's names are silent, all is sent."""
+    broker, api = URL(bench.proxy.url), URL(bench.service.url)
+    give_addresses(monkeypatch, "broker.test", "127.0.0.2", "127.0.0.1")
+    give_addresses(monkeypatch, "api.test", "127.0.0.2", "127.0.0.1")
+    urls = {
+        "rabbitmq__url": [str(broker.with_host("broker.test"))],
+        "sms_api__base_url": str(api.with_host("api.test")),
+    }
+    with hold_full_port("127.0.0.2", broker.port or 0), hold_full_port("127.0.0.2", api.port or 0):
+        async with bench.worker(**urls) as live:
+            numbers = await bench.publish(3)
+            await bench.until_taken(numbers)
+            await bench.until_settled(live)
+
+            assert live.metric("sms_bridge_amqp_connections_total", outcome="timeout") == 0
+    assert bench.extra_posts(numbers) == {}
 
 
 async def test_broker_password_changed_while_running(bench: Bench, tmp_path: Path) -> None:
