@@ -17,7 +17,13 @@ from bridge.app import check_roles
 from bridge.config import ENV_PREFIX, Role, Settings, known_keys, load_settings
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.parser import Request
-from bridge.topology import Topology, bridge_topology, webhook_topology, worker_topology
+from bridge.topology import (
+    Topology,
+    bridge_topology,
+    dead_queue,
+    webhook_topology,
+    worker_topology,
+)
 from tests.certificates import make_certificate
 from tests.chart.generate import documented_values
 from tests.chart.rendering import (
@@ -494,7 +500,10 @@ def test_an_uninstall_leaves_the_messages() -> None:
 
 @pytest.mark.parametrize("mode", ["declare", "verify"])
 def test_permissions_cover_the_topology_and_nothing_else(mode: str, tmp_path: Path) -> None:
-    """The user may write where the app publishes, read its queue, and create only to declare."""
+    """The user writes where the app publishes, reads requests and dead letters, creates nothing.
+
+    With `declare` it may create, write and read what is declared, and nothing else.
+    """
     values = merged(CI["operators"], nested("config.rabbitmq.topology", mode))
     settings = settings_from(values, tmp_path)
     (permission,) = of_kind(render(values), "Permission").values()
@@ -515,7 +524,7 @@ def test_permissions_cover_the_topology_and_nothing_else(mode: str, tmp_path: Pa
     if mode == "verify":
         assert allowed("configure") == set()
         assert allowed("write") == exchanges | {"amq.default"}
-        assert allowed("read") == {main}
+        assert allowed("read") == {main, dead_queue(main)}
     else:
         assert allowed("configure") == queues | exchanges
         assert allowed("write") == queues | exchanges | {"amq.default"}

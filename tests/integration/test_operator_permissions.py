@@ -13,6 +13,7 @@ from bridge.config import Settings, load_settings
 from bridge.sandbox.broker import Broker, private_broker
 from bridge.topology import Topology, ensure, webhook_topology, worker_topology
 from tests.chart.rendering import CI, MOUNTED, config, merged, nested, of_kind, render
+from tests.integration.conftest import run_program
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,8 @@ async def test_the_user_may_do_its_work_and_no_more(
 ) -> None:
     """The user declares or verifies, sends to retry and dead letters, publishes, and consumes.
 
-    It creates nothing else, and what it only verifies it can neither read nor delete.
+    It creates nothing else, and what it only verifies it can neither read nor delete, but for dead
+    letters, which the operators' commands read and send again.
     """
     settings, admin_url, user_url = login(broker, mode, tmp_path)
     topology = topology_of(settings)
@@ -75,12 +77,21 @@ async def test_the_user_may_do_its_work_and_no_more(
         main = await channel.get_queue(settings.worker.queue, ensure=False)
         message = await main.get()
         await message.ack()
+        as_user = {"rabbitmq.url": user_url}
+        listed = await run_program("dlq", "list", "--json", settings=as_user)
+        assert listed.returncode == 0, listed.stderr
+        replayed = await run_program("dlq", "replay", "--yes", settings=as_user)
+        assert replayed.returncode == 0, replayed.stderr
+        await (await main.get()).ack()
 
         with pytest.raises(aiormq.exceptions.ChannelAccessRefused):
             await (await user.channel()).declare_queue("other")
         if mode == "verify":
-            dead = await (await user.channel()).get_queue("sms.outbound.dead", ensure=False)
+            waiting = await (await user.channel()).get_queue("sms.outbound.retry.1h", ensure=False)
             with pytest.raises(aiormq.exceptions.ChannelAccessRefused):
-                await dead.get()
+                await waiting.get()
+            events = await (await user.channel()).get_queue("sms.inbound", ensure=False)
+            with pytest.raises(aiormq.exceptions.ChannelAccessRefused):
+                await events.get()
             with pytest.raises(aiormq.exceptions.ChannelAccessRefused):
                 await (await user.channel()).queue_delete(settings.worker.queue)

@@ -47,12 +47,17 @@ Bindings have an `object` too, to be named by; those of subscribers follow the a
 {{- $escaped | join "|" | printf "^(%s)$" }}
 {{- end }}
 
-{{/* The fewest permissions: with `declare` the app may create what it uses, and nothing else. */}}
+{{/*
+The fewest permissions: with `declare` the app may create what it uses, and nothing else. Dead
+letters are read by the operators' commands only.
+*/}}
 {{- define "sms-bridge.permissions" -}}
 {{- $t := include "sms-bridge.topology" . | fromJson }}
 {{- $read := list }}{{ $write := list }}{{ $configure := list }}
 {{- if .Values.worker.enabled }}
-{{- $read = append $read (include "sms-bridge.setting" (list . "worker" "queue") | fromJson).value }}
+{{- $main := (include "sms-bridge.setting" (list . "worker" "queue") | fromJson).value }}
+{{- $read = append $read $main }}
+{{- $read = append $read (printf "%s.dead" $main) }}
 {{- /* Retries and dead letters go through the default exchange, which permissions call so. */}}
 {{- $write = append $write "amq.default" }}
 {{- end }}
