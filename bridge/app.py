@@ -30,8 +30,9 @@ from bridge.pace import Pace
 from bridge.publisher import Publisher
 from bridge.sender import Sender
 from bridge.signature import Scheme, decode_secret, scheme_from
-from bridge.topology import dead_queue, retry_queue
+from bridge.topology import dead_queue, retry_queue, webhook_topology, worker_topology
 from bridge.transport import open_transport
+from bridge.upkeep import Upkeep
 from bridge.webhook import Receiver, webhook_limits
 from bridge.worker import Worker
 
@@ -215,6 +216,7 @@ class Bridge:
             ),
             pace=pace,
             publisher=publisher,
+            upkeep=Upkeep(worker_topology(settings.worker), settings.rabbitmq.topology),
             metrics=metrics,
         )
         if settings.sms_api.timeout_seconds >= settings.worker.shutdown_timeout_seconds:
@@ -239,10 +241,10 @@ class Bridge:
         )
         receiver = Receiver(
             settings,
-            self._settings.rabbitmq,
             scheme=scheme,
             secrets=secrets,
             publisher=publisher,
+            upkeep=Upkeep(webhook_topology(settings), self._settings.rabbitmq.topology),
             metrics=metrics,
         )
         for secret in secrets:

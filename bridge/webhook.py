@@ -19,8 +19,7 @@ from typing import Any, Final, NamedTuple
 import aio_pika
 from pydantic_core import from_json
 
-from bridge import topology
-from bridge.config import RabbitMQSettings, WebhookSettings
+from bridge.config import WebhookSettings
 from bridge.credentials import Credential
 from bridge.envelope import read_trace
 from bridge.errors import InvalidSignatureError, PublishError
@@ -31,6 +30,7 @@ from bridge.parser import Answer, Limits, Request, problem
 from bridge.properties import Properties
 from bridge.publisher import Publication, Publisher
 from bridge.signature import Scheme, Verified, decode_secret, verify
+from bridge.upkeep import Upkeep
 
 log = Log(__name__)
 
@@ -102,17 +102,17 @@ class Receiver:
     def __init__(
         self,
         settings: WebhookSettings,
-        rabbitmq: RabbitMQSettings,
         *,
         scheme: Scheme,
         secrets: Sequence[Credential],
         publisher: Publisher,
+        upkeep: Upkeep,
         metrics: WebhookMetrics,
     ) -> None:
         self._settings = settings
         self._path = settings.path
         self._exchange = settings.exchange
-        self._topology_mode = rabbitmq.topology
+        self._upkeep = upkeep
         self._scheme = scheme
         self._secrets = secrets
         self._keys: list[bytes] = []
@@ -122,6 +122,9 @@ class Receiver:
         self._process_id = uuid.uuid4().hex
         self._numbers = itertools.count(1)
         self._recent = RecentEvents(settings.repeat_window)
+        # Of the first event that no queue took, until one with the same key is taken.
+        self._unroutable: str | None = None
+        self._queue_missing = asyncio.Event()
         self.read_secrets()
         metrics.http_in_flight.set_function(lambda: self._in_flight)
 
@@ -131,9 +134,13 @@ class Receiver:
 
     async def serve(self, connection: aio_pika.Connection) -> None:
         """Declare the topology and publish on this connection; `Link.run` calls it."""
-        needed = topology.webhook_topology(self._settings)
-        await topology.ensure(connection, needed, self._topology_mode)
-        await self._publisher.serve(connection)
+        await self._upkeep.settle(connection)
+        mending = asyncio.create_task(self._upkeep.mend(connection, self._queue_missing))
+        try:
+            await self._publisher.serve(connection)
+        finally:
+            mending.cancel()
+            await asyncio.gather(mending, return_exceptions=True)
 
     async def answer(self, request: Request) -> Answer:
         """Answer one request on the public port."""
@@ -212,10 +219,29 @@ class Receiver:
             )
 
         try:
-            return await self._recent.once(event.repeat_key, write, deadline=deadline)
-        except (PublishError, TimeoutError) as error:
-            why = str(error) if isinstance(error, PublishError) else "no confirm in time"
-            raise _Refusal(_try_later(), "publish_failed", why, event) from None
+            is_new = await self._recent.once(event.repeat_key, write, deadline=deadline)
+        except TimeoutError:
+            raise _Refusal(_try_later(), "publish_failed", "no confirm in time", event) from None
+        except PublishError as error:
+            if error.fault == "returned":
+                self._note_unroutable(event.routing_key)
+            raise _Refusal(_try_later(), "publish_failed", str(error), event) from None
+        if self._unroutable == event.routing_key:
+            self._unroutable = None
+            log.info("events_routable", exchange=self._exchange)
+        return is_new
+
+    def _note_unroutable(self, routing_key: str) -> None:
+        """Have our own queue declared again, and say once that events find no queue."""
+        self._queue_missing.set()
+        if self._unroutable is None:
+            self._unroutable = routing_key
+            log.warning(
+                "events_unroutable",
+                exchange=self._exchange,
+                queue=self._settings.queue,
+                remedy="bind a queue to it with #: sms-bridge topology declare makes webhook.queue",
+            )
 
     def _properties(self, event: Event, request: Request) -> Properties:
         headers: dict[str, Any] = {BODY_SHA256: event.sha256}

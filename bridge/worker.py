@@ -29,10 +29,10 @@ from bridge.publisher import Publisher
 from bridge.sender import Sender
 from bridge.settle import Settler
 from bridge.topology import QueueSizes
+from bridge.upkeep import Upkeep
 
 log = Log(__name__)
 
-MEND_SECONDS: Final = 5.0
 OWED_POLL_SECONDS: Final = 0.1
 # A limit that follows the API is logged when it is higher or lower by so much.
 TOLD_FACTOR: Final = 2
@@ -49,6 +49,7 @@ class Worker:
         sender: Sender,
         pace: Pace,
         publisher: Publisher,
+        upkeep: Upkeep,
         metrics: WorkerMetrics,
     ) -> None:
         self._settings = settings
@@ -56,7 +57,7 @@ class Worker:
         self._queue = settings.queue
         self._ordering = settings.ordering
         self._max_age = settings.max_age
-        self._topology_mode = rabbitmq.topology
+        self._upkeep = upkeep
         self._policy = Policy(
             max_attempts=settings.max_attempts,
             max_uncertain_attempts=settings.max_uncertain_attempts,
@@ -315,27 +316,15 @@ class Worker:
 
     async def serve(self, connection: aio_pika.Connection) -> None:
         """Declare the topology and consume on this connection; `Link.run` calls it."""
-        await self._ensure_topology(connection)
+        await self._upkeep.settle(connection)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(watch_queues(connection, self._roles, self._note_sizes))
-                group.create_task(self._mend_topology(connection))
+                missing = self._settler.queue_missing
+                group.create_task(self._upkeep.mend(connection, missing))
                 await self.consumer.serve(connection)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-
-    async def _ensure_topology(self, connection: aio_pika.Connection) -> None:
-        needed = topology.worker_topology(self._settings)
-        await topology.ensure(connection, needed, self._topology_mode)
-
-    async def _mend_topology(self, connection: aio_pika.Connection) -> None:
-        """Look again when a copy finds no queue: declare it, or say what is missing."""
-        missing = self._settler.queue_missing
-        while True:
-            await missing.wait()
-            await self._ensure_topology(connection)
-            missing.clear()
-            await asyncio.sleep(MEND_SECONDS)
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Take nothing more, finish what is being sent, give the rest back.

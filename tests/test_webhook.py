@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from bridge.config import RabbitMQSettings, SignatureSettings, WebhookSettings
+from bridge.config import SignatureSettings, WebhookSettings
 from bridge.credentials import Credential
 from bridge.errors import PublishError
 from bridge.frames import Confirm
@@ -20,6 +20,8 @@ from bridge.metrics import BridgeMetrics, WebhookMetrics, new_registry
 from bridge.parser import Answer, Request
 from bridge.publisher import Publication, Publisher
 from bridge.signature import scheme_from
+from bridge.topology import webhook_topology
+from bridge.upkeep import Upkeep
 from bridge.webhook import Receiver, RecentEvents
 from tests.ears import Ears
 
@@ -66,10 +68,10 @@ def make_receiver(store: Store, preset: Any = "plain", **changed: Any) -> Receiv
     ours = WebhookSettings(secrets=(SecretStr(SECRET),), **changed)
     return Receiver(
         ours,
-        RabbitMQSettings(),
         scheme=scheme_from(SignatureSettings(preset=preset), PUBLIC_URL),
         secrets=[Credential("webhook.secrets.0", value=SecretStr(SECRET))],
         publisher=cast("Publisher", store),
+        upkeep=Upkeep(webhook_topology(ours), "off"),
         metrics=METRICS,
     )
 

@@ -385,6 +385,15 @@ class Bench:
             self.queue, durable=True, arguments={"x-queue-type": "quorum"}
         )
 
+    async def declare_inbound(self) -> None:
+        """Declare the exchange and the queue of webhooks as the bridge does."""
+        channel = self.amqp.channel
+        exchange = await channel.declare_exchange(self.exchange, "topic", durable=True)
+        queue = await channel.declare_queue(
+            self.exchange, durable=True, arguments={"x-queue-type": "quorum"}
+        )
+        await queue.bind(exchange, "#")
+
     async def publish(
         self, what: int | Sequence[str], *, ids: bool = True, **properties: Any
     ) -> list[str]:

@@ -308,6 +308,41 @@ async def test_event_that_no_queue_takes(bench: Bench, client: httpx.AsyncClient
     assert await stored(bench) == {"zero": 1, "one": 1}
 
 
+async def test_our_queue_is_declared_again_when_an_event_finds_none(
+    bench: Bench, client: httpx.AsyncClient
+) -> None:
+    """Where our own queue was deleted, an event is told 503, and stored when it comes again."""
+    async with bench.webhook() as live:
+        storm = Storm(client, live.webhook_url)
+        await storm.until_stored("zero")
+        await bench.amqp.channel.queue_delete(bench.exchange)
+        before = await storm.post("one")
+        await storm.until_stored("one")
+        warned, told_again = live.logged("events_unroutable"), live.logged("events_routable")
+
+    assert (before.status, before.retry_after) == (503, "5")
+    assert [line["exchange"] for line in warned] == [bench.exchange]
+    assert len(told_again) == 1
+    assert await stored(bench) == {"one": 1}
+
+
+@pytest.mark.parametrize("mode", ["verify", "off"])
+async def test_our_queue_is_left_to_others_where_they_make_it(
+    bench: Bench, client: httpx.AsyncClient, mode: str
+) -> None:
+    """A role that may create nothing declares nothing again, and says once what is missing."""
+    await bench.declare_inbound()
+    async with bench.webhook(rabbitmq__topology=mode) as live:
+        storm = Storm(client, live.webhook_url)
+        await storm.until_stored("zero")
+        await bench.amqp.channel.queue_delete(bench.exchange)
+        during = [(await storm.post("one")).status for _ in range(5)]
+        warned = live.logged("events_unroutable")
+
+    assert during == [503] * 5
+    assert [line["exchange"] for line in warned] == [bench.exchange]
+
+
 async def test_event_that_a_full_queue_refuses(bench: Bench, client: httpx.AsyncClient) -> None:
     """An event that the only queue is too full for is not told 200 until there is room."""
     limits: FieldTable = {
