@@ -151,7 +151,7 @@ chart-cluster: $(DEV_STAMP)  ## install, change, drain and remove the chart on a
 	tests/chart/install-tools.sh $(TOOLS) helm crds cluster
 	SMS_BRIDGE_TEST_CLUSTER=$(TOOLS) $(BIN)/pytest tests/cluster
 
-chart-files: $(DEV_STAMP)  ## write what is made of other files: the chart's README, metadata and licence, the golden renders
+chart-files: $(DEV_STAMP)  ## write what is made of other files: the chart's documents and metadata, the golden renders
 	$(BIN)/python -m tests.chart.generate
 
 IMAGE ?= sms-bridge

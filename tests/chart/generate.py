@@ -1,4 +1,4 @@
-"""Writes what is made from other files: the chart's README, metadata and licence, golden renders.
+"""Writes what is made from other files: the chart's documents and metadata, golden renders.
 
 python -m tests.chart.generate
 """
@@ -6,6 +6,7 @@ python -m tests.chart.generate
 import base64
 import json
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tests.chart.rendering import CHART, CI, render
 README = CHART / "README.md"
 METADATA = CHART / "Chart.yaml"
 LICENSE = CHART / "LICENSE"
+RUNBOOKS = CHART / "files" / "runbooks.yaml"
 PROJECT = CHART.parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 MAX_DEFAULT = 60
@@ -79,32 +81,55 @@ def metadata() -> str:
     return re.sub(r"(?<=artifacthub\.io/changes: \|\n)(    .*\n)*", lambda _: listed, text)
 
 
+def runbooks() -> str:
+    """Make files/runbooks.yaml: each section of docs/runbooks.md by its alert, the head as README.
+
+    Links become their words: from where this is read they lead nowhere.
+    """
+    text = (PROJECT / "docs" / "runbooks.md").read_text()
+    text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)
+    head, *parts = re.split(r"^#{2,3} ", text, flags=re.MULTILINE)
+    sections = dict(part.split("\n", 1) for part in parts)
+    kept = {"README": head} | {name: s for name, s in sections.items() if s.strip()}
+    lines = ["# Made of docs/runbooks.md by `make chart-files`."]
+    for name, section in kept.items():
+        lines += [f"{name}: |", textwrap.indent(section.strip(), "  ")]
+    return "\n".join(lines) + "\n"
+
+
 def golden(name: str) -> str:
     """Render an example in a form that shows every change of an object in a review.
 
-    The alerts and dashboards are files of the chart, shown by their own change.
+    The alerts, runbooks and dashboards are files of the chart, shown by their own change.
     """
     manifests = render(CI[name])
     for manifest in manifests:
         if manifest["kind"] == "PrometheusRule":
             manifest["spec"]["groups"] = [group["name"] for group in manifest["spec"]["groups"]]
+        is_of_file = manifest["metadata"]["name"].endswith("-runbooks")
         for key in manifest.get("data", {}):
-            if key.endswith(".json"):
+            if is_of_file or key.endswith(".json"):
                 manifest["data"][key] = "..."
     documents = sorted(manifests, key=lambda m: (m["kind"], m["metadata"]["name"]))
     return yaml.safe_dump_all(documents, width=100)
 
 
-def generated() -> dict[Path, str]:
-    """Make every generated file, by path."""
+def files_of_the_chart() -> dict[Path, str]:
+    """Make every generated file that is part of the chart, by path."""
     licence = (PROJECT / "LICENSE").read_text()
-    made = {README: readme(), METADATA: metadata(), LICENSE: licence}
-    return made | {GOLDEN / f"{name}.yaml": golden(name) for name in CI}
+    return {README: readme(), METADATA: metadata(), RUNBOOKS: runbooks(), LICENSE: licence}
+
+
+def goldens() -> dict[Path, str]:
+    """Make the golden render of each example, by path."""
+    return {GOLDEN / f"{name}.yaml": golden(name) for name in CI}
 
 
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
-    for stale in set(GOLDEN.glob("*.yaml")) - generated().keys():
+    # What is rendered holds what is written first.
+    for make in (files_of_the_chart, goldens):
+        for path, text in make().items():
+            path.write_text(text)
+    for stale in set(GOLDEN.glob("*.yaml")) - {GOLDEN / f"{name}.yaml" for name in CI}:
         stale.unlink()
-    for path, text in generated().items():
-        path.write_text(text)

@@ -8,10 +8,12 @@ from tests.chart.generate import (
     METADATA,
     PROJECT,
     README,
+    RUNBOOKS,
     changes,
     golden,
     metadata,
     readme,
+    runbooks,
 )
 from tests.chart.rendering import CI
 
@@ -24,6 +26,11 @@ def test_the_readme_lists_every_value_as_it_is() -> None:
 def test_the_metadata_has_the_icon_and_the_changes() -> None:
     """Chart.yaml holds the icon as it is drawn, and what CHANGELOG.md says of the chart."""
     assert METADATA.read_text() == metadata()
+
+
+def test_the_chart_brings_the_runbooks() -> None:
+    """Each alert leads to its section of docs/runbooks.md, as it is there."""
+    assert RUNBOOKS.read_text() == runbooks()
 
 
 def test_a_change_of_the_chart_is_found_in_the_change_log() -> None:

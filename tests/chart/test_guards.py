@@ -324,13 +324,13 @@ def test_names_that_do_not_exist_are_refused(values: Values, sentence: str) -> N
 
 
 @pytest.mark.parametrize("text", ["groups: [", "groups: []", ""], ids=["broken", "none", "empty"])
-@pytest.mark.parametrize("name", ["alerts.yaml", "broker-alerts.yaml"])
-def test_rules_that_cannot_be_read_are_refused(name: str, text: str, tmp_path: Path) -> None:
-    """A file of alerts that is broken or empty fails the render, rather than to give no rules."""
+@pytest.mark.parametrize("name", ["alerts.yaml", "broker-alerts.yaml", "runbooks.yaml"])
+def test_files_that_cannot_be_read_are_refused(name: str, text: str, tmp_path: Path) -> None:
+    """A file that is broken or empty fails the render, rather than to give no alert or runbook."""
     chart = shutil.copytree(CHART, tmp_path / "sms-bridge")
     (chart / "files" / name).write_text(text)
     on = {"enabled": True, "brokerAlerts": True}
-    with pytest.raises(RenderError, match=rf"files/{re.escape(name)} holds no groups"):
+    with pytest.raises(RenderError, match=rf"files/{re.escape(name)} holds no (groups|runbooks)"):
         render(merged(MINIMAL, {"prometheusRule": on}), chart=chart)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,15 @@ def rules(**values: Any) -> list[dict[str, Any]]:
     return [rule for group in found["spec"]["groups"] for rule in group["rules"]]
 
 
-def without_links(file: dict[str, Any]) -> list[dict[str, Any]]:
+def with_commands(file: dict[str, Any]) -> list[dict[str, Any]]:
     """List the rules of a file as they are without a base for their links."""
     found = [dict(rule) for group in file["groups"] for rule in group["rules"]]
     for rule in found:
         if "annotations" in rule:
             kept = {key: text for key, text in rule["annotations"].items() if key != "runbook_url"}
-            rule["annotations"] = kept
+            data = f"{{.data.{rule['alert']}}}"
+            read = f"kubectl -n sms get configmap rel-sms-bridge-runbooks -o jsonpath='{data}'"
+            rule["annotations"] = kept | {"runbook": read}
     return found
 
 
@@ -42,9 +45,9 @@ def alert(name: str, **values: Any) -> dict[str, Any]:
 
 
 def test_every_rule_is_rendered_as_it_is() -> None:
-    """Expressions, times, labels and texts are those of the file; only the bare link is gone."""
+    """Expressions, times, labels and texts are the file's; the bare link has become a command."""
     rendered = rules()
-    of_file = without_links(FILE)
+    of_file = with_commands(FILE)
 
     def by_name(rule: dict[str, Any]) -> str:
         return json.dumps(rule, sort_keys=True)
@@ -55,7 +58,7 @@ def test_every_rule_is_rendered_as_it_is() -> None:
 
 def test_alerts_on_the_broker_are_added() -> None:
     """With `brokerAlerts` the rules of the other file come too, as they are by default."""
-    assert rules(brokerAlerts=True) == rules() + without_links(BROKER_FILE)
+    assert rules(brokerAlerts=True) == rules() + with_commands(BROKER_FILE)
 
 
 def test_alerts_on_the_broker_look_at_the_queue_that_is_configured() -> None:
@@ -140,6 +143,34 @@ def test_an_alert_links_to_its_runbook(base: str) -> None:
             link = rule["annotations"]["runbook_url"]
 
             assert re.fullmatch(r"https://example\.com/docs/[\w.-]*#[\w-]+", link)
+            assert "runbook" not in rule["annotations"]
+
+
+def test_an_alert_leads_to_its_runbook_without_an_address() -> None:
+    """The command in each alert prints its section from a ConfigMap, with what its commands need.
+
+    It needs no pod of the bridge: the alerts tell that there is none, too.
+    """
+    document = (CHART.parents[1] / "docs" / "runbooks.md").read_text()
+    on = nested("prometheusRule", {"enabled": True, "brokerAlerts": True})
+    kept = of_kind(render(merged(MINIMAL, on)), "ConfigMap")
+    for rule in rules(brokerAlerts=True):
+        if "alert" not in rule:
+            continue
+        *command, name, _, path = shlex.split(rule["annotations"]["runbook"])
+        (key,) = re.findall(r"^jsonpath=\{\.data\.(\w+)\}$", path)
+        text = kept[name]["data"][key]
+        section = document.partition(f"\n### {key}\n")[2].partition("\n#")[0].strip()
+
+        assert command == ["kubectl", "-n", kept[name]["metadata"]["namespace"], "get", "configmap"]
+        assert key == rule["alert"]
+        assert text.startswith("NS=sms REL=rel-sms-bridge\n")
+        # Links lead nowhere from there: their words are kept.
+        assert re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", section) in text != ""
+        assert "](" not in text
+    assert "kubectl -n $NS get pods" in kept["rel-sms-bridge-runbooks"]["data"]["README"]
+    with_address = merged(MINIMAL, on, nested("prometheusRule.runbookBaseUrl", "https://a"))
+    assert "rel-sms-bridge-runbooks" not in of_kind(render(with_address), "ConfigMap")
 
 
 def test_rules_can_be_added() -> None:

@@ -583,6 +583,8 @@ def test_notes_name_the_next_commands() -> None:
     unguarded = render_files(without)["sms-bridge/templates/NOTES.txt"]
     assert "set webhook.podDisruptionBudget.enabled" in unguarded
     assert "SmsBridgeWorkerDown" not in notes["autoscaled"]
+    assert "{.data.SmsBridgeWorkerDown}" in notes["operators"]
+    assert "runbooks" not in notes["full"]
     to_zero = merged(
         CI["autoscaled"],
         nested("worker.keda.minReplicaCount", 0),

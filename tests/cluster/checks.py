@@ -1,6 +1,7 @@
 """What must hold for a release on a cluster; each check lists the faults that it finds."""
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -256,7 +257,26 @@ def crowded(release: Release) -> list[str]:
     return faults
 
 
-INSTALLED = (not_running, dangling, misrouted, unguarded, crowded)
+def unexplained(release: Release) -> list[str]:
+    """Run the command by which the first alert shows its runbook, and say when it prints none."""
+    alerts = [
+        rule
+        for made in release.render()
+        if made["kind"] == "PrometheusRule"
+        for group in made["spec"]["groups"]
+        for rule in group["rules"]
+        if "runbook" in rule.get("annotations", {})
+    ]
+    faults = []
+    for alert in alerts[:1]:
+        program, *arguments = shlex.split(alert["annotations"]["runbook"])
+        shown = release.cluster.run(program, *arguments, check=False)
+        if "**Do.**" not in shown.stdout:
+            faults.append(f"{alert['alert']} has no runbook: {shown.stderr}")
+    return faults
+
+
+INSTALLED = (not_running, dangling, misrouted, unguarded, crowded, unexplained)
 
 
 # What happens to it

@@ -141,6 +141,14 @@ FAULTS: Mapping[str, Fault] = {
         BUDGET_SELECTOR,
         BUDGET_SELECTOR.replace("$of", '(dict "root" $)'),
     ),
+    "an alert that leads nowhere": Fault(
+        checks.unexplained,
+        "SmsBridgeWorkerDown has no runbook",
+        "templates/runbooks.yaml",
+        '"suffix" "runbooks"',
+        '"suffix" "runbook"',
+        merged(MINIMAL, {"prometheusRule": {"enabled": True}}),
+    ),
     "pods that share a node": Fault(
         checks.crowded,
         "crowd",

@@ -67,6 +67,11 @@ def test_pods_keep_apart(installed: Release) -> None:
     assert checks.crowded(installed) == []
 
 
+def test_an_alert_leads_to_its_runbook(installed: Release) -> None:
+    """The command that an alert names prints what to do."""
+    assert checks.unexplained(installed) == []
+
+
 def test_helm_test_passes(installed: Release) -> None:
     """The test's pod is admitted, and gone when it has passed."""
     tested = any(made["kind"] == "Pod" for made in installed.render())
