@@ -15,8 +15,9 @@ from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import quote
 
 from bridge.errors import InvalidMessageError
-from bridge.properties import Properties
+from bridge.properties import Properties, as_they_came, header_bytes, write_properties
 
+PREFIX: Final = "sms-bridge-"
 EXPIRES_AT: Final = "sms-bridge-expires-at"
 NOT_BEFORE: Final = "sms-bridge-not-before"
 ON_UNCERTAIN: Final = "sms-bridge-on-uncertain"
@@ -39,9 +40,6 @@ _MEMORY: Final = (
 )
 
 MAX_DETAIL_CHARACTERS: Final = 500
-# All properties stand in one frame of at most 128 KiB, by RabbitMQ's default; the rest is room
-# for our own and for what a copy of a copy may add.
-MAX_OWN_HEADER_BYTES: Final = 96 * 1024
 _VISIBLE_ASCII: Final = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
 _TRACEPARENT: Final = re.compile(
     "(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
@@ -216,23 +214,24 @@ def copy_properties(
     detail: str,
     status: int | None,
     dead: bool,
+    max_bytes: int,
 ) -> Properties:
     """Make the properties of the copy that replaces a delivery; `envelope` counts this attempt.
 
-    All stay but those with which the broker would refuse (`user_id`), drop (`expiration`) or
-    reroute (`CC`, `BCC`) the copy, and headers so large that no frame holds them together with
-    ours. A message without an id gets its key as id, so that every later attempt sends the same
-    key.
+    All stay as they came, but those with which the broker would refuse (`user_id`), drop
+    (`expiration`) or reroute (`CC`, `BCC`) the copy, and headers for which `max_bytes` leave no
+    room beside ours. A message without an id gets its key as id, so that every later attempt sends
+    the same key.
     """
     replaced = copy.copy(properties)
     replaced.user_id = None
     replaced.expiration = None
     replaced.delivery_mode = 2
     replaced.message_id = envelope.message_id or envelope.key
-    headers = _without_the_largest(properties.headers or {})
+    headers = as_they_came(properties.headers)
     for name in ("CC", "BCC", DEAD_AT):
         headers.pop(name, None)
-    headers |= {
+    own: dict[str, Any] = {
         REASON: reason,
         DETAIL: detail[:MAX_DETAIL_CHARACTERS],
         ATTEMPTS: envelope.attempts,
@@ -241,26 +240,29 @@ def copy_properties(
         COPIES: envelope.copies + 1,
     }
     if envelope.expires_at is not None:
-        headers[EXPIRES_AT] = _write_moment(envelope.expires_at)
+        own[EXPIRES_AT] = _write_moment(envelope.expires_at)
     if status is not None:
-        headers[STATUS] = status
+        own[STATUS] = status
     if dead:
-        headers[DEAD_AT] = datetime.now(UTC).isoformat(timespec="milliseconds")
-    replaced.headers = headers
+        own[DEAD_AT] = datetime.now(UTC).isoformat(timespec="milliseconds")
+    replaced.headers = headers | own
+    excess = len(write_properties(replaced)) - max_bytes
+    if excess > 0:
+        replaced.headers = _without_the_largest(headers, own, excess) | own
     return replaced
 
 
-def _without_the_largest(headers: dict[str, Any]) -> dict[str, Any]:
-    """Leave out as many of the largest headers as it takes to fit.
+def _without_the_largest(
+    headers: dict[str, Any], own: dict[str, Any], excess: int
+) -> dict[str, Any]:
+    """Leave out as many of the largest headers as it takes, those that speak to us last.
 
-    A copy that is over the limit of a frame ends its connection each time it is published.
+    A copy that is over the limit of a frame could never be published. With none of them it is
+    small: all other properties are short, and the smallest frame of AMQP has 4,096 bytes.
     """
-    sizes = {
-        name: len(f"{name}{value}".encode("utf-8", "replace")) for name, value in headers.items()
-    }
+    sizes = {name: header_bytes(name, value) for name, value in headers.items() if name not in own}
     kept = dict(headers)
-    excess = sum(sizes.values()) - MAX_OWN_HEADER_BYTES
-    for name in sorted(sizes, key=lambda name: sizes[name], reverse=True):
+    for name in sorted(sizes, key=lambda name: (name.startswith(PREFIX), -sizes[name])):
         if excess <= 0:
             break
         del kept[name]
@@ -280,7 +282,7 @@ def moved_properties(properties: Properties) -> Properties:
     moved.delivery_mode = 2
     headers = {
         name: value
-        for name, value in (properties.headers or {}).items()
+        for name, value in as_they_came(properties.headers).items()
         if name not in {"CC", "BCC"} and not _BROKERS_OWN.fullmatch(name)
     }
     expires_at = _read_expiration(properties, time.time())

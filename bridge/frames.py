@@ -35,7 +35,7 @@ _CLOSE_TEXT: Final = _METHOD_BYTES + 2
 _TAG: Final = struct.Struct(">QB")
 _MULTIPLE: Final = 1
 # A content header: class, weight, size of the body; then the properties.
-_CONTENT: Final = struct.Struct(">HHQ")
+CONTENT: Final = struct.Struct(">HHQ")
 _BASIC: Final = 60
 
 # Called with the tag, whether it was delivered before, the properties and the body.
@@ -71,8 +71,8 @@ class _Content:
             self._parts.append(payload)
             self._missing_bytes -= len(payload)
         elif kind == HEADER and self._properties is None:
-            _, _, self._missing_bytes = _CONTENT.unpack_from(payload)
-            self._properties = read_properties(payload[_CONTENT.size :])
+            _, _, self._missing_bytes = CONTENT.unpack_from(payload)
+            self._properties = read_properties(payload[CONTENT.size :])
         else:
             raise InvalidFrameError("a message was interrupted")
         if self._missing_bytes > 0:
@@ -233,7 +233,7 @@ def publish_frames(
     Raises ValueError when the exchange, the routing key or the properties do not fit: the broker
     would end the connection, and with it every other publish.
     """
-    header = _CONTENT.pack(_BASIC, 0, len(body)) + write_properties(properties)
+    header = CONTENT.pack(_BASIC, 0, len(body)) + write_properties(properties)
     if len(header) > max_payload_bytes:
         raise ValueError("the properties have more bytes than a frame")
     parts = [_publish_frame(channel, exchange, routing_key), _frame(HEADER, channel, header)]

@@ -14,6 +14,60 @@ Properties = Basic.Properties
 
 # What is nested deeper in a header stays bytes: reading it would overflow the stack.
 MAX_HEADER_DEPTH: Final = 32
+# How many bytes a value of a header takes behind its type; the others begin with their length.
+_VALUE_BYTES: Final[Mapping[bytes, int]] = {
+    **dict.fromkeys((b"V", b"\0"), 0),
+    **dict.fromkeys((b"t", b"b", b"B"), 1),
+    **dict.fromkeys((b"s", b"u"), 2),
+    **dict.fromkeys((b"I", b"i", b"f"), 4),
+    b"D": 5,
+    **dict.fromkeys((b"l", b"L", b"d", b"T"), 8),
+}
+
+
+class Headers(dict[str, Any]):
+    """Headers that were read; `written` is their table as it came, its length first."""
+
+    __slots__ = ("written",)
+
+    def __init__(self, values: dict[str, Any], written: bytes) -> None:
+        super().__init__(values)
+        self.written = written
+
+
+class Written(bytes):
+    """A header's value as it came, its type first; it is written back as it is."""
+
+    __slots__ = ()
+
+
+def as_they_came(headers: dict[str, Any] | None) -> dict[str, Any]:
+    """Return headers to write back, with the bytes and types that they came with.
+
+    What was read is not enough for that: 1 may have been a byte or a number of 64 bits.
+    """
+    if not isinstance(headers, Headers):
+        return dict(headers or {})
+    table, entries, at = headers.written, {}, 4
+    while at < len(table):
+        begin = at + 1 + table[at]
+        end = _end_of_value(table, begin)
+        _, name = _decode_short_string(table[at:begin])
+        entries[name] = Written(table[begin:end])
+        at = end
+    return entries
+
+
+def _end_of_value(table: bytes, at: int) -> int:
+    size = _VALUE_BYTES.get(table[at : at + 1])
+    if size is None:
+        size = 4 + int(struct.unpack_from(">I", table, at + 1)[0])
+    return at + 1 + size
+
+
+def header_bytes(name: str, value: Any) -> int:  # noqa: ANN401  a header may be anything
+    """Return how many bytes a header takes in the properties."""
+    return len(encode_short_string(name)) + len(_encode_value(value))
 
 
 def read_properties(data: bytes) -> Properties:
@@ -100,7 +154,7 @@ def _decode_table(value: bytes, depth: int = 0) -> tuple[int, dict[str, Any]]:
         offset += used
         used, table[name] = _decode_value(value[offset:end], depth + 1)
         offset += used
-    return end, table
+    return end, table if depth else Headers(table, bytes(value[:end]))
 
 
 def _end_within(value: bytes) -> int:
@@ -156,6 +210,8 @@ def _encode_value(value: Any) -> bytes:  # noqa: ANN401  a header may be anythin
     if isinstance(value, str):
         value = value.encode("utf-8", "replace")
     if isinstance(value, bytes):
+        if isinstance(value, Written):
+            return value
         return b"S" + struct.pack(">I", len(value)) + value
     if isinstance(value, float):
         return b"d" + struct.pack(">d", value)

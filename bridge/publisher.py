@@ -10,12 +10,14 @@ import aio_pika
 
 from bridge.broker import open_channel, wire_of
 from bridge.errors import BrokerError, PublishError
-from bridge.frames import Confirm
+from bridge.frames import AROUND_BYTES, CONTENT, Confirm
 from bridge.metrics import BridgeMetrics
 from bridge.properties import Properties
 from bridge.wire import PublishingChannel
 
 MAX_UNCONFIRMED: Final = 4096
+# By RabbitMQ's default for a frame of 128 KiB, less what is around the properties.
+USUAL_PROPERTIES_BYTES: Final = 128 * 1024 - AROUND_BYTES - CONTENT.size
 # What a time-out leaves behind is in no other limit any more, and waits for a broker that hangs.
 MAX_UNWRITTEN_BYTES: Final = 64 * 1024 * 1024
 _DETAILS: Final[Mapping[Confirm, str]] = {
@@ -54,6 +56,12 @@ class Publisher:
             finally:
                 self._open.clear()
                 self._channel = None
+
+    @property
+    def max_properties_bytes(self) -> int:
+        """How many bytes of properties the broker takes; its default while it is away."""
+        channel = self._channel
+        return USUAL_PROPERTIES_BYTES if channel is None else channel.max_properties_bytes
 
     @property
     def unconfirmed(self) -> int:

@@ -57,20 +57,11 @@ class Settler:
         """
         if isinstance(outcome, Sent):
             return
-        envelope = count_attempt(delivery.envelope, outcome)
-        copy = copy_properties(
-            delivery.properties,
-            envelope,
-            reason=outcome.reason,
-            detail=outcome.detail,
-            status=outcome.status,
-            dead=isinstance(outcome, Dead),
-        )
         if isinstance(outcome, Retried) and outcome.burned:
             await self._spread(outcome.delay_seconds)
         wait = FIRST_WAIT_SECONDS
         with self._held_up() as note_held_up:
-            while (error := await self._try_to_publish(delivery, outcome, copy)) is not None:
+            while (error := await self._try_to_publish(delivery, outcome)) is not None:
                 note_held_up(error)
                 if delivery.is_stale:
                     raise BrokerError("the channel is gone")
@@ -94,8 +85,18 @@ class Settler:
             pass
 
     async def _try_to_publish(
-        self, delivery: Delivery, outcome: Retried | Dead, copy: Properties
+        self, delivery: Delivery, outcome: Retried | Dead
     ) -> PublishError | None:
+        # Made each time: another broker may take less in a frame.
+        copy = copy_properties(
+            delivery.properties,
+            count_attempt(delivery.envelope, outcome),
+            reason=outcome.reason,
+            detail=outcome.detail,
+            status=outcome.status,
+            dead=isinstance(outcome, Dead),
+            max_bytes=self._publisher.max_properties_bytes,
+        )
         try:
             await self._publisher.publish(
                 delivery.body, exchange="", routing_key=self._target(outcome), properties=copy

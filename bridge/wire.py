@@ -18,6 +18,7 @@ from yarl import URL
 
 from bridge.frames import (
     AROUND_BYTES,
+    CONTENT,
     END,
     HEAD,
     HEARTBEAT,
@@ -157,6 +158,11 @@ class PublishingChannel:
     def unconfirmed(self) -> int:
         """How many messages the broker has said nothing of, those that nobody waits for too."""
         return len(self._confirms)
+
+    @property
+    def max_properties_bytes(self) -> int:
+        """How many bytes of properties one frame holds, which cannot be split."""
+        return self._max_payload_bytes - CONTENT.size
 
     @property
     def unwritten_bytes(self) -> int:

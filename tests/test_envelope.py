@@ -13,6 +13,8 @@ from pamqp.commands import Basic
 
 from bridge.envelope import Envelope, bare_envelope, copy_properties, read_envelope, read_trace
 from bridge.errors import InvalidMessageError
+from bridge.properties import write_properties
+from bridge.publisher import USUAL_PROPERTIES_BYTES
 
 NOW = 1_800_000_000.0
 PUBLISHED = datetime(2027, 1, 1, tzinfo=UTC)
@@ -49,6 +51,7 @@ def replaced(
     detail: str = "the SMS API answered 500",
     status: int | None = 500,
     dead: bool = False,
+    max_bytes: int = USUAL_PROPERTIES_BYTES,
 ) -> Basic.Properties:
     """Make the copy that replaces a message."""
     return copy_properties(
@@ -58,6 +61,7 @@ def replaced(
         detail=detail,
         status=status,
         dead=dead,
+        max_bytes=max_bytes,
     )
 
 
@@ -448,12 +452,54 @@ def test_own_headers_are_kept(*, dead: bool) -> None:
 
 def test_headers_too_large_for_a_frame_are_left_out() -> None:
     """Of headers that do not fit a frame with ours the largest go, and the others stay."""
-    own = {"large": "x" * 60_000, "larger": ["é" * 10_000, b"\xff" * 50_000], "tenant": "t-1"}
+    own = {"large": "x" * 60_000, "larger": ["é" * 10_000, b"\xff" * 60_000], "tenant": "t-1"}
     headers = headers_of(replaced(message(headers=own)))
 
     assert headers["tenant"] == "t-1"
     assert headers["large"] == own["large"]
     assert "larger" not in headers
+
+
+def test_headers_to_us_go_last() -> None:
+    """Before a header that speaks to the bridge, every other one is left out."""
+    own = {"tenant": "t-1", ORDERING_KEY: "x" * 1000, ON_UNCERTAIN: "park"}
+    copied = replaced(message(headers=own))
+    fits = len(write_properties(copied))
+    left = [
+        {name for name in own if name in headers_of(replaced(message(headers=own), max_bytes=most))}
+        for most in (fits, fits - 1, fits - 50)
+    ]
+
+    assert left == [{*own}, {ORDERING_KEY, ON_UNCERTAIN}, {ON_UNCERTAIN}]
+
+
+LONGEST: dict[str, Any] = {
+    name: "x" * 255
+    for name in Basic.Properties.__slots__
+    # No client may set a cluster's id.
+    if Basic.Properties.amqp_type(name) == "shortstr" and name not in {"expiration", "cluster_id"}
+}
+
+
+@given(
+    headers=st.dictionaries(st.text(max_size=30), st.text(max_size=3000), max_size=5),
+    ordering_key=st.text(min_size=1, max_size=9000),
+)
+def test_copy_fits_the_smallest_frame(headers: dict[str, Any], ordering_key: str) -> None:
+    """Whatever a message brings, its copy fits a frame of 4,096 bytes, the least in AMQP."""
+    most = 4096 - 8 - 12
+    own = {**headers, ORDERING_KEY: ordering_key, EXPIRES_AT: NOW + 1}
+    properties = message(headers=own, **LONGEST, timestamp=PUBLISHED, priority=1)
+    copied = replaced(
+        properties,
+        envelope=bare_envelope(properties, now=NOW)._replace(expires_at=NOW + 1),
+        detail="x" * 600,
+        dead=True,
+        max_bytes=most,
+    )
+
+    assert len(write_properties(copied)) <= most
+    assert headers_of(copied)["sms-bridge-reason"] == "server_error"
 
 
 @pytest.mark.parametrize("name", ["user_id", "expiration"])

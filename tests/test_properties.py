@@ -20,6 +20,8 @@ from pamqp.header import ContentHeader
 from bridge.properties import (
     MAX_HEADER_DEPTH,
     Properties,
+    as_they_came,
+    header_bytes,
     read_properties,
     tolerate_broken_properties,
     write_properties,
@@ -295,3 +297,64 @@ def test_properties_that_are_cut_off_are_read_or_an_error(
     except ValueError:
         return
     assert isinstance(read, Properties)
+
+
+# Headers to be written back
+
+TEXT = struct.pack(">I", 4) + b"\xffabc"
+KINDS: dict[str, bytes] = {
+    "boolean": b"t\x01",
+    "int8": b"b\xff",
+    "uint8": b"B\xff",
+    "int16": b"s\xff\xfe",
+    "uint16": b"u\xff\xfe",
+    "int32": b"I\xff\xff\xff\xfe",
+    "uint32": b"i\xff\xff\xff\xfe",
+    "int64": b"l" + bytes(7) + b"\x01",
+    "uint64": b"L" + bytes(7) + b"\x01",
+    "float32": b"f" + struct.pack(">f", 0.1),
+    "float64": b"d" + struct.pack(">d", 0.1),
+    "decimal": b"D\x02" + struct.pack(">I", 314),
+    "text": b"S" + TEXT,
+    "bytes": b"x" + TEXT,
+    "microseconds": b"T" + struct.pack(">Q", 1_795_323_149_123_456),
+    "nothing": b"V",
+    "another_nothing": b"\0",
+    "array": b"A" + struct.pack(">I", 8) + b"f" + struct.pack(">f", 0.1) + b"B\x01V",
+    "empty_array": b"A" + bytes(4),
+    "table": b"F" + struct.pack(">I", 7) + entry(b"f" + struct.pack(">f", 0.1)),
+    "empty_table": b"F" + bytes(4),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_headers_are_written_back_as_they_came(kind: str) -> None:
+    """A header of any type is written back with its bytes, between others."""
+    data = with_headers(entry(b"t\x01", b"a") + entry(KINDS[kind], b"gr\xf6\xdfe") + entry(b"V"))
+    properties = read_properties(data)
+    properties.headers = as_they_came(properties.headers)
+
+    assert write_properties(properties) == data
+
+
+def test_every_type_is_written_back() -> None:
+    """The types above are all that the client library reads."""
+    assert {value[:1] for value in KINDS.values()} == pamqp.decode.TABLE_MAPPING.keys()
+
+
+def test_headers_that_were_not_read_are_as_they_are() -> None:
+    """Headers that we have made are copied by value; none are none."""
+    own = {"a": 1}
+    copied = as_they_came(own)
+
+    assert (copied, as_they_came(None)) == ({"a": 1}, {})
+    assert copied is not own
+
+
+@given(headers=st.dictionaries(NAMES, VALUES, max_size=5))
+def test_size_of_a_header(headers: dict[str, Any]) -> None:
+    """A header takes as many bytes as are counted."""
+    without = len(write_properties(Properties(headers={}, message_id="m")))
+    counted = sum(header_bytes(name, value) for name, value in headers.items())
+
+    assert len(write_properties(Properties(headers=headers, message_id="m"))) == without + counted
