@@ -199,6 +199,7 @@ class Bridge:
         pace = Pace(
             settings.worker.rate_limit,
             outage_after_seconds=settings.worker.outage_after,
+            first_step_seconds=settings.worker.retry_delays[0],
             metrics=metrics,
         )
         self._secrets.watch("sms_api", credential, pace.nudge)

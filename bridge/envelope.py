@@ -1,8 +1,8 @@
 """What a message's properties and headers say, and those of the copies that replace it.
 
-`sms-bridge-attempts`, `-uncertain-attempts`, `-copies` and `-first-delivered-at` are the memory
-that a copy carries; `x-death` is not used, because RabbitMQ 4 ignores it on messages that are
-published again. The set of headers is fixed and overwritten, so that no copy grows.
+`sms-bridge-attempts`, `-uncertain-attempts`, `-copies`, `-first-delivered-at` and `-turn-at` are
+the memory that a copy carries; `x-death` is not used, because RabbitMQ 4 ignores it on messages
+that are published again. The set of headers is fixed and overwritten, so that no copy grows.
 """
 
 import copy
@@ -28,6 +28,7 @@ ATTEMPTS: Final = "sms-bridge-attempts"
 UNCERTAIN_ATTEMPTS: Final = "sms-bridge-uncertain-attempts"
 FIRST_DELIVERED_AT: Final = "sms-bridge-first-delivered-at"
 COPIES: Final = "sms-bridge-copies"
+TURN_AT: Final = "sms-bridge-turn-at"
 STATUS: Final = "sms-bridge-status"
 DEAD_AT: Final = "sms-bridge-dead-at"
 
@@ -36,7 +37,7 @@ DELIVERY_COUNT: Final = "x-delivery-count"
 _BROKERS_OWN: Final = re.compile("x-(delivery-count|acquired-count|(first-|last-)?death.*)")
 _MEMORY: Final = (
     *(REASON, DETAIL, ATTEMPTS, UNCERTAIN_ATTEMPTS),
-    *(FIRST_DELIVERED_AT, STATUS, DEAD_AT),
+    *(FIRST_DELIVERED_AT, STATUS, DEAD_AT, TURN_AT),
 )
 
 MAX_DETAIL_CHARACTERS: Final = 500
@@ -49,7 +50,10 @@ _YEAR_9999: Final = 253_402_300_799
 
 
 class Envelope(NamedTuple):
-    """One message's facts. Moments are unix seconds."""
+    """One message's facts. Moments are unix seconds.
+
+    `turn_at`: when the limit of its sender lets it through, if it waits on the ladder for that.
+    """
 
     key: str
     message_id: str | None
@@ -62,6 +66,7 @@ class Envelope(NamedTuple):
     attempts: int = 0
     uncertain_attempts: int = 0
     copies: int = 0
+    turn_at: float | None = None
     trace: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -110,6 +115,7 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
         first_delivered_at=_read_moment(headers, FIRST_DELIVERED_AT) or bare.first_delivered_at,
         attempts=_read_count(headers, ATTEMPTS),
         uncertain_attempts=_read_count(headers, UNCERTAIN_ATTEMPTS),
+        turn_at=_read_moment(headers, TURN_AT),
     )
 
 
@@ -229,7 +235,7 @@ def copy_properties(
     replaced.delivery_mode = 2
     replaced.message_id = envelope.message_id or envelope.key
     headers = as_they_came(properties.headers)
-    for name in ("CC", "BCC", DEAD_AT):
+    for name in ("CC", "BCC", DEAD_AT, TURN_AT):
         headers.pop(name, None)
     own: dict[str, Any] = {
         REASON: reason,
@@ -241,6 +247,8 @@ def copy_properties(
     }
     if envelope.expires_at is not None:
         own[EXPIRES_AT] = _write_moment(envelope.expires_at)
+    if envelope.turn_at is not None:
+        own[TURN_AT] = _write_moment(envelope.turn_at)
     if status is not None:
         own[STATUS] = status
     if dead:

@@ -235,6 +235,11 @@ class Policy:
         fitting = [s for s in self.retry_delays_seconds if s >= at_least_seconds]
         return fitting[0] if fitting else self.retry_delays_seconds[-1]
 
+    def longest_within(self, seconds: float) -> float:
+        """Return the longest step of the ladder that ends in time, the first one if none does."""
+        fitting = [step for step in self.retry_delays_seconds if step <= seconds]
+        return fitting[-1] if fitting else self.retry_delays_seconds[0]
+
 
 class Sent(NamedTuple):
     """The API accepted it."""
@@ -322,7 +327,7 @@ def put_off(answer: Answer, policy: Policy) -> Retried:
     step = policy.delay_for(1, at_least_seconds=wait)
     if step > 2 * wait:
         # One that comes back too early is put off again.
-        step = max((s for s in policy.retry_delays_seconds if s <= wait), default=step)
+        step = policy.longest_within(wait)
     return Retried(
         reason="rate_limited" if slow else "paused",
         delay_seconds=step,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.delivery import Delivery
-from bridge.pace import MAX_HOLD_SECONDS
+from bridge.rates import MAX_HOLD_SECONDS
 
 # A message that does not come back from the ladder by then was taken out by somebody.
 MAX_LATE_SECONDS: Final = 900.0

@@ -1,4 +1,4 @@
-"""How fast to send and whether at all: rate limits, Retry-After, pause and probe.
+"""Whether to send at all: Retry-After, pause and probe.
 
 A pause means that the fault is not the message's: nothing new is taken, and one delivery is kept
 as the probe that finds out when to go on. While the broker stores nothing, nothing is taken and
@@ -8,7 +8,6 @@ nothing sent either: what becomes of a message could not be written down.
 import asyncio
 import random
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
@@ -16,70 +15,35 @@ from bridge.config import RateLimitSettings
 from bridge.fates import Answer, Fate, PauseReason
 from bridge.logs import Log
 from bridge.metrics import WorkerMetrics
+from bridge.rates import MAX_HOLD_SECONDS, RateLimits
 
 log = Log(__name__)
 
-# A delivery that has been held for longer is given up; one wait more may lie before that. The
-# broker's own limit is 30 minutes (consumer_timeout).
-MAX_HOLD_SECONDS: Final = 60.0
 OUTAGE_REQUESTS: Final = 10
 FIRST_PROBE_SECONDS: Final = 1.0
 MAX_PROBE_SECONDS: Final = 60.0
 MAX_OUTAGE_PROBE_SECONDS: Final = 15.0
 FIRST_SLOW_DOWN_SECONDS: Final = 1.0
-MAX_SENDERS: Final = 1000
-# After an outage: so many requests a second at first, doubled every second.
-SLOW_START_PER_SECOND: Final = 10.0
-SLOW_START_SECONDS: Final = 10.0
-
-
-class TokenBucket:
-    """Lets `per_second` through on average and `burst` at once."""
-
-    def __init__(self, per_second: float, burst: float, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.per_second = per_second
-        self._burst = burst
-        self._tokens = burst
-        self._at = clock()
-
-    def take(self) -> float:
-        """Take a token, on credit if need be, and return how many seconds to wait for it."""
-        now = self._clock()
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self.per_second)
-        self._at = now
-        self._tokens -= 1
-        return max(0.0, -self._tokens / self.per_second)
-
-    def give_back(self) -> None:
-        """Undo a `take` that is not used."""
-        self._tokens += 1
-
-    def resize(self, per_second: float, burst: float) -> None:
-        """Change the rate; what has been used stays used."""
-        self.per_second = per_second
-        self._burst = burst
-        self._tokens = min(self._tokens, burst)
 
 
 class Pace:
-    """One worker's pace. Times are of the monotonic clock."""
+    """One worker's pace; `rates` are its limits. Times are of the monotonic clock.
+
+    `first_step_seconds` is the ladder's first step: nothing waits longer for its sender's limit.
+    """
 
     def __init__(
         self,
         limit: RateLimitSettings,
         *,
         outage_after_seconds: float,
+        first_step_seconds: float,
         metrics: WorkerMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._limit = limit
         self._clock = clock
         self._metrics = metrics
         self._outage_after_seconds = outage_after_seconds
-        self._consumers = 1
-        self._bucket = self._new_bucket(limit.per_second)
-        self._by_sender: OrderedDict[str, TokenBucket] = OrderedDict()
         self._gate_opens_at = 0.0
         self._slow_downs = 0
         self._failures = 0
@@ -88,11 +52,16 @@ class Pace:
         self._probe: object | None = None
         self._probe_wait_seconds = FIRST_PROBE_SECONDS
         self._nudged = asyncio.Event()
-        self._slow_start: TokenBucket | None = None
-        self._slow_start_at = 0.0
         self._storing = asyncio.Event()
         self._storing.set()
         self.changed = asyncio.Event()
+        self.rates = RateLimits(
+            limit,
+            most_wait_seconds=first_step_seconds,
+            changed=self.changed,
+            metrics=metrics,
+            clock=clock,
+        )
 
     @property
     def paused(self) -> PauseReason | None:
@@ -118,54 +87,29 @@ class Pace:
     def _opens_soon(self) -> bool:
         return self._gate_opens_at - self._clock() < MAX_HOLD_SECONDS
 
-    def share_with(self, consumers: int) -> None:
-        """Divide the limit by the number of workers on the queue when its scope is `cluster`.
+    @property
+    def is_open(self) -> bool:
+        """Whether a request may go now, as far as the service and the broker are concerned."""
+        return self._storing.is_set() and (self._reason is not None or self._closed_seconds <= 0)
 
-        A worker that is paused is no consumer, and does not count itself.
-        """
-        if self._limit.scope != "cluster" or self.is_holding:
-            return
-        self._consumers = max(consumers, 1)
-        if self._bucket is not None and self._limit.per_second is not None:
-            self._bucket.resize(*self._share(self._limit.per_second))
-        if self._limit.per_sender is not None:
-            for bucket in self._by_sender.values():
-                bucket.resize(*self._share(self._limit.per_sender))
+    async def until_open(self) -> None:
+        """Wait while the service wants a wait, or the broker stores nothing.
 
-    def most_held(self, concurrency: int) -> int:
-        """Return how many deliveries to take, so that none waits too long for its turn."""
-        if self._bucket is None:
-            return concurrency
-        return max(1, min(concurrency, int(self._bucket.per_second * MAX_HOLD_SECONDS)))
-
-    async def turn(self, sender: str) -> float:
-        """Wait until a request of this sender may go, and return 0.
-
-        Returns how many seconds are left, at once, when that is too long to hold a delivery. A
-        pause that begins meanwhile is for the caller to look at.
+        A pause that begins meanwhile ends the wait, and is for the caller to look at.
         """
         await self._storing.wait()
-        while self._reason is None and (closed := self._gate_opens_at - self._clock()) > 0:
+        while self._reason is None and (closed := self._closed_seconds) > 0:
             self._metrics.throttled.labels("retry_after").inc(closed)
             await asyncio.sleep(closed)
-        wait = self._take_tokens(sender)
-        if wait > MAX_HOLD_SECONDS:
-            return wait
-        if wait > 0:
-            self._metrics.throttled.labels("local_limit").inc(wait)
-            await asyncio.sleep(wait)
-        return 0.0
 
-    def _take_tokens(self, sender: str) -> float:
-        buckets = (self._bucket, self._sender_bucket(sender), self._slow_start_bucket())
-        used = [bucket for bucket in buckets if bucket is not None]
-        if not used:
-            return 0.0
-        wait = max(bucket.take() for bucket in used)
-        if wait > MAX_HOLD_SECONDS:
-            for bucket in used:
-                bucket.give_back()
-        return wait
+    @property
+    def _closed_seconds(self) -> float:
+        return self._gate_opens_at - self._clock()
+
+    def share_with(self, consumers: int) -> None:
+        """Share the limits with so many workers; one that is paused does not count itself."""
+        if not self.is_holding:
+            self.rates.share_with(consumers)
 
     def note(self, answer: Answer) -> None:
         """Learn from an answer: close the gate, see an outage, or see that all is well."""
@@ -213,8 +157,7 @@ class Pace:
             return
         log.info("resumed", reason=self._reason)
         if self._reason == "outage":
-            self._slow_start = TokenBucket(SLOW_START_PER_SECOND, 1, self._clock)
-            self._slow_start_at = self._clock()
+            self.rates.start_slowly()
         self._metrics.paused.labels(self._reason).set(0)
         self._reason = self._probe = None
         self._failures = 0
@@ -292,33 +235,3 @@ class Pace:
         # Jitter upwards only: too early is refused again.
         opens_at = now + wait * random.uniform(1.0, 1.1)  # noqa: S311
         self._gate_opens_at = max(self._gate_opens_at, opens_at)
-
-    def _new_bucket(self, per_second: float | None) -> TokenBucket | None:
-        if per_second is None:
-            return None
-        return TokenBucket(*self._share(per_second), self._clock)
-
-    def _share(self, per_second: float) -> tuple[float, float]:
-        """Return this worker's rate and burst."""
-        burst = self._limit.burst or per_second
-        return per_second / self._consumers, max(1.0, burst / self._consumers)
-
-    def _slow_start_bucket(self) -> TokenBucket | None:
-        if self._slow_start is not None:
-            seconds = self._clock() - self._slow_start_at
-            if seconds > SLOW_START_SECONDS:
-                self._slow_start = None
-            else:
-                self._slow_start.per_second = SLOW_START_PER_SECOND * 2.0**seconds
-        return self._slow_start
-
-    def _sender_bucket(self, sender: str) -> TokenBucket | None:
-        if self._limit.per_sender is None:
-            return None
-        bucket = self._by_sender.get(sender) or self._new_bucket(self._limit.per_sender)
-        if bucket is not None:
-            self._by_sender[sender] = bucket
-            self._by_sender.move_to_end(sender)
-        while len(self._by_sender) > MAX_SENDERS:
-            self._by_sender.popitem(last=False)
-        return bucket

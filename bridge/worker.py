@@ -24,8 +24,9 @@ from bridge.ledger import Entry, Kept, Ledger, entry_of
 from bridge.logs import Log
 from bridge.metrics import WorkerMetrics
 from bridge.models import SendRequest, count_segments, parse_request
-from bridge.pace import MAX_HOLD_SECONDS, Pace
+from bridge.pace import Pace
 from bridge.publisher import Publisher
+from bridge.rates import MAX_HOLD_SECONDS
 from bridge.sender import Sender
 from bridge.settle import Settler
 from bridge.topology import QueueSizes
@@ -165,11 +166,11 @@ class Worker:
     async def _send(self, delivery: Delivery, request: SendRequest) -> Outcome:
         """Post until there is an outcome; only a slow-down, or being the probe, repeats it here."""
         while True:
-            if (ended := await self._wait_for_slot(delivery)) is not None:
+            if (ended := await self._wait_for_turn(delivery, request.sender)) is not None:
                 return ended
             try:
-                if (ended := await self._wait_for_turn(delivery, request)) is not None:
-                    return ended
+                if delivery.is_stale:
+                    raise BrokerError("the channel is gone")
                 answer = await self._post(request, delivery.envelope)
             finally:
                 self._slots.release()
@@ -178,42 +179,63 @@ class Worker:
                 self._count_acceptance(delivery, request, outcome)
                 return outcome
 
-    async def _wait_for_slot(self, delivery: Delivery) -> Outcome | None:
-        """Wait until it is due, then for a slot; return an outcome when it must not go, or later.
+    async def _wait_for_turn(self, delivery: Delivery, sender: str) -> Outcome | None:
+        """Wait until it may go, and have a slot then; return an outcome when it must not, or later.
 
-        What is not due takes up no slot: there may be few.
+        Whatever else it waits for, it takes up no slot meanwhile: there may be few.
         """
         if self._stopping:
             raise BrokerError("the worker stops")
         with delivery.waits():
-            ended = await self._wait_until_due(delivery)
+            ended = await self._wait_until_due(delivery) or await self._wait_as_probe(delivery)
+            ended = ended or self._put_off_to_turn(delivery, sender)
             if ended is None:
-                await self._slots.acquire()
+                async with self._pace.rates.turn(sender) as turn:
+                    ended = await self._take_slot(delivery)
+                    turn.is_used = ended is None
         if ended is not None and delivery.is_stale:
             raise BrokerError("the channel is gone")
         return ended
 
-    async def _wait_for_turn(self, delivery: Delivery, request: SendRequest) -> Outcome | None:
-        """Wait until it may go; return an outcome when it must not go, or not yet."""
-        if self._stopping:
-            raise BrokerError("the worker stops")
-        with delivery.waits():
-            ended = await self._wait_for_pace(delivery, request)
-        if delivery.is_stale:
-            raise BrokerError("the channel is gone")
-        return ended or self._expired(delivery)
-
-    async def _wait_for_pace(self, delivery: Delivery, request: SendRequest) -> Retried | None:
+    async def _wait_as_probe(self, delivery: Delivery) -> Retried | None:
         if self._pace.paused:
             if not self._pace.claim_probe(delivery):
                 return self._put_off_by_pause()
             await self._pace.wait_before_probe()
-        too_long = await self._pace.turn(request.sender)
-        if too_long:
-            detail = "the rate limit asks for a longer wait than a delivery is held"
-            return put_off(_waiting(detail, retry_after_seconds=too_long), self._policy)
+        return None
+
+    def _put_off_to_turn(self, delivery: Delivery, sender: str) -> Retried | None:
+        """Have it wait on the ladder when too many of its sender are before it."""
+        now, planned = time.time(), delivery.envelope.turn_at
+        seconds = self._pace.rates.seconds_on_ladder(
+            sender, planned_in_seconds=None if planned is None else planned - now
+        )
+        if not seconds:
+            if planned is not None:
+                # One more try of it is given another time.
+                delivery.envelope = delivery.envelope._replace(turn_at=None)
+            return None
+        delivery.envelope = delivery.envelope._replace(turn_at=now + seconds)
+        return Retried(
+            reason="rate_limited",
+            delay_seconds=self._policy.longest_within(seconds),
+            detail="the rate limit asks for a longer wait than a delivery is held",
+        )
+
+    async def _take_slot(self, delivery: Delivery) -> Outcome | None:
+        """Take a slot when nothing else is in the way; return an outcome if something is."""
+        while True:
+            await self._pace.until_open()
+            await self._slots.acquire()
+            ended = self._put_off_while_paused(delivery) or self._expired(delivery)
+            if ended is None and self._pace.is_open:
+                return None
+            self._slots.release()
+            if ended is not None:
+                return ended
+
+    def _put_off_while_paused(self, delivery: Delivery) -> Retried | None:
         if self._pace.paused and not self._pace.is_probe(delivery):
-            # The pause began while this one waited for its turn.
             return self._put_off_by_pause()
         return None
 
@@ -294,10 +316,8 @@ class Worker:
         if not_before is None:
             return None
         remaining = not_before - time.time()
-        steps = self._settings.retry_delays
-        fitting = [step for step in steps if step <= remaining]
-        if fitting or remaining > MAX_HOLD_SECONDS:
-            delay = fitting[-1] if fitting else steps[0]
+        delay = self._policy.longest_within(remaining)
+        if delay <= remaining or remaining > MAX_HOLD_SECONDS:
             detail = "its time has not come"
             return Retried(reason="not_before", delay_seconds=delay, detail=detail)
         if remaining > 0:
@@ -378,7 +398,7 @@ class Worker:
         self._pace.reopen()
         if self._pace.paused:
             return 1 if self._pace.needs_probe else 0
-        return self._pace.most_held(self._most_held)
+        return self._pace.rates.most_held(self._most_held)
 
     def _count_most_held(self) -> int:
         if self._limit is None or self._ordering == "recipient":
@@ -454,12 +474,6 @@ class Worker:
             log.info("concurrency_changed", queue=self._queue, limit=limit)
 
 
-def _waiting(detail: str, *, retry_after_seconds: float | None = None) -> Answer:
+def _waiting(detail: str) -> Answer:
     """Make the answer of an attempt that was not made; it burns nothing."""
-    slow = retry_after_seconds is not None
-    return Answer(
-        fate=Fate.SLOW_DOWN if slow else Fate.SETUP,
-        result="rate_limited" if slow else "rejected",
-        detail=detail,
-        retry_after_seconds=retry_after_seconds,
-    )
+    return Answer(fate=Fate.SETUP, result="rejected", detail=detail)

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp.commands import Basic
 
-from bridge.envelope import Envelope, bare_envelope, copy_properties, read_envelope, read_trace
+from bridge.envelope import (
+    TURN_AT,
+    Envelope,
+    bare_envelope,
+    copy_properties,
+    read_envelope,
+    read_trace,
+    replayed_properties,
+)
 from bridge.errors import InvalidMessageError
 from bridge.properties import write_properties
 from bridge.publisher import USUAL_PROPERTIES_BYTES
@@ -578,6 +586,16 @@ def test_copy_counts() -> None:
     later = read(replaced(message(), envelope=envelope))
 
     assert (later.attempts, later.uncertain_attempts) == (3, 2)
+
+
+def test_copy_keeps_the_time_of_its_turn() -> None:
+    """The time that the limit of its sender gave it stays with a message, until it is settled."""
+    envelope = read(message())._replace(turn_at=NOW + 90)
+    waiting = replaced(message(), envelope=envelope)
+    gone = replaced(waiting, envelope=read(waiting)._replace(turn_at=None))
+
+    assert (read(waiting).turn_at, read(gone).turn_at) == (NOW + 90, None)
+    assert TURN_AT not in (replayed_properties(waiting).headers or {})
 
 
 def test_copies_are_told_apart() -> None:

@@ -1,113 +1,49 @@
-"""How fast and whether at all: limits, Retry-After, outages, pauses, probes.
+"""Whether to send at all: Retry-After, outages, pauses, probes.
 
 All run on an event loop whose time leaps to the next timer, so that nobody waits.
 """
 
-import asyncio
-import selectors
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 
 from bridge.config import RateLimitSettings
 from bridge.fates import Answer, PauseReason, judge_failure, judge_status
-from bridge.metrics import Registry, WorkerMetrics, new_registry
-from bridge.pace import MAX_HOLD_SECONDS, MAX_SENDERS, Pace, TokenBucket
-from tests.clock import Clock
+from bridge.pace import Pace
+from bridge.rates import MAX_HOLD_SECONDS
+from tests.clock import LeapingWorld
 from tests.ears import Ears
 
 OUTAGE_AFTER = 10.0
+FIRST_STEP = 5.0
 NO_LIMIT = RateLimitSettings()
 # Chance is left in: what holds, holds in each of so many runs.
 RUNS = 60
 
 
-class LeapingSelector(selectors.SelectSelector):
-    """Does not wait, but moves its clock on."""
-
-    now = 1000.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Leap over the time in which nothing would happen."""
-        ready = super().select(0)
-        if not ready and timeout is None:
-            raise AssertionError("everything waits, and nothing will ever happen")
-        if not ready and timeout:
-            self.now += timeout
-        return ready
-
-
-class LeapingLoop(asyncio.SelectorEventLoop):
-    """An event loop on a clock that leaps."""
-
-    def __init__(self) -> None:
-        self.selector = LeapingSelector()
-        super().__init__(self.selector)
-
-    def time(self) -> float:
-        """Return the time of the leaping clock."""
-        return self.selector.now
-
-
-class World:
+class World(LeapingWorld):
     """A pace, the clock that it goes by, and the metrics that it writes."""
-
-    def __init__(self) -> None:
-        self._runner = asyncio.Runner(loop_factory=LeapingLoop)
-        loop = self._runner.get_loop()
-        assert isinstance(loop, LeapingLoop)
-        self.loop = loop
-        self.registry: Registry = new_registry()
-        self.metrics = WorkerMetrics(
-            self.registry, queue="q", retry_queues=["q.retry.5s"], dead="q.dead"
-        )
 
     def pace(self, limit: RateLimitSettings = NO_LIMIT) -> Pace:
         """Make a pace on this world's clock."""
         return Pace(
             limit,
             outage_after_seconds=OUTAGE_AFTER,
+            first_step_seconds=FIRST_STEP,
             metrics=self.metrics,
             clock=self.loop.time,
         )
 
-    def passes(self, seconds: float) -> None:
-        """Let time pass."""
-        self.loop.selector.now += seconds
-
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run to the end."""
-        return self._runner.run(coroutine)
-
-    def seconds(self, coroutine: Coroutine[Any, Any, Any]) -> float:
-        """Run to the end and return how long it took by this world's clock."""
-        before = self.loop.time()
-        self.run(coroutine)
-        return self.loop.time() - before
-
     def turns(self, pace: Pace, number: int, sender: str = "A") -> list[float]:
         """Let deliveries wait for their turn together; return when each one went."""
-        started = self.loop.time()
 
-        async def one() -> float:
-            await pace.turn(sender)
-            return self.loop.time() - started
+        async def one() -> None:
+            async with pace.rates.turn(sender) as turn:
+                await pace.until_open()
+                turn.is_used = True
 
-        async def everyone() -> list[float]:
-            return sorted(await asyncio.gather(*(one() for _ in range(number))))
-
-        went: list[float] = self.run(everyone())
-        return went
-
-    def value(self, name: str, **labels: str) -> float | None:
-        """Read a metric."""
-        return self.registry.get_sample_value(f"sms_bridge_worker_{name}", labels)
-
-    def close(self) -> None:
-        """Close the loop."""
-        self._runner.close()
+        return self.moments(one() for _ in range(number))
 
 
 @pytest.fixture
@@ -143,144 +79,7 @@ def down(world: World, limit: RateLimitSettings = NO_LIMIT) -> Pace:
     return pace
 
 
-# --- The bucket ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def clock() -> Clock:
-    """Give a clock that stands still."""
-    return Clock(50.0)
-
-
-def test_bucket_lets_a_burst_through(clock: Clock) -> None:
-    """As many as the burst go at once, and the next ones at the rate."""
-    bucket = TokenBucket(2, 3, clock)
-
-    assert [bucket.take() for _ in range(6)] == [0, 0, 0, 0.5, 1.0, 1.5]
-
-
-def test_bucket_fills_at_its_rate(clock: Clock) -> None:
-    """Time gives back what was taken."""
-    bucket = TokenBucket(2, 3, clock)
-    for _ in range(3):
-        bucket.take()
-    clock.now += 1
-
-    assert [bucket.take() for _ in range(3)] == [0, 0, 0.5]
-
-
-def test_bucket_does_not_overflow(clock: Clock) -> None:
-    """However long nothing went, no more than the burst goes at once."""
-    bucket = TokenBucket(2, 3, clock)
-    clock.now += 1e9
-
-    assert [bucket.take() for _ in range(4)] == [0, 0, 0, 0.5]
-
-
-@pytest.mark.parametrize("per_second", [0.01, 0.5, 1, 7.5, 1000])
-def test_bucket_holds_its_rate(clock: Clock, per_second: float) -> None:
-    """Over a long time no more goes than the rate allows."""
-    bucket = TokenBucket(per_second, 1, clock)
-    for _ in range(1000):
-        clock.now += bucket.take()
-
-    assert clock.now - 50 == pytest.approx(999 / per_second)
-
-
-# --- Rate limits ---------------------------------------------------------------------------------
-
-
-def test_no_limit(world: World) -> None:
-    """Without a limit everything goes at once."""
-    assert world.turns(world.pace(), 500) == [0] * 500
-
-
-def test_limit_per_second(world: World) -> None:
-    """With a limit the turns are spread over time."""
-    pace = world.pace(RateLimitSettings(per_second=2, burst=1))
-
-    assert world.turns(pace, 5) == pytest.approx([0, 0.5, 1, 1.5, 2])
-
-
-def test_burst_is_a_seconds_worth(world: World) -> None:
-    """Without a word about the burst it is one second's worth."""
-    pace = world.pace(RateLimitSettings(per_second=3))
-
-    assert world.turns(pace, 4) == pytest.approx([0, 0, 0, 1 / 3])
-
-
-def test_slow_limit_lets_the_first_go(world: World) -> None:
-    """A limit below one a second lets the first go at once."""
-    pace = world.pace(RateLimitSettings(per_second=0.1))
-
-    assert world.turns(pace, 3) == pytest.approx([0, 10, 20])
-
-
-def test_limit_per_sender(world: World) -> None:
-    """A limit per sender makes one sender wait and no other."""
-    pace = world.pace(RateLimitSettings(per_sender=1))
-    world.turns(pace, 5, "A")
-
-    assert world.turns(pace, 1, "B") + world.turns(pace, 1, "A") == pytest.approx([0, 1])
-
-
-def test_both_limits(world: World) -> None:
-    """With both limits the longer wait counts."""
-    pace = world.pace(RateLimitSettings(per_second=2, burst=1, per_sender=1))
-
-    assert world.turns(pace, 3) == pytest.approx([0, 1, 2])
-
-
-def test_waits_for_the_limit_are_counted(world: World) -> None:
-    """The time that deliveries wait because of our own limit is counted as such."""
-    world.turns(world.pace(RateLimitSettings(per_second=2, burst=1)), 3)
-
-    assert world.value("throttled_seconds_total", cause="local_limit") == pytest.approx(1.5)
-
-
-@pytest.mark.parametrize(
-    ("scope", "consumers", "expected"),
-    [
-        ("cluster", 4, [0, 4, 8]),
-        ("cluster", 1, [0, 1, 2]),
-        ("cluster", 0, [0, 1, 2]),
-        ("process", 4, [0, 1, 2]),
-    ],
-)
-def test_shared_limit(world: World, scope: Any, consumers: int, expected: list[float]) -> None:
-    """A limit of the whole cluster is divided by the number of its consumers."""
-    pace = world.pace(RateLimitSettings(per_second=1, burst=1, scope=scope))
-    pace.share_with(consumers)
-
-    assert world.turns(pace, 3) == pytest.approx(expected)
-
-
-def test_shared_limit_per_sender(world: World) -> None:
-    """A limit per sender is divided too."""
-    pace = world.pace(RateLimitSettings(per_sender=1, scope="cluster"))
-    world.turns(pace, 1)
-    pace.share_with(2)
-
-    # What has been used stays used.
-    assert world.turns(pace, 3) == pytest.approx([2, 4, 6])
-
-
-def test_changing_number_of_consumers_gives_no_new_burst(world: World) -> None:
-    """However often the number of consumers changes, what has been used stays used."""
-    pace = world.pace(RateLimitSettings(per_second=1, burst=10, scope="cluster"))
-    world.turns(pace, 10)
-    for consumers in (2, 1, 3, 1):
-        pace.share_with(consumers)
-
-    assert world.turns(pace, 1) == pytest.approx([1])
-
-
-def test_burst_is_shared_too(world: World) -> None:
-    """Several workers together have one burst."""
-    pace = world.pace(RateLimitSettings(per_second=1, burst=10, scope="cluster"))
-    pace.share_with(5)
-
-    assert world.turns(pace, 3) == pytest.approx([0, 0, 5])
+# --- A limit that is shared -----------------------------------------------------------------------
 
 
 def test_paused_worker_keeps_its_share(world: World) -> None:
@@ -292,60 +91,6 @@ def test_paused_worker_keeps_its_share(world: World) -> None:
     pace.resume()
 
     assert world.turns(pace, 2)[1] >= 5 - 1
-
-
-def test_same_number_of_consumers_changes_nothing(world: World) -> None:
-    """Being told the same number again and again gives no new burst."""
-    pace = world.pace(RateLimitSettings(per_second=1, burst=1, scope="cluster"))
-    went = []
-    for _ in range(3):
-        pace.share_with(1)
-        went += world.turns(pace, 1)
-
-    assert went == pytest.approx([0, 1, 1])
-
-
-@pytest.mark.parametrize(
-    ("limit", "held"),
-    [
-        (NO_LIMIT, 50),
-        (RateLimitSettings(per_second=100), 50),
-        (RateLimitSettings(per_second=0.5), 30),
-        (RateLimitSettings(per_second=0.01), 1),
-    ],
-    ids=["none", "fast", "slow", "very slow"],
-)
-def test_most_held(world: World, limit: RateLimitSettings, held: int) -> None:
-    """No more is taken than gets its turn within the longest time that a delivery is held."""
-    assert world.pace(limit).most_held(50) == held
-
-
-def test_nobody_waits_too_long_for_a_turn(world: World) -> None:
-    """What is taken has its turn before it would be held for too long."""
-    pace = world.pace(RateLimitSettings(per_second=0.5))
-
-    assert max(world.turns(pace, pace.most_held(50))) <= MAX_HOLD_SECONDS
-
-
-def test_senders_are_bounded(world: World) -> None:
-    """However many senders there are, only so many are remembered (a look inside)."""
-    pace = world.pace(RateLimitSettings(per_sender=1))
-    for number in range(MAX_SENDERS + 50):
-        world.run(pace.turn(str(number)))
-
-    assert len(pace._by_sender) == MAX_SENDERS
-
-
-def test_forgotten_sender_is_the_one_longest_silent(world: World) -> None:
-    """The sender that is forgotten is not one that has just sent."""
-    pace = world.pace(RateLimitSettings(per_sender=0.001))
-    world.turns(pace, 1, "busy")
-    for number in range(MAX_SENDERS - 1):
-        world.run(pace.turn(str(number)))
-    world.turns(pace, 1, "busy")
-    world.run(pace.turn("one more"))
-
-    assert world.run(pace.turn("busy")) > 900
 
 
 # --- Retry-After ---------------------------------------------------------------------------------

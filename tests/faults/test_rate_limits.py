@@ -1,0 +1,54 @@
+"""Rate limits on a real queue: who exceeds one waits, and nobody else does."""
+
+import json
+import time
+from collections.abc import Sequence
+
+from tests.faults.bench import Bench, eventually, make_numbers
+
+SENDER = "Acme"
+
+
+async def publish(bench: Bench, numbers: Sequence[str], sender: str) -> None:
+    """Publish a request of a sender to each of the numbers, in their order."""
+    for number in numbers:
+        body = json.dumps({"to": number, "from": sender, "text": "Hi"}).encode()
+        await bench.amqp.publish(bench.queue, body, message_id=f"id-{number}")
+
+
+async def test_a_sender_over_its_limit_makes_no_other_wait(bench: Bench) -> None:
+    """Far more of one sender than its limit lets through hold up no other sender's message."""
+    await bench.declare_main()
+    many, (urgent,) = make_numbers(150), make_numbers(1)
+    await publish(bench, many, SENDER)
+    await publish(bench, [urgent], "Other")
+    limits = {"worker.rate_limit.per_sender": 20, "worker.rate_limit.burst": 1}
+    async with bench.worker(**limits) as live:
+        started = time.monotonic()
+        await bench.until_taken([urgent])
+        waited = time.monotonic() - started
+        await bench.until_taken(many)
+        await bench.until_settled(live)
+
+    posts = [post.received_at for post in bench.service.posts(many)]
+    assert waited < 2
+    assert bench.extra_posts([*many, urgent]) == {}
+    # Exactly at its rate: never above it, and not far below it either.
+    assert min(b - a for a, b in zip(posts, posts[20:], strict=False)) > 0.95
+    assert max(posts) - min(posts) < 1.5 * len(many) / 20
+
+
+async def test_who_waits_for_a_limit_takes_up_no_slot(bench: Bench) -> None:
+    """While more of one sender wait than there are slots, another sender's message goes at once."""
+    many, (other,) = make_numbers(40), make_numbers(1)
+    limits = {"worker.rate_limit.per_sender": 5, "worker.rate_limit.burst": 1}
+    async with bench.worker(worker__concurrency=2, worker__retry_delays=["2s"], **limits) as live:
+        await publish(bench, many, SENDER)
+        await eventually(lambda: live.logged("delivery"), what="the first one")
+        await publish(bench, [other], "Other")
+        await bench.until_taken([other], seconds=1)
+        held = live.metric("sms_bridge_worker_messages_in_progress")
+        await bench.until_taken(many)
+
+    assert held > 2
+    assert len(bench.service.posts(many)) == len(many)
