@@ -8,6 +8,7 @@ on a healthy connection (aio-pika, `RobustChannel`), a new connection cannot.
 import asyncio
 import contextlib
 import random
+import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,7 +25,7 @@ from bridge.errors import BrokerError, ConfigError, ConnectError, ConnectFault, 
 from bridge.logs import Log
 from bridge.metrics import BridgeMetrics
 from bridge.properties import tolerate_broken_properties
-from bridge.wire import Wire
+from bridge.wire import FOREIGN_BYTES, Wire
 
 log = Log(__name__)
 
@@ -38,12 +39,13 @@ RPC_TIMEOUT_SECONDS: Final = 10.0
 # A session that ends sooner was of no use: the back-off goes on growing.
 USEFUL_SECONDS: Final = 1.0
 CLOSE_TIMEOUT_SECONDS: Final = 3.0
+ASK_HTTP_SECONDS: Final = 1.0
 
 _REMEDIES: Final[Mapping[ConnectFault, str]] = {
     "auth_failed": "check rabbitmq.username, rabbitmq.password and the vhost in rabbitmq.url",
     "refused": "check that RabbitMQ runs and that rabbitmq.url names its host and port",
     "tls_failed": "check rabbitmq.tls and the broker's certificate",
-    "timeout": "check the network to the broker; it took the connection and did not answer",
+    "timeout": "check the network to the broker, and the port in rabbitmq.url: nothing answered",
 }
 
 
@@ -168,11 +170,13 @@ def _backoff(down_seconds: float, longest_seconds: float) -> float:
 
 
 async def open_connection(
-    settings: RabbitMQSettings, url: SecretStr, *, name: str
+    settings: RabbitMQSettings, url: SecretStr, *, name: str, ask_http: bool = False
 ) -> aio_pika.Connection:
     """Open one connection; user, password and certificates are read anew each time.
 
     Raises ConnectError within `connect_timeout_seconds`; its text names the fault and the remedy.
+    With `ask_http` a port that answers nothing is asked whether it speaks HTTP, for another second:
+    RabbitMQ's management page is silent to AMQP.
     """
     try:
         connection = _new_connection(settings, url, name)
@@ -186,13 +190,37 @@ async def open_connection(
         if not isinstance(error, Exception):
             raise
         # aiormq raises more than its own classes.
-        code, said = wire_of(connection).closed or (0, "")
-        fault = "auth_failed" if code in _REFUSED_LOGIN else _classify(error)
-        why = f"{fault}: {said}" if said else fault
-        raise ConnectError(
-            fault, f"no connection to {host_of(url)} ({why}); {_REMEDIES[fault]}"
-        ) from error
+        wire = wire_of(connection)
+        foreign = wire.foreign
+        if ask_http and not foreign and _classify(error) in {"refused", "timeout"}:
+            foreign = await _ask_http(settings, URL(url.get_secret_value()))
+        raise _refusal(error, host_of(url), wire.closed or (0, ""), foreign) from error
     return connection
+
+
+def _refusal(error: Exception, host: str, closed: tuple[int, str], foreign: bytes) -> ConnectError:
+    """Make the error that names the fault and the remedy of a connection that did not open."""
+    code, said = closed
+    fault = "auth_failed" if code in _REFUSED_LOGIN else _classify(error)
+    why = f"{fault}: {said}" if said else fault
+    cause, remedy = _look_closer(error, foreign) or (why, _REMEDIES[fault])
+    return ConnectError(fault, f"no connection to {host} ({cause}); {remedy}")
+
+
+async def _ask_http(settings: RabbitMQSettings, url: URL) -> bytes:
+    """Return how the answer to an HTTP request begins, or nothing."""
+    secure = url.scheme == "amqps"
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(ASK_HTTP_SECONDS):
+            reader, writer = await asyncio.open_connection(
+                url.host,
+                _port_of(url),
+                ssl=tls_context(settings) if secure else None,
+            )
+            with contextlib.closing(writer):
+                writer.write(b"GET / HTTP/1.0\r\n\r\n")
+                return await reader.read(FOREIGN_BYTES)
+    return b""
 
 
 def _new_connection(settings: RabbitMQSettings, url: SecretStr, name: str) -> aio_pika.Connection:
@@ -219,10 +247,10 @@ async def open_first_connection(settings: RabbitMQSettings, *, name: str) -> aio
     *others, last = settings.url
     for url in others:
         try:
-            return await open_connection(settings, url, name=name)
+            return await open_connection(settings, url, name=name, ask_http=True)
         except BrokerError:
             continue
-    return await open_connection(settings, last, name=name)
+    return await open_connection(settings, last, name=name, ask_http=True)
 
 
 def with_credentials(url: URL, settings: RabbitMQSettings) -> URL:
@@ -262,7 +290,11 @@ def tls_context(settings: RabbitMQSettings) -> ssl.SSLContext:
 def host_of(url: SecretStr) -> str:
     """Write the host and port of a broker's URL."""
     parsed = URL(url.get_secret_value())
-    return f"{parsed.host}:{parsed.port or (5671 if parsed.scheme == 'amqps' else 5672)}"
+    return f"{parsed.host}:{_port_of(parsed)}"
+
+
+def _port_of(url: URL) -> int:
+    return url.port or (5671 if url.scheme == "amqps" else 5672)
 
 
 _LOGIN_FAULTS = (
@@ -282,6 +314,31 @@ def _classify(error: BaseException) -> ConnectFault:
     if any(isinstance(cause, _LOGIN_FAULTS) for cause in causes):
         return "auth_failed"
     return "timeout" if any(isinstance(cause, TimeoutError) for cause in causes) else "refused"
+
+
+def _look_closer(error: BaseException, foreign: bytes) -> tuple[str, str] | None:
+    """Name the cause and the remedy where more is known than the kind of the fault.
+
+    `foreign` is the start of what answered, when that was no AMQP.
+    """
+    ports = "it is usually 5672, with TLS 5671"
+    if any(isinstance(cause, socket.gaierror) for cause in causes_of(error)):
+        return "its name is not found", "check the host in rabbitmq.url and the resolver"
+    if any(getattr(cause, "reason", "") in _NO_TLS for cause in causes_of(error)):
+        return "no TLS is spoken there", f"write amqp:// in rabbitmq.url, or its port: {ports}"
+    if foreign.startswith(b"HTTP/"):
+        return "HTTP is spoken there, not AMQP", f"correct the port in rabbitmq.url: {ports}"
+    if foreign.startswith(_TLS_ALERT):
+        return "TLS is spoken there", f"write amqps:// in rabbitmq.url, or its port: {ports}"
+    if foreign:
+        return "what answers there is no RabbitMQ", f"correct rabbitmq.url; its port: {ports}"
+    return None
+
+
+# What OpenSSL calls a first answer that is no TLS; the second with Python 3.13.
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+# The type of an alert and the major version (RFC 8446, 5.1).
+_TLS_ALERT: Final = b"\x15\x03"
 
 
 def _describe(error: BaseException) -> str:

@@ -37,6 +37,8 @@ from bridge.properties import Properties
 
 # How often aiormq is told that the broker lives while there is nothing else for it.
 SIGN_OF_LIFE_SECONDS: Final = 1.0
+# Enough to tell another protocol by.
+FOREIGN_BYTES: Final = 8
 
 
 class Wire(TransportFactory):
@@ -48,6 +50,7 @@ class Wire(TransportFactory):
         self._takers: dict[int, Feedable] = {0: self._notices}
         self._transport: asyncio.Transport | None = None
         self._unwritten: list[bytes] = []
+        self._protocol: _Protocol | None = None
 
     async def create(
         self,
@@ -69,8 +72,13 @@ class Wire(TransportFactory):
             )
         except OSError as error:
             raise AMQPConnectionError(*error.args) from error
-        self._transport = transport
+        self._transport, self._protocol = transport, protocol
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+    @property
+    def foreign(self) -> bytes:
+        """What came that is no AMQP frame, or the start of it: another program is there."""
+        return b"" if self._protocol is None else self._protocol.foreign
 
     @property
     def is_blocked(self) -> bool:
@@ -210,6 +218,7 @@ class _Protocol(asyncio.StreamReaderProtocol):
         self._held: list[bytes] = []
         self._missing_bytes = 0
         self._is_amqp = True
+        self.foreign = b""
         self._passed_on_at = self._clock()
 
     def data_received(self, data: bytes) -> None:
@@ -258,6 +267,7 @@ class _Protocol(asyncio.StreamReaderProtocol):
             return at
         # No AMQP, such as the version that another one asks for. aiormq says so.
         self._is_amqp = False
+        self.foreign = data[at : at + FOREIGN_BYTES]
         return len(data)
 
     def _sign_of_life(self, taken_bytes: int) -> bytes:

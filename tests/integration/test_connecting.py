@@ -1,0 +1,69 @@
+"""What is said when there is no connection to the broker: each cause has its own sentence."""
+
+import asyncio
+from contextlib import closing
+
+import pytest
+from pydantic import SecretStr
+from yarl import URL
+
+from bridge.broker import open_connection
+from bridge.config import RabbitMQSettings
+from bridge.errors import ConnectError
+from bridge.sandbox.broker import Broker
+
+
+async def _refusal(url: str, **settings: object) -> ConnectError:
+    """Return why no connection opens."""
+    given = RabbitMQSettings.model_validate({"url": url, "connect_timeout_seconds": 1} | settings)
+    with pytest.raises(ConnectError) as caught:
+        await open_connection(given, SecretStr(url), name="test", ask_http=True)
+    return caught.value
+
+
+async def test_a_name_that_is_not_found() -> None:
+    """A host without an address is told as that, with where to look."""
+    error = await _refusal("amqp://no-such-host.invalid/")
+
+    assert error.fault == "refused"
+    assert str(error) == (
+        "no connection to no-such-host.invalid:5672 (its name is not found); "
+        "check the host in rabbitmq.url and the resolver"
+    )
+
+
+async def test_the_port_of_the_management_page(managed_broker: Broker) -> None:
+    """RabbitMQ's own page, which is silent to AMQP, is told as HTTP, with the right ports."""
+    port = URL(managed_broker.management_url or "").port
+    error = await _refusal(f"amqp://guest:guest@127.0.0.1:{port}/")
+
+    assert str(error) == (
+        f"no connection to 127.0.0.1:{port} (HTTP is spoken there, not AMQP); "
+        "correct the port in rabbitmq.url: it is usually 5672, with TLS 5671"
+    )
+
+
+@pytest.mark.parametrize(
+    ("scheme", "answer", "said"),
+    [
+        ("amqp", b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP is spoken there, not AMQP"),
+        ("amqp", b"\x15\x03\x03\x00\x02\x02\x46", "TLS is spoken there); write amqps://"),
+        ("amqp", b"SSH-2.0-OpenSSH_9.7\r\n", "what answers there is no RabbitMQ"),
+        ("amqps", b"AMQP\x00\x00\x09\x01", "no TLS is spoken there); write amqp://"),
+    ],
+    ids=["http", "tls", "ssh", "no_tls"],
+)
+async def test_a_port_of_something_else(scheme: str, answer: bytes, said: str) -> None:
+    """A port where something else answers is told as what it is."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            await reader.read(1)
+            writer.write(answer)
+            await writer.drain()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        error = await _refusal(f"{scheme}://guest:guest@127.0.0.1:{port}/")
+
+    assert str(error).startswith(f"no connection to 127.0.0.1:{port} ({said}")
