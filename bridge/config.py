@@ -63,14 +63,26 @@ def format_duration(seconds: float) -> str:
 
 
 def _amqp_url(value: SecretStr) -> SecretStr:
-    url = _parse_url(value.get_secret_value(), "amqp://host:5672/vhost")
+    url = _url_of_login(value, ", or give them in rabbitmq.password_file", "amqp://host:5672/vhost")
     if url.scheme not in {"amqp", "amqps"} or not url.host:
         raise ValueError("must look like amqp://host:5672/vhost or amqps://...")
-    if url.raw_fragment or "@" in url.raw_path + url.raw_query_string:
-        raise ValueError("percent-encode the password, or give it in rabbitmq.password_file")
+    if url.raw_fragment:
+        raise ValueError("must not hold a #")
     if "no_verify_ssl" in url.query:
         raise ValueError("no_verify_ssl is refused; name your CA in rabbitmq.tls.ca_file")
     return value
+
+
+def _url_of_login(value: SecretStr, place: str, example: str) -> URL:
+    text = value.get_secret_value()
+    # Where user and password of a URL end, whatever stands behind it.
+    _, _, rest = re.sub("[?#]", "/", text.partition("://")[2]).partition("/")
+    if "@" in rest:
+        raise ValueError(
+            "holds a /, ? or # before an @; percent-encode the user and the password "
+            f"(/ is %2F){place}"
+        )
+    return _parse_url(text, example)
 
 
 def _parse_url(value: str, example: str) -> URL:
@@ -98,7 +110,7 @@ def _without_slash(value: str) -> str:
 
 
 def _proxy_url(value: SecretStr) -> SecretStr:
-    url = _parse_url(value.get_secret_value(), "http://proxy.example.com:3128")
+    url = _url_of_login(value, "", "http://proxy.example.com:3128")
     if url.scheme not in {"http", "https"} or not url.host:
         raise ValueError("must look like http://proxy.example.com:3128")
     return value
@@ -459,9 +471,15 @@ class Settings(BaseSettings):
 
 
 def mask_url(url: SecretStr) -> str:
-    """Write a URL without its password."""
+    """Write a URL without its user, password, query and fragment: each may be a secret."""
     parsed = URL(url.get_secret_value())
-    return str(parsed.with_password(_MASK) if parsed.password is not None else parsed)
+    shown = parsed.with_user(None)
+    if parsed.user is not None:
+        shown = shown.with_user(_MASK)
+    if parsed.password is not None:
+        shown = shown.with_password(_MASK)
+    rest = f"?{_MASK}" if parsed.raw_query_string else ""
+    return f"{shown.with_query(None).with_fragment(None)}{rest}"
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:

@@ -32,7 +32,7 @@ Faults = Callable[..., tuple[str, ...]]
 
 # Every key and its default, as the documents promise them.
 DEFAULTS: dict[str, Any] = {
-    "rabbitmq.url": ["amqp://guest:***@localhost:5672/"],
+    "rabbitmq.url": ["amqp://***:***@localhost:5672/"],
     "rabbitmq.username": None,
     "rabbitmq.username_file": None,
     "rabbitmq.password": None,
@@ -855,26 +855,43 @@ def test_secret_is_masked(load: Load, secret: str, view: str) -> None:
     assert CANARY not in shown
 
 
+@pytest.mark.parametrize("key", ["rabbitmq.url", "sms_api.proxy"])
+@pytest.mark.parametrize("end", "#?/")
+def test_url_with_a_raw_character_in_its_password(load: Load, key: str, end: str) -> None:
+    """A password that ends the URL too early is refused with the remedy, and not shown."""
+    scheme = "amqp" if key == "rabbitmq.url" else "http"
+    faults = []
+    for start in ("12", "pa"):
+        with pytest.raises(ConfigError) as caught:
+            load(nested(key, f"{scheme}://guest:{start}{end}34{CANARY}@h/"))
+        faults.append(str(caught.value))
+
+    assert all("percent-encode the user and the password (/ is %2F)" in text for text in faults)
+    assert ("or give them in rabbitmq.password_file" in faults[0]) == (key == "rabbitmq.url")
+    assert CANARY not in "".join(faults)
+
+
 @pytest.mark.parametrize(
-    "url",
-    [f"amqp://guest:12#34{CANARY}@h/", f"amqp://guest:12?{CANARY}@h/", f"amqp://g:1/{CANARY}@h/"],
-    ids=["#", "?", "/"],
+    ("key", "url", "shown"),
+    [
+        (
+            "rabbitmq.url",
+            f"amqps://{CANARY}:{CANARY}@rabbit.example.com:5671/v%2Fh?heartbeat={CANARY}",
+            ["amqps://***:***@rabbit.example.com:5671/v%2Fh?***"],
+        ),
+        ("rabbitmq.url", f"amqp://{CANARY}@h", ["amqp://***@h"]),
+        ("rabbitmq.url", f"amqp://h:5673/v?{CANARY}", ["amqp://h:5673/v?***"]),
+        ("rabbitmq.url", "amqp://h/", ["amqp://h/"]),
+        (
+            "sms_api.proxy",
+            f"http://{CANARY}:{CANARY}@proxy.example.com:3128/?{CANARY}=1#{CANARY}",
+            "http://***:***@proxy.example.com:3128/?***",
+        ),
+    ],
 )
-def test_url_with_a_raw_character_in_its_password(load: Load, url: str) -> None:
-    """A password that ends the URL too early is refused, or at least not shown."""
-    try:
-        shown = str(load({"rabbitmq": {"url": url}}).masked())
-    except ConfigError as error:
-        shown = str(error)
-
-    assert CANARY not in shown
-
-
-def test_masked_url_says_all_but_the_password(load: Load) -> None:
-    """What is printed tells user, host and vhost, which an operator needs."""
-    loaded = load("rabbitmq: {url: 'amqps://u:pw@rabbit.example.com:5671/v%2Fh'}")
-
-    assert loaded.masked()["rabbitmq"]["url"] == ["amqps://u:***@rabbit.example.com:5671/v%2Fh"]
+def test_masked_url_says_where_alone(load: Load, key: str, url: str, shown: object) -> None:
+    """What is printed tells host, port and vhost: user, password and query may be secrets."""
+    assert value_at(load(nested(key, url)).masked(), key) == shown
 
 
 REFUSED: dict[str, str | dict[str, Any]] = {
