@@ -237,7 +237,8 @@ def addresses(stage: Stage) -> Iterator[str]:
         yield f"{role + ' metrics':<16}  {url}/metrics"
     yield f"send a message    {bridge} send --to +4917139200000 --from Demo --text Hello --wait"
     yield f"inbound events    {bridge} listen"
-    yield f"reply to it       curl -d '{order}' {stage.sandbox_url}/sandbox/replies"
+    kind = "-H 'Content-Type: application/json'"
+    yield f"reply to it       curl {kind} -d '{order}' {stage.sandbox_url}/sandbox/replies"
     # The ladder of a minute is not the default's, so its queues are found by its delays only.
     ladder = shlex.quote(f"{ENV_PREFIX}WORKER__RETRY_DELAYS={delays}")
     yield f"check its queues  env {ladder} {bridge} topology verify"

@@ -13,7 +13,7 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -32,15 +32,18 @@ from pydantic import (
     ValidationError,
 )
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bridge.errors import ConfigError
 from bridge.listener import bind
+from bridge.sandbox.visitors import find_refusal
 
 # Makes the headers of a correctly signed webhook out of its body.
 Sign = Callable[[bytes], Sequence[tuple[str, str]]]
@@ -412,15 +415,35 @@ async def _let_go(_request: Request, _error: Exception) -> Response:
     return _NoAnswer()
 
 
+class _Visitors:
+    """ASGI middleware: refuses what a page of another site has a browser send."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app: ASGIApp = self._app
+        if scope["type"] == "http":
+            has_body = scope["method"] in {"POST", "PUT"}
+            refusal = find_refusal(Headers(scope=scope), hosts=self._hosts, has_body=has_body)
+            if refusal is not None:
+                status, text = refusal
+                app = JSONResponse({"error": text}, status)
+        await app(scope, receive, send)
+
+
 def create_app(
     *,
     sign: Sign | None,
     webhook_url: str | None,
     key: str | None = None,
     max_messages: int = 100_000,
+    hosts: Collection[str] = (),
 ) -> Starlette:
     """Make the sandbox; start it with `serve`, which lends it the means to cut connections.
 
+    `hosts` are names by which it is asked for, besides addresses and names without a dot.
     Raises ConfigError when the webhook URL is none.
     """
     _check_url(webhook_url)
@@ -440,6 +463,7 @@ def create_app(
             Route("/sandbox/events", sandbox.send_event, methods=["POST"]),
         ],
         exception_handlers={HTTPException: _refuse, ClientDisconnect: _let_go},
+        middleware=[Middleware(_Visitors, hosts=frozenset(hosts))],
         lifespan=sandbox.lifespan,
         max_body_size=MAX_BODY_BYTES,
     )

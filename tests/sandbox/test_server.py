@@ -517,6 +517,63 @@ async def test_index_names_the_endpoints(sandbox: httpx.AsyncClient) -> None:
     assert "/sandbox/faults" in answer.text
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 204),
+        ({"Host": "localhost:8025"}, 204),
+        ({"Host": "[::1]:8025"}, 204),
+        ({"Host": "192.0.2.7"}, 204),
+        ({"Host": "sandbox:8025"}, 204),
+        ({"Host": "Sandbox.Example.com:8025"}, 204),
+        ({"Host": "evil.example:8025"}, 403),
+        ({"Host": "evil.example."}, 403),
+        ({"Host": "127.0.0.1.evil.example"}, 403),
+        ({"Host": "localhost:8025", "Origin": "http://localhost:8025"}, 204),
+        ({"Host": "localhost:8025", "Origin": "http://localhost:9000"}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+async def test_pages_of_other_sites_are_refused(headers: dict[str, str], status: int) -> None:
+    """A foreign Origin may order nothing, and a foreign Host (DNS rebinding) see nothing."""
+    app = create_app(sign=None, webhook_url=None, hosts=["sandbox.example.com"])
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        ordered = await client.delete("/sandbox/faults", headers=headers)
+        seen = await client.get("/sandbox/messages", headers=headers)
+
+    assert ordered.status_code == status
+    assert seen.status_code == (200 if status == 204 else status)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/messages", "/sandbox/replies", "/sandbox/events", "/sandbox/faults"]
+)
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+)
+async def test_what_a_form_can_send_is_refused(
+    sandbox: httpx.AsyncClient, path: str, kind: str
+) -> None:
+    """A body of a type that any page may send without asking first is refused with 415."""
+    method = "PUT" if path == "/sandbox/faults" else "POST"
+    answer = await sandbox.request(
+        method, path, content=b"[]", headers={"Content-Type": kind, "Origin": str(sandbox.base_url)}
+    )
+
+    assert answer.status_code == 415
+    assert answer.json() == {"error": "Content-Type: must be application/json"}
+
+
+async def test_json_with_a_charset_is_taken(sandbox: httpx.AsyncClient) -> None:
+    """The type may have parameters."""
+    kind = {"Content-Type": "Application/JSON; charset=utf-8"}
+    answer = await sandbox.put("/sandbox/faults", content=b"[]", headers=kind)
+
+    assert answer.status_code == 200
+
+
 STANDALONE = """
 import asyncio, uvloop
 from bridge.sandbox.server import create_app, serve

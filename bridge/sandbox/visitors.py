@@ -1,0 +1,47 @@
+"""Who may ask the sandbox: programs, and its own page; not a page of another site.
+
+A browser lets any page send requests to this computer (CSRF), and one whose name is pointed here
+after it was loaded read the answers too (DNS rebinding). Such requests name themselves.
+"""
+
+import ipaddress
+from collections.abc import Collection, Mapping
+
+JSON = "application/json"
+
+
+def find_refusal(
+    headers: Mapping[str, str], *, hosts: Collection[str], has_body: bool
+) -> tuple[int, str] | None:
+    """Return the status and the text with which to refuse a request, or None when it may ask.
+
+    `hosts` are names by which the sandbox is known, besides addresses, `localhost` and names
+    without a dot, which nobody can own.
+    """
+    host = headers.get("host", "")
+    if host and not _is_ours(host, hosts):
+        return 403, f"Host: is not a name of the sandbox; start it with --allow-host {_name(host)}"
+    origin = headers.get("origin")
+    if origin is not None and origin not in {f"http://{host}", f"https://{host}"}:
+        return 403, "Origin: a page of another site may not ask the sandbox"
+    kind = headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    if has_body and kind != JSON:
+        return 415, f"Content-Type: must be {JSON}"
+    return None
+
+
+def _is_ours(host: str, hosts: Collection[str]) -> bool:
+    name = _name(host)
+    if "." not in name or name in hosts or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _name(host: str) -> str:
+    """Take the port and the brackets off a Host."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
+    return name.lower().removesuffix(".")
