@@ -9,18 +9,21 @@ import logging
 import signal
 import sys
 import time
+from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 import typer.core
+from typer._completion_classes import completion_init
 
 from bridge.commands import check, dead_letters, schema, topology
 from bridge.commands.options import EXIT_FAILED, EXIT_USAGE, ConfigFile, examples, read_settings
 from bridge.errors import BridgeError, ConfigError, InvalidMessageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from bridge.config import Settings
 
@@ -28,14 +31,35 @@ if TYPE_CHECKING:
 GARBAGE_OBJECTS: Final = 10_000
 
 
+class Shell(StrEnum):
+    """The shells for which there is a completion."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+    POWERSHELL = "powershell"
+    PWSH = "pwsh"
+
+
+@contextmanager
+def _plain_faults() -> "Iterator[None]":
+    try:
+        yield
+    except typer.BadParameter as error:
+        # How the library that typer checks choices with begins its own text.
+        error.message = error.message.removeprefix("Value error, ")
+        raise
+
+
 class _Commands(typer.core.TyperGroup):
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  typer's Context is its own copy of click's
-        try:
+    # Typer's Context is its own copy of click's.
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+        with _plain_faults():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
+        with _plain_faults():
             return super().invoke(ctx)
-        except typer.BadParameter as error:
-            # How the library that typer checks choices with begins its own text.
-            error.message = error.message.removeprefix("Value error, ")
-            raise
 
 
 app = typer.Typer(
@@ -43,6 +67,8 @@ app = typer.Typer(
     cls=_Commands,
     help="The bridge between RabbitMQ and an SMS service.",
     no_args_is_help=True,
+    # Typer's own options guess the shell, and ignore the one that is named.
+    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -57,6 +83,8 @@ def main() -> None:
     """Run a command; a fault of ours is one line on standard error, never a traceback."""
     # Without a handler Python prints what libraries warn of, with its arguments.
     logging.getLogger().addHandler(logging.NullHandler())
+    # Typer does so only with its own options for it.
+    completion_init()
     try:
         app()
     except (ConfigError, InvalidMessageError) as error:
@@ -79,6 +107,18 @@ def _print_version(wanted: bool) -> None:  # noqa: FBT001  typer calls it so
         raise typer.Exit
 
 
+def _install_completion(context: typer.Context, parameter: Any, shell: str | None) -> None:  # noqa: ANN401
+    from typer.completion import install_callback
+
+    install_callback(context, parameter, shell)
+
+
+def _show_completion(context: typer.Context, parameter: Any, shell: str | None) -> None:  # noqa: ANN401
+    from typer.completion import show_callback
+
+    show_callback(context, parameter, shell)
+
+
 @app.callback()
 def _options(
     context: typer.Context,
@@ -88,6 +128,24 @@ def _options(
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
+    _install: Annotated[
+        Shell | None,
+        typer.Option(
+            "--install-completion",
+            callback=_install_completion,
+            is_eager=True,
+            help="Complete the commands in this shell from its next start on.",
+        ),
+    ] = None,
+    _show: Annotated[
+        Shell | None,
+        typer.Option(
+            "--show-completion",
+            callback=_show_completion,
+            is_eager=True,
+            help="Print what --install-completion would install.",
+        ),
+    ] = None,
 ) -> None:
     context.obj = config
 
@@ -140,34 +198,45 @@ def send(
 ) -> None:
     """Publish one send request and print its message id.
 
-    With --wait also its outcome: exit 0 when it was sent, 1 when it is dead or none came.
+    With --wait also its outcome: exit 0 when it was sent, 1 when it is dead or none came. While
+    none comes it says, as far as it can be known, why: whether the worker on this computer is
+    paused, for what, and whether any worker takes from the queue.
     """
     import asyncio
 
     from bridge import client
 
-    request = {"to": to, "from": sender, "text": text}
-    wait_seconds = timeout if wait else None
     settings = read_settings(context, config)
-    message_id, outcome = asyncio.run(client.send(settings, request, wait_seconds=wait_seconds))
-    typer.echo(message_id)
-    if not wait:
-        return
-    if outcome is None:
-        raise BridgeError(f"no outcome within {timeout:g} s; the request stays queued")
-    typer.echo(json.dumps(outcome))
-    sys.exit(0 if outcome.get("outcome") == "sent" else EXIT_FAILED)
+    outcome = asyncio.run(
+        client.send(
+            settings,
+            {"to": to, "from": sender, "text": text},
+            wait_seconds=timeout if wait else None,
+            published=typer.echo,
+            waiting=lambda why: typer.echo(f"sms-bridge: still waiting: {why}", err=True),
+        )
+    )
+    if outcome is not None:
+        typer.echo(json.dumps(outcome))
+        sys.exit(0 if outcome.get("outcome") == "sent" else EXIT_FAILED)
 
 
 @app.command(epilog=examples("sms-bridge listen", "sms-bridge listen | jq -r .body.data.text"))
 def listen(context: typer.Context, config: ConfigFile = None) -> None:
-    """Print inbound events as they come, a line of JSON each, until Ctrl-C."""
+    """Print inbound events as they come, a line of JSON each, until Ctrl-C.
+
+    It says on standard error when it is ready: what comes from then on is printed. It creates
+    nothing that stays, and ends with 1 when there is no such exchange.
+    """
     import asyncio
 
     from bridge import client
 
+    def listening(exchange: str) -> None:
+        typer.echo(f"listening on the exchange {exchange}", err=True)
+
     async def show() -> None:
-        async for event in client.listen(settings):
+        async for event in client.listen(settings, listening=listening):
             typer.echo(json.dumps(event))
 
     settings = read_settings(context, config)
@@ -224,11 +293,34 @@ def _sign(settings: "Settings", body: bytes) -> "tuple[Sequence[tuple[str, str]]
     return signed.headers, signed.query
 
 
+_SANDBOX_HELP: Final = """\
+Run a stand-in for the SMS service, with faults to order.
+
+It takes POST /v1/messages, keeps what it is sent, and sends signed webhooks on order; GET / lists
+all that it does. Pages of other sites are refused.
+
+\b
+PUT /sandbox/faults takes a list; of those that fit a message the first is done to it:
+  to               the number; null or left out: every number
+  count            how often; null or left out: until DELETE /sandbox/faults
+  mode             answer           with status and headers (the default)
+                   hang             take the request and never answer
+                   cut              close the connection unanswered
+                   accept_then_cut  send the message, then close unanswered
+  status           200 to 599, 202 when left out; the message is sent below 300
+  headers          of the answer, such as {"Retry-After": "2"}
+  latency_seconds  how long to wait first, 0 to 600
+"""
+
+
 @app.command(
+    help=_SANDBOX_HELP,
     epilog=examples(
         "sms-bridge sandbox",
         "sms-bridge sandbox --webhook-url http://localhost:8080/webhooks --webhook-secret S",
-    )
+        "curl -X PUT localhost:8025/sandbox/faults -H 'Content-Type: application/json' \\",
+        """     -d '[{"count": 10, "status": 503, "headers": {"Retry-After": "2"}}]'""",
+    ),
 )
 def sandbox(
     *,
@@ -241,8 +333,15 @@ def sandbox(
         str | None, typer.Option(metavar="S", help="The secret that signs them.")
     ] = None,
     key: Annotated[str | None, typer.Option(help="The only API key that is accepted.")] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name with dots by which it is asked for; may be repeated.",
+        ),
+    ] = None,
 ) -> None:
-    """Run a stand-in for the SMS service, with faults to order."""
+    """Run a stand-in for the SMS service; _SANDBOX_HELP says the rest."""
     import asyncio
 
     import uvloop
@@ -250,7 +349,8 @@ def sandbox(
     from bridge.sandbox.server import create_app, serve
 
     signing = None if webhook_secret is None else _plain_signer(webhook_secret)
-    service = create_app(sign=signing, webhook_url=webhook_url, key=key)
+    hosts = (host, *(name.lower() for name in allow_host or ()))
+    service = create_app(sign=signing, webhook_url=webhook_url, key=key, hosts=hosts)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(service, host=host, port=port))
 

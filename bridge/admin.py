@@ -32,13 +32,17 @@ BEAT_SECONDS: Final = 0.5
 
 
 class Health:
-    """What the probes ask; `ready` and `live` map the name of a check to its function."""
+    """What the probes ask; `ready` and `live` map the name of a check to its function.
+
+    `facts` is what /readyz says besides, which makes nothing ready or not.
+    """
 
     def __init__(self, metrics: BridgeMetrics) -> None:
         self._metrics = metrics
         self._last_beat = time.monotonic()
         self.is_draining = False
         self.ready: dict[str, Check] = {"not_draining": lambda: not self.is_draining}
+        self.facts: dict[str, Callable[[], object]] = {}
         self.live: dict[str, Check] = {"event_loop": self._is_beating}
         metrics.ready.set_function(lambda: all(check() for check in self.ready.values()))
 
@@ -57,9 +61,9 @@ class Health:
 def admin_handler(health: Health, registry: Registry) -> Handler:
     """Make what answers on the admin port."""
     pages: dict[str, Callable[[Request], Answer]] = {
-        "/livez": lambda _: _probe(health.live),
-        "/readyz": lambda _: _probe(health.ready),
-        "/startupz": lambda _: _probe({}),
+        "/livez": lambda _: _probe(health.live, {}),
+        "/readyz": lambda _: _probe(health.ready, health.facts),
+        "/startupz": lambda _: _probe({}, {}),
         "/metrics": lambda request: _expose(request, registry),
     }
 
@@ -74,12 +78,13 @@ def admin_handler(health: Health, registry: Registry) -> Handler:
     return answer
 
 
-def _probe(checks: Mapping[str, Check]) -> Answer:
+def _probe(checks: Mapping[str, Check], facts: Mapping[str, Callable[[], object]]) -> Answer:
     results = {name: check() for name, check in checks.items()}
     healthy = all(results.values())
     body = {
         "status": "ok" if healthy else "failing",
         "checks": {name: "ok" if good else "failing" for name, good in results.items()},
+        **{name: fact() for name, fact in facts.items()},
     }
     return Answer(
         200 if healthy else 503, dump_json(body).encode(), {"content-type": "application/json"}

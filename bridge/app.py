@@ -227,6 +227,10 @@ class Bridge:
         self._link("worker publish", publisher.serve)
         self._link("worker consume", worker.serve)
         self._health.ready["consumer"] = lambda: worker.consumer.is_registered or pace.is_holding
+        self._health.facts["worker"] = lambda: {
+            "queue": settings.worker.queue,
+            "paused": pace.paused or ("broker_blocked" if pace.broker_blocked else None),
+        }
         return worker
 
     def _make_webhook(self) -> Listener:

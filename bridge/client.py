@@ -1,38 +1,51 @@
 """The two ends of the bridge as a team would use them: publish a send request, hear events."""
 
 import asyncio
+import contextlib
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import aiormq
-from aio_pika import DeliveryMode, ExchangeType, Message
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from aio_pika import Connection, DeliveryMode, Message
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 
 from bridge.broker import close_quietly, open_first_connection
 from bridge.config import Settings
 from bridge.errors import BridgeError, BrokerError
 from bridge.models import parse_request
+from bridge.readiness import explain, read_pause
+from bridge.topology import read_queue
 
 PUBLISH_SECONDS = 10.0
+POLL_SECONDS = 0.1
+# Without an outcome for so long, look why.
+LOOK_SECONDS = 2.0
 
 
 async def send(
-    settings: Settings, request: dict[str, str | None], *, wait_seconds: float | None
-) -> tuple[str, dict[str, Any] | None]:
-    """Publish one request; return its message id and, when waited for, its outcome event.
+    settings: Settings,
+    request: dict[str, str | None],
+    *,
+    wait_seconds: float | None,
+    published: Callable[[str], object],
+    waiting: Callable[[str], object] = lambda _why: None,
+) -> dict[str, Any] | None:
+    """Publish one request and, when it is waited for, return its outcome event.
 
-    Raises InvalidMessageError for what the worker would refuse, BrokerError when the broker does
-    not take it. The outcome is None when there was none within `wait_seconds`.
+    `published` is called with the message id once the broker has the request; `waiting`, when it
+    is known why nothing is sent, with that. Raises InvalidMessageError for what the worker would
+    refuse, BrokerError when the broker does not take it, and BridgeError when there was no outcome
+    within `wait_seconds`.
     """
     body = json.dumps({name: value for name, value in request.items() if value is not None})
     parse_request(body.encode(), settings.worker)
     message_id = str(uuid.uuid4())
-    async with _channel(settings) as channel:
+    async with _connection(settings) as (connection, channel):
         replies = None if wait_seconds is None else await channel.declare_queue(exclusive=True)
         message = Message(
             body.encode(),
@@ -44,15 +57,59 @@ async def send(
             correlation_id=message_id,
         )
         await _publish(channel, message, settings.worker.queue)
+        published(message_id)
         if replies is None or wait_seconds is None:
-            return message_id, None
-        deadline = time.monotonic() + wait_seconds
-        while time.monotonic() < deadline:
-            reply = await replies.get(fail=False, no_ack=True)
-            if reply is not None:
-                return message_id, json.loads(reply.body)
-            await asyncio.sleep(0.1)
-    return message_id, None
+            return None
+        silence = _Silence(settings, connection)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_seconds):
+                return await _outcome(replies, silence, waiting)
+        await silence.look()
+    why = f" ({silence.why})" if silence.why else ""
+    raise BridgeError(f"no outcome within {wait_seconds:g} s{why}; the request stays queued")
+
+
+async def _outcome(
+    replies: AbstractQueue, silence: "_Silence", waiting: Callable[[str], object]
+) -> dict[str, Any]:
+    look_at = time.monotonic() + LOOK_SECONDS
+    while True:
+        reply = await replies.get(fail=False, no_ack=True)
+        if reply is not None:
+            outcome: dict[str, Any] = json.loads(reply.body)
+            return outcome
+        if time.monotonic() > look_at:
+            if (news := await silence.look()) is not None:
+                waiting(news)
+            look_at = time.monotonic() + LOOK_SECONDS
+        await asyncio.sleep(POLL_SECONDS)
+
+
+class _Silence:
+    """Why there is no outcome, as far as that can be known from here."""
+
+    def __init__(self, settings: Settings, connection: Connection) -> None:
+        self._settings = settings
+        self._connection = connection
+        self.why: str | None = None
+
+    async def look(self) -> str | None:
+        """Find out why, and return that when it is news."""
+        before = self.why
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                self.why = await self._find_out()
+        return self.why if self.why != before else None
+
+    async def _find_out(self) -> str | None:
+        reason = await read_pause(self._settings)
+        if reason is not None:
+            return "; ".join(explain(reason))
+        queue = self._settings.worker.queue
+        sizes = await read_queue(self._connection, queue)
+        if sizes is None or sizes.consumers:
+            return None
+        return f"no worker takes from {queue}; start one, or ask one that runs: /readyz says why"
 
 
 async def _publish(channel: AbstractChannel, message: Message, queue: str) -> None:
@@ -79,17 +136,36 @@ async def _publish(channel: AbstractChannel, message: Message, queue: str) -> No
         ) from None
 
 
-async def listen(settings: Settings) -> AsyncIterator[dict[str, Any]]:
-    """Yield the events of the inbound exchange from now on, as plain data."""
-    async with _channel(settings) as channel:
-        exchange = await channel.declare_exchange(
-            settings.webhook.exchange, ExchangeType.TOPIC, durable=True
-        )
-        queue = await channel.declare_queue(exclusive=True)
-        await queue.bind(exchange, "#")
+async def listen(
+    settings: Settings, *, listening: Callable[[str], object]
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the events of the inbound exchange from now on, as plain data.
+
+    `listening` is called with the exchange's name once none is missed. Nothing is made but a queue
+    that ends with the connection. Raises BrokerError when there is no such exchange, when the user
+    may not do this, and when the connection ends.
+    """
+    name = settings.webhook.exchange
+    async with _connection(settings) as (_, channel):
+        try:
+            await channel.declare_exchange(name, passive=True)
+            queue = await channel.declare_queue(exclusive=True)
+            await queue.bind(name, "#")
+        except aiormq.exceptions.ChannelNotFoundEntity:
+            raise BrokerError(
+                f"exchange {name}: there is none; start the webhook receiver once, or run "
+                "`sms-bridge topology declare`; is webhook.exchange right?"
+            ) from None
+        except aiormq.exceptions.ChannelAccessRefused:
+            raise BrokerError(
+                f"exchange {name}: no permission to listen; the user needs to read it, and to "
+                "configure, write and read queues amq.gen-*"
+            ) from None
         async with queue.iterator(no_ack=True) as messages:
+            listening(name)
             async for message in messages:
                 yield _event(message)
+    raise BrokerError("the broker ended the connection; run it again")
 
 
 def _event(message: AbstractIncomingMessage) -> dict[str, Any]:
@@ -108,11 +184,11 @@ def _event(message: AbstractIncomingMessage) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _channel(settings: Settings) -> AsyncIterator[AbstractChannel]:
+async def _connection(settings: Settings) -> AsyncIterator[tuple[Connection, AbstractChannel]]:
     connection = await open_first_connection(settings.rabbitmq, name="cli")
     try:
-        yield await connection.channel(on_return_raises=True)
+        yield connection, await connection.channel(on_return_raises=True)
     except aiormq.exceptions.AMQPError as error:
-        raise BridgeError(f"the broker ended the conversation: {type(error).__name__}") from None
+        raise BrokerError(f"the broker ended the conversation: {type(error).__name__}") from None
     finally:
         await close_quietly(connection)

@@ -208,7 +208,8 @@ class DeadLetterQueue:
                 await self._channel.basic_consume(self.name, self._on_delivery)
         except aiormq.exceptions.ChannelAccessRefused:
             raise BrokerError(
-                f"queue {self.name}: no permission to read; use a user that may"
+                f"queue {self.name}: no permission to read; grant it with rabbitmqctl "
+                "set_permissions, or name a user that may in rabbitmq.username"
             ) from None
         self._credit += places
 
@@ -323,9 +324,12 @@ async def open_dead_letters(settings: Settings) -> AsyncIterator[DeadLetterQueue
     async with contextlib.AsyncExitStack() as stack:
         consuming = await _open_connection(settings, "dead letters", stack)
         sizes = await read_queue(consuming, name)
-        if sizes is None or not sizes.exists:
+        if sizes is None:
+            raise BrokerError(f"queue {name}: it answers nothing; look at its leader and its nodes")
+        if not sizes.exists:
             raise BrokerError(
-                f"queue {name}: there is none, or it answers nothing; is worker.queue right?"
+                f"queue {name}: there is none; is worker.queue right? A worker makes it when it "
+                "starts, or `sms-bridge topology declare` does"
             )
         publisher = Publisher(_metrics(settings), timeout_seconds=PUBLISH_SECONDS)
         # An alarm blocks the connection that publishes, and must not block acks.

@@ -53,6 +53,7 @@ from bridge.queue_rules import (
     judge_queue,
     judge_retry_queue,
 )
+from bridge.readiness import explain, read_pause
 from bridge.topology import (
     Binding,
     Difference,
@@ -167,7 +168,7 @@ class _Visit:
 async def _visit(settings: Settings, url: SecretStr, stack: contextlib.AsyncExitStack) -> _Visit:
     started = time.monotonic()
     try:
-        connection = await open_connection(settings.rabbitmq, url, name="check")
+        connection = await open_connection(settings.rabbitmq, url, name="check", ask_http=True)
     except BrokerError as error:
         return _Visit(url=url, error=str(error))
     stack.push_async_callback(close_quietly, connection)
@@ -402,8 +403,9 @@ async def _examine_consumers(
     findings = []
     if "worker" in roles:
         name = settings.worker.queue
-        fix = "start a worker"
-        findings += await _judge_consumers(connection, name, "nothing is sent", fix)
+        fix = "start a worker; where one runs, its /readyz says why it takes nothing"
+        pause = await _examine_pause(settings)
+        findings += pause or await _judge_consumers(connection, name, "nothing is sent", fix)
         dead = await read_queue(connection, dead_queue(name))
         if dead is not None and dead.ready:
             text = f"{dead.ready} dead letters wait"
@@ -414,6 +416,14 @@ async def _examine_consumers(
         name = settings.webhook.queue
         findings += await _judge_consumers(connection, name, "events pile up", fix)
     return findings
+
+
+async def _examine_pause(settings: Settings) -> list[Finding]:
+    reason = await read_pause(settings)
+    if reason is None:
+        return []
+    text, fix = explain(reason)
+    return [Finding("worker", "fail", text, fix)]
 
 
 async def _judge_consumers(

@@ -54,8 +54,13 @@ class Tally:
 
     @property
     def total(self) -> int:
-        """How many letters were meant."""
+        """How many letters are taken."""
         return self.taken.total()
+
+    @property
+    def met(self) -> int:
+        """How many letters were meant, those that were left out too."""
+        return self.total + self.maybe_sent.total() + self.expired + self.repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,6 +111,21 @@ async def test_failing_check_is_named(admin: Admin) -> None:
     )
 
 
+async def test_readiness_tells_facts(admin: Admin) -> None:
+    """What /readyz tells besides its checks makes nothing failing, and is told nowhere else."""
+    admin.health.facts["worker"] = lambda: {"queue": "q", "paused": "outage"}
+
+    assert await admin.probe("/readyz") == (
+        200,
+        {
+            "status": "ok",
+            "checks": {"not_draining": "ok"},
+            "worker": {"queue": "q", "paused": "outage"},
+        },
+    )
+    assert "worker" not in (await admin.probe("/livez"))[1]
+
+
 async def test_readiness_comes_back(admin: Admin) -> None:
     """/readyz is asked anew each time."""
     states = iter([False, True])

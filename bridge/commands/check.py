@@ -1,7 +1,7 @@
 """`sms-bridge check`: the configuration, and with --online the world that it names."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 CHECK_EXAMPLES = examples(
     "sms-bridge check --config config.yaml",
     "sms-bridge check --role worker --online",
+    "sms-bridge check --online --quiet",
     "sms-bridge check --online --json | jq '.findings[] | select(.result != \"ok\")'",
 )
 
@@ -42,6 +43,9 @@ def check(
             help="The broker's management API; its host and port 15672 (15671 with TLS) without.",
         ),
     ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print only what is wrong: nothing when all is well.")
+    ] = False,
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
@@ -52,14 +56,18 @@ def check(
 
     With --online, a line for each thing tried: ok, warn or fail, and what to do. Nothing is sent,
     published, taken or created. Exit 1 when a role could not work or messages would be lost.
+    Whether a worker is paused is asked of the one on this computer; RabbitMQ knows only whether
+    anybody takes from the queue.
     """
     settings = read_settings(context, config)
     missing = _missing(settings, role)
     findings = _examine(settings, missing, management_url, online=online)
+    shown = [finding for finding in findings if not quiet or finding.result != "ok"]
+    configuration = None if quiet else settings.masked()
     if as_json:
-        _print_json(settings, missing, findings)
+        _print_json(configuration, missing, shown)
     else:
-        _print_text(settings, missing, findings)
+        _print_text(configuration, missing, shown)
     if any(finding.result == "fail" for finding in findings):
         raise typer.Exit(EXIT_FAILED)
 
@@ -94,12 +102,14 @@ def _examine(
 
 
 def _print_json(
-    settings: "Settings", missing: "dict[Role, str | None]", findings: "list[Finding]"
+    configuration: dict[str, Any] | None,
+    missing: "dict[Role, str | None]",
+    findings: "list[Finding]",
 ) -> None:
     from dataclasses import asdict
 
     document = {
-        "configuration": settings.masked(),
+        "configuration": configuration,
         "roles": {role: "ready" if why is None else why for role, why in missing.items()},
         "findings": [asdict(finding) for finding in findings],
     }
@@ -107,14 +117,18 @@ def _print_json(
 
 
 def _print_text(
-    settings: "Settings", missing: "dict[Role, str | None]", findings: "list[Finding]"
+    configuration: dict[str, Any] | None,
+    missing: "dict[Role, str | None]",
+    findings: "list[Finding]",
 ) -> None:
-    import yaml
+    # Behind the configuration comments, so that all of the output is YAML.
+    mark = "" if configuration is None else "# "
+    if configuration is not None:
+        import yaml
 
-    typer.echo(yaml.safe_dump(settings.masked(), sort_keys=False, allow_unicode=True), nl=False)
-    for name, why in missing.items():
-        typer.echo(f"# {name}: {'not configured, ' + why if why else 'ready to start'}")
-    # Comments, so that all of the output is YAML.
+        typer.echo(yaml.safe_dump(configuration, sort_keys=False, allow_unicode=True), nl=False)
+        for name, why in missing.items():
+            typer.echo(f"# {name}: {'not configured, ' + why if why else 'ready to start'}")
     for finding in findings:
         fix = f"; {finding.fix}" if finding.fix and finding.result != "ok" else ""
-        typer.echo(f"# {finding.result:<4}  {finding.subject}: {finding.text}{fix}")
+        typer.echo(f"{mark}{finding.result:<4}  {finding.subject}: {finding.text}{fix}")

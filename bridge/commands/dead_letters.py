@@ -10,7 +10,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from bridge.replay import Tally
 
 T = TypeVar("T")
+
+HEAD: Final = ("AGE", "REASON", "TRIES", "STATUS", "TO", "MESSAGE ID", "DETAIL")
 
 app = typer.Typer(
     help="Look at dead letters, send them again, take them away.",
@@ -108,14 +110,14 @@ def list_letters(  # noqa: PLR0913  an option each
     wanted, seen = _filter(reason, ids, older_than, newer_than), RememberedIds()
 
     async def show(queue: "DeadLetterQueue") -> None:
-        if not as_json:
-            typer.echo(_row("AGE", "REASON", "TRIES", "STATUS", "TO", "MESSAGE ID", "DETAIL"))
         shown = repeats = 0
         # Whatever is delivered counts as looked at, so ask for no more than is shown.
         at_most = limit if wanted.takes_all else None
         async with aclosing(queue.letters(at_most)) as letters:
             async for letter in letters:
                 if wanted.takes(letter, now=time.time()):
+                    if not (shown or as_json):
+                        typer.echo(_row(*HEAD))
                     typer.echo(_as_line(letter, as_json=as_json, reveal=reveal))
                     shown += 1
                     repeats += seen.knows(letter)
@@ -131,6 +133,8 @@ def list_letters(  # noqa: PLR0913  an option each
             typer.echo(f"{shown} shown of {queue.total}; --limit shows more", err=True)
         elif not queue.total:
             typer.echo("no dead letters", err=True)
+        elif not shown:
+            typer.echo(f"none of {queue.total} dead letters is meant", err=True)
 
     _with_queue(read_settings(context, config), show)
 
@@ -167,9 +171,7 @@ def show(
 
     letter = _with_queue(read_settings(context, config), find)
     if letter is None:
-        raise BridgeError(
-            f"no dead letter has the id {printable(message_id)}; `sms-bridge dlq list` shows them"
-        )
+        raise _unknown_id(message_id)
     record = as_record(letter)
     typer.echo(json.dumps(record if reveal else mask_record(record), indent=2))
 
@@ -251,7 +253,7 @@ def replay(  # noqa: PLR0913  an option each
     tally, done, is_stopped = _with_queue(settings, act)
     if not as_json:
         _report(tally, verb="replay", applied=yes, is_stopped=is_stopped)
-    _end(done, is_stopped=is_stopped)
+    _end(tally, done, is_stopped=is_stopped, ids=ids)
 
 
 @app.command(
@@ -307,7 +309,7 @@ def discard(  # noqa: PLR0913  an option each
     tally, done, is_stopped = _with_queue(settings, act)
     if not as_json:
         _report(tally, verb="discard", applied=yes, is_stopped=is_stopped)
-    _end(done, is_stopped=is_stopped)
+    _end(tally, done, is_stopped=is_stopped, ids=ids)
 
 
 def _filter(
@@ -396,9 +398,16 @@ def _report(tally: "Tally", *, verb: str, applied: bool, is_stopped: bool) -> No
         typer.echo("nothing was changed; --yes does it")
 
 
-def _end(done: int, *, is_stopped: bool) -> None:
+def _end(tally: "Tally", done: int, *, is_stopped: bool, ids: list[str] | None) -> None:
     if is_stopped:
         raise BridgeError(f"stopped after {done}; nothing is lost, run it again for the rest")
+    if ids and not tally.met:
+        raise _unknown_id(*ids)
+
+
+def _unknown_id(*ids: str) -> BridgeError:
+    names = ", ".join(map(printable, ids))
+    return BridgeError(f"no dead letter has the id {names}; `sms-bridge dlq list` shows them")
 
 
 def _print_json(

@@ -24,7 +24,7 @@ from bridge.sandbox.broker import Broker
 from bridge.topology import bridge_topology, ensure
 from tests.alarms import memory_alarm
 from tests.certificates import make_certificate
-from tests.integration.conftest import Canaries, Service, run_program, unique
+from tests.integration.conftest import Canaries, Service, run_program, run_programs, unique
 
 BOTH: tuple[Role, ...] = ("worker", "webhook")
 
@@ -364,6 +364,36 @@ async def test_it_is_shown_a_line_each(site: Site, canaries: Canaries) -> None:
     assert (result.returncode, result.stderr) == (0, b"")
     assert any(line.startswith("# ok    broker ") for line in lines)
     assert any(line.startswith(f"# warn  queue {site.name}: nobody") for line in lines)
+
+
+async def test_quiet_prints_only_what_is_wrong(site: Site, canaries: Canaries) -> None:
+    """`check --quiet` leaves out the configuration and what is right: nothing where all is."""
+    settings = {
+        "rabbitmq.url": site.broker.url,
+        "worker.queue": site.name,
+        "worker.retry_delays": ["5s"],
+        "sms_api.base_url": site.values["sms_api"]["base_url"],
+        "sms_api.key": canaries.key,
+    }
+    online = ("--online", "--management-url", str(site.broker.management_url))
+    results = await run_programs(
+        {
+            "offline": (("check", "--quiet"), settings),
+            "online": (("check", "--quiet", *online), settings),
+            "json": (("check", "--quiet", "--json", *online), settings),
+        }
+    )
+    document = json.loads(results["json"].stdout)
+    warning = (
+        f"warn  queue {site.name}: nobody consumes it, so nothing is sent; 0 messages wait; "
+        "start a worker; where one runs, its /readyz says why it takes nothing"
+    )
+
+    assert {result.returncode for result in results.values()} == {0}
+    assert results["offline"].stdout == b""
+    assert results["online"].stdout.decode().splitlines() == [warning]
+    assert [finding["result"] for finding in document["findings"]] == ["warn"]
+    assert document["configuration"] is None
 
 
 async def test_a_wrong_configuration_is_told_first() -> None:

@@ -21,11 +21,13 @@ import pytest
 import typer.main
 import yaml
 from pamqp.commands import Basic
+from yarl import URL
 
 from bridge import client
 from bridge.__main__ import app
-from bridge.config import Settings
+from bridge.config import Settings, load_settings
 from bridge.errors import BrokerError
+from bridge.readiness import read_pause
 from bridge.sandbox.broker import Broker
 from tests.alarms import memory_alarm
 from tests.integration.conftest import (
@@ -38,6 +40,7 @@ from tests.integration.conftest import (
     Service,
     eventually,
     make_environ,
+    open_amqp,
     run_program,
     run_programs,
     unique,
@@ -153,6 +156,44 @@ async def test_commands_are_completed(shell: str) -> None:
 
     assert b"replay" in result.stdout
     assert b"discard" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("shell", "file"),
+    [
+        ("bash", ".bash_completions/sms-bridge.sh"),
+        ("zsh", ".zfunc/_sms-bridge"),
+        ("fish", ".config/fish/completions/sms-bridge.fish"),
+    ],
+)
+async def test_completion_is_installed_for_the_shell_that_is_named(
+    tmp_path: Path, shell: str, file: str
+) -> None:
+    """`--install-completion SHELL` installs for that shell, whichever this one is."""
+    home = {"HOME": str(tmp_path)}
+    result = await anyio.run_process(
+        [str(SCRIPT), "--install-completion", shell], check=False, env=make_environ({}) | home
+    )
+    shown = await anyio.run_process([str(SCRIPT), "--show-completion", shell], env=make_environ({}))
+
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / file).read_text(encoding="utf-8").strip() == shown.stdout.decode().strip()
+    assert "_SMS_BRIDGE_COMPLETE" in shown.stdout.decode()
+
+
+@pytest.mark.parametrize("args", [(), ("ksh",)], ids=["none", "unknown"])
+async def test_completion_needs_a_shell_that_is_known(
+    tmp_path: Path, args: tuple[str, ...]
+) -> None:
+    """Without a shell that is known, `--install-completion` ends with 2 and installs nothing."""
+    home = {"HOME": str(tmp_path)}
+    result = await anyio.run_process(
+        [str(SCRIPT), "--install-completion", *args], check=False, env=make_environ({}) | home
+    )
+
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert b"--install-completion" in result.stderr
+    assert [path async for path in anyio.Path(tmp_path).iterdir()] == []
 
 
 @pytest.mark.parametrize(
@@ -377,7 +418,7 @@ async def test_send_during_an_alarm_tells_what_to_do(
 ) -> None:
     """A request that the broker does not confirm is told with its id, the cause and the remedy."""
     monkeypatch.setattr(client, "PUBLISH_SECONDS", 0.5)
-    queue = unique("alarm")
+    queue, ids = unique("alarm"), list[str]()
     settings = Settings.model_validate(
         {"rabbitmq": {"url": managed_broker.url}, "worker": {"queue": queue}}
     )
@@ -386,7 +427,9 @@ async def test_send_during_an_alarm_tells_what_to_do(
         await (await connection.channel()).declare_queue(queue, durable=True)
         async with memory_alarm(managed_broker):
             with pytest.raises(BrokerError) as caught:
-                await client.send(settings, dict(canaries.request()), wait_seconds=None)
+                await client.send(
+                    settings, dict(canaries.request()), wait_seconds=None, published=ids.append
+                )
         await (await connection.channel()).queue_delete(queue)
 
     text = str(caught.value)
@@ -422,6 +465,63 @@ async def test_send_that_is_not_confirmed_tells_what_to_do(error: Exception, tol
     assert told in str(caught.value)
 
 
+async def test_send_says_that_the_worker_is_paused(
+    launcher: Launcher, amqp_url: str, canaries: Canaries, service: Service
+) -> None:
+    """While it waits, and at the end, `send --wait` says that the worker is paused, and why."""
+    queue = unique("paused")
+    settings: dict[str, object] = {
+        "rabbitmq.url": amqp_url,
+        "worker.queue": queue,
+        "sms_api.base_url": service.url,
+        "sms_api.key": "not-the-key",
+    }
+    role = await launcher.role("worker", settings=settings)
+    port = role.logged("started")[0]["admin_port"]
+    command = _send(canaries.request(), "--wait", "--timeout", "6")
+    result = await run_program(*command, settings={**settings, "admin.port": port})
+    other = {**settings, "admin.port": port, "worker.queue": unique("other")}
+    checked = await run_program(
+        "check",
+        "--role",
+        "worker",
+        "--online",
+        "--quiet",
+        settings={**settings, "admin.port": port},
+    )
+    lines = result.stderr.decode().splitlines()
+    why = (
+        "the worker on this computer is paused (credentials_rejected): the SMS API or a proxy "
+        "refuses the key; replace what sms_api.key_file or sms_api.key holds"
+    )
+
+    assert result.returncode == 1
+    assert lines == [
+        f"sms-bridge: still waiting: {why}",
+        f"sms-bridge: no outcome within 6 s ({why}); the request stays queued",
+    ]
+    # The id is there even for who gives up early.
+    assert re.fullmatch(r"[0-9a-f-]{36}\n", result.stdout.decode())
+    assert checked.returncode == 1
+    assert f"fail  worker: {why}" in checked.stdout.decode().splitlines()
+    assert await read_pause(load_settings(None, make_environ(other))) is None
+
+
+async def test_send_says_that_nobody_takes(amqp: Amqp, amqp_url: str, canaries: Canaries) -> None:
+    """Where the reason cannot be known, `send --wait` says what RabbitMQ knows, and who knows."""
+    queue = unique("nobody")
+    await amqp.channel.declare_queue(queue, durable=True)
+    settings = {"rabbitmq.url": amqp_url, "worker.queue": queue, "admin.port": 9}
+    command = _send(canaries.request(), "--wait", "--timeout", "1")
+    result = await run_program(*command, settings=settings)
+    await amqp.delete([queue])
+
+    assert result.stderr.decode() == (
+        f"sms-bridge: no outcome within 1 s (no worker takes from {queue}; start one, or ask one "
+        "that runs: /readyz says why); the request stays queued\n"
+    )
+
+
 # listen
 
 
@@ -437,15 +537,80 @@ async def _listen(launcher: Launcher, line: Line, http: httpx.AsyncClient) -> Ru
     launcher.started.remove(listener)
     canaries = launcher.canaries
 
+    async def is_listening() -> bool:
+        return f"listening on the exchange {line.queue}.events\n" in listener.output
+
+    await eventually(is_listening, what="it listens")
+    # What comes once it says so is heard, the very first one too.
+    body = json.dumps({"type": "message.received", "id": uuid.uuid4().hex}).encode()
+    headers = {SIGNATURE: canaries.sign(body)}
+    await http.post(line.role.webhook_url, content=body, headers=headers)
+
     async def has_heard() -> bool:
-        # What comes before it listens is not for it, so it is told until it has heard.
-        body = json.dumps({"type": "message.received", "id": uuid.uuid4().hex}).encode()
-        headers = {SIGNATURE: canaries.sign(body)}
-        await http.post(line.role.webhook_url, content=body, headers=headers)
         return bool(await _hears(listener))
 
     await eventually(has_heard, what="an event printed")
     return listener
+
+
+async def test_listen_creates_nothing(amqp_url: str) -> None:
+    """`listen` to an exchange that is not there ends with 1, says so, and does not make it."""
+    exchange = unique("events")
+    settings = {"rabbitmq.url": amqp_url, "webhook.exchange": exchange}
+    result = await run_program("listen", settings=settings)
+    with pytest.raises(aiormq.exceptions.ChannelNotFoundEntity):
+        async with open_amqp(amqp_url) as other:
+            await other.channel.declare_exchange(exchange, passive=True)
+
+    assert (result.returncode, result.stdout) == (1, b"")
+    assert result.stderr.decode() == (
+        f"sms-bridge: exchange {exchange}: there is none; start the webhook receiver once, or run "
+        "`sms-bridge topology declare`; is webhook.exchange right?\n"
+    )
+
+
+async def test_listen_needs_permission(managed_broker: Broker) -> None:
+    """`listen` as a user that may not says what the user lacks, and ends with 1."""
+    user, exchange = uuid.uuid4().hex, unique("events")
+    managed_broker.ctl("add_user", user, "secret")
+    managed_broker.ctl("set_permissions", user, "^$", "^$", "^$")
+    url = str(URL(managed_broker.url).with_user(user).with_password("secret"))
+    async with open_amqp(managed_broker.url) as admin:
+        await admin.channel.declare_exchange(exchange, "topic", durable=True)
+        settings = {"rabbitmq.url": url, "webhook.exchange": exchange}
+        result = await run_program("listen", settings=settings)
+        await admin.delete([exchange])
+    managed_broker.ctl("delete_user", user)
+
+    assert result.returncode == 1
+    assert result.stderr.decode() == (
+        f"sms-bridge: exchange {exchange}: no permission to listen; the user needs to read it, "
+        "and to configure, write and read queues amq.gen-*\n"
+    )
+
+
+async def test_listen_tells_the_end_of_its_connection(
+    launcher: Launcher, managed_broker: Broker
+) -> None:
+    """A `listen` whose connection the broker ends says so and ends with 1."""
+    exchange = unique("events")
+    async with open_amqp(managed_broker.url) as admin:
+        await admin.channel.declare_exchange(exchange, "topic", durable=True)
+        settings = {"rabbitmq.url": managed_broker.url, "webhook.exchange": exchange}
+        listener = launcher.start("listen", settings=settings)
+
+        async def is_listening() -> bool:
+            return "listening on" in listener.output
+
+        await eventually(is_listening, what="it listens")
+        managed_broker.ctl("close_all_connections", "a test")
+        code = await listener.ended()
+    async with open_amqp(managed_broker.url) as admin:
+        await admin.delete([exchange])
+
+    assert code == 1
+    assert "sms-bridge: the broker ended the con" in listener.output
+    assert "Traceback" not in listener.output
 
 
 async def test_listen_prints_events(

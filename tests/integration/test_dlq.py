@@ -20,6 +20,7 @@ from typing import Any
 import aio_pika
 import anyio
 import pytest
+from yarl import URL
 
 from bridge import dead_letters, replay
 from bridge.config import Settings
@@ -28,6 +29,7 @@ from bridge.dead_letters import Filter, open_dead_letters
 from bridge.errors import BridgeError
 from bridge.properties import Properties, tolerate_broken_properties
 from bridge.replay import Order
+from bridge.sandbox.broker import Broker
 from tests.integration.conftest import (
     PROGRAM,
     Amqp,
@@ -36,6 +38,7 @@ from tests.integration.conftest import (
     Service,
     eventually,
     make_environ,
+    open_amqp,
     run_program,
     unique,
 )
@@ -318,14 +321,79 @@ def _letter(message_id: str, reason: str, *, dead_at: float | None) -> dead_lett
     )
 
 
-async def test_a_queue_that_is_not_there_is_named(amqp_url: str) -> None:
-    """Without a dead-letter queue a command ends with 1 and one line that names it."""
+@pytest.mark.parametrize("command", [("list",), ("list", "--json"), ("show", "x"), ("replay",)])
+async def test_a_queue_that_is_not_there_is_named(amqp_url: str, command: tuple[str, ...]) -> None:
+    """Without a dead-letter queue a command ends with 1, and one line with what to do, no other."""
     settings = {"rabbitmq.url": amqp_url, "worker.queue": unique("missing")}
-    result = await run_program("dlq", "list", settings=settings)
-    lines = result.stderr.decode().splitlines()
+    result = await run_program("dlq", *command, settings=settings)
 
-    assert (result.returncode, len(lines)) == (1, 1)
-    assert f"{settings['worker.queue']}.dead" in lines[0]
+    assert (result.returncode, result.stdout) == (1, b"")
+    assert result.stderr.decode() == (
+        f"sms-bridge: queue {settings['worker.queue']}.dead: there is none; is worker.queue right? "
+        "A worker makes it when it starts, or `sms-bridge topology declare` does\n"
+    )
+
+
+@pytest.mark.parametrize("permissions", [("^$", ".*", "^$"), ("^$", "^$", "^$")])
+async def test_a_missing_permission_is_told_before_anything(
+    managed_broker: Broker, permissions: tuple[str, ...]
+) -> None:
+    """Without permission to read a command ends with 1, and one line with what to do, no other."""
+    queue, user = unique("forbidden"), uuid.uuid4().hex
+    managed_broker.ctl("add_user", user, "secret")
+    managed_broker.ctl("set_permissions", user, *permissions)
+    url = str(URL(managed_broker.url).with_user(user).with_password("secret"))
+    async with open_amqp(managed_broker.url) as admin:
+        await admin.channel.declare_queue(f"{queue}.dead", durable=True)
+        await admin.publish(f"{queue}.dead", BODY)
+        settings = {"rabbitmq.url": url, "worker.queue": queue}
+        result = await run_program("dlq", "list", settings=settings)
+        await admin.delete([f"{queue}.dead"])
+    managed_broker.ctl("delete_user", user)
+
+    assert (result.returncode, result.stdout) == (1, b"")
+    assert result.stderr.decode() == (
+        f"sms-bridge: queue {queue}.dead: no permission to read; grant it with rabbitmqctl "
+        "set_permissions, or name a user that may in rabbitmq.username\n"
+    )
+
+
+async def test_a_list_of_nothing_says_so(graveyard: Graveyard) -> None:
+    """`dlq list` says when there is no dead letter, and when none is meant by the filters."""
+    empty = await run_program("dlq", "list", settings=graveyard.values)
+    await graveyard.bury("refused")
+    other = await run_program("dlq", "list", "--reason", "expired", settings=graveyard.values)
+
+    assert (empty.stdout, empty.stderr) == (b"", b"no dead letters\n")
+    assert (other.stdout, other.stderr) == (b"", b"none of 1 dead letters is meant\n")
+
+
+@pytest.mark.parametrize("command", ["replay", "discard"])
+@pytest.mark.parametrize("options", [(), ("--yes",), ("--json",)])
+async def test_an_id_that_is_not_there_is_told(
+    graveyard: Graveyard, tmp_path: Path, command: str, options: tuple[str, ...]
+) -> None:
+    """`dlq replay --id` and `discard --id` of nothing end with 1 and say which id it is."""
+    await graveyard.bury("refused")
+    where = ("--to", str(tmp_path / "x")) if command == "discard" else ()
+    args = ("dlq", command, "--id", "nobody", *options, *where)
+    result = await run_program(*args, settings=graveyard.values)
+
+    assert result.returncode == 1
+    assert result.stderr.decode() == (
+        "sms-bridge: no dead letter has the id nobody; `sms-bridge dlq list` shows them\n"
+    )
+    assert await graveyard.amqp.count(graveyard.dead) == 1
+
+
+async def test_an_id_that_is_left_out_is_there(graveyard: Graveyard) -> None:
+    """A letter that a replay leaves out for a reason is not one that is missing."""
+    message_id = await graveyard.bury("uncertain")
+    args = ("dlq", "replay", "--id", message_id, "--yes")
+    result = await run_program(*args, settings=graveyard.values)
+
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert b"may have been sent already: 1" in result.stdout
 
 
 # replay

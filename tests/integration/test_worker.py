@@ -240,10 +240,16 @@ async def test_a_rejected_key_pauses_the_worker(locked: Locked) -> None:
 
 
 async def test_a_paused_worker_stays_ready(locked: Locked) -> None:
-    """A pause is no reason to take the worker out of service."""
+    """A pause is no reason to take the worker out of service; /readyz says that, and why."""
     await locked.service.until_requested(locked.to, 2)
+    answer = await locked.line.worker.ask("/readyz")
 
-    assert (await locked.line.worker.ask("/readyz")).status_code == 200
+    assert answer.status_code == 200
+    assert answer.json()["status"] == "ok"
+    assert answer.json()["worker"] == {
+        "queue": locked.line.worker.entities[0],
+        "paused": "credentials_rejected",
+    }
 
 
 # What is posted

@@ -1,0 +1,57 @@
+"""What the worker on this computer says of itself, for the commands that wait for one."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+import httpx
+
+from bridge.config import Settings
+
+ANSWER_SECONDS: Final = 2.0
+# Where a role listens everywhere, it is asked here.
+_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104
+_MEANINGS: Final[Mapping[str, str]] = {
+    "credentials_rejected": "the SMS API or a proxy refuses the key; replace what sms_api.key_file "
+    "or sms_api.key holds",
+    "insufficient_funds": "the SMS API wants money; top the account up",
+    "misconfigured": "what answers at sms_api.base_url is not the SMS API; correct it",
+    "tls_failed": "no trusted connection to the SMS API; check sms_api.ca_file and its certificate",
+    "outage": "the SMS API fails for everything; the worker goes on by itself once it does not",
+    "rate_limited": "the SMS API asked for a long wait; the worker goes on by itself after it",
+    "broker_blocked": "RabbitMQ stores nothing; look at rabbitmq-diagnostics check_local_alarms",
+    "operator": "somebody paused it; ask who runs it",
+}
+
+
+async def read_pause(settings: Settings) -> str | None:
+    """Ask the worker on `admin.port` of this computer why it is paused: the reason.
+
+    None when it is not, and when that cannot be known: no worker of `worker.queue` answers there
+    within `ANSWER_SECONDS`. RabbitMQ does not know; a paused worker is only no consumer there.
+    """
+    admin = settings.admin
+    address = f"http://{_LOOPBACK.get(admin.host, admin.host)}:{admin.port}/readyz"
+    try:
+        async with (
+            asyncio.timeout(ANSWER_SECONDS),
+            httpx.AsyncClient(trust_env=False, timeout=ANSWER_SECONDS) as client,
+        ):
+            answer = (await client.get(address)).json()
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError):
+        return None
+    return _read(answer, settings.worker.queue)
+
+
+def _read(answer: Any, queue: str) -> str | None:  # noqa: ANN401  JSON of whoever listens there
+    worker = answer.get("worker") if isinstance(answer, dict) else None
+    if not isinstance(worker, dict) or worker.get("queue") != queue:
+        return None
+    reason = worker.get("paused")
+    return reason if reason in _MEANINGS else None
+
+
+def explain(reason: str) -> tuple[str, str]:
+    """Say what a pause is for, and what to do."""
+    cause, _, remedy = _MEANINGS[reason].partition("; ")
+    return f"the worker on this computer is paused ({reason}): {cause}", remedy
