@@ -58,6 +58,7 @@ class Consumer:
         self._consuming_with = 0
         self._empty_sessions = 0
         self._stopped = False
+        self._is_to_renew = False
         self._session: Session | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -76,6 +77,11 @@ class Consumer:
     def resume(self) -> None:
         """Take deliveries again after `stop`."""
         self._stopped = False
+        self._changed.set()
+
+    def renew(self) -> None:
+        """Consume anew: what is held and stays unacked is no part of the new prefetch."""
+        self._is_to_renew = True
         self._changed.set()
 
     async def flush(self) -> None:
@@ -128,8 +134,9 @@ class Consumer:
     async def _follow(self, session: Session, tag: str | None) -> str | None:
         """Start, stop or restart consuming so that it is as it should be."""
         wanted = 0 if self._stopped else self._prefetch()
-        if wanted == self._consuming_with:
+        if wanted == self._consuming_with and not self._is_to_renew:
             return tag
+        self._is_to_renew = False
         channel = session.channel
         async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
             if tag is not None:

@@ -22,7 +22,7 @@ MAX_ENTRIES: Final = 100_000
 SENT_SECONDS: Final = 900.0
 DOUBT_SECONDS: Final = 300.0
 # A broker that is there delivers again as soon as a connection is lost.
-COMES_AGAIN_SECONDS: Final = 3.0
+COMES_AGAIN_SECONDS: Final = 2.0
 _DIGEST_BYTES: Final = 16
 
 

@@ -20,7 +20,7 @@ from bridge.envelope import Envelope, read_envelope
 from bridge.errors import BrokerError, InvalidMessageError
 from bridge.fates import Answer, Dead, Fate, Outcome, Policy, Retried, Sent, decide, put_off
 from bridge.lanes import Lanes
-from bridge.ledger import Entry, Kept, Ledger, entry_of
+from bridge.ledger import COMES_AGAIN_SECONDS, Entry, Kept, Ledger, entry_of
 from bridge.logs import Log
 from bridge.metrics import WorkerMetrics
 from bridge.models import SendRequest, count_segments, parse_request
@@ -35,6 +35,7 @@ from bridge.upkeep import Upkeep
 log = Log(__name__)
 
 OWED_POLL_SECONDS: Final = 0.1
+MAX_OWED_SECONDS: Final = 5.0
 # A limit that follows the API is logged when it is higher or lower by so much.
 TOLD_FACTOR: Final = 2
 
@@ -84,6 +85,7 @@ class Worker:
         }
         self._tasks: dict[asyncio.Task[None], Delivery] = {}
         self._stopping = False
+        self._redeliveries = 0
         self._last_delivery_at = self._last_sent_at = 0.0
         self.consumer = Consumer(
             settings.queue,
@@ -357,33 +359,58 @@ class Worker:
         for task, delivery in list(self._tasks.items()):
             if delivery.is_waiting:
                 task.cancel()
+        is_finished = False
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self._finish()
+                is_finished = await self._finish()
         except TimeoutError:
             log.warning("drain_timed_out")
         cut_off = list(self._tasks)
         for task in cut_off:
             task.cancel()
         await asyncio.gather(*cut_off, return_exceptions=True)
-        if self._ledger.expects_redeliveries:
+        if not is_finished and self._ledger.expects_redeliveries:
             log.warning("acks_in_doubt")
-        return not cut_off and not self._ledger.expects_redeliveries
+        return is_finished
 
-    async def _finish(self) -> None:
+    async def _finish(self) -> bool:
         """Take nothing more and settle what is held; then see that the broker has read the acks.
 
         What is done but not acked comes again, and only this process knows it: it is taken once
         more. Everything else that is delivered then is left to the next worker.
         """
+        await self._settle_what_is_held()
+        has_come = await self._take_what_comes_again()
+        await self._settle_what_is_held()
+        return has_come
+
+    async def _settle_what_is_held(self) -> None:
         await self.consumer.stop()
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self.consumer.flush()
+
+    async def _take_what_comes_again(self) -> bool:
+        """Return True when that is acked, or none of it comes; False when it still does at the end.
+
+        What another worker has taken never comes here, so that silence of a broker that is there
+        ends the wait. A broker that is away is waited for.
+        """
+        quiet = consuming = 0.0
         while self._ledger.expects_redeliveries:
+            if quiet >= COMES_AGAIN_SECONDS:
+                log.info("not_redelivered")
+                return True
+            if consuming >= MAX_OWED_SECONDS:
+                return False
             self.consumer.resume()
+            began, taken = time.monotonic(), self._redeliveries
             await asyncio.sleep(OWED_POLL_SECONDS)
-        await self.consumer.flush()
+            if self.consumer.is_registered:
+                seconds = time.monotonic() - began
+                consuming += seconds
+                quiet = quiet + seconds if self._redeliveries == taken else 0.0
+        return True
 
     async def aclose(self) -> None:
         """Close the connections to the API."""
@@ -392,7 +419,7 @@ class Worker:
     def _prefetch(self) -> int:
         if self._stopping:
             # What comes now is acked when it is a repeat, and left to the next worker otherwise.
-            return self._most_held
+            return 1
         if self._pace.broker_blocked:
             return 0
         self._pace.reopen()
@@ -433,6 +460,9 @@ class Worker:
         except (BrokerError, asyncio.CancelledError):
             # Unacked: the broker delivers it again, at the latest when the channel closes.
             self._settler.release(delivery)
+            if self._stopping and delivery.redelivered:
+                # Something that is to be acked may come behind it. Behind a new one nothing does.
+                self.consumer.renew()
         except Exception:
             log.exception("internal_error", message_id=delivery.envelope.key)
             self._settler.release(delivery)
@@ -443,6 +473,7 @@ class Worker:
             self._queue, "true" if delivery.redelivered else "false"
         ).inc()
         self._last_delivery_at = now
+        self._redeliveries += delivery.redelivered
         if delivery.redelivered or delivery.envelope.copies:
             return
         if delivery.envelope.published_at is None:

@@ -10,6 +10,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -860,6 +861,10 @@ class Scenario:
         assert self.child.exit_code is None, self.child.tail()
         return f'"event":"{event}"' in self.child.log.read_text()
 
+    def count_logged(self, words: str) -> int:
+        """Count how often the process has logged these words."""
+        return self.child.log.read_text().count(words)
+
     async def until_logged(self, event: str) -> None:
         """Return when the process has logged an event."""
         await eventually(lambda: self.has_logged(event), what=f"{event}\n{self.child.tail()}")
@@ -1097,6 +1102,85 @@ async def test_drain_without_a_connection_waits_for_what_comes_again(
 
     assert (ending.code, ending.left) == (0, set()), ending.log
     assert set(ending.posts.values()) == {1}
+
+
+@asynccontextmanager
+async def owing_worker(
+    bench: Bench, folder: Path, numbers: list[str], *, others: bool
+) -> AsyncIterator[Scenario]:
+    """Run a worker process that has sent these and cannot ack them: its connection was cut.
+
+    With `others`, another worker has taken what came again. Without, that is still in the queue
+    with whatever comes later, because the process cannot connect until `bench.proxy.accept`.
+    """
+    await bench.declare_main()
+    faults = [Fault(to=number, latency_seconds=1.5, count=1) for number in numbers]
+    bench.service.faults.extend(faults)
+    elsewhere = bench.values(rabbitmq__url=[bench.broker.url])
+    with guarded() as guard:
+        environ = make_environ(bench.values(worker__retry_delays=["1m", "2m"]))
+        child = Child([*PROGRAM, "worker"], guard=guard, log=folder / "a.log", environ=environ)
+        try:
+            scenario = Scenario(bench, child)
+            await scenario.until_logged("consuming")
+            await bench.publish(numbers)
+            await eventually(lambda: len(bench.service.posts(numbers)) >= 5, what="POSTs")
+            bench.proxy.refuse()
+            if others:
+                async with running(make_settings(elsewhere), "worker"):
+                    await bench.until_taken(numbers)
+                    await eventually(lambda: len(bench.service.taken(numbers)) == 10, what="all")
+            await eventually(lambda: scenario.count_logged('"sent"') >= 5, what="5 sent")
+            yield scenario
+        finally:
+            child.kill()
+
+
+async def test_drain_does_not_wait_for_what_others_have_taken(bench: Bench, tmp_path: Path) -> None:
+    """SIGTERM long after a cut ends the worker when nothing comes again for two seconds."""
+    numbers = make_numbers(5)
+    async with owing_worker(bench, tmp_path, numbers, others=True) as scenario:
+        await bench.proxy.accept()
+        await eventually(lambda: scenario.count_logged('"consuming"') >= 2, what="a new consumer")
+        ending = await scenario.end(numbers)
+
+    assert ending.code == 0, ending.log
+    assert ending.seconds < COMES_AGAIN_SECONDS + 2
+    assert '"event":"not_redelivered"' in ending.log
+
+
+async def test_drain_holds_one_message_of_others(bench: Bench, tmp_path: Path) -> None:
+    """A worker that waits for what comes again keeps one new message from others, no more."""
+    numbers, fresh = make_numbers(5), make_numbers(20)
+    async with owing_worker(bench, tmp_path, numbers, others=True) as scenario:
+        await bench.publish(fresh)
+        scenario.child.ask_to_end()
+        await scenario.until_logged("signal")
+        await bench.proxy.accept()
+        least = len(fresh)
+        while scenario.child.exit_code is None:
+            least = min(least, await bench.amqp.count(bench.queue))
+        ending = await scenario.end(fresh)
+
+    assert least == len(fresh) - 1
+    assert (ending.code, ending.posts, ending.left) == (0, {}, {*fresh}), ending.log
+
+
+async def test_drain_acks_what_comes_again_behind_others(bench: Bench, tmp_path: Path) -> None:
+    """What is done is acked even when messages that are not done come again before it."""
+    numbers, waiting = make_numbers(5), make_numbers(3)
+    await bench.declare_main()
+    # Not so far that they would wait on the ladder.
+    await bench.publish(waiting, headers={"sms-bridge-not-before": int(time.time()) + 45})
+    async with owing_worker(bench, tmp_path, numbers, others=False) as scenario:
+        scenario.child.ask_to_end()
+        await scenario.until_logged("signal")
+        await bench.proxy.accept()
+        ending = await scenario.end([*numbers, *waiting])
+
+    assert ending.code == 0, ending.log
+    assert ending.left == {*waiting}
+    assert all(ending.posts[number] == 1 for number in numbers)
 
 
 async def test_retries_are_spread(bench: Bench) -> None:
