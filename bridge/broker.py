@@ -12,6 +12,7 @@ import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from importlib.metadata import version
 from typing import Final, NoReturn, cast
 
 import aio_pika
@@ -46,14 +47,16 @@ _REMEDIES: Final[Mapping[ConnectFault, str]] = {
     "refused": "check that RabbitMQ runs and that rabbitmq.url names its host and port",
     "tls_failed": "check rabbitmq.tls and the broker's certificate",
     "timeout": "check the network to the broker, and the port in rabbitmq.url: nothing answered",
+    "client_unsupported": "nothing would be delivered: install the versions that uv.lock names, or "
+    "use the released image",
 }
+_CLIENT: Final = ("aio-pika", "aiormq", "pamqp")
 
 
 class Link:
     """One named connection, made again for as long as the process runs."""
 
     def __init__(self, name: str, settings: RabbitMQSettings, metrics: BridgeMetrics) -> None:
-        tolerate_broken_properties()
         self.name = name
         self._settings = settings
         self._metrics = metrics
@@ -179,9 +182,12 @@ async def open_connection(
     RabbitMQ's management page is silent to AMQP.
     """
     try:
+        tolerate_broken_properties()
         connection = _new_connection(settings, url, name)
     except ConfigError as error:  # a file of the login
         raise ConnectError("auth_failed", str(error)) from error
+    except _OTHER_INTERFACE as error:
+        raise _unsupported(host_of(url)) from error
     try:
         async with asyncio.timeout(settings.connect_timeout_seconds):
             await connection.connect()
@@ -195,16 +201,33 @@ async def open_connection(
         if ask_http and not foreign and _classify(error) in {"refused", "timeout"}:
             foreign = await _ask_http(settings, URL(url.get_secret_value()))
         raise _refusal(error, host_of(url), wire.closed or (0, ""), foreign) from error
+    if not wire_of(connection).is_open:
+        # It would live, and hear nothing of what is delivered and confirmed.
+        await close_quietly(connection)
+        raise _unsupported(host_of(url))
     return connection
 
 
 def _refusal(error: Exception, host: str, closed: tuple[int, str], foreign: bytes) -> ConnectError:
     """Make the error that names the fault and the remedy of a connection that did not open."""
+    if isinstance(error, _OTHER_INTERFACE):
+        return _unsupported(host)
     code, said = closed
     fault = "auth_failed" if code in _REFUSED_LOGIN else _classify(error)
     why = f"{fault}: {said}" if said else fault
     cause, remedy = _look_closer(error, foreign) or (why, _REMEDIES[fault])
     return ConnectError(fault, f"no connection to {host} ({cause}); {remedy}")
+
+
+# What a library raises that is called as another version of it is.
+_OTHER_INTERFACE = (AttributeError, TypeError)
+
+
+def _unsupported(host: str) -> ConnectError:
+    installed = ", ".join(f"{name} {version(name)}" for name in _CLIENT)
+    fault: ConnectFault = "client_unsupported"
+    cause = f"no connection to {host} ({fault}: {installed})"
+    return ConnectError(fault, f"{cause}; {_REMEDIES[fault]}")
 
 
 async def _ask_http(settings: RabbitMQSettings, url: URL) -> bytes:

@@ -35,7 +35,7 @@ from bridge.config import Settings
 from bridge.envelope import moved_properties, read_moment
 from bridge.errors import BridgeError, BrokerError, PublishError
 from bridge.metrics import BridgeMetrics, new_registry
-from bridge.properties import Properties, tolerate_broken_properties
+from bridge.properties import Properties
 from bridge.publisher import Publisher
 from bridge.topology import dead_queue, read_queue
 
@@ -319,7 +319,6 @@ async def open_dead_letters(settings: Settings) -> AsyncIterator[DeadLetterQueue
 
     Raises BrokerError when there is no broker or no such queue.
     """
-    tolerate_broken_properties()
     name = dead_queue(settings.worker.queue)
     async with contextlib.AsyncExitStack() as stack:
         consuming = await _open_connection(settings, "dead letters", stack)

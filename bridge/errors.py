@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 SignatureFault = Literal["missing", "malformed", "mismatch", "stale", "future"]
-ConnectFault = Literal["auth_failed", "refused", "tls_failed", "timeout"]
+ConnectFault = Literal["auth_failed", "refused", "tls_failed", "timeout", "client_unsupported"]
 PublishFault = Literal["returned", "nacked", "timeout", "error"]
 
 

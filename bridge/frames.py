@@ -23,7 +23,7 @@ KINDS: Final = frozenset({METHOD, HEADER, BODY, _HEARTBEAT})
 HEARTBEAT: Final = HEAD.pack(_HEARTBEAT, 0, 0) + bytes((END,))
 
 # Class and method.
-_CLOSE = b"\x00\x0a\x00\x32"
+_OPEN_OK, _CLOSE = b"\x00\x0a\x00\x29", b"\x00\x0a\x00\x32"
 _BLOCKED, _UNBLOCKED = b"\x00\x0a\x00\x3c", b"\x00\x0a\x00\x3d"
 _PUBLISH, _RETURN, _DELIVER = b"\x00\x3c\x00\x28", b"\x00\x3c\x00\x32", b"\x00\x3c\x00\x3c"
 _ACK, _NACK = b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78"
@@ -186,12 +186,13 @@ def _resolve(waiting: "asyncio.Future[Confirm] | None", confirm: Confirm) -> Non
 class Notices:
     """What the broker says of the connection itself, which the client library hears as well.
 
-    `is_blocked`: it takes no messages now, because of a memory or disk alarm; `on_blocked` is
-    called with the reason, or None when that ends. `closed`: the code and the text with which it
-    ended the connection.
+    `is_open`: it has opened the connection. `is_blocked`: it takes no messages now, because of a
+    memory or disk alarm; `on_blocked` is called with the reason, or None when that ends. `closed`:
+    the code and the text with which it ended the connection.
     """
 
     def __init__(self) -> None:
+        self.is_open = False
         self.is_blocked = False
         self.on_blocked: Callable[[str | None], object] = lambda _reason: None
         self.closed: tuple[int, str] | None = None
@@ -203,6 +204,8 @@ class Notices:
             if is_blocked != self.is_blocked:
                 self.is_blocked = is_blocked
                 self.on_blocked(_short_string(payload, _METHOD_BYTES) if is_blocked else None)
+        elif payload.startswith(_OPEN_OK):
+            self.is_open = True
         elif payload.startswith(_CLOSE):
             code = int.from_bytes(payload[_METHOD_BYTES:_CLOSE_TEXT])
             self.closed = code, _short_string(payload, _CLOSE_TEXT)

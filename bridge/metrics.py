@@ -71,7 +71,8 @@ VERIFICATIONS: Final = (
 )
 WEBHOOK_CODES: Final = ("200", "400", "401", "404", "405", "408", "413", "431", "503")
 CONNECT_OUTCOMES: Final = (
-    *("opened", "auth_failed", "refused", "tls_failed", "timeout", "closed_by_broker"),
+    *("opened", "auth_failed", "refused", "tls_failed", "timeout", "client_unsupported"),
+    "closed_by_broker",
 )
 PUBLISH_OUTCOMES: Final = ("confirmed", "returned", "nacked", "timeout", "error")
 SECRETS: Final = ("rabbitmq", "sms_api", "webhook")

@@ -81,6 +81,11 @@ class Wire(TransportFactory):
         return b"" if self._protocol is None else self._protocol.foreign
 
     @property
+    def is_open(self) -> bool:
+        """Whether the broker has opened the connection over this stream, and no other."""
+        return self._notices.is_open
+
+    @property
     def is_blocked(self) -> bool:
         """Whether the broker takes no messages on this connection (a memory or disk alarm)."""
         return self._notices.is_blocked

@@ -173,7 +173,10 @@ BOTH = {
     "amqp_connection_blocked": gauge(),
     "amqp_connections_total": counter(
         "outcome",
-        ["opened", "auth_failed", "refused", "tls_failed", "timeout", "closed_by_broker"],
+        [
+            *("opened", "auth_failed", "refused", "tls_failed", "timeout", "client_unsupported"),
+            "closed_by_broker",
+        ],
     ),
     "amqp_published_total": counter(
         "exchange outcome", EXCHANGES, ["confirmed", "returned", "nacked", "timeout", "error"]

@@ -674,6 +674,51 @@ async def test_a_wrong_password_is_told(
     assert (await worker.ask("/livez")).status_code == 200
 
 
+# As a newer aiormq might: it opens its own stream, and all that is delivered goes past ours.
+ANOTHER_STREAM = """
+from aiormq.connection import Connection
+made = Connection.__init__
+def make(self, *args, transport_factory=None, **options):
+    made(self, *args, **options)
+Connection.__init__ = make
+"""
+# As a newer aio-pika might: there is no way to give it our stream.
+NO_STREAM = """
+from aio_pika import Connection
+made = Connection.__init__
+def make(self, *args, **options):
+    made(self, *args, **options)
+    self.options = self.__dict__.pop("kwargs")
+Connection.__init__ = make
+"""
+
+
+@pytest.mark.parametrize("role", ["worker", "webhook"])
+@pytest.mark.parametrize("client", [ANOTHER_STREAM, NO_STREAM], ids=["another", "none"])
+async def test_a_client_library_that_passes_the_wire_by_is_told(
+    launcher: Launcher,
+    session_service: Service,
+    canaries: Canaries,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    role: str,
+    client: str,
+) -> None:
+    """With a library that ignores our stream a role is not ready, says what to do, tries again."""
+    (tmp_path / "sitecustomize.py").write_text(client)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    settings = _worker_settings(session_service, canaries, unique("deaf"))
+    deaf = launcher.start(role, settings={**settings, **WEBHOOK})
+    await deaf.until_logged("started")
+    await deaf.until_metric("sms_bridge_amqp_connections_total", 2, outcome="client_unsupported")
+    first = (await deaf.until_logged("broker_unavailable"))["why"]
+
+    assert "uv.lock" in first
+    assert await deaf.metric("sms_bridge_amqp_connections_total", outcome="opened") == 0
+    assert (await deaf.ask("/livez")).status_code == 200
+    assert (await deaf.ask("/readyz")).status_code == (503 if role == "worker" else 200)
+
+
 @pytest.mark.parametrize(
     ("username", "vhost", "said"),
     [
