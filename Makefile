@@ -17,7 +17,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 
 .DEFAULT_GOAL := help
-.PHONY: help env broker prometheus demo test soak side-by-side scenes adaptive soak-webhook \
+.PHONY: help env broker prometheus demo test upgrade-check soak side-by-side scenes adaptive soak-webhook \
     forgeries pictures nginx redpanda-connect bench bench-guard bench-profile chart \
     chart-cluster chart-files image release-image lint-image image-proof check format clean
 
@@ -81,6 +81,19 @@ demo: $(STAMP) broker  ## run both directions for real, with faults, and account
 
 test: $(DEV_STAMP) broker prometheus  ## run all tests, those with a real RabbitMQ and Prometheus too
 	$(BIN)/pytest
+
+# What is newer than uv.lock, or not in it at all, is printed before the tests run with it.
+NEWEST := .upgrade
+FREEZE := $(UV) pip freeze --quiet --exclude-editable --python
+upgrade-check: $(DEV_STAMP) broker prometheus  ## run all tests with the newest versions that pyproject.toml allows, in an environment of its own (TESTS=tests/integration)
+	$(UV) venv --quiet --clear $(NEWEST)
+	$(UV) pip install --quiet --upgrade --python $(NEWEST) --editable . --group test
+	@$(FREEZE) .venv | tr -s '=' ' ' | sort >$(NEWEST)/locked
+	@$(FREEZE) $(NEWEST) | tr -s '=' ' ' | sort >$(NEWEST)/newest
+	@echo 'The client of RabbitMQ:'; grep -E '^(aio-pika|aiormq|pamqp) ' $(NEWEST)/newest
+	@echo 'Not as in uv.lock (locked, newest):'; \
+	    join -a 2 $(NEWEST)/locked $(NEWEST)/newest | awk '$$2 != $$3 { print; n++ } END { if (!n) print "none" }'
+	$(NEWEST)/bin/pytest $(TESTS)
 
 pictures: $(BENCH_STAMP) broker prometheus  ## run the demo and draw the dashboards from it, as docs/img/*.png
 	PYTHONPATH=. $(BIN)/python docs/pictures.py
@@ -218,5 +231,5 @@ format: $(DEV_STAMP)  ## format the code and fix what can be fixed by itself
 	$(BIN)/ruff format
 
 clean:  ## remove .venv, caches and build results
-	rm -rf .venv .uv .bench build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .uv .upgrade .bench build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find bridge tests -name __pycache__ -type d -prune -exec rm -rf {} +

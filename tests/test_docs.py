@@ -20,7 +20,7 @@ PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHAN
 NAMED = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
 
 
-@pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
 def test_tests_that_are_named_exist(document: Path) -> None:
     """Every test that a document names is in the file that it names."""
     named = set(NAMED.findall(document.read_text(encoding="utf-8")))
@@ -29,9 +29,10 @@ def test_tests_that_are_named_exist(document: Path) -> None:
     assert missing == set()
 
 
-def test_faults_name_tests() -> None:
-    """The page of faults names tests at all, so that the test above looks at something."""
-    assert len(NAMED.findall((ROOT / "docs/faults.md").read_text(encoding="utf-8"))) > 50
+@pytest.mark.parametrize(("page", "count"), [("docs/faults.md", 50), ("CONTRIBUTING.md", 15)])
+def test_pages_name_tests(page: str, count: int) -> None:
+    """These pages name tests at all, so that the test above looks at something."""
+    assert len(NAMED.findall((ROOT / page).read_text(encoding="utf-8"))) > count
 
 
 def test_targets_that_are_named_exist() -> None:

@@ -42,6 +42,7 @@ RUNNING = "--locked --no-dev --inexact"
         ("demo", [RUNNING]),
         ("test", [RUNNING, "--locked"]),
         ("check", [RUNNING, "--locked"]),
+        ("upgrade-check", [RUNNING, "--locked"]),
         ("bench-guard", [RUNNING, "--locked", "--locked --all-groups"]),
     ],
 )
@@ -58,3 +59,22 @@ def test_nothing_that_is_there_is_installed_again(clone: Path, target: str) -> N
         (clone / ".venv" / stamp).touch()
 
     assert _syncs(target, clone) == []
+
+
+def test_an_upgrade_is_tried_beside_the_environment(clone: Path) -> None:
+    """`make upgrade-check` installs and runs in an environment of its own, and locks nothing."""
+    printed = subprocess.run(
+        ["make", "--dry-run", "upgrade-check", "TESTS=tests/test_wire.py"],
+        cwd=clone,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    lines = printed.splitlines()
+    own = [
+        line for line in lines if "uv pip install" in line or line.endswith("tests/test_wire.py")
+    ]
+
+    assert len(own) == 2
+    assert all(".upgrade" in line and ".venv" not in line for line in own)
+    assert "uv lock" not in printed
