@@ -1,8 +1,8 @@
 """The order of `worker.ordering: recipient`: one message of a key at a time, none past another.
 
-A message that went up the retry ladder stays ahead of those that came after it: they go up the
-same step, where the queue keeps their order, until it is settled. This is known to one process
-and forgotten when it ends; a key is a recipient's number, or what the publisher named.
+A message that went up the retry ladder stays ahead of those that came after it: they go up behind
+it, for what is left of its step, until it is settled. This is known to one process and forgotten
+when it ends; a key is a recipient's number, or what the publisher named.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.delivery import Delivery
+from bridge.fates import Policy
 from bridge.rates import MAX_HOLD_SECONDS
 
 # A message that does not come back from the ladder by then was taken out by somebody.
@@ -32,12 +33,16 @@ class Turn:
         self.stays_seconds = delay_seconds
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Place:
-    """A message that is not settled; `delay_seconds` is its step while it waits on the ladder."""
+    """A message that is not settled: when it comes back from the ladder, and what brings it there.
 
-    delay_seconds: float
+    `leaving` ends when the copy that waits on the ladder is there.
+    """
+
+    back_at: float
     given_up_at: float
+    leaving: "asyncio.Task[object] | None" = None
 
 
 @dataclass(slots=True, eq=False)
@@ -50,8 +55,9 @@ class _Lane:
 class Lanes:
     """The lanes of all keys; bounded in messages, the oldest lane that is idle goes first."""
 
-    def __init__(self, *, step_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._step_seconds = step_seconds
+    def __init__(self, policy: Policy, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._policy = policy
+        self._step_seconds = policy.retry_delays_seconds[0]
         self._clock = clock
         self._lanes: dict[str, _Lane] = {}
         self._messages = 0
@@ -66,7 +72,7 @@ class Lanes:
         try:
             with delivery.waits():
                 is_locked = await _lock(lane)
-            turn.behind_seconds = self._step_behind(lane, message, is_locked=is_locked)
+                turn.behind_seconds = await self._step_behind(lane, message, is_locked=is_locked)
             yield turn
         finally:
             if is_locked:
@@ -76,27 +82,47 @@ class Lanes:
 
     def _line_up(self, lane: _Lane, message: str) -> None:
         if message not in lane.order:
-            lane.order[message] = _Place(self._step_seconds, self._clock() + MAX_LATE_SECONDS)
+            now = self._clock()
+            lane.order[message] = _Place(now + self._step_seconds, now + MAX_LATE_SECONDS)
             self._messages += 1
 
-    def _step_behind(self, lane: _Lane, message: str, *, is_locked: bool) -> float | None:
+    async def _step_behind(self, lane: _Lane, message: str, *, is_locked: bool) -> float | None:
+        """Return the step of the ladder that ends soon after the first of the lane comes back.
+
+        It is late by the first step at most. Of two that go up one step the queue keeps the order.
+        """
         while lane.order and (first := next(iter(lane.order))) != message:
             place = lane.order[first]
-            if place.given_up_at > self._clock():
-                return place.delay_seconds
-            self._forget(lane, first)
+            if place.given_up_at <= self._clock():
+                self._forget(lane, first)
+                continue
+            if place.leaving is not None:
+                await asyncio.wait({place.leaving}, timeout=MAX_HOLD_SECONDS)
+            left = max(0.0, place.back_at - self._clock())
+            return self._policy.longest_within(left + self._step_seconds)
         return None if is_locked else self._step_seconds
 
     def _leave(self, key: str, lane: _Lane, message: str, stays_seconds: float | None) -> None:
         if stays_seconds is None:
             self._forget(lane, message)
         elif (place := lane.order.get(message)) is not None:
-            place.delay_seconds = stays_seconds
-            place.given_up_at = self._clock() + stays_seconds + MAX_LATE_SECONDS
+            self._go_up(place, stays_seconds)
         if not lane.users and not lane.order:
             del self._lanes[key]
         if self._messages > MAX_MESSAGES:
             self._make_room()
+
+    def _go_up(self, place: _Place, delay_seconds: float) -> None:
+        """Note when it comes back: after its delay, from when what settles it here has ended."""
+
+        def note(_: object = None) -> None:
+            place.back_at = self._clock() + delay_seconds
+            place.given_up_at = place.back_at + MAX_LATE_SECONDS
+
+        note()
+        place.leaving = asyncio.current_task()
+        if place.leaving is not None:
+            place.leaving.add_done_callback(note)
 
     def _forget(self, lane: _Lane, message: str) -> None:
         if lane.order.pop(message, None) is not None:

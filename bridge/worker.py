@@ -77,7 +77,7 @@ class Worker:
         self._slots = Slots(self._limit.limit if self._limit else settings.most_in_flight)
         self._told_limit = self._slots.limit
         self._most_held = self._count_most_held()
-        self._lanes = Lanes(step_seconds=settings.retry_delays[0])
+        self._lanes = Lanes(self._policy)
         self._roles = {
             settings.queue: "main",
             topology.dead_queue(settings.queue): "dead_letter",

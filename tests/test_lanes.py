@@ -10,12 +10,16 @@ import pytest
 from bridge import lanes
 from bridge.delivery import Delivery, Session
 from bridge.envelope import Envelope
+from bridge.fates import Policy
 from bridge.lanes import MAX_LATE_SECONDS, Lanes, Turn
 from bridge.properties import Properties
 from tests.clock import Clock
 
 KEY = "+4917012345678"
 FIRST_STEP = 5.0
+POLICY = Policy(
+    max_attempts=6, max_uncertain_attempts=3, retry_delays_seconds=(FIRST_STEP, 30.0, 120.0)
+)
 
 
 @pytest.fixture
@@ -27,7 +31,7 @@ def clock() -> Clock:
 @pytest.fixture
 def line(clock: Clock) -> Lanes:
     """Give empty lanes."""
-    return Lanes(step_seconds=FIRST_STEP, clock=clock)
+    return Lanes(POLICY, clock=clock)
 
 
 def make_delivery(message: str) -> Delivery:
@@ -52,19 +56,39 @@ async def turn_of(line: Lanes, message: str, key: str = KEY) -> AsyncIterator[Tu
         yield turn
 
 
+async def settle() -> None:
+    """Let every task run as far as it can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 async def go(line: Lanes, message: str, key: str = KEY) -> float | None:
     """Have a turn and settle the message, unless it has to wait on the ladder; return the step."""
-    async with turn_of(line, message, key) as turn:
-        if turn.behind_seconds is not None:
-            turn.stay_ahead(turn.behind_seconds)
-        return turn.behind_seconds
+
+    async def process() -> float | None:
+        async with turn_of(line, message, key) as turn:
+            if turn.behind_seconds is not None:
+                turn.stay_ahead(turn.behind_seconds)
+            return turn.behind_seconds
+
+    # As in the worker: each delivery has a task, which ends when it is settled.
+    return await asyncio.create_task(process())
 
 
-async def fail(line: Lanes, message: str, step: float) -> None:
-    """Have a turn and go up the ladder."""
-    async with turn_of(line, message) as turn:
-        assert turn.behind_seconds is None
-        turn.stay_ahead(step)
+async def fail(
+    line: Lanes, message: str, step: float, *, published: asyncio.Event | None = None
+) -> None:
+    """Have a turn and go up the ladder, when the copy has been `published`."""
+
+    async def process() -> None:
+        async with turn_of(line, message) as turn:
+            assert turn.behind_seconds is None
+            turn.stay_ahead(step)
+        if published is not None:
+            await published.wait()
+
+    await asyncio.create_task(process())
+    await settle()
 
 
 async def test_settled_message_holds_up_nobody(line: Lanes) -> None:
@@ -82,7 +106,7 @@ async def test_turns_of_a_key_do_not_overlap(line: Lanes) -> None:
 
 
 async def test_nobody_passes_one_on_the_ladder(line: Lanes) -> None:
-    """Those behind go up the same step, and have their turn after it."""
+    """Those behind go up behind it, and have their turn after it."""
     await fail(line, "a", 30.0)
 
     assert await go(line, "b") == 30.0
@@ -108,6 +132,55 @@ async def test_place_is_kept_over_several_steps(line: Lanes) -> None:
     await fail(line, "a", 30.0)
 
     assert await go(line, "b") == 30.0
+
+
+@pytest.mark.parametrize(
+    ("step", "passed", "expected"),
+    [
+        (120.0, 0.5, 120.0),
+        (120.0, 4.0, 120.0),
+        (120.0, 6.0, 30.0),
+        (120.0, 100.0, FIRST_STEP),
+        (30.0, 29.9, FIRST_STEP),
+        (30.0, 40.0, FIRST_STEP),
+    ],
+)
+async def test_who_comes_late_waits_for_what_is_left(
+    line: Lanes, clock: Clock, step: float, passed: float, expected: float
+) -> None:
+    """One that comes while the first is on its step goes up a shorter one; late by 5 s at most."""
+    await fail(line, "a", step)
+    clock.now += passed
+
+    assert await go(line, "b") == expected
+
+
+async def test_nobody_goes_up_before_the_first(line: Lanes, clock: Clock) -> None:
+    """Those behind wait until the copy of the first is there; its step begins with that."""
+    published = asyncio.Event()
+    first = asyncio.create_task(fail(line, "a", 30.0, published=published))
+    await settle()
+    second = asyncio.create_task(go(line, "b"))
+    await settle()
+    assert not second.done()
+
+    clock.now += 20
+    published.set()
+    await first
+
+    assert await second == 30.0
+
+
+async def test_a_copy_that_cannot_be_published_holds_nobody_for_long(
+    line: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those behind go up when the copy of the first is not there in time."""
+    monkeypatch.setattr(lanes, "MAX_HOLD_SECONDS", 0.01)
+    first = asyncio.create_task(fail(line, "a", 30.0, published=asyncio.Event()))
+    await settle()
+
+    assert await go(line, "b") == 30.0
+    first.cancel()
 
 
 async def test_turn_that_ends_with_an_error_gives_the_place_up(line: Lanes) -> None:

@@ -1233,6 +1233,25 @@ async def test_order_is_kept_over_retries(bench: Bench, fault: dict[str, Any]) -
     assert texts_of(bench, [ordered]) == texts
 
 
+async def test_followers_come_back_soon_after_their_leader(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those behind a message on the ladder wait for what is left of its step, not for a whole one.
+
+    It goes up as late as it can here: a message that fails waits a moment before, to be spread.
+    """
+    monkeypatch.setattr("bridge.settle.random.uniform", lambda _, most: most)
+    (number,) = make_numbers(1)
+    bench.service.misbehave({"status": 425, "count": 2})
+    async with bench.worker(worker__ordering="recipient", worker__retry_delays=["1s", "8s"]):
+        texts = await publish_texts(bench, number, 3)
+        await eventually(lambda: has_taken(bench, [number], 3), what="all three")
+
+    sent_at = [message.received_at for message in bench.service.taken([number])]
+    assert texts_of(bench, [number]) == texts
+    assert sent_at[-1] - sent_at[0] < 4
+
+
 async def test_order_goes_on_after_a_refused_message(bench: Bench) -> None:
     """A message that is dead no longer holds up those behind it."""
     (number,) = make_numbers(1)
