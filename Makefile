@@ -100,8 +100,9 @@ pictures: $(BENCH_STAMP) broker prometheus  ## run the demo and draw the dashboa
 
 MESSAGES ?= 50000
 SEED ?= 1
-soak: $(DEV_STAMP) broker  ## random faults for about 20 minutes, then count what is lost or sent twice (MESSAGES=50000 SEED=1)
-	PYTHONPATH=. $(BIN)/python tests/soak/run.py --messages $(MESSAGES) --seed $(SEED)
+WORKERS ?= 1
+soak: $(DEV_STAMP) broker  ## random faults for about 20 minutes, then count what is lost or sent twice (MESSAGES=50000 SEED=1 WORKERS=1)
+	PYTHONPATH=. $(BIN)/python tests/soak/run.py --messages $(MESSAGES) --seed $(SEED) --workers $(WORKERS)
 
 side-by-side: $(DEV_STAMP) broker  ## the usual ways to lose messages beside ours, in five minutes (WRITE=1 puts it into the docs)
 	PYTHONPATH=. $(BIN)/python tests/soak/side_by_side.py $(if $(WRITE),--write)

@@ -1,4 +1,4 @@
-"""What a soak runs on: a private broker, the stand-in SMS service and one worker, all real."""
+"""What a soak runs on: a private broker, the stand-in SMS service and its workers, all real."""
 
 import asyncio
 import json
@@ -86,7 +86,7 @@ def read_peak_kib(pid: int) -> int:
 class Bench:
     """The processes, what can be done to them, and what they tell."""
 
-    def __init__(self, broker: Broker, folder: Path, guard: Guard) -> None:
+    def __init__(self, broker: Broker, folder: Path, guard: Guard, *, workers: int = 1) -> None:
         self.broker = broker
         self.worker_peak_kib = 0
         self.worker_exits: Counter[int] = Counter()
@@ -96,53 +96,61 @@ class Bench:
         self._url = f"http://127.0.0.1:{self._port}"
         self._client = httpx.Client(trust_env=False, timeout=60)
         self._sandbox: Child | None = None
-        self._worker: Child | None = None
-        self.log = WorkerLog(folder / "worker.log")
+        self._workers: list[Child] = []
+        self._names = [f"worker-{number}" for number in range(1, workers + 1)]
+        self.log = WorkerLog([folder / f"{name}.log" for name in self._names])
 
     def start(self) -> None:
-        """Start everything; return when the worker consumes and its queues survive a kill."""
-        self._sandbox = self._start("sandbox", ["--port", str(self._port)])
+        """Start everything; return when the workers consume and their queues survive a kill."""
+        self._sandbox = self._start("sandbox", "sandbox", "--port", str(self._port))
         if not wait_until(self._sandbox_answers, seconds=READY_SECONDS):
             raise SoakError(f"the sandbox does not answer:\n{self._sandbox.tail()}")
         self.set_faults()
-        self.start_worker()
+        self._workers = [self._start(name, "worker") for name in self._names]
         if not wait_until(
-            lambda: self.log.has_seen("consuming"),
+            lambda: self.log.has_seen("consuming", times=len(self._workers)),
             seconds=READY_SECONDS,
-            running=lambda: self.worker.exit_code is None,
+            running=lambda: all(worker.exit_code is None for worker in self._workers),
         ):
-            raise SoakError(f"the worker does not consume:\n{self.worker.tail()}")
+            tails = "\n".join(worker.tail() for worker in self._workers)
+            raise SoakError(f"not every worker consumes:\n{tails}")
         time.sleep(SETTLE_SECONDS)
         self.broker.flush()
 
     @property
-    def worker(self) -> Child:
-        """The worker that runs now."""
-        if self._worker is None:
-            raise SoakError("no worker has been started")
-        return self._worker
+    def workers(self) -> int:
+        """How many workers take from the queue."""
+        return len(self._names)
 
-    def start_worker(self) -> None:
-        """Start a worker; it may not be ready yet."""
-        self._worker = self._start("worker", [])
+    def start_worker(self, index: int) -> None:
+        """Start a worker in the place of one that has ended; it may not be ready yet."""
+        self._workers[index] = self._start(self._names[index], "worker")
 
-    def kill_worker(self) -> None:
-        """End the worker at once."""
+    def kill_worker(self, index: int) -> None:
+        """End a worker at once."""
         self.look()
-        self.worker.kill()
+        self._workers[index].kill()
 
-    def end_worker(self) -> None:
-        """End the worker in good order, and note its exit code."""
+    def end_worker(self, index: int) -> None:
+        """End a worker in good order, and note its exit code."""
         self.look()
-        self.worker.end(grace_seconds=GRACE_SECONDS)
-        self.worker_exits[int(self.worker.exit_code or 0)] += 1
+        worker = self._workers[index]
+        worker.end(grace_seconds=GRACE_SECONDS)
+        self.worker_exits[int(worker.exit_code or 0)] += 1
+
+    def end_workers(self) -> None:
+        """End all workers in good order, one after the other."""
+        while self._workers:
+            self.end_worker(0)
+            self._workers.pop(0)
 
     def look(self) -> None:
-        """Read the worker's memory and log; raise when a process has ended by itself."""
-        for child in (self._sandbox, self._worker):
+        """Read the workers' memory and logs; raise when a process has ended by itself."""
+        for child in (self._sandbox, *self._workers):
             if child is not None and child.exit_code is not None:
                 raise SoakError(f"{child.name} ended by itself ({child.exit_code}): {child.tail()}")
-        self.worker_peak_kib = max(self.worker_peak_kib, read_peak_kib(self.worker.pid))
+        for worker in self._workers:
+            self.worker_peak_kib = max(self.worker_peak_kib, read_peak_kib(worker.pid))
         self.log.read()
 
     def set_faults(self, *faults: dict[str, object]) -> None:
@@ -188,20 +196,20 @@ class Bench:
         return [message_id for message_id, _ in asyncio.run(self._read_out([*LADDER, QUEUE]))]
 
     def close(self) -> None:
-        """End the worker and the service at once."""
-        for child in (self._worker, self._sandbox):
+        """End the workers and the service at once."""
+        for child in (*self._workers, self._sandbox):
             if child is not None:
                 child.kill()
         self._client.close()
 
-    def _start(self, command: str, options: Sequence[str]) -> Child:
+    def _start(self, name: str, command: str, *options: str) -> Child:
         others = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
         ours = {ENV_PREFIX + name: value for name, value in _WORKER.items()}
         ours |= {f"{ENV_PREFIX}SMS_API__BASE_URL": self._url, URL_VARIABLE: self.broker.url}
         return Child(
             [sys.executable, "-m", "bridge", command, *options],
             guard=self._guard,
-            log=self._folder / f"{command}.log",
+            log=self._folder / f"{name}.log",
             environ=others | ours if command == "worker" else others,
         )
 
@@ -258,20 +266,19 @@ def join_log(
 
 
 class WorkerLog:
-    """What the worker writes, read a piece at a time."""
+    """What the workers write, read a piece at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, paths: Iterable[Path]) -> None:
         self.events: Counter[str] = Counter()
         self.deliveries: Counter[str] = Counter()
         self._last_sent_began = 0.0
         self.slow: dict[str, list[float]] = defaultdict(list)
-        self._path = path
-        self._offset = 0
+        self._offsets = dict.fromkeys(paths, 0)
 
-    def has_seen(self, event: str) -> bool:
-        """Say whether an event has been logged."""
+    def has_seen(self, event: str, *, times: int) -> bool:
+        """Say whether an event has been logged so often."""
         self.read()
-        return self.events[event] > 0
+        return self.events[event] >= times
 
     def has_sent_since(self, moment: float) -> bool:
         """Say whether a message was delivered and sent after a moment."""
@@ -279,13 +286,16 @@ class WorkerLog:
 
     def read(self) -> None:
         """Read what is new, up to the last whole line."""
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
+        for path in self._offsets:
+            if path.exists():
+                self._read(path)
+
+    def _read(self, path: Path) -> None:
+        with path.open("rb") as file:
+            file.seek(self._offsets[path])
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
+        self._offsets[path] += len(whole)
         for line in whole.splitlines():
             # A worker that is killed may leave half a line, to which the next one adds its first.
             facts = _parse(line)

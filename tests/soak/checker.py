@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 Group = Literal["broker", "worker", "api"]
-Cause = Literal["api_fault", "worker_kill", "publisher_repeat", "slow_answer", "unexplained"]
+Cause = Literal[
+    "api_fault", "worker_kill", "other_worker", "publisher_repeat", "slow_answer", "unexplained"
+]
 
 WORKER_KILL: Final = "worker kill -9"
 API_503_LATER: Final = "API 503 with Retry-After"
@@ -24,6 +26,8 @@ EXPECTED_DEATHS: Final = frozenset({"uncertain", "exhausted"})
 CLOCK_SECONDS: Final = 0.5
 # A POST takes at most two seconds, its ack some more; what is older was settled before the kill.
 IN_FLIGHT_SECONDS: Final = 5.0
+# A broker that goes on closes the connections whose heartbeats it has missed only then.
+CLOSING_SECONDS: Final = 3.0
 SHOWN: Final = 50
 
 
@@ -75,16 +79,20 @@ class Evidence:
     faults: Sequence[Fault] = ()
     slow: Mapping[str, Sequence[float]] = field(default_factory=dict)
     concurrency: int = 50
+    workers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """A POST of a message after one that may have been accepted already: `root`, the last such."""
+    """A POST of a message after one that may have been accepted already: `root`, the last such.
+
+    `fault` is the kill or the lost connection that is behind it.
+    """
 
     root: Post
     post: Post
     cause: Cause
-    kill: Fault | None = None
+    fault: Fault | None = None
     doubled: bool = False
 
 
@@ -117,6 +125,7 @@ class Verdict:
     extra_posts: dict[str, int]
     doubled: dict[str, int]
     worst_kill: int
+    worst_loss: int
     retries_after_no: int
     recovery: dict[str, Recovery]
     histories: dict[str, list[str]]
@@ -143,6 +152,7 @@ class _Checker:
         self._api_faults = [fault for fault in evidence.faults if fault.group == "api"]
         self._restarts = [fault for fault in evidence.faults if fault.group == "worker"]
         self._kills = [fault for fault in self._restarts if fault.kind == WORKER_KILL]
+        self._losses = [fault for fault in evidence.faults if fault.group == "broker"]
         self._extras = [extra for posts in self._by_message.values() for extra in self._find(posts)]
 
     def count(self) -> Verdict:
@@ -170,7 +180,8 @@ class _Checker:
             new_keys=keys,
             extra_posts=dict(Counter(extra.cause for extra in self._extras)),
             doubled=dict(Counter(extra.cause for extra in self._extras if extra.doubled)),
-            worst_kill=max(self._doubled_by_kill().values(), default=0),
+            worst_kill=self._most_doubled("worker_kill"),
+            worst_loss=self._most_doubled("other_worker"),
             retries_after_no=self._count_retries_after_no(),
             recovery=self._measure_recovery(),
             histories=self._tell([*lost, *keys, *self._unexplained()]),
@@ -194,9 +205,11 @@ class _Checker:
         if verdict.new_keys:
             yield f"{len(verdict.new_keys)} messages were POSTed with a key that is not their id"
         if count := verdict.extra_posts.get("unexplained", 0):
-            yield f"{count} extra POSTs that neither the API nor a kill of the worker explains"
+            yield f"{count} extra POSTs that neither the API nor a fault explains"
         if verdict.worst_kill > self._evidence.concurrency:
-            yield f"one kill of the worker doubled {verdict.worst_kill} messages"
+            yield f"one kill of a worker doubled {verdict.worst_kill} messages"
+        if verdict.worst_loss > self._evidence.concurrency * self._evidence.workers:
+            yield f"one lost connection doubled {verdict.worst_loss} messages"
 
     def _strangers(self) -> Iterator[Post]:
         return (p for p in self._evidence.posts if p.message_id and p.key != p.message_id)
@@ -216,8 +229,8 @@ class _Checker:
         was_accepted = False
         for post in posts:
             if root is not None:
-                cause, kill = self._explain(root, post)
-                yield Extra(root, post, cause, kill, doubled=post.accepted and was_accepted)
+                cause, fault = self._explain(root, post)
+                yield Extra(root, post, cause, fault, doubled=post.accepted and was_accepted)
             if self._may_be_accepted(post):
                 root = post
             was_accepted = was_accepted or post.accepted
@@ -235,26 +248,31 @@ class _Checker:
         is_answered = root.accepted and root.status is not None
         if not is_answered and self._is_in_api_fault(root.at):
             return "api_fault", None
-        if (kill := self._find_kill(root.at, post.at)) is not None:
+        if (kill := _find_in_flight(self._kills, root.at, post.at, 0)) is not None:
             return "worker_kill", kill
         assert post.message_id is not None
         given_up = self._evidence.slow.get(post.message_id, ())
         if any(root.at <= moment <= post.at for moment in given_up):
             return "slow_answer", None
         # The bridge knows a repeat of the publisher's for as long as the process lives.
-        is_new_worker = any(root.at <= fault.ended <= post.at for fault in self._restarts)
-        if is_new_worker and self._evidence.published.get(post.message_id, 0) > 1:
+        may_be_another = self._evidence.workers > 1 or any(
+            root.at <= fault.ended <= post.at for fault in self._restarts
+        )
+        if may_be_another and self._evidence.published.get(post.message_id, 0) > 1:
             return "publisher_repeat", None
+        # What is in flight when a connection is lost may be given to a worker that does not know.
+        if self._evidence.workers > 1:
+            loss = _find_in_flight(self._losses, root.at, post.at, CLOSING_SECONDS)
+            if loss is not None:
+                return "other_worker", loss
         return "unexplained", None
 
-    def _find_kill(self, begin: float, end: float) -> Fault | None:
-        # Until a kill is over what comes in was sent before it: no other worker runs.
-        latest = min(end, begin + IN_FLIGHT_SECONDS)
-        kills = (k for k in self._kills if begin <= k.ended and k.started <= latest)
-        return next(kills, None)
-
-    def _doubled_by_kill(self) -> Counter[float]:
-        return Counter(extra.kill.started for extra in self._extras if extra.kill and extra.doubled)
+    def _most_doubled(self, cause: Cause) -> int:
+        """Count the messages that were doubled by the worst fault behind a cause."""
+        faults = [
+            e.fault.started for e in self._extras if e.doubled and e.fault and e.cause == cause
+        ]
+        return max(Counter(faults).values(), default=0)
 
     def _count_retries_after_no(self) -> int:
         repeats = sum(len(posts) - 1 for posts in self._by_message.values())
@@ -285,6 +303,18 @@ class _Checker:
             following = (at - fault.ended for at in accepted if at >= fault.ended)
             waits[fault.kind].append(next(following, None))
         return {kind: _summarize(waits[kind]) for kind in sorted(waits)}
+
+
+def _find_in_flight(
+    faults: Sequence[Fault], begin: float, end: float, after_seconds: float
+) -> Fault | None:
+    """Find a fault that struck what was POSTed at `begin`, and at `end` again.
+
+    Until a fault is over, and `after_seconds` more, what comes in may be struck by it.
+    """
+    latest = min(end, begin + IN_FLIGHT_SECONDS)
+    struck = (f for f in faults if begin <= f.ended + after_seconds and f.started <= latest)
+    return next(struck, None)
 
 
 def _summarize(waits: Sequence[float | None]) -> Recovery:

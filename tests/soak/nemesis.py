@@ -160,15 +160,17 @@ class Nemesis:
         return time.time(), ", ".join(sorted({found[name] for name in victims}))
 
     def _kill_worker(self) -> tuple[float, str]:
-        self._bench.kill_worker()
+        index = self._random.randrange(self._bench.workers)
+        self._bench.kill_worker(index)
         time.sleep(self._random.uniform(0, 2))
-        self._bench.start_worker()
+        self._bench.start_worker(index)
         return time.time(), ""
 
     def _end_worker(self) -> tuple[float, str]:
-        self._bench.end_worker()
+        index = self._random.randrange(self._bench.workers)
+        self._bench.end_worker(index)
         time.sleep(self._random.uniform(0, 2))
-        self._bench.start_worker()
+        self._bench.start_worker(index)
         return time.time(), ""
 
     def _spoil_api(self, kind: str) -> tuple[float, str]:

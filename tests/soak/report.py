@@ -10,7 +10,8 @@ _CAUSES: Final = {
     "api_fault": "the policy asks for it: the API had not said no",
     "slow_answer": "the same, but no fault was ordered: the answer came too late",
     "worker_kill": "the worker was killed between POST and ack",
-    "publisher_repeat": "published twice, and a new worker in between",
+    "other_worker": "a connection was lost, and another worker was given what was in flight",
+    "publisher_repeat": "published twice, and taken by another worker",
     "unexplained": "nothing explains it",
 }
 
@@ -39,6 +40,8 @@ def _table(title: str, *columns: str) -> Table:
 def _books(report: Mapping[str, Any]) -> Table:
     settings, versions = report["settings"], report["versions"]
     title = f"Soak, seed {settings['seed']}"
+    if settings["workers"] > 1:
+        title += f", {settings['workers']} workers"
     if settings["only"]:
         title += f", only faults of the {settings['only']}"
     table = _table(title, "", "")
@@ -47,7 +50,7 @@ def _books(report: Mapping[str, Any]) -> Table:
     table.add_section()
     table.add_row("faults", str(len(report["timeline"])))
     table.add_row("duration", f"{report['seconds']:.0f} s")
-    table.add_row("peak memory of the worker", f"{report['worker_peak_mib']:.0f} MiB")
+    table.add_row("peak memory of a worker", f"{report['worker_peak_mib']:.0f} MiB")
     for name, number in versions.items():
         table.add_row(name, number)
     return table
@@ -77,7 +80,8 @@ def _extras(report: Mapping[str, Any]) -> Table:
     for cause, text in _CAUSES.items():
         extra, doubled = report["extra_posts"].get(cause, 0), report["doubled"].get(cause, 0)
         table.add_row(text, str(extra), str(doubled))
-    table.add_row("most by one kill of the worker", "", str(report["worst_kill"]))
+    table.add_row("most by one kill of a worker", "", str(report["worst_kill"]))
+    table.add_row("most by one lost connection", "", str(report["worst_loss"]))
     return table
 
 

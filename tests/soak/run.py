@@ -41,6 +41,7 @@ WARM_UP_SECONDS: Final = 3.0
 # With fewer there is nothing to send when some fault ends, which looks as if it had not ended.
 MESSAGES_PER_FAULT: Final = 100
 PLAIN_WIDTH: Final = 120
+MAX_WORKERS: Final = 8
 
 EXIT_INTERRUPTED: Final = 130
 
@@ -68,7 +69,7 @@ class Soak:
         finally:
             self._publisher.stop()
         drained_after = self._drain()
-        self._bench.end_worker()
+        self._bench.end_workers()
         self._bench.log.read()
         verdict = check(self._collect())
         verdict.problems += [*self._nemesis.stalls, *self._problems_of_worker()]
@@ -124,6 +125,7 @@ class Soak:
             faults=self._nemesis.timeline,
             slow=self._bench.log.slow,
             concurrency=CONCURRENCY,
+            workers=self._bench.workers,
         )
 
     def _problems_of_worker(self) -> Iterator[str]:
@@ -167,7 +169,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     folder = Path(tempfile.mkdtemp(prefix="sms-bridge-soak-"))
     console.print(f"seed {options.seed}; the logs are in {folder}", markup=False)
     with private_broker(management=True) as broker, guarded() as guard:
-        bench = Bench(broker, folder, guard)
+        bench = Bench(broker, folder, guard, workers=options.workers)
         try:
             bench.start()
             verdict, context = Soak(bench, options, console).run()
@@ -197,12 +199,15 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--messages", type=int, default=50_000)
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--workers", type=int, default=1, help="how many take from the queue")
     parser.add_argument("--only", choices=("broker", "worker", "api"), help="kinds of faults")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
     parser.add_argument("--max-seconds", type=int, default=3600)
     options = parser.parse_args()
     if options.faults < 0 or options.max_seconds <= END_SECONDS:
         parser.error(f"--max-seconds must be over {END_SECONDS:.0f}, --faults not negative")
+    if not 1 <= options.workers <= MAX_WORKERS:
+        parser.error(f"--workers must be 1 to {MAX_WORKERS}")
     if options.messages < max(1, MESSAGES_PER_FAULT * options.faults):
         parser.error(f"every fault needs {MESSAGES_PER_FAULT} messages")
     return options

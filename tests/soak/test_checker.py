@@ -98,6 +98,12 @@ def test_finds_a_new_key() -> None:
         (_post(status=None, accepted=True), {}, "unexplained"),
         (_post(), {"published": {"a": 2}}, "unexplained"),
         (_post(), {"published": {"a": 2}, "faults": [END]}, "publisher_repeat"),
+        (_post(), {"published": {"a": 2}, "workers": 2}, "publisher_repeat"),
+        (_post(), {"workers": 2}, "unexplained"),
+        (_post(), {"faults": [BROKER_KILL], "workers": 2}, "other_worker"),
+        (_post(at=109), {"faults": [BROKER_KILL], "workers": 2}, "other_worker"),
+        (_post(at=90), {"faults": [BROKER_KILL], "workers": 2}, "unexplained"),
+        (_post(), {"faults": [END], "workers": 2}, "unexplained"),
         (_post(), {"slow": {"a": [102.0]}}, "slow_answer"),
         (_post(), {"slow": {"a": [99.0, 120.0]}}, "unexplained"),
         (_post(), {"faults": [KILL]}, "worker_kill"),
@@ -132,17 +138,24 @@ def test_explains_each_post_by_the_one_that_it_follows() -> None:
     assert verdict.doubled == {"api_fault": 1}
 
 
-def test_finds_a_kill_that_doubled_more_than_was_in_flight() -> None:
-    """One kill may double as many messages as the worker sends at a time, and no more."""
+@pytest.mark.parametrize(
+    ("fault", "workers", "what"),
+    [(KILL, 1, "kill of a worker"), (BROKER_KILL, 2, "lost connection")],
+)
+def test_finds_a_fault_that_doubled_more_than_was_in_flight(
+    fault: Fault, workers: int, what: str
+) -> None:
+    """One fault may double as many messages as the workers send at a time, and no more."""
     ids = [f"m{index}" for index in range(4)]
     posts = [_post(at=at, message_id=i, key=i) for i in ids for at in (100, 110)]
     facts: dict[str, Any] = {"published": dict.fromkeys(ids, 1), "confirmed": ids}
+    facts |= {"faults": [fault], "workers": workers}
 
-    within = _check(posts, faults=[KILL], concurrency=4, **facts)
-    beyond = _check(posts, faults=[KILL], concurrency=3, **facts)
+    within = _check(posts, concurrency=4 // workers, **facts)
+    beyond = _check(posts, concurrency=3 // workers, **facts)
 
-    assert (within.worst_kill, within.problems) == (4, [])
-    assert beyond.problems == ["one kill of the worker doubled 4 messages"]
+    assert (max(within.worst_kill, within.worst_loss), within.problems) == (4, [])
+    assert beyond.problems == [f"one {what} doubled 4 messages"]
 
 
 @pytest.mark.parametrize(
