@@ -36,7 +36,11 @@ class _TraceHeaders(_Described):
 
 
 class RequestHeaders(_TraceHeaders):
-    """The headers that a publisher may set for one message."""
+    """The headers that a publisher may set for one message.
+
+    Another name that begins with `sms-bridge-` makes the message invalid, unless the bridge writes
+    it itself.
+    """
 
     expires_at: Moment | None = Field(None, alias="sms-bridge-expires-at")
     not_before: Moment | None = Field(None, alias="sms-bridge-not-before")

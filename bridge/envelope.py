@@ -6,6 +6,7 @@ that are published again. The set of headers is fixed and overwritten, so that n
 """
 
 import copy
+import difflib
 import re
 import time
 import uuid
@@ -15,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import quote
 
 from bridge.errors import InvalidMessageError
+from bridge.models import printable
 from bridge.properties import Properties, as_they_came, header_bytes, write_properties
 
 PREFIX: Final = "sms-bridge-"
@@ -22,6 +24,7 @@ EXPIRES_AT: Final = "sms-bridge-expires-at"
 NOT_BEFORE: Final = "sms-bridge-not-before"
 ON_UNCERTAIN: Final = "sms-bridge-on-uncertain"
 ORDERING_KEY: Final = "sms-bridge-ordering-key"
+PRIORITY: Final = "sms-bridge-priority"
 REASON: Final = "sms-bridge-reason"
 DETAIL: Final = "sms-bridge-detail"
 ATTEMPTS: Final = "sms-bridge-attempts"
@@ -39,6 +42,14 @@ _MEMORY: Final = (
     *(REASON, DETAIL, ATTEMPTS, UNCERTAIN_ATTEMPTS),
     *(FIRST_DELIVERED_AT, STATUS, DEAD_AT, TURN_AT),
 )
+# What may be set for one message.
+_SETTINGS: Final = (EXPIRES_AT, NOT_BEFORE, ON_UNCERTAIN, ORDERING_KEY, PRIORITY)
+# Of inbound events, and of workers that know more services: whoever passes them on does no harm.
+_PASSED_ON: Final = tuple(
+    PREFIX + name
+    for name in ("event-id", "body-sha256", "delivery", "provider-id", "message-id", "code")
+)
+_KNOWN: Final = frozenset((*_SETTINGS, *_MEMORY, COPIES, *_PASSED_ON))
 
 MAX_DETAIL_CHARACTERS: Final = 500
 _VISIBLE_ASCII: Final = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
@@ -98,6 +109,9 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
     headers = properties.headers or {}
     if not headers and not properties.expiration:
         return bare
+    if ATTEMPTS not in headers or DEAD_AT in headers:
+        # A copy from the ladder was looked at when it came first, and is a bridge's own work.
+        _refuse_unknown(headers)
     on_uncertain = _read_text(headers, ON_UNCERTAIN)
     if on_uncertain not in {None, "retry", "park"}:
         raise InvalidMessageError(f"{ON_UNCERTAIN}: must be retry or park")
@@ -117,6 +131,18 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
         uncertain_attempts=_read_count(headers, UNCERTAIN_ATTEMPTS),
         turn_at=_read_moment(headers, TURN_AT),
     )
+
+
+def _refuse_unknown(headers: dict[str, Any]) -> None:
+    """Refuse a header that is meant for us and that nobody reads: a misspelt expiry, for one."""
+    for name in headers:
+        if name in _KNOWN:
+            continue
+        spelt = name.lower().replace("_", "-")
+        if spelt.startswith(PREFIX):
+            (nearest,) = difflib.get_close_matches(spelt, _SETTINGS, n=1, cutoff=0)
+            shown = printable(name, otherwise=f"a header {PREFIX}...")
+            raise InvalidMessageError(f"{shown}: is unknown; did you mean {nearest}?")
 
 
 def read_trace(parent: object, state: object) -> tuple[tuple[str, str], ...]:
@@ -180,6 +206,8 @@ def _read_moment(headers: dict[str, Any], name: str) -> float | None:
     if value is None:
         return None
     seconds = _to_seconds(value)
+    if seconds is not None and _YEAR_9999 < seconds <= _YEAR_9999 * 1000:
+        raise InvalidMessageError(f"{name}: must be unix seconds; it looks like milliseconds")
     if seconds is None or not 0 <= seconds <= _YEAR_9999:
         raise InvalidMessageError(f"{name}: must be unix seconds or RFC 3339 with a time zone")
     return seconds

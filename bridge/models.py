@@ -89,7 +89,7 @@ def _refuse_ambiguity(body: bytes) -> None:
         if len(members) != len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise InvalidMessageError(f"{_printable(twice)}: is there twice")
+            raise InvalidMessageError(f"{printable(twice)}: is there twice")
         return members
 
     def refuse(_constant: str) -> None:
@@ -125,16 +125,16 @@ _PATTERN_FAULTS = {
 
 def _describe(error: ErrorDetails) -> str:
     # pydantic's own texts may quote what they refuse.
-    field = _printable(str(error["loc"][0])) if error["loc"] else "body"
+    field = printable(str(error["loc"][0])) if error["loc"] else "body"
     faults = _PATTERN_FAULTS if error["type"] == "string_pattern_mismatch" else _FAULTS
     key = field if faults is _PATTERN_FAULTS else error["type"]
     return f"{field}: {faults.get(key, 'is not valid')}"
 
 
-def _printable(name: str) -> str:
-    # A member's name comes from the message, and may be a number or a text itself.
+def printable(name: str, otherwise: str = "a member") -> str:
+    """Return a name that comes from a message, unless it may be a number or a text itself."""
     plain = re.fullmatch(r"[A-Za-z_][A-Za-z_.-]{0,31}", name)
-    return name if plain else "a member"
+    return name if plain else otherwise
 
 
 _ID = re.compile(r"[!-~]{1,255}")

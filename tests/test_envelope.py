@@ -2,7 +2,9 @@
 
 import copy
 import json
+import re
 import string
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -320,6 +322,98 @@ def test_count_that_cannot_be_read(name: str, value: object) -> None:
     """A count that somebody spoilt makes the message invalid, and the header is named."""
     with pytest.raises(InvalidMessageError, match=rf"^{name}: "):
         read_header(name, value)
+
+
+# --- Headers that nobody reads --------------------------------------------------------------------
+
+MISSPELT: dict[str, str] = {
+    "sms-bridge-expire-at": EXPIRES_AT,
+    "sms-bridge-expires": EXPIRES_AT,
+    "sms_bridge_expires_at": EXPIRES_AT,
+    "SMS-Bridge-Expires-At": EXPIRES_AT,
+    "sms-bridge-notbefore": NOT_BEFORE,
+    "sms-bridge-on-uncertian": ON_UNCERTAIN,
+    "sms-bridge-order-key": ORDERING_KEY,
+    "sms-bridge-prio": "sms-bridge-priority",
+}
+
+
+@pytest.mark.parametrize(("name", "nearest"), MISSPELT.items(), ids=MISSPELT)
+def test_misspelt_header(name: str, nearest: str) -> None:
+    """A header to us that nobody reads makes the message invalid; the nearest name is told."""
+    with pytest.raises(InvalidMessageError) as caught:
+        read_header(name, CANARY)
+
+    assert str(caught.value) == f"{name}: is unknown; did you mean {nearest}?"
+
+
+@pytest.mark.parametrize("rest", ["", "4917012345678", "ttl\n", "é", "x" * 100], ids=ascii)
+def test_odd_header_is_not_quoted(rest: str) -> None:
+    """A name that may be a number or a text itself is refused, and not told."""
+    with pytest.raises(InvalidMessageError) as caught:
+        read_header("sms-bridge-" + rest, 1)
+
+    assert re.fullmatch(
+        r"(sms-bridge-|a header sms-bridge-\.\.\.): is unknown; did you mean sms-bridge-[a-z-]+\?",
+        str(caught.value),
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["sms-bridge", "sms-bridgehead", "x-sms-bridge-expire-at", "smsbridge-expire-at", ""]
+)
+def test_header_of_others(name: str) -> None:
+    """What does not begin as ours do is no affair of ours."""
+    assert read_header(name, 1).expires_at is None
+
+
+OF_EVENTS = ("event-id", "body-sha256", "delivery", "provider-id", "message-id", "code")
+
+
+@pytest.mark.parametrize("name", [*OF_EVENTS, "priority"])
+def test_header_that_is_ours_elsewhere(name: str) -> None:
+    """Who passes on the headers of an inbound event, or of another service's shape, may."""
+    assert read_header(f"sms-bridge-{name}", "x").key
+
+
+def test_retry_copy_of_another_version() -> None:
+    """A copy from the ladder is not refused for what another version of the bridge wrote there."""
+    copied = replaced(message())
+    copied.headers = headers_of(copied) | {"sms-bridge-of-tomorrow": 1}
+
+    assert read(copied).attempts == 0
+
+
+@pytest.mark.parametrize("move", [replayed_properties, copy.copy], ids=["replay", "shovel"])
+def test_misspelt_dead_letter_that_is_moved_back(
+    move: Callable[[Basic.Properties], Basic.Properties],
+) -> None:
+    """A misspelt expiry is as wrong when its dead letter is moved back to the queue."""
+    properties = message(headers={"sms-bridge-expire-at": NOW + 1})
+    envelope = bare_envelope(properties, now=NOW)
+    letter = replaced(properties, envelope=envelope, reason="invalid", status=None, dead=True)
+
+    with pytest.raises(InvalidMessageError, match=f"did you mean {EXPIRES_AT}"):
+        read(move(letter))
+
+
+@pytest.mark.parametrize("move", [replayed_properties, copy.copy], ids=["replay", "shovel"])
+def test_dead_letter_that_is_moved_back_is_known(
+    move: Callable[[Basic.Properties], Basic.Properties],
+) -> None:
+    """What the bridge wrote on a dead letter is no unknown header when it is moved back."""
+    own = {EXPIRES_AT: NOW, NOT_BEFORE: NOW, ON_UNCERTAIN: "park", ORDERING_KEY: "k"}
+    letter = replaced(replaced(message(headers=own)), dead=True)
+
+    assert read(move(letter)).on_uncertain == "park"
+
+
+@pytest.mark.parametrize("value", [1_900_000_000_000, "1900000000000", 1.9e12], ids=repr)
+@pytest.mark.parametrize("header", [EXPIRES_AT, NOT_BEFORE])
+def test_moment_in_milliseconds_is_told(header: str, value: object) -> None:
+    """A moment that looks like milliseconds is refused with that hint."""
+    with pytest.raises(InvalidMessageError, match=f"^{header}: .* looks like milliseconds$"):
+        read_header(header, value)
 
 
 HEADER_VALUES = (

@@ -451,6 +451,19 @@ async def test_an_unreadable_header_is_named(line: Line, header: str, value: obj
     assert line.canaries.found_in(detail) == set()
 
 
+async def test_a_misspelt_header_is_told(line: Line, service: Service) -> None:
+    """A misspelt expiry makes the message invalid, and nothing is sent."""
+    request = line.request()
+    letter = await line.dead_letter(request, headers={"sms-bridge-expire-at": 1})
+
+    assert letter.headers["sms-bridge-reason"] == "invalid"
+    assert letter.headers["sms-bridge-detail"] == (
+        "sms-bridge-expire-at: is unknown; did you mean sms-bridge-expires-at?"
+    )
+    assert letter.headers["sms-bridge-expire-at"] == 1
+    assert await service.requests(request["to"]) == []
+
+
 async def test_a_dead_letter_keeps_its_properties(line: Line) -> None:
     """A dead letter has the properties and headers that the publisher gave."""
     properties = {
