@@ -14,9 +14,11 @@ from typing import Any
 import helm_python
 import yaml
 
+from bridge.config import Role
+
 CHART = Path(__file__).parents[2] / "helm" / "sms-bridge"
 APP_VERSION: str = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
-ROLES = ("worker", "webhook")
+ROLES: tuple[Role, ...] = ("worker", "webhook")
 MOUNTED = "/etc/sms-bridge"
 
 # A helm program, in place of the engine in the wheel: `make chart` tries Helm 4 and Helm 3.

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from bridge import topology_formats
 from bridge.__main__ import app as cli
 from bridge.admin import Health, admin_handler
 from bridge.app import check_roles
-from bridge.config import ENV_PREFIX, Role, Settings, known_keys, load_settings
+from bridge.config import ENV_PREFIX, Settings, known_keys, load_settings
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.parser import Request
 from bridge.topology import (
@@ -177,17 +178,19 @@ def test_the_app_starts_with_the_config(name: str, values: Values, tmp_path: Pat
     certificate = make_certificate(tmp_path)
     authority = certificate.read_bytes()
     pair = {".crt": authority, ".key": certificate.with_name("key.pem").read_bytes()}
-    for role in of_kind(render(values), "Deployment"):
-        component: Role = "worker" if role.endswith("worker") else "webhook"
-        settings = settings_from(values, tmp_path, component, given_file(values))
-        pod = tmp_path / component
-        pod.mkdir()
-        for path in secret_files(deployment(values, component)["spec"]["template"]):
+    enabled = [role for role in ROLES if values.get(role, {}).get("enabled", True)]
+    for component in (*enabled, "toolbox"):
+        # Operators' commands are those of every role that there is.
+        roles = [role for role in enabled if component in {role, "toolbox"}]
+        with_toolbox = merged(values, nested("toolbox.enabled", True))
+        settings = settings_from(with_toolbox, tmp_path, component, given_file(values))
+        shutil.rmtree(tmp_path / "secrets", ignore_errors=True)
+        for path in secret_files(deployment(with_toolbox, component)["spec"]["template"]):
             file = tmp_path / Path(path).relative_to(MOUNTED)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(pair.get(file.suffix, b"secret"))
 
-        assert check_roles(settings, [component]) == {component: None}
+        assert check_roles(settings, roles) == dict.fromkeys(roles)
         assert settings.admin.port == 9090
         assert settings.rabbitmq.username_file == tmp_path / "secrets/rabbitmq/username"
         wanted = "verify" if name in {"full", "operators"} else "declare"

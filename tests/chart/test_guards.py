@@ -130,6 +130,10 @@ def test_defaults_alone_name_what_is_missing() -> None:
             nested("webhook.extraEnv", [{"name": "SMS_BRIDGE_RABBITMQ__TLS__CA_FILE"}]),
             "which the chart sets: use rabbitmq.tls",
         ),
+        (
+            nested("toolbox.extraEnv", [{"name": "SMS_BRIDGE_SMS_API__KEY", "value": "k"}]),
+            "toolbox.extraEnv sets SMS_BRIDGE_SMS_API__KEY, which the chart sets",
+        ),
         # Stopping.
         (
             nested("worker.terminationGracePeriodSeconds", 29),

@@ -171,6 +171,55 @@ def test_another_namespace_is_used_everywhere() -> None:
     assert {m["metadata"]["namespace"] for m in render(values)} == {"elsewhere"}
 
 
+def test_the_toolbox_is_there_when_it_is_asked_for() -> None:
+    """One pod for operators' commands, which nothing connects to and no autoscaler counts."""
+    on = nested("toolbox.enabled", True)
+    guarded = nested("networkPolicy.enabled", True)
+    policies = of_kind(render(merged(MINIMAL, on, guarded)), "NetworkPolicy")
+    toolbox, worker = (policies[f"rel-sms-bridge-{name}"]["spec"] for name in ("toolbox", "worker"))
+    alone = merged(MINIMAL, on, guarded, nested("worker.enabled", False))
+    (inbound,) = (
+        policy["spec"]
+        for name, policy in of_kind(render(alone), "NetworkPolicy").items()
+        if name.endswith("toolbox")
+    )
+
+    assert added(on) == {"Deployment/rel-sms-bridge-toolbox"}
+    assert deployment(merged(MINIMAL, on), "toolbox")["spec"]["replicas"] == 1
+    assert toolbox["ingress"] == []
+    # The broker, and the API for `check --online`.
+    assert toolbox["egress"] == worker["egress"]
+    assert inbound["egress"] == worker["egress"][:-1]
+
+
+# Says which signals are blocked before it waits for one.
+WATCHED = """
+import signal
+wait = signal.sigwait
+def watched(mask):
+    print([blocked.name for blocked in signal.pthread_sigmask(signal.SIG_BLOCK, [])], flush=True)
+    return wait(mask)
+signal.sigwait = watched
+"""
+
+
+def test_the_toolbox_waits_until_it_is_told_to_stop() -> None:
+    """It ends at once on SIGTERM, which it has blocked: process 1 would never see it otherwise."""
+    found = container(merged(MINIMAL, nested("toolbox.enabled", True)), "toolbox")
+    assert found["command"] == ["python", "-c"]
+    (program,) = found["args"]
+    with subprocess.Popen(
+        [sys.executable, "-c", WATCHED + program], stdout=subprocess.PIPE, text=True
+    ) as waiting:
+        try:
+            assert waiting.stdout is not None
+            assert waiting.stdout.readline() == "['SIGTERM']\n"
+            waiting.terminate()
+            assert waiting.wait(timeout=10) == 0
+        finally:
+            waiting.kill()
+
+
 # What scales
 
 
@@ -360,6 +409,34 @@ def test_a_user_that_is_imported_comes_from_a_labelled_secret() -> None:
         "rel-sms-bridge-sms-api": None,
         "rel-sms-bridge-webhook": None,
     }
+
+
+def test_the_toolbox_has_the_secrets_of_the_roles() -> None:
+    """It has what the roles' commands need; its broker user may be one of the operators' own."""
+    on = nested("toolbox.enabled", True)
+    values = CI["full"]
+    of_roles = {
+        path: secret
+        for role in ROLES
+        for path, secret in secret_files(deployment(values, role)["spec"]["template"]).items()
+    }
+
+    def files(*overs: Values) -> dict[str, str]:
+        own = nested("toolbox.existingSecret", "")
+        return secret_files(
+            deployment(merged(values, on, own, *overs), "toolbox")["spec"]["template"]
+        )
+
+    mine = files(nested("toolbox.existingSecret", "mine"))
+    without_webhook = files(nested("webhook.enabled", False), nested("ingress.enabled", False))
+
+    assert files() == of_roles
+    assert {path for path in of_roles if mine[path] != of_roles[path]} == {
+        f"{MOUNTED}/secrets/rabbitmq/username",
+        f"{MOUNTED}/secrets/rabbitmq/password",
+    }
+    assert mine[f"{MOUNTED}/secrets/rabbitmq/password"] == "mine/pass"
+    assert not any("/webhook/" in path for path in without_webhook)
 
 
 def test_secrets_follow_their_rotation() -> None:
@@ -579,6 +656,8 @@ def test_notes_name_the_next_commands() -> None:
     assert "settings are those of the ConfigMap sms-bridge-settings" in notes["existing"]
     assert "sms.inbound" not in notes["existing"]
     assert "podDisruptionBudget" not in notes["minimal"]
+    assert "deployment/rel-sms-bridge-toolbox -- sms-bridge dlq list" in notes["operators"]
+    assert "toolbox" not in notes["minimal"]
     without = merged(MINIMAL, nested("webhook.podDisruptionBudget.enabled", False))
     unguarded = render_files(without)["sms-bridge/templates/NOTES.txt"]
     assert "set webhook.podDisruptionBudget.enabled" in unguarded

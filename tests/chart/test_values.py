@@ -66,7 +66,7 @@ BASES: list[tuple[str, Values]] = [
         (f"{section}.", switched_on(section))
         for section in (
             *("networkPolicy", "podMonitor", "serviceMonitor"),
-            *("prometheusRule", "dashboards"),
+            *("prometheusRule", "dashboards", "toolbox"),
         )
     ),
     ("topology.enabled", merged(MINIMAL, CLUSTER)),
@@ -95,6 +95,8 @@ FLIPS: dict[str, Any] = {
     "externalSecrets.refreshInterval": "2h",
     "tmp.medium": "",
     "tmp.sizeLimit": "8Mi",
+    "toolbox.resources": {"limits": {"memory": "1Gi"}},
+    "toolbox.extraEnv": [{"name": "TZ", "value": "UTC"}],
     "webhook.path": "/other",
     "webhook.service.type": "LoadBalancer",
     "webhook.service.loadBalancerSourceRanges": ["192.0.2.0/24"],
@@ -231,5 +233,8 @@ def test_every_map_of_the_schema_refuses_what_it_does_not_know() -> None:
     assert set(open_maps(SCHEMA, "")) == {
         ".properties.global",
         # A variable of the environment has forms that Kubernetes knows.
-        *(f".properties.{role}.properties.extraEnv.items" for role in ("worker", "webhook")),
+        *(
+            f".properties.{part}.properties.extraEnv.items"
+            for part in ("worker", "webhook", "toolbox")
+        ),
     }

@@ -222,7 +222,7 @@ def of_component(release: Release, component: str) -> list[Object]:
 
 
 def unguarded(release: Release) -> list[str]:
-    """List Deployments without exactly one budget, and budgets that are shared or allow nothing."""
+    """List roles without exactly one budget, and budgets that are shared or allow nothing."""
     faults = []
     budgets = release.cluster.objects("poddisruptionbudgets", release.namespace)
     deployments = release.cluster.objects("deployments", release.namespace)
@@ -233,7 +233,7 @@ def unguarded(release: Release) -> list[str]:
             faults.append(f"budget {name} covers {covered}")
         if budget.get("status", {}).get("disruptionsAllowed", 0) < 1:
             faults.append(f"budget {name} allows no disruption")
-    for deployment in release.deployments().values():
+    for deployment in release.roles().values():
         covering = [b["metadata"]["name"] for b in budgets if covers(b, deployment)]
         if len(covering) != 1:
             faults.append(f"{deployment['metadata']['name']} is covered by {covering}")
@@ -350,7 +350,7 @@ def beside_another(release: Release) -> list[str]:
 
 def reset_by_an_upgrade(release: Release) -> list[str]:
     """Scale every role from outside, upgrade, and list the roles that lost their number."""
-    roles = release.deployments()
+    roles = release.roles()
     for role in roles:
         release.scale(role, SCALED)
     upgraded = release.with_values(CHANGE).upgrade(*WAIT, check=False)

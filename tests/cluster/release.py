@@ -25,6 +25,7 @@ SETTLE_SECONDS = 20
 SECRETS = {
     "sms-bridge": ["username", "password", "key", "current"],
     "broker": ["user", "pass"],
+    "broker-operators": ["user", "pass"],
     "broker-tls": ["ca.crt", "tls.crt", "tls.key"],
     "sms-api": ["token"],
     "sms-api-ca": ["ca.crt"],
@@ -111,8 +112,12 @@ class Release:
         return self.cluster.objects(kind, self.namespace, selector=self.selector)
 
     def deployments(self) -> dict[str, Object]:
-        """Return its Deployments by role."""
+        """Return its Deployments by component: the roles, and the toolbox."""
         return {d["metadata"]["labels"][COMPONENT]: d for d in self.objects("deployments")}
+
+    def roles(self) -> dict[str, Object]:
+        """Return the Deployments of the roles; the toolbox may be away for a moment."""
+        return {name: d for name, d in self.deployments().items() if name in ROLES}
 
     def pods(self) -> dict[str, Object]:
         """Return the pods of its Deployments by uid, without those that are leaving."""
@@ -124,7 +129,7 @@ class Release:
 
     def wanted(self) -> dict[str, int]:
         """Return the number of pods that each role shall have."""
-        return {role: d["spec"]["replicas"] for role, d in self.deployments().items()}
+        return {role: d["spec"]["replicas"] for role, d in self.roles().items()}
 
     def scale(self, role: str, number: int) -> None:
         """Set a number of pods as an autoscaler does, and kubectl: beside the chart."""

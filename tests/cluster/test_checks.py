@@ -16,6 +16,7 @@ if TOOLS is None:
     pytest.skip(NO_TOOLS, allow_module_level=True)
 
 DEPLOYMENTS = "templates/deployments.yaml"
+HELPERS = "templates/_helpers.tpl"
 BUDGETS = "templates/poddisruptionbudgets.yaml"
 SERVICES = "templates/services.yaml"
 TEST_POD = "templates/tests/webhook.yaml"
@@ -47,7 +48,7 @@ SECURITY = "securityContext: {{- toYaml $.Values.securityContext | nindent 12 }}
 RESOURCES = "resources: {{- toYaml $r.resources | nindent 12 }}"
 BUDGET_SELECTOR = """matchLabels: {{- include "sms-bridge.selectorLabels" $of | nindent 6 }}"""
 SCALED = "{{- if not (or $r.autoscaling.enabled ($r.keda | default dict).enabled) }}"
-CHECKSUM = """"checksum/config" (include "sms-bridge.config" $ | sha256sum)"""
+CHECKSUM = """"checksum/config" (include "sms-bridge.config" .root | sha256sum)"""
 ACCOUNT_NOTES = '"annotations" .Values.serviceAccount.annotations'
 
 FAULTS: Mapping[str, Fault] = {
@@ -102,7 +103,7 @@ FAULTS: Mapping[str, Fault] = {
     "a probe of a port that is none": Fault(
         checks.dangling,
         "has no port metrics",
-        "templates/_helpers.tpl",
+        HELPERS,
         '"port" "admin"',
         '"port" "metrics"',
     ),
@@ -157,10 +158,10 @@ FAULTS: Mapping[str, Fault] = {
         "nodeSelector: {kubernetes.io/hostname: node-0}",
     ),
     "an annotation that is different each time": Fault(
-        checks.replaced_for_nothing, "replaced", DEPLOYMENTS, CHECKSUM, '"at" (now | toString)'
+        checks.replaced_for_nothing, "replaced", HELPERS, CHECKSUM, '"at" (now | toString)'
     ),
     "a change that the pods do not show": Fault(
-        checks.kept_in_spite_of_a_change, "kept", DEPLOYMENTS, CHECKSUM, '"at" "never"'
+        checks.kept_in_spite_of_a_change, "kept", HELPERS, CHECKSUM, '"at" "never"'
     ),
     "a rollout that stops pods before it starts others": Fault(
         checks.gaps_in_a_rollout,
@@ -187,7 +188,7 @@ FAULTS: Mapping[str, Fault] = {
     "a name that two releases share": Fault(
         checks.beside_another,
         "cannot be imported into the current release",
-        "templates/_helpers.tpl",
+        HELPERS,
         'printf "%s-%s" .Release.Name $name',
         'printf "%s-%s" "rel" $name',
     ),

@@ -57,7 +57,7 @@ def test_services_lead_to_ready_pods_of_their_role(installed: Release) -> None:
     assert checks.lasting(checks.misrouted, installed) == []
 
 
-def test_each_deployment_has_a_budget(installed: Release) -> None:
+def test_each_role_has_a_budget(installed: Release) -> None:
     """Exactly one budget covers it, and lets a pod go."""
     assert checks.lasting(checks.unguarded, installed) == []
 

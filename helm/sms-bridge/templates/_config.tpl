@@ -26,7 +26,7 @@
 {{- end }}
 
 {{/*
-The variables of a role: where its file is, and what stands above it. Takes root and component.
+The variables of these roles: where the file is, and what stands above it. Takes root and roles.
 A file that is not ours cannot be merged with the chart's own settings, so these come this way.
 */}}
 {{- define "sms-bridge.env" -}}
@@ -44,8 +44,8 @@ A file that is not ours cannot be merged with the chart's own settings, so these
 {{- end }}
 {{- $set := dict }}
 {{- if $v.existingConfigMap }}
-{{- $of := list "rabbitmq" "admin" .component }}
-{{- if eq .component "worker" }}{{ $of = append $of "sms_api" }}{{ end }}
+{{- $of := concat (list "rabbitmq" "admin") .roles }}
+{{- if has "worker" .roles }}{{ $of = append $of "sms_api" }}{{ end }}
 {{- range $section, $settings := include "sms-bridge.config.own" .root | fromJson }}
 {{- if has $section $of }}{{ $_ := set $set $section $settings }}{{ end }}
 {{- end }}

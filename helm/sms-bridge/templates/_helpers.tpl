@@ -19,6 +19,13 @@
 {{- .Values.serviceAccount.name | default $default }}
 {{- end }}
 
+{{/* The roles that run. */}}
+{{- define "sms-bridge.roles" -}}
+{{- $roles := list }}
+{{- range list "worker" "webhook" }}{{ if (get $.Values .).enabled }}{{ $roles = append $roles . }}{{ end }}{{ end }}
+{{- toJson $roles }}
+{{- end }}
+
 {{/*
 The helpers for labels and metadata take a dict of root and, for what belongs to one role,
 component. No version ever stands in a selector.
@@ -48,6 +55,20 @@ labels: {{- merge (include "sms-bridge.labels" . | fromYaml) (.labels | default 
 {{- with merge dict (.annotations | default dict) .root.Values.commonAnnotations }}
 annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end }}
+
+{{/* Takes what metadata takes, component, and podLabels. */}}
+{{- define "sms-bridge.podLabels" -}}
+{{- $labels := include "sms-bridge.selectorLabels" . | fromYaml }}
+{{- $_ := set $labels "app.kubernetes.io/version" .root.Chart.AppVersion }}
+{{- merge $labels .podLabels .root.Values.commonLabels | toYaml }}
+{{- end }}
+
+{{/* A changed config.yaml replaces the pod. Takes what metadata takes, component, and podAnnotations. */}}
+{{- define "sms-bridge.podAnnotations" -}}
+{{- $notes := dict "kubectl.kubernetes.io/default-container" .component }}
+{{- if not .root.Values.existingConfigMap }}{{ $_ := set $notes "checksum/config" (include "sms-bridge.config" .root | sha256sum) }}{{ end }}
+{{- merge $notes .podAnnotations .root.Values.commonAnnotations | toYaml }}
 {{- end }}
 
 {{- define "sms-bridge.image" -}}

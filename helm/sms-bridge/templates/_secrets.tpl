@@ -32,11 +32,41 @@ asked for. Takes root and credential (rabbitmq, smsApi or webhookSecrets).
 {{- get (dict "rabbitmq" "rabbitmq" "smsApi" "sms-api" "webhookSecrets" "webhook") . }}
 {{- end }}
 
-{{/* The Secret files of one role, and no others. The paths are those that the config names. */}}
+{{/* The files of a pod, below whole directories: a subPath mount would never see a rotated Secret. */}}
+{{- define "sms-bridge.volumeMounts" -}}
+- name: config
+  mountPath: {{ include "sms-bridge.configDir" . }}
+  readOnly: true
+- name: secrets
+  mountPath: {{ include "sms-bridge.secretsDir" . }}
+  readOnly: true
+- name: tmp
+  mountPath: /tmp
+{{- end }}
+
+{{/* Takes what secretSources takes. */}}
+{{- define "sms-bridge.volumes" -}}
+- name: config
+  configMap:
+    name: {{ include "sms-bridge.configMapName" .root }}
+- name: secrets
+  projected:
+    defaultMode: 0440
+    sources: {{- include "sms-bridge.secretSources" . | nindent 6 }}
+- name: tmp
+  emptyDir:
+    medium: {{ .root.Values.tmp.medium | quote }}
+    sizeLimit: {{ .root.Values.tmp.sizeLimit }}
+{{- end }}
+
+{{/*
+The Secret files of these roles, and no others. The paths are those that the config names. Takes
+root, roles and, in place of the Secret of the bridge's broker user, brokerSecret.
+*/}}
 {{- define "sms-bridge.secretSources" -}}
 {{- $v := .root.Values }}
 - secret:
-    name: {{ include "sms-bridge.secretName" (dict "root" .root "credential" "rabbitmq") | quote }}
+    name: {{ .brokerSecret | default (include "sms-bridge.secretName" (dict "root" .root "credential" "rabbitmq")) | quote }}
     items:
       - key: {{ $v.rabbitmq.secretKeys.username | quote }}
         path: rabbitmq/username
@@ -61,7 +91,7 @@ asked for. Takes root and credential (rabbitmq, smsApi or webhookSecrets).
       {{- end }}
 {{- end }}
 {{- end }}
-{{- if eq .component "worker" }}
+{{- if has "worker" .roles }}
 - secret:
     name: {{ include "sms-bridge.secretName" (dict "root" .root "credential" "smsApi") | quote }}
     items:
@@ -76,7 +106,8 @@ asked for. Takes root and credential (rabbitmq, smsApi or webhookSecrets).
         path: sms-api/ca.crt
 {{- end }}
 {{- end }}
-{{- else }}
+{{- end }}
+{{- if has "webhook" .roles }}
 {{ include "sms-bridge.webhookSecretSource" .root }}
 {{- end }}
 {{- end }}

@@ -91,10 +91,10 @@ config and existingConfigMap are both set: which one is meant is never guessed, 
 config.{{ $section }}.{{ $key }} is set by the chart: use {{ $instead }}.
 {{- end }}
 {{- $variable := printf "SMS_BRIDGE_%s__%s" $section $key | upper }}
-{{- range $role := list "worker" "webhook" }}
-{{- range (get $.Values $role).extraEnv }}
+{{- range $part := list "worker" "webhook" "toolbox" }}
+{{- range (get $.Values $part).extraEnv }}
 {{- if or (eq (upper .name) $variable) (hasPrefix (printf "%s__" $variable) (upper .name)) }}
-{{ $role }}.extraEnv sets {{ .name }}, which the chart sets: use {{ $instead }}.
+{{ $part }}.extraEnv sets {{ .name }}, which the chart sets: use {{ $instead }}.
 {{- end }}
 {{- end }}
 {{- end }}
