@@ -31,6 +31,8 @@ MAX_LINES: Final = 10_000
 # Lines that come so close together leave in one write.
 GATHER_SECONDS: Final = 0.02
 FINISH_SECONDS: Final = 1.0
+# How often a line may be about the same thing, where strangers have it in their hands.
+COUNT_SECONDS: Final = 1.0
 
 Facts = dict[str, object]
 
@@ -80,6 +82,44 @@ class Log:
         known = {name: value for name, value in facts.items() if value is not None}
         for output in outputs:
             output.take(level, self._name, event, known)
+
+
+class CountedLog:
+    """Logs what strangers cause at will: the first at once, then a line a second with their number.
+
+    Of each set of facts, that is, so these must come from closed sets. Needs a running event loop.
+    """
+
+    def __init__(self, log: Log, event: str) -> None:
+        self._log = log
+        self._event = event
+        # What has happened since the last line, and what writes the next one.
+        self._pending: dict[tuple[tuple[str, object], ...], int] = {}
+        self._timers: dict[tuple[tuple[str, object], ...], asyncio.TimerHandle] = {}
+
+    def info(self, **facts: object) -> None:
+        """Log, or count for the next line."""
+        key = tuple(facts.items())
+        if key in self._pending:
+            self._pending[key] += 1
+            return
+        self._pending[key] = 1
+        self._tell(key)
+
+    def flush(self) -> None:
+        """Log what was only counted so far."""
+        for key in list(self._pending):
+            self._timers[key].cancel()
+            self._tell(key)
+
+    def _tell(self, key: tuple[tuple[str, object], ...]) -> None:
+        count, self._pending[key] = self._pending[key], 0
+        if count == 0:
+            del self._pending[key], self._timers[key]
+            return
+        self._log.info(self._event, **dict(key), count=count)
+        loop = asyncio.get_running_loop()
+        self._timers[key] = loop.call_later(COUNT_SECONDS, self._tell, key)
 
 
 log = Log(__name__)

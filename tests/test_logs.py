@@ -16,8 +16,10 @@ import pytest
 import uvloop
 
 import bridge
+from bridge import logs
 from bridge.logs import (
     MAX_LINES,
+    CountedLog,
     LineWriter,
     Log,
     configure_logging,
@@ -25,7 +27,7 @@ from bridge.logs import (
     json_line,
     log_loop_faults,
 )
-from tests.ears import logging_kept
+from tests.ears import Ears, logging_kept
 
 NUMBER = "+4917012345678"
 OURS = Log("bridge.anything")
@@ -637,3 +639,65 @@ def test_line_writer_outlives_a_reader_that_is_gone(start: Start) -> None:
         writer.write("lost, too\n")
 
     assert (dropped, warned.getvalue()) == ([1], "")
+
+
+# --- What strangers cause -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have lines that count come soon."""
+    monkeypatch.setattr(logs, "COUNT_SECONDS", 0.05)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition, and fail when it does not come."""
+    async with asyncio.timeout(6):
+        while not condition():  # noqa: ASYNC110  a condition of any kind has no event
+            await asyncio.sleep(0.001)
+
+
+def counted_in(ears: Ears) -> int:
+    """Sum up what the lines have counted."""
+    return sum(line["count"] for line in ears.heard("refused"))
+
+
+@pytest.mark.usefixtures("quick")
+async def test_first_of_many_is_logged_at_once_and_the_rest_counted(ears: Ears) -> None:
+    """A thousand of one cause are two lines: the first, and the others with their number."""
+    counted = CountedLog(Log("test"), "refused")
+    for _ in range(1000):
+        counted.info(why="forged", status=401)
+    first = list(ears.heard("refused"))
+    await until(lambda: counted_in(ears) == 1000)
+
+    assert first == [{"why": "forged", "status": 401, "count": 1}]
+    assert ears.heard("refused") == [*first, {"why": "forged", "status": 401, "count": 999}]
+
+
+@pytest.mark.usefixtures("quick")
+async def test_causes_are_counted_apart(ears: Ears) -> None:
+    """Each set of facts has lines of its own, and nothing is kept of it once it has ended."""
+    counted = CountedLog(Log("test"), "refused")
+    for why in ("forged", "late", "forged", "forged"):
+        counted.info(why=why)
+    await until(lambda: counted_in(ears) == 4)
+    lines = ears.heard("refused")
+    await until(lambda: not counted._pending)
+    counted.info(why="late")
+
+    assert [(line["why"], line["count"]) for line in lines] == [
+        *(("forged", 1), ("late", 1), ("forged", 2)),
+    ]
+    assert ears.heard("refused")[-1] == {"why": "late", "count": 1}
+
+
+async def test_rest_is_told_at_the_end(ears: Ears) -> None:
+    """What was only counted is logged when the program ends."""
+    counted = CountedLog(Log("test"), "refused")
+    for _ in range(3):
+        counted.info(why="forged")
+    counted.flush()
+    counted.flush()
+
+    assert [line["count"] for line in ears.heard("refused")] == [1, 2]
