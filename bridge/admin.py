@@ -19,13 +19,14 @@ from bridge.parser import Answer, Limits, Request, problem
 Check = Callable[[], bool]
 # Who comes here is known, and has no body.
 LIMITS: Final = Limits(
-    max_connections=256,
+    max_connections=64,
     max_header_bytes=16384,
     max_headers=100,
     max_body_bytes=4096,
     max_buffered_bytes=65536,
     idle_timeout_seconds=15,
     body_timeout_seconds=10,
+    keep_alive_seconds=75,
 )
 MAX_SILENCE_SECONDS: Final = 10.0
 BEAT_SECONDS: Final = 0.5

@@ -23,7 +23,7 @@ from bridge.broker import Link, tls_context
 from bridge.config import Role, Settings, SmsApiSettings
 from bridge.credentials import Credential, check_header_value, load_authorities
 from bridge.errors import ConfigError
-from bridge.listener import Listener
+from bridge.listener import Hooks, Listener, fit_open_files
 from bridge.logs import LineWriter, Log, configure_logging, log_loop_faults
 from bridge.metrics import BridgeMetrics, Registry, WebhookMetrics, WorkerMetrics, new_registry
 from bridge.pace import Pace
@@ -46,6 +46,8 @@ REREAD_SECONDS: Final = 5.0
 MAX_LOOKS: Final = 3
 # For what comes after the drain: closing connections and the admin port.
 CLOSE_SECONDS: Final = 4.0
+# Open files besides connections of the ports and to the API: the broker, secrets, the log, DNS.
+OWN_DESCRIPTORS: Final = 64
 # What a role that nobody has configured lacks first.
 _MISSING: Final[Mapping[Role, str]] = {
     "worker": "sms_api.base_url: is missing; the worker needs it",
@@ -255,18 +257,32 @@ class Bridge:
         for secret in secrets:
             self._secrets.watch("webhook", secret, receiver.read_secrets)
         self._link("webhook publish", watched(receiver.serve, settings.queue, metrics))
+        limits = fit_open_files(
+            webhook_limits(settings),
+            reserved=self._count_reserved(),
+            setting="webhook.max_connections",
+        )
         listener = Listener(
             receiver.answer,
-            webhook_limits(settings),
+            limits,
             section="webhook",
             host=settings.host,
             port=settings.port,
             drain_timeout_seconds=settings.shutdown_timeout_seconds,
-            on_refusal=receiver.count_refusal,
+            hooks=Hooks(
+                judge=receiver.judge,
+                on_refusal=receiver.count_refusal,
+                on_eviction=receiver.count_eviction,
+            ),
         )
-        self._running["webhook listener"] = listener.run()
+        self._running["webhook listener"] = _serve_webhooks(listener, receiver)
         self._health.ready["listener"] = lambda: listener.is_accepting
         return listener
+
+    def _count_reserved(self) -> int:
+        """Count the descriptors that everything but the public port may need."""
+        posts = 0 if self._worker is None else self._settings.worker.most_in_flight
+        return OWN_DESCRIPTORS + ADMIN_LIMITS.max_connections + posts
 
     def _make_admin(self) -> Listener:
         settings = self._settings.admin
@@ -353,6 +369,14 @@ class Bridge:
         if self._worker is not None:
             with contextlib.suppress(Exception):
                 await self._worker.aclose()
+
+
+async def _serve_webhooks(listener: Listener, receiver: Receiver) -> None:
+    """Run the public port; at its end log what was only counted."""
+    try:
+        await listener.run()
+    finally:
+        receiver.flush_log()
 
 
 def _bridge_metrics(
@@ -456,7 +480,10 @@ def _check_ports(settings: Settings) -> None:
     webhook, admin = settings.webhook, settings.admin
     hosts = {webhook.host, admin.host}
     is_one_family = (":" in webhook.host) == (":" in admin.host)
-    is_one_address = len(hosts) == 1 or (is_one_family and hosts & {"0.0.0.0", "::"})  # noqa: S104
+    # `::` is every address, of IPv4 too.
+    is_one_address = (
+        len(hosts) == 1 or "::" in hosts or (is_one_family and "0.0.0.0" in hosts)  # noqa: S104
+    )
     if webhook.port == admin.port != 0 and is_one_address:
         raise ConfigError("admin.port: is webhook.port too; set another one, or 0 for any free one")
 

@@ -389,6 +389,7 @@ class WebhookSettings(_Section):
     response_timeout_seconds: Duration = 2.5
     body_timeout_seconds: Duration = 10
     idle_timeout_seconds: Duration = 15
+    keep_alive_seconds: Duration = 75
     shutdown_timeout_seconds: Duration = 20
 
     @model_validator(mode="after")

@@ -9,15 +9,17 @@ import contextlib
 import errno
 import math
 import resource
+import select
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Final, cast
+from typing import Final, Literal, cast
 
 from bridge.errors import BridgeError
 from bridge.logs import Log
-from bridge.parser import Answer, Limits, Phase, Request, RequestParser, problem
+from bridge.parser import Answer, Judge, Limits, Phase, Request, RequestParser, problem
 
 log = Log(__name__)
 
@@ -26,6 +28,10 @@ BACKLOG: Final = 2048
 READ_BYTES: Final = 65536
 # How late a deadline may be noticed.
 SWEEP_SECONDS: Final = 0.25
+# Turns of the event loop in which every socket is looked at, whichever loop it is.
+READ_TURNS: Final = 2
+# At the end: for accepting who is in the queue, and for a request that is on its way.
+END_SECONDS: Final = 1.0
 # After a last answer we go on reading: to close with unread data would reset the connection, and
 # the client might never see the answer.
 LINGER_SECONDS: Final = 2.0
@@ -42,9 +48,22 @@ _BIND_FAULTS: Final = {
 _NO_ADDRESS: Final = ("host", "this computer has no such address; set one of its own, or 0.0.0.0")
 _FULL: Final = problem(503, "too many connections; try again later", Retry_After="5")
 
+# Why a connection had to go: no place for a newcomer, or no room in memory.
+Eviction = Literal["connections", "memory"]
 Handler = Callable[[Request], Awaitable[Answer]]
-# Called with the path, if it was read, and the status of what the port answers by itself.
-OnRefusal = Callable[[str | None, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a port asks and tells besides.
+
+    `judge` looks at each header. `on_refusal` hears of what the port answers by itself: method and
+    path, if they were read, and the status. `on_eviction` hears of who had to go for another.
+    """
+
+    judge: Judge = lambda *_: None
+    on_refusal: Callable[[str | None, str | None, int], None] = lambda *_: None
+    on_eviction: Callable[[Eviction], None] = lambda _: None
 
 
 class Listener:
@@ -59,11 +78,11 @@ class Listener:
         host: str,
         port: int,
         drain_timeout_seconds: float = 5,
-        on_refusal: OnRefusal = lambda _path, _status: None,
+        hooks: Hooks = Hooks(),
     ) -> None:
         self.handler = handler
         self.limits = limits
-        self.on_refusal = on_refusal
+        self.hooks = hooks
         self._socket = bind(host, port, settings=f"{section}.")
         self.port: int = self._socket.getsockname()[1]
         self._drain_timeout_seconds = drain_timeout_seconds
@@ -71,11 +90,16 @@ class Listener:
         self.has_cut_off = False
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
+        self._swept_at = math.inf
         self.connections: set[_Connection] = set()
-        # Those that are not being answered; the one that has waited longest comes first.
-        self.waiting: dict[_Connection, None] = {}
+        # Those that may have to go, each in one of these, the one that came into it first in front:
+        # nothing of a request has come; the same, but the client is known for a good one; a request
+        # has begun and is not complete. A request that is complete is in none.
+        self.silent: dict[_Connection, None] = {}
+        self.trusted: dict[_Connection, None] = {}
+        self.receiving: dict[_Connection, None] = {}
         self.tasks: set[asyncio.Task[None]] = set()
-        self.body_bytes = 0
+        self.held_bytes = 0
         # One for all connections: what is read is parsed before the next read.
         self.buffer = memoryview(bytearray(READ_BYTES))
         self.date = b""
@@ -93,13 +117,15 @@ class Listener:
     async def run(self) -> None:
         """Serve until `stop`, then finish the requests that are being answered."""
         loop = asyncio.get_running_loop()
-        self._sweep(loop.time())
+        self._swept_at = loop.time()
+        await self._sweep(loop.time())
         server = await loop.create_server(
             lambda: _Connection(self, loop), sock=self._socket, backlog=BACKLOG
         )
         self._is_started = True
         try:
             await self._sweep_until(self._stopping, math.inf)
+            await self._accept_queued()
             server.close()
             for connection in list(self.connections):
                 connection.drain()
@@ -123,47 +149,75 @@ class Listener:
         """
         self._stopping.set()
 
+    async def _accept_queued(self) -> None:
+        """Take those whom the kernel has let in: to close the port would reset them."""
+        loop = asyncio.get_running_loop()
+        queue = select.poll()
+        queue.register(self._socket, select.POLLIN)
+        deadline = loop.time() + END_SECONDS
+        while queue.poll(0) and loop.time() < deadline:  # noqa: ASYNC110  the kernel's queue
+            await asyncio.sleep(0)
+        await _read_all()
+
     async def _sweep_until(self, event: asyncio.Event, deadline: float) -> None:
         loop = asyncio.get_running_loop()
         while not event.is_set() and (now := loop.time()) < deadline:
-            self._sweep(now)
+            await self._sweep(now)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SWEEP_SECONDS):
                     await event.wait()
 
-    def _sweep(self, now: float) -> None:
+    async def _sweep(self, now: float) -> None:
         """Look at every deadline, which is cheaper than a timer for each connection."""
         self.date = f"date: {formatdate(usegmt=True)}\r\n".encode()
-        for connection in [c for c in self.connections if c.deadline <= now]:
-            connection.expire()
+        stalled = now - self._swept_at - SWEEP_SECONDS
+        self._swept_at = now
+        if stalled > SWEEP_SECONDS:
+            # We stood still (a paused machine, no processor time), and nobody could be in time.
+            for connection in self.connections:
+                connection.deadline += stalled
+        late = [c for c in self.connections if c.deadline <= now]
+        if late:
+            await _read_all()
+        for connection in late:
+            if connection.deadline <= now:
+                connection.expire()
 
     # What connections call
 
     def admit(self, connection: "_Connection") -> bool:
         """Take a connection on; when it is one too many, the one that waited longest has to go."""
         if len(self.connections) >= self.limits.max_connections:
-            longest = next(iter(self.waiting), None)
+            longest = self._find_longest()
             if longest is None:
                 return False
-            longest.evict()
+            longest.evict("connections")
         self.connections.add(connection)
-        self.waiting[connection] = None
         return True
 
+    def _find_longest(self) -> "_Connection | None":
+        """Find who has waited longest; strangers must not drive out who is known for a good one."""
+        first = [next(iter(line)) for line in (self.silent, self.receiving) if line]
+        if first:
+            return min(first, key=lambda connection: connection.since)
+        return next(iter(self.trusted), None)
+
     def forget(self, connection: "_Connection") -> None:
-        """Take a connection off the lists."""
+        """Take a connection off the list."""
         self.connections.discard(connection)
-        self.waiting.pop(connection, None)
         self.check_end()
 
-    def count_body(self, size: int) -> None:
-        """Count what bodies take up; when it is too much, the slowest of them have to go."""
-        self.body_bytes += size
-        while size > 0 and self.body_bytes > self.limits.max_buffered_bytes:
-            slowest = next((c for c in self.waiting if c.body_bytes), None)
-            if slowest is None:
+    def count(self, size: int) -> None:
+        """Count what requests take up; when it is too much, those that began first have to go.
+
+        Only those that are not complete: whoever has sent all is answered.
+        """
+        self.held_bytes += size
+        while size > 0 and self.held_bytes > self.limits.max_buffered_bytes:
+            first = next((c for c in self.receiving if c.held_bytes), None)
+            if first is None:
                 break
-            slowest.evict()
+            first.evict("memory")
 
     def check_end(self) -> None:
         """Let `run` return when nothing is left to do."""
@@ -171,14 +225,24 @@ class Listener:
             self._ended.set()
 
 
+async def _read_all() -> None:
+    """Have everything read that has come: timers run first, however long ago it came."""
+    for _ in range(READ_TURNS):
+        await asyncio.sleep(0)
+
+
 def bind(host: str, port: int, *, settings: str) -> socket.socket:
-    """Take a port, and ask for as many open files as the system grants.
+    """Take a port; `::` takes it for IPv4 too.
 
     Raises BridgeError that names `host` or `port` with `settings` before it, and the remedy.
     """
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listening = socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+            backlog=BACKLOG,
+            dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6(),
+        )
     except (OSError, UnicodeError) as error:
         number = 0 if isinstance(error, UnicodeError) else error.errno or 0
         setting, why = _BIND_FAULTS.get(number, _NO_ADDRESS)
@@ -188,12 +252,35 @@ def bind(host: str, port: int, *, settings: str) -> socket.socket:
     return listening
 
 
-def _allow_descriptors() -> None:
-    # Without descriptors the broker could not be reached either.
+def fit_open_files(limits: Limits, *, reserved: int, setting: str) -> Limits:
+    """Lower `max_connections` to what the open files allow, but not below a quarter of these.
+
+    `reserved` are for the rest of the process: without descriptors neither the broker could be
+    reached nor the admin port answer. A warning names `setting` and the remedy.
+    """
+    open_files = _allow_descriptors()
+    most = max(open_files - reserved, open_files // 4)
+    if limits.max_connections <= most:
+        return limits
+    log.warning(
+        "connections_limited",
+        setting=setting,
+        wanted=limits.max_connections,
+        connections=most,
+        open_files=open_files,
+        remedy="raise the hard limit of open files (ulimit -Hn, LimitNOFILE), or lower the setting",
+    )
+    return replace(limits, max_connections=most)
+
+
+def _allow_descriptors() -> int:
+    """Ask for as many open files as the system grants; return how many there may be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        return allowed
+    return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 class _Connection(asyncio.BufferedProtocol):
@@ -203,16 +290,24 @@ class _Connection(asyncio.BufferedProtocol):
         self._port = port
         self._loop = loop
         self._transport: asyncio.Transport
-        self._parser = RequestParser(port.limits)
+        self._parser = RequestParser(port.limits, port.hooks.judge)
         self._task: asyncio.Task[None] | None = None
+        # Of the request that is being answered.
+        self._request_bytes = 0
         # Read while a request was being answered; parsed after it.
         self._held = b""
-        self.body_bytes = 0
+        # What all of it takes up.
+        self.held_bytes = 0
         # The client does not read its answer, has said all, is told no more.
         self._is_clogged = self._has_eof = self._is_over = False
+        # It has been answered, with success.
+        self._is_answered = self._is_trusted = False
         self._is_paused = False
         self._lingered_bytes = 0
         self.deadline = math.inf
+        # Where the port finds us when somebody has to go, and since when.
+        self._line: dict[_Connection, None] | None = None
+        self.since = 0.0
 
     # asyncio's side
 
@@ -224,9 +319,10 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=0)
         if self._port.admit(self):
             self._start_clock()
+            self._line_up()
             return
         self._is_over = True
-        self._port.on_refusal(None, _FULL.status)
+        self._port.hooks.on_refusal(None, None, _FULL.status)
         self._send(_FULL, keep_alive=False)
         self._transport.close()
 
@@ -241,9 +337,10 @@ class _Connection(asyncio.BufferedProtocol):
             if self._lingered_bytes > MAX_LINGER_BYTES:
                 self.abort()
         elif self._task is not None or self._is_clogged:
-            self._held += self._port.buffer[:count]
             self._is_paused = True
             self._transport.pause_reading()
+            self._held += self._port.buffer[:count]
+            self._count()
         else:
             self._feed(self._port.buffer[:count])
             self._advance()
@@ -257,19 +354,21 @@ class _Connection(asyncio.BufferedProtocol):
         """Wait for a client that does not read its answer, but not for long."""
         self._is_clogged = True
         self._start_clock()
+        self._line_up()
 
     def resume_writing(self) -> None:
         """Go on, for the answer was read."""
         self._is_clogged = False
         self._start_clock()
+        self._line_up()
         self._advance()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's own
         """Drop what is not complete; a request that is being answered is finished."""
         if not self._is_over and self._parser.phase is Phase.BODY:
-            self._port.on_refusal(self._parser.path, HTTPStatus.BAD_REQUEST)
+            self._tell_refusal(HTTPStatus.BAD_REQUEST)
         self._give_up()
-        self._port.forget(self)
+        self._leave()
 
     # The port's side
 
@@ -280,32 +379,70 @@ class _Connection(asyncio.BufferedProtocol):
         else:
             self._refuse(problem(408, "the request did not arrive in time"))
 
-    def evict(self) -> None:
+    def evict(self, cause: Eviction) -> None:
         """Make room at once for somebody else."""
-        is_mute = self._is_mute
-        self._give_up()
-        self._port.forget(self)
-        if is_mute:
+        self._port.hooks.on_eviction(cause)
+        if self._is_mute:
             self.abort()
-        else:
-            self._port.on_refusal(self._parser.path, _FULL.status)
-            self._send(_FULL, keep_alive=False)
-            self._transport.close()
+            return
+        self._tell_refusal(_FULL.status)
+        self._give_up()
+        self._leave()
+        self._send(_FULL, keep_alive=False)
+        self._transport.close()
 
     def drain(self) -> None:
-        """Close unless there is something to answer."""
-        if self._task is None and self._parser.phase is not Phase.BODY:
+        """Close unless there is something to answer, or may be soon."""
+        phase = self._parser.phase
+        if self._task is not None or phase is Phase.BODY:
+            return
+        if phase is Phase.HEADER or not self._is_answered:
+            self.deadline = min(self.deadline, self._loop.time() + END_SECONDS)
+        else:
             self._transport.close()
 
     def abort(self) -> None:
         """Close without a word."""
         self._give_up()
+        self._leave()
         self._transport.abort()
 
     @property
     def _is_mute(self) -> bool:
         """Whether a client would not expect, or not read, a word from us."""
         return self._is_over or self._is_clogged or self._parser.phase is Phase.IDLE
+
+    def _line_up(self) -> None:
+        """Stand behind those who came into the same line before."""
+        port = self._port
+        line: dict[_Connection, None] | None
+        if self._is_over:
+            line = port.silent
+        elif self._is_clogged:
+            # What it has sent may be complete, but it does not let itself be answered.
+            line = port.receiving
+        elif self._task is not None or self._parser.requests:
+            line = None
+        elif self._parser.phase is Phase.IDLE:
+            line = port.trusted if self._is_trusted else port.silent
+        else:
+            line = port.receiving
+        if line is self._line:
+            return
+        self._leave_line()
+        if line is not None:
+            line[self] = None
+            self._line = line
+            self.since = self._loop.time()
+
+    def _leave_line(self) -> None:
+        if self._line is not None:
+            del self._line[self]
+            self._line = None
+
+    def _leave(self) -> None:
+        self._leave_line()
+        self._port.forget(self)
 
     # The line
 
@@ -314,9 +451,9 @@ class _Connection(asyncio.BufferedProtocol):
         parser.feed(data)
         if parser.has_moved:
             self._start_clock()
-        self._count_body()
-        if parser.expects_continue and parser.phase is Phase.BODY and not self.body_bytes:
-            parser.expects_continue = False
+            self._line_up()
+        self._count()
+        if parser.take_continue() and not self._is_over:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _advance(self) -> None:
@@ -342,15 +479,15 @@ class _Connection(asyncio.BufferedProtocol):
         return bool(self._parser.requests or self._parser.refusal or self._held)
 
     def _start(self, request: Request) -> None:
-        self._port.waiting.pop(self, None)
         # The handler has its own deadline.
         self.deadline = math.inf
+        self._request_bytes = request.size_bytes
         self._task = self._loop.create_task(self._answer(request))
         self._port.tasks.add(self._task)
 
     async def _answer(self, request: Request) -> None:
         try:
-            answer = await self._port.handler(request)
+            answer = await self._handle(request)
         except Exception:
             log.exception("internal_error")
             answer = problem(500, "internal error")
@@ -358,35 +495,51 @@ class _Connection(asyncio.BufferedProtocol):
             if self._task is not None:
                 self._port.tasks.discard(self._task)
             self._task = None
-            self._count_body()
+            self._request_bytes = 0
+            self._count()
             self._port.check_end()
         if self._is_over:
             return
         is_last = self._has_eof and not self._has_more
         keep_alive = request.keep_alive and not self._port.is_stopping and not is_last
-        self._port.waiting[self] = None
+        self._is_answered = True
+        self._is_trusted = self._is_trusted or answer.status < HTTPStatus.MULTIPLE_CHOICES
         self._start_clock()
+        self._line_up()
         self._send(answer, keep_alive=keep_alive, has_body=request.method != "HEAD")
         if keep_alive:
             self._advance()
         else:
             self._linger()
 
+    async def _handle(self, request: Request) -> Answer:
+        """Answer a request, unless those that are being answered take up all the memory."""
+        port = self._port
+        if port.held_bytes - self.held_bytes < port.limits.max_buffered_bytes:
+            return await port.handler(request)
+        port.hooks.on_refusal(request.method, request.path, _FULL.status)
+        return _FULL
+
     def _start_clock(self) -> None:
         """Set the deadline of what the client has to do next."""
-        limits = self._port.limits
+        limits, phase = self._port.limits, self._parser.phase
         seconds = limits.idle_timeout_seconds
-        if not self._is_clogged and self._is_over:
-            seconds = LINGER_SECONDS
-        elif not self._is_clogged and self._parser.phase is Phase.BODY:
-            seconds = limits.body_timeout_seconds
+        if not self._is_clogged:
+            if self._is_over:
+                seconds = LINGER_SECONDS
+            elif phase is Phase.BODY:
+                seconds = limits.body_timeout_seconds
+            elif phase is Phase.IDLE and self._is_answered:
+                seconds = limits.keep_alive_seconds
         self.deadline = self._loop.time() + seconds
 
-    def _count_body(self) -> None:
-        """Tell the port what our bodies take up; one counts until it is answered."""
-        size = 0 if self._is_over else self._parser.body_bytes
-        change, self.body_bytes = size - self.body_bytes, size
-        self._port.count_body(change)
+    def _count(self) -> None:
+        """Tell the port what our requests take up, until they are answered."""
+        size = 0
+        if not self._is_over:
+            size = self._parser.held_bytes + len(self._held) + self._request_bytes
+        change, self.held_bytes = size - self.held_bytes, size
+        self._port.count(change)
 
     def _send(self, answer: Answer, *, keep_alive: bool, has_body: bool = True) -> None:
         head = [_STATUS_LINES[answer.status], self._port.date]
@@ -397,9 +550,12 @@ class _Connection(asyncio.BufferedProtocol):
             head.append(answer.body)
         self._transport.write(b"".join(head))
 
+    def _tell_refusal(self, status: int) -> None:
+        self._port.hooks.on_refusal(self._parser.method, self._parser.path, status)
+
     def _refuse(self, answer: Answer) -> None:
         """Answer in the handler's place, and close."""
-        self._port.on_refusal(self._parser.path, answer.status)
+        self._tell_refusal(answer.status)
         self._send(answer, keep_alive=False)
         self._linger()
 
@@ -407,6 +563,7 @@ class _Connection(asyncio.BufferedProtocol):
         """Answer nothing more, and let the client read and leave."""
         self._give_up()
         self._start_clock()
+        self._line_up()
         if self._has_eof:
             self._transport.close()
         elif not self._transport.is_closing():
@@ -422,4 +579,4 @@ class _Connection(asyncio.BufferedProtocol):
         self._is_over = True
         self._held = b""
         self._parser.close()
-        self._count_body()
+        self._count()

@@ -404,6 +404,12 @@ class WebhookMetrics(_Catalogue):
         self.http_in_flight = self._gauge(
             "sms_bridge_webhook_http_requests_in_flight", "Requests not answered yet."
         )
+        self.evictions = self._counter(
+            "sms_bridge_webhook_evictions_total",
+            "Connections closed to make room for others, by what there was no room for.",
+            ("cause",),
+            ("connections", "memory"),
+        )
         self.http_size = self._histogram(
             "sms_bridge_webhook_http_request_size_bytes",
             "Size of complete bodies.",

@@ -4,9 +4,10 @@ The grammar is llhttp's (httptools), which is strict by itself; what it leaves o
 Nothing here does I/O or knows the time.
 """
 
+import contextlib
 import functools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -19,11 +20,20 @@ from bridge.logs import dump_json
 
 # Requests that one read may bring behind each other; no sender of webhooks comes near it.
 MAX_PIPELINED: Final = 16
+# What Python takes for a header besides its text: two bytes objects and a tuple.
+HEADER_OVERHEAD_BYTES: Final = 144
+# What is kept of the line with a chunk's size: sixteen digits are the most that llhttp takes.
+MAX_CHUNK_LINE_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one port takes; `max_buffered_bytes` are the bodies of all its requests together."""
+    """What one port takes.
+
+    `max_buffered_bytes` is what its requests take up together, headers and all, until they are
+    answered. `keep_alive_seconds` is how long a connection may be silent between two requests,
+    `idle_timeout_seconds` how long before the first, in a header, or with an answer unread.
+    """
 
     max_connections: int
     max_header_bytes: int
@@ -32,17 +42,23 @@ class Limits:
     max_buffered_bytes: int
     idle_timeout_seconds: float
     body_timeout_seconds: float
+    keep_alive_seconds: float
+
+
+# Names are in lower case; repeated headers are repeated.
+Headers = list[tuple[bytes, bytes]]
 
 
 class Request(NamedTuple):
-    """A complete request. Names of headers are in lower case; repeated ones are repeated."""
+    """A complete request; `size_bytes` is what it takes up, headers and all."""
 
     method: str
     path: str
     query: bytes
-    headers: list[tuple[bytes, bytes]]
+    headers: Headers
     body: bytes
     keep_alive: bool = True
+    size_bytes: int = 0
 
     def header(self, name: bytes) -> str | None:
         """Return the first value of a header, named in lower case."""
@@ -69,6 +85,9 @@ def problem(status: int, title: str, **headers: str) -> Answer:
         {"content-type": "application/problem+json", **fields},
     )
 
+
+# Given method, path and headers: the answer to a request whose body need not be read, or None.
+Judge = Callable[[str, str, Headers], Answer | None]
 
 _MALFORMED: Final = problem(400, "malformed HTTP request")
 
@@ -97,10 +116,14 @@ def _read_target(url: bytes) -> tuple[str, bytes]:
 
 
 class RequestParser:
-    """Turns what is fed to it into `requests`, until there is a `refusal`."""
+    """Turns what is fed to it into `requests`, until there is a `refusal`.
 
-    def __init__(self, limits: Limits) -> None:
+    The body of a request that `judge` answers is not kept, and not waited for.
+    """
+
+    def __init__(self, limits: Limits, judge: Judge = lambda *_: None) -> None:
         self._limits = limits
+        self._judge = judge
         self._parser = httptools.HttpRequestParser(self)
         self.requests: deque[Request] = deque()
         # The answer to what cannot be read; it comes after those to the requests.
@@ -109,34 +132,52 @@ class RequestParser:
         self._move(Phase.IDLE)
 
     def _begin(self) -> None:
+        self.method: str | None = None
         self.path: str | None = None
         self._url = b""
         self._query = b""
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._headers: Headers = []
         self._header_bytes = self._header_count = 0
+        self._verdict: Answer | None = None
         self._body = bytearray()
-        self.expects_continue = False
+        self._is_continue_due = False
+        self._is_chunked = False
+        # How long the body was when the chunk began that is coming in; before that, what has come
+        # of the line that says its size.
+        self._chunk_start: int | None = None
+        self._chunk_line = b""
+        self._has_new_chunk = False
 
     def _move(self, phase: Phase) -> None:
         self.phase = phase
-        self._wire_bytes = 0
+        self._first_bytes = self._wire_bytes = 0
         self.has_moved = True
 
     def close(self) -> None:
         """Let go of what it holds; nothing may be fed to it any more."""
         self.requests.clear()
-        self._body = bytearray()
+        self._headers, self._url, self._body = [], b"", bytearray()
         # It refers to this object, and the two would wait for a search for garbage.
         self._parser = httptools.HttpRequestParser(None)
 
     @property
-    def body_bytes(self) -> int:
-        """How much of bodies it holds, in whole requests or not."""
-        return len(self._body) + sum(len(request.body) for request in self.requests)
+    def held_bytes(self) -> int:
+        """How much memory its requests take up, whole or not."""
+        held = sum(request.size_bytes for request in self.requests)
+        if self.phase is Phase.HEADER:
+            # How much of the header is still in llhttp, only llhttp knows.
+            read = self._first_bytes + self._wire_bytes
+            held += self._size(min(read, self._limits.max_header_bytes))
+        elif self.phase is Phase.BODY:
+            held += self._size(self._header_bytes) + len(self._body)
+        return held
+
+    def _size(self, header_bytes: int) -> int:
+        return header_bytes + HEADER_OVERHEAD_BYTES * self._header_count
 
     def feed(self, data: memoryview | bytes) -> None:
         """Parse; afterwards `has_moved` says whether a part of a request began or ended."""
-        self.has_moved = False
+        self.has_moved = self._has_new_chunk = False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -148,10 +189,35 @@ class RequestParser:
                 self.refusal = cause.answer if isinstance(cause, _RefusedError) else _MALFORMED
         else:
             self._count_wire(len(data))
+            if self.phase is Phase.BODY:
+                self._look_ahead(data)
+
+    def _look_ahead(self, data: memoryview | bytes) -> None:
+        """Refuse what the rest of the body need not be read for."""
+        if self._verdict is not None:
+            self.refusal = self._verdict
+        elif self._is_chunked and self._chunk_start is None:
+            *_, line = (self._chunk_line + data).rsplit(b"\n", 1)
+            self._chunk_line = line[:MAX_CHUNK_LINE_BYTES]
+        elif self._has_new_chunk:
+            self._check_chunk(bytes(data))
+
+    def _check_chunk(self, data: bytes) -> None:
+        """Refuse a chunk by the size that it announces; llhttp tells only of what comes of it."""
+        came = len(self._body) - (self._chunk_start or 0)
+        line = self._chunk_line + data[: len(data) - came]
+        if not line.endswith(b"\n"):  # in the trailers
+            return
+        size = line.rstrip(b"\r\n").rpartition(b"\n")[2].partition(b";")[0]
+        with contextlib.suppress(ValueError):  # a trailer
+            if int(size, 16) - came > self._limits.max_body_bytes - len(self._body):
+                self.refusal = self._body_too_large()
 
     def _count_wire(self, size: int) -> None:
         """Bound what brings no request on: empty lines, half a header, frames of chunks."""
-        if not self.has_moved:
+        if self.has_moved:
+            self._first_bytes = size
+        else:
             self._wire_bytes += size
         limits = self._limits
         if self.phase is not Phase.BODY:
@@ -207,15 +273,30 @@ class RequestParser:
 
     def on_headers_complete(self) -> None:
         """Judge the header, before anything of the body is taken."""
-        if self._parser.should_upgrade():
+        parser = self._parser
+        if parser.should_upgrade():
             return
+        self.method = parser.get_method().decode()
         self.path, self._query = _read_target(self._url)
         names = [name for name, _ in self._headers]
         length = self._check_framing(names)
         if length > self._limits.max_body_bytes:
             raise _RefusedError(self._body_too_large())
-        self.expects_continue = b"expect" in names and not self.requests
+        self._verdict = self._judge(self.method, self.path, self._headers)
+        # HTTP/1.0 does not know it (RFC 9110, 10.1.1), and who is refused need not go on.
+        self._is_continue_due = (
+            b"expect" in names
+            and parser.get_http_version() == "1.1"
+            and self._verdict is None
+            and not self.requests
+        )
         self._move(Phase.BODY)
+
+    def take_continue(self) -> bool:
+        """Whether the client waits, with its body, for an interim answer; said once."""
+        is_due = self._is_continue_due and self.phase is Phase.BODY and not self._body
+        self._is_continue_due = False
+        return is_due
 
     def _check_framing(self, names: list[bytes]) -> int:
         """Return the announced length; refuse what another server could read differently.
@@ -230,17 +311,31 @@ class RequestParser:
             raise _RefusedError(problem(400, "exactly one Host header is needed"))
         if b"transfer-encoding" in names:
             codings = [
-                value.lower() for name, value in self._headers if name == b"transfer-encoding"
+                value.strip(b" \t").lower()
+                for name, value in self._headers
+                if name == b"transfer-encoding"
             ]
-            if version == "1.0" or codings != [b"chunked"]:
+            self._is_chunked = version != "1.0" and codings == [b"chunked"]
+            if not self._is_chunked:
                 raise _RefusedError(problem(400, "no Transfer-Encoding but chunked is understood"))
         if b"content-length" not in names:
             return 0
         return int(self._headers[names.index(b"content-length")][1])
 
+    def on_chunk_header(self) -> None:
+        """Note where the chunk begins."""
+        self._chunk_start = len(self._body)
+        self._has_new_chunk = True
+
+    def on_chunk_complete(self) -> None:
+        """Note that the next chunk is to come."""
+        self._chunk_start = None
+        self._chunk_line = b""
+
     def on_body(self, data: bytes) -> None:
-        """Take a piece of the body."""
-        self._body += data
+        """Take a piece of the body, unless nobody will read it."""
+        if self._verdict is None:
+            self._body += data
         if len(self._body) > self._limits.max_body_bytes:
             raise _RefusedError(self._body_too_large())
 
@@ -251,15 +346,16 @@ class RequestParser:
             return
         self.requests.append(
             Request(
-                parser.get_method().decode(),
+                self.method or "",
                 self.path or "",
                 self._query,
                 self._headers,
                 bytes(self._body),
                 parser.get_http_version() == "1.1" and parser.should_keep_alive(),
+                self._size(self._header_bytes) + len(self._body),
             )
         )
-        self._body = bytearray()
+        self._headers, self._body = [], bytearray()
         self._move(Phase.IDLE)
 
     # The answers to what is too large

@@ -23,10 +23,11 @@ from bridge.config import WebhookSettings
 from bridge.credentials import Credential
 from bridge.envelope import read_trace
 from bridge.errors import InvalidSignatureError, PublishError
-from bridge.logs import Log
+from bridge.listener import Eviction
+from bridge.logs import CountedLog, Log
 from bridge.metrics import WebhookMetrics
 from bridge.models import find_id
-from bridge.parser import Answer, Limits, Request, problem
+from bridge.parser import Answer, Headers, Limits, Request, problem
 from bridge.properties import Properties
 from bridge.publisher import Publication, Publisher
 from bridge.signature import Scheme, Verified, decode_secret, verify
@@ -45,8 +46,11 @@ RETRY_AFTER_SECONDS: Final = 5
 # Of the response budget, so that the answer itself arrives inside it.
 ANSWER_SECONDS: Final = 0.1
 # What became of a webhook that the listener refused, by status.
-_REFUSALS: Final = {413: "too_large", 503: "overloaded"}
+_REFUSALS: Final = {401: "invalid_signature", 413: "too_large", 503: "overloaded"}
 _OK: Final = Answer(200)
+_NOT_FOUND: Final = problem(404, "nothing is here")
+_NOT_ALLOWED: Final = problem(405, "only POST", Allow="POST")
+_NOT_SIGNED: Final = problem(401, "the signature is not valid")
 _ROUTING_KEY: Final = re.compile(r"(?=.{1,120}\Z)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
@@ -80,6 +84,7 @@ def webhook_limits(settings: WebhookSettings) -> Limits:
         max_buffered_bytes=settings.max_buffered_bytes,
         idle_timeout_seconds=settings.idle_timeout_seconds,
         body_timeout_seconds=settings.body_timeout_seconds,
+        keep_alive_seconds=settings.keep_alive_seconds,
     )
 
 
@@ -114,6 +119,7 @@ class Receiver:
         self._exchange = settings.exchange
         self._upkeep = upkeep
         self._scheme = scheme
+        self._signature_header = scheme.header.lower().encode()
         self._secrets = secrets
         self._keys: list[bytes] = []
         self._publisher = publisher
@@ -125,6 +131,9 @@ class Receiver:
         # Of the first event that no queue took, until one with the same key is taken.
         self._unroutable: str | None = None
         self._queue_missing = asyncio.Event()
+        # Of what strangers can cause.
+        self._refused = CountedLog(log, "webhook")
+        self._evicted = CountedLog(log, "connections_evicted")
         self.read_secrets()
         metrics.http_in_flight.set_function(lambda: self._in_flight)
 
@@ -144,21 +153,47 @@ class Receiver:
 
     async def answer(self, request: Request) -> Answer:
         """Answer one request on the public port."""
-        if request.path != self._path:
-            return self._count_request(UNMATCHED, request, problem(404, "nothing is here"), 0)
-        if request.method != "POST":
-            refused = problem(405, "only POST", Allow="POST")
-            return self._count_request(self._path, request, refused, 0)
-        return await self._receive(request)
+        refused = self.judge(request.method, request.path, request.headers)
+        if refused is None:
+            return await self._receive(request)
+        self.count_refusal(request.method, request.path, refused.status)
+        return refused
 
-    def count_refusal(self, path: str | None, status: int) -> None:
-        """Count what the listener answered by itself, because no whole request came."""
+    def judge(self, method: str, path: str, headers: Headers) -> Answer | None:
+        """Refuse what its header alone shows to be no webhook, so that strangers buffer nothing."""
+        if path != self._path:
+            return _NOT_FOUND
+        if method != "POST":
+            return _NOT_ALLOWED
+        if not any(name == self._signature_header for name, _ in headers):
+            return _NOT_SIGNED
+        return None
+
+    def count_refusal(self, method: str | None, path: str | None, status: int) -> None:
+        """Count what was refused for its header, or because no whole request came."""
         is_ours = path == self._path
+        label = "POST" if method == "POST" else "other"
         route = self._path if is_ours else UNMATCHED
-        self._metrics.http_requests.labels(route, "POST" if is_ours else "other", str(status)).inc()
-        if is_ours:
-            outcome = _REFUSALS.get(status, "incomplete")
-            self._metrics.events.labels("unknown", outcome).inc()
+        self._metrics.http_requests.labels(route, label, str(status)).inc()
+        if not is_ours or status == _NOT_ALLOWED.status:
+            return
+        outcome = _REFUSALS.get(status, "incomplete")
+        self._metrics.events.labels("unknown", outcome).inc()
+        why = None
+        if status == _NOT_SIGNED.status:
+            why = "missing"
+            self._metrics.verifications.labels(why, "none").inc()
+        self._refused.info(outcome=outcome, why=why, status=status)
+
+    def count_eviction(self, cause: Eviction) -> None:
+        """Count a connection that had to go for another."""
+        self._metrics.evictions.labels(cause).inc()
+        self._evicted.info(cause=cause)
+
+    def flush_log(self) -> None:
+        """Log what strangers have done since the last line about it."""
+        self._refused.flush()
+        self._evicted.flush()
 
     # The straight line
 
@@ -183,8 +218,7 @@ class Receiver:
             )
         except InvalidSignatureError as error:
             self._metrics.verifications.labels(error.fault, "none").inc()
-            answer = problem(401, "the signature is not valid")
-            raise _Refusal(answer, "invalid_signature", error.fault) from None
+            raise _Refusal(_NOT_SIGNED, "invalid_signature", error.fault) from None
         key = "current" if verified.key_index == 0 else "previous"
         self._metrics.verifications.labels("valid", key).inc()
         if verified.timestamp is not None:
@@ -282,14 +316,8 @@ class Receiver:
         seconds = time.perf_counter() - started
         self._count_event(event, outcome)
         self._log(event, outcome, why, answer, seconds)
-        return self._count_request(self._path, request, answer, seconds)
-
-    def _count_request(
-        self, route: str, request: Request, answer: Answer, seconds: float
-    ) -> Answer:
-        method = "POST" if request.method == "POST" else "other"
-        self._metrics.http_requests.labels(route, method, str(answer.status)).inc()
-        self._metrics.http_duration.labels(route).observe(seconds)
+        self._metrics.http_requests.labels(self._path, "POST", str(answer.status)).inc()
+        self._metrics.http_duration.labels(self._path).observe(seconds)
         return answer
 
     def _count_event(self, event: Event | None, outcome: str) -> None:
@@ -307,14 +335,18 @@ class Receiver:
     def _log(
         self, event: Event | None, outcome: str, why: str | None, answer: Answer, seconds: float
     ) -> None:
+        if event is None:
+            # Anybody can have as many of these as he likes.
+            self._refused.info(outcome=outcome, why=why, status=answer.status)
+            return
         log.info(
             "webhook",
             outcome=outcome,
             why=why,
             status=answer.status,
-            type=None if event is None else event.routing_key,
-            event_id=None if event is None else event.event_id,
-            bytes=None if event is None else len(event.body),
+            type=event.routing_key,
+            event_id=event.event_id,
+            bytes=len(event.body),
             seconds=round(seconds, 4),
         )
 

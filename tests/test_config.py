@@ -104,6 +104,7 @@ DEFAULTS: dict[str, Any] = {
     "webhook.response_timeout_seconds": 2.5,
     "webhook.body_timeout_seconds": 10,
     "webhook.idle_timeout_seconds": 15,
+    "webhook.keep_alive_seconds": 75,
     "webhook.shutdown_timeout_seconds": 20,
     "admin.host": "0.0.0.0",
     "admin.port": 9090,

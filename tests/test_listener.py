@@ -5,8 +5,11 @@ import contextlib
 import errno
 import gc
 import json
+import os
+import resource
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -19,8 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
-from bridge.listener import Listener
-from bridge.parser import Answer, Limits, Request, RequestParser, problem
+from bridge.listener import SWEEP_SECONDS, Hooks, Listener, fit_open_files
+from bridge.parser import (
+    HEADER_OVERHEAD_BYTES,
+    Answer,
+    Limits,
+    Request,
+    RequestParser,
+    problem,
+)
 from tests.ears import Ears
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -41,6 +51,7 @@ LIMITS = Limits(
     max_buffered_bytes=1_000_000,
     idle_timeout_seconds=15,
     body_timeout_seconds=10,
+    keep_alive_seconds=15,
 )
 
 
@@ -50,8 +61,13 @@ class App:
 
     requests: list[Request] = field(default_factory=list)
     refusals: list[tuple[str | None, int]] = field(default_factory=list)
+    evictions: list[str] = field(default_factory=list)
     go: asyncio.Event = field(default_factory=asyncio.Event)
     is_cancelled: bool = False
+
+    def judge(self, _method: str, path: str, _headers: object) -> Answer | None:
+        """Refuse one path for its header alone."""
+        return problem(404, "nothing is here") if path == "/nowhere" else None
 
     @property
     def paths(self) -> list[str]:
@@ -73,6 +89,8 @@ class App:
             raise
         if request.path == "/bug":
             raise ZeroDivisionError
+        if request.path == "/nowhere":
+            return problem(404, "nothing is here")
         if request.path == "/large":
             return Answer(200, bytes(LARGE_BYTES))
         return Answer(200, request.path.encode(), {"content-type": "text/plain"})
@@ -136,7 +154,11 @@ async def listening(
         host="127.0.0.1",
         port=0,
         drain_timeout_seconds=drain_timeout_seconds,
-        on_refusal=lambda *refusal: app.refusals.append(refusal),
+        hooks=Hooks(
+            judge=app.judge,
+            on_refusal=lambda _method, *refusal: app.refusals.append(refusal),
+            on_eviction=app.evictions.append,
+        ),
     )
     running = asyncio.create_task(listener.run())
     await until(lambda: listener.is_accepting)
@@ -183,7 +205,10 @@ async def served() -> AsyncIterator[Served]:
     """Serve with a short idle time-out."""
     app = App()
     async with listening(
-        app, idle_timeout_seconds=IDLE_SECONDS, body_timeout_seconds=BODY_SECONDS
+        app,
+        idle_timeout_seconds=IDLE_SECONDS,
+        body_timeout_seconds=BODY_SECONDS,
+        keep_alive_seconds=IDLE_SECONDS,
     ) as listener:
         yield Served(app, listener)
 
@@ -291,6 +316,41 @@ async def test_slow_body_is_not_cut_off(served: Served) -> None:
             client.writer.write(b"x")
 
         assert (await client.ask(b"")).endswith(b"/body")
+
+
+async def test_connection_is_kept_between_two_requests() -> None:
+    """Between two requests `keep_alive_seconds` count, and no more the time for the first one."""
+    limits = {"idle_timeout_seconds": 0.2, "keep_alive_seconds": 15}
+    async with listening(App(), **limits) as listener, connected(listener.port) as client:
+        await client.ask(GET)
+        async with connected(listener.port) as silent:
+            await silent.rest()
+        answer = await client.ask(GET)
+
+    assert status_of(answer) == 200
+
+
+@pytest.mark.parametrize(
+    ("cut", "is_early"),
+    [(0, True), (10, True), (-1, True), (-1, False)],
+    ids=["fresh", "in the header", "in the body", "right after"],
+)
+async def test_stall_makes_nobody_late(served: Served, cut: int, *, is_early: bool) -> None:
+    """What comes while we stand still, or right after, is in time: we were not there to read it."""
+    data = post_of(100)
+    async with connected(served.port) as client:
+        client.writer.write(data[:cut])
+        await until(lambda: served.listener.held_bytes if cut else served.listener.connections)
+        # Behind the event loop's back, which stands still.
+        raw = client.transport.get_extra_info("socket")
+        if is_early:
+            os.write(raw.fileno(), data[cut:])
+        time.sleep(max(IDLE_SECONDS, BODY_SECONDS) + SWEEP_SECONDS)  # noqa: ASYNC251  a stall
+        if not is_early:
+            await asyncio.sleep(0.01)
+            os.write(raw.fileno(), data[cut:])
+
+        assert status_of(await client.ask(b"")) == 200
 
 
 async def test_connection_is_used_again(served: Served) -> None:
@@ -607,13 +667,112 @@ async def test_bodies_together_have_a_limit() -> None:
         clients = [await stack.enter_async_context(connected(listener.port)) for _ in range(3)]
         for count, client in enumerate(clients):
             client.writer.write(head + bytes(59999))
-            await until(lambda: listener.body_bytes > 59999 * min(count, 1))  # noqa: B023
+            await until(lambda: listener.held_bytes > 59999 * min(count, 1))  # noqa: B023
         answers = [await client.ask(b"x") for client in clients[1:]]
         lost = await clients[0].rest()
-        left = listener.body_bytes
+        left = listener.held_bytes
 
     assert_problem(lost, 503)
     assert ([status_of(answer) for answer in answers], left) == ([200, 200], 0)
+    assert app.evictions == ["memory"]
+
+
+def post_of(size: int) -> bytes:
+    """Write a request with a body."""
+    return request(b"Content-Length: %d" % size, body=bytes(size))
+
+
+async def test_age_of_a_connection_does_not_make_a_victim() -> None:
+    """Whose request began first has to go, however old the others' connections are."""
+    app = App()
+    async with (
+        listening(app, max_buffered_bytes=60_000) as listener,
+        connected(listener.port) as old,
+        connected(listener.port) as young,
+    ):
+        await old.ask(GET)
+        young.writer.write(post_of(50_000)[:-1])
+        await until(lambda: listener.held_bytes > 50_000)
+        old.writer.write(post_of(50_000)[:-1])
+        lost = await young.rest()
+        answer = await old.ask(bytes(1))
+
+    assert_problem(lost, 503)
+    assert status_of(answer) == 200
+
+
+async def test_complete_request_is_no_victim_of_its_own_size() -> None:
+    """A request that comes whole drives halves out, even where its connection is the oldest."""
+    app = App()
+    async with (
+        listening(app, max_buffered_bytes=60_000) as listener,
+        connected(listener.port) as old,
+        connected(listener.port) as young,
+    ):
+        await old.ask(GET)
+        young.writer.write(post_of(30_000)[:-1])
+        await until(lambda: listener.held_bytes > 30_000)
+        answer = await old.ask(post_of(40_000))
+        lost = await young.rest()
+
+    assert_problem(lost, 503)
+    assert status_of(answer) == 200
+
+
+async def test_requests_that_are_answered_have_a_limit_together() -> None:
+    """While those that are being answered fill the memory, the next one is told to come again."""
+    app = App()
+    waits = request(b"Content-Length: 40000", line=b"POST /wait HTTP/1.1", body=bytes(40_000))
+    async with listening(app, max_buffered_bytes=60_000) as listener, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connected(listener.port)) for _ in range(3)]
+        for count, client in enumerate(clients[:2], 1):
+            client.writer.write(waits)
+            await until(lambda: len(app.requests) == count)  # noqa: B023
+        refused = await clients[2].ask(waits)
+        app.go.set()
+        answers = [await client.ask(b"") for client in clients[:2]]
+        again = await clients[2].ask(waits)
+
+    assert [status_of(answer) for answer in (refused, *answers, again)] == [503, 200, 200, 200]
+    assert b"Retry-After: " in refused
+    assert (app.refusals, app.evictions) == ([("/wait", 503)], [])
+
+
+async def test_all_that_is_held_is_counted() -> None:
+    """Headers count with what Python takes for them, and so does what comes during an answer."""
+    app = App()
+    names = b"".join(b"X-%d: y\r\n" % n for n in range(50))
+    async with listening(app) as listener:
+        async with connected(listener.port) as client:
+            client.writer.write(HALF_HEADER + b"y\r\n" + names)
+            await until(lambda: listener.held_bytes >= 50 * HEADER_OVERHEAD_BYTES + len(names))
+        await until(lambda: listener.held_bytes == 0)
+        async with connected(listener.port) as client:
+            client.writer.write(GET.replace(b"/ ", b"/wait "))
+            await until(lambda: app.requests)
+            client.writer.write(post_of(30_000))
+            await until(lambda: listener.held_bytes > 30_000)
+            app.go.set()
+            await client.ask(b"")
+            await client.ask(b"")
+        await until(lambda: not listener.connections)
+        left = listener.held_bytes
+
+    assert left == 0
+
+
+async def test_good_client_outlives_silent_newcomers() -> None:
+    """When all places are taken, who has been answered with success is the last to go."""
+    app = App()
+    async with listening(app, max_connections=2) as listener, AsyncExitStack() as stack:
+        good = await stack.enter_async_context(connected(listener.port))
+        await good.ask(GET)
+        crowd = [await stack.enter_async_context(connected(listener.port)) for _ in range(5)]
+        await asyncio.gather(*(one.rest() for one in crowd[:4]))
+        answer = await good.ask(GET)
+
+    assert status_of(answer) == 200
+    assert app.evictions == ["connections"] * 4
 
 
 async def test_refusals_are_told() -> None:
@@ -626,7 +785,7 @@ async def test_refusals_are_told() -> None:
                 await client.rest()
         async with connected(listener.port) as client:
             client.writer.write(HALF_BODY)
-            await until(lambda: listener.body_bytes)
+            await until(lambda: listener.held_bytes)
         await until(lambda: not listener.connections)
 
     assert app.refusals == [(None, 400), (None, 431), ("/bad", 413), ("/half", 400)]
@@ -686,6 +845,43 @@ async def test_client_that_asks_first_is_told_to_go_on(served: Served) -> None:
 
     assert (status_of(interim), answer[-4:]) == (100, b"/100")
     assert_problem(refused, 413)
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_only_who_knows_and_needs_it_is_told_to_go_on(served: Served, version: bytes) -> None:
+    """HTTP/1.0 knows no `100 Continue`, and who is refused for its header gets that at once."""
+    path = b"/old" if version == b"1.0" else b"/nowhere"
+    line = b"POST %s HTTP/%s" % (path, version)
+    async with connected(served.port) as client:
+        head = request(b"Expect: 100-continue", b"Content-Length: 5", line=line)
+        client.writer.write(head)
+        if version == b"1.0":
+            await until(lambda: served.listener.receiving)
+            client.writer.write(b"hello")
+        answer = await client.rest()
+
+    assert (status_of(answer), answer.count(b"HTTP/1.1 ")) == (200 if path == b"/old" else 404, 1)
+
+
+async def test_refused_request_that_is_whole_keeps_its_connection(served: Served) -> None:
+    """A request that its header condemns, with all of its body there, ends no connection."""
+    whole = request(b"Content-Length: 5", line=b"POST /nowhere HTTP/1.1", body=b"hello")
+    async with connected(served.port) as client:
+        first = await client.ask(whole)
+        second = await client.ask(GET)
+
+    assert (status_of(first), status_of(second)) == (404, 200)
+    assert b"connection: close" not in first
+
+
+async def test_body_that_nobody_reads_is_not_waited_for(served: Served) -> None:
+    """A request that its header condemns is answered at once, and its connection is closed."""
+    half = request(b"Content-Length: 50000", line=b"POST /nowhere HTTP/1.1", body=bytes(10_000))
+    async with connected(served.port) as client:
+        client.writer.write(half)
+        answer = await client.rest()
+
+    assert_problem(answer, 404)
 
 
 async def test_answer_to_head_has_no_body(served: Served) -> None:
@@ -847,6 +1043,42 @@ async def test_port_is_free_again_afterwards() -> None:
     assert again.port == listener.port
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this computer has no IPv6")
+async def test_every_address_is_every_address() -> None:
+    """`::` takes the port for IPv4 too."""
+    listener = listen("::", 0)
+    running = asyncio.create_task(listener.run())
+    await until(lambda: listener.is_accepting)
+    try:
+        for host in ("127.0.0.1", "::1"):
+            reader, writer = await asyncio.open_connection(host, listener.port)
+            answer = await Client(reader, writer).ask(LAST_GET)
+            writer.close()
+
+            assert status_of(answer) == 200
+    finally:
+        listener.stop()
+        await asyncio.wait_for(running, GUARD_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("limits", "places"),
+    [((1500, 1500), 500), ((512, 2048), 1000), ((1024, 1024), 256), ((-1, -1), 1000)],
+    ids=["too few", "may ask for more", "hardly any", "no limit"],
+)
+def test_places_fit_the_open_files(
+    monkeypatch: pytest.MonkeyPatch, ears: Ears, limits: tuple[int, int], places: int
+) -> None:
+    """Connections leave the open files that others need, and the log says what that costs."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    fitted = fit_open_files(replace(LIMITS, max_connections=1000), reserved=1000, setting="a.b")
+    told = [(line["setting"], line["connections"]) for line in ears.heard("connections_limited")]
+
+    assert fitted.max_connections == places
+    assert told == ([("a.b", places)] if places < 1000 else [])
+
+
 # --- Its end --------------------------------------------------------------------------------------
 
 
@@ -917,7 +1149,7 @@ async def test_last_answer_says_that_the_connection_closes() -> None:
 
 @pytest.mark.parametrize("data", [b"", HALF_HEADER, GET], ids=["silent", "half", "idle"])
 async def test_stop_does_not_wait_for_idle_connections(data: bytes) -> None:
-    """Connections without a request do not hold up the end."""
+    """Connections without a request do not hold up the end, but for a moment if one may come."""
     server = listening(App(), drain_timeout_seconds=60)
     async with server as listener, connected(listener.port) as client:
         if data == GET:
@@ -925,8 +1157,21 @@ async def test_stop_does_not_wait_for_idle_connections(data: bytes) -> None:
         else:
             client.writer.write(data)
         listener.stop()
+        rest = await client.rest()
 
-        assert await client.rest() == b""
+    assert status_of(rest) == (408 if data == HALF_HEADER else None)
+
+
+async def test_stop_waits_for_a_request_on_its_way() -> None:
+    """Who has connected before the port closes gets an answer, even if the request comes later."""
+    async with listening(App()) as listener, connected(listener.port) as client:
+        client.writer.write(GET[:10])
+        await until(lambda: listener.receiving)
+        listener.stop()
+        await until_refused(listener.port)
+        answer = await client.ask(GET[10:])
+
+    assert (status_of(answer), b"connection: close" in answer) == (200, True)
 
 
 async def test_stop_gives_up_after_its_time() -> None:

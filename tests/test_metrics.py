@@ -157,6 +157,7 @@ WEBHOOK = {
     "http_request_duration_seconds": histogram(FAST, "route", ROUTES),
     "http_requests_in_flight": gauge(),
     "http_request_size_bytes": histogram(SIZE, "route", ROUTES),
+    "evictions_total": counter("cause", ["connections", "memory"]),
     "events_total": counter("event_type outcome", TYPES, EVENTS),
     "signature_verifications_total": Promise("counter", ("result", "key"), CHECKS),
     "signature_age_seconds": histogram([0.5, 1, 5, 10, 30, 60, 120, 300, 600]),

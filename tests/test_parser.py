@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.parser import MAX_PIPELINED, Limits, Phase, Request, RequestParser
+from bridge.parser import (
+    HEADER_OVERHEAD_BYTES,
+    MAX_PIPELINED,
+    Answer,
+    Limits,
+    Phase,
+    Request,
+    RequestParser,
+)
 
 LIMITS = Limits(
     max_connections=1,
@@ -17,6 +25,7 @@ LIMITS = Limits(
     max_buffered_bytes=1024,
     idle_timeout_seconds=1,
     body_timeout_seconds=1,
+    keep_alive_seconds=1,
 )
 
 # What requests are made of, so that random bytes get past the first line.
@@ -124,6 +133,53 @@ def test_junk_in_a_header_is_never_read_over(
 
     # Line ends in front of a request are skipped.
     assert requests == [] or (where == 0 and junk != b"\x00")
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [b"fffffffffffffff\r\n", b"101\r\n", b"101;a=b\r\nxx", b"5\r\nhello\r\n0fc\r\nab"],
+    ids=["2^60", "one too many", "extension", "second"],
+)
+def test_chunk_that_says_it_is_too_large_is_refused_at_once(chunks: bytes) -> None:
+    """The size of a chunk is enough to refuse it, wherever the packets are cut."""
+    data = CHUNKED + chunks
+    found = {seen(read(data, [cut]))[1] for cut in range(len(CHUNKED) - 20, len(data))}
+
+    assert found == {413}
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [b"100\r\n", b"0000100;a=b\r\nx", b"5\r\nhello\r\n0fb\r\nab", b"0\r\nfeed", b"0\r\nfeed: ff"],
+    ids=["full", "zeros", "second", "trailer", "whole trailer"],
+)
+def test_chunk_that_fits_is_waited_for(chunks: bytes) -> None:
+    """A chunk that may fit is not refused, nor is a trailer that looks like a size."""
+    data = CHUNKED + chunks
+    found = {seen(read(data, [cut]))[1] for cut in range(len(CHUNKED) - 20, len(data))}
+
+    assert found == {None}
+
+
+@pytest.mark.parametrize("coding", [b"\tChunked", b" CHUNKED ", b"chunked", b"\t chunked"], ids=str)
+def test_space_and_case_of_a_coding_mean_nothing(coding: bytes) -> None:
+    """`Transfer-Encoding` may be written as HTTP allows it: spaces, tabs, any case."""
+    head = CHUNKED.replace(b" chunked", coding)
+    requests, status, _ = seen(read(head + b"5\r\nhello\r\n0\r\n\r\n", []))
+
+    assert ([request.body for request in requests], status) == ([b"hello"], None)
+
+
+def test_body_that_is_refused_for_its_header_is_not_kept() -> None:
+    """Nothing of a body is held once its header is judged, and the verdict waits for none of it."""
+    parser = RequestParser(LIMITS, judge=lambda *_: Answer(404))
+    parser.feed(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 200\r\n\r\n" + bytes(100))
+
+    assert parser.refusal == Answer(404)
+    assert parser.held_bytes < 100 + 2 * HEADER_OVERHEAD_BYTES
 
 
 @pytest.mark.parametrize("size", [1, 7, 4096], ids=str)

@@ -182,6 +182,28 @@ async def test_an_event_that_is_not_stored_is_counted_by_its_type(ears: Ears) ->
     assert (line["type"], line["event_id"]) == ("message.received", "evt-1")
 
 
+async def test_refused_webhooks_are_counted_in_few_lines(ears: Ears) -> None:
+    """Of each cause the first is logged, and the rest with their number; a good one has a line."""
+    receiver = make_receiver(Store())
+    forged = make_request(EVENT, [(b"x-service-signature", b"0" * 64)])
+    for _ in range(5):
+        await receiver.answer(forged)
+        await receiver.answer(make_request(EVENT, []))
+        receiver.count_refusal("POST", "/webhooks", 413)
+        receiver.count_eviction("memory")
+    await receiver.answer(make_request(EVENT))
+    receiver.flush_log()
+    lines = ears.heard("webhook")
+    refused = [(line.get("why", line["outcome"]), line["count"]) for line in lines[:3] + lines[4:]]
+
+    assert refused == [
+        *(("mismatch", 1), ("missing", 1), ("too_large", 1)),
+        *(("mismatch", 4), ("missing", 4), ("too_large", 4)),
+    ]
+    assert lines[3]["outcome"] == "published"
+    assert [line["count"] for line in ears.heard("connections_evicted")] == [1, 4]
+
+
 # --- Events that come more than once --------------------------------------------------------------
 
 

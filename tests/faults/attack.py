@@ -15,9 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-HEAD: Final = b"POST /webhooks HTTP/1.1\r\nHost: localhost\r\n"
+UNSIGNED: Final = b"POST /webhooks HTTP/1.1\r\nHost: localhost\r\n"
+# Without a signature no body is read.
+HEAD: Final = UNSIGNED + b"X-Service-Signature: %s\r\n" % (b"0" * 64)
 CHUNKED: Final = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-FORGED: Final = HEAD + b"X-Service-Signature: %s\r\nContent-Length: 2\r\n\r\n{}" % (b"0" * 64)
+FORGED: Final = HEAD + b"Content-Length: 2\r\n\r\n{}"
 HELLO: Final = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 BLOCK_BYTES: Final = 32768
 # Nobody may hold a connection for longer, whatever its limits are.
@@ -75,6 +77,9 @@ ATTACKS: Final[dict[str, Attack]] = {
     "length and chunks": Attack(saying(HEAD + b"Content-Length: 5\r\n" + CHUNKED[len(HEAD) :])),
     "100 requests at once": Attack(saying(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 100)),
     "forged": Attack(saying(FORGED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))),
+    "unsigned body without end": Attack(
+        saying(UNSIGNED + b"Content-Length: 262144\r\n\r\n"), block(b"a")
+    ),
     "leaves before the answer": Attack(saying(FORGED), leaves=True),
     "leaves in the body": Attack(saying(HEAD + b"Content-Length: 9\r\n\r\n{"), leaves=True),
 }

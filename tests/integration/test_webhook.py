@@ -526,6 +526,27 @@ async def test_an_announced_body_over_the_limit_is_refused_unread(line: Line) ->
     assert answer.startswith(b"HTTP/1.1 413 ")
 
 
+@pytest.mark.parametrize("expect", [b"", b"Expect: 100-continue\r\n"], ids=["plain", "expect"])
+@pytest.mark.parametrize(
+    ("line_and_host", "status"),
+    [
+        (HEAD, 401),
+        (HEAD.replace(b"POST", b"PUT"), 405),
+        (HEAD.replace(b"/webhooks", b"/nowhere"), 404),
+    ],
+    ids=["unsigned", "method", "path"],
+)
+async def test_a_body_that_nobody_wants_is_not_waited_for(
+    line: Line, line_and_host: bytes, status: int, expect: bytes
+) -> None:
+    """What its header condemns is answered before its body has come, and without `100 Continue`."""
+    head = line_and_host + expect + b"Content-Length: 100\r\n\r\n"
+    answer = await _converse(line, head, seconds=10)
+
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert b"\r\nconnection: close\r\n" in answer
+
+
 @pytest.mark.parametrize(
     "framing",
     [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"],
@@ -533,7 +554,8 @@ async def test_an_announced_body_over_the_limit_is_refused_unread(line: Line) ->
 )
 async def test_a_body_that_does_not_come_times_out(line: Line, framing: bytes) -> None:
     """A body that is not complete in time is answered 408, and the connection is closed."""
-    answer = await _converse(line, HEAD + framing, seconds=BODY_SECONDS + 5)
+    signed = HEAD + f"{SIGNATURE}: {'0' * 64}\r\n".encode()
+    answer = await _converse(line, signed + framing, seconds=BODY_SECONDS + 5)
 
     assert answer.startswith(b"HTTP/1.1 408 ")
 
