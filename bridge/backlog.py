@@ -33,13 +33,14 @@ async def watch_queues(
     while True:
         # A broker that blocks the connection reads no question either.
         if not wire_of(connection).is_blocked:
-            found = {name: await _look(connection, name) for name in names}
+            found = {name: await look_at_queue(connection, name) for name in names}
             heed_cancellation()
             note({name: sizes for name, sizes in found.items() if sizes is not None})
         await asyncio.sleep(STATS_SECONDS)
 
 
-async def _look(connection: aio_pika.Connection, queue: str) -> QueueSizes | None:
+async def look_at_queue(connection: aio_pika.Connection, queue: str) -> QueueSizes | None:
+    """Read the sizes of a queue; None when they cannot be read."""
     try:
         return await read_queue(connection, queue)
     except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes

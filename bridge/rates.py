@@ -27,6 +27,9 @@ MAX_SENDERS: Final = 1000
 FIRST_ROOM: Final = 16
 MAX_ROOM: Final = 1024
 ROOM_FACTOR: Final = 4
+# How often to look how many workers share a limit, and how long to wait for that at the start.
+SHARE_SECONDS: Final = 1.0
+UNKNOWN_SECONDS: Final = 10.0
 # After an outage: so many requests a second at first, doubled every second.
 SLOW_START_PER_SECOND: Final = 10.0
 SLOW_START_SECONDS: Final = 10.0
@@ -56,6 +59,11 @@ class TokenBucket:
     def give_back(self) -> None:
         """Undo a `take` that is not used."""
         self._tokens += 1
+
+    def fill_from(self, moment: float) -> None:
+        """Have no more than the tokens since a moment."""
+        self._fill()
+        self._tokens = min(self._tokens, (self._clock() - moment) * self.per_second)
 
     def resize(self, per_second: float, burst: float) -> None:
         """Change the rate; what has been used stays used."""
@@ -144,7 +152,13 @@ class RateLimits:
         self._changed = changed
         self._metrics = metrics
         self._clock = clock
+        # Nothing goes then before `share_with` has been told how many workers there are.
+        self.is_shared = limit.scope == "cluster" and any((limit.per_second, limit.per_sender))
         self._consumers = 1
+        self._last_seen: int | None = None
+        # Before that nobody knows what others have used.
+        self._shared_since = clock()
+        self._is_share_known = asyncio.Event()
         self._common = _Line()
         self._bucket: TokenBucket | None = None
         if limit.per_second is not None:
@@ -157,18 +171,43 @@ class RateLimits:
         self._room = FIRST_ROOM
 
     def share_with(self, consumers: int) -> None:
-        """Divide the limits by the number of workers on the queue when their scope is `cluster`."""
-        if self._limit.scope != "cluster":
+        """Divide the limits by the number of workers on the queue, as seen every second.
+
+        Of two looks in a row the larger number counts: workers that start together do not see
+        each other at once.
+        """
+        seen, self._last_seen = self._last_seen, consumers
+        if seen is None or not self.is_shared:
             return
-        self._consumers = max(consumers, 1)
+        self._consumers = max(seen, consumers, 1)
         if self._bucket is not None and self._limit.per_second is not None:
             self._bucket.resize(*self._share(self._limit.per_second))
         if self._limit.per_sender is not None:
             share = self._share(self._limit.per_sender)
             for line in self._by_sender.values():
-                line.plan.resize(*share)
-                for bucket in line.buckets:
+                for bucket in (line.plan, *line.buckets):
                     bucket.resize(*share)
+        self._start()
+
+    def _start(self) -> None:
+        """Begin with empty buckets, once it is known how many workers fill them."""
+        if self._is_share_known.is_set():
+            return
+        self._shared_since = self._clock()
+        lines = self._by_sender.values()
+        for bucket in (*self._common.buckets, *(b for line in lines for b in line.buckets)):
+            bucket.fill_from(self._shared_since)
+        self._is_share_known.set()
+
+    async def _until_share_is_known(self) -> None:
+        """Wait for it, but not for ever: a broker may not say it."""
+        if not self.is_shared or self._is_share_known.is_set():
+            return
+        try:
+            async with asyncio.timeout(UNKNOWN_SECONDS):
+                await self._is_share_known.wait()
+        except TimeoutError:
+            self._start()
 
     def most_held(self, concurrency: int) -> int:
         """Return how many deliveries to take: those that are to be sent, and room for who waits."""
@@ -220,6 +259,7 @@ class RateLimits:
     @asynccontextmanager
     async def _turn_of_all(self, common: _Line) -> AsyncIterator[Turn]:
         turn, came_at = Turn(), self._clock()
+        await self._until_share_is_known()
         async with common.first(turn):
             self._count_wait(came_at)
             yield turn
@@ -230,6 +270,7 @@ class RateLimits:
         takes_room = line.wait_seconds() > 0
         self._waiting += takes_room
         try:
+            await self._until_share_is_known()
             async with line.first(turn):
                 self._waiting -= takes_room
                 takes_room = False
@@ -284,7 +325,10 @@ class RateLimits:
             del self._by_sender[silent]
 
     def _new_bucket(self, per_second: float) -> TokenBucket:
-        return TokenBucket(*self._share(per_second), self._clock)
+        bucket = TokenBucket(*self._share(per_second), self._clock)
+        if self.is_shared:
+            bucket.fill_from(self._shared_since)
+        return bucket
 
     def _share(self, per_second: float) -> tuple[float, float]:
         """Return this worker's rate and burst."""

@@ -11,7 +11,8 @@ from typing import Final
 import aio_pika
 
 from bridge import topology
-from bridge.backlog import watch_queues
+from bridge.backlog import look_at_queue, watch_queues
+from bridge.broker import heed_cancellation
 from bridge.concurrency import AdaptiveLimit, Slots
 from bridge.config import RabbitMQSettings, WorkerSettings
 from bridge.consumer import Consumer
@@ -26,7 +27,7 @@ from bridge.metrics import WorkerMetrics
 from bridge.models import SendRequest, count_segments, parse_request
 from bridge.pace import Pace
 from bridge.publisher import Publisher
-from bridge.rates import MAX_HOLD_SECONDS
+from bridge.rates import MAX_HOLD_SECONDS, SHARE_SECONDS
 from bridge.sender import Sender
 from bridge.settle import Settler
 from bridge.topology import QueueSizes
@@ -85,6 +86,7 @@ class Worker:
         }
         self._tasks: dict[asyncio.Task[None], Delivery] = {}
         self._stopping = False
+        self._registered = asyncio.Event()
         self._redeliveries = 0
         self._last_delivery_at = self._last_sent_at = 0.0
         self.consumer = Consumer(
@@ -92,7 +94,7 @@ class Worker:
             prefetch=self._prefetch,
             changed=pace.changed,
             take=self._take,
-            registered=self._ledger.consuming_again,
+            registered=self._on_registered,
             lost=self._on_session_over,
             metrics=metrics,
         )
@@ -344,9 +346,21 @@ class Worker:
                 group.create_task(watch_queues(connection, self._roles, self._note_sizes))
                 missing = self._settler.queue_missing
                 group.create_task(self._upkeep.mend(connection, missing))
+                if self._pace.rates.is_shared:
+                    group.create_task(self._share_limits(connection))
                 await self.consumer.serve(connection)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
+
+    async def _share_limits(self, connection: aio_pika.Connection) -> None:
+        """Count the queue's workers every second, from when this one has become one of them."""
+        while True:
+            await self._registered.wait()
+            sizes = await look_at_queue(connection, self._queue)
+            heed_cancellation()
+            if sizes is not None and self.consumer.is_registered:
+                self._pace.share_with(sizes.consumers)
+            await asyncio.sleep(SHARE_SECONDS)
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Take nothing more, finish what is being sent, give the rest back.
@@ -440,6 +454,10 @@ class Worker:
             self._most_held = held
             self._pace.changed.set()
 
+    def _on_registered(self) -> None:
+        self._ledger.consuming_again()
+        self._registered.set()
+
     def _on_session_over(self) -> None:
         """Let go of what waits: it comes again, and a probe must not keep its place meanwhile."""
         self._ledger.connection_lost()
@@ -492,7 +510,6 @@ class Worker:
             self._metrics.queue_ready.labels(name, self._roles[name]).set(sizes.ready)
         if (main := found.get(self._queue)) is not None:
             self._metrics.queue_consumers.labels(self._queue).set(main.consumers)
-            self._pace.share_with(main.consumers)
         if len(found) == len(self._roles):
             self._metrics.queue_stats_timestamp.set(time.time())
         self._tell_limit()

@@ -85,12 +85,14 @@ def down(world: World, limit: RateLimitSettings = NO_LIMIT) -> Pace:
 def test_paused_worker_keeps_its_share(world: World) -> None:
     """A worker that is paused, and so no consumer, counts on the others to come back."""
     pace = world.pace(RateLimitSettings(per_second=1, burst=5, scope="cluster"))
-    pace.share_with(5)
-    pace.pause("outage")
-    pace.share_with(0)
+    for consumers in (5, 5):
+        pace.share_with(consumers)
+    pace.pause("operator")
+    for consumers in (0, 0):
+        pace.share_with(consumers)
     pace.resume()
 
-    assert world.turns(pace, 2)[1] >= 5 - 1
+    assert world.turns(pace, 2) == pytest.approx([5, 10])
 
 
 # --- Retry-After ---------------------------------------------------------------------------------

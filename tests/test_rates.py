@@ -15,6 +15,7 @@ from bridge.rates import (
     MAX_HOLD_SECONDS,
     MAX_ROOM,
     MAX_SENDERS,
+    UNKNOWN_SECONDS,
     RateLimits,
     TokenBucket,
 )
@@ -159,19 +160,26 @@ def test_waits_for_the_limit_are_counted(world: World) -> None:
     assert world.value("throttled_seconds_total", cause="local_limit") == pytest.approx(1.5)
 
 
+def share(rates: RateLimits, *consumers: int) -> None:
+    """Have the queue looked at, a second after the other each, until the number counts."""
+    for number in consumers:
+        rates.share_with(number)
+        rates.share_with(number)
+
+
 @pytest.mark.parametrize(
     ("scope", "consumers", "expected"),
     [
-        ("cluster", 4, [0, 4, 8]),
-        ("cluster", 1, [0, 1, 2]),
-        ("cluster", 0, [0, 1, 2]),
+        ("cluster", 4, [4, 8, 12]),
+        ("cluster", 1, [1, 2, 3]),
+        ("cluster", 0, [1, 2, 3]),
         ("process", 4, [0, 1, 2]),
     ],
 )
 def test_shared_limit(world: World, scope: Any, consumers: int, expected: list[float]) -> None:
-    """A limit of the whole cluster is divided by the number of its consumers."""
+    """A limit of the whole cluster is divided by its consumers, and begins with nothing."""
     rates = world.rates(RateLimitSettings(per_second=1, burst=1, scope=scope))
-    rates.share_with(consumers)
+    share(rates, consumers)
 
     assert world.turns(rates, 3) == pytest.approx(expected)
 
@@ -179,8 +187,10 @@ def test_shared_limit(world: World, scope: Any, consumers: int, expected: list[f
 def test_shared_limit_per_sender(world: World) -> None:
     """A limit per sender is divided too."""
     rates = world.rates(RateLimitSettings(per_sender=1, scope="cluster"))
+    share(rates, 1)
+    world.passes(5)
     world.turns(rates, 1)
-    rates.share_with(2)
+    share(rates, 2)
 
     # What has been used stays used.
     assert world.turns(rates, 3) == pytest.approx([2, 4, 6])
@@ -189,9 +199,10 @@ def test_shared_limit_per_sender(world: World) -> None:
 def test_changing_number_of_consumers_gives_no_new_burst(world: World) -> None:
     """However often the number of consumers changes, what has been used stays used."""
     rates = world.rates(RateLimitSettings(per_second=1, burst=10, scope="cluster"))
+    share(rates, 1)
+    world.passes(10)
     world.turns(rates, 10)
-    for consumers in (2, 1, 3, 1):
-        rates.share_with(consumers)
+    share(rates, 2, 1, 3, 1)
 
     assert world.turns(rates, 1) == pytest.approx([1])
 
@@ -199,7 +210,8 @@ def test_changing_number_of_consumers_gives_no_new_burst(world: World) -> None:
 def test_burst_is_shared_too(world: World) -> None:
     """Several workers together have one burst."""
     rates = world.rates(RateLimitSettings(per_second=1, burst=10, scope="cluster"))
-    rates.share_with(5)
+    share(rates, 5)
+    world.passes(100)
 
     assert world.turns(rates, 3) == pytest.approx([0, 0, 5])
 
@@ -209,10 +221,50 @@ def test_same_number_of_consumers_changes_nothing(world: World) -> None:
     rates = world.rates(RateLimitSettings(per_second=1, burst=1, scope="cluster"))
     went = []
     for _ in range(3):
-        rates.share_with(1)
+        share(rates, 1)
         went += world.turns(rates, 1)
 
-    assert went == pytest.approx([0, 1, 1])
+    assert went == pytest.approx([1, 1, 1])
+
+
+def test_more_workers_count_at_once_and_fewer_when_seen_twice(world: World) -> None:
+    """Workers that start, or come back, together do not see each other at once."""
+    rates = world.rates(RateLimitSettings(per_second=60, burst=1, scope="cluster"))
+    shares = []
+    for seen in (1, 3, 1, 3, 2, 2):
+        rates.share_with(seen)
+        shares.append(rates.most_held(10_000) / MAX_HOLD_SECONDS)
+
+    assert shares == [60, 20, 20, 20, 20, 30]
+
+
+@pytest.mark.parametrize("limit", [{"per_second": 10}, {"per_sender": 10}], ids=str)
+def test_nothing_goes_before_the_share_is_known(world: World, limit: dict[str, Any]) -> None:
+    """What comes before the number of workers is known waits, and finds no burst then."""
+    rates = world.rates(RateLimitSettings(**limit, scope="cluster"))
+    world.passes(100)
+    world.loop.call_later(3, rates.share_with, 1)
+    world.loop.call_later(4, rates.share_with, 2)
+
+    assert world.turns(rates, 3) == pytest.approx([4.2, 4.4, 4.6])
+
+
+def test_a_share_that_nobody_tells_is_not_awaited_for_ever(world: World) -> None:
+    """When the queue cannot be looked at, the limit is held as if there were no other worker."""
+    rates = world.rates(RateLimitSettings(per_second=1, scope="cluster"))
+
+    assert world.turns(rates, 2) == pytest.approx([UNKNOWN_SECONDS + 1, UNKNOWN_SECONDS + 2])
+
+
+def test_a_new_sender_has_a_burst_after_a_while(world: World) -> None:
+    """A sender that comes long after the start of a shared limit goes at once."""
+    rates = world.rates(RateLimitSettings(per_sender=1, scope="cluster"))
+    share(rates, 1)
+    world.passes(0.5)
+    early = world.turns(rates, 1, "A")
+    world.passes(10)
+
+    assert early + world.turns(rates, 1, "B") == pytest.approx([0.5, 0])
 
 
 @pytest.mark.parametrize(

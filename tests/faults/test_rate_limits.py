@@ -1,10 +1,13 @@
 """Rate limits on a real queue: who exceeds one waits, and nobody else does."""
 
+import asyncio
 import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from tests.faults.bench import Bench, eventually, make_numbers
+from bridge.sandbox.processes import Child, guarded
+from tests.faults.bench import PROGRAM, Bench, eventually, make_environ, make_numbers
 
 SENDER = "Acme"
 
@@ -52,3 +55,29 @@ async def test_who_waits_for_a_limit_takes_up_no_slot(bench: Bench) -> None:
 
     assert held > 2
     assert len(bench.service.posts(many)) == len(many)
+
+
+async def test_a_shared_limit_holds_from_the_first_second(bench: Bench, tmp_path: Path) -> None:
+    """Workers that start together send together no more than their shared limit in any second."""
+    await bench.declare_main()
+    numbers = make_numbers(160)
+    await publish(bench, numbers, SENDER)
+    limits = {"worker.rate_limit.per_second": 20, "worker.rate_limit.scope": "cluster"}
+    environ = make_environ(bench.values(**limits))
+    with guarded() as guard:
+        logs = [tmp_path / f"worker-{number}.log" for number in range(3)]
+        command = [*PROGRAM, "worker"]
+        workers = [Child(command, guard=guard, log=log, environ=environ) for log in logs]
+        try:
+            await bench.until_taken(numbers)
+        finally:
+            await asyncio.gather(
+                *(asyncio.to_thread(worker.end, grace_seconds=20) for worker in workers)
+            )
+
+    posts = sorted(post.received_at for post in bench.service.posts(numbers))
+    most = max(sum(start <= post < start + 1 for post in posts) for start in posts)
+    assert most <= 22
+    assert posts[-1] - posts[0] < 1.5 * len(posts) / 20
+    # Each of them had its share.
+    assert all('"event":"delivery"' in log.read_text() for log in logs)
