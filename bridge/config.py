@@ -178,14 +178,15 @@ _POINTER = r"^(/[^/]*)+$"
 _SENDER = r"^[^\x00-\x1f\x7f-\x9f]*$"
 _FORMAT = r"^(plain|kv|list|prefix:[!-~]{1,32})$"
 _SIGNED = r"\{(body|url)\}"
-_PATH = r"^/[^?#{}\s]*$"
+# A request's path is compared decoded.
+_PATH = r"^/[^?#%{}\s]*$"
 # A fault tells these words in place of the pattern.
 PATTERNS: Final = {
     _POINTER: "must be a JSON pointer like /data/id",
     _SENDER: "must not hold line breaks or control characters",
     _FORMAT: "must be plain, kv, list, or prefix: and what stands before the signature",
     _SIGNED: "must hold {body} or {url}",
-    _PATH: "must begin with / and hold no space, ?, #, { or }",
+    _PATH: "must begin with / and hold no space, ?, #, %, { or }",
 }
 # The same for pydantic's own words, by the type of the error.
 _TEXTS: Final = {
