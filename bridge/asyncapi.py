@@ -90,7 +90,9 @@ class EventHeaders(_TraceHeaders):
 class EventProperties(_Described):
     """The AMQP properties of an inbound event."""
 
-    content_type: Literal["application/json"]
+    content_type: str | None = Field(
+        "application/json", description="what the service said of a body that is no JSON"
+    )
     delivery_mode: Literal[2]
     message_id: Annotated[str, Field(description="unique for each publish")]
     timestamp: Annotated[datetime, Field(description="when the webhook was received")]

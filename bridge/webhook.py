@@ -48,6 +48,7 @@ ANSWER_SECONDS: Final = 0.1
 # What became of a webhook that the listener refused, by status.
 _REFUSALS: Final = {401: "invalid_signature", 413: "too_large", 503: "overloaded"}
 _OK: Final = Answer(200)
+_NOT_JSON: Final = object()
 _NOT_FOUND: Final = problem(404, "nothing is here")
 _NOT_ALLOWED: Final = problem(405, "only POST", Allow="POST")
 _NOT_SIGNED: Final = problem(401, "the signature is not valid")
@@ -58,6 +59,7 @@ class Event(NamedTuple):
     """One verified webhook. `type` is None when the body is no object with a string `type`."""
 
     body: bytes
+    is_json: bool
     type: str | None
     routing_key: str
     sha256: str
@@ -231,6 +233,7 @@ class Receiver:
         event_id = verified.event_id or find_id(document, self._settings.event_id_pointers)
         return Event(
             body=body,
+            is_json=document is not _NOT_JSON,
             type=kind if isinstance(kind, str) else None,
             routing_key=_routing_key(kind),
             sha256=hashlib.sha256(body).hexdigest(),
@@ -284,7 +287,9 @@ class Receiver:
         trace = read_trace(request.header(b"traceparent"), request.header(b"tracestate"))
         headers |= dict(trace)
         return Properties(
-            content_type="application/json",
+            content_type=(
+                "application/json" if event.is_json else _short(request.header(b"content-type"))
+            ),
             content_encoding=_short(request.header(b"content-encoding")),
             delivery_mode=2,
             message_type=_short(event.type),
@@ -442,7 +447,7 @@ def _parse(body: bytes) -> Any:  # noqa: ANN401  JSON
     try:
         return json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError):
-        return None
+        return _NOT_JSON
 
 
 def _short(text: str | None) -> str | None:

@@ -260,6 +260,36 @@ async def test_what_is_authentic_is_never_refused(line: Line, body: bytes) -> No
     assert (answer.status_code, event.routing_key) == (200, "unparsed")
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("application/x-www-form-urlencoded", "application/x-www-form-urlencoded"),
+        ("text/plain; charset=utf-8", "text/plain; charset=utf-8"),
+        ("a" * 300, "a" * 255),
+        (None, None),
+    ],
+    ids=["form", "text", "too-long", "none"],
+)
+async def test_a_body_that_is_no_json_keeps_its_content_type(
+    line: Line, given: str | None, kept: str | None
+) -> None:
+    """A subscriber is told what the service said of a body that is not JSON."""
+    headers = {} if given is None else {"Content-Type": given}
+    event = await line.heard(b"From=%2B49170&Body=" + uuid.uuid4().hex.encode(), **headers)
+
+    assert (event.content_type, event.routing_key) == (kept, "unparsed")
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"type": "a.b"}', b"null", b"[1]"], ids=["event", "null", "array"]
+)
+async def test_a_body_that_is_json_says_so(line: Line, body: bytes) -> None:
+    """JSON is announced as JSON, whatever its sender called it."""
+    event = await line.heard(body, **{"Content-Type": "text/plain"})
+
+    assert event.content_type == "application/json"
+
+
 async def test_a_type_that_is_no_text_is_published(line: Line) -> None:
     """An escaped lone surrogate in the type, which UTF-8 cannot hold, refuses nothing."""
     body = b'{"type": "message.\\ud800", "data": {}}'
