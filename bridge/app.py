@@ -30,7 +30,7 @@ from bridge.pace import Pace
 from bridge.publisher import Publisher
 from bridge.sender import Sender
 from bridge.signature import Scheme, decode_secret, scheme_from
-from bridge.topology import dead_queue, retry_queue, webhook_topology, worker_topology
+from bridge.topology import bridge_topology, dead_queue, name_of, retry_queue
 from bridge.transport import open_transport
 from bridge.upkeep import Upkeep
 from bridge.webhook import Receiver, webhook_limits
@@ -219,7 +219,7 @@ class Bridge:
             ),
             pace=pace,
             publisher=publisher,
-            upkeep=Upkeep(worker_topology(settings.worker), settings.rabbitmq.topology),
+            upkeep=self._make_upkeep("worker"),
             metrics=metrics,
         )
         if settings.sms_api.timeout_seconds >= settings.worker.shutdown_timeout_seconds:
@@ -251,7 +251,7 @@ class Bridge:
             scheme=scheme,
             secrets=secrets,
             publisher=publisher,
-            upkeep=Upkeep(webhook_topology(settings), self._settings.rabbitmq.topology),
+            upkeep=self._make_upkeep("webhook"),
             metrics=metrics,
         )
         for secret in secrets:
@@ -311,6 +311,10 @@ class Bridge:
         )
         self._publishers.append(publisher)
         return publisher
+
+    def _make_upkeep(self, role: Role) -> Upkeep:
+        needed = bridge_topology(self._settings, [role])
+        return Upkeep(needed, self._settings.rabbitmq.topology, metrics=self._metrics)
 
     def _link(self, name: str, serve: Callable[..., Coroutine[Any, Any, None]]) -> None:
         link = Link(name, self._settings.rabbitmq, self._metrics)
@@ -382,6 +386,7 @@ async def _serve_webhooks(listener: Listener, receiver: Receiver) -> None:
 def _bridge_metrics(
     settings: Settings, roles: Collection[Role], registry: Registry
 ) -> BridgeMetrics:
+    topology = bridge_topology(settings, roles)
     return BridgeMetrics(
         registry,
         component="all" if len(roles) > 1 else next(iter(roles)),
@@ -392,6 +397,7 @@ def _bridge_metrics(
             settings.webhook.exchange,
             settings.worker.outcome_exchange or "sms.outcome",
         ),
+        entities=[name_of(entity) for entity in (*topology.declarable, *topology.bindings)],
     )
 
 

@@ -20,7 +20,7 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -40,6 +40,7 @@ from bridge.broker import (
     tls_context,
     wire_of,
 )
+from bridge.comparison import compare
 from bridge.config import RabbitMQSettings, Role, Settings
 from bridge.credentials import load_authorities
 from bridge.errors import BrokerError, ConfigError, causes_of
@@ -61,11 +62,11 @@ from bridge.topology import (
     Queue,
     Topology,
     bridge_topology,
-    compare,
     dead_queue,
     name_of,
     read_queue,
 )
+from bridge.upkeep import Mode, is_unusable
 
 PROBE_SECONDS: Final = 15.0
 CERTIFICATE_DAYS: Final = 14
@@ -246,15 +247,14 @@ async def _examine_topology(
     mode = settings.rabbitmq.topology
     findings = [_judge_difference(one, mode) async for one in compare(connection, topology)]
     if not any(finding.result == "fail" for finding in findings):
-        count = len(topology.queues) + len(topology.exchanges) - len(findings)
+        count = len(topology.declarable) - len({finding.subject for finding in findings})
         if count:
             findings.insert(0, Finding("topology", "ok", f"{count} queues and exchanges are right"))
     return findings
 
 
-def _judge_difference(difference: Difference, mode: str) -> Finding:
-    subject = name_of(difference.entity)
-    text, _, fix = difference.why.removeprefix(f"{subject}: ").rpartition(_SEPARATOR)
+def _judge_difference(difference: Difference, mode: Mode) -> Finding:
+    subject, text, fix = name_of(difference.entity), difference.text, difference.fix
     match difference.kind, mode:
         case "not_compared", _:
             return Finding(subject, "ok", "exists; its arguments were not compared: no permission")
@@ -268,10 +268,10 @@ def _judge_difference(difference: Difference, mode: str) -> Finding:
         case "missing", _:
             fix = "run `sms-bridge topology declare`, or set rabbitmq.topology to declare"
             return Finding(subject, "fail", "is missing", fix)
-        case "different", "off":
+        case _, "off":
             return Finding(subject, "warn", text, fix)
         case _:
-            return Finding(subject, "fail", text, fix)
+            return Finding(subject, "fail" if is_unusable(difference, mode) else "warn", text, fix)
 
 
 # Permissions
@@ -495,11 +495,8 @@ async def _examine_queues(
         *(_examine_queue(management, settings, queue, version) for queue in topology.queues)
     )
     faults = [finding for findings in found for finding in findings]
-    if any(finding.result == "fail" for finding in faults):
-        return faults
-    return [
-        Finding("queue limits", "ok", "no argument or policy makes a queue lose messages"),
-        *faults,
+    return faults or [
+        Finding("queue limits", "ok", "no argument or policy makes a queue lose messages")
     ]
 
 
@@ -512,8 +509,16 @@ async def _examine_queue(
     if queue.name.startswith(f"{settings.worker.queue}.retry.") and len(queue.arguments) > 1:
         return list(judge_retry_queue(facts, queue))
     # What subscribers do with a message of theirs that keeps coming back is theirs to say.
-    drops: Result = "warn" if queue.name == settings.webhook.queue else "fail"
-    return list(judge_queue(facts, version=version, drops=drops))
+    drops: Result = "warn" if queue.use == "subscribed" else "fail"
+    found = list(judge_queue(facts, version=version, drops=drops))
+    if queue.use == "own":
+        return found
+    # What others have declared is used as it is, but no policy has to be put up with.
+    as_needed = replace(
+        facts, arguments=queue.arguments, durable=True, auto_delete=False, exclusive=False
+    )
+    of_policies = set(judge_queue(as_needed, version=version, drops=drops))
+    return [one if one in of_policies else replace(one, result="warn") for one in found]
 
 
 async def _examine_exchanges(

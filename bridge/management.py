@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import quote
@@ -15,14 +15,19 @@ from yarl import URL
 from bridge.broker import tls_context, with_credentials
 from bridge.config import RabbitMQSettings
 from bridge.errors import BrokerError, ConfigError
-from bridge.queue_rules import QueueFacts, merge_policies
-from bridge.topology import Binding, Difference, Exchange, Queue, Topology, name_of
+from bridge.queue_rules import (
+    ExchangeFacts,
+    QueueFacts,
+    compare_exchange,
+    compare_queue,
+    merge_policies,
+)
+from bridge.topology import Binding, Difference, Exchange, Queue, Topology
 
 ANSWER_SECONDS: Final = 5.0
 _PORTS: Final = {"amqp": ("http", 15672), "amqps": ("https", 15671)}
 _POLICIES: Final = ("policies", "operator-policies")
 _MISSING: Final = "create it: sms-bridge topology declare"
-_DIFFERENT: Final = "delete and re-create it, once it is empty"
 
 
 class Management:
@@ -132,24 +137,18 @@ class Management:
         found = await self.read("exchanges", self._vhost, needed.name)
         if found is None:
             return [_missing(needed)]
-        kinds = {"type": "topic", "durable": True, "auto_delete": False, "internal": False}
-        wrong = [
-            f"{key} is {found.get(key)!r} and has to be {value!r}"
-            for key, value in kinds.items()
-            if found.get(key) != value
-        ]
-        wrong += _arguments(found.get("arguments", {}), {})
-        return _different(needed, wrong)
+        facts = ExchangeFacts(
+            type=found["type"],
+            durable=bool(found.get("durable")),
+            auto_delete=bool(found.get("auto_delete")),
+            internal=bool(found.get("internal")),
+            arguments=found.get("arguments") or {},
+        )
+        return list(compare_exchange(needed, facts))
 
     async def _compare_queue(self, needed: Queue) -> list[Difference]:
         facts = await self.queue(needed.name)
-        if facts is None:
-            return [_missing(needed)]
-        wrong = [] if facts.durable else ["durable is False and has to be True"]
-        wrong += ["auto_delete is True and has to be False"] if facts.auto_delete else []
-        wrong += ["exclusive is True and has to be False"] if facts.exclusive else []
-        wrong += _arguments(facts.arguments, needed.arguments)
-        return _different(needed, wrong)
+        return [_missing(needed)] if facts is None else list(compare_queue(needed, facts))
 
     async def _compare_binding(self, needed: Binding) -> list[Difference]:
         path = ("bindings", self._vhost, "e", needed.exchange, "q", needed.queue)
@@ -159,24 +158,8 @@ class Management:
         return [_missing(needed)]
 
 
-def _arguments(found: Any, needed: Any) -> list[str]:  # noqa: ANN401  JSON
-    keys = sorted({*found, *needed})
-    return [
-        f"{key} is {found.get(key, 'not set')} and has to be {needed.get(key, 'not set')}"
-        for key in keys
-        if found.get(key) != needed.get(key)
-    ]
-
-
 def _missing(entity: Queue | Exchange | Binding) -> Difference:
-    return Difference(entity, "missing", f"{name_of(entity)}: is missing; {_MISSING}")
-
-
-def _different(entity: Queue | Exchange, wrong: Iterable[str]) -> list[Difference]:
-    return [
-        Difference(entity, "different", f"{name_of(entity)}: {fault}; {_DIFFERENT}")
-        for fault in wrong
-    ]
+    return Difference(entity, "missing", "is missing", _MISSING)
 
 
 def _choose(policies: list[dict[str, Any]], name: str, kinds: Collection[str]) -> dict[str, Any]:

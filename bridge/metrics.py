@@ -141,6 +141,7 @@ class BridgeMetrics(_Catalogue):
         version: str,
         revision: str,
         exchanges: Sequence[str],
+        entities: Sequence[str] = (),
     ) -> None:
         super().__init__(registry)
         self.build_info = self._gauge(
@@ -173,6 +174,12 @@ class BridgeMetrics(_Catalogue):
             FAST,
             ("exchange",),
             exchanges,
+        )
+        self.topology_differences = self._gauge(
+            "sms_bridge_topology_differences",
+            "Arguments that differ on the broker from what is needed, or 1 for what is missing.",
+            ("entity",),
+            entities,
         )
         self.unconfirmed = self._gauge(
             "sms_bridge_amqp_unconfirmed_messages", "Published and not confirmed yet."

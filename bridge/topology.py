@@ -1,4 +1,4 @@
-"""The queues, exchanges and bindings as data; how they are declared or verified.
+"""The queues, exchanges and bindings as data; how one of them is declared.
 
 A retry queue is a quorum queue whose messages expire and go back to the main queue with
 `at-least-once` dead-lettering, which needs `reject-publish`. Every other combination loses all
@@ -7,7 +7,7 @@ Exchanges", section "Safety").
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -16,20 +16,21 @@ import aiormq
 
 from bridge.broker import RPC_TIMEOUT_SECONDS, close_channel, open_channel
 from bridge.config import Role, Settings, WebhookSettings, WorkerSettings, format_duration
-from bridge.errors import BrokerError
-from bridge.logs import Log
-
-log = Log(__name__)
 
 QUORUM: Final = {"x-queue-type": "quorum"}
+
+# Who may have declared a queue in another way: nobody, whoever publishes to what we consume, or
+# whoever subscribes.
+Use = Literal["own", "consumed", "subscribed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A durable quorum queue."""
+    """A durable quorum queue; one of our own has to be exactly so, or it loses messages."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=lambda: dict(QUORUM))
+    use: Use = "own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def worker_topology(settings: WorkerSettings) -> Topology:
     )
     outcome = settings.outcome_exchange
     return Topology(
-        queues=(Queue(settings.queue), *ladder, Queue(dead_queue(settings.queue))),
+        queues=(Queue(settings.queue, use="consumed"), *ladder, Queue(dead_queue(settings.queue))),
         exchanges=() if outcome is None else (Exchange(outcome),),
     )
 
@@ -101,7 +102,7 @@ def webhook_topology(settings: WebhookSettings) -> Topology:
     if settings.queue is None:
         return Topology(exchanges=(exchange,))
     return Topology(
-        queues=(Queue(settings.queue),),
+        queues=(Queue(settings.queue, use="subscribed"),),
         exchanges=(exchange,),
         bindings=(Binding(settings.exchange, settings.queue),),
     )
@@ -121,107 +122,45 @@ def bridge_topology(settings: Settings, roles: Iterable[Role]) -> Topology:
     )
 
 
-async def ensure(
-    connection: aio_pika.Connection,
-    topology: Topology,
-    mode: Literal["declare", "verify", "off"],
-) -> None:
-    """Declare, verify or leave alone; on channels of its own, because a refusal closes one.
-
-    Raises BrokerError that names the entity, what the broker said, and the remedy.
-    """
-    if mode == "declare":
-        for entity in topology.declarable:
-            await _declare(connection, entity, passive=False)
-        for binding in topology.bindings:
-            await _bind(connection, binding)
-    elif mode == "verify":
-        async for difference in compare(connection, topology):
-            if difference.kind != "not_compared":
-                raise BrokerError(difference.why)
-            name = name_of(difference.entity)
-            log.warning("topology_not_compared", entity=name, why=difference.why)
-
-
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where the broker is not as it should be; `why` names the entity and the remedy."""
+    """Where the broker is not as it should be, and what to do.
+
+    `locked` is a queue that another connection has for itself, `refused` what the user may not do.
+    """
 
     entity: Queue | Exchange | Binding
-    kind: Literal["missing", "different", "not_compared"]
-    why: str
+    kind: Literal["missing", "different", "locked", "refused", "not_compared"]
+    text: str
+    fix: str
+
+    @property
+    def why(self) -> str:
+        """Name the entity, what is wrong with it, and the remedy."""
+        return f"{name_of(self.entity)}: {self.text}; {self.fix}"
 
 
-async def compare(
-    connection: aio_pika.Connection, topology: Topology
-) -> AsyncGenerator[Difference, None]:
-    """Yield each queue and exchange that is missing, or differs from what is needed.
+async def declare(connection: aio_pika.Connection, entity: Queue | Exchange | Binding) -> None:
+    """Create it unless it exists, on a channel of its own, because a refusal closes one.
 
-    Nothing is created: a passive declare shows that something of the name exists, and only then
-    it is declared with equal arguments, so that the broker itself names the difference. Bindings
-    cannot be seen over AMQP.
+    Raises aiormq's ChannelClosed, whose kind says why, or TimeoutError.
     """
-    for entity in topology.declarable:
-        try:
-            await _declare(connection, entity, passive=True)
-        except BrokerError as error:
-            missing = isinstance(error.__cause__, aiormq.exceptions.ChannelNotFoundEntity)
-            yield Difference(entity, "missing" if missing else "different", str(error))
-            continue
-        try:
-            await _declare(connection, entity, passive=False)
-        except BrokerError as error:
-            refused = isinstance(error.__cause__, aiormq.exceptions.ChannelAccessRefused)
-            yield Difference(entity, "not_compared" if refused else "different", str(error))
-
-
-async def _declare(
-    connection: aio_pika.Connection, entity: Queue | Exchange, *, passive: bool
-) -> None:
     channel = await open_channel(connection)
-    try:
-        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
-            if isinstance(entity, Queue):
-                await channel.queue_declare(
-                    entity.name, durable=True, passive=passive, arguments=entity.arguments
-                )
-            else:
-                await channel.exchange_declare(
-                    entity.name, exchange_type="topic", durable=True, passive=passive
-                )
-            await close_channel(channel)
-    except aiormq.exceptions.ChannelClosed as error:
-        raise BrokerError(_explain(entity, error)) from error
-
-
-async def _bind(connection: aio_pika.Connection, binding: Binding) -> None:
-    channel = await open_channel(connection)
-    try:
-        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
-            await channel.queue_bind(binding.queue, binding.exchange, binding.routing_key)
-            await close_channel(channel)
-    except aiormq.exceptions.ChannelClosed as error:
-        raise BrokerError(_explain(binding, error)) from error
+    async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+        match entity:
+            case Queue():
+                await channel.queue_declare(entity.name, durable=True, arguments=entity.arguments)
+            case Exchange():
+                await channel.exchange_declare(entity.name, exchange_type="topic", durable=True)
+            case Binding():
+                await channel.queue_bind(entity.queue, entity.exchange, entity.routing_key)
+        await close_channel(channel)
 
 
 def name_of(entity: Queue | Exchange | Binding) -> str:
     """Write which entity is meant: `queue sms.outbound`."""
     name = f"{entity.exchange} -> {entity.queue}" if isinstance(entity, Binding) else entity.name
     return f"{type(entity).__name__.lower()} {name}"
-
-
-def _explain(entity: Queue | Exchange | Binding, error: aiormq.exceptions.ChannelClosed) -> str:
-    said = error.args[-1] if error.args else type(error).__name__
-    match error:
-        case aiormq.exceptions.ChannelNotFoundEntity():
-            remedy = "create it, or set rabbitmq.topology to declare"
-        case aiormq.exceptions.ChannelPreconditionFailed():
-            remedy = "delete and re-create it with the arguments named, once it is empty"
-        case aiormq.exceptions.ChannelAccessRefused():
-            remedy = "grant the permission, or set rabbitmq.topology to verify or off"
-        case _:
-            remedy = "see the broker's log"
-    return f"{name_of(entity)}: {said}; {remedy}"
 
 
 @dataclass(frozen=True, slots=True)

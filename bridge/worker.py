@@ -434,7 +434,7 @@ class Worker:
         if self._stopping:
             # What comes now is acked when it is a repeat, and left to the next worker otherwise.
             return 1
-        if self._pace.broker_blocked:
+        if self._pace.broker_blocked or not self._upkeep.is_settled:
             return 0
         self._pace.reopen()
         if self._pace.paused:

@@ -32,6 +32,7 @@ from bridge.metrics import (
     WorkerMetrics,
     new_registry,
 )
+from bridge.topology import bridge_topology, name_of
 from tests.chart.promql import promtool
 
 BUDGET = 500
@@ -41,6 +42,8 @@ DEAD = f"{QUEUE}.dead"
 PATH = "/webhooks"
 INBOUND = "sms.inbound"
 EXCHANGES = ("default", "sms.inbound", "sms.outcome")
+TOPOLOGY = bridge_topology(Settings(), ["worker", "webhook"])
+ENTITIES = [name_of(entity) for entity in (*TOPOLOGY.declarable, *TOPOLOGY.bindings)]
 
 FAST = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10]
 HTTP = [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30]
@@ -184,6 +187,7 @@ BOTH = {
     ),
     "amqp_publish_duration_seconds": histogram(FAST, "exchange", EXCHANGES),
     "amqp_unconfirmed_messages": gauge(),
+    "topology_differences": gauge("entity", ENTITIES),
     "ready": gauge(),
     "shutdown_timestamp_seconds": gauge(),
     "event_loop_lag_seconds": histogram([0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5]),
@@ -206,7 +210,12 @@ NOT_AT_ZERO = {"sms_bridge_build_info", "sms_bridge_worker_provider_responses_to
 def both(registry: Registry) -> BridgeMetrics:
     """Add what both roles have."""
     return BridgeMetrics(
-        registry, component="worker", version="1.2.3", revision="abc", exchanges=EXCHANGES
+        registry,
+        component="worker",
+        version="1.2.3",
+        revision="abc",
+        exchanges=EXCHANGES,
+        entities=ENTITIES,
     )
 
 

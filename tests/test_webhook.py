@@ -71,7 +71,7 @@ def make_receiver(store: Store, preset: Any = "plain", **changed: Any) -> Receiv
         scheme=scheme_from(SignatureSettings(preset=preset), PUBLIC_URL),
         secrets=[Credential("webhook.secrets.0", value=SecretStr(SECRET))],
         publisher=cast("Publisher", store),
-        upkeep=Upkeep(webhook_topology(ours), "off"),
+        upkeep=Upkeep(webhook_topology(ours), "off", metrics=PUBLISHED),
         metrics=METRICS,
     )
 

@@ -130,8 +130,8 @@ def verify(
 ) -> None:
     """Compare the broker with what the bridge needs; print the differences and exit 1.
 
-    Nothing is created. The management API shows every argument and the bindings; without it, the
-    broker names one difference of each queue and exchange, and bindings are not compared.
+    Nothing is created. Of a main queue or an exchange, which others may have declared, each
+    difference is told with what it can cost. Without the management API bindings are not compared.
     """
     import asyncio
 
@@ -159,26 +159,35 @@ def verify(
 def declare(context: typer.Context, *, role: OneRole = None, config: ConfigFile = None) -> None:
     """Create what is missing, as a role does when it starts; what exists is never changed.
 
-    Exit 1 when something exists with other arguments.
+    A main queue or an exchange that exists with other arguments is used as it is, and told. Exit 1
+    when a retry or dead-letter queue has other arguments, or something may not be created.
     """
     import asyncio
 
     from bridge.topology import bridge_topology, name_of
+    from bridge.upkeep import is_unusable
 
     settings = read_settings(context, config)
     topology = bridge_topology(settings, roles_of(role))
-    asyncio.run(_declare(settings, topology))
+    differences = asyncio.run(_declare(settings, topology))
+    unusable = [one for one in differences if is_unusable(one, "declare")]
+    absent = {name_of(one.entity) for one in unusable}
     for entity in (*topology.declarable, *topology.bindings):
-        typer.echo(f"there is {name_of(entity)}")
+        if name_of(entity) not in absent:
+            typer.echo(f"there is {name_of(entity)}")
+    for difference in differences:
+        typer.echo(f"{difference.kind}: {difference.why}", err=True)
+    if unusable:
+        raise typer.Exit(EXIT_FAILED)
 
 
-async def _declare(settings: "Settings", topology: "Topology") -> None:
+async def _declare(settings: "Settings", topology: "Topology") -> "list[Difference]":
     from bridge.broker import close_quietly, open_first_connection
-    from bridge.topology import ensure
+    from bridge.upkeep import provide
 
     connection = await open_first_connection(settings.rabbitmq, name="topology")
     try:
-        await ensure(connection, topology, "declare")
+        return await provide(connection, topology, "declare")
     finally:
         await close_quietly(connection)
 
@@ -187,8 +196,8 @@ async def _compare(
     settings: "Settings", topology: "Topology", url: str | None
 ) -> "tuple[list[Difference], str | None]":
     from bridge.broker import close_quietly, open_first_connection
+    from bridge.comparison import compare
     from bridge.management import open_management
-    from bridge.topology import compare
 
     try:
         async with open_management(settings.rabbitmq, url) as management:

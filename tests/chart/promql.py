@@ -13,7 +13,7 @@ import yaml
 
 from bridge.config import Settings
 from bridge.metrics import BridgeMetrics, WebhookMetrics, WorkerMetrics, new_registry
-from bridge.topology import dead_queue, retry_queue
+from bridge.topology import bridge_topology, dead_queue, name_of, retry_queue
 from tests.chart.rendering import MINIMAL, merged, of_kind, render
 
 FILES = Path(__file__).parents[2] / "helm" / "sms-bridge" / "files"
@@ -125,6 +125,7 @@ def known_series() -> tuple[tuple[str, dict[str, str]], ...]:
     """Return every series of a process with both roles that has just started."""
     settings = Settings.model_validate({"worker": {"outcome_exchange": "sms.outcome"}})
     worker, webhook = settings.worker, settings.webhook
+    needed = bridge_topology(settings, ["worker", "webhook"])
     registry = new_registry()
     assert webhook.queue is not None
     BridgeMetrics(
@@ -133,6 +134,7 @@ def known_series() -> tuple[tuple[str, dict[str, str]], ...]:
         version="1",
         revision="1",
         exchanges=("default", webhook.exchange, "sms.outcome"),
+        entities=[name_of(entity) for entity in needed.declarable],
     )
     metrics = WorkerMetrics(
         registry,

@@ -21,7 +21,8 @@ from bridge.config import Role, Settings
 from bridge.doctor import examine
 from bridge.queue_rules import Finding
 from bridge.sandbox.broker import Broker
-from bridge.topology import bridge_topology, ensure
+from bridge.topology import bridge_topology
+from bridge.upkeep import provide
 from tests.alarms import memory_alarm
 from tests.certificates import make_certificate
 from tests.integration.conftest import Canaries, Service, run_program, run_programs, unique
@@ -58,7 +59,7 @@ class Site:
         """Make what the roles need."""
         connection = await open_first_connection(self.settings().rabbitmq, name="test")
         try:
-            await ensure(connection, bridge_topology(self.settings(), BOTH), "declare")
+            await provide(connection, bridge_topology(self.settings(), BOTH), "declare")
         finally:
             await close_quietly(connection)
 
@@ -220,9 +221,9 @@ async def _no_binding(site: Site) -> None:
         (_policy(".dead", **{"delivery-limit": 3}), ".dead", "4 times"),
         (_policy(".dead", expires=3600000), ".dead", "unused"),
         (_queue(".retry.5s", queue_type="classic", message_ttl=5000), ".retry.5s", "restarts"),
-        (_queue("", queue_type="classic"), "", "x-queue-type"),
+        (_queue(".dead", queue_type="classic"), ".dead", "x-queue-type"),
     ],
-    ids=["ttl", "drop-head", "delivery-limit", "expires", "retry", "classic"],
+    ids=["ttl", "drop-head", "delivery-limit", "expires", "retry", "dead"],
 )
 async def test_what_would_lose_messages_is_found(
     site: Site, wrong: Break, subject: str, text: str
@@ -233,6 +234,34 @@ async def test_what_would_lose_messages_is_found(
 
     assert {one.subject for one in found} == {f"queue {site.name}{subject}"}
     assert all(one.fix for one in found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "subject", "texts"),
+    [
+        (
+            {"queue_type": "classic"},
+            "",
+            ["x-queue-type is classic instead of quorum: ", "its disk"],
+        ),
+        (
+            {"queue_type": "quorum", "max_length": 10, "message_ttl": 60000, "delivery_limit": 5},
+            ".events",
+            ["drop-head", "dropped after 60 s", "x-delivery-limit is 5: "],
+        ),
+    ],
+    ids=["outbound", "inbound"],
+)
+async def test_what_others_have_declared_is_a_warning(
+    site: Site, arguments: dict[str, object], subject: str, texts: list[str]
+) -> None:
+    """A main queue with other arguments is used as it is: a warning says what that can cost."""
+    await _queue(subject, **arguments)(site)
+    found = await site.examine()
+    told = _said([one for one in found["warn"] if one.subject == f"queue {site.name}{subject}"])
+
+    assert [one for one in found["fail"] if "no queue is bound" not in one.text] == []
+    assert [text for text in texts if text not in told] == []
 
 
 async def test_the_default_limit_is_found_and_the_remedy_cures_it(

@@ -875,13 +875,13 @@ async def verified(
     queue = unique("verified")
     settings = _worker_settings(session_service, canaries, queue)
     worker = launcher.start("worker", settings={**settings, "rabbitmq.topology": "verify"})
-    while_missing = (await worker.until_logged("broker_unavailable"))["why"]
+    while_missing = (await worker.until_logged("topology_unusable"))["why"]
     readiness = (await worker.ask("/readyz")).status_code
     await amqp.channel.declare_queue(queue, durable=True)
 
     async def complaint() -> str | None:
-        whys = [line["why"] for line in worker.logged("broker_unavailable")]
-        return next((why for why in whys if "inequivalent" in why), None)
+        whys = [line["why"] for line in worker.logged("topology_unusable")]
+        return next((why for why in whys if "instead of quorum" in why), None)
 
     while_wrong = await eventually(complaint, what="the wrong queue told")
     await amqp.delete([queue])

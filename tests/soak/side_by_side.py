@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bridge.config import WorkerSettings
-from bridge.topology import dead_queue, ensure, retry_queue, worker_topology
+from bridge.topology import dead_queue, retry_queue, worker_topology
+from bridge.upkeep import provide
 from tests.faults.amqp_proxy import DELIVER
 from tests.faults.bench import Amqp, eventually, make_numbers, open_amqp, open_link
 from tests.soak.figures import PAGE, Cells, conclude, format_table, tell
@@ -107,7 +108,7 @@ async def _restart(stand: Stand, prefix: str, stop: Callable[[], None]) -> dict[
         "ours": (settings.queue, retry_queue(settings.queue, TTL_SECONDS)),
     }
     async with stand.rig() as rig, open_link(rig, "side by side") as link:
-        await ensure(link, worker_topology(settings), "declare")
+        await provide(link, worker_topology(settings), "declare")
         await _declare_usual(rig.amqp, *ladders["classic"], {})
         await _declare_usual(rig.amqp, *ladders["quorum"], QUORUM)
         await asyncio.to_thread(broker.flush)
