@@ -204,7 +204,7 @@ class Bridge:
             first_step_seconds=settings.worker.retry_delays[0],
             metrics=metrics,
         )
-        self._secrets.watch("sms_api", credential, pace.nudge)
+        self._secrets.watch("sms_api", credential, pace.renew_key)
         publisher = self._make_publisher()
         worker = Worker(
             settings.worker,

@@ -4,8 +4,10 @@
 |-----------------------------------------------------|-----------|--------------------------------|
 | 2xx                                                 | SENT      | ack                            |
 | 400 413 414 415 422 431 451, other 4xx              | REFUSED   | dead letter `refused`          |
-| 401 402 407 511, 3xx, 404 405 410 426 501 505, TLS; | SETUP     | the worker pauses; no attempt  |
-|   403 unless the key has just worked                |           | is burned                      |
+| 401 402 407 426 511, 3xx, TLS                       | SETUP     | the worker pauses; no attempt  |
+|                                                     |           | is burned                      |
+| 403 404 405 410 501 505                             | AMBIGUOUS | up the ladder, no attempt is   |
+|                                                     |           | burned; `evidence` decides     |
 | 408 409 421 425                                     | RETRY     | up the ladder                  |
 | 429                                                 | SLOW_DOWN | the worker slows down; no      |
 |                                                     |           | attempt is burned              |
@@ -36,6 +38,7 @@ class Fate(Enum):
     SENT = "sent"
     REFUSED = "refused"
     SETUP = "setup"
+    AMBIGUOUS = "ambiguous"
     RETRY = "retry"
     SLOW_DOWN = "slow_down"
     UNCERTAIN = "uncertain"
@@ -69,6 +72,7 @@ RetryReason = Literal[
     "connection_error",
     "uncertain",
     "paused",
+    "ambiguous",
     "not_before",
     "ordering",
 ]
@@ -102,19 +106,14 @@ class Answer(NamedTuple):
 _OVERLOADED = frozenset({429, 503, 504})
 _CREDENTIALS = frozenset({401, 403, 407, 511})
 _MISCONFIGURED = frozenset({404, 405, 410, 426, 501, 505})
+_AMBIGUOUS = frozenset({403, 404, 405, 410, 501, 505})
 _RETRY = frozenset({408, 409, 421, 425})
 _ORIGIN_NOT_REACHED = frozenset({521, 523, 525, 526, 530})
 
 
-def judge_status(
-    status: int, *, retry_after_seconds: float | None, key_has_just_worked: bool
-) -> Answer:
-    """Turn a status into an answer.
-
-    `key_has_just_worked`: another message was accepted with the same key in the last minutes,
-    so that a 403 speaks of this message and not of the key.
-    """
-    fate, result, pause = _classify(status, retry_after_seconds, key_has_just_worked)
+def judge_status(status: int, *, retry_after_seconds: float | None) -> Answer:
+    """Turn a status into an answer."""
+    fate, result, pause = _classify(status, retry_after_seconds)
     return Answer(
         fate=fate,
         result=result,
@@ -126,18 +125,15 @@ def judge_status(
 
 
 def _classify(
-    status: int,
-    retry_after_seconds: float | None,
-    key_has_just_worked: bool,  # noqa: FBT001
+    status: int, retry_after_seconds: float | None
 ) -> tuple[Fate, Result, PauseReason | None]:
     if status in range(200, 300):
         return Fate.SENT, "success", None
     if status == 429:  # noqa: PLR2004
         return Fate.SLOW_DOWN, "rate_limited", None
-    if status == 403 and key_has_just_worked:  # noqa: PLR2004
-        return Fate.REFUSED, "rejected", None
     if (pause := _fault_of_the_setup(status)) is not None:
-        return Fate.SETUP, "unauthorized" if status in _CREDENTIALS else "rejected", pause
+        fate = Fate.AMBIGUOUS if status in _AMBIGUOUS else Fate.SETUP
+        return fate, "unauthorized" if status in _CREDENTIALS else "rejected", pause
     if status in _RETRY:
         return Fate.RETRY, "timeout" if status == 408 else "rejected", None  # noqa: PLR2004
     if status in range(400, 500):
@@ -227,6 +223,13 @@ class Policy:
     max_uncertain_attempts: int
     retry_delays_seconds: tuple[float, ...]
 
+    def is_last_try(self, *, attempts: int, uncertain_attempts: int) -> bool:
+        """Whether one more failure may be the end of a message that has had so many."""
+        return (
+            attempts + 1 >= self.max_attempts
+            or uncertain_attempts + 1 >= self.max_uncertain_attempts
+        )
+
     def delay_for(self, attempts: int, *, at_least_seconds: float = 0) -> float:
         """Return the step of the ladder after so many attempts, not shorter than asked if any."""
         step = self.retry_delays_seconds[min(attempts, len(self.retry_delays_seconds)) - 1]
@@ -283,15 +286,15 @@ def decide(
 ) -> Outcome:
     """Turn the answer to a delivery's attempt into its outcome.
 
-    `attempts` and `uncertain_attempts` are those before this one. SETUP and SLOW_DOWN burn
-    nothing: the worker waits, and sends the delivery on only when it must not hold it longer.
+    `attempts` and `uncertain_attempts` are those before this one. SETUP, AMBIGUOUS and SLOW_DOWN
+    burn nothing: the fault need not be the message's.
     """
     match answer.fate:
         case Fate.SENT:
             return Sent(status=answer.status or 0, provider_id=answer.provider_id)
         case Fate.REFUSED:
             return Dead(reason="refused", detail=answer.detail, status=answer.status, burned=True)
-        case Fate.SETUP | Fate.SLOW_DOWN:
+        case Fate.SETUP | Fate.AMBIGUOUS | Fate.SLOW_DOWN:
             return put_off(answer, policy)
         case Fate.UNCERTAIN if park or uncertain_attempts + 1 >= policy.max_uncertain_attempts:
             return _dead("uncertain", answer)
@@ -320,17 +323,22 @@ def _dead(reason: DeadReason, answer: Answer) -> Dead:
     )
 
 
-def put_off(answer: Answer, policy: Policy) -> Retried:
-    """Send a delivery up the ladder without burning an attempt, because the worker must wait."""
-    slow = answer.fate is Fate.SLOW_DOWN
+def put_off(answer: Answer, policy: Policy, *, times: int = 1) -> Retried:
+    """Send a delivery up the ladder without burning an attempt; `times` says to which step."""
     wait = answer.retry_after_seconds or 0
-    step = policy.delay_for(1, at_least_seconds=wait)
-    if step > 2 * wait:
+    step = policy.delay_for(times, at_least_seconds=wait)
+    if wait and step > 2 * wait:
         # One that comes back too early is put off again.
         step = policy.longest_within(wait)
     return Retried(
-        reason="rate_limited" if slow else "paused",
+        reason=_PUT_OFF_REASONS.get(answer.fate, "paused"),
         delay_seconds=step,
         detail=answer.detail,
         status=answer.status,
     )
+
+
+_PUT_OFF_REASONS: Final[dict[Fate, RetryReason]] = {
+    Fate.SLOW_DOWN: "rate_limited",
+    Fate.AMBIGUOUS: "ambiguous",
+}

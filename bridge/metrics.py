@@ -33,7 +33,7 @@ ATTEMPTS: Final = (1, 2, 3, 5, 8, 13, 21)
 
 RETRY_REASONS: Final = (
     *("rate_limited", "server_error", "timeout", "connection_error"),
-    *("uncertain", "paused", "not_before", "ordering"),
+    *("uncertain", "paused", "ambiguous", "not_before", "ordering"),
 )
 DEAD_REASONS: Final = (
     *("invalid", "refused", "expired", "exhausted", "uncertain", "internal_error"),

@@ -25,7 +25,6 @@ from bridge.transport import ApiTransport, Header, Reply
 
 QUICK_TRIES: Final = 3
 QUICK_SECONDS: Final = 10.0
-KEY_MEMORY_SECONDS: Final = 600.0
 
 
 class Sender:
@@ -51,8 +50,6 @@ class Sender:
         self._transport = transport
         self._credential = credential
         self._metrics = metrics
-        self._accepted_key: str | None = None
-        self._accepted_at = 0.0
         self._in_flight = 0
         metrics.provider_in_flight.set_function(lambda: self._in_flight)
 
@@ -87,14 +84,13 @@ class Sender:
         await self._transport.aclose()
 
     async def _post(self, request: SendRequest, envelope: Envelope) -> Answer:
-        key = self._credential.current
         started = time.perf_counter()
         self._in_flight += 1
         try:
             reply = await self._transport.post(
-                self._url, self._headers(envelope, key), request.model_dump_json().encode()
+                self._url, self._headers(envelope), request.model_dump_json().encode()
             )
-            answer = self._judge(reply, key)
+            answer = self._judge(reply)
         except (httpx.TransportError, OSError) as error:
             answer = judge_failure(error)
         finally:
@@ -102,17 +98,17 @@ class Sender:
         self._count(answer, time.perf_counter() - started)
         return answer
 
-    def _headers(self, envelope: Envelope, key: str) -> list[Header]:
+    def _headers(self, envelope: Envelope) -> list[Header]:
+        key = self._credential.current
         headers = [*self._fixed_headers, (b"Authorization", b"Bearer " + key.encode("ascii"))]
         if self._idempotency_header is not None:
             headers.append((self._idempotency_header, envelope.key.encode("ascii")))
         headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in envelope.trace]
         return headers
 
-    def _judge(self, reply: Reply, key: str) -> Answer:
+    def _judge(self, reply: Reply) -> Answer:
         status = reply.status
         if status in range(200, 300):
-            self._accepted_key, self._accepted_at = key, time.monotonic()
             return Answer(
                 fate=Fate.SENT,
                 result="success",
@@ -125,12 +121,7 @@ class Sender:
         return judge_status(
             status,
             retry_after_seconds=read_retry_after(waits, now=time.time(), server_date=date),
-            key_has_just_worked=self._has_just_worked(key),
         )
-
-    def _has_just_worked(self, key: str) -> bool:
-        age = time.monotonic() - self._accepted_at
-        return key == self._accepted_key and age < KEY_MEMORY_SECONDS
 
     def _count(self, answer: Answer, seconds: float) -> None:
         self._metrics.provider_requests.labels(answer.result).inc()

@@ -151,7 +151,7 @@ class Worker:
             name = type(error).__name__
             return Dead(reason="internal_error", detail=f"a bug in the bridge: {name}")
         finally:
-            self._pace.release_probe(delivery)
+            self._pace.release_probe(delivery.envelope.key)
 
     async def _send_in_order(self, delivery: Delivery, request: SendRequest) -> Outcome:
         key = delivery.envelope.ordering_key or request.to
@@ -175,10 +175,11 @@ class Worker:
             try:
                 if delivery.is_stale:
                     raise BrokerError("the channel is gone")
+                began = self._pace.begin(delivery.envelope.key)
                 answer = await self._post(request, delivery.envelope)
             finally:
                 self._slots.release()
-            self._pace.note(answer)
+            answer = self._pace.note(answer, key=delivery.envelope.key, began=began)
             if (outcome := self._judge(delivery, answer)) is not None:
                 self._count_acceptance(delivery, request, outcome)
                 return outcome
@@ -191,22 +192,32 @@ class Worker:
         if self._stopping:
             raise BrokerError("the worker stops")
         with delivery.waits():
-            ended = await self._wait_until_due(delivery) or await self._wait_as_probe(delivery)
-            ended = ended or self._put_off_to_turn(delivery, sender)
-            if ended is None:
-                async with self._pace.rates.turn(sender) as turn:
-                    ended = await self._take_slot(delivery)
-                    turn.is_used = ended is None
+            ended, has_slot = None, False
+            while ended is None and not has_slot:
+                ended = await self._wait_until_due(delivery) or await self._wait_for_pause(delivery)
+                ended = ended or self._put_off_to_turn(delivery, sender)
+                if ended is None:
+                    async with self._pace.rates.turn(sender) as turn:
+                        turn.is_used = has_slot = await self._take_slot(delivery)
         if ended is not None and delivery.is_stale:
             raise BrokerError("the channel is gone")
         return ended
 
-    async def _wait_as_probe(self, delivery: Delivery) -> Retried | None:
-        if self._pace.paused:
-            if not self._pace.claim_probe(delivery):
-                return self._put_off_by_pause()
-            await self._pace.wait_before_probe()
-        return None
+    async def _wait_for_pause(self, delivery: Delivery) -> Retried | None:
+        if not self._pace.is_wary:
+            return None
+        envelope = delivery.envelope
+        away_seconds = await self._pace.admit(
+            envelope.key,
+            has_failed=envelope.attempts > 0,
+            is_last_try=self._policy.is_last_try(
+                attempts=envelope.attempts, uncertain_attempts=envelope.uncertain_attempts
+            ),
+        )
+        if away_seconds is None:
+            return None
+        detail = f"the worker is paused: {self._pace.paused or 'it looks like an outage'}"
+        return put_off(_waiting(detail, away_seconds), self._policy)
 
     def _put_off_to_turn(self, delivery: Delivery, sender: str) -> Retried | None:
         """Have it wait on the ladder when too many of its sender are before it."""
@@ -226,25 +237,18 @@ class Worker:
             detail="the rate limit asks for a longer wait than a delivery is held",
         )
 
-    async def _take_slot(self, delivery: Delivery) -> Outcome | None:
-        """Take a slot when nothing else is in the way; return an outcome if something is."""
+    async def _take_slot(self, delivery: Delivery) -> bool:
+        """Take a slot, or return False when a pause has begun or its time is over meanwhile."""
         while True:
             await self._pace.until_open()
             await self._slots.acquire()
-            ended = self._put_off_while_paused(delivery) or self._expired(delivery)
-            if ended is None and self._pace.is_open:
-                return None
+            may_go = self._pace.paused is None or self._pace.is_probe(delivery.envelope.key)
+            may_go = may_go and self._expired(delivery) is None
+            if may_go and self._pace.is_open:
+                return True
             self._slots.release()
-            if ended is not None:
-                return ended
-
-    def _put_off_while_paused(self, delivery: Delivery) -> Retried | None:
-        if self._pace.paused and not self._pace.is_probe(delivery):
-            return self._put_off_by_pause()
-        return None
-
-    def _put_off_by_pause(self) -> Retried:
-        return put_off(_waiting(f"the worker is paused: {self._pace.paused}"), self._policy)
+            if not may_go:
+                return False
 
     async def _post(self, request: SendRequest, envelope: Envelope) -> Answer:
         limit = self._limit
@@ -263,20 +267,19 @@ class Worker:
 
     def _judge(self, delivery: Delivery, answer: Answer) -> Outcome | None:
         """Return the outcome, or None when this delivery is to try again from here."""
-        fate, paused = answer.fate, self._pace.paused
-        if fate is Fate.SLOW_DOWN:
+        pace, key, paused = self._pace, delivery.envelope.key, self._pace.paused
+        if answer.fate is Fate.SLOW_DOWN:
             return put_off(answer, self._policy) if paused else self._hold(delivery, answer)
-        if fate is Fate.SETUP:
-            is_probe = self._pace.claim_probe(delivery)
-            return self._hold(delivery, answer) if is_probe else put_off(answer, self._policy)
-        if paused is not None and answer.counts_as_outage:
-            # Only the probe burns an attempt. It goes up the ladder, and the next one tries.
-            if not self._parks(delivery, answer) and not self._pace.claim_probe(delivery):
-                return put_off(answer, self._policy)
-        elif self._pace.is_probe(delivery):
-            # Whatever else the service says, it speaks about messages again.
-            self._pace.resume()
-        return self._decide(delivery, answer)
+        if answer.fate in {Fate.SETUP, Fate.AMBIGUOUS}:
+            if pace.keep_probe(key):
+                return self._hold(delivery, answer)
+            return put_off(answer, self._policy, times=pace.put_off_times(key))
+        outcome = self._decide(delivery, answer)
+        if paused is None or not answer.counts_as_outage or pace.is_probe(key):
+            return outcome
+        # It burns no attempt in a pause, unless it may have been sent and that was its last.
+        is_last = isinstance(outcome, Dead) and outcome.uncertain
+        return outcome if is_last else put_off(answer, self._policy)
 
     def _hold(self, delivery: Delivery, answer: Answer) -> Retried | None:
         """Try again from here, unless the delivery has been held for long."""
@@ -290,13 +293,8 @@ class Worker:
             self._policy,
             attempts=envelope.attempts,
             uncertain_attempts=envelope.uncertain_attempts,
-            park=self._parks(delivery, answer),
+            park=(envelope.on_uncertain or self._settings.on_uncertain) == "park",
         )
-
-    def _parks(self, delivery: Delivery, answer: Answer) -> bool:
-        """Whether this message may have been sent and must not be repeated then."""
-        policy = delivery.envelope.on_uncertain or self._settings.on_uncertain
-        return policy == "park" and answer.fate is Fate.UNCERTAIN
 
     def _count_acceptance(self, delivery: Delivery, request: SendRequest, outcome: Outcome) -> None:
         if not isinstance(outcome, Sent):
@@ -438,7 +436,7 @@ class Worker:
             return 0
         self._pace.reopen()
         if self._pace.paused:
-            return 1 if self._pace.needs_probe else 0
+            return self._pace.probes_wanted
         return self._pace.rates.most_held(self._most_held)
 
     def _count_most_held(self) -> int:
@@ -522,6 +520,8 @@ class Worker:
             log.info("concurrency_changed", queue=self._queue, limit=limit)
 
 
-def _waiting(detail: str) -> Answer:
+def _waiting(detail: str, away_seconds: float) -> Answer:
     """Make the answer of an attempt that was not made; it burns nothing."""
-    return Answer(fate=Fate.SETUP, result="rejected", detail=detail)
+    return Answer(
+        fate=Fate.SETUP, result="rejected", detail=detail, retry_after_seconds=away_seconds
+    )

@@ -29,7 +29,7 @@ SENT = Answer(fate=Fate.SENT, result="success", status=202, detail="accepted")
 
 def status(code: int) -> Answer:
     """Make the answer of a status."""
-    return judge_status(code, retry_after_seconds=None, key_has_just_worked=False)
+    return judge_status(code, retry_after_seconds=None)
 
 
 REFUSED = status(429)

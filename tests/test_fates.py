@@ -31,7 +31,8 @@ CANARY = "Canary7"
 
 ACCEPTED = range(200, 300)
 REDIRECTS = range(300, 400)
-SETUP = {401, 402, 403, 404, 405, 407, 410, 426, 501, 505, 511, *REDIRECTS}
+SETUP = {401, 402, 407, 426, 511, *REDIRECTS}
+AMBIGUOUS = {403, 404, 405, 410, 501, 505}
 AGAIN = {408, 409, 421, 425}
 ORIGIN_NOT_REACHED = {521, 523, 525, 526, 530}
 # As they come; some more that services and gateways are known to answer.
@@ -39,21 +40,23 @@ EVERY_STATUS = [*range(100, 600), 600, 999]
 
 
 def expected_fate(status: int, *, retry_after: bool = False) -> Fate:
-    """Say what the documents say of a status, when no key has just worked."""
+    """Say what the documents say of a status."""
     if status in ACCEPTED:
         return Fate.SENT
     if status == 429:
         return Fate.SLOW_DOWN
     if status in SETUP:
         return Fate.SETUP
+    if status in AMBIGUOUS:
+        return Fate.AMBIGUOUS
     if status in AGAIN or status in ORIGIN_NOT_REACHED or (status == 503 and retry_after):
         return Fate.RETRY
     return Fate.REFUSED if 400 <= status < 500 else Fate.UNCERTAIN
 
 
-def judged(status: int, *, retry_after: float | None = None, works: bool = False) -> Answer:
+def judged(status: int, *, retry_after: float | None = None) -> Answer:
     """Judge a status."""
-    return judge_status(status, retry_after_seconds=retry_after, key_has_just_worked=works)
+    return judge_status(status, retry_after_seconds=retry_after)
 
 
 @pytest.mark.parametrize("status", EVERY_STATUS)
@@ -67,18 +70,6 @@ def test_statuses_with_retry_after() -> None:
     fates = {status: judged(status, retry_after=5).fate for status in EVERY_STATUS}
 
     assert fates == {status: expected_fate(status, retry_after=True) for status in EVERY_STATUS}
-
-
-def test_key_that_works_changes_nothing_else() -> None:
-    """That the key has just worked changes no fate but that of 403."""
-    changed = [s for s in EVERY_STATUS if judged(s, works=True).fate is not expected_fate(s)]
-
-    assert changed == [403]
-
-
-def test_403_with_a_key_that_works() -> None:
-    """A 403 while other messages are accepted speaks of this message."""
-    assert judged(403, works=True).fate is Fate.REFUSED
 
 
 def test_503_to_be_tried_at_once() -> None:
@@ -103,7 +94,7 @@ PAUSES = {
 
 
 def test_reason_of_the_pause() -> None:
-    """A fault of the set-up says what is to be repaired; nothing else pauses."""
+    """What is, or may be, a fault of the set-up says what is to be repaired, nothing else does."""
     assert {s: pause for s in EVERY_STATUS if (pause := judged(s).pause)} == PAUSES
 
 
@@ -147,7 +138,7 @@ def test_statuses_of_an_outage() -> None:
     """A 5xx that is no fault of the set-up counts as an outage; what is below does not."""
     counted = {s for s in range(200, 600) if judged(s).counts_as_outage}
 
-    assert counted == set(range(500, 600)) - SETUP
+    assert counted == set(range(500, 600)) - SETUP - AMBIGUOUS
 
 
 def test_503_with_retry_after_counts_as_an_outage() -> None:
@@ -291,7 +282,6 @@ def test_other_causes_of_no_connection() -> None:
 
 ALL_ANSWERS: list[Answer] = [
     *(judged(status) for status in EVERY_STATUS),
-    judged(403, works=True),
     judged(503, retry_after=5),
     *(failed(kind) for kind in (*TRANSPORT_ERRORS, *OTHERS)),
     judge_failure(tls_failure(ssl.SSLError("x"))),
@@ -309,8 +299,9 @@ def test_pauses_are_those_that_are_counted() -> None:
 
 
 def test_every_fault_of_the_setup_has_a_reason() -> None:
-    """An answer has a reason to pause exactly when it is a fault of the set-up."""
-    assert all((a.fate is Fate.SETUP) == (a.pause is not None) for a in ALL_ANSWERS)
+    """An answer has a reason to pause exactly when it is, or may be, a fault of the set-up."""
+    pausing = {Fate.SETUP, Fate.AMBIGUOUS}
+    assert all((a.fate in pausing) == (a.pause is not None) for a in ALL_ANSWERS)
 
 
 # --- Retry-After ---------------------------------------------------------------------------------
@@ -554,7 +545,7 @@ def test_refused_is_dead(attempts: int, *, park: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("fate", [Fate.SETUP, Fate.SLOW_DOWN])
+@pytest.mark.parametrize("fate", [Fate.SETUP, Fate.AMBIGUOUS, Fate.SLOW_DOWN])
 @pytest.mark.parametrize("attempts", [0, 5, 99])
 @pytest.mark.parametrize("park", [False, True])
 def test_what_is_not_the_messages_fault_burns_nothing(
@@ -656,7 +647,7 @@ def test_wait_that_was_asked_for(fate: Fate) -> None:
 REASONS: dict[str, tuple[Callable[[], Answer], str]] = {
     "429": (lambda: judged(429), "rate_limited"),
     "401": (lambda: judged(401), "paused"),
-    "404": (lambda: judged(404), "paused"),
+    "404": (lambda: judged(404), "ambiguous"),
     "408": (lambda: judged(408), "timeout"),
     "500": (lambda: judged(500), "uncertain"),
     "503 with Retry-After": (lambda: judged(503, retry_after=1), "server_error"),
@@ -693,16 +684,34 @@ def test_no_outcome_repeats_a_message_for_ever(attempts: int) -> None:
 
 @pytest.mark.parametrize(
     ("fate", "reason"),
-    [(Fate.SLOW_DOWN, "rate_limited"), (Fate.SETUP, "paused"), (Fate.UNCERTAIN, "paused")],
+    [
+        (Fate.SLOW_DOWN, "rate_limited"),
+        (Fate.SETUP, "paused"),
+        (Fate.AMBIGUOUS, "ambiguous"),
+        (Fate.UNCERTAIN, "paused"),
+    ],
 )
 def test_put_off(fate: Fate, reason: str) -> None:
     """A delivery that the worker must not hold any longer waits a step and burns nothing."""
-    assert put_off(answer(fate), POLICY) == Retried(
-        reason="rate_limited" if reason == "rate_limited" else "paused",
-        delay_seconds=5,
-        detail="why",
-        status=500,
-    )
+    ended = put_off(answer(fate), POLICY)
+
+    assert (ended.reason, ended.delay_seconds, ended.detail) == (reason, 5, "why")
+    assert (ended.status, ended.burned) == (500, False)
+
+
+@pytest.mark.parametrize(("times", "delay"), [(1, 5), (2, 30), (5, 3600), (99, 3600)])
+def test_put_off_again_and_again(times: int, delay: float) -> None:
+    """A delivery that is put off once more for its own sake waits a step higher."""
+    assert put_off(answer(Fate.AMBIGUOUS), POLICY, times=times).delay_seconds == delay
+
+
+@pytest.mark.parametrize(
+    ("attempts", "uncertain", "is_last"),
+    [(0, 0, False), (4, 0, False), (5, 0, True), (1, 1, False), (2, 2, True)],
+)
+def test_last_try(attempts: int, uncertain: int, *, is_last: bool) -> None:
+    """A try is the last one when its failure, in doubt or not, would use up a cap."""
+    assert POLICY.is_last_try(attempts=attempts, uncertain_attempts=uncertain) is is_last
 
 
 @pytest.mark.parametrize(("wait", "delay"), [(3, 5), (100, 120), (900, 600), (2000, 3600)])

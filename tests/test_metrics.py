@@ -90,6 +90,7 @@ ENDS = (
     ("retried", "connection_error"),
     ("retried", "uncertain"),
     ("retried", "paused"),
+    ("retried", "ambiguous"),
     ("retried", "not_before"),
     ("retried", "ordering"),
     ("dead", "invalid"),

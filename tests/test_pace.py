@@ -3,14 +3,17 @@
 All run on an event loop whose time leaps to the next timer, so that nobody waits.
 """
 
-from collections.abc import Callable, Iterator
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import httpx
 import pytest
 
 from bridge.config import RateLimitSettings
-from bridge.fates import Answer, PauseReason, judge_failure, judge_status
-from bridge.pace import Pace
+from bridge.fates import Answer, Fate, PauseReason, judge_failure, judge_status
+from bridge.pace import PATIENCE_SECONDS, Pace
 from bridge.rates import MAX_HOLD_SECONDS
 from tests.clock import LeapingWorld
 from tests.ears import Ears
@@ -56,7 +59,7 @@ def world() -> Iterator[World]:
 
 def status(code: int, *, wait: float | None = None) -> Answer:
     """Make the answer of a status."""
-    return judge_status(code, retry_after_seconds=wait, key_has_just_worked=False)
+    return judge_status(code, retry_after_seconds=wait)
 
 
 ACCEPTED = status(200)
@@ -64,10 +67,19 @@ FAILED = status(500)
 LOST = judge_failure(httpx.ReadTimeout("x"))
 
 
+_serials = itertools.count(1)
+
+
+def fresh() -> str:
+    """Make up the key of a message that nobody knows."""
+    return f"m{next(_serials)}"
+
+
 def note(pace: Pace, answer: Answer, times: int = 1) -> None:
-    """Tell of an answer, some times."""
+    """Tell of an answer to a message of its own, some times."""
     for _ in range(times):
-        pace.note(answer)
+        key = fresh()
+        pace.note(answer, key=key, began=pace.begin(key))
 
 
 def down(world: World, limit: RateLimitSettings = NO_LIMIT) -> Pace:
@@ -131,7 +143,7 @@ def test_wait_is_prolonged_for_those_who_wait(world: World) -> None:
     """Who waits already waits on when the service asks for more."""
     pace = world.pace()
     note(pace, status(429, wait=5))
-    world.loop.call_later(3, pace.note, status(429, wait=20))
+    world.loop.call_later(3, note, pace, status(429, wait=20))
 
     assert world.turns(pace, 1)[0] >= 23
 
@@ -169,9 +181,9 @@ def test_own_back_off_has_an_end(world: World) -> None:
         note(pace, status(429))
         world.passes(70)
     note(pace, status(429))
-    waits = world.turns(pace, 1) if pace.paused is None else [world.seconds(probe_wait(pace))]
 
-    assert waits[0] <= 66
+    assert pace.paused is None
+    assert world.turns(pace, 1)[0] <= 66
 
 
 def test_many_429_at_once_count_once(world: World) -> None:
@@ -225,14 +237,27 @@ def test_long_wait_is_a_pause(world: World) -> None:
 
 def test_the_log_says_with_what_status_a_pause_began(world: World, ears: Ears) -> None:
     """The line of a pause has the status that the API answered with."""
-    note(world.pace(), status(410))
+    note(world.pace(), status(426))
 
-    assert ears.heard("paused") == [{"reason": "misconfigured", "status": 410}]
+    assert ears.heard("paused") == [{"reason": "misconfigured", "status": 426}]
 
 
-async def probe_wait(pace: Pace) -> None:
-    """Wait as the probe does."""
-    await pace.wait_before_probe()
+def admit(
+    pace: Pace, key: str = "m", *, has_failed: bool = False, is_last_try: bool = False
+) -> Coroutine[Any, Any, float | None]:
+    """Ask whether a message may go."""
+    return pace.admit(key, has_failed=has_failed, is_last_try=is_last_try)
+
+
+def test_nothing_is_held_for_a_long_wait(world: World) -> None:
+    """In a wait that is too long to hold anything a message learns when to come again."""
+    for _ in range(RUNS):
+        pace = world.pace()
+        note(pace, status(429, wait=600))
+        before = world.loop.time()
+
+        assert (world.run(admit(pace)), pace.probes_wanted) == (pytest.approx(630, abs=30), 0)
+        assert world.loop.time() == before
 
 
 def test_probe_of_a_long_wait_is_not_early(world: World) -> None:
@@ -241,22 +266,24 @@ def test_probe_of_a_long_wait_is_not_early(world: World) -> None:
     for _ in range(RUNS):
         pace = world.pace()
         note(pace, status(429, wait=600))
-        waits.append(world.seconds(probe_wait(pace)))
+        asked = world.loop.time()
+        while (away := world.run(admit(pace))) is not None:
+            world.passes(away - 1)
+        waits.append(world.loop.time() - asked)
 
-    assert min(waits) >= 600
+    assert 600 <= min(waits) <= max(waits) <= 661
 
 
 def test_429_of_the_probe_is_honoured(world: World) -> None:
     """When the probe is answered with another long wait, the next probe waits for it."""
-    waits = []
     for _ in range(RUNS):
         pace = world.pace()
         note(pace, status(429, wait=600))
-        world.run(probe_wait(pace))
+        world.passes(600)
+        world.run(admit(pace))
         note(pace, status(429, wait=300))
-        waits.append(world.seconds(probe_wait(pace)))
 
-    assert min(waits) >= 300
+        assert world.run(admit(pace, "next")) >= 300
 
 
 # --- Outages -------------------------------------------------------------------------------------
@@ -379,10 +406,10 @@ def test_acceptance_does_not_end_another_pause(world: World) -> None:
     [
         (status(401), "credentials_rejected"),
         (status(402), "insufficient_funds"),
-        (status(404), "misconfigured"),
+        (status(426), "misconfigured"),
         (status(302), "misconfigured"),
     ],
-    ids=["401", "402", "404", "302"],
+    ids=["401", "402", "426", "302"],
 )
 def test_fault_of_the_setup_pauses(world: World, answer: Answer, reason: str) -> None:
     """The first answer that tells of a fault of the set-up pauses the worker."""
@@ -458,17 +485,14 @@ def test_change_wakes_the_consumer(world: World, change: Callable[[Pace], object
 def pause_with_probe(pace: Pace) -> None:
     """Pause, and have a probe."""
     pace.pause("operator")
-    pace.claim_probe("d")
+    pace.keep_probe("d")
 
 
 ENDS: dict[str, tuple[Callable[[Pace], object], Callable[[Pace], object]]] = {
     "resume": (lambda pace: pace.pause("operator"), Pace.resume),
     "unblock": (Pace.block, Pace.unblock),
-    "probe taken": (lambda pace: pace.pause("operator"), lambda pace: pace.claim_probe("d")),
-    "probe given up": (
-        pause_with_probe,
-        lambda pace: pace.release_probe("d"),
-    ),
+    "probe taken": (lambda pace: pace.pause("operator"), lambda pace: pace.keep_probe("d")),
+    "probe given up": (pause_with_probe, lambda pace: pace.release_probe("d")),
 }
 
 
@@ -495,50 +519,82 @@ def paused(world: World, reason: PauseReason = "misconfigured") -> Pace:
     return pace
 
 
+def claims(world: World, pace: Pace, key: str, **facts: bool) -> bool:
+    """Say whether a message that asks is the probe then; it may go, or waits."""
+
+    async def ask() -> bool:
+        asking = asyncio.ensure_future(admit(pace, key, **facts))
+        await asyncio.sleep(0)
+        asking.cancel()
+        return pace.is_probe(key)
+
+    found: bool = world.run(ask())
+    return found
+
+
+def fails(pace: Pace, key: str) -> None:
+    """Tell that the probe has found things as they were."""
+    answer = FAILED if pace.paused == "outage" else status(302)
+    pace.note(answer, key=key, began=pace.begin(key))
+
+
+def waits_of(world: World, pace: Pace, number: int, key: str | None = None) -> list[float]:
+    """Fail with probes, each a message of its own or all the same; return how long each waited."""
+    waits = []
+    for _ in range(number):
+        probe = key or fresh()
+        waits.append(world.seconds(admit(pace, probe)))
+        assert pace.is_probe(probe)
+        fails(pace, probe)
+        if key is None:
+            pace.release_probe(probe)
+    return waits
+
+
+def fits(waits: list[float], steps: list[float]) -> bool:
+    """Say whether waits are these steps, each shortened by a little chance or not."""
+    pairs = zip(waits, steps, strict=True)
+    return all(step * 0.8 - 0.001 <= wait <= step + 0.001 for wait, step in pairs)
+
+
 def test_no_probe_without_a_pause(world: World) -> None:
-    """While nothing is wrong there is no probe."""
+    """While nothing is wrong there is no probe, and everything may go."""
     pace = world.pace()
 
-    assert (pace.claim_probe("first"), pace.is_probe("first"), pace.needs_probe) == (
-        False,
-        False,
-        False,
-    )
+    assert (pace.keep_probe("m"), pace.is_probe("m"), pace.probes_wanted) == (False, False, 0)
+    assert not pace.is_wary
+    assert world.run(admit(pace)) is None
 
 
-def test_first_delivery_is_the_probe(world: World) -> None:
-    """In a pause the first delivery that asks is the probe, and stays it."""
+def test_first_message_is_the_probe(world: World) -> None:
+    """In a pause the first message that asks is the probe, and stays it."""
     pace = paused(world)
 
-    assert [pace.claim_probe("first"), pace.claim_probe("second"), pace.claim_probe("first")] == [
-        True,
-        False,
-        True,
-    ]
+    assert [claims(world, pace, key) for key in ("first", "second", "first")] == [True, False, True]
 
 
 def test_probe_is_needed(world: World) -> None:
     """A pause needs a probe until it has one."""
     pace = paused(world)
-    before = pace.needs_probe
-    pace.claim_probe("first")
+    before = pace.probes_wanted
+    claims(world, pace, "first")
 
-    assert (before, pace.needs_probe) == (True, False)
+    assert (before, pace.probes_wanted) == (1, 0)
 
 
-def test_next_delivery_becomes_the_probe(world: World) -> None:
-    """When the probe is settled the next delivery becomes it."""
+def test_next_message_becomes_the_probe(world: World) -> None:
+    """When the probe is settled the next message becomes it."""
     pace = paused(world)
-    pace.claim_probe("first")
+    claims(world, pace, "first")
     pace.release_probe("first")
 
-    assert (pace.needs_probe, pace.claim_probe("second")) == (True, True)
+    assert (pace.probes_wanted, claims(world, pace, "second")) == (1, True)
 
 
 def test_only_the_probe_can_give_up(world: World) -> None:
-    """Another delivery that ends does not take the probe's place away."""
+    """Another message that ends does not take the probe's place away."""
     pace = paused(world)
-    pace.claim_probe("first")
+    claims(world, pace, "first")
     pace.release_probe("second")
 
     assert pace.is_probe("first")
@@ -547,22 +603,97 @@ def test_only_the_probe_can_give_up(world: World) -> None:
 def test_probe_ends_with_the_pause(world: World) -> None:
     """After a pause there is no probe, and the next pause chooses anew."""
     pace = paused(world)
-    pace.claim_probe("first")
+    claims(world, pace, "first")
     pace.resume()
     pace.pause("misconfigured")
 
-    assert (pace.is_probe("first"), pace.needs_probe) == (False, True)
+    assert (pace.is_probe("first"), pace.probes_wanted) == (False, 1)
 
 
-def waits_of(world: World, pace: Pace, number: int) -> list[float]:
-    """Wait for probes, one after the other, and return how long each one waited."""
-    return [world.seconds(probe_wait(pace)) for _ in range(number)]
+def test_probe_is_another_message_than_the_last(world: World) -> None:
+    """When a probe has failed, another message takes its place, and it goes away itself."""
+    pace = paused(world)
+    waits_of(world, pace, 1, "first")
+    wanted = pace.probes_wanted
+    replaced = world.run(_both(pace, "first", "second"))
+
+    assert (wanted, pace.is_probe("second")) == (2, True)
+    assert replaced is not None
 
 
-def fits(waits: list[float], steps: list[float]) -> bool:
-    """Say whether waits are these steps, each shortened by a little chance or not."""
-    pairs = zip(waits, steps, strict=True)
-    return all(step * 0.5 <= wait <= step * 1.001 + 0.001 for wait, step in pairs)
+async def _both(pace: Pace, held: str, comes: str) -> float | None:
+    """Let a message come while the last probe is held; return what that one is told."""
+    holding = asyncio.ensure_future(admit(pace, held))
+    await asyncio.sleep(0)
+    assert await admit(pace, comes) is None
+    return await holding
+
+
+def test_lone_probe_is_tried_again(world: World) -> None:
+    """Where there is no other message, the last probe is the next one."""
+    assert fits(waits_of(world, paused(world), 5, "only"), [1, 2, 4, 8, 16])
+
+
+def test_message_that_began_a_pause_is_held(world: World) -> None:
+    """The message whose answer began the pause is tried again after a second, if no other is."""
+    pace = paused(world)
+
+    assert pace.keep_probe("first")
+    assert not pace.keep_probe("second")
+    assert fits(waits_of(world, pace, 3, "first"), [1, 2, 4])
+
+
+def test_held_message_goes_on_when_the_first_probe_succeeds(world: World) -> None:
+    """What was held when a pause began waits for the first probe, not on the ladder."""
+    pace = paused(world)
+    world.loop.call_later(1.2, pace.resume)
+
+    async def everybody() -> list[float | None]:
+        return await asyncio.gather(*(admit(pace, fresh()) for _ in range(50)))
+
+    assert world.seconds(everybody()) == pytest.approx(1.2)
+
+
+def test_held_message_does_not_wait_long(world: World) -> None:
+    """When the first probe fails, what was held goes away; later nothing waits at all."""
+    pace = paused(world)
+    waits_of(world, pace, 1)
+    claims(world, pace, "probe")
+    waited = world.seconds(admit(pace, "held"))
+
+    assert waited <= PATIENCE_SECONDS
+    assert world.seconds(admit(pace, "late")) == 0
+    assert world.run(admit(pace, "late")) is not None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [status(200), status(400), status(409)],
+    ids=["accepted", "refused", "conflict"],
+)
+def test_answer_about_the_probe_ends_the_pause(world: World, answer: Answer) -> None:
+    """When the service speaks about messages again, the pause is over."""
+    pace = paused(world)
+    world.run(admit(pace, "probe"))
+    pace.note(answer, key="probe", began=pace.begin("probe"))
+
+    assert pace.paused is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [status(302), status(401), status(404), status(429), status(500), status(503, wait=1), LOST],
+    ids=["302", "401", "404", "429", "500", "503", "lost"],
+)
+def test_other_answer_of_the_probe_ends_no_pause(world: World, answer: Answer) -> None:
+    """What does not speak about the message leaves the pause, and the waits double."""
+    pace = paused(world)
+    world.run(admit(pace, "probe"))
+    pace.note(answer, key="probe", began=pace.begin("probe"))
+    pace.release_probe("probe")
+
+    assert pace.paused is not None
+    assert world.seconds(admit(pace, "next")) >= 1.6
 
 
 def test_probes_of_an_outage(world: World) -> None:
@@ -575,6 +706,14 @@ def test_probes_of_a_pause(world: World) -> None:
     waits = waits_of(world, paused(world), 9)
 
     assert fits(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60])
+
+
+def test_first_probe_is_a_second_after_the_pause(world: World) -> None:
+    """A message that comes later in the pause does not wait for a second of its own."""
+    pace = paused(world)
+    world.passes(5)
+
+    assert world.seconds(admit(pace)) == 0
 
 
 def test_probes_are_spread(world: World) -> None:
@@ -594,53 +733,249 @@ def test_each_pause_begins_anew(world: World) -> None:
     assert fits(waits_of(world, pace, 2), [1, 2])
 
 
-@pytest.mark.parametrize("before", [status(404), status(429, wait=900)], ids=["404", "429"])
+@pytest.mark.parametrize("before", [status(302), status(429, wait=900)], ids=["302", "429"])
 def test_outage_after_another_pause_is_probed_as_an_outage(world: World, before: Answer) -> None:
     """A pause that turns into an outage is probed at least every 15 s from then on."""
     pace = world.pace()
     note(pace, before)
-    waits_of(world, pace, 8)
+    world.passes(1000)
+    if pace.paused == "misconfigured":
+        waits_of(world, pace, 8)
     pace.pause("outage")
 
     assert max(waits_of(world, pace, 3)) <= 15
 
 
-def test_nudge_ends_the_wait(world: World) -> None:
+def test_new_key_ends_the_wait(world: World) -> None:
     """A changed key ends the wait for the next probe."""
     pace = paused(world)
     waits_of(world, pace, 8)
-    world.loop.call_later(3, pace.nudge)
+    world.loop.call_later(3, pace.renew_key)
 
     assert waits_of(world, pace, 1) == pytest.approx([3])
 
 
-def test_nudge_ends_one_wait(world: World) -> None:
+def test_new_key_ends_the_wait_of_a_held_probe(world: World) -> None:
+    """A changed key ends the wait of the last probe where there is no other message."""
+    pace = paused(world)
+    waits_of(world, pace, 8, "only")
+    world.loop.call_later(3, pace.renew_key)
+
+    assert waits_of(world, pace, 1, "only") == pytest.approx([3])
+
+
+def test_new_key_ends_one_wait(world: World) -> None:
     """A changed key is tried once; if it does not help the waits go on."""
     pace = paused(world)
     waits_of(world, pace, 8)
-    world.loop.call_later(3, pace.nudge)
+    world.loop.call_later(3, pace.renew_key)
     waits_of(world, pace, 1)
 
     assert waits_of(world, pace, 1)[0] >= 30
 
 
-def test_nudge_just_before_the_wait(world: World) -> None:
-    """A key that changed in the pause, while the probe was under way, is tried at once."""
+def test_new_key_while_the_probe_is_under_way(world: World) -> None:
+    """A key that changed in the pause, while the old one was being tried, is tried at once."""
     pace = paused(world)
     waits_of(world, pace, 8)
-    pace.nudge()
+    world.run(admit(pace, "probe"))
+    pace.renew_key()
+    fails(pace, "probe")
 
-    assert waits_of(world, pace, 1) == [0]
+    assert waits_of(world, pace, 1, "probe") == [0]
 
 
-def test_old_nudge_does_not_hurry_a_later_pause(world: World) -> None:
+def test_old_new_key_does_not_hurry_a_later_pause(world: World) -> None:
     """A key that changed long before a pause does not make its first probe go at once."""
     pace = world.pace()
-    pace.nudge()
+    pace.renew_key()
     world.passes(3600)
-    note(pace, status(429, wait=600))
+    pace.pause("misconfigured")
 
-    assert waits_of(world, pace, 1)[0] > 1
+    assert waits_of(world, pace, 1)[0] >= 0.8
+
+
+# --- Outages and the attempts of messages ---------------------------------------------------------
+
+
+def test_what_has_failed_waits_while_it_looks_like_an_outage(world: World) -> None:
+    """After ten failures only messages that have not failed yet find out whether it is one."""
+    pace = world.pace()
+    note(pace, ACCEPTED)
+    note(pace, FAILED, 10)
+
+    assert pace.paused is None
+    assert world.run(admit(pace, "new")) is None
+    assert world.run(admit(pace, "failed", has_failed=True)) == 0
+    note(pace, ACCEPTED)
+    assert world.run(admit(pace, "failed", has_failed=True)) is None
+
+
+def test_outage_is_seen_without_another_failure(world: World) -> None:
+    """When nothing was accepted for ten seconds after ten failures, nothing more need fail."""
+    pace = world.pace()
+    note(pace, ACCEPTED)
+    note(pace, FAILED, 10)
+    world.passes(OUTAGE_AFTER)
+    claims(world, pace, "m")
+
+    assert pace.paused == "outage"
+
+
+def test_last_try_is_kept_while_others_can_probe(world: World) -> None:
+    """A message whose next failure is its end leaves its place to one that has attempts left."""
+    pace = down(world)
+    claims(world, pace, "last", has_failed=True, is_last_try=True)
+    wanted = pace.probes_wanted
+
+    assert (wanted, claims(world, pace, "first", is_last_try=True)) == (2, True)
+    assert not claims(world, pace, "another last", has_failed=True, is_last_try=True)
+
+
+def test_an_hour_of_failures_costs_a_handful(world: World) -> None:
+    """When all that is left has one attempt left, an hour's probes are few."""
+    pace, dead = down(world), 0
+    end = world.loop.time() + 3600
+    while world.loop.time() < end:
+        key = fresh()
+        away = world.run(admit(pace, key, has_failed=True, is_last_try=True))
+        if away is None:
+            fails(pace, key)
+            dead += 1
+        else:
+            world.passes(away)
+        pace.release_probe(key)
+
+    assert dead <= 20
+
+
+# --- Ambiguous answers ----------------------------------------------------------------------------
+
+NOT_FOUND = status(404)
+FORBIDDEN = status(403)
+
+
+def answer(pace: Pace, key: str, given: Answer) -> Answer:
+    """Send a message, and return what its answer means."""
+    return pace.note(given, key=key, began=pace.begin(key))
+
+
+def test_three_doubts_in_a_row_pause(world: World) -> None:
+    """Three ambiguous answers with no acceptance between them pause the worker."""
+    pace = world.pace()
+    reasons = []
+    for _ in range(3):
+        note(pace, FORBIDDEN)
+        reasons.append(pace.paused)
+
+    assert reasons == [None, None, "credentials_rejected"]
+
+
+def test_three_doubts_about_one_message_pause(world: World) -> None:
+    """It need not be three messages: one that is alone cannot be told from the set-up."""
+    pace = world.pace()
+    for _ in range(3):
+        answer(pace, "only", NOT_FOUND)
+
+    assert pace.paused == "misconfigured"
+
+
+@pytest.mark.parametrize("between", [status(400), status(409), FAILED], ids=["400", "409", "500"])
+def test_only_an_acceptance_ends_a_row_of_doubts(world: World, between: Answer) -> None:
+    """Other answers than acceptances prove nothing about key and path."""
+    pace = world.pace()
+    for _ in range(3):
+        note(pace, NOT_FOUND)
+        note(pace, between)
+
+    assert pace.paused == "misconfigured"
+
+
+def test_acceptance_ends_a_row_of_doubts(world: World) -> None:
+    """As long as messages are accepted between them, ambiguous answers pause nothing."""
+    pace = world.pace()
+    for _ in range(10):
+        note(pace, NOT_FOUND, 2)
+        note(pace, ACCEPTED)
+
+    assert pace.paused is None
+
+
+def test_refusals_that_are_proven_are_no_doubts(world: World) -> None:
+    """However many messages are refused on evidence, nothing pauses."""
+    pace = world.pace()
+    for number in range(5):
+        answer(pace, f"bad{number}", NOT_FOUND)
+        note(pace, ACCEPTED)
+    fates = [answer(pace, f"bad{number}", NOT_FOUND).fate for number in range(5)]
+
+    assert (set(fates), pace.paused) == ({Fate.REFUSED}, None)
+
+
+def test_nothing_is_refused_in_a_pause(world: World) -> None:
+    """While the set-up is in doubt evidence of before convicts nobody."""
+    pace = world.pace()
+    answer(pace, "bad", FORBIDDEN)
+    note(pace, ACCEPTED)
+    note(pace, FORBIDDEN, 3)
+
+    assert answer(pace, "bad", FORBIDDEN).fate is Fate.AMBIGUOUS
+
+
+def test_key_revoked_under_load(world: World) -> None:
+    """When fifty requests in flight are answered 403 at once, all are put off and none is dead."""
+    pace = world.pace()
+    note(pace, ACCEPTED)
+    keys = [fresh() for _ in range(50)]
+    began = {key: pace.begin(key) for key in keys}
+    late = pace.begin("late")
+    for _ in range(2):
+        fates = {pace.note(FORBIDDEN, key=key, began=began[key]).fate for key in keys}
+        assert fates == {Fate.AMBIGUOUS}
+        # It was sent before the key was revoked, by a slow backend.
+        pace.note(ACCEPTED, key="late", began=late)
+        began = {key: pace.begin(key) for key in keys}
+
+    assert pace.paused == "credentials_rejected"
+
+
+def test_steps_grow_until_a_pause(world: World) -> None:
+    """The steps of the ladder grow with each ambiguous answer; in a pause they do not."""
+    pace = world.pace()
+    times = []
+    for _ in range(3):
+        answer(pace, "bad", NOT_FOUND)
+        times.append(pace.put_off_times("bad"))
+
+    assert times == [1, 2, 1]
+
+
+def test_suspect_leaves_its_place_to_others(world: World) -> None:
+    """However often a bad message has been probed with, another one goes at once."""
+    pace = world.pace()
+    for _ in range(3):
+        answer(pace, "bad", NOT_FOUND)
+    pace.keep_probe("bad")
+    for _ in range(8):
+        world.run(admit(pace, "bad"))
+        answer(pace, "bad", NOT_FOUND)
+
+    assert pace.probes_wanted == 2
+    assert world.seconds(admit(pace, "good")) == 0
+    assert pace.is_probe("good")
+
+
+def test_suspect_that_comes_back_does_not_take_the_place_of_others(world: World) -> None:
+    """A message that has had an ambiguous answer is a probe only if there is no other."""
+    pace = world.pace()
+    for key in ("one", "two", "three"):
+        answer(pace, key, NOT_FOUND)
+
+    assert claims(world, pace, "one")
+    assert pace.probes_wanted == 2
+    assert not claims(world, pace, "two")
+    assert claims(world, pace, "good")
+    assert not claims(world, pace, "three")
 
 
 # --- A broker that stores nothing ----------------------------------------------------------------

@@ -615,6 +615,95 @@ async def test_credentials_rejected_for_a_while(bench: Bench) -> None:
         assert bench.sent_twice(numbers) == {}
 
 
+async def seconds_to_send(bench: Bench, count: int) -> float:
+    """Publish messages one after the other; return how long the slowest took to be accepted."""
+    slowest = 0.0
+    for number in make_numbers(count):
+        published = time.time()
+        await bench.publish([number])
+        await bench.until_taken([number])
+        (message,) = bench.service.taken([number])
+        slowest = max(slowest, message.received_at - published)
+    return slowest
+
+
+@pytest.mark.parametrize("messages", [1, 5])
+async def test_a_number_that_is_never_found(bench: Bench, messages: int) -> None:
+    """A number that is answered 404 for ever is refused, and holds others up for no longer."""
+    (bad,) = make_numbers(1)
+    bench.service.misbehave({"to": bad, "status": 404})
+    async with bench.worker() as live:
+        # Nobody else sends: it cannot be known yet whose fault it is.
+        for _ in range(messages):
+            await bench.publish([bad], ids=False)
+        await eventually(lambda: live.paused == {"misconfigured"}, what="paused")
+        assert await bench.amqp.count(bench.dead_queue) == 0
+        probed = max(messages, 3) + 2
+        await eventually(lambda: len(bench.service.posts([bad])) >= probed, what="probes")
+
+        assert await seconds_to_send(bench, 20) < 2
+        await bench.until_settled(live)
+        letters = await bench.dead_letters()
+        assert [letter.headers["sms-bridge-reason"] for letter in letters] == ["refused"] * messages
+        assert not live.paused
+
+
+async def test_numbers_that_are_forbidden_among_others(bench: Bench) -> None:
+    """Numbers that are answered 403 are refused while all others are sent without delay."""
+    bad = make_numbers(3)
+    bench.service.misbehave(*({"to": number, "status": 403} for number in bad))
+    async with bench.worker() as live:
+        await bench.publish(bad)
+        assert await seconds_to_send(bench, 20) < 2
+        others = await bench.publish(50)
+        await bench.until_taken(others)
+        await bench.until_settled(live)
+
+        letters = await bench.dead_letters()
+        assert {letter.message_id for letter in letters} == {f"id-{number}" for number in bad}
+        assert {letter.headers["sms-bridge-status"] for letter in letters} == {403}
+        assert {letter.headers["sms-bridge-attempts"] for letter in letters} == {1}
+        assert not live.paused
+
+
+async def test_first_answer_of_a_fresh_worker_is_403(bench: Bench) -> None:
+    """A 403 before anything was accepted holds up nobody."""
+    (bad,) = make_numbers(1)
+    bench.service.misbehave({"to": bad, "status": 403})
+    async with bench.worker() as live:
+        await bench.publish([bad])
+        await eventually(lambda: bench.service.posts([bad]), what="a POST")
+
+        assert await seconds_to_send(bench, 20) < 2
+        await bench.until_settled(live)
+        (letter,) = await bench.dead_letters()
+        assert letter.message_id == f"id-{bad}"
+        assert not live.paused
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_key_or_path_that_goes_away(bench: Bench, status: int) -> None:
+    """A key revoked with 403, or a path that goes away, under load costs no message."""
+    await bench.declare_main()
+    numbers = await bench.publish(600)
+    bench.service.misbehave({"latency_seconds": 0.1})
+    async with bench.worker(worker__concurrency=50, worker__max_attempts=1) as live:
+        await eventually(partial(has_taken, bench, numbers, 100), what="100 are sent")
+        bench.service.misbehave({"status": status, "latency_seconds": 0.1})
+        await eventually(lambda: live.paused, what="paused")
+        before = len(bench.service.posts(numbers))
+        await eventually(lambda: len(bench.service.posts(numbers)) >= before + 3, what="3 probes")
+        probed = [post.to for post in bench.service.posts(numbers)[before:]]
+        assert len(set(probed)) == len(probed)
+        assert live.logged("resumed") == []
+        bench.service.behave()
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+
+        assert await bench.dead_letters() == []
+        assert bench.sent_twice(numbers) == {}
+
+
 @pytest.mark.parametrize("status", [302, 307])
 async def test_redirect_is_not_followed(bench: Bench, status: int) -> None:
     """A redirect goes nowhere: nothing reaches its target, and the worker pauses."""

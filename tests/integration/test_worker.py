@@ -537,13 +537,23 @@ async def test_a_refused_message_is_dead(line: Line, service: Service, status: i
     assert (outcome["reason"], outcome["attempts"], outcome["status"]) == ("refused", 1, status)
 
 
-async def test_a_403_after_an_acceptance_is_about_the_message(line: Line, service: Service) -> None:
-    """A 403 under a key that has just worked refuses the message and pauses nothing."""
+@pytest.mark.parametrize("status", [403, 404, 405, 410, 501, 505])
+async def test_an_ambiguous_status_between_acceptances_is_about_the_message(
+    line: Line, service: Service, status: int
+) -> None:
+    """One that a message gets twice, while others are accepted, refuses it and pauses nothing."""
     request = line.request()
-    await line.outcome(line.request())
-    await service.misbehave({"to": request["to"], "status": 403})
+    pauses = await line.worker.metric("sms_bridge_worker_pauses_total")
+    await service.misbehave({"to": request["to"], "status": status})
+    async with asyncio.TaskGroup() as group:
+        ending = group.create_task(line.outcome(request))
+        await service.until_requested(request["to"])
+        await line.outcome(line.request())
+    outcome = ending.result()
 
-    assert (await line.outcome(request))["reason"] == "refused"
+    assert (outcome["reason"], outcome["attempts"], outcome["status"]) == ("refused", 1, status)
+    assert len(await service.requests(request["to"])) == 2
+    assert await line.worker.metric("sms_bridge_worker_pauses_total") == pauses
 
 
 @pytest.mark.parametrize(
@@ -639,23 +649,34 @@ def _seconds_between(first: str, second: str) -> float:
     return (datetime.fromisoformat(second) - datetime.fromisoformat(first)).total_seconds()
 
 
-@pytest.mark.parametrize(
-    ("status", "reason"),
-    [(401, "credentials_rejected"), (402, "insufficient_funds"), (404, "misconfigured")],
-    ids=["401", "402", "404"],
-)
+SETUP_FAULTS = {401: "credentials_rejected", 402: "insufficient_funds", 426: "misconfigured"}
+
+
+@pytest.mark.parametrize(("status", "reason"), SETUP_FAULTS.items(), ids=map(str, SETUP_FAULTS))
 async def test_a_fault_of_the_set_up_is_waited_for(
     line: Line, service: Service, status: int, reason: str
 ) -> None:
-    """A fault of the set-up pauses the worker, which probes, goes on, and burns no attempt."""
+    """A fault of the set-up pauses the worker, which probes until it is mended, and burns nothing.
+
+    The worker here gives a message three attempts.
+    """
     request = line.request()
     pauses = "sms_bridge_worker_pauses_total"
     before = await line.worker.metric(pauses, reason=reason)
-    await service.misbehave({"to": request["to"], "count": 1, "status": status})
-    outcome = await line.outcome(request)
+    await service.misbehave({"to": request["to"], "count": 3, "status": status})
+    async with asyncio.TaskGroup() as group:
+        ending = group.create_task(line.outcome(request))
+        await service.until_requested(request["to"], 2)
+        assert await line.worker.metric("sms_bridge_worker_paused", reason=reason) == 1
+    outcome = ending.result()
+    posts = await service.requests(request["to"])
 
     assert (outcome["outcome"], outcome["attempts"]) == ("sent", 1)
+    assert [post["status"] for post in posts] == [status] * 3 + [202]
+    assert _seconds_between(posts[0]["received_at"], posts[1]["received_at"]) >= 0.75
+    assert _seconds_between(posts[1]["received_at"], posts[2]["received_at"]) >= 1.5
     assert await line.worker.metric(pauses, reason=reason) == before + 1
+    assert await line.worker.metric("sms_bridge_worker_paused", reason=reason) == 0
 
 
 @pytest.mark.parametrize(
