@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from bridge.config import WorkerSettings
 from bridge.errors import InvalidMessageError
-from bridge.models import SendRequest, count_segments, find_id, parse_request
+from bridge.models import (
+    NOT_JSON,
+    SendRequest,
+    count_segments,
+    find_id,
+    parse_request,
+    read_document,
+)
 
 NUMBER = "+4917012345678"
 SENDER = "CanarySender"
@@ -203,7 +210,7 @@ def deep(depth: int) -> bytes:
 TEXT = json.dumps(GOOD)
 # The digits of East Asian type, which are digits to str.isdigit.
 WIDE = {ord("0") + n: 0xFF10 + n for n in range(10)}
-NOT_JSON: dict[str, bytes] = {
+NO_JSON: dict[str, bytes] = {
     "empty": b"",
     "white space": b" \n",
     "words": b"Canary words",
@@ -288,7 +295,7 @@ MISSHAPEN: dict[str, object] = {
     "other case": {"To": NUMBER, "From": SENDER, "Text": WORDS},
 }
 BAD: dict[str, object] = {
-    **NOT_JSON,
+    **NO_JSON,
     **{f"{name} for an object": body for name, body in NO_OBJECT.items()},
     **{f"constant {name}": body for name, body in CONSTANTS.items()},
     **{f"twice: {name}": body for name, body in TWICE.items()},
@@ -429,7 +436,11 @@ FOUND: dict[str, tuple[object, str | None]] = {
     "in a list": ({"messages": [{"id": "c"}, {"id": "d"}]}, "c"),
     "integer": ({"id": 17}, "17"),
     "zero": ({"id": 0}, "0"),
-    "large integer": ({"id": 10**30}, "1" + "0" * 30),
+    "40 digits": ({"id": 10**40 - 1}, "9" * 40),
+    "40 digits, negative": ({"id": 1 - 10**40}, "-" + "9" * 40),
+    "41 digits": ({"id": 10**40}, None),
+    "41 digits, negative": ({"id": -(10**40)}, None),
+    "more digits than Python writes": ({"id": 10**5000, "message_id": "b"}, "b"),
     "255 characters": ({"id": "x" * 255}, "x" * 255),
     "256 characters": ({"id": "x" * 256}, None),
     "too long, then another": ({"id": "x" * 256, "message_id": "b"}, "b"),
@@ -452,7 +463,7 @@ FOUND: dict[str, tuple[object, str | None]] = {
 
 @pytest.mark.parametrize(("document", "found"), FOUND.values(), ids=FOUND)
 def test_find_id(document: object, found: str | None) -> None:
-    """An id is an integer or 1 to 255 visible ASCII characters; all else is passed over."""
+    """An id has 1 to 255 visible ASCII characters, or is an integer of at most 40 digits."""
     assert find_id(document, POINTERS) == found
 
 
@@ -492,7 +503,56 @@ def test_any_document(document: object, pointer: str) -> None:
     """Whatever a document holds, looking for an id ends with one or none."""
     found = find_id(document, [pointer])
 
-    assert found is None or 0 < len(found) <= 4300
+    assert found is None or 0 < len(found) <= 255
+
+
+def _nested(levels: int, inside: str = "") -> str:
+    return "[" * levels + inside + "]" * levels
+
+
+def _typed(deep: str, rest: str = "") -> str:
+    return '{"x": ' + deep + ', "type": "t", "id": 7' + rest + "}"
+
+
+TYPED: dict[str, object] = {"type": "t", "id": 7}
+# What some readers of JSON refuse, and what is read of it.
+ODD: dict[str, tuple[str, dict[str, object]]] = {
+    "5,000 digits": (f'{{"type": "t", "id": {"7" * 5000}}}', {"type": "t", "id": None}),
+    "half a surrogate pair": (r'{"type": "\ud800"}', {"type": "\ud800"}),
+    "201 levels": (_typed(_nested(201)), TYPED),
+    "100,000 levels": (_typed(_nested(100_000)), TYPED),
+    "deep objects": (_typed('{"a": [' * 50_000 + "1" + "]}" * 50_000), TYPED),
+    "deep twice": (_typed(_nested(5000), f', "y": {_nested(5000)}'), TYPED),
+    "brackets in a deep text": (_typed(_nested(5000, '"]\\"]"')), TYPED),
+    "brackets in a text": (_typed(_nested(5000), r', "z": "[[\"["'), TYPED | {"z": '[["['}),
+}
+
+
+@pytest.mark.parametrize(("body", "expected"), ODD.values(), ids=ODD)
+def test_odd_document(body: str, expected: dict[str, object]) -> None:
+    """What is valid is read, whatever its numbers and depth; what lies very deep is passed over."""
+    document = read_document(body.encode())
+
+    assert isinstance(document, dict)
+    assert {name: document[name] for name in expected} == expected
+
+
+BROKEN: dict[str, bytes] = {
+    "nothing": b"",
+    "no JSON": b"no json",
+    "no UTF-8": b'{"type": "\xff"}',
+    "deep without an end": b"[" * 100_000,
+    "deep, closed too often": b"[" * 5000 + b"]" * 5001,
+    "deep, then nonsense": b'{"x": ' + b"[" * 5000 + b"]" * 5000 + b", nonsense}",
+    "a string without an end": b'{"x": ' + b"[" * 5000 + b'"' + b'\\"' * 100_000,
+    "a backslash at the end": b'{"x": ' + b"[" * 5000 + b'"\\',
+}
+
+
+@pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN)
+def test_broken_document(body: bytes) -> None:
+    """What is no JSON is said to be none, without a long look."""
+    assert read_document(body) is NOT_JSON
 
 
 # --- Segments ------------------------------------------------------------------------------------

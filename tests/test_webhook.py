@@ -40,14 +40,16 @@ PUBLISHED = BridgeMetrics(
 )
 
 
-def write(fate: "Confirm | asyncio.Future[Confirm]" = "confirmed") -> Publication:
+def write(
+    fate: "Confirm | asyncio.Future[Confirm]" = "confirmed", routing_key: str = "message.received"
+) -> Publication:
     """Make what a publisher has written, and what becomes of it."""
     if isinstance(fate, str):
         confirm: asyncio.Future[Confirm] = asyncio.get_running_loop().create_future()
         confirm.set_result(fate)
     else:
         confirm = fate
-    return Publication(PUBLISHED, "sms.inbound", "message.received", confirm, 0.0)
+    return Publication(PUBLISHED, "sms.inbound", routing_key, confirm, 0.0)
 
 
 @dataclass
@@ -202,6 +204,22 @@ async def test_refused_webhooks_are_counted_in_few_lines(ears: Ears) -> None:
     ]
     assert lines[3]["outcome"] == "published"
     assert [line["count"] for line in ears.heard("connections_evicted")] == [1, 4]
+
+
+@pytest.mark.parametrize("fate", ["confirmed", "returned"])
+async def test_a_type_that_is_not_configured_is_not_logged(ears: Ears, fate: Confirm) -> None:
+    """A type may be any text, a number too: it is the routing key, and is logged nowhere."""
+    number = "4915550101234"
+
+    async def settle() -> Publication:
+        return write(fate, routing_key=number)
+
+    body = f'{{"type": "{number}"}}'.encode()
+    await make_receiver(Store(settle)).answer(make_request(body))
+    (line,) = ears.heard("webhook")
+
+    assert line["type"] == "other"
+    assert number not in str(ears.lines)
 
 
 # --- Events that come more than once --------------------------------------------------------------

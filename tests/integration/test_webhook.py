@@ -290,6 +290,33 @@ async def test_a_body_that_is_json_says_so(line: Line, body: bytes) -> None:
     assert event.content_type == "application/json"
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b'"id": ' + b"7" * 5000 + b', "data": {"id": "second"}',
+        b'"data": {"id": "second", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+    ids=["digits", "nested-deep"],
+)
+async def test_an_odd_event_keeps_its_type_and_id(line: Line, rest: bytes) -> None:
+    """A number of 5,000 digits, or 100,000 levels, make no event one that cannot be read."""
+    event = await line.heard(b'{"type": "message.received", ' + rest + b"}")
+
+    assert event.routing_key == "message.received"
+    assert event.headers.get("sms-bridge-event-id") == "second"
+
+
+async def test_a_type_that_is_not_configured_is_not_logged(line: Line) -> None:
+    """A number for a type is the routing key, and in no log: the search for canaries finds none."""
+    number = line.canaries.number().removeprefix("+")
+    event = await line.heard(line.event(type=number))
+    logged = [one["type"] for one in line.webhook.logged("webhook")]
+
+    assert event.routing_key == number
+    assert "other" in logged
+    assert number not in logged
+
+
 async def test_a_type_that_is_no_text_is_published(line: Line) -> None:
     """An escaped lone surrogate in the type, which UTF-8 cannot hold, refuses nothing."""
     body = b'{"type": "message.\\ud800", "data": {}}'
