@@ -3,7 +3,7 @@
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -40,6 +40,12 @@ _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd]?)")
 _MASK = "***"
 MAX_CONCURRENCY: Final = 5000
 MAX_RETRY_DELAY_SECONDS: Final = 3650 * 86400
+# A configuration is a few KiB of a few hundred values, three levels deep.
+MAX_FILE_BYTES: Final = 256 * 1024
+MAX_YAML_VALUES: Final = 10_000
+MAX_YAML_DEPTH: Final = 20
+MAX_FAULTS: Final = 20
+MAX_SHOWN_KEY: Final = 32
 # AMQP has 255 for a name, and retry queues put their delay behind it.
 MAX_NAME_BYTES: Final = 200
 
@@ -128,7 +134,7 @@ def _json_list(value: object) -> object:
         return value
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ValueError('must be a list; in the environment as JSON, like ["a", "b"]') from None
 
 
@@ -243,7 +249,7 @@ class _Section(BaseModel):
             return value
         try:
             return json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ValueError("must hold keys; in the environment it is JSON") from None
 
 
@@ -490,14 +496,17 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
     Raises ConfigError with one line for each fault. Secret files are not opened here: what a
     role needs is read when it starts, and again whenever the file changes.
     """
-    values = {} if path is None else _read_yaml(path)
+    values, lines = ({}, {}) if path is None else _read_yaml(path)
     unknown = {name: _unknown(name, value) for name, value in environ.items()}
     known = {name: value for name, value in environ.items() if not unknown[name]}
     faults = [fault for fault in unknown.values() if fault]
     try:
         settings = Settings.model_validate(_merge(values, _Environment(Settings, known)()))
     except ValidationError as error:
-        faults += [_describe(e) for e in error.errors(include_input=False, include_url=False)]
+        errors = error.errors(include_input=False, include_url=False)
+        faults += [_describe(one, lines) for one in errors[:MAX_FAULTS]]
+        if len(errors) > MAX_FAULTS:
+            faults.append(f"and {len(errors) - MAX_FAULTS} faults more")
     if faults:
         raise ConfigError(*faults)
     if settings.tracing.otlp_endpoint is not None:
@@ -540,7 +549,7 @@ def _unknown(variable: str, value: str) -> str | None:
     section = path.partition(".")[0]
     if section not in Settings.model_fields:
         return f"{variable}: unknown section{_nearest(section, Settings.model_fields)}"
-    return _unknown_key(path)
+    return _unknown_key(path.split("."), variable)
 
 
 def _flat_keys() -> dict[str, str]:
@@ -550,43 +559,94 @@ def _flat_keys() -> dict[str, str]:
     }
 
 
-def _unknown_key(path: str) -> str:
-    section, _, key = path.rpartition(".")
-    prefix = f"{section}." if section else ""
+def _unknown_key(path: Sequence[str], place: str) -> str:
+    """Describe a key that there is not; `place` tells where it is when it must not be quoted."""
+    *sections, key = path
+    prefix = "".join(f"{section}." for section in sections)
     siblings = [k.removeprefix(prefix) for k in known_keys() if k.startswith(prefix)]
-    return f"{path}: unknown key{_nearest(key, siblings, prefix)}"
+    meant = _nearest(key, siblings, prefix)
+    subject = f"{prefix}{key}" if _may_be_shown(key, is_known=bool(meant)) else place
+    return f"{subject}: unknown key{meant}"
+
+
+def _may_be_shown(key: str, *, is_known: bool = False) -> bool:
+    """Whether a key looks like the name of a setting, and not like a secret or a number.
+
+    `{password:hunter}` is one key in YAML, because no space follows the colon.
+    """
+    if len(key) > MAX_SHOWN_KEY or not re.fullmatch("[A-Za-z]+(?:[_-][A-Za-z]+)*", key):
+        return False
+    return is_known or key.islower()
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without booleans, for there are none: `topology: off` is a word, and `yes` no number."""
+    """YAML without booleans, for there are none: `topology: off` is a word, and `yes` no number.
+
+    Depth and the number of values are bounded, each alias counted as all that it stands for.
+    """
 
     yaml_implicit_resolvers = {  # noqa: RUF012  yaml's own form
         first: [(tag, pattern) for tag, pattern in pairs if not tag.endswith(":bool")]
         for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._values = 0
+        self._values_of: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Read one value with all that is in it; refuse what is too deep, or too much."""
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        is_alias = self.check_event(yaml.AliasEvent)
+        before = self._values
+        self._depth += 1
+        if self._depth > MAX_YAML_DEPTH:
+            problem = f"lies more than {MAX_YAML_DEPTH} levels deep; no setting does"
+            raise _OwnFault(problem=problem, problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is None:
+            return None
+        if is_alias and node not in self._values_of:
+            problem = "an alias (*) stands inside of what it names; write the value out"
+            raise _OwnFault(problem=problem, problem_mark=mark)
+        self._values += self._values_of[node] if is_alias else 1
+        if self._values > MAX_YAML_VALUES:
+            problem = f"holds more than {MAX_YAML_VALUES:,} values, what aliases (*) repeat too"
+            raise _OwnFault(problem=problem, problem_mark=mark)
+        if not is_alias:
+            self._values_of[node] = self._values - before
+        return node
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
-        """Refuse a key that is there twice; PyYAML takes the last one in silence."""
+        """Take each key as text; refuse one that is there twice, whose last PyYAML would take."""
         seen = set()
         for name, _ in node.value:
             if not isinstance(name, yaml.ScalarNode):
                 problem = "a list or a map cannot be a key; text with a [ or { needs quotes"
-                raise _KeyFault(problem=problem, problem_mark=name.start_mark)
+                raise _OwnFault(problem=problem, problem_mark=name.start_mark)
             if name.value in seen:
-                problem = f"the key `{name.value}` is there twice; keep one"
-                raise _KeyFault(problem=problem, problem_mark=name.start_mark)
+                which = f"the key `{name.value}`" if _may_be_shown(name.value) else "a key"
+                problem = f"{which} is there twice; keep one"
+                raise _OwnFault(problem=problem, problem_mark=name.start_mark)
             seen.add(name.value)
+            if not name.tag.endswith(":merge"):
+                name.tag = "tag:yaml.org,2002:str"
         return super().construct_mapping(node, deep)
 
 
-class _KeyFault(yaml.MarkedYAMLError):
-    """A key that PyYAML would take; `problem` is our own text."""
+class _OwnFault(yaml.MarkedYAMLError):
+    """What PyYAML would take; `problem` is our own text."""
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+# The line of each key, by its path.
+Lines = dict[tuple[str, ...], int]
+
+
+def _read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
     try:
-        text = path.read_text(encoding="utf-8")
-        values = yaml.load(text, _Loader)  # noqa: S506  it is safe
+        values, lines = _load_yaml(_read_text(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -600,17 +660,46 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         why = "it holds an impossible character, date or number; put text in quotes"
         raise ConfigError(f"{path}: is not YAML: {why}") from None
     if values is None:
-        return {}
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        return {}, {}
+    if not isinstance(values, dict):
         raise ConfigError(f"{path}: must hold sections such as `rabbitmq:` at the top")
-    return values
+    return values, lines
+
+
+def _read_text(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        most = MAX_FILE_BYTES // 1024
+        raise ConfigError(f"{path}: is larger than {most} KiB; is it the configuration?")
+    return content.decode("utf-8")
+
+
+def _load_yaml(text: str) -> tuple[Any, Lines]:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        return loader.construct_document(node), dict(_lines_of(node))
+    finally:
+        loader.dispose()
+
+
+def _lines_of(node: yaml.Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for name, value in node.value:
+        below = (*path, str(name.value))
+        yield below, name.start_mark.line + 1
+        yield from _lines_of(value, below)
 
 
 def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
     # PyYAML's own text may quote the file, so it is only compared.
     said = error.problem or ""
     match error:
-        case _KeyFault():
+        case _OwnFault():
             return said
         case yaml.scanner.ScannerError() if "'\\t'" in said:
             return "is not YAML: a tab stands where only spaces may"
@@ -639,10 +728,12 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _describe(error: ErrorDetails) -> str:
-    path = ".".join(str(part) for part in error["loc"])
+def _describe(error: ErrorDetails, lines: Lines) -> str:
+    loc = tuple(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
-        return _unknown_key(path)
+        line = f", line {lines[loc]}" if loc in lines else ""
+        return _unknown_key(loc, (".".join(loc[:-1]) or "the top") + line)
+    path = ".".join(loc)
     facts = error.get("ctx", {})
     if error["type"] == "string_pattern_mismatch":
         text = PATTERNS[facts["pattern"]]
@@ -654,7 +745,7 @@ def _describe(error: ErrorDetails) -> str:
 
 
 def _nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
-    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name[:MAX_NAME_BYTES].lower(), list(names), n=1, cutoff=0.6)
     return f"; did you mean {prefix}{found[0]}?" if found else ""
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -484,6 +485,48 @@ def test_variable_that_is_no_setting_is_ignored(load: Load, name: str) -> None:
 def test_unknown_key_of_the_file(faults: Faults, text: str, fault: str) -> None:
     """An unknown key is refused by its path, with the nearest known one."""
     assert faults(text) == (fault,)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("worker:\n  +4915550101234: x\n", "worker, line 2: unknown key"),
+        ("worker: {4915550101234: x}", "worker, line 1: unknown key"),
+        ("rabbitmq:\n  {password:canary-4f1d}\n", "rabbitmq, line 2: unknown key"),
+        ("sms_api:\n  sk_live_4eC39HqLyjWDarjt: x", "sms_api, line 2: unknown key"),
+        ("\nCanary4f1d: {}", "the top, line 2: unknown key"),
+        ("QuxQuuxCorge: {}", "the top, line 1: unknown key"),
+        ("a" * 33 + ": {}", "the top, line 1: unknown key"),
+        ("worker: {Max_Attempts: 1}", "worker.Max_Attempts: unknown key; did you mean worker.max_"),
+    ],
+)
+def test_unknown_key_that_may_be_a_secret(faults: Faults, text: str, fault: str) -> None:
+    """A key that does not look like a setting's name is told by its line, and not quoted."""
+    (said,) = faults(text)
+
+    assert said.startswith(fault)
+    assert "canary" not in said
+
+
+def test_key_that_is_there_twice_and_may_be_a_secret(faults: Faults) -> None:
+    """A key that is there twice is told by its line when it could be a secret."""
+    (said,) = faults("worker: {4915550101234: x, 4915550101234: y}")
+
+    assert said.endswith(", line 1: a key is there twice; keep one")
+
+
+def test_keys_of_a_map_in_the_environment(faults: Faults) -> None:
+    """The same holds for a map in the environment, which has no lines."""
+    assert faults("", SMS_BRIDGE_WORKER__RATE_LIMIT='{"4915550101234": 1}') == (
+        "worker.rate_limit: unknown key",
+    )
+
+
+def test_unknown_variable_is_named(faults: Faults) -> None:
+    """The name of a variable is no secret."""
+    (said,) = faults("", SMS_BRIDGE_WORKER__QUEUE2="q")
+
+    assert said == "SMS_BRIDGE_WORKER__QUEUE2: unknown key; did you mean worker.queue?"
 
 
 @pytest.mark.parametrize(
@@ -1002,7 +1045,7 @@ def test_faults_are_the_text(load: Load) -> None:
         ("worker: {queue: \0}", "is not YAML: it holds an impossible character"),
         ("worker: {}\n---\nworker: {}\n", "line 2: is not YAML for one configuration"),
         ("- worker", "must hold sections"),
-        ("1: 2", "must hold sections"),
+        ("1: 2", "the top, line 1: unknown key"),
         ("just a text", "must hold sections"),
     ],
 )
@@ -1011,6 +1054,56 @@ def test_file_that_is_no_configuration(faults: Faults, text: str, says: str) -> 
     (fault,) = faults(text)
 
     assert says in fault
+
+
+def _bomb(line: str, count: int) -> str:
+    first = line.format(0, "1, 1").replace("*1, *1", "1")
+    return first + "".join(line.format(n, f"*x{n - 1}, *x{n - 1}") for n in range(1, count))
+
+
+BOMBS: dict[str, tuple[str, str]] = {
+    "flow": ("worker: " + "[" * 100_000, "line 1: lies more than 20 levels deep"),
+    "maps": ("{a: " * 50_000, "line 1: lies more than 20 levels deep"),
+    "block": ("".join(f"{' ' * n}a:\n" for n in range(600)), "line 20: lies more than 20 levels"),
+    "dashes": ("- " * 100_000 + "x", "line 1: lies more than 20 levels deep"),
+    "aliases": (_bomb("x{0}: &x{0} [{1}]\n", 60), "holds more than 10,000 values"),
+    "merges": (
+        "x0: &x0 {a: 1}\n"
+        + "".join(f"x{n}: &x{n} {{<<: [*x{n - 1}, *x{n - 1}]}}\n" for n in range(1, 60)),
+        "holds more than 10,000 values",
+    ),
+    "in itself": ("worker: &a {queue: *a}", "line 1: an alias (*) stands inside of what it names"),
+    "values": ("worker: {retry_delays: [" + "1s," * 20_000 + "]}", "holds more than 10,000 values"),
+    "size": ("worker: {queue: " + "x" * 300_000 + "}", "is larger than 256 KiB"),
+    "keys": ("worker:\n" + "".join(f"  k{n}: 1\n" for n in range(4000)), "worker, line 2: unknown"),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), BOMBS.values(), ids=BOMBS)
+def test_file_that_is_too_much(faults: Faults, text: str, says: str) -> None:
+    """What is too deep, too large or multiplied by aliases is refused, and in no time."""
+    started = time.process_time()
+    found = faults(text)
+    seconds = time.process_time() - started
+
+    assert says in found[0]
+    assert len(found) <= 21
+    assert seconds < 5
+
+
+@pytest.mark.parametrize("key", ["worker.retry_delays", "worker.rate_limit"])
+def test_deep_json_of_the_environment(faults: Faults, key: str) -> None:
+    """JSON that is too deep to be read is refused like any that is none."""
+    (said,) = faults("", **{env_name(key): "[" * 100_000})
+
+    assert said.startswith(f"{key}: must")
+
+
+def test_aliases_are_allowed(load: Load) -> None:
+    """An alias in a configuration of usual size is read as what it names."""
+    loaded = load("rabbitmq: &a {username: &u team}\nworker: {default_from: *u}")
+
+    assert (loaded.rabbitmq.username, loaded.worker.default_from) == ("team", "team")
 
 
 def test_file_that_is_not_utf_8(tmp_path: Path) -> None:
