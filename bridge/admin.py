@@ -38,9 +38,12 @@ class Health:
     `facts` is what /readyz says besides, which makes nothing ready or not.
     """
 
-    def __init__(self, metrics: BridgeMetrics) -> None:
+    def __init__(
+        self, metrics: BridgeMetrics, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._metrics = metrics
-        self._last_beat = time.monotonic()
+        self._clock = clock
+        self._last_beat = clock()
         self.is_draining = False
         self.ready: dict[str, Check] = {"not_draining": lambda: not self.is_draining}
         self.facts: dict[str, Callable[[], object]] = {}
@@ -50,13 +53,13 @@ class Health:
     async def beat(self) -> NoReturn:
         """Measure for ever how late the event loop wakes a timer."""
         while True:
-            before = time.monotonic()
+            before = self._clock()
             await asyncio.sleep(BEAT_SECONDS)
-            self._last_beat = time.monotonic()
+            self._last_beat = self._clock()
             self._metrics.loop_lag.observe(max(0.0, self._last_beat - before - BEAT_SECONDS))
 
     def _is_beating(self) -> bool:
-        return time.monotonic() - self._last_beat < MAX_SILENCE_SECONDS
+        return self._clock() - self._last_beat < MAX_SILENCE_SECONDS
 
 
 def admin_handler(health: Health, registry: Registry) -> Handler:

@@ -35,6 +35,7 @@ from tests.clock import Clock
 TAKEN = 1
 HEARTBEAT = marshal(Heartbeat(), 0)
 SECONDS = 10
+MIB = 1 << 20
 
 Delivered = tuple[int, bool, str | None, bytes]
 
@@ -485,6 +486,30 @@ async def test_a_delivery_that_fails_ends_its_connection(
             ours.ack(TAKEN, 1)
 
         assert len(peer.faults) == 1
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["tcp", "tls"])
+async def test_what_the_peer_does_not_read_is_counted(
+    secure: bool,  # noqa: FBT001  a parameter of the test
+    certificate: Path,
+) -> None:
+    """What a broker that hangs leaves unread grows with what is written, and is gone once read."""
+    piece, count = bytes(MIB), 32
+    async with connected(certificate if secure else None) as (ours, _, _, peer):
+        other_end: Any = peer.writer.transport
+        other_end.pause_reading()
+        seen = []
+        for _ in range(count):
+            ours.write(piece)
+            await asyncio.sleep(0)
+            seen.append(ours.unwritten_bytes)
+        other_end.resume_reading()
+        await peer.reader.readexactly(len(piece) * count)
+
+        # The two kernels take some, and TLS adds a little.
+        assert seen == sorted(seen)
+        assert (count // 2) * MIB < seen[-1] < (count + 1) * MIB
+        assert ours.unwritten_bytes == 0
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["tcp", "tls"])

@@ -267,19 +267,28 @@ async def test_consumer_cancelled_by_the_deletion_of_its_queue(bench: Bench) -> 
 
 
 async def test_black_holed_broker(bench: Bench) -> None:
-    """A broker that is silently gone is noticed; what it sends once more is not sent again."""
+    """A broker that is silently gone is noticed; what it sends once more is not sent again.
+
+    In the time that the client library gives it, neither sooner nor later: acks that were written
+    meanwhile are remembered for as long (`ledger.unsure_ack_seconds`).
+    """
     bench.service.misbehave({"latency_seconds": 0.5})
     async with bench.worker(rabbitmq__heartbeat_seconds=1) as live:
         first = await bench.publish(5, ids=False)
         await eventually(lambda: len(bench.service.posts(first)) == 5, what="5 POSTs")
         bench.proxy.freeze()
-        await eventually(lambda: not live.worker.consumer.is_registered, what="a loss", seconds=15)
+        frozen_at = time.monotonic()
+        await eventually(lambda: not live.worker.consumer.is_registered, what="a loss")
+        silent_seconds = time.monotonic() - frozen_at
         second = await bench.publish(5)
         bench.proxy.thaw()
         await bench.until_taken([*first, *second])
         await bench.until_settled(live)
 
         assert bench.extra_posts([*first, *second]) == {}
+        # The grace is 3 * (1 + 1) s. The last frame came up to a second before, the client looks
+        # once in a second, and a busy computer is given three more.
+        assert 6 - 1 <= silent_seconds <= 6 + 1 + 3
 
 
 async def test_memory_alarm_during_a_storm_of_errors(bench: Bench) -> None:

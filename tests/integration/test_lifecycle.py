@@ -674,6 +674,48 @@ async def test_a_wrong_password_is_told(
     assert (await worker.ask("/livez")).status_code == 200
 
 
+# At SIGUSR1 the thread of the event loop waits for SIGUSR2, and for nothing else.
+STICKS = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+signal.signal(signal.SIGUSR1, lambda *_: signal.sigwait({signal.SIGUSR2}))
+"""
+# As the chart's livenessProbe has it: `timeoutSeconds`.
+PROBE_SECONDS = 5
+
+
+@pytest.mark.parametrize("role", ["worker", "webhook"])
+async def test_a_stuck_event_loop_is_not_alive(
+    launcher: Launcher,
+    session_service: Service,
+    canaries: Canaries,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    role: str,
+) -> None:
+    """A role whose event loop is stuck gives no probe an answer, and does again afterwards."""
+    (tmp_path / "sitecustomize.py").write_text(STICKS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    settings = _worker_settings(session_service, canaries, unique("stuck"))
+    stuck = await launcher.role(role, settings={**settings, **WEBHOOK})
+    await stuck.until_metric("sms_bridge_event_loop_lag_seconds_count", 1)
+    stuck.child.signal(signal.SIGUSR1)
+
+    async def is_silent() -> bool:
+        # The signal may come while an answer is on its way.
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await stuck.ask("/livez")
+        except TimeoutError:
+            return True
+        return False
+
+    await eventually(is_silent, what="no answer")
+    stuck.child.signal(signal.SIGUSR2)
+
+    assert (await stuck.ask("/livez")).status_code == 200
+
+
 # As a newer aiormq might: it opens its own stream, and all that is delivered goes past ours.
 ANOTHER_STREAM = """
 from aiormq.connection import Connection
