@@ -209,6 +209,9 @@ class LineWriter(io.TextIOBase):
         self._lines: deque[str] = deque()
         # What the thread could not write, and whether it could the last time.
         self._unwritten: deque[int] = deque()
+        # The end of a line whose beginning is written, as on a disk that is full: it comes first
+        # when there is room again, or the next line would be glued to half of one.
+        self._torn = b""
         self._is_writable = True
         self._dropped = 0
         self._wanted = threading.Event()
@@ -251,20 +254,26 @@ class LineWriter(io.TextIOBase):
 
     def _write_all(self) -> None:
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
-        try:
-            self._write_bytes("".join(lines).encode("utf-8", "backslashreplace"))
-            self._is_writable = True
-        except OSError:
-            self._is_writable = False
-            self._unwritten.append(len(lines))
+        data = self._torn + "".join(lines).encode("utf-8", "backslashreplace")
+        rest = self._write_bytes(data)
+        self._is_writable = not rest
+        written = data[: len(data) - len(rest)]
+        is_torn = not written.endswith(b"\n") if written else bool(self._torn)
+        self._torn = b"".join(rest.partition(b"\n")[:2]) if is_torn else b""
+        if lost := rest.count(b"\n") - is_torn:
+            self._unwritten.append(lost)
 
-    def _write_bytes(self, data: bytes) -> None:
+    def _write_bytes(self, data: bytes) -> bytes:
+        """Write, and return what cannot be written."""
         rest = memoryview(data)
         while rest:
             try:
                 rest = rest[os.write(self._fd, rest) :]
             except BlockingIOError:
                 select.select([], [self._fd], [], FINISH_SECONDS)
+            except OSError:
+                break
+        return bytes(rest)
 
     def _drop(self, lines: int) -> None:
         self._dropped += lines

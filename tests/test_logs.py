@@ -6,6 +6,9 @@ import io
 import json
 import logging
 import os
+import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -639,6 +642,47 @@ def test_line_writer_outlives_a_reader_that_is_gone(start: Start) -> None:
         writer.write("lost, too\n")
 
     assert (dropped, warned.getvalue()) == ([1], "")
+
+
+FULL_DISK = """
+import itertools, resource, sys, time
+from bridge.logs import LineWriter
+
+most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+lost, numbers = [], itertools.count()
+with open(sys.argv[1], "w") as stream:
+    writer = LineWriter(stream, dropped=lost.append)
+    for room in (1000, 1010, 3333, 3334):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
+        told = len(lost)
+        while len(lost) == told:
+            writer.write(f"line {next(numbers):4} {'x' * 50}\\n")
+            time.sleep(0.001)
+    # What failed last is told with the next line.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    while not writer._is_writable:
+        writer.write(f"line {next(numbers):4} {'x' * 50}\\n")
+        time.sleep(0.001)
+    writer.write(f"line {next(numbers):4} {'x' * 50}\\n")
+    writer.finish()
+print(next(numbers), sum(lost))
+"""
+
+
+def test_full_disk_tears_no_line(tmp_path: Path) -> None:
+    """A disk that is full in the middle of a line, again and again, loses whole lines only."""
+    file = tmp_path / "log"
+    ran = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(file)], capture_output=True, check=True, timeout=30
+    )
+    written, lost = map(int, ran.stdout.split())
+    lines = file.read_text(encoding="utf-8").splitlines()
+    numbers = [int(line[5:9]) for line in lines]
+
+    assert all(re.fullmatch("line [ 0-9]{4} x{50}", line) for line in lines)
+    assert numbers == sorted(set(numbers))
+    assert lost > 0
+    assert len(lines) + lost == written
 
 
 # --- What strangers cause -------------------------------------------------------------------------
