@@ -38,6 +38,9 @@ _MULTIPLE: Final = 1
 CONTENT: Final = struct.Struct(">HHQ")
 _BASIC: Final = 60
 
+# To whom RabbitMQ hands a reply without a queue; what names the client follows.
+_DIRECT_REPLY: Final = "amq.rabbitmq.reply-to"
+
 # Called with the tag, whether it was delivered before, the properties and the body.
 Take = Callable[[int, bool, Properties, bytes], None]
 # What became of a publish: what the broker said of it, `error` when its channel ended before
@@ -233,6 +236,7 @@ def publish_frames(
 ) -> bytes:
     """Write a message that the broker is to return when no queue takes it (`mandatory`).
 
+    A direct reply is in no queue: RabbitMQ would return it although it delivers it.
     Raises ValueError when the exchange, the routing key or the properties do not fit: the broker
     would end the connection, and with it every other publish.
     """
@@ -250,7 +254,8 @@ def publish_frames(
 @functools.lru_cache(maxsize=256)
 def _publish_frame(channel: int, exchange: str, routing_key: str) -> bytes:
     names = encode_short_string(exchange) + encode_short_string(routing_key)
-    return _frame(METHOD, channel, b"%s\x00\x00%s\x01" % (_PUBLISH, names))
+    is_mandatory = exchange != "" or not routing_key.startswith(_DIRECT_REPLY)
+    return _frame(METHOD, channel, b"%s\x00\x00%s%c" % (_PUBLISH, names, is_mandatory))
 
 
 def _frame(kind: int, channel: int, payload: bytes) -> bytes:

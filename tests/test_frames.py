@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 from pamqp.body import ContentBody
-from pamqp.frame import marshal
+from pamqp.frame import marshal, unmarshal
 from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
 
@@ -345,7 +345,28 @@ def test_notices_that_are_cut_short_are_no_fault() -> None:
     assert notices.closed == (2, "")
 
 
-# What cannot be written
+# What is written, and what cannot be
+
+
+@pytest.mark.parametrize(
+    ("exchange", "routing_key", "is_mandatory"),
+    [
+        ("", "queue", True),
+        ("", "amq.rabbitmq.reply-to", False),
+        ("", "amq.rabbitmq.reply-to.g1h2AA==", False),
+        ("events", "amq.rabbitmq.reply-to.g1h2AA==", True),
+    ],
+)
+def test_all_but_direct_replies_are_mandatory(
+    exchange: str, routing_key: str, *, is_mandatory: bool
+) -> None:
+    """A message that no queue takes comes back, but for a direct reply, which no queue holds."""
+    _, channel, publish = unmarshal(write(exchange=exchange, routing_key=routing_key))
+
+    assert channel == CHANNEL
+    assert isinstance(publish, commands.Basic.Publish)
+    assert (publish.exchange, publish.routing_key) == (exchange, routing_key)
+    assert publish.mandatory is is_mandatory
 
 
 def write(**changed: object) -> bytes:
