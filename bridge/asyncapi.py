@@ -72,6 +72,10 @@ class OutcomeEvent(BaseModel):
     status: int | None
     provider_id: str | None
     at: datetime
+    duplicate: Annotated[
+        bool,
+        Field(description="true on the answer to a repeat of a message_id, else left out"),
+    ] = False
 
 
 class EventHeaders(_TraceHeaders):
@@ -239,7 +243,8 @@ def _channels(settings: Settings) -> dict[str, Any]:
     # A name that only the request knows: its reply_to.
     channels["replies"] = {
         "address": None,
-        "description": "The outcome, to the queue that a request names in reply_to.",
+        "description": "The outcome, to the queue that a request names in reply_to, with its "
+        "correlation_id. A repeat of a message_id that was sent is answered too.",
         "messages": _message_reference("outcome"),
     }
     return channels

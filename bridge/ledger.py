@@ -9,6 +9,7 @@ back unsettled comes again for certain, and so goes before one whose ack may hav
 import asyncio
 import hashlib
 import math
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -48,6 +49,39 @@ def entry_of(envelope: Envelope, body: bytes) -> Entry:
     name = ascii((envelope.message_id, None if has_id else envelope.published_at))
     digest = hashlib.blake2b(name.encode() + b"\0" + body, digest_size=_DIGEST_BYTES)
     return Entry(digest.digest(), has_id, envelope.copies)
+
+
+class Accepted(NamedTuple):
+    """How a message was accepted: what a repeat of it is answered. `at` is in unix seconds."""
+
+    attempts: int
+    status: int
+    provider_id: str | None
+    at: float
+
+
+_NUMBERS: Final = struct.Struct(">QHd")
+
+
+def _pack(accepted: Accepted) -> bytes:
+    # There may be 100,000, and this is half of what the tuple takes.
+    numbers = _NUMBERS.pack(accepted.attempts, accepted.status, accepted.at)
+    return numbers + (accepted.provider_id or "").encode()
+
+
+def _unpack(packed: bytes) -> Accepted:
+    attempts, status, at = _NUMBERS.unpack_from(packed)
+    return Accepted(attempts, status, packed[_NUMBERS.size :].decode() or None, at)
+
+
+class Repeat(NamedTuple):
+    """A delivery of what is done, to be acked only.
+
+    `first`: how the first was accepted, when this is not the same delivery once more but one that
+    the publisher sent again, and whoever waits for a reply to it has none.
+    """
+
+    first: Accepted | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +133,7 @@ class Ledger:
         self._last_sent_at = -self._unsure_ack_seconds
         self._unsure_until = clock()
         self._in_flight: dict[bytes, list[Claim]] = {}
-        self._sent: _Memory[bytes, None] = _Memory(SENT_SECONDS, self._now)
+        self._sent: _Memory[bytes, bytes] = _Memory(SENT_SECONDS, self._now)
         self._settled: _Memory[Entry, None] = _Memory(self._unsure_ack_seconds, self._now)
         self._doubtful: _Memory[Entry, None] = _Memory(DOUBT_SECONDS, self._now)
         self._owed: _Memory[Entry, None] = _Memory(DOUBT_SECONDS, self._now)
@@ -123,34 +157,37 @@ class Ledger:
         """Whether something that is done may come again soon: owed, or acked just before a loss."""
         return self._owes_acks or self._clock() < self._unsure_until
 
-    async def claim(self, entry: Entry, *, redelivered: bool) -> Claim | None:
-        """Take a delivery to work on; None means that it is a repeat and is to be acked only.
+    async def claim(self, entry: Entry, *, redelivered: bool) -> Claim | Repeat:
+        """Take a delivery to work on, unless it is a repeat.
 
         Waits while the same message is in flight here. A claim must be given to `settle` or
         `release`; that a repeat was acked is told to `note_repeat`.
         """
         while (earlier := self._earlier(entry, redelivered=redelivered)) is not None:
-            earlier.is_awaited = earlier.is_awaited or redelivered
-            if await earlier.until_settled() and redelivered:
+            # What is still held by its connection is not what the broker delivers again.
+            is_same = redelivered and earlier.is_orphan
+            earlier.is_awaited = earlier.is_awaited or is_same
+            if await earlier.until_settled() and is_same:
                 self._owed.take(entry)
-                return None
-        if entry.message in self._sent or (redelivered and self._is_in_doubt(entry)):
-            self._owed.take(entry)
-            return None
+                return Repeat(None)
+        first = self._sent.get(entry.message)
+        if first is not None or (redelivered and self._is_in_doubt(entry)):
+            is_same = redelivered and self._owed.take(entry) is not None
+            return Repeat(None if first is None or is_same else _unpack(first))
         claim = Claim(entry)
         self._in_flight.setdefault(entry.message, []).append(claim)
         return claim
 
-    def settle(self, claim: Claim, *, sent: bool, acked: bool) -> None:
-        """Remember that a delivery is settled: accepted when `sent`, else replaced by a copy.
+    def settle(self, claim: Claim, accepted: Accepted | None, *, acked: bool) -> None:
+        """Remember that a delivery is settled: `accepted`, else replaced by a copy.
 
         `acked` says whether the ack was written; one that was may still be lost.
         """
         acked = acked and not claim.is_orphan
         if not acked:
             self._owed.add(claim.entry, None)
-        if sent and claim.entry.has_id:
-            self._sent.add(claim.entry.message, None)
+        if accepted is not None and claim.entry.has_id:
+            self._sent.add(claim.entry.message, _pack(accepted))
             self._last_sent_at = self._now()
         elif not claim.is_awaited:
             self._note_ack(claim.entry, acked=acked)
@@ -252,6 +289,12 @@ class _Memory(Generic[_Key, _Value]):
     def __bool__(self) -> bool:
         self._forget()
         return bool(self._oldest)
+
+    def get(self, key: _Key) -> _Value | None:
+        """Return the oldest value of a key."""
+        self._forget()
+        mark = self._oldest.get(key)
+        return None if mark is None else mark.value
 
     def add(self, key: _Key, value: _Value) -> None:
         mark = _Mark(self._clock(), value)

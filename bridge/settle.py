@@ -7,7 +7,6 @@ raise a quorum queue's delivery count, and a message that is over the limit is d
 import asyncio
 import json
 import random
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from bridge.delivery import Delivery
 from bridge.envelope import Envelope, copy_properties
 from bridge.errors import BrokerError, PublishError
 from bridge.fates import Dead, Outcome, Retried, Sent
+from bridge.ledger import Accepted
 from bridge.logs import Log
 from bridge.metrics import WorkerMetrics
 from bridge.pace import Pace
@@ -105,8 +105,11 @@ class Settler:
             return error
         return None
 
-    async def announce(self, delivery: Delivery, outcome: Outcome) -> None:
-        """Publish the outcome event to whoever asked, once: it is news, and holds nothing up."""
+    async def announce(self, delivery: Delivery, outcome: Outcome, at: float) -> None:
+        """Publish the outcome event to whoever asked, once: it is news, and holds nothing up.
+
+        `at` is when it came about, in unix seconds.
+        """
         if isinstance(outcome, Retried):
             return
         targets = [("", delivery.properties.reply_to)]
@@ -114,7 +117,17 @@ class Settler:
             targets.append((self._outcome_exchange, _name(outcome)))
         for exchange, routing_key in targets:
             if routing_key:
-                await self._announce_to(delivery, outcome, exchange, routing_key)
+                event = outcome_event(delivery.envelope, outcome, at)
+                await self._announce_to(delivery, event, exchange, routing_key)
+
+    async def answer_repeat(self, delivery: Delivery, first: Accepted | None) -> None:
+        """Publish to whoever asked what became of the first message with this id."""
+        if first is None or not delivery.properties.reply_to:
+            return
+        envelope = delivery.envelope._replace(attempts=first.attempts - 1)
+        event = outcome_event(envelope, Sent(first.status, first.provider_id), first.at)
+        event["duplicate"] = True
+        await self._announce_to(delivery, event, "", delivery.properties.reply_to)
 
     def ack(self, delivery: Delivery, outcome: Outcome | None) -> bool:
         """Ack a delivery that is replaced, or sent, or (None) a repeat of one that is.
@@ -135,7 +148,7 @@ class Settler:
         return retry_queue(self._queue, outcome.delay_seconds)
 
     async def _announce_to(
-        self, delivery: Delivery, outcome: Sent | Dead, exchange: str, routing_key: str
+        self, delivery: Delivery, event: dict[str, object], exchange: str, routing_key: str
     ) -> None:
         properties = Properties(
             content_type="application/json",
@@ -145,10 +158,12 @@ class Settler:
             timestamp=datetime.now(UTC),
             headers=dict(delivery.envelope.trace),
         )
-        body = json.dumps(outcome_event(delivery.envelope, outcome)).encode()
         try:
             await self._publisher.publish(
-                body, exchange=exchange, routing_key=routing_key, properties=properties
+                json.dumps(event).encode(),
+                exchange=exchange,
+                routing_key=routing_key,
+                properties=properties,
             )
         except PublishError as error:
             log.warning("outcome_not_published", fault=error.fault, why=str(error))
@@ -209,7 +224,7 @@ def count_attempt(envelope: Envelope, outcome: Retried | Dead) -> Envelope:
     )
 
 
-def outcome_event(envelope: Envelope, outcome: Sent | Dead) -> dict[str, object]:
+def outcome_event(envelope: Envelope, outcome: Sent | Dead, at: float) -> dict[str, object]:
     """Make the body of an outcome event: never the text or the number."""
     return {
         "message_id": envelope.message_id or envelope.key,
@@ -218,8 +233,15 @@ def outcome_event(envelope: Envelope, outcome: Sent | Dead) -> dict[str, object]
         "attempts": _attempts(envelope, outcome),
         "status": outcome.status,
         "provider_id": outcome.provider_id if isinstance(outcome, Sent) else None,
-        "at": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds"),
+        "at": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
     }
+
+
+def accepted(envelope: Envelope, outcome: Outcome, at: float) -> Accepted | None:
+    """Return what a repeat of a message that was sent is answered."""
+    if not isinstance(outcome, Sent):
+        return None
+    return Accepted(_attempts(envelope, outcome), outcome.status, outcome.provider_id, at)
 
 
 def _name(outcome: Outcome) -> Literal["sent", "retried", "dead"]:

@@ -21,7 +21,7 @@ from bridge.envelope import Envelope, read_envelope
 from bridge.errors import BrokerError, InvalidMessageError
 from bridge.fates import Answer, Dead, Fate, Outcome, Policy, Retried, Sent, decide, put_off
 from bridge.lanes import Lanes
-from bridge.ledger import COMES_AGAIN_SECONDS, Entry, Kept, Ledger, entry_of
+from bridge.ledger import COMES_AGAIN_SECONDS, Entry, Kept, Ledger, Repeat, entry_of
 from bridge.logs import Log
 from bridge.metrics import WorkerMetrics
 from bridge.models import SendRequest, count_segments, parse_request
@@ -29,7 +29,7 @@ from bridge.pace import Pace
 from bridge.publisher import Publisher
 from bridge.rates import MAX_HOLD_SECONDS, SHARE_SECONDS
 from bridge.sender import Sender
-from bridge.settle import Settler
+from bridge.settle import Settler, accepted
 from bridge.topology import QueueSizes
 from bridge.upkeep import Upkeep
 
@@ -111,9 +111,10 @@ class Worker:
         entry = entry_of(delivery.envelope, delivery.body)
         with delivery.waits():
             claim = await self._ledger.claim(entry, redelivered=delivery.redelivered)
-        if claim is None:
+        if isinstance(claim, Repeat):
             acked = self._settler.ack(delivery, None)
             self._ledger.note_repeat(entry, acked=acked)
+            await self._settler.answer_repeat(delivery, claim.first)
             return
         outcome: Outcome | None = None
         try:
@@ -123,8 +124,9 @@ class Worker:
             self._ledger.release(claim, Kept(delivery.envelope, outcome))
             raise
         acked = self._settler.ack(delivery, outcome)
-        self._ledger.settle(claim, sent=isinstance(outcome, Sent), acked=acked)
-        await self._settler.announce(delivery, outcome)
+        at = time.time()
+        self._ledger.settle(claim, accepted(delivery.envelope, outcome, at), acked=acked)
+        await self._settler.announce(delivery, outcome, at)
 
     def _recall(self, delivery: Delivery, entry: Entry) -> Outcome | None:
         """Go on with what is known of a delivery that went back to the queue unsettled."""

@@ -1,6 +1,8 @@
 """Redeliveries: what is a repeat of something done, and what is another message."""
 
 import asyncio
+import tracemalloc
+import uuid
 
 import pytest
 
@@ -11,10 +13,12 @@ from bridge.ledger import (
     DOUBT_SECONDS,
     MAX_ENTRIES,
     SENT_SECONDS,
+    Accepted,
     Claim,
     Entry,
     Kept,
     Ledger,
+    Repeat,
     entry_of,
     unsure_ack_seconds,
 )
@@ -25,6 +29,8 @@ DECISION = Kept(
     Envelope(key="k", message_id="m", published_at=None, first_delivered_at=0.0),
     Sent(status=200),
 )
+
+ACCEPTED = Accepted(attempts=2, status=202, provider_id="sms-1", at=1_800_000_000.123)
 
 
 @pytest.fixture
@@ -58,15 +64,23 @@ class Book:
     async def claim(self, one: Entry, *, redelivered: bool) -> bool:
         """Say whether a delivery is to be worked on."""
         claim = await self._ledger.claim(one, redelivered=redelivered)
-        if claim is None:
+        if isinstance(claim, Repeat):
             self._ledger.note_repeat(one, acked=True)
             return False
         self._claims.setdefault(one, []).append(claim)
         return True
 
+    async def claim_repeat(self, one: Entry, *, redelivered: bool) -> Accepted | None:
+        """Return what a repeat is answered."""
+        repeat = await self._ledger.claim(one, redelivered=redelivered)
+        assert isinstance(repeat, Repeat)
+        self._ledger.note_repeat(one, acked=True)
+        return repeat.first
+
     def settle(self, one: Entry, *, sent: bool, acked: bool) -> None:
         """Settle the oldest claim of an entry."""
-        self._ledger.settle(self._claims[one].pop(0), sent=sent, acked=acked)
+        claim = self._claims[one].pop(0)
+        self._ledger.settle(claim, ACCEPTED if sent else None, acked=acked)
 
     def release(self, one: Entry, kept: Kept | None) -> None:
         """Release the oldest claim of an entry."""
@@ -213,6 +227,87 @@ async def test_copy_of_a_sent_id_is_a_repeat(ledger: Book) -> None:
     await done(ledger, NAMED)
 
     assert not await ledger.claim(entry("m-1", copies=1), redelivered=False)
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [
+        ACCEPTED,
+        Accepted(attempts=2**63, status=0, provider_id=None, at=0.0),
+        Accepted(attempts=1, status=299, provider_id="x" * 255, at=1.5),
+    ],
+    ids=["usual", "extreme", "long"],
+)
+async def test_repeat_knows_how_the_first_was_accepted(clock: Clock, accepted: Accepted) -> None:
+    """Whoever sends an id again is told what became of the first, each time."""
+    ledger = Ledger(heartbeat_seconds=10, clock=clock)
+    claim = await ledger.claim(NAMED, redelivered=False)
+    assert isinstance(claim, Claim)
+    ledger.settle(claim, accepted, acked=True)
+
+    assert [await ledger.claim(NAMED, redelivered=False) for _ in range(2)] == [
+        Repeat(accepted)
+    ] * 2
+
+
+async def test_same_delivery_again_is_not_answered(ledger: Book) -> None:
+    """A delivery whose ack was lost has had its answer; one that is sent again then has not."""
+    await done(ledger, NAMED, acked=False)
+
+    assert await ledger.claim_repeat(NAMED, redelivered=False) == ACCEPTED
+    assert await ledger.claim_repeat(NAMED, redelivered=True) is None
+    assert await ledger.claim_repeat(NAMED, redelivered=True) == ACCEPTED
+
+
+@pytest.mark.parametrize("redelivered", [False, True], ids=["new", "from another worker"])
+async def test_repeat_during_the_first_is_answered(ledger: Book, *, redelivered: bool) -> None:
+    """A repeat that waited for the first, whose connection lives, is told what became of it."""
+    await ledger.claim(NAMED, redelivered=False)
+    repeat = asyncio.create_task(ledger.claim_repeat(NAMED, redelivered=redelivered))
+    await others_run()
+    ledger.settle(NAMED, sent=True, acked=True)
+
+    assert await repeat == ACCEPTED
+
+
+async def test_redelivery_during_the_first_is_not_answered(ledger: Book) -> None:
+    """The delivery that comes again while it is being sent is answered once, by the first."""
+    await ledger.claim(NAMED, redelivered=False)
+    ledger.connection_lost()
+    repeat = asyncio.create_task(ledger.claim_repeat(NAMED, redelivered=True))
+    await others_run()
+    ledger.settle(NAMED, sent=True, acked=False)
+
+    assert await repeat is None
+
+
+async def test_repeat_from_another_worker_is_tried_when_the_first_is_not_sent(
+    ledger: Book,
+) -> None:
+    """A redelivery while our connection stands is no copy of the first, which failed: it is tried.
+
+    Whoever waits for a reply to it would hear nothing otherwise.
+    """
+    await ledger.claim(NAMED, redelivered=False)
+    repeat = asyncio.create_task(ledger.claim(NAMED, redelivered=True))
+    await others_run()
+    ledger.settle(NAMED, sent=False, acked=True)
+
+    assert await repeat
+    ledger.connection_lost()
+
+
+async def test_ack_of_the_first_is_in_doubt_whoever_waits(ledger: Book) -> None:
+    """That a repeat waits for the first says nothing of the first's own ack."""
+    await ledger.claim(NAMED, redelivered=False)
+    repeat = asyncio.create_task(ledger.claim(NAMED, redelivered=True))
+    await others_run()
+    ledger.settle(NAMED, sent=False, acked=True)
+    assert await repeat
+    ledger.connection_lost()
+    ledger.settle(NAMED, sent=False, acked=False)
+
+    assert [await ledger.claim(NAMED, redelivered=True) for _ in range(2)] == [False, False]
 
 
 # --- Sent, without an id -------------------------------------------------------------------------
@@ -591,6 +686,23 @@ async def test_oldest_entries_are_forgotten_first(ledger: Book) -> None:
     assert known == [False, True]
 
 
+async def test_an_id_takes_little_memory(clock: Clock) -> None:
+    """What is remembered of an id that was sent is small: there may be 100,000 of them."""
+    ledger, count = Ledger(heartbeat_seconds=10, clock=clock), 5000
+    tracemalloc.start()
+    try:
+        for number in range(count):
+            one = Entry(number.to_bytes(16), has_id=True, copies=0)
+            claim = await ledger.claim(one, redelivered=False)
+            assert isinstance(claim, Claim)
+            ledger.settle(claim, ACCEPTED._replace(provider_id=str(uuid.uuid4())), acked=True)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert size / count < 400
+
+
 async def test_oldest_decisions_are_forgotten_first(ledger: Book) -> None:
     """The ledger holds a fixed number of decisions and forgets the oldest."""
     entries = [
@@ -707,10 +819,10 @@ async def test_doubt_about_acks_follows_the_heartbeat(
     """The slower a dead connection is noticed, the older an ack may be that was lost with it."""
     ledger = Ledger(heartbeat_seconds=heartbeat, clock=clock)
     claim = await ledger.claim(NAMELESS, redelivered=False)
-    assert claim is not None
-    ledger.settle(claim, sent=True, acked=True)
+    assert isinstance(claim, Claim)
+    ledger.settle(claim, ACCEPTED, acked=True)
     clock.now += seconds
     ledger.connection_lost()
     ledger.consuming_again()
 
-    assert await ledger.claim(NAMELESS, redelivered=True) is None
+    assert isinstance(await ledger.claim(NAMELESS, redelivered=True), Repeat)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -20,6 +21,7 @@ import pamqp.encode
 import pytest
 
 from tests.integration.conftest import (
+    SECONDS,
     Amqp,
     Canaries,
     Launcher,
@@ -29,6 +31,7 @@ from tests.integration.conftest import (
     eventually,
     unique,
 )
+from tests.unnamed import NO_ID
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 HOUR = 3600
@@ -798,6 +801,87 @@ async def test_an_outcome_goes_to_reply_to(line: Line, service: Service) -> None
         "provider_id": message["id"],
     }
     assert abs(datetime.now(UTC) - at) < timedelta(seconds=30)
+
+
+async def test_a_repeat_is_answered_as_the_first_was(line: Line, service: Service) -> None:
+    """Whoever repeats a message_id hears what became of the first, and that it is a repeat."""
+    request, message_id = line.request(), uuid.uuid4().hex
+    first = await line.outcome(request, message_id=message_id)
+    repeats = [await line.outcome(request, message_id=message_id) for _ in range(2)]
+
+    assert "duplicate" not in first
+    assert repeats == [{**first, "duplicate": True}] * 2
+    assert len(await service.requests(request["to"])) == 1
+
+
+async def test_a_repeat_during_the_first_is_answered(line: Line, service: Service) -> None:
+    """A repeat that comes while the first is being sent is answered when that is."""
+    request, message_id = line.request(), uuid.uuid4().hex
+    await service.misbehave({"to": request["to"], "latency_seconds": 0.5})
+    outcomes = await asyncio.gather(
+        *(line.outcome(request, message_id=message_id) for _ in range(3))
+    )
+
+    assert sorted(outcome.get("duplicate", False) for outcome in outcomes) == [False, True, True]
+    assert len({outcome["provider_id"] for outcome in outcomes}) == 1
+    assert len(await service.requests(request["to"])) == 1
+
+
+async def test_a_repeat_of_a_retried_message_counts_its_attempts(
+    line: Line, service: Service
+) -> None:
+    """The answer to a repeat has the attempts and the status of the one that was accepted."""
+    request, message_id = line.request(), uuid.uuid4().hex
+    await service.misbehave({"to": request["to"], "status": 500, "count": 1})
+    first = await line.outcome(request, message_id=message_id)
+    repeat = await line.outcome(request, message_id=message_id)
+
+    assert (first["attempts"], first["status"]) == (2, 202)
+    assert repeat == {**first, "duplicate": True}
+
+
+async def test_a_repeat_of_a_dead_letter_is_tried_anew(line: Line, service: Service) -> None:
+    """What was not sent may be asked for again under its id, and is no duplicate."""
+    request, message_id = line.request(), uuid.uuid4().hex
+    await service.misbehave({"to": request["to"], "status": 400, "count": 1})
+    first = await line.outcome(request, message_id=message_id)
+    second = await line.outcome(request, message_id=message_id)
+
+    assert (first["outcome"], second["outcome"]) == ("dead", "sent")
+    assert "duplicate" not in second
+
+
+async def test_a_reply_without_a_message_id_names_the_key(line: Line, service: Service) -> None:
+    """Without a message_id the outcome names the key that every attempt has carried."""
+    request = line.request()
+    await service.misbehave({"to": request["to"], "status": 500, "count": 1})
+    outcome = await line.outcome(request, message_id=NO_ID)
+    requests = await service.requests(request["to"])
+
+    assert {outcome["message_id"]} == {post["idempotency_key"] for post in requests}
+    assert len(requests) == 2
+
+
+@pytest.mark.parametrize("retried", [False, True], ids=["at_once", "after_a_retry"])
+async def test_a_direct_reply(line: Line, service: Service, *, retried: bool) -> None:
+    """A reply to RabbitMQ's direct reply-to arrives, and is no publish that found no queue."""
+    request, mark = line.request(), uuid.uuid4().hex
+    if retried:
+        await service.misbehave({"to": request["to"], "status": 500, "count": 1})
+    found: asyncio.Queue[aio_pika.abc.AbstractIncomingMessage] = asyncio.Queue()
+    replies = await line.amqp.channel.get_queue("amq.rabbitmq.reply-to", ensure=False)
+    returned = partial(line.worker.metric, "sms_bridge_amqp_published_total", outcome="returned")
+    before, lines = await returned(), len(line.worker.logged("outcome_not_published"))
+    tag = await replies.consume(found.put, no_ack=True)
+    try:
+        await line.publish(request, reply_to=replies.name, correlation_id=mark)
+        reply = await asyncio.wait_for(found.get(), SECONDS)
+    finally:
+        await replies.cancel(tag)
+
+    assert (reply.correlation_id, json.loads(reply.body)["outcome"]) == (mark, "sent")
+    assert await returned() == before
+    assert len(line.worker.logged("outcome_not_published")) == lines
 
 
 async def test_an_outcome_passes_the_trace_on(line: Line) -> None:
