@@ -371,7 +371,11 @@ class ProxyTransport:
         """Do nothing: no connection is kept."""
 
     async def post(self, url: str, headers: Sequence[Header], body: bytes) -> Reply:
-        """Send a request through the proxy; a status that was read is returned in any case."""
+        """Send a request through the proxy; a status that was read is returned in any case.
+
+        That is also the proxy's own 407 to CONNECT (RFC 9110, 15.5.8). What else it answers to
+        CONNECT speaks of the way to the server, and raises httpx.ProxyError.
+        """
         request = httpx.Request(
             "POST", url, headers=headers, content=body, extensions={"timeout": self._timeouts}
         )
@@ -387,6 +391,11 @@ class ProxyTransport:
                     start += chunk[: MAX_ANSWER_BYTES - len(start)]
                     if len(start) >= MAX_ANSWER_BYTES:
                         break
+        except httpx.ProxyError as error:
+            # The status is in its text only.
+            if not str(error).startswith("407 "):
+                raise
+            return Reply(407)
         except httpx.HTTPError:
             if response is None:
                 raise

@@ -25,7 +25,7 @@ import pytest
 
 from bridge.config import SmsApiSettings
 from bridge.errors import ConfigError
-from bridge.fates import Fate, judge_failure
+from bridge.fates import Fate, judge_failure, judge_status
 from bridge.transport import (
     MAX_ANSWER_BYTES,
     ApiTransport,
@@ -1494,18 +1494,34 @@ def test_missing_authority_stops_the_start(tmp_path: Path) -> None:
 # --- The tunnel's own faults ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [403, 407, 502, 503])
-async def test_refused_tunnel_is_not_sent(status: int) -> None:
-    """A proxy that refuses to connect has not seen the request."""
+def refusing_tunnels(status: int) -> Script:
+    """Make the script of a proxy that connects nobody."""
 
-    async def refuse(peer: Peer) -> None:
+    async def script(peer: Peer) -> None:
         await peer.head()
         peer.say(b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % status)
 
-    async with serving(refuse) as proxy, aclosing(new_transport(proxy=proxy.origin)) as transport:
+    return script
+
+
+@pytest.mark.parametrize("status", [403, 502, 503])
+async def test_refused_tunnel_is_not_sent(status: int) -> None:
+    """A proxy that refuses to connect has not seen the request."""
+    script = refusing_tunnels(status)
+    async with serving(script) as proxy, aclosing(new_transport(proxy=proxy.origin)) as transport:
         fate = await fate_of(transport, "https://api.test/v1/messages")
 
         assert (fate, BODY in proxy.peers[0].received) == (Fate.NOT_SENT, False)
+
+
+async def test_tunnel_that_wants_a_login_pauses_the_worker() -> None:
+    """A proxy that wants another login answers 407, to CONNECT as to any request."""
+    script = refusing_tunnels(407)
+    async with serving(script) as proxy, aclosing(new_transport(proxy=proxy.origin)) as transport:
+        reply = await post(transport, "https://api.test/v1/messages")
+
+        assert BODY not in proxy.peers[0].received
+    assert judge_status(reply.status, retry_after_seconds=None).pause == "credentials_rejected"
 
 
 @pytest.mark.parametrize(

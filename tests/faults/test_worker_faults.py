@@ -574,9 +574,21 @@ async def test_api_cuts_the_connection(
         assert keys == [f"id-{numbers[0]}"] * taken
 
 
-@pytest.mark.parametrize(("kind", "count"), [("hang", 300), ("error", 150), ("refused", 150)])
+OUTAGES: dict[str, dict[str, Any]] = {
+    "hang": {"mode": "hang"},
+    "error": {"status": 500},
+    "accepted": {"mode": "accept_then_cut"},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"), [("hang", 300), ("error", 150), ("refused", 150), ("accepted", 150)]
+)
 async def test_api_outage(bench: Bench, api: HttpProxy, kind: str, count: int) -> None:
-    """An outage costs a handful of dead letters, and its end starts slowly."""
+    """An outage costs a handful of dead letters, and its end starts slowly.
+
+    What the service takes without saying so is repeated with its key, no more than allowed.
+    """
     await bench.declare_main()
     numbers = await bench.publish(count)
     await _begin_outage(kind, bench, api)
@@ -589,21 +601,27 @@ async def test_api_outage(bench: Bench, api: HttpProxy, kind: str, count: int) -
         await eventually(lambda: live.paused == {"outage"}, what="paused")
         bench.service.behave()
         await api.accept()
+        mended = time.time()
         await eventually(lambda: not live.paused, what="resumed")
-        await eventually(lambda: len(bench.service.taken(numbers)) >= count - 5, what="the rest")
         await bench.until_settled(live)
 
-        times = [message.received_at for message in bench.service.taken(numbers)]
+        taken = bench.service.taken(numbers)
+        times = [message.received_at for message in taken if message.received_at > mended]
         assert len([moment for moment in times if moment < times[0] + 1]) <= 75
+        assert len({message.to for message in taken}) >= count - 5
         assert len(await bench.dead_letters()) <= 5
-        assert bench.sent_twice(numbers) == {}
+        if kind == "accepted":
+            assert all(message.idempotency_key == f"id-{message.to}" for message in taken)
+            assert 1 < max(bench.sent_twice(numbers).values()) <= 3
+        else:
+            assert bench.sent_twice(numbers) == {}
 
 
 async def _begin_outage(kind: str, bench: Bench, api: HttpProxy) -> None:
     if kind == "refused":
         await api.refuse()
     else:
-        bench.service.misbehave({"mode": "hang"} if kind == "hang" else {"status": 500})
+        bench.service.misbehave(OUTAGES[kind])
 
 
 async def test_credentials_rejected_for_a_while(bench: Bench) -> None:
@@ -713,6 +731,31 @@ async def test_key_or_path_that_goes_away(bench: Bench, status: int) -> None:
         assert bench.sent_twice(numbers) == {}
 
 
+async def test_proxy_that_wants_another_login(bench: Bench) -> None:
+    """A proxy that answers CONNECT with 407 pauses the worker, and costs no message."""
+    heads: list[bytes] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    proxy = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    settings: dict[str, Any] = {
+        "worker__max_attempts": 1,
+        "sms_api__base_url": "https://api.test",
+        "sms_api__proxy": f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}",
+    }
+    async with proxy, bench.worker(**settings) as live:
+        await bench.publish(20)
+        await eventually(lambda: live.paused == {"credentials_rejected"}, what="paused")
+        before = len(heads)
+        await eventually(lambda: len(heads) >= before + 2, what="2 probes")
+
+        assert await bench.dead_letters() == []
+    assert {head.partition(b" ")[0] for head in heads} == {b"CONNECT"}
+
+
 @pytest.mark.parametrize("status", [302, 307])
 async def test_redirect_is_not_followed(bench: Bench, status: int) -> None:
     """A redirect goes nowhere: nothing reaches its target, and the worker pauses."""
@@ -760,20 +803,38 @@ async def test_standard_output_that_nobody_reads(bench: Bench, tmp_path: Path) -
     assert bench.extra_posts(numbers) == {}
 
 
-async def test_park_during_an_outage(bench: Bench) -> None:
-    """With `park` an outage is a pause as well: each probe costs a dead letter, not the queue."""
+@pytest.mark.parametrize(
+    "policy",
+    [{"worker__on_uncertain": "park"}, {"worker__max_uncertain_attempts": 1}],
+    ids=["park", "one_attempt"],
+)
+@pytest.mark.parametrize(
+    "fault", [{"status": 500}, {"mode": "accept_then_cut"}], ids=["failed", "accepted"]
+)
+async def test_last_uncertain_attempt_in_an_outage(
+    bench: Bench, policy: dict[str, Any], fault: dict[str, Any]
+) -> None:
+    """What must not be tried again after an attempt in doubt is POSTed once, in a pause too."""
     await bench.declare_main()
-    numbers = await bench.publish(300)
+    numbers = await bench.publish(400)
     # Slow enough that the queue outlasts the time after which it counts as an outage.
-    bench.service.misbehave({"status": 500, "latency_seconds": 0.5})
-    async with bench.worker(
-        worker__outage_after="1s", worker__concurrency=50, worker__on_uncertain="park"
-    ) as live:
+    bench.service.misbehave({**fault, "latency_seconds": 0.5})
+    async with bench.worker(worker__outage_after="1s", worker__concurrency=50, **policy) as live:
         await eventually(lambda: live.paused == {"outage"}, what="paused")
         before = len(bench.service.posts(numbers))
-        await eventually(lambda: len(bench.service.posts(numbers)) >= before + 3, what="3 probes")
-
+        await eventually(lambda: len(bench.service.posts(numbers)) >= before + 2, what="2 probes")
         assert live.logged("resumed") == []
+        bench.service.behave()
+        await bench.until_settled(live)
+
+        posts = bench.service.posts(numbers)
+        in_doubt = {f"id-{post.to}" for post in posts if post.status != 202}
+        letters = await bench.dead_letters()
+        assert bench.extra_posts(numbers) == {}
+        assert {post.to for post in posts} == set(numbers)
+        assert {letter.message_id for letter in letters} == in_doubt
+        assert {letter.headers["sms-bridge-reason"] for letter in letters} == {"uncertain"}
+        assert len(letters) < len(numbers) / 2
 
 
 async def test_two_lost_connections_during_one_post(bench: Bench) -> None:
