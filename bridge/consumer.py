@@ -6,6 +6,7 @@ lost event can stop consumption. Deliveries come from the wire, not from the cli
 
 import asyncio
 import functools
+import sys
 import time
 from collections.abc import Callable
 from typing import Final
@@ -16,6 +17,7 @@ from bridge.broker import RPC_TIMEOUT_SECONDS, open_channel, wire_of
 from bridge.delivery import Delivery, Session
 from bridge.envelope import DELIVERY_COUNT, bare_envelope
 from bridge.errors import BrokerError
+from bridge.frames import Body
 from bridge.logs import Log
 from bridge.metrics import WorkerMetrics
 from bridge.properties import Properties
@@ -25,6 +27,17 @@ log = Log(__name__)
 WATCH_SECONDS: Final = 5.0
 POISON_SESSIONS: Final = 3
 OFTEN: Final = 4
+# The bodies that are held may have so many bytes before nothing more is read; that which is being
+# read may come on top.
+MAX_HELD_BYTES: Final = 32 * 1024 * 1024
+# Smaller bodies never make the prefetch shrink. It does so in large steps: each change interrupts
+# consuming for a moment.
+USUAL_BODY_BYTES: Final = 64 * 1024
+PREFETCH_FACTOR: Final = 4
+# Of the largest body so much is remembered with each that follows.
+FADING: Final = 0.95
+# An answer of the broker comes behind the bodies that it has sent.
+LARGE_RPC_TIMEOUT_SECONDS: Final = 60.0
 # How long a broker may keep an ack back that it has read.
 ACK_SECONDS: Final = 0.5
 
@@ -34,7 +47,8 @@ class Consumer:
 
     Set `changed` when `prefetch()` may say something else. `registered` is called each time that
     the broker has made this process a consumer, `lost` when what was delivered cannot be acked
-    any more and comes again.
+    any more and comes again. `let_go` must be called for each delivery at its end: the bytes that
+    are held have a bound.
     """
 
     def __init__(
@@ -60,6 +74,8 @@ class Consumer:
         self._stopped = False
         self._is_to_renew = False
         self._session: Session | None = None
+        self._held_bytes = 0
+        self._large_bytes = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -83,6 +99,11 @@ class Consumer:
         """Consume anew: what is held and stays unacked is no part of the new prefetch."""
         self._is_to_renew = True
         self._changed.set()
+
+    def let_go(self, delivery: Delivery) -> None:
+        """Note that a delivery is held no more."""
+        self._held_bytes -= len(delivery.body)
+        self._regulate()
 
     async def flush(self) -> None:
         """Return when the broker has taken every ack that was written, or the session is over.
@@ -120,9 +141,12 @@ class Consumer:
         take = functools.partial(self._on_delivery, session)
         try:
             with wire.deliveries(channel.number, take):
+                self._regulate()
                 while True:
                     self._check(session, tag)
-                    tag = await self._follow(session, tag)
+                    if wire.is_reading:
+                        tag = await self._follow(session, tag)
+                    wire.keep_alive()
                     await self._wait_for_change()
         finally:
             session.over.set()
@@ -133,12 +157,13 @@ class Consumer:
 
     async def _follow(self, session: Session, tag: str | None) -> str | None:
         """Start, stop or restart consuming so that it is as it should be."""
-        wanted = 0 if self._stopped else self._prefetch()
+        wanted = 0 if self._stopped else min(self._prefetch(), self._most_that_fit())
         if wanted == self._consuming_with and not self._is_to_renew:
             return tag
         self._is_to_renew = False
         channel = session.channel
-        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+        timeout = LARGE_RPC_TIMEOUT_SECONDS if self._large_bytes else RPC_TIMEOUT_SECONDS
+        async with asyncio.timeout(timeout):
             if tag is not None:
                 await channel.basic_cancel(tag)
                 self._mark(0)
@@ -151,6 +176,35 @@ class Consumer:
         self._mark(wanted)
         self._registered()
         return result.consumer_tag
+
+    def _most_that_fit(self) -> int:
+        """Return how many bodies as large as the last ones may be held."""
+        if not self._large_bytes:
+            return sys.maxsize
+        most, fitting = MAX_HELD_BYTES / self._large_bytes, 1
+        while fitting * PREFETCH_FACTOR <= most:
+            fitting *= PREFETCH_FACTOR
+        return fitting
+
+    def _note_size(self, size: int) -> None:
+        self._held_bytes += size
+        if self._held_bytes > MAX_HELD_BYTES:
+            self._regulate()
+        if size <= USUAL_BODY_BYTES and not self._large_bytes:
+            return
+        self._large_bytes = max(size, self._large_bytes * FADING)
+        if self._large_bytes <= USUAL_BODY_BYTES:
+            self._large_bytes = 0.0
+        self._changed.set()
+
+    def _regulate(self) -> None:
+        """Read from the broker while there is room for what it sends."""
+        if self._session is None:
+            return
+        wire, has_room = self._session.wire, self._held_bytes <= MAX_HELD_BYTES
+        if has_room is not wire.is_reading:
+            wire.read(go_on=has_room)
+            self._changed.set()
 
     def _check(self, session: Session, tag: str | None) -> None:
         if session.has_failed:
@@ -181,7 +235,7 @@ class Consumer:
         tag: int,
         redelivered: bool,  # noqa: FBT001  as the wire calls it
         properties: Properties,
-        body: bytes,
+        body: Body,
     ) -> None:
         if self._empty_sessions:
             self._empty_sessions = 0
@@ -195,6 +249,7 @@ class Consumer:
             envelope=bare_envelope(properties, now=time.time()),
         )
         self._warn_of_count(delivery)
+        self._note_size(len(body))
         self._take(delivery)
 
     def _warn_of_count(self, delivery: Delivery) -> None:

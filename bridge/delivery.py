@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import aiormq
 
 from bridge.envelope import Envelope
+from bridge.frames import Body
 from bridge.properties import Properties
 from bridge.wire import Wire
 
@@ -17,7 +18,7 @@ class Session:
 
     def __init__(self, channel: aiormq.Channel, wire: Wire) -> None:
         self.channel = channel
-        self._wire = wire
+        self.wire = wire
         self.has_failed = False
         self.last_ack_at = -math.inf
         self.over = asyncio.Event()
@@ -32,7 +33,7 @@ class Session:
         if self.is_over or self.channel.is_closed:
             return False
         self.last_ack_at = time.monotonic()
-        self._wire.ack(self.channel.number, tag)
+        self.wire.ack(self.channel.number, tag)
         return True
 
 
@@ -40,7 +41,7 @@ class Session:
 class Delivery:
     """A message that the broker has given us and that we have not settled."""
 
-    body: bytes
+    body: Body
     properties: Properties
     redelivered: bool
     tag: int

@@ -18,6 +18,7 @@ from bridge.properties import Properties, encode_short_string, read_properties, 
 HEAD: Final = struct.Struct(">BHI")
 AROUND_BYTES: Final = 8
 END: Final = 0xCE
+_END: Final = bytes((END,))
 METHOD, HEADER, BODY, _HEARTBEAT = 1, 2, 3, 8
 KINDS: Final = frozenset({METHOD, HEADER, BODY, _HEARTBEAT})
 HEARTBEAT: Final = HEAD.pack(_HEARTBEAT, 0, 0) + bytes((END,))
@@ -41,8 +42,10 @@ _BASIC: Final = 60
 # To whom RabbitMQ hands a reply without a queue; what names the client follows.
 _DIRECT_REPLY: Final = "amq.rabbitmq.reply-to"
 
+Body = bytes | bytearray
+Piece = bytes | memoryview
 # Called with the tag, whether it was delivered before, the properties and the body.
-Take = Callable[[int, bool, Properties, bytes], None]
+Take = Callable[[int, bool, Properties, Body], None]
 # What became of a publish: what the broker said of it, `error` when its channel ended before
 # that, `timeout` when whoever waited has given up.
 Confirm = Literal["confirmed", "returned", "nacked", "error", "timeout"]
@@ -55,6 +58,11 @@ class Feedable(Protocol):
         """Take a frame; returns False for one that the client library is to have."""
 
 
+# A body of more bytes than any request is put together as a bytearray and written piece by piece:
+# each copy would take as much memory once more.
+LARGE_BODY_BYTES: Final = 1024 * 1024
+
+
 class _Content:
     """Puts the header and the body of one message together."""
 
@@ -63,25 +71,31 @@ class _Content:
         self._properties: Properties | None = None
         self._missing_bytes = 0
         self._parts: list[bytes] = []
+        self._large: bytearray | None = None
 
-    def add(self, kind: int, payload: bytes) -> tuple[Properties, bytes] | None:
+    def add(self, kind: int, payload: bytes) -> tuple[Properties, Body] | None:
         """Take the next frame, and return the message when it was the last.
 
         Raises InvalidFrameError when it is none of the message, ValueError when its properties
         cannot be read.
         """
         if kind == BODY and self._properties is not None:
-            self._parts.append(payload)
+            if self._large is None:
+                self._parts.append(payload)
+            else:
+                self._large += payload
             self._missing_bytes -= len(payload)
         elif kind == HEADER and self._properties is None:
             _, _, self._missing_bytes = CONTENT.unpack_from(payload)
             self._properties = read_properties(payload[CONTENT.size :])
+            self._large = bytearray() if self._missing_bytes > LARGE_BODY_BYTES else None
         else:
             raise InvalidFrameError("a message was interrupted")
         if self._missing_bytes > 0:
             return None
-        message = self._properties, b"".join(self._parts)
-        self.is_open, self._properties = False, None
+        body = b"".join(self._parts) if self._large is None else self._large
+        message = self._properties, body
+        self.is_open, self._properties, self._large = False, None, None
         self._parts.clear()
         return message
 
@@ -225,30 +239,35 @@ def ack_frame(channel: int, tag: int) -> bytes:
     return _frame(METHOD, channel, _ACK + _TAG.pack(tag, 0))
 
 
-def publish_frames(
+def publish_pieces(
     channel: int,
-    body: bytes,
+    body: Body,
     *,
     exchange: str,
     routing_key: str,
     properties: Properties,
     max_payload_bytes: int,
-) -> bytes:
+) -> list[Piece]:
     """Write a message that the broker is to return when no queue takes it (`mandatory`).
 
     A direct reply is in no queue: RabbitMQ would return it although it delivers it.
+    Its pieces are to be written one after the other; none is a copy of the body.
+
     Raises ValueError when the exchange, the routing key or the properties do not fit: the broker
     would end the connection, and with it every other publish.
     """
     header = CONTENT.pack(_BASIC, 0, len(body)) + write_properties(properties)
     if len(header) > max_payload_bytes:
         raise ValueError("the properties have more bytes than a frame")
-    parts = [_publish_frame(channel, exchange, routing_key), _frame(HEADER, channel, header)]
-    parts += [
-        _frame(BODY, channel, body[at : at + max_payload_bytes])
-        for at in range(0, len(body), max_payload_bytes)
+    pieces: list[Piece] = [
+        _publish_frame(channel, exchange, routing_key),
+        _frame(HEADER, channel, header),
     ]
-    return b"".join(parts)
+    whole = memoryview(body)
+    for at in range(0, len(body), max_payload_bytes):
+        payload = whole[at : at + max_payload_bytes]
+        pieces += (HEAD.pack(BODY, channel, len(payload)), payload, _END)
+    return pieces
 
 
 @functools.lru_cache(maxsize=256)

@@ -18,6 +18,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from bridge.envelope import Envelope
 from bridge.fates import Outcome
+from bridge.frames import Body
 
 MAX_ENTRIES: Final = 100_000
 SENT_SECONDS: Final = 900.0
@@ -43,11 +44,12 @@ class Entry(NamedTuple):
     copies: int
 
 
-def entry_of(envelope: Envelope, body: bytes) -> Entry:
+def entry_of(envelope: Envelope, body: Body) -> Entry:
     """Make the entry of a delivery. An id that is used for two bodies names two messages."""
     has_id = envelope.message_id is not None
     name = ascii((envelope.message_id, None if has_id else envelope.published_at))
-    digest = hashlib.blake2b(name.encode() + b"\0" + body, digest_size=_DIGEST_BYTES)
+    digest = hashlib.blake2b(name.encode() + b"\0", digest_size=_DIGEST_BYTES)
+    digest.update(body)
     return Entry(digest.digest(), has_id, envelope.copies)
 
 

@@ -44,7 +44,7 @@ class OpenSendRequest(SendRequest):
     model_config = ConfigDict(extra="allow")
 
 
-def parse_request(body: bytes, settings: WorkerSettings) -> SendRequest:
+def parse_request(body: bytes | bytearray, settings: WorkerSettings) -> SendRequest:
     """Read a body strictly and fill in the default sender.
 
     Raises InvalidMessageError, whose text names the field and never a value.
@@ -73,7 +73,7 @@ def parse_request(body: bytes, settings: WorkerSettings) -> SendRequest:
     return request
 
 
-def _has_texts_only(body: bytes, members: int) -> bool:
+def _has_texts_only(body: bytes | bytearray, members: int) -> bool:
     """Whether a body that is valid has so many members, each a text, and nothing more.
 
     Each takes four quotation marks, and a backslash could hide one. Saves most bodies the second
@@ -82,7 +82,7 @@ def _has_texts_only(body: bytes, members: int) -> bool:
     return body.count(b'"') == 4 * members and b"\\" not in body
 
 
-def _refuse_ambiguity(body: bytes) -> None:
+def _refuse_ambiguity(body: bytes | bytearray) -> None:
     # pydantic takes the last of two equal members, and NaN as a number; others read otherwise.
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         members = dict(pairs)

@@ -10,7 +10,7 @@ import aio_pika
 
 from bridge.broker import open_channel, wire_of
 from bridge.errors import BrokerError, PublishError
-from bridge.frames import AROUND_BYTES, CONTENT, Confirm
+from bridge.frames import AROUND_BYTES, CONTENT, LARGE_BODY_BYTES, Body, Confirm
 from bridge.metrics import BridgeMetrics
 from bridge.properties import Properties
 from bridge.wire import PublishingChannel
@@ -20,6 +20,8 @@ MAX_UNCONFIRMED: Final = 4096
 USUAL_PROPERTIES_BYTES: Final = 128 * 1024 - AROUND_BYTES - CONTENT.size
 # What a time-out leaves behind is in no other limit any more, and waits for a broker that hangs.
 MAX_UNWRITTEN_BYTES: Final = 64 * 1024 * 1024
+# A large body has more time: so long for each of its bytes.
+SECONDS_A_BYTE: Final = 1 / (1024 * 1024)
 _DETAILS: Final[Mapping[Confirm, str]] = {
     "returned": "no queue takes it: {}",
     "nacked": "the broker refused to store it",
@@ -38,6 +40,7 @@ class Publisher:
     def __init__(self, metrics: BridgeMetrics, *, timeout_seconds: float) -> None:
         self._metrics = metrics
         self._timeout_seconds = timeout_seconds
+        self._large = asyncio.Lock()
         self._channel: PublishingChannel | None = None
         self._open = asyncio.Event()
 
@@ -70,7 +73,7 @@ class Publisher:
 
     async def publish(
         self,
-        body: bytes,
+        body: Body,
         *,
         exchange: str,
         routing_key: str,
@@ -81,10 +84,27 @@ class Publisher:
 
         Raises PublishError otherwise, at the latest after `timeout_seconds` (default:
         `rabbitmq.publish_timeout_seconds`), at once when the broker blocks or does not read, or
-        too many publishes wait. After a time-out the broker may have it nevertheless.
+        too many publishes wait. After a time-out the broker may have it nevertheless. A body of
+        more than 1 MiB waits for the one before it, and has a second more for each MiB: what is
+        written and not read takes up memory.
         """
         seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        deadline = asyncio.get_running_loop().time() + seconds
+        if len(body) <= LARGE_BODY_BYTES:
+            await self._publish(body, exchange, routing_key, properties, seconds)
+            return
+        async with self._large:
+            seconds += len(body) * SECONDS_A_BYTE
+            await self._publish(body, exchange, routing_key, properties, seconds)
+
+    async def _publish(
+        self,
+        body: Body,
+        exchange: str,
+        routing_key: str,
+        properties: Properties,
+        timeout_seconds: float,
+    ) -> None:
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
         publication = await self.write(
             body,
             exchange=exchange,
@@ -99,7 +119,7 @@ class Publisher:
 
     async def write(
         self,
-        body: bytes,
+        body: Body,
         *,
         exchange: str,
         routing_key: str,

@@ -8,7 +8,7 @@ reaches aiormq unchanged.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -23,14 +23,17 @@ from bridge.frames import (
     HEAD,
     HEARTBEAT,
     KINDS,
+    LARGE_BODY_BYTES,
+    Body,
     Confirm,
     Confirms,
     Deliveries,
     Feedable,
     Notices,
+    Piece,
     Take,
     ack_frame,
-    publish_frames,
+    publish_pieces,
 )
 from bridge.happy_eyeballs import create_connection
 from bridge.properties import Properties
@@ -49,7 +52,8 @@ class Wire(TransportFactory):
         self._notices = Notices()
         self._takers: dict[int, Feedable] = {0: self._notices}
         self._transport: asyncio.Transport | None = None
-        self._unwritten: list[bytes] = []
+        self._unwritten: list[Piece] = []
+        self._is_reading = True
         self._protocol: _Protocol | None = None
 
     async def create(
@@ -135,11 +139,37 @@ class Wire(TransportFactory):
         """
         self.write(ack_frame(channel, tag))
 
-    def write(self, frames: bytes) -> None:
+    def write(self, *frames: Piece) -> None:
         """Write whole frames; those of one turn of the event loop leave together."""
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._write_out)
-        self._unwritten.append(frames)
+        self._unwritten += frames
+
+    def write_large(self, frames: Sequence[Piece]) -> None:
+        """Write whole frames at once, behind those before, without a copy of them."""
+        self._write_out()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(frames)
+
+    def read(self, *, go_on: bool) -> None:
+        """Read no more of the connection, or go on.
+
+        The broker keeps what it has not sent, and hears of it by TCP alone. For as long as
+        nothing is read, aiormq must be told that the broker lives: `keep_alive`.
+        """
+        if go_on is not self._is_reading and self._transport is not None:
+            self._is_reading = go_on
+            (self._transport.resume_reading if go_on else self._transport.pause_reading)()
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether what the broker sends is read."""
+        return self._is_reading
+
+    def keep_alive(self) -> None:
+        """Tell aiormq that the broker lives, when it is we who do not read."""
+        if not self._is_reading and self._protocol is not None:
+            self._protocol.pretend(HEARTBEAT)
 
     @property
     def unwritten_bytes(self) -> int:
@@ -149,7 +179,7 @@ class Wire(TransportFactory):
     def _write_out(self) -> None:
         data = b"".join(self._unwritten)
         self._unwritten.clear()
-        if self._transport is not None and not self._transport.is_closing():
+        if data and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
 
@@ -187,14 +217,14 @@ class PublishingChannel:
         return self._confirms.awaited(message_id or None)
 
     def publish(
-        self, body: bytes, *, exchange: str, routing_key: str, properties: Properties
+        self, body: Body, *, exchange: str, routing_key: str, properties: Properties
     ) -> "asyncio.Future[Confirm]":
         """Write a mandatory message, and return what will become of it.
 
         A returned message is told by its id: no two in flight may have the same.
         Raises ValueError when the exchange, the routing key or the properties do not fit AMQP.
         """
-        frames = publish_frames(
+        pieces = publish_pieces(
             self._number,
             body,
             exchange=exchange,
@@ -203,7 +233,10 @@ class PublishingChannel:
             max_payload_bytes=self._max_payload_bytes,
         )
         confirm = self._confirms.expect(properties.message_id or None)
-        self._wire.write(frames)
+        if len(body) > LARGE_BODY_BYTES:
+            self._wire.write_large(pieces)
+        else:
+            self._wire.write(*pieces)
         return confirm
 
 
@@ -240,6 +273,10 @@ class _Protocol(asyncio.StreamReaderProtocol):
         if data:
             self._passed_on_at = self._clock()
             super().data_received(data)
+
+    def pretend(self, data: bytes) -> None:
+        """Hand on what did not come from the broker."""
+        super().data_received(data)
 
     def _sort(self, data: bytes) -> bytes:
         """Return the frames that nobody has taken."""

@@ -469,7 +469,10 @@ class Worker:
         self._count_received(delivery)
         task = asyncio.get_running_loop().create_task(self._run(delivery))
         self._tasks[task] = delivery
-        task.add_done_callback(self._tasks.pop)
+        task.add_done_callback(self._let_go)
+
+    def _let_go(self, task: asyncio.Task[None]) -> None:
+        self.consumer.let_go(self._tasks.pop(task))
 
     async def _run(self, delivery: Delivery) -> None:
         """Process a delivery; nothing that it raises leaves the task."""

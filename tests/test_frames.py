@@ -17,7 +17,7 @@ from pamqp.frame import marshal, unmarshal
 from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
 
-from bridge.frames import Confirm, Confirms, Notices, publish_frames
+from bridge.frames import Confirm, Confirms, Notices, publish_pieces
 from bridge.properties import Properties
 
 CHANNEL = 1
@@ -374,7 +374,7 @@ def write(**changed: object) -> bytes:
     values = {"exchange": "", "routing_key": "queue", "properties": Properties()}
     given = {"body": b"", "max_payload_bytes": 100} | values | changed
     body = given.pop("body")
-    return publish_frames(CHANNEL, body, **given)  # type: ignore[arg-type]
+    return b"".join(publish_pieces(CHANNEL, body, **given))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from pamqp.header import ContentHeader
 
 from bridge import publisher, wire
 from bridge.errors import BrokerError, PublishError
-from bridge.frames import Confirm
+from bridge.frames import LARGE_BODY_BYTES, Confirm
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.properties import Properties
 from bridge.publisher import MAX_UNCONFIRMED, MAX_UNWRITTEN_BYTES, Publication, Publisher
@@ -76,6 +76,10 @@ class Transport:
             elif isinstance(frame, ContentBody):
                 self.published[-1].body += frame.value
         self._arrived.set()
+
+    def writelines(self, pieces: Iterable[bytes | memoryview]) -> None:
+        """Read frames that are in pieces."""
+        self.write(b"".join(pieces))
 
     async def until(self, count: int) -> list[Written]:
         """Return what was published, when it is so many."""
@@ -221,6 +225,35 @@ async def turns(count: int = 5) -> None:
     """Let the event loop go around."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def test_one_large_body_at_a_time(ours: Publisher, far: Far) -> None:
+    """A large body is written when the one before is stored; what is small waits for none."""
+    body = bytes(LARGE_BODY_BYTES + 1)
+    first, second = publish(ours, "1", body=body), publish(ours, "2", body=body)
+    small = publish(ours, "3")
+    written = await far.transport.until(2)
+    assert [one.message_id for one in written] == ["1", "3"]
+
+    far.ack(1)
+    far.ack(2)
+    assert await soon(first, small) == ["confirmed"] * 2
+    await far.transport.until(3)
+    far.ack(3)
+
+    assert await soon(second) == ["confirmed"]
+
+
+async def test_a_large_body_has_more_time(ours: Publisher, far: Far) -> None:
+    """A large body is not given up after the time that a small one has."""
+    body = bytes(LARGE_BODY_BYTES + 1)
+    large = publish(ours, "1", body=body, timeout_seconds=SHORT_SECONDS)
+    small = publish(ours, "2", timeout_seconds=SHORT_SECONDS)
+    assert await soon(small) == ["timeout"]
+    far.ack(1)
+
+    assert await soon(large) == ["confirmed"]
+    far.ack(2)
 
 
 # Each is told its own

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, cast
 
 import pytest
 from aiormq.abc import SSLCerts
@@ -25,7 +25,7 @@ from pamqp.heartbeat import Heartbeat
 from yarl import URL
 
 from bridge import wire
-from bridge.frames import publish_frames
+from bridge.frames import LARGE_BODY_BYTES, Body, Piece, publish_pieces
 from bridge.properties import Properties
 from bridge.wire import SIGN_OF_LIFE_SECONDS, Wire
 from tests.addresses import give_addresses, hold_full_port
@@ -37,7 +37,7 @@ HEARTBEAT = marshal(Heartbeat(), 0)
 SECONDS = 10
 MIB = 1 << 20
 
-Delivered = tuple[int, bool, str | None, bytes]
+Delivered = tuple[int, bool, str | None, Body]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Stream:
         self.reader = Reader()
         self._protocol = wire._Protocol(self.reader, self.wire._takers, self.clock)
 
-    def take(self, tag: int, redelivered: bool, properties: Properties, body: bytes) -> None:  # noqa: FBT001
+    def take(self, tag: int, redelivered: bool, properties: Properties, body: Body) -> None:  # noqa: FBT001
         """Write down a delivery."""
         self.taken.append((tag, redelivered, properties.message_id, body))
 
@@ -407,6 +407,84 @@ async def test_acks_are_those_of_the_client_library(
         assert await peer.reader.readexactly(len(expected)) == expected
 
 
+@pytest.mark.parametrize("size", [LARGE_BODY_BYTES, LARGE_BODY_BYTES + 1])
+async def test_a_large_body_is_never_copied(size: int) -> None:
+    """A body of more than a request has comes as it was put together, and is written as it is."""
+    source = bytes(range(256)) * (size // 256) + b"!" * (size % 256)
+    ours = Stream()
+    delivery = [
+        marshal(commands.Basic.Deliver("tag", 1, False, "", "queue"), TAKEN),
+        *(bytes(piece) for piece in written(source)[1:]),
+    ]
+    with ours.wire.deliveries(TAKEN, ours.take):
+        ours.feed(b"".join(delivery))
+    ((*_, body),) = ours.taken
+    pieces = written(body)
+
+    assert body == source
+    assert isinstance(body, bytearray) is (size > LARGE_BODY_BYTES)
+    views = [piece for piece in pieces if isinstance(piece, memoryview)]
+    assert all(view.obj is body for view in views)
+    assert sum(map(len, views)) == size
+
+
+def written(body: Body) -> list[Piece]:
+    """Write a publish."""
+    return publish_pieces(
+        TAKEN,
+        body,
+        exchange="",
+        routing_key="queue",
+        properties=Properties(),
+        max_payload_bytes=131_064,
+    )
+
+
+async def test_what_is_large_is_written_in_its_turn_and_not_joined() -> None:
+    """A large body leaves behind what was written before it, piece by piece."""
+
+    class Transport:
+        """Where a connection writes to."""
+
+        def __init__(self) -> None:
+            self.written: list[object] = []
+
+        def is_closing(self) -> bool:
+            return False
+
+        def write(self, data: bytes) -> None:
+            self.written.append(data)
+
+        def writelines(self, pieces: Iterable[Piece]) -> None:
+            self.written += pieces
+
+    ours, transport = Wire(), Transport()
+    ours._transport = cast("asyncio.Transport", transport)
+    pieces: list[Piece] = [b"head", memoryview(bytearray(b"body")), b"end"]
+    ours.write(b"first")
+    ours.write_large(pieces)
+    ours.write(b"last")
+    await asyncio.sleep(0)
+
+    assert transport.written == [b"first", *pieces, b"last"]
+    assert transport.written[2] is pieces[1]
+
+
+async def test_nothing_is_read_for_a_while(certificate: Path) -> None:
+    """While nothing is read what the broker sends stays with it, and aiormq hears that it lives."""
+    for secure in (None, certificate):
+        async with connected(secure) as (ours, reader, _, peer):
+            ours.read(go_on=False)
+            peer.writer.write(HEARTBEAT * 1000)
+            await peer.writer.drain()
+            ours.keep_alive()
+            assert await reader.readexactly(len(HEARTBEAT)) == HEARTBEAT
+            assert (ours.is_reading, reader._buffer) == (False, b"")  # type: ignore[attr-defined]
+            ours.read(go_on=True)
+            ours.keep_alive()
+            assert await reader.readexactly(1000 * len(HEARTBEAT)) == HEARTBEAT * 1000
+
+
 @given(
     body=st.binary(max_size=400),
     exchange=st.sampled_from(["", "sms.inbound"]),
@@ -427,14 +505,16 @@ def test_publishes_are_those_of_the_client_library(
         *(marshal(ContentBody(body[at : at + max_payload_bytes]), TAKEN) for at in starts),
     ]
 
-    assert publish_frames(
+    pieces = publish_pieces(
         TAKEN,
         body,
         exchange=exchange,
         routing_key=routing_key,
         properties=properties,
         max_payload_bytes=max_payload_bytes,
-    ) == b"".join(expected)
+    )
+
+    assert b"".join(pieces) == b"".join(expected)
 
 
 async def test_an_ack_without_a_connection_is_nothing() -> None:

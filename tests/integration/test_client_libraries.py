@@ -22,6 +22,7 @@ from yarl import URL
 from bridge.broker import close_quietly, open_channel, open_connection, wire_of
 from bridge.config import Settings
 from bridge.errors import ConnectError
+from bridge.frames import Body
 from bridge.properties import Properties
 from tests.integration.conftest import SECONDS, Amqp, eventually, unique
 
@@ -155,9 +156,9 @@ async def test_deliveries_that_are_taken_never_reach_the_client(
 ) -> None:
     """The answers to our methods reach aiormq, and what is delivered on the channel only us."""
     channel = await open_channel(connection)
-    taken: asyncio.Queue[bytes] = asyncio.Queue()
+    taken: asyncio.Queue[Body] = asyncio.Queue()
 
-    def take(_tag: int, _redelivered: bool, _properties: Properties, body: bytes) -> None:  # noqa: FBT001
+    def take(_tag: int, _redelivered: bool, _properties: Properties, body: Body) -> None:  # noqa: FBT001
         taken.put_nowait(body)
 
     with wire_of(connection).deliveries(channel.number, take):

@@ -1,0 +1,86 @@
+"""The memory of a worker process whose queue is full of large bodies.
+
+Takes seconds: the bodies are those that hurt, and pass the broker four times.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+
+import yaml
+
+from bridge.sandbox.processes import Child, guarded
+from tests.faults.bench import PROGRAM, Bench, eventually, make_environ, make_numbers
+
+MIB = 1024 * 1024
+VALUES = Path(__file__).parents[2] / "helm" / "sms-bridge" / "values.yaml"
+BODIES = 24
+BODY_BYTES = 15 * MIB
+
+
+def peak_memory_bytes(pid: int) -> int:
+    """Read how much memory a process has had at most."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def read_limit_bytes() -> int:
+    """Read how much memory the chart gives to a worker."""
+    values = yaml.safe_load(VALUES.read_text(encoding="utf-8"))
+    limit: str = values["worker"]["resources"]["limits"]["memory"]
+    return int(limit.removesuffix("Mi")) * MIB
+
+
+async def test_large_bodies_stay_below_the_limit_of_the_chart(bench: Bench, tmp_path: Path) -> None:
+    """Bodies that no request could be become dead letters as they are, a few at a time."""
+    await bench.declare_main()
+    for number in range(BODIES):
+        await bench.amqp.publish(bench.queue, b"%02d" % number * (BODY_BYTES // 2))
+    numbers = make_numbers(3)
+    await bench.publish(numbers)
+    # Past the proxy, which reads ahead of the worker.
+    values = bench.values(worker__concurrency=50, rabbitmq__url=[bench.broker.url])
+    environ = make_environ(values)
+    with guarded() as guard:
+        log = tmp_path / "worker.log"
+        worker = Child([*PROGRAM, "worker"], guard=guard, log=log, environ=environ)
+
+        async def all_are_dead() -> bool:
+            assert worker.exit_code is None, worker.tail()
+            return await bench.amqp.count(bench.dead_queue) == BODIES
+
+        try:
+            await eventually(all_are_dead, what="dead letters", seconds=60)
+            await bench.until_taken(numbers)
+            peak = peak_memory_bytes(worker.pid)
+        finally:
+            worker.end(grace_seconds=20)
+
+    letters = await bench.dead_letters()
+    expected = {hashlib.sha256(b"%02d" % n * (BODY_BYTES // 2)).digest() for n in range(BODIES)}
+    assert {hashlib.sha256(letter.body).digest() for letter in letters} == expected
+    assert {letter.headers["sms-bridge-reason"] for letter in letters} == {"invalid"}
+    print(f"{BODIES} bodies of {BODY_BYTES // MIB} MiB: {peak / MIB:.0f} MiB at most")  # noqa: T201
+    assert peak < read_limit_bytes()
+    assert '"event":"broker_lost"' not in log.read_text()
+
+
+async def test_the_prefetch_follows_the_size_of_bodies(bench: Bench) -> None:
+    """While bodies are large few are taken at once, so that other workers have the rest."""
+    async with bench.worker() as live:
+
+        def prefetches() -> list[int]:
+            return [line["prefetch"] for line in live.logged("consuming")]
+
+        for _ in range(3):
+            await bench.amqp.publish(bench.queue, bytes(5 * MIB))
+        await eventually(lambda: prefetches() == [10, 4], what="a smaller prefetch")
+        await bench.until_settled(live)
+        numbers = await bench.publish(200)
+        await bench.until_taken(numbers)
+        await eventually(lambda: prefetches()[-1] == 10, what="the usual prefetch")
+
+    assert len(await bench.dead_letters()) == 3
+    assert bench.extra_posts(numbers) == {}
