@@ -181,6 +181,8 @@ class Publisher:
 class Publication:
     """A message that was written, of which the broker has yet to say whether it is stored."""
 
+    __slots__ = ("_confirm", "_label", "_metrics", "_routing_key", "_started")
+
     def __init__(
         self,
         metrics: BridgeMetrics,

@@ -123,7 +123,9 @@ def judge_queue(
 
 
 _NOT_DURABLE: Final = "it is gone after a restart of the broker"
-_AUTO_DELETED: Final = "it is deleted with its last consumer"
+_AUTO_DELETED: Final = (
+    "it is deleted with its last consumer, messages and all: a restart or a pause is enough"
+)
 
 
 def _judge_existence(facts: QueueFacts) -> Iterator[Finding]:

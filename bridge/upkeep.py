@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final, Literal, NoReturn
 
 import aio_pika
@@ -82,7 +81,10 @@ def _use(difference: Difference) -> str:
 
 
 class Upkeep:
-    """Keeps one role's part of the topology, as `rabbitmq.topology` says."""
+    """Keeps one role's part of the topology, as `rabbitmq.topology` says.
+
+    `is_settled` while the role can work with what is there; `changed` is called when that changes.
+    """
 
     def __init__(self, needed: Topology, mode: Mode, *, metrics: BridgeMetrics) -> None:
         self._needed = needed
@@ -92,6 +94,7 @@ class Upkeep:
         self._told_unusable = ""
         self._told_at = 0.0
         self.is_settled = False
+        self.changed: Callable[[], object] = lambda: None
 
     async def settle(self, connection: aio_pika.Connection) -> None:
         """Declare or verify, and return when the role can work with what is there.
@@ -102,7 +105,9 @@ class Upkeep:
             differences = await provide(connection, self._needed, self._mode)
             self._count(differences)
             unusable = [one for one in differences if is_unusable(one, self._mode)]
-            self.is_settled = not unusable
+            if self.is_settled == bool(unusable):
+                self.is_settled = not unusable
+                self.changed()
             self._tell_unusable(unusable)
             if self.is_settled:
                 self._tell_used(differences)
@@ -126,7 +131,7 @@ class Upkeep:
 
     def _tell_unusable(self, differences: Collection[Difference]) -> None:
         why = " | ".join(one.why for one in differences)
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         if why and (why != self._told_unusable or now - self._told_at >= TELL_SECONDS):
             log.warning("topology_unusable", why=why)
             self._told_at = now

@@ -61,6 +61,7 @@ class Worker:
         self._ordering = settings.ordering
         self._max_age = settings.max_age
         self._upkeep = upkeep
+        upkeep.changed = pace.changed.set
         self._policy = Policy(
             max_attempts=settings.max_attempts,
             max_uncertain_attempts=settings.max_uncertain_attempts,

@@ -143,18 +143,26 @@ async def test_a_retry_queue_that_turns_out_wrong_stops_the_worker(
 ) -> None:
     """When a copy finds no queue, and another one has become wrong, nothing more is taken."""
     monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(upkeep, "TELL_SECONDS", 0.5)
+    retry = f"{bench.queue}.retry.1s"
     async with bench.worker() as live:
-        await bench.amqp.channel.queue_delete(bench.dead_queue)
-        await bench.amqp.channel.queue_delete(f"{bench.queue}.retry.1s")
-        await declare(bench, f"{bench.queue}.retry.1s", {})
+        for queue in (bench.dead_queue, retry):
+            await bench.amqp.channel.queue_delete(queue)
+        await declare(bench, retry, {})
         await bench.amqp.publish(bench.queue, b"no request")
+        # The missing one is made again, and no copy holds the worker up any more.
         await eventually(lambda: live.logged("topology_unusable"), what="told")
-        await eventually(lambda: not live.worker.consumer.is_registered, what="not consuming")
-        await bench.amqp.channel.queue_delete(f"{bench.queue}.retry.1s")
-        await live.until_consuming()
+        await bench.until_settled(live)
+        numbers, told = await bench.publish(1), len(live.logged("topology_unusable"))
+        again = told + 2
+        await eventually(lambda: len(live.logged("topology_unusable")) >= again, what="told again")
+        taken = bench.service.taken(numbers)
+        await bench.amqp.channel.queue_delete(retry)
+        await bench.until_taken(numbers)
         opened = live.metric(OPENED, outcome="opened")
 
-    assert opened == 2
+    assert (taken, opened) == ([], 2)
+    assert len(await bench.dead_letters()) == 1
 
 
 @pytest.mark.parametrize(

@@ -240,9 +240,9 @@ async def test_what_would_lose_messages_is_found(
     ("arguments", "subject", "texts"),
     [
         (
-            {"queue_type": "classic"},
+            {"queue_type": "classic", "message_ttl": 60000},
             "",
-            ["x-queue-type is classic instead of quorum: ", "its disk"],
+            ["x-queue-type is classic instead of quorum: ", "its disk", "dropped after 60 s"],
         ),
         (
             {"queue_type": "quorum", "max_length": 10, "message_ttl": 60000, "delivery_limit": 5},

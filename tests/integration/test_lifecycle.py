@@ -898,6 +898,23 @@ async def test_a_certificate_that_is_not_the_brokers_is_told(
     assert worker.logged("broker_connected") == []
 
 
+async def test_a_queue_that_a_publisher_has_declared_is_used(
+    launcher: Launcher, amqp: Amqp, canaries: Canaries, session_service: Service
+) -> None:
+    """A worker starts with a main queue of another kind, on one connection, and says so once."""
+    queue, request = unique("foreign"), canaries.request()
+    await amqp.channel.declare_queue(queue, durable=True, arguments={"x-max-priority": 5})
+    settings = _worker_settings(session_service, canaries, queue)
+    worker = await launcher.role("worker", settings=settings)
+    await amqp.publish(queue, json.dumps(request).encode())
+    await session_service.until_sent(request["to"])
+    (told,) = worker.logged("topology_differs")
+
+    assert f"queue {queue}: x-queue-type is not set instead of quorum: " in told["why"]
+    assert "x-max-priority is 5: " in told["why"]
+    assert [worker.logged(event) for event in ("broker_unavailable", "broker_lost")] == [[], []]
+
+
 @dataclass
 class Verified:
     """What a worker said that may create nothing, about queues that are missing or wrong."""
