@@ -847,8 +847,11 @@ async def test_a_repeat_of_a_dead_letter_is_tried_anew(line: Line, service: Serv
     first = await line.outcome(request, message_id=message_id)
     second = await line.outcome(request, message_id=message_id)
 
+    letter = await line.amqp.take(f"{line.queue}.dead", message_id=message_id)
+
     assert (first["outcome"], second["outcome"]) == ("dead", "sent")
     assert "duplicate" not in second
+    assert letter.headers["sms-bridge-reason"] == "refused"
 
 
 async def test_a_reply_without_a_message_id_names_the_key(line: Line, service: Service) -> None:
@@ -981,6 +984,8 @@ async def test_a_broken_property_survives_the_dead_letter_queue(
     line: Line, amqp_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dead letter with a content type that is no UTF-8 is stored nevertheless."""
+    letters = await line.amqp.channel.get_queue(f"{line.queue}.dead", ensure=False)
+    await letters.purge()
     before = await line.settled()
     message = aio_pika.Message(b"no request", content_type="text/é")
     async with odd_publisher(amqp_url) as channel:
@@ -988,10 +993,8 @@ async def test_a_broken_property_survives_the_dead_letter_queue(
             patch.setitem(pamqp.encode.METHODS, "shortstr", _latin_1)
             await channel.default_exchange.publish(message, line.queue)
     await line.until_settled(before + 1)
-    dead = await line.amqp.count(f"{line.queue}.dead")
-    await (await line.amqp.channel.get_queue(f"{line.queue}.dead", ensure=False)).purge()
 
-    assert dead == 1
+    assert await line.amqp.count(letters.name) == 1
 
 
 async def test_every_settled_message_is_somewhere(line: Line) -> None:
