@@ -105,8 +105,8 @@ class Upkeep:
             differences = await provide(connection, self._needed, self._mode)
             self._count(differences)
             unusable = [one for one in differences if is_unusable(one, self._mode)]
-            if self.is_settled == bool(unusable):
-                self.is_settled = not unusable
+            if (is_settled := not unusable) != self.is_settled:
+                self.is_settled = is_settled
                 self.changed()
             self._tell_unusable(unusable)
             if self.is_settled:
