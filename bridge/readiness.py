@@ -10,7 +10,7 @@ from bridge.config import Settings
 
 ANSWER_SECONDS: Final = 2.0
 # Where a role listens everywhere, it is asked here.
-_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104
+_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 _MEANINGS: Final[Mapping[str, str]] = {
     "credentials_rejected": "the SMS API or a proxy refuses the key; replace what sms_api.key_file "
     "or sms_api.key holds",
@@ -31,7 +31,8 @@ async def read_pause(settings: Settings) -> str | None:
     within `ANSWER_SECONDS`. RabbitMQ does not know; a paused worker is only no consumer there.
     """
     admin = settings.admin
-    address = f"http://{_LOOPBACK.get(admin.host, admin.host)}:{admin.port}/readyz"
+    host = _LOOPBACK.get(admin.host, admin.host)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{admin.port}/readyz"
     try:
         async with (
             asyncio.timeout(ANSWER_SECONDS),
@@ -48,7 +49,7 @@ def _read(answer: Any, queue: str) -> str | None:  # noqa: ANN401  JSON of whoev
     if not isinstance(worker, dict) or worker.get("queue") != queue:
         return None
     reason = worker.get("paused")
-    return reason if reason in _MEANINGS else None
+    return reason if isinstance(reason, str) and reason in _MEANINGS else None
 
 
 def explain(reason: str) -> tuple[str, str]:
