@@ -78,6 +78,24 @@ class TokenBucket:
         self._at = now
 
 
+class _SlowStart(TokenBucket):
+    """Lets a few through a second, and twice as many each second later."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(SLOW_START_PER_SECOND, 1, clock)
+        self._began_at = clock()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it need not be asked any more."""
+        return self._clock() - self._began_at > SLOW_START_SECONDS
+
+    def _fill(self) -> None:
+        seconds = min(self._clock() - self._began_at, SLOW_START_SECONDS)
+        self.per_second = SLOW_START_PER_SECOND * 2.0**seconds
+        super()._fill()
+
+
 class Turn:
     """One delivery's turn; set `is_used` when it goes, else the next one has the token."""
 
@@ -164,8 +182,7 @@ class RateLimits:
         if limit.per_second is not None:
             self._bucket = self._new_bucket(limit.per_second)
             self._common.buckets.append(self._bucket)
-        self._slow_start: TokenBucket | None = None
-        self._slow_start_at = 0.0
+        self._slow_start: _SlowStart | None = None
         self._by_sender: OrderedDict[str, _SenderLine] = OrderedDict()
         self._waiting = 0
         self._room = FIRST_ROOM
@@ -252,8 +269,7 @@ class RateLimits:
     def start_slowly(self) -> None:
         """Let few requests through at first, and twice as many each second."""
         self._end_slow_start()
-        self._slow_start = TokenBucket(SLOW_START_PER_SECOND, 1, self._clock)
-        self._slow_start_at = self._clock()
+        self._slow_start = _SlowStart(self._clock)
         self._common.buckets.append(self._slow_start)
 
     @asynccontextmanager
@@ -292,12 +308,8 @@ class RateLimits:
         return False
 
     def _common_line(self) -> _Line:
-        if self._slow_start is not None:
-            seconds = self._clock() - self._slow_start_at
-            if seconds > SLOW_START_SECONDS:
-                self._end_slow_start()
-            else:
-                self._slow_start.per_second = SLOW_START_PER_SECOND * 2.0**seconds
+        if self._slow_start is not None and self._slow_start.is_over:
+            self._end_slow_start()
         return self._common
 
     def _end_slow_start(self) -> None:

@@ -489,6 +489,18 @@ def test_step_is_never_shorter_for_being_asked() -> None:
     assert POLICY.delay_for(4, at_least_seconds=1) == 600
 
 
+@pytest.mark.parametrize(
+    ("seconds", "step"), [(0, 5), (4.9, 5), (5, 5), (29, 5), (30, 30), (119, 30), (1e6, 120)]
+)
+def test_longest_step_within_a_time(seconds: float, step: float) -> None:
+    """What is to come back by a moment goes up the longest step that ends before, or the first."""
+    policy = Policy(
+        max_attempts=6, max_uncertain_attempts=3, retry_delays_seconds=(5.0, 30.0, 120.0)
+    )
+
+    assert policy.longest_within(seconds) == step
+
+
 @given(st.integers(1, 50), st.floats(0, 10_000))
 def test_step_is_always_on_the_ladder(attempts: int, asked: float) -> None:
     """Every delay is that of a queue that exists."""

@@ -1046,6 +1046,14 @@ def test_slow_start(world: World) -> None:
     assert sum(when < 1 for when in world.turns(pace, 100)) <= 25
 
 
+def test_slow_start_grows_for_those_who_wait(world: World) -> None:
+    """Who waits already after an outage goes at the rate that doubles, not at that of its begin."""
+    went = world.turns(back(world), 150)
+
+    assert [sum(when < second for when in went) > 10 * 2**second for second in (2, 3)] == [True] * 2
+    assert went[-1] < 5
+
+
 def test_slow_start_ends(world: World) -> None:
     """A while after an outage everything goes at full speed again."""
     pace = back(world)
