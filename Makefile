@@ -18,7 +18,7 @@ APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 
 .DEFAULT_GOAL := help
 .PHONY: help env broker prometheus demo test upgrade-check soak side-by-side scenes adaptive soak-webhook \
-    forgeries pictures nginx redpanda-connect bench bench-guard bench-profile chart \
+    forgeries mutants pictures nginx redpanda-connect bench bench-guard bench-profile chart \
     chart-cluster chart-files image release-image lint-image image-proof check format clean
 
 help:  ## list the targets
@@ -117,6 +117,13 @@ EVENTS ?= 100000
 KILLS ?= 20
 soak-webhook: $(DEV_STAMP) broker  ## webhooks while the secret is rotated and the broker killed, then count what is refused or lost (EVENTS=100000 KILLS=20 SEED=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/webhook.py --events $(EVENTS) --kills $(KILLS) --seed $(SEED)
+
+MODULES ?= signature envelope fates ledger pace settle
+mutants: $(DEV_STAMP)  ## break these modules in small ways, and list what their unit tests do not notice, in at most an hour (MODULES="fates pace")
+	$(UV) sync --locked --group mutants
+	rm -rf mutants
+	timeout 60m $(BIN)/mutmut run $(MODULES:%='bridge.%.*')
+	$(BIN)/mutmut results
 
 COUNT ?= 1000000
 forgeries: $(DEV_STAMP)  ## forge so many signed webhooks, of which none may be accepted (COUNT=1000000 SEED=1)

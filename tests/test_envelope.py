@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import string
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +19,9 @@ from bridge.envelope import (
     Envelope,
     bare_envelope,
     copy_properties,
+    moved_properties,
     read_envelope,
+    read_moment,
     read_trace,
     replayed_properties,
 )
@@ -347,7 +350,11 @@ def test_misspelt_header(name: str, nearest: str) -> None:
     assert str(caught.value) == f"{name}: is unknown; did you mean {nearest}?"
 
 
-@pytest.mark.parametrize("rest", ["", "4917012345678", "ttl\n", "é", "x" * 100], ids=ascii)
+@pytest.mark.parametrize(
+    "rest",
+    ["", "4917012345678", "ttl\n", "é", "x" * 100],
+    ids=["empty", "number", "line break", "not ASCII", "long"],
+)
 def test_odd_header_is_not_quoted(rest: str) -> None:
     """A name that may be a number or a text itself is refused, and not told."""
     with pytest.raises(InvalidMessageError) as caught:
@@ -509,7 +516,9 @@ def test_trace_that_is_none(parent: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [None, "", "a=1\r\nX: y", "é=1", "a" * 513, b"a=1", 1], ids=lambda s: repr(s)[:12]
+    "state",
+    [None, "", "a=1\r\nX: y", "é=1", "a" * 513, b"a=1", 1],
+    ids=["none", "empty", "line break", "not ASCII", "long", "bytes", "number"],
 )
 def test_trace_state_that_is_none(state: object) -> None:
     """What is no trace state is left out, and the parent stays."""
@@ -704,6 +713,29 @@ def test_copies_are_told_apart() -> None:
     ]
 
 
+def test_copy_loses_no_header_without_need() -> None:
+    """As soon as the frame holds the copy, the other headers stay."""
+    without = replaced(message(message_id="m", headers={"small": "x"}))
+    copied = replaced(
+        message(message_id="m", headers={"small": "x", "large": "y" * 500}),
+        max_bytes=len(write_properties(without)),
+    )
+
+    assert headers_of(copied) == headers_of(without)
+
+
+def test_first_delivery_counts_nothing() -> None:
+    """A message that no copy is of was never tried."""
+    envelope = read(message())
+
+    assert (envelope.attempts, envelope.uncertain_attempts, envelope.copies) == (0, 0, 0)
+
+
+def test_message_id_that_is_no_text() -> None:
+    """Bytes that are no UTF-8 come as lone surrogates, and leave as they came, encoded."""
+    assert read(message(message_id="a\udcffb")).key == "a%FFb"
+
+
 @pytest.mark.parametrize("length", [0, 499, 500, 501, 10_000])
 def test_detail_is_cut(length: int) -> None:
     """A detail has at most 500 characters."""
@@ -751,6 +783,50 @@ def test_what_can_be_read_can_be_read_again(
 
 
 # --- Dead letters that come back -----------------------------------------------------------------
+
+
+def test_moved_message_keeps_what_does_no_harm() -> None:
+    """What is published again as it is loses what would refuse, drop or reroute it."""
+    moved = moved_properties(
+        message(
+            message_id="m",
+            user_id="u",
+            expiration="60000",
+            delivery_mode=1,
+            headers={
+                "CC": ["a"],
+                "BCC": ["b"],
+                "x-delivery-count": 3,
+                "tenant": "t",
+                "sms-bridge-reason": "refused",
+            },
+        )
+    )
+    headers = dict(headers_of(moved))
+    expires_at = read_header(EXPIRES_AT, headers.pop(EXPIRES_AT)).expires_at
+
+    assert (moved.user_id, moved.expiration) == (None, None)
+    assert (moved.message_id, moved.delivery_mode) == ("m", 2)
+    assert headers == {"tenant": "t", "sms-bridge-reason": "refused"}
+    assert expires_at == pytest.approx(time.time() + 60, abs=30)
+
+
+def test_moved_message_keeps_its_own_expiry() -> None:
+    """The header goes before the property, and without either there is no expiry."""
+    kept = moved_properties(message(expiration="60000", headers={EXPIRES_AT: NOW}))
+
+    assert headers_of(kept) == {EXPIRES_AT: NOW}
+    assert headers_of(moved_properties(message())) == {}
+
+
+@pytest.mark.parametrize(
+    ("headers", "moment"),
+    [({"at": NOW}, NOW), ({"at": "soon"}, None), ({}, None), ({"other": NOW}, None)],
+    ids=["moment", "no moment", "missing", "another"],
+)
+def test_moment_for_people(headers: dict[str, Any], moment: float | None) -> None:
+    """Whoever looks at a dead letter gets its moments, or none where they cannot be read."""
+    assert read_moment(headers, "at") == moment
 
 
 def moved_back() -> Basic.Properties:

@@ -217,6 +217,14 @@ def test_own_vectors(scheme: Scheme, headers: list[tuple[str, str]]) -> None:
     assert accepts(scheme, *headers, keys=(decode_secret(scheme, secret),))
 
 
+@pytest.mark.parametrize("name", [name for name in OWN if name not in {"base64", "svix"}])
+def test_sign_writes_what_the_services_write(name: str) -> None:
+    """A signature has the encoding and the order of the services' own."""
+    scheme, headers = OWN[name]
+
+    assert set(headers) <= set(send(scheme).headers)
+
+
 def test_own_vectors_are_over_the_same_body() -> None:
     """The body of our own vectors is the one that they were computed over."""
     assert hashlib.sha256(BODY).hexdigest() == BODY_SHA256
@@ -272,6 +280,20 @@ def test_sign_adds_the_body_digest_to_the_query_that_is_there() -> None:
     )
 
 
+def test_an_address_without_a_query_gets_the_digest_alone() -> None:
+    """The body's SHA-256 is all of the query where there was none."""
+    assert send(TWILIO).query == b"bodySHA256=" + BODY_SHA256.encode()
+
+
+def test_an_address_has_no_query_unless_it_is_given() -> None:
+    """Both sides take the address as it is configured."""
+    scheme = replace(PLAIN, signed_content="{url}|{body}", url=URL)
+    expected = hmac.digest(KEY, URL.encode() + b"|" + BODY, "sha256").hex()
+
+    assert send(scheme).headers == (plain(expected),)
+    assert verify(scheme, (KEY,), raw(plain(expected)), BODY, now=NOW).key_index == 0
+
+
 def test_sign_refuses_an_id_that_verify_would_refuse() -> None:
     """A sender learns at once that an event id cannot be signed."""
     with pytest.raises(InvalidSignatureError):
@@ -317,6 +339,9 @@ MALFORMED = {
     "prefix twice": f"sha256=sha256={MAC_HEX}",
     "another algorithm's digest": mac(BODY, "sha512"),
     "zero byte": MAC_HEX[:-1] + "\0",
+    "a letter before": f"X{MAC_HEX}",
+    "a letter behind": f"{MAC_HEX}X",
+    "a form feed before": f"\f{MAC_HEX}",
 }
 
 
@@ -437,6 +462,8 @@ ENTRIES = {
     "kv with two times": (STRIPE, [stripe(f"t=1700000000,t=1700000000,v1={STRIPE_HEX}")]),
     "kv with a bare word": (STRIPE, [stripe(f"t=1700000000,v1,v1={STRIPE_HEX}")]),
     "kv with a byte that is not ASCII": (STRIPE, [stripe(f"t=1700000000,v1={STRIPE_HEX},x=é")]),
+    "kv with a letter before a name": (STRIPE, [stripe(f"Xt=1700000000,v1={STRIPE_HEX}")]),
+    "kv with a letter behind a digest": (STRIPE, [stripe(f"t=1700000000,v1={STRIPE_HEX}X")]),
     "kv with a comma too many": (STRIPE, [stripe(f"t=1700000000,v1={STRIPE_HEX},")]),
 }
 
@@ -645,6 +672,7 @@ QUERIES = {
     "too short": (b"bodySHA256=" + SHA[:-1], "malformed"),
     "another body": (b"bodySHA256=" + TWILIO_SHA256, "mismatch"),
     "another name": (b"bodysha256=" + SHA, "missing"),
+    "more behind": (b"bodySHA256=" + SHA + b"=", "malformed"),
     "a brace": (b"bodySHA256=" + SHA + b"&a={", "malformed"),
     "not ASCII": (b"bodySHA256=" + SHA + b"&a=\xff", "malformed"),
 }
@@ -760,7 +788,19 @@ CONTRADICTIONS = {
     ),
     "tolerance of nothing": ({"tolerance_seconds": 60}, "tolerance_seconds: does nothing"),
     "unit of nothing": ({"timestamp_unit": "ms"}, "timestamp_unit: does nothing"),
+    "kv key of two letters elsewhere": (
+        {"preset": "slack", "timestamp_from": "ts"},
+        "timestamp_from: is a kv key",
+    ),
     "one header for two": ({"id_header": "x-service-signature"}, "header: is also the header"),
+    "one header for signature and time": (
+        {"preset": "slack", "timestamp_from": "x-slack-signature"},
+        "header: is also the header",
+    ),
+    "one header for id and time": (
+        {"preset": "standard-webhooks", "timestamp_from": "Webhook-Id"},
+        "header: is also the header",
+    ),
     "another prefix": (
         {"preset": "github", "algorithm": "sha512"},
         "format: the prefix says sha256, but the algorithm is sha512",
@@ -777,6 +817,21 @@ def test_contradictions_stop_the_start(knobs: dict[str, Any], expected: str) -> 
     assert len(caught.value.faults) == 1
     assert caught.value.faults[0].startswith("webhook.")
     assert expected in caught.value.faults[0]
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"preset": "stripe", "header": "T"},
+        {"preset": "slack", "signed_content": "X{timestamp}:{body}X"},
+    ],
+    ids=["a kv key like a header", "letters around"],
+)
+def test_what_only_looks_like_a_contradiction_is_taken(knobs: dict[str, Any]) -> None:
+    """A key inside the header is no header, and fixed text may be any but a brace."""
+    scheme = scheme_from(signature_settings(**knobs), None)
+
+    assert all(getattr(scheme, knob) == value for knob, value in knobs.items() if knob != "preset")
 
 
 def test_every_contradiction_is_told_at_once() -> None:
@@ -803,6 +858,11 @@ SECRETS = {
     "base64": ("base64", "dGVzdF9zZWNyZXRfa2V5", KEY),
     "whsec": ("whsec", "whsec_dGVzdF9zZWNyZXRfa2V5", KEY),
     "whsec without padding": ("whsec", "whsec_dGVzdF9zZWNyZXRfa2V5MQ", KEY + b"1"),
+    "whsec with one sign of padding missing": (
+        "whsec",
+        "whsec_dGVzdF9zZWNyZXRfa2V5MTI",
+        KEY + b"12",
+    ),
     "whsec without its prefix": ("whsec", "dGVzdF9zZWNyZXRfa2V5", KEY),
     "utf8 that looks like whsec": ("utf8", "whsec_dGVz", b"whsec_dGVz"),
 }
@@ -820,6 +880,7 @@ BAD_SECRETS = {
     "lone surrogate": ("utf8", "hush\ud800"),
     "nothing behind whsec_": ("whsec", "whsec_"),
     "whsec that was cut": ("whsec", "whsec_hush5"),
+    "whsec with garbage": ("whsec", "whsec_hush!!!!"),
     "odd hex": ("hex", "hush5"),
     "hex with spaces": ("hex", "aa bb"),
     "base64 with garbage": ("base64", "hush!!!!"),
@@ -835,7 +896,7 @@ def test_a_bad_secret_stops_the_start(encoding: Any, secret: str) -> None:
     with pytest.raises(ConfigError) as caught:
         decode_secret(replace(PLAIN, secret_encoding=encoding), secret)
 
-    assert "webhook.secrets" in str(caught.value)
+    assert str(caught.value).startswith("webhook.secrets: ")
     assert not secret.strip() or secret not in repr(caught.value)
     assert caught.value.__context__ is None
 
