@@ -61,7 +61,7 @@ def as_they_came(headers: dict[str, Any] | None) -> dict[str, Any]:
 def _end_of_value(table: bytes, at: int) -> int:
     size = _VALUE_BYTES.get(table[at : at + 1])
     if size is None:
-        size = 4 + int(struct.unpack_from(">I", table, at + 1)[0])
+        size = 4 + int.from_bytes(table[at + 1 : at + 5])
     return at + 1 + size
 
 
