@@ -307,6 +307,18 @@ async def test_any_order_that_a_broker_may_choose(fates: list[Fate]) -> None:
     assert told == [fate.told for fate in fates]
 
 
+def test_a_connection_is_open_when_the_broker_says_so() -> None:
+    """Nothing before `OpenOk` opens a connection, and the client library hears all of it too."""
+    notices = Notices()
+    opened = []
+    for frame in (commands.Connection.Start(), commands.Connection.Tune()):
+        assert feed(notices, marshal(frame, 0)) == [False]
+        opened.append(notices.is_open)
+    assert feed(notices, marshal(commands.Connection.OpenOk(), 0)) == [False]
+
+    assert (opened, notices.is_open) == ([False, False], True)
+
+
 def test_alarms_follow_the_broker() -> None:
     """Blocked and unblocked are seen and left to the client library, as all of channel 0 is."""
     notices = Notices()

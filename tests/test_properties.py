@@ -248,6 +248,8 @@ def test_a_header_of_any_value_is_written(value: Any, expected: object) -> None:
 
 def test_a_short_string_that_is_too_long_is_refused() -> None:
     """A name that has no place in its byte of length is an error, and is not cut."""
+    longest = "ä" * 127 + "a"
+    assert write_properties(Properties(message_id=longest))[2:] == b"\xff" + longest.encode()
     with pytest.raises(ValueError, match="255"):
         write(Properties(message_id="ä" * 128))
 

@@ -298,6 +298,32 @@ async def test_what_is_written_is_what_was_given(ours: Publisher, far: Far) -> N
     assert await soon(*tasks) == ["confirmed"] * 3
 
 
+async def test_each_is_counted_for_its_exchange() -> None:
+    """The metrics tell the exchanges apart; the default one has a name of its own."""
+    registry = new_registry()
+    exchanges = ("default", "events")
+    metrics = BridgeMetrics(
+        registry, component="webhook", version="0", revision="0", exchanges=exchanges
+    )
+    ours = Publisher(metrics, timeout_seconds=GUARD_SECONDS)
+    async with serving(ours) as far:
+        for tag, exchange in enumerate(("", "events", "events"), start=1):
+            task = asyncio.create_task(
+                ours.publish(b"", exchange=exchange, routing_key="key", properties=Properties())
+            )
+            await far.transport.until(tag)
+            far.ack(tag)
+            await task
+
+    counted = [
+        registry.get_sample_value(
+            "sms_bridge_amqp_published_total", {"exchange": exchange, "outcome": "confirmed"}
+        )
+        for exchange in exchanges
+    ]
+    assert counted == [1, 2]
+
+
 async def test_a_broker_without_a_limit_of_frames(ours: Publisher) -> None:
     """Where frames may have any size, which the client library gives below 0, all is one frame."""
     async with serving(ours, max_content_size=-8) as far:
@@ -578,6 +604,16 @@ async def test_serving_ends_with_its_channel(ours: Publisher) -> None:
 
     assert await soon(late) == ["timeout"]
     assert far.transport.published == []
+
+
+async def test_a_connection_that_ends_as_it_comes(ours: Publisher) -> None:
+    """Who is woken for a connection that has ended since is told so, and has published nothing."""
+    task = publish(ours, "a")
+    await turns()
+    # Behind the curtain: what `serve` does when its channel ends before anybody had a turn.
+    ours._open.set()
+
+    assert await soon(task) == ["error"]
 
 
 async def test_a_connection_that_is_closing_takes_nothing(ours: Publisher) -> None:

@@ -794,12 +794,35 @@ async def test_deadline_holds_over_the_whole_attempt(way: Way, script: Script) -
     assert judge_failure(caught.value).fate is Fate.UNCERTAIN
 
 
-async def test_header_without_end_does_not_undo_the_status() -> None:
+@pytest.mark.parametrize(
+    "interim", [b"", b"HTTP/1.1 100 Continue\r\n\r\n"], ids=["alone", "after 100"]
+)
+async def test_header_without_end_does_not_undo_the_status(interim: bytes) -> None:
     """A status line that was read is the outcome, though the header drips until the deadline."""
-    async with serving(dripping(HEAD + b"A: b\r\nX-Filler: ", b"x")) as site:
+    async with serving(dripping(interim + HEAD + b"A: b\r\nX-Filler: ", b"x")) as site:
         transport, url = direct(site, timeout_seconds=SHORT_SECONDS)
         async with aclosing(transport):
             assert (await post(transport, url)).status == 202
+
+
+async def test_each_request_on_a_connection_has_its_own_deadline() -> None:
+    """The deadline of a request that was answered does not end the next one on its connection."""
+    timeout_seconds = SHORT_SECONDS * 4
+
+    async def slow(peer: Peer) -> None:
+        while True:
+            await peer.request()
+            # So long that the second answer comes between the two deadlines.
+            await asyncio.sleep(timeout_seconds * 0.6)
+            peer.say(ACCEPTED)
+
+    async with (
+        serving(slow) as site,
+        aclosing(new_transport(timeout_seconds=timeout_seconds)) as transport,
+    ):
+        fates = [await fate_of(transport, site.url) for _ in range(2)]
+
+        assert (fates, len(site.peers)) == ([202, 202], 1)
 
 
 @pytest.mark.parametrize(
@@ -956,12 +979,16 @@ async def test_requests_at_the_same_time_have_connections_of_their_own(way: Way)
 async def test_connection_over_its_limit_is_not_used_again(
     limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A connection that idled too long or is too old is closed, and a new one made."""
-    monkeypatch.setattr(f"bridge.transport.{limit}", 0.0)
+    """A connection that idled too long or is too old is closed, and a new one made.
+
+    Be it that it was still young when its request ended, or over its limit then already.
+    """
     async with serving(accept_all) as site, aclosing(new_transport()) as transport:
-        for _ in range(3):
+        await post(transport, site.url)
+        monkeypatch.setattr(f"bridge.transport.{limit}", 0.0)
+        for _ in range(2):
             await post(transport, site.url)
-        await until(lambda: site.open_connections <= 1)
+        await until(lambda: not site.open_connections)
 
         assert [len(peer.bodies) for peer in site.peers] == [1, 1, 1]
 
