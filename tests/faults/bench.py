@@ -305,6 +305,11 @@ class Amqp:
         """Empty a queue."""
         await (await self.channel.get_queue(queue, ensure=False)).purge()
 
+    async def get(self, queue: str) -> AbstractIncomingMessage:
+        """Get one message, which is to be acked."""
+        source = await self.channel.get_queue(queue, ensure=False)
+        return await source.get(timeout=SECONDS)
+
     async def take_all(self, queue: str) -> list[AbstractIncomingMessage]:
         """Take every message that is ready in a queue."""
         source = await self.channel.get_queue(queue, ensure=False)

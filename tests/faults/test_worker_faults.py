@@ -1346,6 +1346,29 @@ async def test_drain_holds_one_message_of_others(bench: Bench, tmp_path: Path) -
     assert (ending.code, ending.posts, ending.left) == (0, {}, {*fresh}), ending.log
 
 
+async def test_drain_ends_while_messages_of_others_come_again(bench: Bench, tmp_path: Path) -> None:
+    """However long the broker delivers again what is not ours, the wait ends, and it is told."""
+    numbers, returned = make_numbers(5), make_numbers(50)
+    async with owing_worker(bench, tmp_path, numbers, others=True) as scenario:
+        await bench.publish(returned)
+        held = [await bench.amqp.get(bench.queue) for _ in returned]
+        scenario.child.ask_to_end()
+        await scenario.until_logged("signal")
+        await bench.proxy.accept()
+        while scenario.child.exit_code is None:
+            if scenario.count_logged('"consuming"') >= 2 and held:
+                await held.pop().nack(requeue=True)
+            await asyncio.sleep(COMES_AGAIN_SECONDS / 8)
+        for message in held:
+            await message.nack(requeue=True)
+        ending = await scenario.end(returned)
+
+    assert ending.code == 75, ending.log
+    assert '"event":"acks_in_doubt"' in ending.log
+    assert (ending.posts, ending.left) == ({}, {*returned})
+    assert len(held) > 10
+
+
 async def test_drain_acks_what_comes_again_behind_others(bench: Bench, tmp_path: Path) -> None:
     """What is done is acked even when messages that are not done come again before it."""
     numbers, waiting = make_numbers(5), make_numbers(3)
