@@ -487,7 +487,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     async def _answer(self, request: Request) -> None:
         try:
-            answer = await self._handle(request)
+            answer = _FULL if self._is_crowded else await self._port.handler(request)
         except Exception:
             log.exception("internal_error")
             answer = problem(500, "internal error")
@@ -498,6 +498,8 @@ class _Connection(asyncio.BufferedProtocol):
             self._request_bytes = 0
             self._count()
             self._port.check_end()
+        if answer is _FULL:
+            self._port.hooks.on_refusal(request.method, request.path, answer.status)
         if self._is_over:
             return
         is_last = self._has_eof and not self._has_more
@@ -512,13 +514,11 @@ class _Connection(asyncio.BufferedProtocol):
         else:
             self._linger()
 
-    async def _handle(self, request: Request) -> Answer:
-        """Answer a request, unless those that are being answered take up all the memory."""
+    @property
+    def _is_crowded(self) -> bool:
+        """Whether the requests of others that are being answered take up all the memory."""
         port = self._port
-        if port.held_bytes - self.held_bytes < port.limits.max_buffered_bytes:
-            return await port.handler(request)
-        port.hooks.on_refusal(request.method, request.path, _FULL.status)
-        return _FULL
+        return port.held_bytes - self.held_bytes >= port.limits.max_buffered_bytes
 
     def _start_clock(self) -> None:
         """Set the deadline of what the client has to do next."""

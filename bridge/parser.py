@@ -163,7 +163,9 @@ class RequestParser:
     @property
     def held_bytes(self) -> int:
         """How much memory its requests take up, whole or not."""
-        held = sum(request.size_bytes for request in self.requests)
+        held = 0
+        for request in self.requests:
+            held += request.size_bytes
         if self.phase is Phase.HEADER:
             # How much of the header is still in llhttp, only llhttp knows.
             read = self._first_bytes + self._wire_bytes
