@@ -353,6 +353,22 @@ async def test_stall_makes_nobody_late(served: Served, cut: int, *, is_early: bo
         assert status_of(await client.ask(b"")) == 200
 
 
+async def test_what_has_come_is_read_before_its_time_is_up() -> None:
+    """A request that waits in the kernel at its deadline is in time, however little is missing."""
+    app = App()
+    async with listening(app) as listener, connected(listener.port) as client:
+        await until(lambda: listener.connections)
+        raw = client.transport.get_extra_info("socket")
+        # Much later, and the sweep before this one was in time.
+        now = asyncio.get_running_loop().time() + 1000
+        listener._swept_at = now - SWEEP_SECONDS
+        os.write(raw.fileno(), GET.replace(b"/ ", b"/wait "))
+        await listener._sweep(now)
+        app.go.set()
+
+        assert status_of(await client.ask(b"")) == 200
+
+
 async def test_connection_is_used_again(served: Served) -> None:
     """Requests one after another are answered on one connection."""
     async with connected(served.port) as client:
@@ -628,6 +644,23 @@ async def test_newcomer_takes_the_place_of_who_waited_longest() -> None:
         assert len(listener.connections) == 2
 
 
+async def test_half_request_that_is_older_goes_before_a_silent_connection() -> None:
+    """A beginning is no way to keep a place: who has waited longer for the rest goes first."""
+    app = App()
+    async with listening(app, max_connections=2) as listener, AsyncExitStack() as stack:
+        half = await stack.enter_async_context(connected(listener.port))
+        half.writer.write(HALF_HEADER)
+        await until(lambda: listener.receiving)
+        silent, newcomer = [
+            await stack.enter_async_context(connected(listener.port)) for _ in range(2)
+        ]
+        lost = await half.rest()
+        answers = [await silent.ask(GET), await newcomer.ask(GET)]
+
+    assert_problem(lost, 503)
+    assert [status_of(answer) for answer in answers] == [200, 200]
+
+
 async def test_flood_of_connections_does_not_lock_out() -> None:
     """However many connections wait, a request of a new one is answered."""
     app = App()
@@ -702,17 +735,19 @@ async def test_age_of_a_connection_does_not_make_a_victim() -> None:
 
 
 async def test_complete_request_is_no_victim_of_its_own_size() -> None:
-    """A request that comes whole drives halves out, even where its connection is the oldest."""
+    """A request that its last bytes make whole drives halves out, even if it began before them."""
     app = App()
     async with (
         listening(app, max_buffered_bytes=60_000) as listener,
         connected(listener.port) as old,
         connected(listener.port) as young,
     ):
-        await old.ask(GET)
-        young.writer.write(post_of(30_000)[:-1])
-        await until(lambda: listener.held_bytes > 30_000)
-        answer = await old.ask(post_of(40_000))
+        old.writer.write(post_of(40_000)[:-1_000])
+        await until(lambda: listener.held_bytes > 39_000)
+        young.writer.write(post_of(30_000)[:-10_000])
+        await until(lambda: listener.held_bytes > 59_000)
+        # The beginning of its next one does not make it a half again.
+        answer = await old.ask(bytes(1_000) + GET[:10])
         lost = await young.rest()
 
     assert_problem(lost, 503)
@@ -748,10 +783,10 @@ async def test_all_that_is_held_is_counted() -> None:
             await until(lambda: listener.held_bytes >= 50 * HEADER_OVERHEAD_BYTES + len(names))
         await until(lambda: listener.held_bytes == 0)
         async with connected(listener.port) as client:
-            client.writer.write(GET.replace(b"/ ", b"/wait "))
+            client.writer.write(post_of(20_000).replace(b"/bad ", b"/wait "))
             await until(lambda: app.requests)
             client.writer.write(post_of(30_000))
-            await until(lambda: listener.held_bytes > 30_000)
+            await until(lambda: listener.held_bytes > 50_000)
             app.go.set()
             await client.ask(b"")
             await client.ask(b"")
@@ -1160,6 +1195,24 @@ async def test_stop_does_not_wait_for_idle_connections(data: bytes) -> None:
         rest = await client.rest()
 
     assert status_of(rest) == (408 if data == HALF_HEADER else None)
+
+
+async def test_stop_serves_who_is_not_accepted_yet() -> None:
+    """Who waits in the kernel's queue when stop is asked for is accepted, and answered."""
+    app = App()
+    async with listening(app) as listener:
+        # Without a turn of the event loop, which would accept it.
+        with socket.create_connection(("127.0.0.1", listener.port)) as queued:
+            queued.sendall(GET.replace(b"/ ", b"/wait "))
+            listener.stop()
+            await until(lambda: app.requests)
+            has_ended = listener._ended.is_set()
+            app.go.set()
+            queued.setblocking(False)
+            loop = asyncio.get_running_loop()
+            answer = await asyncio.wait_for(loop.sock_recv(queued, 65536), GUARD_SECONDS)
+
+    assert (has_ended, status_of(answer), b"connection: close" in answer) == (False, 200, True)
 
 
 async def test_stop_waits_for_a_request_on_its_way() -> None:

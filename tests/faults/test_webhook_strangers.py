@@ -244,16 +244,17 @@ async def test_requests_that_came_during_a_stall_are_not_late(
     assert statuses == [200] * PATIENT
 
 
+@pytest.mark.parametrize(("known", "unknown"), [(PATIENT, PATIENT), (0, 1)], ids=["many", "one"])
 async def test_who_is_in_the_accept_queue_is_served_at_sigterm(
-    bench: Bench, guard: Guard, tmp_path: Path
+    bench: Bench, guard: Guard, tmp_path: Path, known: int, unknown: int
 ) -> None:
     """Connections that nobody has accepted yet when SIGTERM comes are accepted and answered."""
     async with open_target(bench, guard, tmp_path / "drained.log") as target:
         with crowd_at(target.port) as crowd:
-            idle = await crowd.enter(PATIENT)
+            idle = await crowd.enter(known)
             kept = await post(target, idle)
             await stalled(target)
-            queued = await crowd.enter(PATIENT)
+            queued = await crowd.enter(unknown)
             for client in (*idle, *queued):
                 client.say(target.write_event())
                 await client.flush()
@@ -262,7 +263,7 @@ async def test_who_is_in_the_accept_queue_is_served_at_sigterm(
             statuses = await all_hear([*idle, *queued])
         await eventually(lambda: target.child.exit_code is not None, what="the end")
 
-    assert (kept, statuses) == ([200] * PATIENT, [200] * PATIENT * 2)
+    assert (kept, statuses) == ([200] * known, [200] * (known + unknown))
     assert target.child.exit_code == 0
 
 
