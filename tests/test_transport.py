@@ -689,6 +689,26 @@ async def test_next_request_has_its_own_outcome(way: Way, script: Script) -> Non
 
 
 @both_ways
+@pytest.mark.parametrize("status", [200, 201, 204, 299, 400, 404, 500, 599])
+async def test_every_status_is_an_outcome(way: Way, status: int) -> None:
+    """Every status is read as it is, and nothing is waited for behind it."""
+    answer = b"HTTP/1.1 %d Said\r\nContent-Length: 0\r\n\r\n" % status
+    async with serving(answering(answer)) as site:
+        transport, url = way(site)
+        async with aclosing(transport), asyncio.timeout(GUARD_SECONDS / 2):
+            assert await fate_of(transport, url) == status
+
+
+@pytest.mark.parametrize("name", ["two answers", "answer and garbage"])
+async def test_connection_that_said_too_much_is_not_used_again(name: str) -> None:
+    """A server that sends more than was asked for is met on a new connection."""
+    async with serving(BODIES[name]) as site, aclosing(new_transport()) as transport:
+        fates = [await fate_of(transport, site.url) for _ in range(2)]
+
+        assert (fates, len(site.peers)) == ([202, 202], 2)
+
+
+@both_ways
 @pytest.mark.parametrize("script", ENDLESS.values(), ids=ENDLESS.keys())
 async def test_status_is_the_outcome_at_the_deadline(way: Way, script: Script) -> None:
     """A 202 whose body does not end is the outcome when the time is up."""
