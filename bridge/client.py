@@ -18,7 +18,7 @@ from bridge.broker import close_quietly, open_first_connection
 from bridge.config import Settings
 from bridge.errors import BridgeError, BrokerError
 from bridge.models import parse_request
-from bridge.readiness import explain, read_pause
+from bridge.readiness import UNKNOWN, explain, read_standing
 from bridge.topology import read_queue
 
 PUBLISH_SECONDS = 10.0
@@ -102,14 +102,17 @@ class _Silence:
         return self.why if self.why != before else None
 
     async def _find_out(self) -> str | None:
-        reason = await read_pause(self._settings)
-        if reason is not None:
-            return "; ".join(explain(reason))
+        standing = await read_standing(self._settings)
+        if standing is not None and standing.paused is not None:
+            return "; ".join(explain(standing.paused))
         queue = self._settings.worker.queue
         sizes = await read_queue(self._connection, queue)
-        if sizes is None or sizes.consumers:
-            return None
-        return f"no worker takes from {queue}; start one, or ask one that runs: /readyz says why"
+        if sizes is not None and not sizes.consumers:
+            return (
+                f"no worker takes from {queue}; start one, or ask one that runs: /readyz says why"
+            )
+        # A worker that is not paused has it on the ladder, or waits for its turn.
+        return None if standing is not None else UNKNOWN
 
 
 async def _publish(channel: AbstractChannel, message: Message, queue: str) -> None:

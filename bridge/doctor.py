@@ -54,7 +54,7 @@ from bridge.queue_rules import (
     judge_queue,
     judge_retry_queue,
 )
-from bridge.readiness import explain, read_pause
+from bridge.readiness import UNKNOWN, Standing, explain, read_standing
 from bridge.topology import (
     Binding,
     Difference,
@@ -404,8 +404,8 @@ async def _examine_consumers(
     if "worker" in roles:
         name = settings.worker.queue
         fix = "start a worker; where one runs, its /readyz says why it takes nothing"
-        pause = await _examine_pause(settings)
-        findings += pause or await _judge_consumers(connection, name, "nothing is sent", fix)
+        findings.append(_judge_standing(await read_standing(settings)))
+        findings += await _judge_consumers(connection, name, "nothing is sent", fix)
         dead = await read_queue(connection, dead_queue(name))
         if dead is not None and dead.ready:
             text = f"{dead.ready} dead letters wait"
@@ -418,12 +418,12 @@ async def _examine_consumers(
     return findings
 
 
-async def _examine_pause(settings: Settings) -> list[Finding]:
-    reason = await read_pause(settings)
-    if reason is None:
-        return []
-    text, fix = explain(reason)
-    return [Finding("worker", "fail", text, fix)]
+def _judge_standing(standing: Standing | None) -> Finding:
+    if standing is None:
+        return Finding("worker", "ok", UNKNOWN)
+    if standing.paused is None:
+        return Finding("worker", "ok", "that on this computer is not paused")
+    return Finding("worker", "fail", *explain(standing.paused))
 
 
 async def _judge_consumers(

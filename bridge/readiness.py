@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import httpx
 
@@ -11,6 +11,7 @@ from bridge.config import Settings
 ANSWER_SECONDS: Final = 2.0
 # Where a role listens everywhere, it is asked here.
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+UNKNOWN: Final = "no worker answers on this computer; whether one is paused, its own /readyz says"
 _MEANINGS: Final[Mapping[str, str]] = {
     "credentials_rejected": "the SMS API or a proxy refuses the key; replace what sms_api.key_file "
     "or sms_api.key holds",
@@ -24,11 +25,17 @@ _MEANINGS: Final[Mapping[str, str]] = {
 }
 
 
-async def read_pause(settings: Settings) -> str | None:
-    """Ask the worker on `admin.port` of this computer why it is paused: the reason.
+class Standing(NamedTuple):
+    """What a worker says of itself: why it is paused, None when it is not."""
 
-    None when it is not, and when that cannot be known: no worker of `worker.queue` answers there
-    within `ANSWER_SECONDS`. RabbitMQ does not know; a paused worker is only no consumer there.
+    paused: str | None
+
+
+async def read_standing(settings: Settings) -> Standing | None:
+    """Ask the worker on `admin.port` of this computer whether it is paused, and why.
+
+    None when that cannot be known: no worker of `worker.queue` answers there within
+    `ANSWER_SECONDS`. RabbitMQ does not know; a paused worker is at most no consumer there.
     """
     admin = settings.admin
     host = _LOOPBACK.get(admin.host, admin.host)
@@ -44,12 +51,12 @@ async def read_pause(settings: Settings) -> str | None:
     return _read(answer, settings.worker.queue)
 
 
-def _read(answer: Any, queue: str) -> str | None:  # noqa: ANN401  JSON of whoever listens there
+def _read(answer: Any, queue: str) -> Standing | None:  # noqa: ANN401  JSON of whoever listens
     worker = answer.get("worker") if isinstance(answer, dict) else None
     if not isinstance(worker, dict) or worker.get("queue") != queue:
         return None
     reason = worker.get("paused")
-    return reason if isinstance(reason, str) and reason in _MEANINGS else None
+    return Standing(reason) if reason is None or reason in list(_MEANINGS) else None
 
 
 def explain(reason: str) -> tuple[str, str]:

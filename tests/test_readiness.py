@@ -9,10 +9,10 @@ import pytest
 from bridge import readiness
 from bridge.config import Settings
 from bridge.fates import PauseReason
-from bridge.readiness import explain, read_pause
+from bridge.readiness import Standing, explain, read_standing
 
 
-async def ask(body: bytes | None, host: str = "127.0.0.1") -> str | None:
+async def ask(body: bytes | None, host: str = "127.0.0.1") -> Standing | None:
     """Ask a port that gives this answer, or none."""
     asked = asyncio.Event()
 
@@ -29,9 +29,9 @@ async def ask(body: bytes | None, host: str = "127.0.0.1") -> str | None:
     async with await asyncio.start_server(answer, host, 0) as server:
         port = server.sockets[0].getsockname()[1]
         admin = {"host": {"127.0.0.1": "0.0.0.0"}.get(host, host), "port": port}
-        reason = await read_pause(Settings.model_validate({"admin": admin}))
+        standing = await read_standing(Settings.model_validate({"admin": admin}))
     assert asked.is_set()
-    return reason
+    return standing
 
 
 def page(**worker: object) -> bytes:
@@ -42,13 +42,17 @@ def page(**worker: object) -> bytes:
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_reason_of_a_paused_worker(host: str) -> None:
     """The reason is the worker's own, wherever it listens on this computer."""
-    assert await ask(page(queue="sms.outbound", paused="outage"), host) == "outage"
+    assert await ask(page(queue="sms.outbound", paused="outage"), host) == Standing("outage")
+
+
+async def test_worker_that_is_not_paused() -> None:
+    """A worker that is not paused is told from none."""
+    assert await ask(page(queue="sms.outbound", paused=None)) == Standing(None)
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        page(queue="sms.outbound", paused=None),
         page(queue="another", paused="outage"),
         page(queue="sms.outbound", paused="what nobody knows"),
         page(queue="sms.outbound", paused=["outage"]),
@@ -59,7 +63,7 @@ async def test_reason_of_a_paused_worker(host: str) -> None:
         b"",
     ],
     ids=[
-        *("not-paused", "another-queue", "unknown", "list", "webhook", "text", "array"),
+        *("another-queue", "unknown", "list", "webhook", "text", "array"),
         *("prometheus", "empty"),
     ],
 )

@@ -143,7 +143,7 @@ async def test_a_good_set_up_passes(site: Site, service: Service, http: httpx.As
     ]
     assert {one.subject.split()[0] for one in found["ok"]} == {
         *("broker", "topology", "permissions", "management", "queue", "exchange"),
-        *("clock", "files", "SMS"),
+        *("clock", "files", "SMS", "worker"),
     }
     assert after == before
     assert attempts == []
@@ -385,6 +385,7 @@ async def test_it_is_shown_a_line_each(site: Site, canaries: Canaries) -> None:
         "worker.retry_delays": ["5s"],
         "sms_api.base_url": site.values["sms_api"]["base_url"],
         "sms_api.key": canaries.key,
+        "admin.port": 9,
     }
     command = ("check", "--online", "--management-url", str(site.broker.management_url))
     result = await run_program(*command, settings=settings)
@@ -393,6 +394,10 @@ async def test_it_is_shown_a_line_each(site: Site, canaries: Canaries) -> None:
     assert (result.returncode, result.stderr) == (0, b"")
     assert any(line.startswith("# ok    broker ") for line in lines)
     assert any(line.startswith(f"# warn  queue {site.name}: nobody") for line in lines)
+    assert (
+        "# ok    worker: no worker answers on this computer; whether one is paused, its own "
+        "/readyz says"
+    ) in lines
 
 
 async def test_quiet_prints_only_what_is_wrong(site: Site, canaries: Canaries) -> None:

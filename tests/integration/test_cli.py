@@ -27,7 +27,7 @@ from bridge import client
 from bridge.__main__ import app
 from bridge.config import Settings, load_settings
 from bridge.errors import BrokerError
-from bridge.readiness import read_pause
+from bridge.readiness import read_standing
 from bridge.sandbox.broker import Broker
 from tests.alarms import memory_alarm
 from tests.integration.conftest import (
@@ -504,7 +504,27 @@ async def test_send_says_that_the_worker_is_paused(
     assert re.fullmatch(r"[0-9a-f-]{36}\n", result.stdout.decode())
     assert checked.returncode == 1
     assert f"fail  worker: {why}" in checked.stdout.decode().splitlines()
-    assert await read_pause(load_settings(None, make_environ(other))) is None
+    assert await read_standing(load_settings(None, make_environ(other))) is None
+
+
+async def test_send_says_what_it_cannot_know(amqp: Amqp, amqp_url: str, canaries: Canaries) -> None:
+    """Where somebody takes from the queue on another computer, `send --wait` says who knows."""
+
+    async def ignore(_message: object) -> None: ...
+
+    queue = unique("elsewhere")
+    declared = await amqp.channel.declare_queue(queue, durable=True)
+    tag = await declared.consume(ignore, no_ack=True)
+    settings = {"rabbitmq.url": amqp_url, "worker.queue": queue, "admin.port": 9}
+    command = _send(canaries.request(), "--wait", "--timeout", "1")
+    result = await run_program(*command, settings=settings)
+    await declared.cancel(tag)
+    await amqp.delete([queue])
+
+    assert result.stderr.decode() == (
+        "sms-bridge: no outcome within 1 s (no worker answers on this computer; whether one is "
+        "paused, its own /readyz says); the request stays queued\n"
+    )
 
 
 async def test_send_says_that_nobody_takes(amqp: Amqp, amqp_url: str, canaries: Canaries) -> None:
