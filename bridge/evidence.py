@@ -25,8 +25,8 @@ class _Suspect:
 class Evidence:
     """Remembers messages with ambiguous statuses by their key; bounded, the oldest go first.
 
-    What is forgotten is found out anew, at the cost of one more try. Moments are numbers of
-    requests, counted from the start.
+    Their recipients are remembered too, but convict no other message. What is forgotten is found
+    out anew, at the cost of one more try. Moments are numbers of requests, counted from the start.
     """
 
     def __init__(self) -> None:
@@ -35,9 +35,11 @@ class Evidence:
         self._accepted_at = 0
         self._key_changed_at = 0
         self._suspects: OrderedDict[str, _Suspect] = OrderedDict()
+        self._recipients: OrderedDict[str, None] = OrderedDict()
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._suspects
+    def is_suspect(self, key: str, recipient: str) -> bool:
+        """Whether the message, or another one to its recipient, got such a status."""
+        return key in self._suspects or recipient in self._recipients
 
     def begin(self, key: str) -> int:
         """Note that a request leaves; return the moment, for `accept` and `suspect`."""
@@ -46,12 +48,14 @@ class Evidence:
             suspect.is_proven = self._accepted_at > suspect.answered_at
         return self._requests
 
-    def accept(self, key: str, *, began: int) -> None:
+    def accept(self, key: str, recipient: str, *, began: int) -> None:
         """Note that a message was accepted."""
         self._accepted_at = max(self._accepted_at, began)
+        if self._recipients:
+            self._recipients.pop(recipient, None)
         self.clear(key)
 
-    def suspect(self, key: str, *, began: int) -> bool:
+    def suspect(self, key: str, recipient: str, *, began: int) -> bool:
         """Note an ambiguous status, and say whether it is proven to be the message's own."""
         if began <= self._key_changed_at:
             return False
@@ -59,8 +63,11 @@ class Evidence:
         self._suspects.move_to_end(key)
         suspect.times += 1
         suspect.answered_at = self._requests
-        while len(self._suspects) > MAX_SUSPECTS:
-            self._suspects.popitem(last=False)
+        self._recipients[recipient] = None
+        self._recipients.move_to_end(recipient)
+        for memory in (self._suspects, self._recipients):
+            if len(memory) > MAX_SUSPECTS:
+                memory.popitem(last=False)
         return suspect.is_proven
 
     def times(self, key: str) -> int:
@@ -77,3 +84,4 @@ class Evidence:
         """Forget all: the key has changed, and for the new one nothing is known."""
         self._key_changed_at = self._requests
         self._suspects.clear()
+        self._recipients.clear()

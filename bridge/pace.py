@@ -41,7 +41,8 @@ _ABOUT_MESSAGES: Final = {Fate.SENT, Fate.REFUSED, Fate.RETRY}
 class _Rank(IntEnum):
     """How good a probe is; a better one takes the place of another.
 
-    RELUCTANT: its failure would say nothing new, or be its end. TRIED: the last probe, held.
+    RELUCTANT: its failure would say nothing new, because it or another message to its recipient
+    got an ambiguous status, or would be its end. TRIED: the last probe, held.
     """
 
     WILLING = 0
@@ -207,19 +208,19 @@ class Pace:
         """Note that a request leaves; `note` wants the number that is returned."""
         return self._evidence.begin(key)
 
-    def note(self, answer: Answer, *, key: str, began: int) -> Answer:
+    def note(self, answer: Answer, *, key: str, recipient: str, began: int) -> Answer:
         """Learn from an answer: close the gate, begin or end a pause, or see that all is well.
 
         Returns what the answer means: one that is ambiguous may turn out to be the message's own.
         """
         if answer.fate is Fate.AMBIGUOUS:
-            answer = self._weigh(answer, key, began)
+            answer = self._weigh(answer, key, recipient, began)
         if answer.counts_as_outage:
             self._failures += 1
             self._look_for_outage()
         else:
             self._failures = 0
-            self._note_answer(answer, key, began)
+            self._note_answer(answer, key, recipient, began)
         pause = self._pause
         if pause is not None and pause.probe == key:
             if answer.fate in _ABOUT_MESSAGES and not answer.counts_as_outage:
@@ -229,20 +230,20 @@ class Pace:
                 self._stir()
         return answer
 
-    def _weigh(self, answer: Answer, key: str, began: int) -> Answer:
-        is_proven = self._evidence.suspect(key, began=began)
+    def _weigh(self, answer: Answer, key: str, recipient: str, began: int) -> Answer:
+        is_proven = self._evidence.suspect(key, recipient, began=began)
         # In a pause it is not certain that the set-up is as it was when the evidence was found.
         if not is_proven or self._pause is not None:
             return answer
         detail = f"{answer.detail}, twice, and took another message between"
         return answer._replace(fate=Fate.REFUSED, pause=None, detail=detail)
 
-    def _note_answer(self, answer: Answer, key: str, began: int) -> None:
+    def _note_answer(self, answer: Answer, key: str, recipient: str, began: int) -> None:
         match answer.fate:
             case Fate.SENT:
                 self._slow_downs = self._doubts = 0
                 self._last_accepted_at = self._clock()
-                self._evidence.accept(key, began=began)
+                self._evidence.accept(key, recipient, began=began)
                 if self.paused == "outage":
                     self.resume()
             case Fate.REFUSED:
@@ -265,7 +266,9 @@ class Pace:
         """Whether `admit` has to be asked before a message goes."""
         return self._pause is not None or self._failures >= OUTAGE_REQUESTS
 
-    async def admit(self, key: str, *, has_failed: bool, is_last_try: bool) -> float | None:
+    async def admit(
+        self, key: str, recipient: str, *, has_failed: bool, is_last_try: bool
+    ) -> float | None:
         """Wait until a message may go as far as pauses are concerned, and return None.
 
         Returns at once, or soon, how many seconds it should stay away when it may not.
@@ -275,24 +278,26 @@ class Pace:
         """
         self._look_for_outage()
         while (pause := self._pause) is not None:
-            if self._claim(pause, key, is_last_try=has_failed and is_last_try):
+            is_suspect = self._evidence.is_suspect(key, recipient)
+            is_costly = pause.reason == "outage" and has_failed and is_last_try
+            rank = _Rank.RELUCTANT if is_suspect or is_costly else _Rank.WILLING
+            if self._claim(pause, key, rank):
                 wait = self._seconds_to_probe(pause)
                 if wait <= 0:
                     self._key_is_new = False
                     return None
             else:
                 wait = pause.began_at + PATIENCE_SECONDS - self._clock()
-                if wait <= 0 or not self._opens_soon:
+                # Those behind it may be better probes, and wait for its place.
+                if wait <= 0 or rank is not _Rank.WILLING or not self._opens_soon:
                     return max(0.0, self._seconds_to_probe(pause))
             await self._stirred_within(wait)
         return 0.0 if has_failed and self._failures >= OUTAGE_REQUESTS else None
 
-    def _claim(self, pause: _Pause, key: str, *, is_last_try: bool) -> bool:
+    def _claim(self, pause: _Pause, key: str, rank: _Rank) -> bool:
         """Make a message the probe, unless a better one is, or it would wait too long."""
         if pause.probe == key:
             return True
-        is_reluctant = key in self._evidence or (pause.reason == "outage" and is_last_try)
-        rank = _Rank.RELUCTANT if is_reluctant else _Rank.WILLING
         former = pause.probe, pause.rank
         if rank >= pause.rank:
             return False

@@ -173,7 +173,7 @@ class Worker:
     async def _send(self, delivery: Delivery, request: SendRequest) -> Outcome:
         """Post until there is an outcome; only a slow-down, or being the probe, repeats it here."""
         while True:
-            if (ended := await self._wait_for_turn(delivery, request.sender)) is not None:
+            if (ended := await self._wait_for_turn(delivery, request)) is not None:
                 return ended
             try:
                 if delivery.is_stale:
@@ -182,12 +182,13 @@ class Worker:
                 answer = await self._post(request, delivery.envelope)
             finally:
                 self._slots.release()
-            answer = self._pace.note(answer, key=delivery.envelope.key, began=began)
+            key = delivery.envelope.key
+            answer = self._pace.note(answer, key=key, recipient=request.to, began=began)
             if (outcome := self._judge(delivery, answer)) is not None:
                 self._count_acceptance(delivery, request, outcome)
                 return outcome
 
-    async def _wait_for_turn(self, delivery: Delivery, sender: str) -> Outcome | None:
+    async def _wait_for_turn(self, delivery: Delivery, request: SendRequest) -> Outcome | None:
         """Wait until it may go, and have a slot then; return an outcome when it must not, or later.
 
         Whatever else it waits for, it takes up no slot meanwhile: there may be few.
@@ -197,21 +198,23 @@ class Worker:
         with delivery.waits():
             ended, has_slot = None, False
             while ended is None and not has_slot:
-                ended = await self._wait_until_due(delivery) or await self._wait_for_pause(delivery)
-                ended = ended or self._put_off_to_turn(delivery, sender)
+                ended = await self._wait_until_due(delivery)
+                ended = ended or await self._wait_for_pause(delivery, request)
+                ended = ended or self._put_off_to_turn(delivery, request.sender)
                 if ended is None:
-                    async with self._pace.rates.turn(sender) as turn:
+                    async with self._pace.rates.turn(request.sender) as turn:
                         turn.is_used = has_slot = await self._take_slot(delivery)
         if ended is not None and delivery.is_stale:
             raise BrokerError("the channel is gone")
         return ended
 
-    async def _wait_for_pause(self, delivery: Delivery) -> Retried | None:
+    async def _wait_for_pause(self, delivery: Delivery, request: SendRequest) -> Retried | None:
         if not self._pace.is_wary:
             return None
         envelope = delivery.envelope
         away_seconds = await self._pace.admit(
             envelope.key,
+            request.to,
             has_failed=envelope.attempts > 0,
             is_last_try=self._policy.is_last_try(
                 attempts=envelope.attempts, uncertain_attempts=envelope.uncertain_attempts

@@ -11,14 +11,19 @@ def evidence() -> Evidence:
     return Evidence()
 
 
-def accepted(evidence: Evidence, key: str = "good") -> None:
-    """Send a message that is accepted."""
-    evidence.accept(key, began=evidence.begin(key))
+def accepted(evidence: Evidence, key: str = "good", to: str = "") -> None:
+    """Send a message that is accepted; `to` is its own number, if it is not named."""
+    evidence.accept(key, to or key, began=evidence.begin(key))
 
 
-def suspected(evidence: Evidence, key: str = "bad") -> bool:
+def suspected(evidence: Evidence, key: str = "bad", to: str = "") -> bool:
     """Send a message that gets an ambiguous status, and say whether that is its own."""
-    return evidence.suspect(key, began=evidence.begin(key))
+    return evidence.suspect(key, to or key, began=evidence.begin(key))
+
+
+def known(evidence: Evidence, key: str = "bad", to: str = "") -> bool:
+    """Say whether a message is a suspect."""
+    return evidence.is_suspect(key, to or key)
 
 
 def test_first_time_proves_nothing(evidence: Evidence) -> None:
@@ -47,7 +52,7 @@ def test_acceptance_of_what_left_before_the_first_answer(evidence: Evidence) -> 
     """What was in flight at the first answer may have been taken before the key was revoked."""
     in_flight = evidence.begin("good")
     suspected(evidence)
-    evidence.accept("good", began=in_flight)
+    evidence.accept("good", "good", began=in_flight)
 
     assert not suspected(evidence)
 
@@ -56,9 +61,9 @@ def test_acceptance_after_the_second_try_has_left(evidence: Evidence) -> None:
     """What is accepted after the second try has left may profit from a key that is back."""
     suspected(evidence)
     second, good = evidence.begin("bad"), evidence.begin("good")
-    evidence.accept("good", began=good)
+    evidence.accept("good", "good", began=good)
 
-    assert not evidence.suspect("bad", began=second)
+    assert not evidence.suspect("bad", "bad", began=second)
 
 
 def test_acceptance_counts_between_the_last_two_tries(evidence: Evidence) -> None:
@@ -66,7 +71,7 @@ def test_acceptance_counts_between_the_last_two_tries(evidence: Evidence) -> Non
     suspected(evidence)
     good = evidence.begin("good")
     suspected(evidence)
-    evidence.accept("good", began=good)
+    evidence.accept("good", "good", began=good)
 
     assert not suspected(evidence)
 
@@ -76,7 +81,7 @@ def test_own_acceptance_clears(evidence: Evidence) -> None:
     suspected(evidence)
     accepted(evidence, "bad")
 
-    assert ("bad" in evidence, evidence.times("bad")) == (False, 0)
+    assert (known(evidence), evidence.times("bad")) == (False, 0)
     assert not suspected(evidence)
 
 
@@ -85,7 +90,7 @@ def test_times_are_counted(evidence: Evidence) -> None:
     for _ in range(3):
         suspected(evidence)
 
-    assert ("bad" in evidence, evidence.times("bad"), evidence.times("good")) == (True, 3, 0)
+    assert (known(evidence), evidence.times("bad"), evidence.times("good")) == (True, 3, 0)
 
 
 def test_new_key_starts_anew(evidence: Evidence) -> None:
@@ -95,9 +100,9 @@ def test_new_key_starts_anew(evidence: Evidence) -> None:
     evidence.renew()
     accepted(evidence)
 
-    assert "bad" not in evidence
-    assert not evidence.suspect("other", began=old)
-    assert "other" not in evidence
+    assert not known(evidence)
+    assert not evidence.suspect("other", "other", began=old)
+    assert not known(evidence, "other")
     assert not suspected(evidence)
 
 
@@ -106,7 +111,7 @@ def test_acceptance_with_the_old_key(evidence: Evidence) -> None:
     old = evidence.begin("good")
     evidence.renew()
     suspected(evidence)
-    evidence.accept("good", began=old)
+    evidence.accept("good", "good", began=old)
 
     assert not suspected(evidence)
 
@@ -118,6 +123,23 @@ def test_memory_is_bounded(evidence: Evidence) -> None:
     suspected(evidence, "0")
     suspected(evidence, "one more")
 
-    assert "0" in evidence
-    assert "1" not in evidence
-    assert len(evidence._suspects) == MAX_SUSPECTS
+    assert known(evidence, "0")
+    assert not known(evidence, "1")
+    assert len(evidence._suspects) == len(evidence._recipients) == MAX_SUSPECTS
+
+
+def test_recipient_is_suspect(evidence: Evidence) -> None:
+    """Another message to the number of a suspect is one, until one to it is accepted."""
+    suspected(evidence, "first", "number")
+    before = known(evidence, "second", "number")
+    accepted(evidence, "third", "number")
+
+    assert (before, known(evidence, "second", "number")) == (True, False)
+
+
+def test_recipient_convicts_nobody(evidence: Evidence) -> None:
+    """What another message to the same number got proves nothing about this one."""
+    suspected(evidence, "first", "number")
+    accepted(evidence)
+
+    assert not suspected(evidence, "second", "number")

@@ -79,7 +79,7 @@ def note(pace: Pace, answer: Answer, times: int = 1) -> None:
     """Tell of an answer to a message of its own, some times."""
     for _ in range(times):
         key = fresh()
-        pace.note(answer, key=key, began=pace.begin(key))
+        pace.note(answer, key=key, recipient=key, began=pace.begin(key))
 
 
 def down(world: World, limit: RateLimitSettings = NO_LIMIT) -> Pace:
@@ -243,10 +243,10 @@ def test_the_log_says_with_what_status_a_pause_began(world: World, ears: Ears) -
 
 
 def admit(
-    pace: Pace, key: str = "m", *, has_failed: bool = False, is_last_try: bool = False
+    pace: Pace, key: str = "m", to: str = "", *, has_failed: bool = False, is_last_try: bool = False
 ) -> Coroutine[Any, Any, float | None]:
-    """Ask whether a message may go."""
-    return pace.admit(key, has_failed=has_failed, is_last_try=is_last_try)
+    """Ask whether a message may go; `to` is its own number, if it is not named."""
+    return pace.admit(key, to or key, has_failed=has_failed, is_last_try=is_last_try)
 
 
 def test_nothing_is_held_for_a_long_wait(world: World) -> None:
@@ -519,11 +519,11 @@ def paused(world: World, reason: PauseReason = "misconfigured") -> Pace:
     return pace
 
 
-def claims(world: World, pace: Pace, key: str, **facts: bool) -> bool:
+def claims(world: World, pace: Pace, key: str, to: str = "", **facts: bool) -> bool:
     """Say whether a message that asks is the probe then; it may go, or waits."""
 
     async def ask() -> bool:
-        asking = asyncio.ensure_future(admit(pace, key, **facts))
+        asking = asyncio.ensure_future(admit(pace, key, to, **facts))
         await asyncio.sleep(0)
         asking.cancel()
         return pace.is_probe(key)
@@ -535,7 +535,7 @@ def claims(world: World, pace: Pace, key: str, **facts: bool) -> bool:
 def fails(pace: Pace, key: str) -> None:
     """Tell that the probe has found things as they were."""
     answer = FAILED if pace.paused == "outage" else status(302)
-    pace.note(answer, key=key, began=pace.begin(key))
+    pace.note(answer, key=key, recipient=key, began=pace.begin(key))
 
 
 def waits_of(world: World, pace: Pace, number: int, key: str | None = None) -> list[float]:
@@ -675,7 +675,7 @@ def test_answer_about_the_probe_ends_the_pause(world: World, answer: Answer) -> 
     """When the service speaks about messages again, the pause is over."""
     pace = paused(world)
     world.run(admit(pace, "probe"))
-    pace.note(answer, key="probe", began=pace.begin("probe"))
+    pace.note(answer, key="probe", recipient="probe", began=pace.begin("probe"))
 
     assert pace.paused is None
 
@@ -689,7 +689,7 @@ def test_other_answer_of_the_probe_ends_no_pause(world: World, answer: Answer) -
     """What does not speak about the message leaves the pause, and the waits double."""
     pace = paused(world)
     world.run(admit(pace, "probe"))
-    pace.note(answer, key="probe", began=pace.begin("probe"))
+    pace.note(answer, key="probe", recipient="probe", began=pace.begin("probe"))
     pace.release_probe("probe")
 
     assert pace.paused is not None
@@ -857,7 +857,7 @@ FORBIDDEN = status(403)
 
 def answer(pace: Pace, key: str, given: Answer) -> Answer:
     """Send a message, and return what its answer means."""
-    return pace.note(given, key=key, began=pace.begin(key))
+    return pace.note(given, key=key, recipient=key, began=pace.begin(key))
 
 
 def test_three_doubts_in_a_row_pause(world: World) -> None:
@@ -930,10 +930,12 @@ def test_key_revoked_under_load(world: World) -> None:
     began = {key: pace.begin(key) for key in keys}
     late = pace.begin("late")
     for _ in range(2):
-        fates = {pace.note(FORBIDDEN, key=key, began=began[key]).fate for key in keys}
+        fates = {
+            pace.note(FORBIDDEN, key=key, recipient=key, began=began[key]).fate for key in keys
+        }
         assert fates == {Fate.AMBIGUOUS}
         # It was sent before the key was revoked, by a slow backend.
-        pace.note(ACCEPTED, key="late", began=late)
+        pace.note(ACCEPTED, key="late", recipient="late", began=late)
         began = {key: pace.begin(key) for key in keys}
 
     assert pace.paused == "credentials_rejected"
@@ -963,6 +965,19 @@ def test_suspect_leaves_its_place_to_others(world: World) -> None:
     assert pace.probes_wanted == 2
     assert world.seconds(admit(pace, "good")) == 0
     assert pace.is_probe("good")
+
+
+def test_many_messages_to_a_bad_number_are_no_probes(world: World) -> None:
+    """Messages to a number that is answered 404 go away at once, and leave the way to others."""
+    pace = world.pace()
+    for key in ("one", "two", "three"):
+        pace.note(NOT_FOUND, key=key, recipient="bad", began=pace.begin(key))
+    pace.keep_probe("three")
+    claims(world, pace, "four", to="bad")
+    waited = [world.seconds(admit(pace, fresh(), "bad")) for _ in range(20)]
+
+    assert (waited, pace.probes_wanted) == ([0] * 20, 2)
+    assert claims(world, pace, "good")
 
 
 def test_suspect_that_comes_back_does_not_take_the_place_of_others(world: World) -> None:

@@ -675,6 +675,20 @@ async def test_a_number_that_is_never_found(bench: Bench, messages: int) -> None
         assert not live.paused
 
 
+async def test_many_messages_to_a_bad_number(bench: Bench) -> None:
+    """Twenty messages to a number that is never found hold up the one behind them for a moment."""
+    (bad,) = make_numbers(1)
+    bench.service.misbehave({"to": bad, "status": 404})
+    async with bench.worker() as live:
+        for _ in range(20):
+            await bench.publish([bad], ids=False)
+
+        assert await seconds_to_send(bench, 30) < 2.5
+        await bench.until_settled(live)
+        letters = await bench.dead_letters()
+        assert [letter.headers["sms-bridge-reason"] for letter in letters] == ["refused"] * 20
+
+
 async def test_numbers_that_are_forbidden_among_others(bench: Bench) -> None:
     """Numbers that are answered 403 are refused while all others are sent without delay."""
     bad = make_numbers(3)
