@@ -16,6 +16,7 @@ from bridge.fates import (
     Policy,
     Result,
     Retried,
+    RetryReason,
     Sent,
     decide,
     judge_failure,
@@ -212,9 +213,12 @@ def test_any_other_failure_is_uncertain(kind: type[Exception]) -> None:
 
 
 @pytest.mark.parametrize("kind", TRANSPORT_ERRORS, ids=lambda kind: kind.__name__)
-def test_timeouts_are_counted_apart(kind: type[Exception]) -> None:
-    """A time-out is counted as one, and nothing else is."""
-    assert (failed(kind).result == "timeout") == (kind in TIMEOUTS)
+def test_failures_are_counted_by_kind(kind: type[Exception]) -> None:
+    """A time-out is counted as one, an answer that is no HTTP as such, all else as the link's."""
+    is_odd = issubclass(kind, httpx.ProtocolError)
+    other = "protocol_error" if is_odd else "connection_error"
+
+    assert failed(kind).result == ("timeout" if kind in TIMEOUTS else other)
 
 
 @pytest.mark.parametrize("kind", [*TRANSPORT_ERRORS, *OTHERS], ids=lambda kind: kind.__name__)
@@ -264,9 +268,12 @@ TLS_FAULTS: dict[str, Exception] = {
 @pytest.mark.parametrize("cause", TLS_FAULTS.values(), ids=TLS_FAULTS)
 def test_tls_failure_is_the_setups_fault(cause: Exception) -> None:
     """A certificate that is not trusted pauses the worker."""
-    answer = judge_failure(tls_failure(cause))
-
-    assert (answer.fate, answer.pause) == (Fate.SETUP, "tls_failed")
+    assert judge_failure(tls_failure(cause)) == Answer(
+        fate=Fate.SETUP,
+        result="connection_error",
+        pause="tls_failed",
+        detail="no trusted TLS connection to the SMS API (ConnectError)",
+    )
 
 
 @pytest.mark.parametrize("kind", [httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError])
@@ -548,6 +555,21 @@ def test_accepted_is_sent(attempts: int, *, park: bool) -> None:
     assert outcome(Fate.SENT, attempts=attempts, park=park) == Sent(status=500, provider_id="p")
 
 
+@pytest.mark.parametrize(
+    ("fate", "reason"), [(Fate.RETRY, "server_error"), (Fate.UNCERTAIN, "uncertain")]
+)
+def test_retry_says_why(fate: Fate, reason: RetryReason) -> None:
+    """What is tried again remembers what was answered, and uses up an attempt."""
+    assert outcome(fate) == Retried(
+        reason=reason,
+        delay_seconds=5,
+        detail="why",
+        status=500,
+        burned=True,
+        uncertain=fate is Fate.UNCERTAIN,
+    )
+
+
 @pytest.mark.parametrize("attempts", [0, 5, 99])
 @pytest.mark.parametrize("park", [False, True])
 def test_refused_is_dead(attempts: int, *, park: bool) -> None:
@@ -726,7 +748,9 @@ def test_last_try(attempts: int, uncertain: int, *, is_last: bool) -> None:
     assert POLICY.is_last_try(attempts=attempts, uncertain_attempts=uncertain) is is_last
 
 
-@pytest.mark.parametrize(("wait", "delay"), [(3, 5), (100, 120), (900, 600), (2000, 3600)])
+@pytest.mark.parametrize(
+    ("wait", "delay"), [(3, 5), (50, 30), (60, 120), (100, 120), (900, 600), (2000, 3600)]
+)
 def test_put_off_as_long_as_asked(wait: float, delay: float) -> None:
     """A delivery that is put off comes back when the service wants it; not twice as late."""
     assert put_off(answer(Fate.SLOW_DOWN, wait=wait), POLICY).delay_seconds == delay

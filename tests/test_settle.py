@@ -8,6 +8,7 @@ import asyncio
 import json
 import random
 from collections.abc import Iterator
+from datetime import UTC
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -340,6 +341,7 @@ def test_who_asked_is_told_the_end(world: World, outcome: Outcome, event: dict[s
     assert told.properties.headers == {"traceparent": "00-t"}
     assert told.properties.message_id not in {None, "m-1"}
     assert told.properties.timestamp is not None
+    assert told.properties.timestamp.tzinfo is UTC
 
 
 def test_an_end_without_an_attempt_counts_none(world: World) -> None:
