@@ -143,3 +143,22 @@ def test_recipient_convicts_nobody(evidence: Evidence) -> None:
     accepted(evidence)
 
     assert not suspected(evidence, "second", "number")
+
+
+def test_acceptance_of_what_left_while_the_first_try_was_under_way(evidence: Evidence) -> None:
+    """What left before the first answer had come proves nothing either."""
+    bad, good = evidence.begin("bad"), evidence.begin("good")
+    evidence.suspect("bad", "bad", began=bad)
+    evidence.accept("good", "good", began=good)
+
+    assert not suspected(evidence)
+
+
+def test_late_acceptance_takes_no_evidence_away(evidence: Evidence) -> None:
+    """An old request that is accepted late does not undo the proof of a newer one."""
+    old = evidence.begin("slow")
+    suspected(evidence)
+    accepted(evidence)
+    evidence.accept("slow", "slow", began=old)
+
+    assert suspected(evidence)

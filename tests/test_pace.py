@@ -631,7 +631,7 @@ async def _both(pace: Pace, held: str, comes: str) -> float | None:
 
 def test_lone_probe_is_tried_again(world: World) -> None:
     """Where there is no other message, the last probe is the next one."""
-    assert fits(waits_of(world, paused(world), 5, "only"), [1, 2, 4, 8, 16])
+    assert fits(waits_of(world, paused(world), 8, "only"), [1, 2, 4, 8, 16, 32, 60, 60])
 
 
 def test_message_that_began_a_pause_is_held(world: World) -> None:
@@ -832,6 +832,17 @@ def test_last_try_is_kept_while_others_can_probe(world: World) -> None:
     assert not claims(world, pace, "another last", has_failed=True, is_last_try=True)
 
 
+def test_last_try_is_not_held_for_long(world: World) -> None:
+    """A message that would wait for minutes as the probe is none, and another may be."""
+    pace = down(world)
+    waits_of(world, pace, 8)
+    away = world.run(admit(pace, "last", has_failed=True, is_last_try=True))
+
+    assert away is not None
+    assert away > MAX_HOLD_SECONDS
+    assert (pace.is_probe("last"), pace.probes_wanted) == (False, 1)
+
+
 def test_an_hour_of_failures_costs_a_handful(world: World) -> None:
     """When all that is left has one attempt left, an hour's probes are few."""
     pace, dead = down(world), 0
@@ -910,6 +921,32 @@ def test_refusals_that_are_proven_are_no_doubts(world: World) -> None:
     fates = [answer(pace, f"bad{number}", NOT_FOUND).fate for number in range(5)]
 
     assert (set(fates), pace.paused) == ({Fate.REFUSED}, None)
+
+
+def test_doubts_are_counted_anew(world: World) -> None:
+    """After a pause, and with a new key, it takes three doubts again."""
+    pace = world.pace()
+    note(pace, FORBIDDEN, 3)
+    pace.resume()
+    note(pace, FORBIDDEN, 2)
+    pace.renew_key()
+    note(pace, FORBIDDEN, 2)
+
+    assert pace.paused is None
+
+
+@pytest.mark.parametrize("ends", ["new key", "refused"])
+def test_doubts_about_a_message_end(world: World, ends: str) -> None:
+    """With a new key, or another answer about it, a message starts anew."""
+    pace = world.pace()
+    answer(pace, "m", FORBIDDEN)
+    if ends == "new key":
+        pace.renew_key()
+    else:
+        answer(pace, "m", status(400))
+    note(pace, ACCEPTED)
+
+    assert answer(pace, "m", FORBIDDEN).fate is Fate.AMBIGUOUS
 
 
 def test_nothing_is_refused_in_a_pause(world: World) -> None:
