@@ -498,10 +498,11 @@ async def test_silent_addresses_of_names(bench: Bench, monkeypatch: pytest.Monke
     """Where the first addresses of the broker's and the API's names are silent, all is sent."""
     broker, api = URL(bench.proxy.url), URL(bench.service.url)
     give_addresses(monkeypatch, "broker.test", "127.0.0.2", "127.0.0.1")
-    give_addresses(monkeypatch, "api.test", "127.0.0.2", "127.0.0.1")
+    # The stand-in service answers to no other name.
+    give_addresses(monkeypatch, "localhost", "127.0.0.2", "127.0.0.1")
     urls = {
         "rabbitmq__url": [str(broker.with_host("broker.test"))],
-        "sms_api__base_url": str(api.with_host("api.test")),
+        "sms_api__base_url": str(api.with_host("localhost")),
     }
     with hold_full_port("127.0.0.2", broker.port or 0), hold_full_port("127.0.0.2", api.port or 0):
         async with bench.worker(**urls) as live:
