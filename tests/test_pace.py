@@ -260,6 +260,43 @@ def test_nothing_is_held_for_a_long_wait(world: World) -> None:
         assert world.loop.time() == before
 
 
+def test_long_wait_that_is_over_needs_no_probe(world: World) -> None:
+    """A worker that nobody sends anything to goes on when the time that was asked for is over."""
+    pace = world.pace()
+    note(pace, status(429, wait=600))
+    world.passes(599)
+    pace.reopen()
+    early = pace.paused
+    world.passes(62)
+    pace.reopen()
+
+    assert (early, pace.paused) == ("rate_limited", None)
+
+
+def test_long_wait_is_not_over_before_its_probe(world: World) -> None:
+    """Whoever waits to probe finds out whether the service takes anything again."""
+    pace = world.pace()
+    note(pace, status(429, wait=600))
+    world.passes(599)
+    world.run(admit(pace))
+    world.passes(62)
+    pace.reopen()
+
+    assert pace.paused == "rate_limited"
+
+
+def test_only_a_wait_that_was_asked_for_is_over_by_itself(world: World) -> None:
+    """Other pauses end with a probe, however long they last, and none is no pause to end."""
+    pace = world.pace()
+    pace.reopen()
+    assert not pace.changed.is_set()
+
+    pace.pause("misconfigured")
+    world.passes(100_000)
+    pace.reopen()
+    assert pace.paused == "misconfigured"
+
+
 def test_probe_of_a_long_wait_is_not_early(world: World) -> None:
     """The probe after a long wait does not go before the service wants it."""
     waits = []
@@ -450,13 +487,29 @@ def test_second_reason_replaces_the_first(world: World) -> None:
     ) == ("credentials_rejected", 0, 1)
 
 
-def test_resumed(world: World) -> None:
-    """After a pause nothing is shown of it."""
+def test_resumed(world: World, ears: Ears) -> None:
+    """After a pause nothing is shown of it, and the log says that it is over."""
     pace = world.pace()
     pace.pause("misconfigured")
     pace.resume()
 
     assert (pace.paused, world.value("paused", reason="misconfigured")) == (None, 0)
+    assert ears.heard("resumed") == [{"reason": "misconfigured"}]
+
+
+def test_failures_before_a_pause_count_for_no_later_one(world: World) -> None:
+    """After a pause both an outage and a doubt about the set-up have to be seen from the start."""
+    pace = world.pace()
+    note(pace, FORBIDDEN, 2)
+    note(pace, FAILED, 9)
+    pace.pause("operator")
+    pace.resume()
+    world.passes(OUTAGE_AFTER)
+    note(pace, FORBIDDEN, 2)
+    assert pace.paused is None
+
+    note(pace, FAILED, 9)
+    assert pace.paused is None
 
 
 def test_resume_without_a_pause(world: World) -> None:
@@ -949,6 +1002,31 @@ def test_doubts_about_a_message_end(world: World, ends: str) -> None:
     assert answer(pace, "m", FORBIDDEN).fate is Fate.AMBIGUOUS
 
 
+def test_refusal_that_is_proven_says_so(world: World) -> None:
+    """The dead letter tells on what evidence, and the set-up is not suspected any more."""
+    pace = world.pace()
+    answer(pace, "bad", NOT_FOUND)
+    note(pace, ACCEPTED)
+
+    assert answer(pace, "bad", NOT_FOUND) == NOT_FOUND._replace(
+        fate=Fate.REFUSED,
+        pause=None,
+        detail="the SMS API answered 404, twice, and took another message between",
+    )
+
+
+def test_new_key_ends_a_row_of_doubts(world: World) -> None:
+    """What was answered to the old key says nothing about the new one."""
+    pace = world.pace()
+    note(pace, FORBIDDEN, 2)
+    pace.renew_key()
+    note(pace, FORBIDDEN, 2)
+    assert pace.paused is None
+
+    note(pace, FORBIDDEN)
+    assert pace.paused == "credentials_rejected"
+
+
 def test_nothing_is_refused_in_a_pause(world: World) -> None:
     """While the set-up is in doubt evidence of before convicts nobody."""
     pace = world.pace()
@@ -1042,8 +1120,8 @@ def test_blocked_worker_sends_nothing(world: World) -> None:
     assert world.turns(pace, 3) == pytest.approx([7, 7, 7])
 
 
-def test_blocked_is_told(world: World) -> None:
-    """That the broker stores nothing is known, shown and counted, once."""
+def test_blocked_is_told(world: World, ears: Ears) -> None:
+    """That the broker stores nothing is known, shown, counted and logged, once."""
     pace = world.pace()
     pace.block()
     pace.block()
@@ -1053,15 +1131,17 @@ def test_blocked_is_told(world: World) -> None:
         world.value("paused", reason="broker_blocked"),
         world.value("pauses_total", reason="broker_blocked"),
     ) == (True, 1, 1)
+    assert ears.heard("paused") == [{"reason": "broker_blocked"}]
 
 
-def test_unblocked(world: World) -> None:
-    """When the broker stores again nothing is left of it."""
+def test_unblocked(world: World, ears: Ears) -> None:
+    """When the broker stores again nothing is left of it, and the log says so."""
     pace = world.pace()
     pace.block()
     pace.unblock()
 
     assert (pace.broker_blocked, world.value("paused", reason="broker_blocked")) == (False, 0)
+    assert ears.heard("resumed") == [{"reason": "broker_blocked"}]
 
 
 def test_unblock_without_a_block(world: World) -> None:
