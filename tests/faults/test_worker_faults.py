@@ -1446,6 +1446,8 @@ async def test_order_is_kept_over_retries(bench: Bench, fault: dict[str, Any]) -
         texts = await publish_texts(bench, ordered, 6)
         await bench.publish([free])
         await bench.until_taken([free])
+        # On its way from the ladder a message is in no queue for a moment.
+        await eventually(lambda: has_taken(bench, [ordered], len(texts)), what="all are sent")
         await bench.until_settled(live)
 
     assert texts_of(bench, [ordered]) == texts
@@ -1476,6 +1478,7 @@ async def test_order_goes_on_after_a_refused_message(bench: Bench) -> None:
     bench.service.misbehave({"status": 425, "count": 1}, {"status": 400, "count": 1})
     async with bench.worker(worker__ordering="recipient") as live:
         texts = await publish_texts(bench, number, 4)
+        await eventually(lambda: has_taken(bench, [number], 3), what="three are sent")
         await bench.until_settled(live)
 
     assert texts_of(bench, [number]) == texts[1:]
