@@ -724,9 +724,10 @@ def test_copy_loses_no_header_without_need() -> None:
     assert headers_of(copied) == headers_of(without)
 
 
-def test_first_delivery_counts_nothing() -> None:
-    """A message that no copy is of was never tried."""
-    envelope = read(message())
+@pytest.mark.parametrize("headers", [{}, {FIRST_DELIVERED_AT: NOW}, {"sms-bridge-copies": 0}])
+def test_what_is_not_counted_is_nothing(headers: dict[str, Any]) -> None:
+    """A message whose headers count no attempts was never tried."""
+    envelope = read(message(headers=headers))
 
     assert (envelope.attempts, envelope.uncertain_attempts, envelope.copies) == (0, 0, 0)
 

@@ -61,11 +61,11 @@ class Book:
         if and_back:
             self.consuming_again()
 
-    async def claim(self, one: Entry, *, redelivered: bool) -> bool:
-        """Say whether a delivery is to be worked on."""
+    async def claim(self, one: Entry, *, redelivered: bool, acked: bool = True) -> bool:
+        """Say whether a delivery is to be worked on; `acked`, whether a repeat could be acked."""
         claim = await self._ledger.claim(one, redelivered=redelivered)
         if isinstance(claim, Repeat):
-            self._ledger.note_repeat(one, acked=True)
+            self._ledger.note_repeat(one, acked=acked)
             return False
         self._claims.setdefault(one, []).append(claim)
         return True
@@ -157,6 +157,15 @@ def test_entries_that_differ(one: Entry, other: Entry) -> None:
 def test_copies_are_the_same_message(one: Entry, other: Entry) -> None:
     """All copies of a message are one message."""
     assert one.message == other.message
+
+
+def test_entry_knows_what_it_is() -> None:
+    """Whether it has an id, and which copy it is, and without an id when it was published."""
+    named, nameless = entry("a", copies=2), entry(None)
+
+    assert (named.has_id, named.copies) == (True, 2)
+    assert (nameless.has_id, nameless.copies) == (False, 0)
+    assert entry(None, published_at=1.0) != entry(None, published_at=2.0)
 
 
 def test_moment_does_not_matter_with_an_id() -> None:
@@ -377,6 +386,26 @@ async def test_two_doubts_excuse_two_redeliveries(ledger: Book) -> None:
     await done(ledger, NAMELESS, acked=False)
 
     assert [await ledger.claim(NAMELESS, redelivered=True) for _ in range(2)] == [False, False]
+
+
+async def test_many_doubts_excuse_as_many_redeliveries(ledger: Book) -> None:
+    """Of equal messages each one that may come again is known."""
+    for _ in range(4):
+        await done(ledger, NAMELESS, acked=False)
+    taken = [await ledger.claim(NAMELESS, redelivered=True) for _ in range(5)]
+
+    assert taken == [False, False, False, False, True]
+
+
+async def test_doubt_that_is_used_up_takes_no_other_along(ledger: Book, clock: Clock) -> None:
+    """A later ack in doubt has its own time."""
+    await done(ledger, NAMELESS, acked=False)
+    assert not await ledger.claim(NAMELESS, redelivered=True)
+    clock.now += DOUBT_SECONDS / 2
+    await done(ledger, NAMELESS, acked=False)
+    clock.now += DOUBT_SECONDS / 2 + 0.1
+
+    assert not await ledger.claim(NAMELESS, redelivered=True)
 
 
 async def test_ack_of_a_repeat_may_be_lost_too(ledger: Book) -> None:
@@ -739,6 +768,21 @@ async def test_sent_just_before_a_loss_is_expected(ledger: Book, clock: Clock) -
     assert not ledger.expects_redeliveries
 
 
+@each_kind
+async def test_what_is_owed_an_ack_is_expected(ledger: Book, clock: Clock, one: Entry) -> None:
+    """What was sent and could not be acked is expected until it has come again, and its repeats."""
+    await ledger.claim(one, redelivered=False)
+    ledger.connection_lost()
+    ledger.settle(one, sent=True, acked=False)
+    clock.now += 2 * COMES_AGAIN_SECONDS
+    assert ledger.expects_redeliveries
+
+    assert not await ledger.claim(one, redelivered=True, acked=False)
+    assert ledger.expects_redeliveries
+    assert not await ledger.claim(one, redelivered=True)
+    assert not ledger.expects_redeliveries
+
+
 async def test_consuming_again_ends_nothing_early(ledger: Book, clock: Clock) -> None:
     """A second registration on the same connection does not make the wait longer."""
     await done(ledger, NAMED)
@@ -780,6 +824,20 @@ async def test_long_absence_of_the_broker_forgets_no_decision(ledger: Book, cloc
     await ledger.claim(NAMED, redelivered=True)
 
     assert ledger.recall(NAMED) == DECISION
+
+
+async def test_absences_of_the_broker_count_together(ledger: Book, clock: Clock) -> None:
+    """What was sent before a second absence is known after it."""
+    await ledger.claim(NAMELESS, redelivered=False)
+    ledger.connection_lost(and_back=False)
+    ledger.settle(NAMELESS, sent=True, acked=False)
+    for _ in range(2):
+        clock.now += LONG
+        ledger.consuming_again()
+        ledger.connection_lost(and_back=False)
+    ledger.consuming_again()
+
+    assert not await ledger.claim(NAMELESS, redelivered=True)
 
 
 async def test_time_goes_on_when_the_broker_is_back(ledger: Book, clock: Clock) -> None:
