@@ -392,14 +392,16 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def drain(self) -> None:
-        """Close unless there is something to answer, or may be soon."""
+        """Close soon unless there is something to answer; a request may be on its way.
+
+        On a connection that was silent for long no request is more likely to be than later.
+        """
         phase = self._parser.phase
         if self._task is not None or phase is Phase.BODY:
             return
-        if phase is Phase.HEADER or not self._is_answered:
-            self.deadline = min(self.deadline, self._loop.time() + END_SECONDS)
-        else:
-            self._transport.close()
+        is_between = phase is Phase.IDLE and self._is_answered and not self._is_clogged
+        begin = self.since if is_between else self._loop.time()
+        self.deadline = min(self.deadline, begin + END_SECONDS)
 
     def abort(self) -> None:
         """Close without a word."""

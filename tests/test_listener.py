@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
-from bridge.listener import SWEEP_SECONDS, Hooks, Listener, fit_open_files
+from bridge.listener import END_SECONDS, SWEEP_SECONDS, Hooks, Listener, fit_open_files
 from bridge.parser import (
     HEADER_OVERHEAD_BYTES,
     Answer,
@@ -1225,6 +1225,32 @@ async def test_stop_waits_for_a_request_on_its_way() -> None:
         answer = await client.ask(GET[10:])
 
     assert (status_of(answer), b"connection: close" in answer) == (200, True)
+
+
+async def test_stop_answers_who_asks_again_and_again() -> None:
+    """The next request on a connection that is in use may be on its way: it is answered too."""
+    async with listening(App()) as listener, connected(listener.port) as client:
+        await client.ask(GET)
+        listener.stop()
+        await until_refused(listener.port)
+        answer = await client.ask(GET)
+
+    assert (status_of(answer), b"connection: close" in answer) == (200, True)
+
+
+async def test_stop_does_not_wait_for_who_has_been_silent_for_long() -> None:
+    """A connection that has brought nothing for a second is closed at once."""
+    loop = asyncio.get_running_loop()
+    async with listening(App()) as listener, connected(listener.port) as client:
+        await client.ask(GET)
+        (connection,) = listener.trusted
+        connection.since -= END_SECONDS
+        started = loop.time()
+        listener.stop()
+        rest = await client.rest()
+
+    assert rest == b""
+    assert connection.deadline <= started
 
 
 async def test_stop_gives_up_after_its_time() -> None:
