@@ -935,6 +935,13 @@ def test_three_doubts_in_a_row_pause(world: World) -> None:
     assert reasons == [None, None, "credentials_rejected"]
 
 
+def test_log_has_the_status_of_the_last_doubt(world: World, ears: Ears) -> None:
+    """The line of the pause says what the API answered."""
+    note(world.pace(), FORBIDDEN, 3)
+
+    assert ears.heard("paused") == [{"reason": "credentials_rejected", "status": 403}]
+
+
 def test_three_doubts_about_one_message_pause(world: World) -> None:
     """It need not be three messages: one that is alone cannot be told from the set-up."""
     pace = world.pace()
