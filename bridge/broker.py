@@ -395,6 +395,14 @@ async def open_channel(
     return cast("aiormq.Channel", channel)
 
 
+def closed_channel(channel: aiormq.Channel, use: str) -> BrokerError:
+    """Make the error of a channel that has ended, with the broker's own words if it ended it."""
+    closing = channel.closing
+    error = None if not closing.done() or closing.cancelled() else closing.exception()
+    why = f": {_describe(error)}" if isinstance(error, aiormq.exceptions.ChannelClosed) else ""
+    return BrokerError(f"the {use} channel was closed{why}")
+
+
 async def close_channel(channel: aiormq.Channel) -> None:
     """Close a channel."""
     await channel.close()

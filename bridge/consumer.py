@@ -13,7 +13,7 @@ from typing import Final
 
 import aio_pika
 
-from bridge.broker import RPC_TIMEOUT_SECONDS, open_channel, wire_of
+from bridge.broker import RPC_TIMEOUT_SECONDS, closed_channel, open_channel, wire_of
 from bridge.delivery import Delivery, Session
 from bridge.envelope import DELIVERY_COUNT, bare_envelope
 from bridge.errors import BrokerError
@@ -210,7 +210,7 @@ class Consumer:
         if session.has_failed:
             raise BrokerError("the broker takes no acks")
         if session.channel.is_closed:
-            raise BrokerError("the consuming channel was closed")
+            raise closed_channel(session.channel, "consuming")
         if tag is not None and tag not in session.channel.consumers:
             raise BrokerError(f"the broker cancelled the consumer of {self._queue}")
 

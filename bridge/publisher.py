@@ -8,8 +8,8 @@ from typing import Final
 
 import aio_pika
 
-from bridge.broker import open_channel, wire_of
-from bridge.errors import BrokerError, PublishError
+from bridge.broker import closed_channel, open_channel, wire_of
+from bridge.errors import PublishError
 from bridge.frames import AROUND_BYTES, CONTENT, LARGE_BODY_BYTES, Body, Confirm
 from bridge.metrics import BridgeMetrics
 from bridge.properties import Properties
@@ -55,7 +55,7 @@ class Publisher:
             self._open.set()
             try:
                 await asyncio.wait({channel.closing})
-                raise BrokerError("the publishing channel was closed")
+                raise closed_channel(channel, "publishing")
             finally:
                 self._open.clear()
                 self._channel = None

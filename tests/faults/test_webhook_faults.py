@@ -343,6 +343,22 @@ async def test_our_queue_is_left_to_others_where_they_make_it(
     assert [line["exchange"] for line in warned] == [bench.exchange]
 
 
+async def test_why_nothing_may_be_published_is_told(
+    bench: Bench, client: httpx.AsyncClient
+) -> None:
+    """Where the broker ends the channel at each event, the log has its words."""
+    await bench.amqp.channel.declare_exchange(bench.exchange, "topic", durable=True, internal=True)
+    async with bench.webhook() as live:
+        status = (await Storm(client, live.webhook_url).post("one")).status
+        told = await eventually(
+            lambda: live.logged("broker_lost") + live.logged("broker_unavailable"), what="a reason"
+        )
+
+    assert status == 503
+    assert "ACCESS_REFUSED" in told[0]["why"]
+    assert bench.exchange in told[0]["why"]
+
+
 async def test_event_that_a_full_queue_refuses(bench: Bench, client: httpx.AsyncClient) -> None:
     """An event that the only queue is too full for is not told 200 until there is room."""
     limits: FieldTable = {
