@@ -267,11 +267,15 @@ _Value = TypeVar("_Value")
 
 @dataclass(slots=True, eq=False)
 class _Mark(Generic[_Value]):
-    """One value of a key; `later` is the next one of the same key."""
+    """One value of a key. `later` is the next one; the oldest knows the `last`, if it is another.
+
+    A key may have as many as there is room for: nothing walks along them.
+    """
 
     at: float
     value: _Value
     later: "_Mark[_Value] | None" = None
+    last: "_Mark[_Value] | None" = None
     is_taken: bool = False
 
 
@@ -300,11 +304,10 @@ class _Memory(Generic[_Key, _Value]):
 
     def add(self, key: _Key, value: _Value) -> None:
         mark = _Mark(self._clock(), value)
-        earlier = self._oldest.setdefault(key, mark)
-        if earlier is not mark:
-            while earlier.later is not None:
-                earlier = earlier.later
-            earlier.later = mark
+        oldest = self._oldest.setdefault(key, mark)
+        if oldest is not mark:
+            (oldest.last or oldest).later = mark
+            oldest.last = mark
         self._order.append((key, mark))
         self._forget()
 
@@ -328,10 +331,12 @@ class _Memory(Generic[_Key, _Value]):
     def _remove(self, key: _Key, oldest: _Mark[_Value]) -> None:
         # It leaves its place in the order when its time is over.
         oldest.is_taken = True
-        if oldest.later is None:
+        second = oldest.later
+        if second is None:
             del self._oldest[key]
         else:
-            self._oldest[key] = oldest.later
+            second.last = None if oldest.last is second else oldest.last
+            self._oldest[key] = second
 
     def _forget(self) -> None:
         limit = self._clock() - self._seconds

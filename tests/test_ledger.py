@@ -1,6 +1,7 @@
 """Redeliveries: what is a repeat of something done, and what is another message."""
 
 import asyncio
+import time
 import tracemalloc
 import uuid
 
@@ -730,6 +731,25 @@ async def test_an_id_takes_little_memory(clock: Clock) -> None:
         tracemalloc.stop()
 
     assert size / count < 400
+
+
+async def _settle_and_lose(clock: Clock, entries: list[Entry]) -> float:
+    """Return the processor's seconds for settling all of these and losing their connection."""
+    ledger, began = Ledger(heartbeat_seconds=10, clock=clock), time.process_time()
+    for one in entries:
+        claim = await ledger.claim(one, redelivered=False)
+        assert isinstance(claim, Claim)
+        ledger.settle(claim, ACCEPTED, acked=True)
+    ledger.connection_lost()
+    return time.process_time() - began
+
+
+async def test_equal_messages_cost_no_more_than_others(clock: Clock) -> None:
+    """One message that is published ten thousands of times without an id holds nothing up."""
+    others = [Entry(number.to_bytes(16), has_id=False, copies=0) for number in range(20_000)]
+    equal = [Entry(b"one", has_id=False, copies=0)] * len(others)
+
+    assert await _settle_and_lose(clock, equal) < 5 * await _settle_and_lose(clock, others)
 
 
 async def test_oldest_decisions_are_forgotten_first(ledger: Book) -> None:
