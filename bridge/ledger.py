@@ -4,6 +4,9 @@ A request is known by its publisher's `message_id` and its body. Without an id t
 are two messages, unless the broker says `redelivered` and the first was taken from a connection
 that has been lost since: then, once for each such first, the second is the first. One that went
 back unsettled comes again for certain, and so goes before one whose ack may have arrived.
+
+A copy of ours can be there twice: it is published again when its confirm does not come. What has
+replaced the first of the two replaces the second as well.
 """
 
 import asyncio
@@ -136,6 +139,7 @@ class Ledger:
         self._unsure_until = clock()
         self._in_flight: dict[bytes, list[Claim]] = {}
         self._sent: _Memory[bytes, bytes] = _Memory(SENT_SECONDS, self._now)
+        self._replaced: _Memory[Entry, None] = _Memory(SENT_SECONDS, self._now)
         self._settled: _Memory[Entry, None] = _Memory(self._unsure_ack_seconds, self._now)
         self._doubtful: _Memory[Entry, None] = _Memory(DOUBT_SECONDS, self._now)
         self._owed: _Memory[Entry, None] = _Memory(DOUBT_SECONDS, self._now)
@@ -173,7 +177,8 @@ class Ledger:
                 self._owed.take(entry)
                 return Repeat(None)
         first = self._sent.get(entry.message)
-        if first is not None or (redelivered and self._is_in_doubt(entry)):
+        is_done = first is not None or entry in self._replaced
+        if is_done or (redelivered and self._is_in_doubt(entry)):
             is_same = redelivered and self._owed.take(entry) is not None
             return Repeat(None if first is None or is_same else _unpack(first))
         claim = Claim(entry)
@@ -193,6 +198,8 @@ class Ledger:
             self._last_sent_at = self._now()
         elif not claim.is_awaited:
             self._note_ack(claim.entry, acked=acked)
+        if accepted is None and claim.entry.has_id and claim.entry.copies:
+            self._replaced.add(claim.entry, None)
         self._finish(claim, settled=True)
 
     def note_repeat(self, entry: Entry, *, acked: bool) -> None:

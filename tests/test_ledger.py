@@ -489,6 +489,45 @@ async def test_replaced_delivery_is_a_repeat_after_a_lost_connection(
     assert not await ledger.claim(one, redelivered=True)
 
 
+@pytest.mark.parametrize("redelivered", [False, True])
+async def test_copy_that_is_there_twice_is_replaced_once(
+    ledger: Book, *, redelivered: bool
+) -> None:
+    """A copy whose confirm was late is published again; both are one message."""
+    await done(ledger, entry("m-1", copies=1), sent=False)
+
+    assert not await ledger.claim(entry("m-1", copies=1), redelivered=redelivered)
+    assert await ledger.claim(entry("m-1", copies=2), redelivered=redelivered)
+
+
+async def test_copy_that_is_there_twice_at_once_is_replaced_once(ledger: Book) -> None:
+    """The second of two copies waits for the first, and is then a repeat."""
+    one = entry("m-1", copies=1)
+    assert await ledger.claim(one, redelivered=False)
+    second = asyncio.create_task(ledger.claim(one, redelivered=False))
+    await others_run()
+    assert not second.done()
+    ledger.settle(one, sent=False, acked=True)
+
+    assert not await second
+
+
+async def test_copy_that_went_back_is_taken_again(ledger: Book) -> None:
+    """A copy that was not replaced is no repeat."""
+    one = entry("m-1", copies=1)
+    assert await ledger.claim(one, redelivered=False)
+    ledger.release(one, None)
+
+    assert await ledger.claim(one, redelivered=False)
+
+
+async def test_equal_copies_without_an_id_are_two(ledger: Book) -> None:
+    """Our copies have an id; what has none is not known by its words."""
+    await done(ledger, entry(None, copies=1), sent=False)
+
+    assert await ledger.claim(entry(None, copies=1), redelivered=False)
+
+
 async def test_replaced_id_that_is_published_again_is_taken(ledger: Book) -> None:
     """An id that was not sent yet may be published again, and is tried."""
     await done(ledger, NAMED, sent=False)

@@ -176,6 +176,32 @@ async def test_cut_between_the_confirm_of_a_copy_and_the_ack(
         assert await bench.dead_letters() == []
 
 
+async def test_a_copy_that_is_stored_twice_is_tried_once(bench: Bench) -> None:
+    """Where a broker that hangs has made two copies of one, the second is dropped unsent."""
+    numbers = make_numbers(5)
+    bench.service.misbehave(
+        *once_each(numbers, {"latency_seconds": 0.5, **NOT_SENT}),
+        *once_each(numbers, {"mode": "accept_then_cut"}),
+    )
+    async with bench.worker(
+        rabbitmq__publish_timeout_seconds=0.5, worker__on_uncertain="park"
+    ) as live:
+        await bench.publish(numbers)
+        await eventually(lambda: len(bench.service.posts(numbers)) == 5, what="POSTs")
+        bench.proxy.freeze("broker")
+        await eventually(lambda: len(live.logged("not_stored")) >= 5, what="late confirms")
+        await eventually(lambda: len(live.logged("not_stored")) >= 10, what="second copies")
+        bench.proxy.thaw()
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+
+        assert live.metric("sms_bridge_worker_messages_processed_total", reason="duplicate") >= 5
+    assert bench.sent_twice(numbers) == {}
+    letters = await bench.dead_letters()
+    assert {letter.headers["sms-bridge-reason"] for letter in letters} == {"uncertain"}
+    assert len(letters) == 5
+
+
 async def test_cut_at_the_publish_of_a_dead_letter(bench: Bench) -> None:
     """A dead letter whose connection is cut as it leaves is published again, and once."""
     bench.service.misbehave(REFUSED)
