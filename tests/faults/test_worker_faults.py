@@ -644,6 +644,25 @@ async def test_api_outage(bench: Bench, api: HttpProxy, kind: str, count: int) -
             assert bench.sent_twice(numbers) == {}
 
 
+async def test_what_is_in_flight_when_an_outage_is_seen_burns_nothing(bench: Bench) -> None:
+    """Answers that come once the worker is paused cost no attempt; ten had to fail before that."""
+    await bench.declare_main()
+    numbers = await bench.publish(50)
+    bench.service.misbehave(NOT_SENT | {"latency_seconds": 1.5})
+    async with bench.worker(
+        worker__outage_after="1s", worker__concurrency=50, worker__max_attempts=1
+    ) as live:
+        await eventually(lambda: live.paused == {"outage"}, what="paused")
+        bench.service.behave()
+        await bench.until_settled(live)
+
+        assert len(bench.service.taken(numbers)) >= 40
+        assert {letter.headers["sms-bridge-reason"] for letter in await bench.dead_letters()} == {
+            "exhausted"
+        }
+        assert bench.sent_twice(numbers) == {}
+
+
 async def _begin_outage(kind: str, bench: Bench, api: HttpProxy) -> None:
     if kind == "refused":
         await api.refuse()
