@@ -1,8 +1,10 @@
 """The receiver without a broker: its answers to anything, and events that come more than once."""
 
 import asyncio
+import gc
 import hashlib
 import hmac
+import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -22,10 +24,11 @@ from bridge.publisher import Publication, Publisher
 from bridge.signature import scheme_from
 from bridge.topology import webhook_topology
 from bridge.upkeep import Upkeep
-from bridge.webhook import Receiver, RecentEvents
+from bridge.webhook import MAX_RECENT_EVENTS, Receiver, RecentEvents
 from tests.ears import Ears
 
 SECRET = "a-webhook-secret"
+REMEMBERED = 1000
 PUBLIC_URL = "https://example.com/webhooks"
 GUARD_SECONDS = 6.0
 # A time of the event loop that no test sees.
@@ -478,6 +481,30 @@ async def test_memory_of_repeats_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         False,
         True,
     ]
+
+
+async def test_memory_of_repeats_is_small() -> None:
+    """Of an event with the longest id little is kept: a hundred thousand are less than 32 MiB."""
+
+    async def post(number: int) -> Answer:
+        return await receiver.answer(make_request(b'{"type": "a", "id": "%0255d"}' % number))
+
+    store = Store()
+    receiver = make_receiver(store)
+    # What the first ones take, others use again.
+    first = [await post(number) for number in range(200)]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        later = [(await post(number)).status for number in range(200, 200 + REMEMBERED)]
+        store.bodies.clear()
+        gc.collect()
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert {answer.status for answer in first} | set(later) == {200}
+    assert kept_bytes / REMEMBERED < 32 * 1024 * 1024 / MAX_RECENT_EVENTS
 
 
 async def test_events_without_a_key_are_never_repeats() -> None:
