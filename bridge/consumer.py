@@ -59,7 +59,7 @@ class Consumer:
         changed: asyncio.Event,
         take: Callable[[Delivery], None],
         registered: Callable[[], None],
-        lost: Callable[[], None],
+        lost: Callable[[Session], None],
         metrics: WorkerMetrics,
     ) -> None:
         self._queue = queue
@@ -152,7 +152,7 @@ class Consumer:
             session.over.set()
             self._session = None
             self._mark(0)
-            self._lost()
+            self._lost(session)
             self._idle.set()
 
     async def _follow(self, session: Session, tag: str | None) -> str | None:
@@ -171,6 +171,8 @@ class Consumer:
                 self._idle.set()
                 return None
             self._idle.clear()
+            # What an earlier consumer of the channel was given is no part of the new prefetch.
+            session.most_unacked += wanted
             await channel.basic_qos(prefetch_count=wanted)
             result = await channel.basic_consume(self._queue, _taken_from_the_wire)
         self._mark(wanted)

@@ -14,13 +14,17 @@ from bridge.wire import Wire
 
 
 class Session:
-    """One stretch of consuming on one channel; over when nothing can be acked on it any more."""
+    """One stretch of consuming on one channel; over when nothing can be acked on it any more.
+
+    `most_unacked`: how many deliveries the broker may have made on it before it reads an ack.
+    """
 
     def __init__(self, channel: aiormq.Channel, wire: Wire) -> None:
         self.channel = channel
         self.wire = wire
         self.has_failed = False
         self.last_ack_at = -math.inf
+        self.most_unacked = 0
         self.over = asyncio.Event()
 
     @property

@@ -3,7 +3,9 @@
 A request is known by its publisher's `message_id` and its body. Without an id two equal bodies
 are two messages, unless the broker says `redelivered` and the first was taken from a connection
 that has been lost since: then, once for each such first, the second is the first. One that went
-back unsettled comes again for certain, and so goes before one whose ack may have arrived.
+back unsettled comes again for certain, and so goes before one whose ack may have arrived. In doubt
+are only as many acks as the prefetch leaves room for: what the broker delivered beyond it shows
+that it has read the earlier ones.
 
 A copy of ours can be there twice: it is published again when its confirm does not come. What has
 replaced the first of the two replaces the second as well.
@@ -140,7 +142,9 @@ class Ledger:
         self._in_flight: dict[bytes, list[Claim]] = {}
         self._sent: _Memory[bytes, bytes] = _Memory(SENT_SECONDS, self._now)
         self._replaced: _Memory[Entry, None] = _Memory(SENT_SECONDS, self._now)
-        self._settled: _Memory[Entry, None] = _Memory(self._unsure_ack_seconds, self._now)
+        self._acks = 0
+        # With the number of the ack.
+        self._settled: _Memory[Entry, int] = _Memory(self._unsure_ack_seconds, self._now)
         self._doubtful: _Memory[Entry, None] = _Memory(DOUBT_SECONDS, self._now)
         self._owed: _Memory[Entry, None] = _Memory(DOUBT_SECONDS, self._now)
         self._kept: _Memory[Entry, Kept] = _Memory(DOUBT_SECONDS, self._now)
@@ -191,8 +195,7 @@ class Ledger:
         `acked` says whether the ack was written; one that was may still be lost.
         """
         acked = acked and not claim.is_orphan
-        if not acked:
-            self._owed.add(claim.entry, None)
+        self._count_ack(claim.entry, acked=acked)
         if accepted is not None and claim.entry.has_id:
             self._sent.add(claim.entry.message, _pack(accepted))
             self._last_sent_at = self._now()
@@ -204,8 +207,7 @@ class Ledger:
 
     def note_repeat(self, entry: Entry, *, acked: bool) -> None:
         """Remember that a repeat was acked, because that ack may be lost as well."""
-        if not acked:
-            self._owed.add(entry, None)
+        self._count_ack(entry, acked=acked)
         if entry.message not in self._sent:
             self._note_ack(entry, acked=acked)
 
@@ -222,14 +224,20 @@ class Ledger:
         taken = self._kept.take(entry) if redelivered else None
         return None if taken is None else taken[0]
 
-    def connection_lost(self) -> None:
-        """Note that what is in flight comes again, and that the last acks may be lost."""
+    def connection_lost(self, *, most_unacked: int) -> None:
+        """Note that what is in flight comes again, and that the last acks may be lost.
+
+        `most_unacked`: how many deliveries the broker has had open on the connection at most. What
+        is held is a part of them; no more acks than the rest can be lost.
+        """
+        most_unread = most_unacked
         for claims in self._in_flight.values():
             for claim in claims:
+                most_unread -= not claim.is_orphan
                 claim.is_orphan = True
                 # Whoever waited for it comes again as well.
                 claim.is_awaited = False
-        unsure = self._settled.clear()
+        unsure = [e for e, ack in self._settled.clear() if ack > self._acks - most_unread]
         for entry in unsure:
             self._doubtful.add(entry, None)
         if unsure or self._now() - self._last_sent_at < self._unsure_ack_seconds:
@@ -257,8 +265,17 @@ class Ledger:
         """Whether a redelivery is one that is done, for all that is known; once for each ack."""
         return entry not in self._kept and self._doubtful.take(entry) is not None
 
+    def _count_ack(self, entry: Entry, *, acked: bool) -> None:
+        if acked:
+            self._acks += 1
+        else:
+            self._owed.add(entry, None)
+
     def _note_ack(self, entry: Entry, *, acked: bool) -> None:
-        (self._settled if acked else self._doubtful).add(entry, None)
+        if acked:
+            self._settled.add(entry, self._acks)
+        else:
+            self._doubtful.add(entry, None)
 
     def _finish(self, claim: Claim, *, settled: bool) -> None:
         claims = self._in_flight[claim.entry.message]
@@ -327,13 +344,13 @@ class _Memory(Generic[_Key, _Value]):
         self._remove(key, mark)
         return (mark.value,)
 
-    def clear(self) -> list[_Key]:
-        """Forget all, and return the keys, one for each value."""
+    def clear(self) -> list[tuple[_Key, _Value]]:
+        """Forget all, and return it, the oldest first."""
         self._forget()
-        keys = [key for key, mark in self._order if not mark.is_taken]
+        items = [(key, mark.value) for key, mark in self._order if not mark.is_taken]
         self._order.clear()
         self._oldest.clear()
-        return keys
+        return items
 
     def _remove(self, key: _Key, oldest: _Mark[_Value]) -> None:
         # It leaves its place in the order when its time is over.

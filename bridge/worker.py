@@ -16,7 +16,7 @@ from bridge.broker import heed_cancellation
 from bridge.concurrency import AdaptiveLimit, Slots
 from bridge.config import RabbitMQSettings, WorkerSettings
 from bridge.consumer import Consumer
-from bridge.delivery import Delivery
+from bridge.delivery import Delivery, Session
 from bridge.envelope import Envelope, read_envelope
 from bridge.errors import BrokerError, InvalidMessageError
 from bridge.fates import Answer, Dead, Fate, Outcome, Policy, Retried, Sent, decide, put_off
@@ -462,9 +462,9 @@ class Worker:
         self._ledger.consuming_again()
         self._registered.set()
 
-    def _on_session_over(self) -> None:
+    def _on_session_over(self, session: Session) -> None:
         """Let go of what waits: it comes again, and a probe must not keep its place meanwhile."""
-        self._ledger.connection_lost()
+        self._ledger.connection_lost(most_unacked=session.most_unacked)
         for task, delivery in list(self._tasks.items()):
             if delivery.is_waiting and delivery.is_stale:
                 task.cancel()

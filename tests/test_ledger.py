@@ -56,9 +56,9 @@ class Book:
         """Whether something may come again soon."""
         return self._ledger.expects_redeliveries
 
-    def connection_lost(self, *, and_back: bool = True) -> None:
+    def connection_lost(self, *, and_back: bool = True, most_unacked: int = MAX_ENTRIES) -> None:
         """Lose the connection, and have another one at once."""
-        self._ledger.connection_lost()
+        self._ledger.connection_lost(most_unacked=most_unacked)
         if and_back:
             self.consuming_again()
 
@@ -363,6 +363,42 @@ async def test_what_went_back_goes_before_what_is_in_doubt(ledger: Book, *, acke
     assert await ledger.claim(NAMELESS, redelivered=True)
     assert ledger.recall(NAMELESS) is NOTHING_DECIDED
     assert not await ledger.claim(NAMELESS, redelivered=True)
+
+
+@pytest.mark.parametrize(("most_unacked", "is_new"), [(1, True), (2, False)])
+async def test_only_the_last_acks_are_in_doubt(
+    ledger: Book, most_unacked: int, *, is_new: bool
+) -> None:
+    """An ack has been read when the broker has delivered more than the prefetch since."""
+    await done(ledger, NAMELESS)
+    await done(ledger, NAMED)
+    ledger.connection_lost(most_unacked=most_unacked)
+
+    assert await ledger.claim(NAMELESS, redelivered=True) is is_new
+
+
+@pytest.mark.parametrize(("held", "is_new"), [(0, False), (1, True)])
+async def test_what_is_held_is_a_part_of_the_prefetch(
+    ledger: Book, held: int, *, is_new: bool
+) -> None:
+    """Of two deliveries at a time of which one is held, one is the last ack that can be lost."""
+    await done(ledger, NAMELESS)
+    await done(ledger, entry("m-2"))
+    for _ in range(held):
+        await ledger.claim(entry("m-3"), redelivered=False)
+    ledger.connection_lost(most_unacked=2)
+
+    assert await ledger.claim(NAMELESS, redelivered=True) is is_new
+
+
+async def test_acks_of_repeats_count_too(ledger: Book) -> None:
+    """The ack of a repeat is read in its turn, as any other."""
+    await done(ledger, NAMED)
+    await done(ledger, NAMELESS)
+    assert not await ledger.claim(NAMED, redelivered=False)
+    ledger.connection_lost(most_unacked=1)
+
+    assert await ledger.claim(NAMELESS, redelivered=True)
 
 
 async def test_new_message_does_not_use_up_the_doubt(ledger: Book) -> None:
@@ -779,7 +815,7 @@ async def _settle_and_lose(clock: Clock, entries: list[Entry]) -> float:
         claim = await ledger.claim(one, redelivered=False)
         assert isinstance(claim, Claim)
         ledger.settle(claim, ACCEPTED, acked=True)
-    ledger.connection_lost()
+    ledger.connection_lost(most_unacked=len(entries))
     return time.process_time() - began
 
 
@@ -939,7 +975,7 @@ async def test_doubt_about_acks_follows_the_heartbeat(
     assert isinstance(claim, Claim)
     ledger.settle(claim, ACCEPTED, acked=True)
     clock.now += seconds
-    ledger.connection_lost()
+    ledger.connection_lost(most_unacked=1)
     ledger.consuming_again()
 
     assert isinstance(await ledger.claim(NAMELESS, redelivered=True), Repeat)

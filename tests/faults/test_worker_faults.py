@@ -37,6 +37,7 @@ from tests.faults.amqp_proxy import (
     CHANNEL_CLOSE,
     CHANNEL_OPEN,
     DECLARE,
+    DELIVER,
     PUBLISH,
     Method,
     misnumber,
@@ -150,6 +151,22 @@ async def test_cut_while_the_second_of_two_equal_texts_waits(
         await bench.until_settled(live)
 
         assert len(bench.service.taken([number])) == 2
+
+
+async def test_cut_on_the_way_of_the_second_of_two_equal_texts(bench: Bench) -> None:
+    """What the broker delivered shows which acks it has read: an equal text is another message."""
+    number, *others = make_numbers(4)
+    async with bench.worker(worker__concurrency=2) as live:
+        # The worker never sees it, and it comes again as delivered before.
+        trap = bench.proxy.trap("broker", DELIVER, "cut", nth=5, link=CONSUME_LINK)
+        for to in (number, *others, number):
+            await bench.publish([to], ids=False)
+        await eventually(lambda: len(bench.service.taken([number])) == 2, what="both", seconds=10)
+        await bench.until_settled(live)
+
+    assert trap.sprung.is_set()
+    assert bench.sent_twice(others) == {}
+    assert len(bench.service.taken([number])) == 2
 
 
 @WITH_AND_WITHOUT_IDS
