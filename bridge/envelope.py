@@ -52,6 +52,7 @@ _PASSED_ON: Final = tuple(
 _KNOWN: Final = frozenset((*_SETTINGS, *_MEMORY, COPIES, *_PASSED_ON))
 
 MAX_DETAIL_CHARACTERS: Final = 500
+_MOMENT_CHARACTERS: Final = 20
 _VISIBLE_ASCII: Final = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
 _TRACEPARENT: Final = re.compile(
     "(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
@@ -63,6 +64,7 @@ _YEAR_9999: Final = 253_402_300_799
 class Envelope(NamedTuple):
     """One message's facts. Moments are unix seconds.
 
+    `try_of`: what all copies of one publish have in common, and those of the next one have not.
     `turn_at`: when the limit of its sender lets it through, if it waits on the ladder for that.
     """
 
@@ -77,6 +79,7 @@ class Envelope(NamedTuple):
     attempts: int = 0
     uncertain_attempts: int = 0
     copies: int = 0
+    try_of: str = ""
     turn_at: float | None = None
     trace: tuple[tuple[str, str], ...] = ()
 
@@ -90,7 +93,8 @@ def bare_envelope(properties: Properties, *, now: float) -> Envelope:
     """Read only what cannot be wrong: enough to settle a message whose headers are broken."""
     message_id = properties.message_id or None
     published = properties.timestamp
-    copies = (properties.headers or {}).get(COPIES)
+    headers = properties.headers or {}
+    copies, began = headers.get(COPIES), headers.get(FIRST_DELIVERED_AT)
     return Envelope(
         key=_percent_encode(message_id) if message_id else uuid.uuid4().hex,
         message_id=message_id,
@@ -98,6 +102,7 @@ def bare_envelope(properties: Properties, *, now: float) -> Envelope:
         first_delivered_at=now,
         expires_at=_read_expiration(properties, now),
         copies=copies if type(copies) is int else 0,
+        try_of=began[:_MOMENT_CHARACTERS] if isinstance(began, str) else "",
     )
 
 

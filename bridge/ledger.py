@@ -42,11 +42,15 @@ def unsure_ack_seconds(heartbeat_seconds: float) -> float:
 
 
 class Entry(NamedTuple):
-    """One delivery: which message it is, whether its publisher named it, which of its copies."""
+    """One delivery: which message it is, whether its publisher named it, which of its copies.
+
+    `try_of` tells the copies of one publish from those of a later one of the same message.
+    """
 
     message: bytes
     has_id: bool
     copies: int
+    try_of: str = ""
 
 
 def entry_of(envelope: Envelope, body: Body) -> Entry:
@@ -55,7 +59,7 @@ def entry_of(envelope: Envelope, body: Body) -> Entry:
     name = ascii((envelope.message_id, None if has_id else envelope.published_at))
     digest = hashlib.blake2b(name.encode() + b"\0", digest_size=_DIGEST_BYTES)
     digest.update(body)
-    return Entry(digest.digest(), has_id, envelope.copies)
+    return Entry(digest.digest(), has_id, envelope.copies, envelope.try_of)
 
 
 class Accepted(NamedTuple):

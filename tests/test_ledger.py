@@ -103,6 +103,7 @@ def entry(
     *,
     body: bytes = BODY,
     copies: int = 0,
+    try_of: str = "",
     published_at: float | None = None,
 ) -> Entry:
     """Make the entry of a delivery."""
@@ -112,6 +113,7 @@ def entry(
         published_at=published_at,
         first_delivered_at=0.0,
         copies=copies,
+        try_of=try_of,
     )
     return entry_of(envelope, body)
 
@@ -555,6 +557,14 @@ async def test_copy_that_went_back_is_taken_again(ledger: Book) -> None:
     ledger.release(one, None)
 
     assert await ledger.claim(one, redelivered=False)
+
+
+async def test_copy_of_a_later_publish_is_taken(ledger: Book) -> None:
+    """Whoever publishes an id again, because it was not sent, has all its tries once more."""
+    await done(ledger, entry("m-1", copies=1, try_of="1795324586.386"), sent=False)
+    await done(ledger, entry("m-1"), sent=False)
+
+    assert await ledger.claim(entry("m-1", copies=1, try_of="1795324600.007"), redelivered=False)
 
 
 async def test_equal_copies_without_an_id_are_two(ledger: Book) -> None:

@@ -854,6 +854,21 @@ async def test_a_repeat_of_a_dead_letter_is_tried_anew(line: Line, service: Serv
     assert letter.headers["sms-bridge-reason"] == "refused"
 
 
+async def test_a_repeat_of_a_dead_letter_has_all_its_tries(line: Line, service: Service) -> None:
+    """The copies of a second publish are not those of the first, though they have one id."""
+    request, message_id = line.request(), uuid.uuid4().hex
+    later = {"to": request["to"], "status": 503, "headers": {"Retry-After": "0"}, "count": 1}
+    await service.misbehave(later, {"to": request["to"], "status": 400, "count": 1})
+    first = await line.outcome(request, message_id=message_id)
+    await service.misbehave(later)
+    second = await line.outcome(request, message_id=message_id)
+
+    await line.amqp.take(f"{line.queue}.dead", message_id=message_id)
+
+    assert (first["outcome"], first["attempts"]) == ("dead", 2)
+    assert (second["outcome"], second["attempts"]) == ("sent", 2)
+
+
 async def test_a_reply_without_a_message_id_names_the_key(line: Line, service: Service) -> None:
     """Without a message_id the outcome names the key that every attempt has carried."""
     request = line.request()
