@@ -166,7 +166,10 @@ class Settler:
                 properties=properties,
             )
         except PublishError as error:
-            log.warning("outcome_not_published", fault=error.fault, why=str(error))
+            # Its text names the routing key: a `reply_to`, which may hold a number.
+            why = "no queue takes it" if error.fault == "returned" else str(error)
+            target = exchange or "reply_to"
+            log.warning("outcome_not_published", target=target, fault=error.fault, why=why)
 
     @contextmanager
     def _held_up(self) -> Iterator[Callable[[PublishError], None]]:
