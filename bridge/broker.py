@@ -197,10 +197,11 @@ async def open_connection(
             raise
         # aiormq raises more than its own classes.
         wire = wire_of(connection)
-        foreign = wire.foreign
-        if ask_http and not foreign and _classify(error) in {"refused", "timeout"}:
+        foreign, closed = wire.foreign, wire.closed
+        is_silent = not foreign and closed is None
+        if ask_http and is_silent and _classify(error) in {"refused", "timeout"}:
             foreign = await _ask_http(settings, URL(url.get_secret_value()))
-        raise _refusal(error, host_of(url), wire.closed or (0, ""), foreign) from error
+        raise _refusal(error, host_of(url), closed or (0, ""), foreign) from error
     if not wire_of(connection).is_open:
         # It would live, and hear nothing of what is delivered and confirmed.
         await close_quietly(connection)
@@ -231,7 +232,10 @@ def _unsupported(host: str) -> ConnectError:
 
 
 async def _ask_http(settings: RabbitMQSettings, url: URL) -> bytes:
-    """Return how the answer to an HTTP request begins, or nothing."""
+    """Return how the answer to an HTTP request begins, or nothing when it is none.
+
+    A broker that is merely slow answers it too, with the versions of AMQP that it speaks.
+    """
     secure = url.scheme == "amqps"
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(ASK_HTTP_SECONDS):
@@ -242,7 +246,8 @@ async def _ask_http(settings: RabbitMQSettings, url: URL) -> bytes:
             )
             with contextlib.closing(writer):
                 writer.write(b"GET / HTTP/1.0\r\n\r\n")
-                return await reader.read(FOREIGN_BYTES)
+                answer = await reader.read(FOREIGN_BYTES)
+                return answer if answer.startswith(b"HTTP/") else b""
     return b""
 
 

@@ -46,7 +46,7 @@ async def send(
     parse_request(body.encode(), settings.worker)
     message_id = str(uuid.uuid4())
     async with _connection(settings) as (connection, channel):
-        replies = None if wait_seconds is None else await channel.declare_queue(exclusive=True)
+        replies = None if wait_seconds is None else await _open_replies(channel)
         message = Message(
             body.encode(),
             content_type="application/json",
@@ -67,6 +67,19 @@ async def send(
         await silence.look()
     why = f" ({silence.why})" if silence.why else ""
     raise BridgeError(f"no outcome within {wait_seconds:g} s{why}; the request stays queued")
+
+
+async def _open_replies(channel: AbstractChannel) -> AbstractQueue:
+    try:
+        queue = await channel.declare_queue(exclusive=True)
+        # Whoever may not read is told before anything is sent.
+        await queue.get(fail=False, no_ack=True)
+    except aiormq.exceptions.ChannelAccessRefused:
+        raise BrokerError(
+            "no permission to wait for an outcome, nothing was sent; the user needs to configure "
+            "and read queues amq.gen-*; or leave out --wait"
+        ) from None
+    return queue
 
 
 async def _outcome(
@@ -131,6 +144,11 @@ async def _publish(channel: AbstractChannel, message: Message, queue: str) -> No
     except aiormq.exceptions.DeliveryError:
         raise BrokerError(
             f"queue {queue}: not stored, the broker refused it; see whether the queue is full"
+        ) from None
+    except aiormq.exceptions.ChannelAccessRefused:
+        raise BrokerError(
+            f"queue {queue}: no permission to publish, nothing was stored; the user needs to write "
+            "amq.default"
         ) from None
     except aiormq.exceptions.AMQPError as error:
         raise BrokerError(

@@ -47,6 +47,7 @@ MAX_LOOKS: Final = 4
 IDLE_SECONDS: Final = 2.0
 IDLE_TRIES: Final = 5
 PUBLISH_SECONDS: Final = 10.0
+WORDS_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,13 +151,20 @@ class DeadLetterQueue:
     """
 
     def __init__(
-        self, name: str, channel: aiormq.Channel, publisher: Publisher, *, total: int
+        self,
+        name: str,
+        channel: aiormq.Channel,
+        publisher: Publisher,
+        *,
+        serving: asyncio.Task[None],
+        total: int,
     ) -> None:
         self.name = name
         self.total = total
         self.done = 0
         self._channel = channel
         self._publisher = publisher
+        self._serving = serving
         self._arrived: asyncio.Queue[DeliveredMessage | None] = asyncio.Queue()
         self._delivered = self._unacked = self._credit = 0
         self._places = asyncio.Semaphore(IN_FLIGHT)
@@ -306,11 +314,20 @@ class DeadLetterQueue:
                     "with one key"
                 )
         except PublishError as error:
+            why = await self._why_not_stored(error)
             self._fault = BrokerError(
-                f"queue {queue}: not stored: {error}; nothing is lost, mend it and run this again"
+                f"queue {queue}: not stored: {why}; nothing is lost, mend it and run this again"
             )
         if self._fault is not None:
             self._arrived.put_nowait(None)
+
+    async def _why_not_stored(self, error: PublishError) -> str:
+        if error.fault != "error":
+            return str(error)
+        # The channel has ended. The broker's words, such as a missing permission, come with that.
+        await asyncio.wait({self._serving}, timeout=WORDS_SECONDS)
+        ended = self._serving.exception() if self._serving.done() else None
+        return str(ended) if isinstance(ended, BrokerError) else str(error)
 
 
 @contextlib.asynccontextmanager
@@ -336,7 +353,7 @@ async def open_dead_letters(settings: Settings) -> AsyncIterator[DeadLetterQueue
         serving = asyncio.create_task(publisher.serve(publishing))
         stack.callback(serving.cancel)
         channel = await open_channel(consuming)
-        queue = DeadLetterQueue(name, channel, publisher, total=sizes.ready)
+        queue = DeadLetterQueue(name, channel, publisher, serving=serving, total=sizes.ready)
         try:
             yield queue
         finally:

@@ -609,6 +609,26 @@ async def test_listen_needs_permission(managed_broker: Broker) -> None:
     )
 
 
+async def test_send_needs_permission(managed_broker: Broker, canaries: Canaries) -> None:
+    """`send` as a user that may not says what the user lacks, and ends with 1."""
+    user, queue = uuid.uuid4().hex, unique("outbound")
+    managed_broker.ctl("add_user", user, "secret")
+    managed_broker.ctl("set_permissions", user, "^$", "^$", "^$")
+    url = str(URL(managed_broker.url).with_user(user).with_password("secret"))
+    settings = {"rabbitmq.url": url, "worker.queue": queue}
+    request = canaries.request()
+    options = ("--to", request["to"], "--from", request["from"], "--text", request["text"])
+    results = [
+        await run_program("send", *options, *more, settings=settings) for more in ((), ("--wait",))
+    ]
+    managed_broker.ctl("delete_user", user)
+
+    for result in results:
+        assert (result.returncode, result.stdout) == (1, b"")
+        assert "no permission to" in result.stderr.decode()
+        assert "the user needs to" in result.stderr.decode()
+
+
 async def test_listen_tells_the_end_of_its_connection(
     launcher: Launcher, managed_broker: Broker
 ) -> None:

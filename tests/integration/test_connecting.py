@@ -1,6 +1,7 @@
 """What is said when there is no connection to the broker: each cause has its own sentence."""
 
 import asyncio
+import uuid
 from contextlib import closing
 
 import pytest
@@ -67,3 +68,51 @@ async def test_a_port_of_something_else(scheme: str, answer: bytes, said: str) -
         error = await _refusal(f"{scheme}://guest:guest@127.0.0.1:{port}/")
 
     assert str(error).startswith(f"no connection to 127.0.0.1:{port} ({said}")
+
+
+@pytest.mark.parametrize("vhost", ["nowhere", "foreign"])
+async def test_a_virtual_host_is_told_as_that(managed_broker: Broker, vhost: str) -> None:
+    """One that is not there, or is not the user's, is told in the broker's words, to commands too.
+
+    They ask a silent port whether it speaks HTTP; a broker that has said why it refuses is none.
+    """
+    user = uuid.uuid4().hex
+    managed_broker.ctl("add_user", user, "secret")
+    managed_broker.ctl("add_vhost", "foreign")
+    port = URL(managed_broker.url).port
+    error = await _refusal(
+        f"amqp://{user}:secret@127.0.0.1:{port}/{vhost}", connect_timeout_seconds=10
+    )
+    managed_broker.ctl("delete_vhost", "foreign")
+    managed_broker.ctl("delete_user", user)
+
+    assert error.fault == "auth_failed"
+    assert "NOT_ALLOWED" in str(error)
+    assert vhost in str(error)
+    assert str(error).endswith(
+        "; check rabbitmq.username, rabbitmq.password and the vhost in rabbitmq.url"
+    )
+
+
+async def test_a_broker_that_is_slow(amqp_url: str) -> None:
+    """A broker that says nothing within the time to connect is told as silent, not as foreign."""
+    broker = URL(amqp_url)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            said = await reader.read(8)
+            if said.startswith(b"AMQP"):
+                await reader.read()
+                return
+            # What a real one says to what is no AMQP.
+            theirs, ours = await asyncio.open_connection(broker.host, broker.port)
+            with closing(ours):
+                ours.write(said)
+                writer.write(await theirs.read(8))
+                await writer.drain()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        error = await _refusal(f"amqp://guest:guest@127.0.0.1:{port}/")
+
+    assert (error.fault, "(timeout)" in str(error)) == ("timeout", True)

@@ -358,6 +358,28 @@ async def test_a_missing_permission_is_told_before_anything(
     )
 
 
+async def test_a_replay_that_may_not_publish_is_told(managed_broker: Broker) -> None:
+    """A replay that may not publish ends with 1, in the broker's words, and the letter stays."""
+    queue, user = unique("forbidden"), uuid.uuid4().hex
+    managed_broker.ctl("add_user", user, "secret")
+    managed_broker.ctl("set_permissions", user, "^$", "^$", ".*")
+    url = str(URL(managed_broker.url).with_user(user).with_password("secret"))
+    async with open_amqp(managed_broker.url) as admin:
+        await admin.channel.declare_queue(queue, durable=True)
+        await admin.channel.declare_queue(f"{queue}.dead", durable=True)
+        await admin.publish(f"{queue}.dead", BODY)
+        settings = {"rabbitmq.url": url, "worker.queue": queue}
+        result = await run_program("dlq", "replay", "--yes", settings=settings)
+        left = await admin.channel.declare_queue(f"{queue}.dead", passive=True)
+        await admin.delete([queue, f"{queue}.dead"])
+    managed_broker.ctl("delete_user", user)
+
+    assert (result.returncode, result.stdout) == (1, b"replayed 0\n")
+    assert "access to exchange 'amq.default' in vhost '/' refused" in result.stderr.decode()
+    assert "nothing is lost" in result.stderr.decode()
+    assert left.declaration_result.message_count == 1
+
+
 async def test_a_list_of_nothing_says_so(graveyard: Graveyard) -> None:
     """`dlq list` says when there is no dead letter, and when none is meant by the filters."""
     empty = await run_program("dlq", "list", settings=graveyard.values)
