@@ -20,6 +20,8 @@ MAX_UNCONFIRMED: Final = 4096
 USUAL_PROPERTIES_BYTES: Final = 128 * 1024 - AROUND_BYTES - CONTENT.size
 # What a time-out leaves behind is in no other limit any more, and waits for a broker that hangs.
 MAX_UNWRITTEN_BYTES: Final = 64 * 1024 * 1024
+# Turns of the event loop until a confirm that has come is told to who waits, whichever loop it is.
+READ_TURNS: Final = 4
 # A large body has more time: so long for each of its bytes.
 SECONDS_A_BYTE: Final = 1 / (1024 * 1024)
 _DETAILS: Final[Mapping[Confirm, str]] = {
@@ -232,12 +234,20 @@ async def _wait(confirm: "asyncio.Future[Confirm]", deadline: float) -> Confirm:
 
     confirm.add_done_callback(pass_on)
     # A timer of its own costs a third of `asyncio.timeout`.
-    timer = loop.call_at(deadline, _resolve, waiter, "timeout")
+    timer = loop.call_at(deadline, _time_out, waiter)
     try:
         return await waiter
     finally:
         timer.cancel()
         confirm.remove_done_callback(pass_on)
+
+
+def _time_out(waiter: "asyncio.Future[Confirm]", turns: int = READ_TURNS) -> None:
+    """Tell `timeout` when what has come is read: after a stall timers run first."""
+    if turns == 0:
+        _resolve(waiter, "timeout")
+    elif not waiter.done():
+        asyncio.get_running_loop().call_soon(_time_out, waiter, turns - 1)
 
 
 def _see_room(channel: PublishingChannel) -> None:

@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,8 +38,11 @@ MOST_BYTES: Final = BUFFERED_BYTES * 3 // 2 + 1024 * 8192
 IDLE_SECONDS: Final = 1
 # A stall for longer than anybody is waited for.
 STALL_SECONDS: Final = 2.0
+# Time enough to write the events and then stop, on a busy machine too.
+RESPONSE_SECONDS: Final = 3.0
 FORGERIES: Final = 2000
 REQUESTS: Final = "sms_bridge_webhook_http_requests_total"
+UNCONFIRMED: Final = "sms_bridge_amqp_unconfirmed_messages"
 EVICTIONS: Final = "sms_bridge_webhook_evictions_total"
 
 
@@ -223,7 +227,6 @@ async def test_requests_that_came_during_a_stall_are_not_late(
         tmp_path / "stalled.log",
         webhook__idle_timeout_seconds=IDLE_SECONDS,
         webhook__body_timeout_seconds=IDLE_SECONDS,
-        # KA webhook__keep_alive_seconds=IDLE_SECONDS,
     ) as target:
         with crowd_at(target.port) as crowd:
             clients = await crowd.enter(PATIENT)
@@ -238,6 +241,42 @@ async def test_requests_that_came_during_a_stall_are_not_late(
                 client.say(request[cut:])
                 await client.flush()
             await asyncio.sleep(STALL_SECONDS)
+            target.child.signal(signal.SIGCONT)
+            statuses = await all_hear(clients)
+
+    assert statuses == [200] * PATIENT
+
+
+async def test_confirms_that_came_during_a_stall_are_not_late(
+    bench: Bench, guard: Guard, tmp_path: Path
+) -> None:
+    """After a stall the broker's confirms are read before anybody is told that none came."""
+    async with open_target(
+        bench, guard, tmp_path / "stalled.log", webhook__response_timeout_seconds=RESPONSE_SECONDS
+    ) as target:
+        with crowd_at(target.port) as crowd:
+            clients = await crowd.enter(PATIENT)
+            before = await bench.amqp.count(bench.exchange)
+            bench.broker.pause()
+            for client in clients:
+                client.say(target.write_event())
+                await client.flush()
+            in_flight = partial(target.metric, UNCONFIRMED)
+
+            async def are_written() -> bool:
+                return await in_flight() == PATIENT
+
+            try:
+                await eventually(are_written, what="events that wait for their confirm")
+                await stalled(target)
+            finally:
+                bench.broker.resume()
+
+            async def are_stored() -> bool:
+                return await bench.amqp.count(bench.exchange) == before + PATIENT
+
+            await eventually(are_stored, what="events in the queue")
+            await asyncio.sleep(RESPONSE_SECONDS)
             target.child.signal(signal.SIGCONT)
             statuses = await all_hear(clients)
 
