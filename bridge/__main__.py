@@ -3,6 +3,7 @@
 Each command imports what it needs when it runs, so that `--help` is quick.
 """
 
+import errno
 import gc
 import json
 import logging
@@ -91,6 +92,21 @@ def main() -> None:
         _fail(error, EXIT_USAGE)
     except BridgeError as error:
         _fail(error, EXIT_FAILED)
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        _fail(BridgeError(f"standard output: {_unwritten(error)}"), EXIT_FAILED)
+
+
+# Of a file or a device that output goes to; who reads a pipe no more is typer's to end for.
+_UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+def _unwritten(error: OSError) -> str:
+    return (
+        f"cannot be written: {error.strerror}; what the command does may be done: look before you "
+        "run it again"
+    )
 
 
 def _fail(error: BridgeError, code: int) -> None:
@@ -206,13 +222,21 @@ def send(
 
     from bridge import client
 
+    def published(message_id: str) -> None:
+        try:
+            typer.echo(message_id)
+        except OSError as error:
+            raise BridgeError(
+                f"the request {message_id} is stored, and standard output {_unwritten(error)}"
+            ) from None
+
     settings = read_settings(context, config)
     outcome = asyncio.run(
         client.send(
             settings,
             {"to": to, "from": sender, "text": text},
             wait_seconds=timeout if wait else None,
-            published=typer.echo,
+            published=published,
             waiting=lambda why: typer.echo(f"sms-bridge: still waiting: {why}", err=True),
         )
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import shlex
 import signal
@@ -94,6 +95,19 @@ async def line(
 def _send(request: dict[str, str], *more: str) -> list[str]:
     options = (("--to", request["to"]), ("--from", request["from"]), ("--text", request["text"]))
     return ["send", *(part for option in options for part in option), *more]
+
+
+async def _run_on_a_full_disk(*args: str, settings: dict[str, object]) -> str:
+    """Run a command whose output goes to a full disk, and return what it says of that."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        result = await anyio.run_process(
+            [str(SCRIPT), *args], check=False, stdout=full, env=make_environ(settings)
+        )
+    finally:
+        os.close(full)
+    assert result.returncode == 1
+    return result.stderr.decode()
 
 
 # The program itself
@@ -357,6 +371,36 @@ async def test_send_tells_of_a_death(line: Line, canaries: Canaries, service: Se
     outcome = json.loads(result.stdout.decode().splitlines()[-1])
 
     assert (result.returncode, outcome["outcome"], outcome["reason"]) == (1, "dead", "refused")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no disk that is always full")
+async def test_send_to_a_full_disk_says_that_it_is_sent(
+    amqp: Amqp, amqp_url: str, canaries: Canaries
+) -> None:
+    """A request whose id cannot be printed is told as stored, so that nobody sends it twice."""
+    queue = unique("outbound")
+    await amqp.channel.declare_queue(queue, durable=True)
+    settings = {"rabbitmq.url": amqp_url, "worker.queue": queue}
+    said = await _run_on_a_full_disk(*_send(canaries.request()), settings=settings)
+    message = await amqp.take(queue)
+    await amqp.delete([queue])
+
+    assert said.startswith(
+        f"sms-bridge: the request {message.message_id} is stored, and standard output cannot be "
+        "written: No space left on device; "
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no disk that is always full")
+@pytest.mark.parametrize("command", [("check",), ("schema", "config"), ("--help",)])
+async def test_a_full_disk_is_told(command: tuple[str, ...]) -> None:
+    """Output that cannot be written is one line and exit 1, no traceback."""
+    said = await _run_on_a_full_disk(*command, settings={})
+
+    assert said == (
+        "sms-bridge: standard output: cannot be written: No space left on device; what the command "
+        "does may be done: look before you run it again\n"
+    )
 
 
 async def test_send_gives_up_waiting(amqp: Amqp, amqp_url: str, canaries: Canaries) -> None:
