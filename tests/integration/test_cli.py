@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -97,7 +98,7 @@ def _send(request: dict[str, str], *more: str) -> list[str]:
     return ["send", *(part for option in options for part in option), *more]
 
 
-async def _run_on_a_full_disk(*args: str, settings: dict[str, object]) -> str:
+async def _run_on_a_full_disk(*args: str, settings: Mapping[str, object]) -> str:
     """Run a command whose output goes to a full disk, and return what it says of that."""
     full = os.open("/dev/full", os.O_WRONLY)
     try:
