@@ -40,6 +40,8 @@ OTHER: Final = "other"
 UNMATCHED: Final = "unmatched"
 MAX_TYPE_BYTES: Final = 255
 MAX_RECENT_EVENTS: Final = 100_000
+# Routing keys that are told to find no queue; more are not told.
+MAX_UNROUTABLE: Final = 100
 RETRY_AFTER_SECONDS: Final = 5
 # Of the response budget, so that the answer itself arrives inside it.
 ANSWER_SECONDS: Final = 0.1
@@ -131,8 +133,8 @@ class Receiver:
         self._process_id = uuid.uuid4().hex
         self._numbers = itertools.count(1)
         self._recent = RecentEvents(settings.repeat_window)
-        # Of the first event that no queue took, until one with the same key is taken.
-        self._unroutable: str | None = None
+        # Routing keys of events that no queue took, until one with the same key is taken.
+        self._unroutable: set[str] = set()
         self._queue_missing = asyncio.Event()
         # Of what strangers can cause.
         self._refused = CountedLog(log, "webhook")
@@ -264,23 +266,24 @@ class Receiver:
             raise _Refusal(_try_later(), "publish_failed", "no confirm in time", event) from None
         except PublishError as error:
             if error.fault == "returned":
-                self._note_unroutable(event.routing_key)
+                self._note_unroutable(event)
             # Its text names the routing key, which may be any text that the service sent.
             why = "no queue takes it" if error.fault == "returned" else str(error)
             raise _Refusal(_try_later(), "publish_failed", why, event) from None
-        if self._unroutable == event.routing_key:
-            self._unroutable = None
-            log.info("events_routable", exchange=self._exchange)
+        if is_new and event.routing_key in self._unroutable:
+            self._unroutable.discard(event.routing_key)
+            log.info("events_routable", exchange=self._exchange, type=self._label(event))
         return is_new
 
-    def _note_unroutable(self, routing_key: str) -> None:
-        """Have our own queue declared again, and say once that events find no queue."""
+    def _note_unroutable(self, event: Event) -> None:
+        """Have our own queue declared again, and say once that such events find no queue."""
         self._queue_missing.set()
-        if self._unroutable is None:
-            self._unroutable = routing_key
+        if event.routing_key not in self._unroutable and len(self._unroutable) < MAX_UNROUTABLE:
+            self._unroutable.add(event.routing_key)
             log.warning(
                 "events_unroutable",
                 exchange=self._exchange,
+                type=self._label(event),
                 queue=self._settings.queue,
                 remedy="bind a queue to it with #: sms-bridge topology declare makes webhook.queue",
             )

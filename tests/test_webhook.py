@@ -225,6 +225,35 @@ async def test_a_type_that_is_not_configured_is_not_logged(ears: Ears, fate: Con
     assert number not in str(ears.lines)
 
 
+async def test_each_type_that_finds_no_queue_is_told_once(ears: Ears) -> None:
+    """A type that never finds a queue hides no other; a repeat of what is stored ends nothing."""
+    lost = {"a.b"}
+
+    async def post(kind: str, number: int) -> int:
+        async def settle() -> Publication:
+            return write("returned" if kind in lost else "confirmed", routing_key=kind)
+
+        store.fate = settle
+        body = f'{{"type": "{kind}", "id": "{number}"}}'.encode()
+        return (await receiver.answer(make_request(body))).status
+
+    store = Store()
+    receiver = make_receiver(store)
+    before = [await post("a.b", 1), await post("message.received", 2)]
+    lost.add("message.received")
+    during = [await post("message.received", number) for number in (3, 2, 3, 4)]
+    lost.remove("message.received")
+    after = [await post("message.received", 3), await post("a.b", 1)]
+
+    assert (before, during, after) == ([503, 200], [503, 200, 503, 503], [200, 503])
+    told = [(line.event, line.facts["type"]) for line in ears.lines if "routable" in line.event]
+    assert told == [
+        ("events_unroutable", "other"),
+        ("events_unroutable", "message.received"),
+        ("events_routable", "message.received"),
+    ]
+
+
 # --- Events that come more than once --------------------------------------------------------------
 
 
