@@ -601,7 +601,7 @@ async def test_connecting_has_a_deadline(bench: Bench) -> None:
     naive = asyncio.create_task(aio_pika.connect_robust(bench.proxy.url))
     settings = RabbitMQSettings(url=(SecretStr(bench.proxy.url),), connect_timeout_seconds=0.5)
     started = time.monotonic()
-    with pytest.raises(Exception, match="did not answer"):
+    with pytest.raises(Exception, match="nothing answered"):
         await _connect(settings)
     seconds = time.monotonic() - started
     with suppress(TimeoutError):
