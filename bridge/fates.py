@@ -252,7 +252,10 @@ class Sent(NamedTuple):
 
 
 class Retried(NamedTuple):
-    """A copy waits on the ladder; `burned` says whether an attempt was used up."""
+    """A copy waits on the ladder; `burned` says whether an attempt was used up.
+
+    `uncertain` says whether it may have been sent, and counts even if no attempt was burned.
+    """
 
     reason: RetryReason
     delay_seconds: float
@@ -335,6 +338,7 @@ def put_off(answer: Answer, policy: Policy, *, times: int = 1) -> Retried:
         delay_seconds=step,
         detail=answer.detail,
         status=answer.status,
+        uncertain=answer.fate is Fate.UNCERTAIN,
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.delivery import Delivery
+from bridge.errors import BrokerError
 from bridge.fates import Policy
 from bridge.rates import MAX_HOLD_SECONDS
 
@@ -27,6 +28,7 @@ class Turn:
 
     behind_seconds: float | None = None
     stays_seconds: float | None = None
+    goes_back: bool = False
 
     def stay_ahead(self, delay_seconds: float) -> None:
         """Keep the place in the order: the message comes back from the ladder after a delay."""
@@ -63,28 +65,41 @@ class Lanes:
         self._messages = 0
 
     @asynccontextmanager
-    async def turn(self, key: str, delivery: Delivery) -> AsyncIterator[Turn]:
-        """Wait for a delivery's turn, for no longer than a delivery is held."""
+    async def turn(
+        self, key: str, delivery: Delivery, *, waits: bool = True
+    ) -> AsyncIterator[Turn]:
+        """Wait for a delivery's turn, for no longer than a delivery is held.
+
+        With `waits` false it goes behind one that is held at once. Raising BrokerError or
+        CancelledError out of the turn gives the delivery back to the queue, and keeps its place
+        for a moment.
+        """
         lane, message = self._lanes.setdefault(key, _Lane()), delivery.envelope.key
         lane.users += 1
         self._line_up(lane, message)
         turn, is_locked = Turn(), False
         try:
             with delivery.waits():
-                is_locked = await _lock(lane)
+                is_locked = await _lock(lane, MAX_HOLD_SECONDS if waits else 0)
                 turn.behind_seconds = await self._step_behind(lane, message, is_locked=is_locked)
             yield turn
+        except (BrokerError, asyncio.CancelledError):
+            # It comes again, ahead of those that are on the ladder behind it.
+            turn.goes_back = True
+            raise
         finally:
             if is_locked:
                 lane.lock.release()
             lane.users -= 1
-            self._leave(key, lane, message, turn.stays_seconds)
+            self._leave(key, lane, message, turn)
 
     def _line_up(self, lane: _Lane, message: str) -> None:
-        if message not in lane.order:
-            now = self._clock()
-            lane.order[message] = _Place(now + self._step_seconds, now + MAX_LATE_SECONDS)
+        now = self._clock()
+        place = lane.order.get(message)
+        if place is None:
+            place = lane.order[message] = _Place(now + self._step_seconds, 0.0)
             self._messages += 1
+        place.given_up_at = now + MAX_LATE_SECONDS
 
     async def _step_behind(self, lane: _Lane, message: str, *, is_locked: bool) -> float | None:
         """Return the step of the ladder that ends soon after the first of the lane comes back.
@@ -102,11 +117,15 @@ class Lanes:
             return self._policy.longest_within(left + self._step_seconds)
         return None if is_locked else self._step_seconds
 
-    def _leave(self, key: str, lane: _Lane, message: str, stays_seconds: float | None) -> None:
-        if stays_seconds is None:
+    def _leave(self, key: str, lane: _Lane, message: str, turn: Turn) -> None:
+        place = lane.order.get(message)
+        if place is not None and turn.goes_back:
+            place.back_at = self._clock()
+            place.given_up_at = place.back_at + MAX_HOLD_SECONDS
+        elif place is not None and turn.stays_seconds is not None:
+            self._go_up(place, turn.stays_seconds)
+        else:
             self._forget(lane, message)
-        elif (place := lane.order.get(message)) is not None:
-            self._go_up(place, stays_seconds)
         if not lane.users and not lane.order:
             del self._lanes[key]
         if self._messages > MAX_MESSAGES:
@@ -134,9 +153,9 @@ class Lanes:
             self._messages -= len(self._lanes.pop(oldest).order)
 
 
-async def _lock(lane: _Lane) -> bool:
+async def _lock(lane: _Lane, seconds: float) -> bool:
     try:
-        async with asyncio.timeout(MAX_HOLD_SECONDS):
+        async with asyncio.timeout(seconds):
             return await lane.lock.acquire()
     except TimeoutError:
         return False

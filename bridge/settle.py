@@ -218,11 +218,11 @@ class Settler:
 
 
 def count_attempt(envelope: Envelope, outcome: Retried | Dead) -> Envelope:
-    """Return the envelope after an attempt that counts."""
-    if not outcome.burned:
+    """Return the envelope after an attempt, as far as it counts."""
+    if not outcome.burned and not outcome.uncertain:
         return envelope
     return envelope._replace(
-        attempts=envelope.attempts + 1,
+        attempts=envelope.attempts + outcome.burned,
         uncertain_attempts=envelope.uncertain_attempts + outcome.uncertain,
     )
 

@@ -158,7 +158,10 @@ class Worker:
 
     async def _send_in_order(self, delivery: Delivery, request: SendRequest) -> Outcome:
         key = delivery.envelope.ordering_key or request.to
-        async with self._lanes.turn(key, delivery) as turn:
+        # In a pause few are held, and a probe for up to a minute: who waited for that would take
+        # the place of one that may end the pause.
+        waits = self._pace.paused is None
+        async with self._lanes.turn(key, delivery, waits=waits) as turn:
             if turn.behind_seconds is None:
                 outcome = await self._send(delivery, request)
             else:
@@ -215,7 +218,7 @@ class Worker:
         away_seconds = await self._pace.admit(
             envelope.key,
             request.to,
-            has_failed=envelope.attempts > 0,
+            has_failed=envelope.attempts > 0 or envelope.uncertain_attempts > 0,
             is_last_try=self._policy.is_last_try(
                 attempts=envelope.attempts, uncertain_attempts=envelope.uncertain_attempts
             ),
@@ -283,7 +286,7 @@ class Worker:
         outcome = self._decide(delivery, answer)
         if paused is None or not answer.counts_as_outage or pace.is_probe(key):
             return outcome
-        # It burns no attempt in a pause, unless it may have been sent and that was its last.
+        # It burns no attempt in a pause, but one that may have been sent counts as such.
         is_last = isinstance(outcome, Dead) and outcome.uncertain
         return outcome if is_last else put_off(answer, self._policy)
 

@@ -731,6 +731,7 @@ def test_put_off(fate: Fate, reason: str) -> None:
 
     assert (ended.reason, ended.delay_seconds, ended.detail) == (reason, 5, "why")
     assert (ended.status, ended.burned) == (500, False)
+    assert ended.uncertain is (fate is Fate.UNCERTAIN)
 
 
 @pytest.mark.parametrize(("times", "delay"), [(1, 5), (2, 30), (5, 3600), (99, 3600)])

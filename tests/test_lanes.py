@@ -10,9 +10,11 @@ import pytest
 from bridge import lanes
 from bridge.delivery import Delivery, Session
 from bridge.envelope import Envelope
+from bridge.errors import BrokerError
 from bridge.fates import Policy
 from bridge.lanes import MAX_LATE_SECONDS, Lanes, Turn
 from bridge.properties import Properties
+from bridge.rates import MAX_HOLD_SECONDS
 from tests.clock import Clock
 
 KEY = "+4917012345678"
@@ -73,6 +75,14 @@ async def go(line: Lanes, message: str, key: str = KEY) -> float | None:
 
     # As in the worker: each delivery has a task, which ends when it is settled.
     return await asyncio.create_task(process())
+
+
+async def go_at_once(line: Lanes, message: str) -> float | None:
+    """Have a turn without waiting for one that is held; return the step of the ladder if any."""
+    async with line.turn(KEY, make_delivery(message), waits=False) as turn:
+        if turn.behind_seconds is not None:
+            turn.stay_ahead(turn.behind_seconds)
+        return turn.behind_seconds
 
 
 async def fail(
@@ -184,7 +194,7 @@ async def test_a_copy_that_cannot_be_published_holds_nobody_for_long(
 
 
 async def test_turn_that_ends_with_an_error_gives_the_place_up(line: Lanes) -> None:
-    """What goes back to the queue comes again in the queue's order."""
+    """A message with which something went wrong holds up nobody."""
     with pytest.raises(RuntimeError):
         async with turn_of(line, "a"):
             raise RuntimeError
@@ -192,15 +202,63 @@ async def test_turn_that_ends_with_an_error_gives_the_place_up(line: Lanes) -> N
     assert await go(line, "b") is None
 
 
-async def test_cancelled_wait_gives_the_place_up(line: Lanes) -> None:
-    """A delivery that is given back while it waits holds up nobody."""
+async def test_cancelled_wait_keeps_its_place(line: Lanes) -> None:
+    """A delivery that is given back while it waits comes again, and nobody passes it."""
     async with turn_of(line, "a"):
         second = asyncio.create_task(go(line, "b"))
-        await asyncio.sleep(0)
+        await settle()
         second.cancel()
         await asyncio.wait({second})
 
+    assert await go(line, "c") == FIRST_STEP
+    assert await go(line, "b") is None
     assert await go(line, "c") is None
+
+
+@pytest.mark.parametrize("reason", [BrokerError("gone"), asyncio.CancelledError()])
+async def test_what_goes_back_to_the_queue_stays_ahead(line: Lanes, reason: BaseException) -> None:
+    """It comes again while those behind it are on the ladder."""
+    await fail(line, "a", 30.0)
+    await go(line, "b")
+    with pytest.raises(type(reason)):
+        async with turn_of(line, "a"):
+            raise reason
+
+    assert await go(line, "a") is None
+    assert await go(line, "b") is None
+
+
+async def test_what_another_worker_has_taken_is_given_up_soon(line: Lanes, clock: Clock) -> None:
+    """What went back to the queue and does not come again holds up its number for a minute."""
+    with pytest.raises(BrokerError):
+        async with turn_of(line, "a"):
+            raise BrokerError("gone")
+    clock.now += MAX_HOLD_SECONDS - 1
+    assert await go(line, "b") == FIRST_STEP
+    clock.now += 1
+
+    assert await go(line, "b") is None
+
+
+async def test_late_one_that_is_back_keeps_its_place(line: Lanes, clock: Clock) -> None:
+    """One that comes back later than it was expected is not given up while it waits."""
+    await fail(line, "a", 30.0)
+    clock.now += 30 + MAX_LATE_SECONDS - 1
+    async with turn_of(line, "a"):
+        clock.now += 2
+        second = asyncio.create_task(go(line, "b"))
+        await settle()
+        assert not second.done()
+        assert await go_at_once(line, "c") == FIRST_STEP
+    assert await second is None
+
+
+async def test_nobody_waits_who_must_not(line: Lanes) -> None:
+    """Who does not wait goes up behind one that is held at once, and keeps its place."""
+    async with turn_of(line, "a"):
+        assert await go_at_once(line, "b") == FIRST_STEP
+    assert await go_at_once(line, "c") == FIRST_STEP
+    assert await go_at_once(line, "b") is None
 
 
 async def test_wait_ends_before_a_delivery_is_held_for_long(

@@ -179,7 +179,7 @@ def test_what_was_sent_is_replaced_by_nothing(world: World) -> None:
         (BURNED, "q.retry.5s", 3, 1),
         (BURNED._replace(uncertain=True), "q.retry.5s", 3, 2),
         (SPARED, "q.retry.30s", 2, 1),
-        (SPARED._replace(uncertain=True), "q.retry.30s", 2, 1),
+        (SPARED._replace(uncertain=True), "q.retry.30s", 2, 2),
         (DEAD, "q.dead", 3, 1),
         (DEAD._replace(uncertain=True), "q.dead", 3, 2),
         (UNSENT, "q.dead", 2, 1),

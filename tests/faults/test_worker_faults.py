@@ -926,6 +926,37 @@ async def test_last_uncertain_attempt_in_an_outage(
         assert len(letters) < len(numbers) / 2
 
 
+def was_put_off(live: Live, number: str) -> bool:
+    """Say whether a message was put off because of a pause."""
+    lines = live.logged("delivery")
+    return any(x["message_id"].endswith(number[1:]) and x["reason"] == "paused" for x in lines)
+
+
+async def test_uncertain_attempts_count_in_an_outage(bench: Bench) -> None:
+    """What was in flight when an outage was recognised is not POSTed more often than its cap."""
+    (in_flight,) = make_numbers(1)
+    cut = {"to": in_flight, "mode": "accept_then_cut"}
+    away = {"status": 503, "headers": {"Retry-After": "1"}}
+    bench.service.misbehave({**cut, "latency_seconds": 3}, away)
+    async with bench.worker(
+        worker__max_uncertain_attempts=2, worker__outage_after="1s", worker__concurrency=50
+    ) as live:
+        await bench.publish([in_flight])
+        await eventually(lambda: bench.service.posts([in_flight]), what="it is in flight")
+        others = await bench.publish(20)
+        await eventually(lambda: live.paused == {"outage"}, what="paused")
+        assert len(bench.service.posts([in_flight])) == 1
+        await eventually(lambda: was_put_off(live, in_flight), what="it is put off")
+        assert live.paused
+        bench.service.misbehave({**cut, "count": 1})
+        await bench.until_taken(others)
+        await bench.until_settled(live)
+
+        assert len(bench.service.posts([in_flight])) == 2
+        (letter,) = await bench.dead_letters()
+        assert letter.headers["sms-bridge-reason"] == "uncertain"
+
+
 async def test_two_lost_connections_during_one_post(bench: Bench) -> None:
     """However often the connection ends during a POST, it is not repeated; without an id too."""
     bench.service.misbehave({"latency_seconds": 6})
@@ -1494,9 +1525,9 @@ def texts_of(bench: Bench, numbers: list[str]) -> list[str]:
     return [message.text for message in bench.service.taken(numbers)]
 
 
-async def publish_texts(bench: Bench, number: str, count: int) -> list[str]:
+async def publish_texts(bench: Bench, number: str, count: int, *, start: int = 0) -> list[str]:
     """Publish so many numbered texts to one number, in order, and return them."""
-    texts = [f"text {place}" for place in range(count)]
+    texts = [f"text {place}" for place in range(start, start + count)]
     for text in texts:
         body = json.dumps({"to": number, "from": "Acme", "text": text}).encode()
         await bench.amqp.publish(bench.queue, body, message_id=f"{number} {text}")
@@ -1570,3 +1601,35 @@ async def test_one_message_of_a_number_at_a_time(bench: Bench) -> None:
     assert all(later - earlier >= 0.19 for earlier, later in itertools.pairwise(starts))
     begin = min(starts)
     assert sum(post.received_at < begin + 0.8 for post in bench.service.posts(others)) == 5
+
+
+async def test_order_is_kept_over_a_lost_connection(bench: Bench) -> None:
+    """A message that goes back to the queue comes again ahead of those on the ladder behind it."""
+    (number,) = make_numbers(1)
+    bench.service.misbehave(
+        {"status": 425, "count": 2}, {"status": 429, "headers": {"Retry-After": "3"}, "count": 1}
+    )
+    async with bench.worker(worker__ordering="recipient") as live:
+        texts = await publish_texts(bench, number, 1)
+        # One of them is on the ladder when the first is back and held.
+        while len(bench.service.posts([number])) < 3:
+            texts += await publish_texts(bench, number, 1, start=len(texts))
+            await asyncio.sleep(0.2)
+        bench.proxy.reset()
+        await eventually(lambda: has_taken(bench, [number], len(texts)), what="all are sent")
+        await bench.until_settled(live)
+
+    assert texts_of(bench, [number]) == texts
+
+
+async def test_many_ordered_messages_to_a_bad_number(bench: Bench) -> None:
+    """Messages that wait for one to a bad number leave room for those that end the pause."""
+    (bad,) = make_numbers(1)
+    bench.service.misbehave({"to": bad, "status": 404})
+    async with bench.worker(worker__ordering="recipient") as live:
+        await publish_texts(bench, bad, 12)
+        await eventually(lambda: live.paused == {"misconfigured"}, what="paused")
+        await eventually(lambda: len(bench.service.posts([bad])) >= 5, what="probes")
+
+        assert await seconds_to_send(bench, 5) < 5
+        assert live.logged("resumed")
