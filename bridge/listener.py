@@ -126,7 +126,9 @@ class Listener:
         try:
             await self._sweep_until(self._stopping, math.inf)
             await self._accept_queued()
+            # Without a turn in between, in which somebody could come who would be reset.
             server.close()
+            await _read_all()
             for connection in list(self.connections):
                 connection.drain()
             self.check_end()
@@ -157,7 +159,6 @@ class Listener:
         deadline = loop.time() + END_SECONDS
         while queue.poll(0) and loop.time() < deadline:  # noqa: ASYNC110  the kernel's queue
             await asyncio.sleep(0)
-        await _read_all()
 
     async def _sweep_until(self, event: asyncio.Event, deadline: float) -> None:
         loop = asyncio.get_running_loop()

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bridge.listener
 from bridge.errors import BridgeError
 from bridge.listener import END_SECONDS, SWEEP_SECONDS, Hooks, Listener, fit_open_files
 from bridge.parser import (
@@ -1213,6 +1214,27 @@ async def test_stop_serves_who_is_not_accepted_yet() -> None:
             answer = await asyncio.wait_for(loop.sock_recv(queued, 65536), GUARD_SECONDS)
 
     assert (has_ended, status_of(answer), b"connection: close" in answer) == (False, 200, True)
+
+
+async def test_stop_resets_nobody_who_comes_as_the_port_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who comes when the queue was empty is refused: a connection that is made is not reset."""
+    came: list[str] = []
+    read_all = bridge.listener._read_all
+
+    async def come_and_read_all() -> None:
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", listener.port)).close()
+            came.append("connected")
+        await read_all()
+
+    async with listening(App()) as listener:
+        monkeypatch.setattr("bridge.listener._read_all", come_and_read_all)
+        listener.stop()
+        await until_refused(listener.port)
+
+    assert came == []
 
 
 async def test_stop_waits_for_a_request_on_its_way() -> None:
