@@ -43,7 +43,10 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """A message that the broker has given us and that we have not settled."""
+    """A message that the broker has given us and that we have not settled.
+
+    `awaits_first`: the same message is being worked on, and this one is acked when that is done.
+    """
 
     body: Body
     properties: Properties
@@ -53,6 +56,7 @@ class Delivery:
     envelope: Envelope
     received: float = field(default_factory=time.monotonic)
     is_waiting: bool = False
+    awaits_first: bool = False
 
     @property
     def is_stale(self) -> bool:

@@ -110,8 +110,11 @@ class Worker:
 
     async def _process(self, delivery: Delivery) -> None:
         entry = entry_of(delivery.envelope, delivery.body)
-        with delivery.waits():
-            claim = await self._ledger.claim(entry, redelivered=delivery.redelivered)
+        # A drain goes on with it: what is given back here does not come again while the channel
+        # lives, and the next worker would send it again.
+        delivery.awaits_first = True
+        claim = await self._ledger.claim(entry, redelivered=delivery.redelivered)
+        delivery.awaits_first = False
         if isinstance(claim, Repeat):
             acked = self._settler.ack(delivery, None)
             self._ledger.note_repeat(entry, acked=acked)
@@ -469,7 +472,7 @@ class Worker:
         """Let go of what waits: it comes again, and a probe must not keep its place meanwhile."""
         self._ledger.connection_lost(most_unacked=session.most_unacked)
         for task, delivery in list(self._tasks.items()):
-            if delivery.is_waiting and delivery.is_stale:
+            if (delivery.is_waiting or delivery.awaits_first) and delivery.is_stale:
                 task.cancel()
 
     def _take(self, delivery: Delivery) -> None:

@@ -1436,6 +1436,23 @@ async def owing_worker(
             child.kill()
 
 
+@WITH_AND_WITHOUT_IDS
+async def test_drain_acks_what_has_come_again_before_it(bench: Bench, *, ids: bool) -> None:
+    """SIGTERM while redeliveries wait for their own POSTs: they are acked when these end."""
+    bench.service.misbehave({"latency_seconds": 4, "count": None})
+    async with bench.worker() as live:
+        numbers = await bench.publish(3, ids=ids)
+        await eventually(lambda: len(bench.service.posts(numbers)) == 3, what="POSTs")
+        bench.proxy.reset(CONSUME_LINK)
+        received = "sms_bridge_worker_messages_received_total"
+        await eventually(lambda: live.metric(received, redelivered="true") == 3, what="again")
+        code = await live.stop()
+
+    assert code == 0
+    assert len(bench.service.taken(numbers)) == 3
+    assert await bench.amqp.take_all(bench.queue) == []
+
+
 async def test_drain_does_not_wait_for_what_others_have_taken(bench: Bench, tmp_path: Path) -> None:
     """SIGTERM long after a cut ends the worker when nothing comes again for two seconds."""
     numbers = make_numbers(5)
