@@ -166,6 +166,9 @@ def _entity_name(name: str) -> str:
         raise ValueError("must not begin with amq., which RabbitMQ keeps for itself")
     if len(name.encode()) > MAX_NAME_BYTES:
         raise ValueError(f"must have at most {MAX_NAME_BYTES} bytes in UTF-8")
+    # All that pamqp writes into a frame; with another name a role would connect for ever.
+    if not re.fullmatch("[a-zA-Z0-9_.:@#,/+ -]*", name):
+        raise ValueError("must be of letters and digits of ASCII, spaces and - _ . : @ # , / +")
     return name
 
 

@@ -1139,3 +1139,13 @@ def test_settings_do_not_change() -> None:
 def test_schema_has_every_section() -> None:
     """The settings can be given as a JSON Schema."""
     assert set(Settings.model_json_schema()["properties"]) == set(Settings.model_fields)
+
+
+@pytest.mark.parametrize("name", ["q~", "q\u00e4", "q\t", "q%"])
+@pytest.mark.parametrize("key", ["worker.queue", "webhook.queue", "webhook.exchange"])
+def test_name_that_the_client_cannot_write_is_refused(faults: Faults, key: str, name: str) -> None:
+    """A name that no frame of the client library takes is refused at the start."""
+    section, _, setting = key.partition(".")
+    said = faults(json.dumps({section: {setting: name}}))
+
+    assert said == (f"{key}: must be of letters and digits of ASCII, spaces and - _ . : @ # , / +",)
