@@ -171,15 +171,20 @@ class Ledger:
         """Whether something that is done may come again soon: owed, or acked just before a loss."""
         return self._owes_acks or self._clock() < self._unsure_until
 
-    async def claim(self, entry: Entry, *, redelivered: bool) -> Claim | Repeat:
+    async def claim(
+        self, entry: Entry, *, redelivered: bool, waits: bool = True
+    ) -> Claim | Repeat | None:
         """Take a delivery to work on, unless it is a repeat.
 
-        Waits while the same message is in flight here. A claim must be given to `settle` or
-        `release`; that a repeat was acked is told to `note_repeat`.
+        Waits while the same message is in flight here; with `waits` false it returns None for one
+        that the publisher sent again. A claim must be given to `settle` or `release`; that a
+        repeat was acked is told to `note_repeat`.
         """
         while (earlier := self._earlier(entry, redelivered=redelivered)) is not None:
             # What is still held by its connection is not what the broker delivers again.
             is_same = redelivered and earlier.is_orphan
+            if not waits and not is_same:
+                return None
             earlier.is_awaited = earlier.is_awaited or is_same
             if await earlier.until_settled() and is_same:
                 self._owed.take(entry)

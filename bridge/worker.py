@@ -111,10 +111,15 @@ class Worker:
     async def _process(self, delivery: Delivery) -> None:
         entry = entry_of(delivery.envelope, delivery.body)
         # A drain goes on with it: what is given back here does not come again while the channel
-        # lives, and the next worker would send it again.
+        # lives, and the next worker would send it again. In a pause few are held, and a probe for
+        # up to a minute: who waited for that would take the place of one that may end the pause.
+        waits = self._stopping or self._pace.paused is None
         delivery.awaits_first = True
-        claim = await self._ledger.claim(entry, redelivered=delivery.redelivered)
+        claim = await self._ledger.claim(entry, redelivered=delivery.redelivered, waits=waits)
         delivery.awaits_first = False
+        if claim is None:
+            await self._put_off_repeat(delivery)
+            return
         if isinstance(claim, Repeat):
             acked = self._settler.ack(delivery, None)
             self._ledger.note_repeat(entry, acked=acked)
@@ -131,6 +136,21 @@ class Worker:
         at = time.time()
         self._ledger.settle(claim, accepted(delivery.envelope, outcome, at), acked=acked)
         await self._settler.announce(delivery, outcome, at)
+
+    async def _put_off_repeat(self, delivery: Delivery) -> None:
+        """Have a repeat wait on the ladder, for what becomes of the first with its id."""
+        outcome: Outcome
+        try:
+            delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
+            outcome = Retried(
+                reason="paused",
+                delay_seconds=self._policy.retry_delays_seconds[0],
+                detail="the first message with its id is held in a pause",
+            )
+        except InvalidMessageError as error:
+            outcome = Dead(reason="invalid", detail=str(error))
+        await self._settler.replace(delivery, outcome)
+        self._settler.ack(delivery, outcome)
 
     def _recall(self, delivery: Delivery, entry: Entry) -> Outcome | None:
         """Go on with what is known of a delivery that went back to the queue unsettled."""
@@ -161,8 +181,7 @@ class Worker:
 
     async def _send_in_order(self, delivery: Delivery, request: SendRequest) -> Outcome:
         key = delivery.envelope.ordering_key or request.to
-        # In a pause few are held, and a probe for up to a minute: who waited for that would take
-        # the place of one that may end the pause.
+        # As for repeats: who waits takes the place of one that may end a pause.
         waits = self._pace.paused is None
         async with self._lanes.turn(key, delivery, waits=waits) as turn:
             if turn.behind_seconds is None:

@@ -68,6 +68,7 @@ class Book:
         if isinstance(claim, Repeat):
             self._ledger.note_repeat(one, acked=acked)
             return False
+        assert claim is not None
         self._claims.setdefault(one, []).append(claim)
         return True
 

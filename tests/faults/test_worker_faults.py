@@ -1639,6 +1639,19 @@ async def test_order_is_kept_over_a_lost_connection(bench: Bench) -> None:
     assert texts_of(bench, [number]) == texts
 
 
+async def test_repeats_of_a_message_to_a_bad_number(bench: Bench) -> None:
+    """Repeats of an id whose first is held in a pause leave room for those that end the pause."""
+    (bad,) = make_numbers(1)
+    bench.service.misbehave({"to": bad, "status": 404})
+    async with bench.worker() as live:
+        await bench.publish([bad])
+        await eventually(lambda: live.paused == {"misconfigured"}, what="paused")
+        await bench.publish([bad] * 6)
+
+        assert await seconds_to_send(bench, 5) < 5
+        assert live.logged("resumed")
+
+
 async def test_many_ordered_messages_to_a_bad_number(bench: Bench) -> None:
     """Messages that wait for one to a bad number leave room for those that end the pause."""
     (bad,) = make_numbers(1)
