@@ -220,7 +220,7 @@ def send(
     """
     import asyncio
 
-    from bridge import client
+    from bridge.operators import client
 
     def published(message_id: str) -> None:
         try:
@@ -254,7 +254,7 @@ def listen(context: typer.Context, config: ConfigFile = None) -> None:
     """
     import asyncio
 
-    from bridge import client
+    from bridge.operators import client
 
     def listening(exchange: str) -> None:
         typer.echo(f"listening on the exchange {exchange}", err=True)
@@ -308,7 +308,7 @@ def _sign(settings: "Settings", body: bytes) -> "tuple[Sequence[tuple[str, str]]
     import uuid
 
     from bridge.app import webhook_secrets
-    from bridge.signature import decode_secret, scheme_from, sign
+    from bridge.inbound.signature import decode_secret, scheme_from, sign
 
     scheme = scheme_from(settings.webhook.signature, settings.webhook.public_url)
     secret = webhook_secrets(settings, scheme)[0]
@@ -382,7 +382,7 @@ def sandbox(
 def _plain_signer(secret: str) -> "Callable[[bytes], Sequence[tuple[str, str]]]":
     import uuid
 
-    from bridge.signature import PRESETS, decode_secret, sign
+    from bridge.inbound.signature import PRESETS, decode_secret, sign
 
     scheme = PRESETS["plain"]
     key = decode_secret(scheme, secret)

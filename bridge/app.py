@@ -16,25 +16,27 @@ from typing import Any, Final, NoReturn
 import uvloop
 
 from bridge import __version__
-from bridge.admin import LIMITS as ADMIN_LIMITS
-from bridge.admin import Health, admin_handler
-from bridge.backlog import watched
-from bridge.broker import Link, tls_context
+from bridge.amqp.broker import Link, tls_context
+from bridge.amqp.publisher import Publisher
 from bridge.config import Role, Settings, SmsApiSettings
 from bridge.credentials import Credential, check_header_value, load_authorities
 from bridge.errors import ConfigError
-from bridge.listener import Hooks, Listener, fit_open_files
+from bridge.http_server.admin import LIMITS as ADMIN_LIMITS
+from bridge.http_server.admin import Health, admin_handler
+from bridge.http_server.listener import Hooks, Listener, fit_open_files
+from bridge.inbound.metrics import WebhookMetrics
+from bridge.inbound.own_queue import watched
+from bridge.inbound.signature import Scheme, decode_secret, scheme_from
+from bridge.inbound.webhook import Receiver, webhook_limits
 from bridge.logs import LineWriter, Log, configure_logging, log_loop_faults
-from bridge.metrics import BridgeMetrics, Registry, WebhookMetrics, WorkerMetrics, new_registry
-from bridge.pace import Pace
-from bridge.publisher import Publisher
-from bridge.sender import Sender
-from bridge.signature import Scheme, decode_secret, scheme_from
-from bridge.topology import bridge_topology, dead_queue, name_of, retry_queue
-from bridge.transport import open_transport
-from bridge.upkeep import Upkeep
-from bridge.webhook import Receiver, webhook_limits
-from bridge.worker import Worker
+from bridge.metrics import BridgeMetrics, Registry, new_registry
+from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.pace import Pace
+from bridge.outbound.sender import Sender
+from bridge.outbound.transport import open_transport
+from bridge.outbound.worker import Worker
+from bridge.topology.declarations import bridge_topology, dead_queue, name_of, retry_queue
+from bridge.topology.upkeep import Upkeep
 
 log = Log(__name__)
 

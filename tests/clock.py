@@ -5,7 +5,8 @@ import selectors
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
-from bridge.metrics import Registry, WorkerMetrics, new_registry
+from bridge.metrics import Registry, new_registry
+from bridge.outbound.metrics import WorkerMetrics
 
 
 class Clock:

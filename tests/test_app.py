@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from bridge import credentials
+from bridge.amqp.broker import open_connection
 from bridge.app import Secrets, check_roles, check_start, webhook_secrets
-from bridge.broker import open_connection
 from bridge.config import Role, Settings
 from bridge.credentials import Credential
 from bridge.errors import BrokerError, ConfigError
+from bridge.inbound.signature import Scheme
 from bridge.metrics import BridgeMetrics, new_registry
-from bridge.signature import Scheme
 from tests.certificates import make_certificate
 
 

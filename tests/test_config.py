@@ -22,7 +22,7 @@ from bridge.config import (
     parse_duration,
 )
 from bridge.errors import ConfigError
-from bridge.signature import scheme_from
+from bridge.inbound.signature import scheme_from
 
 EXAMPLE = Path(__file__).parent.parent / "config.example.yaml"
 CANARY = "Canary7Secret"

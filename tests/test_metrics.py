@@ -17,22 +17,17 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from bridge.config import Settings
 from bridge.errors import ConnectFault, PublishFault, SignatureFault
-from bridge.fates import DeadReason, PauseReason, Result, RetryReason
-from bridge.metrics import (
-    CONNECT_OUTCOMES,
+from bridge.inbound.metrics import VERIFICATIONS, WebhookMetrics
+from bridge.metrics import CONNECT_OUTCOMES, PUBLISH_OUTCOMES, BridgeMetrics, Registry, new_registry
+from bridge.outbound.fates import DeadReason, PauseReason, Result, RetryReason
+from bridge.outbound.metrics import (
     DEAD_REASONS,
     PAUSE_REASONS,
     PROVIDER_RESULTS,
-    PUBLISH_OUTCOMES,
     RETRY_REASONS,
-    VERIFICATIONS,
-    BridgeMetrics,
-    Registry,
-    WebhookMetrics,
     WorkerMetrics,
-    new_registry,
 )
-from bridge.topology import bridge_topology, name_of
+from bridge.topology.declarations import bridge_topology, name_of
 from tests.chart.promql import promtool
 
 BUDGET = 500

@@ -19,7 +19,7 @@ from bridge.errors import ConfigError
 
 if TYPE_CHECKING:
     from bridge.config import Role, Settings
-    from bridge.queue_rules import Finding
+    from bridge.topology.queue_rules import Finding
 
 CHECK_EXAMPLES = examples(
     "sms-bridge check --config config.yaml",
@@ -90,7 +90,7 @@ def _examine(
 ) -> "list[Finding]":
     import asyncio
 
-    from bridge.doctor import examine, look_over
+    from bridge.operators.doctor import examine, look_over
 
     roles = [role for role, why in missing.items() if why is None]
     findings = look_over(settings, roles)

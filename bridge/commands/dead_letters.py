@@ -19,8 +19,8 @@ from bridge.errors import BridgeError, ConfigError
 
 if TYPE_CHECKING:
     from bridge.config import Settings
-    from bridge.dead_letters import DeadLetter, DeadLetterQueue, Filter
-    from bridge.replay import Tally
+    from bridge.operators.dead_letters import DeadLetter, DeadLetterQueue, Filter
+    from bridge.operators.replay import Tally
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ def list_letters(  # noqa: PLR0913  an option each
     Numbers are masked without --reveal. With --json each line is a JSON object. Below the rows
     it says how many have the id of one above: the same message, dead twice.
     """
-    from bridge.replay import RememberedIds
+    from bridge.operators.replay import RememberedIds
 
     wanted, seen = _filter(reason, ids, older_than, newer_than), RememberedIds()
 
@@ -156,7 +156,7 @@ def show(
 
     Whatever could be personal is masked without --reveal.
     """
-    from bridge.dead_letter_records import as_record, mask_record
+    from bridge.operators.dead_letter_records import as_record, mask_record
 
     async def find(queue: "DeadLetterQueue") -> "DeadLetter | None":
         found = None
@@ -218,8 +218,8 @@ def replay(  # noqa: PLR0913  an option each
     A letter leaves the dead-letter queue when the broker has confirmed its copy: stop or kill this
     at any point and nothing is lost, and at most 50 letters are in both queues, with one key each.
     """
-    from bridge.replay import Order
-    from bridge.replay import replay as replay_letters
+    from bridge.operators.replay import Order
+    from bridge.operators.replay import replay as replay_letters
 
     settings = read_settings(context, config)
     wanted = _filter(reason, ids, older_than, newer_than)
@@ -286,8 +286,8 @@ def discard(  # noqa: PLR0913  an option each
     The file holds numbers and texts in full; only its owner can read it. A letter is removed
     when it is safely on the disk: stop or kill this at any point and nothing is lost.
     """
-    from bridge.replay import Order
-    from bridge.replay import discard as discard_letters
+    from bridge.operators.replay import Order
+    from bridge.operators.replay import discard as discard_letters
 
     settings = read_settings(context, config)
     wanted = _filter(reason, ids, older_than, newer_than)
@@ -318,7 +318,7 @@ def _filter(
     older_than: float | None,
     newer_than: float | None,
 ) -> "Filter":
-    from bridge.dead_letters import Filter
+    from bridge.operators.dead_letters import Filter
 
     return Filter(
         reasons=[reason.value for reason in reasons or ()],
@@ -337,7 +337,7 @@ def _with_queue(settings: "Settings", act: "Callable[[DeadLetterQueue], Awaitabl
 async def _act_on_queue(
     settings: "Settings", act: "Callable[[DeadLetterQueue], Awaitable[T]]"
 ) -> T:
-    from bridge.dead_letters import open_dead_letters
+    from bridge.operators.dead_letters import open_dead_letters
 
     async with open_dead_letters(settings) as queue, _stopped_by_signals(queue.stop):
         return await act(queue)
@@ -433,7 +433,7 @@ def _by_reason(counts: Counter[str]) -> str:
 
 
 def _as_line(letter: "DeadLetter", *, as_json: bool, reveal: bool) -> str:
-    from bridge.dead_letter_records import as_summary, mask_number
+    from bridge.operators.dead_letter_records import as_summary, mask_number
 
     number = letter.to
     if number is not None and not reveal:

@@ -29,7 +29,7 @@ def config_() -> None:
 @app.command(epilog=examples("sms-bridge schema request > request.schema.json"))
 def request(context: typer.Context, *, config: ConfigFile = None) -> None:
     """Print the JSON Schema of a send request, with the limits of the configuration."""
-    from bridge.asyncapi import request_schema
+    from bridge.operators.asyncapi import request_schema
 
     _print(request_schema(read_settings(context, config).worker))
 
@@ -37,7 +37,7 @@ def request(context: typer.Context, *, config: ConfigFile = None) -> None:
 @app.command(epilog=examples("sms-bridge schema event > event.schema.json"))
 def event(context: typer.Context, *, config: ConfigFile = None) -> None:
     """Print the JSON Schema of an inbound event: routing key, properties, headers, body."""
-    from bridge.asyncapi import event_schema
+    from bridge.operators.asyncapi import event_schema
 
     _print(event_schema(read_settings(context, config)))
 
@@ -49,6 +49,6 @@ def event(context: typer.Context, *, config: ConfigFile = None) -> None:
 )
 def asyncapi(context: typer.Context, *, config: ConfigFile = None) -> None:
     """Print an AsyncAPI 3.0 document of every queue and exchange, as they are configured."""
-    from bridge import asyncapi as contract
+    from bridge.operators import asyncapi as contract
 
     _print(contract.asyncapi(read_settings(context, config)))

@@ -20,7 +20,7 @@ from bridge.errors import BrokerError
 
 if TYPE_CHECKING:
     from bridge.config import Settings
-    from bridge.topology import Difference, Topology
+    from bridge.topology.declarations import Difference, Topology
 
 app = typer.Typer(
     help="Show, compare or make the queues, exchanges and bindings that the bridge needs.",
@@ -90,9 +90,9 @@ def show(
     import yaml
     from yarl import URL
 
-    from bridge import topology_formats
-    from bridge.management import vhost_of
-    from bridge.topology import bridge_topology
+    from bridge.operators import topology_formats
+    from bridge.operators.management import vhost_of
+    from bridge.topology.declarations import bridge_topology
 
     settings = read_settings(context, config)
     topology = bridge_topology(settings, roles_of(role))
@@ -135,7 +135,7 @@ def verify(
     """
     import asyncio
 
-    from bridge.topology import bridge_topology
+    from bridge.topology.declarations import bridge_topology
 
     settings = read_settings(context, config)
     topology = bridge_topology(settings, roles_of(role))
@@ -164,8 +164,8 @@ def declare(context: typer.Context, *, role: OneRole = None, config: ConfigFile 
     """
     import asyncio
 
-    from bridge.topology import bridge_topology, name_of
-    from bridge.upkeep import is_unusable
+    from bridge.topology.declarations import bridge_topology, name_of
+    from bridge.topology.upkeep import is_unusable
 
     settings = read_settings(context, config)
     topology = bridge_topology(settings, roles_of(role))
@@ -182,8 +182,8 @@ def declare(context: typer.Context, *, role: OneRole = None, config: ConfigFile 
 
 
 async def _declare(settings: "Settings", topology: "Topology") -> "list[Difference]":
-    from bridge.broker import close_quietly, open_first_connection
-    from bridge.upkeep import provide
+    from bridge.amqp.broker import close_quietly, open_first_connection
+    from bridge.topology.upkeep import provide
 
     connection = await open_first_connection(settings.rabbitmq, name="topology")
     try:
@@ -195,9 +195,9 @@ async def _declare(settings: "Settings", topology: "Topology") -> "list[Differen
 async def _compare(
     settings: "Settings", topology: "Topology", url: str | None
 ) -> "tuple[list[Difference], str | None]":
-    from bridge.broker import close_quietly, open_first_connection
-    from bridge.comparison import compare
-    from bridge.management import open_management
+    from bridge.amqp.broker import close_quietly, open_first_connection
+    from bridge.operators.management import open_management
+    from bridge.topology.comparison import compare
 
     try:
         async with open_management(settings.rabbitmq, url) as management:
@@ -212,7 +212,7 @@ async def _compare(
 
 
 def _as_plain(difference: "Difference") -> dict[str, str]:
-    from bridge.topology import name_of
+    from bridge.topology.declarations import name_of
 
     return {
         "entity": name_of(difference.entity),

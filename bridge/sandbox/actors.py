@@ -12,12 +12,12 @@ import aio_pika
 import httpx
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
-from bridge.broker import close_quietly
+from bridge.amqp.broker import close_quietly
 from bridge.errors import BridgeError
 from bridge.sandbox.scoreboard import IN_PROGRESS, Metrics
 from bridge.sandbox.stage import Stage, queues_of
 from bridge.sandbox.traffic import MARKER, Request, Seen, Webhook
-from bridge.topology import dead_queue
+from bridge.topology.declarations import dead_queue
 
 # Spread over some seconds, so that there is something to watch and latencies are no backlog's.
 SPREAD_SECONDS: Final = 10

@@ -42,7 +42,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bridge.errors import ConfigError
-from bridge.listener import bind
+from bridge.http_server.listener import bind
 from bridge.sandbox.visitors import find_refusal
 
 # Makes the headers of a correctly signed webhook out of its body.

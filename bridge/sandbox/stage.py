@@ -17,12 +17,12 @@ from typing import Final
 import aio_pika
 import httpx
 
-from bridge.broker import close_quietly, open_connection
+from bridge.amqp.broker import close_quietly, open_connection
 from bridge.config import ENV_PREFIX, Settings, load_settings
 from bridge.errors import BridgeError
 from bridge.sandbox.broker import URL_VARIABLE, find_broker, private_broker
 from bridge.sandbox.processes import Child, Guard, free_ports, guarded, wait_until
-from bridge.topology import dead_queue, retry_queue
+from bridge.topology.declarations import dead_queue, retry_queue
 
 READY_SECONDS: Final = 30
 ROLES: Final = ("worker", "webhook")

@@ -73,7 +73,7 @@ def _our_log() -> LogLine:
         stream=LineWriter(sys.stdout, dropped=metrics.log_lines_dropped.inc),
         count=lambda level: metrics.log_records.labels(level).inc(),
     )
-    log = Log("bridge.settle")
+    log = Log("bridge.outbound.settle")
     return lambda number: log.info(
         "delivery",
         message_id=f"id-{number:08d}",

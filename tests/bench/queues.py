@@ -11,9 +11,9 @@ from typing import Final
 import aiormq
 import uvloop
 
+from bridge.amqp.properties import Properties
 from bridge.config import WebhookSettings, WorkerSettings
-from bridge.properties import Properties
-from bridge.topology import QUORUM
+from bridge.topology.declarations import QUORUM
 
 OUTBOUND: Final = str(WorkerSettings().queue)
 INBOUND: Final = str(WebhookSettings().queue)

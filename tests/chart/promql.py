@@ -12,8 +12,10 @@ from typing import Any
 import yaml
 
 from bridge.config import Settings
-from bridge.metrics import BridgeMetrics, WebhookMetrics, WorkerMetrics, new_registry
-from bridge.topology import bridge_topology, dead_queue, name_of, retry_queue
+from bridge.inbound.metrics import WebhookMetrics
+from bridge.metrics import BridgeMetrics, new_registry
+from bridge.outbound.metrics import WorkerMetrics
+from bridge.topology.declarations import bridge_topology, dead_queue, name_of, retry_queue
 from tests.chart.rendering import MINIMAL, merged, of_kind, render
 
 FILES = Path(__file__).parents[2] / "helm" / "sms-bridge" / "files"

@@ -11,14 +11,14 @@ import pytest
 import typer
 import yaml
 
-from bridge import topology_formats
 from bridge.__main__ import app as cli
-from bridge.admin import Health, admin_handler
 from bridge.app import check_roles
 from bridge.config import ENV_PREFIX, Settings, known_keys, load_settings
+from bridge.http_server.admin import Health, admin_handler
+from bridge.http_server.parser import Request
 from bridge.metrics import BridgeMetrics, new_registry
-from bridge.parser import Request
-from bridge.topology import (
+from bridge.operators import topology_formats
+from bridge.topology.declarations import (
     Topology,
     bridge_topology,
     dead_queue,

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from bridge.config import SignatureSettings
-from bridge.signature import scheme_from, sign
+from bridge.inbound.signature import scheme_from, sign
 from tests.chart.rendering import (
     APP_VERSION,
     CI,

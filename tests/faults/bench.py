@@ -18,12 +18,12 @@ import aio_pika
 import httpx
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
+from bridge.amqp.broker import open_connection
 from bridge.app import Bridge
-from bridge.broker import open_connection
 from bridge.config import Role, Settings
+from bridge.outbound.worker import Worker
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.server import Attempt, Fault, Message, Sandbox, create_app, serve
-from bridge.worker import Worker
 from tests.ears import Ears, listening
 from tests.faults.amqp_proxy import CONFIRM_SELECT_OK, AmqpProxy, open_amqp_proxy
 from tests.unnamed import NO_ID

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bridge import upkeep
+from bridge.topology import upkeep
 from tests.faults.bench import (
     SECONDS,
     Bench,

@@ -27,19 +27,20 @@ from aio_pika.abc import AbstractIncomingMessage
 from pydantic import SecretStr
 from starlette.types import Receive, Scope, Send
 
+from bridge.amqp.properties import Properties
+from bridge.amqp.publisher import Publisher
 from bridge.config import RabbitMQSettings, SmsApiSettings, WorkerSettings
 from bridge.credentials import Credential
-from bridge.envelope import Envelope
 from bridge.errors import PublishError
-from bridge.fates import Answer, Fate
-from bridge.metrics import BridgeMetrics, WorkerMetrics, new_registry
-from bridge.models import SendRequest
-from bridge.properties import Properties
-from bridge.publisher import Publisher
+from bridge.metrics import BridgeMetrics, new_registry
+from bridge.outbound.envelope import Envelope
+from bridge.outbound.fates import Answer, Fate
+from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.request import SendRequest
+from bridge.outbound.sender import Sender
+from bridge.outbound.transport import Reply, open_transport
 from bridge.sandbox.processes import free_ports
-from bridge.sender import Sender
-from bridge.topology import worker_topology
-from bridge.transport import Reply, open_transport
+from bridge.topology.declarations import worker_topology
 from tests.faults.bench import (
     CONSUME_LINK,
     Amqp,
@@ -614,7 +615,7 @@ async def test_connecting_has_a_deadline(bench: Bench) -> None:
 
 
 async def _connect(settings: RabbitMQSettings) -> None:
-    from bridge.broker import open_connection  # noqa: PLC0415
+    from bridge.amqp.broker import open_connection  # noqa: PLC0415
 
     connection = await open_connection(settings, settings.url[0], name="test")
     await connection.close()

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
+from bridge.amqp.properties import Properties
+from bridge.amqp.publisher import MAX_UNWRITTEN_BYTES, Publisher
 from bridge.errors import PublishError
 from bridge.metrics import BridgeMetrics, new_registry
-from bridge.properties import Properties
-from bridge.publisher import MAX_UNWRITTEN_BYTES, Publisher
 from tests.faults.amqp_proxy import ACK, PUBLISH, Method, Sender
 from tests.faults.bench import Amqp, Bench, eventually, open_amqp, open_link
 

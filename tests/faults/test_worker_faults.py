@@ -22,11 +22,11 @@ from aio_pika.abc import AbstractIncomingMessage
 from pamqp.common import FieldTable
 from yarl import URL
 
-from bridge.broker import close_quietly, open_connection
-from bridge.concurrency import FIRST_LIMIT
+from bridge.amqp.broker import close_quietly, open_connection
+from bridge.amqp.properties import Headers
 from bridge.errors import BrokerError
-from bridge.ledger import COMES_AGAIN_SECONDS
-from bridge.properties import Headers
+from bridge.outbound.concurrency import FIRST_LIMIT
+from bridge.outbound.ledger import COMES_AGAIN_SECONDS
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Child, free_ports, guarded
 from bridge.sandbox.server import Fault
@@ -1582,7 +1582,7 @@ async def test_followers_come_back_soon_after_their_leader(
 
     It goes up as late as it can here: a message that fails waits a moment before, to be spread.
     """
-    monkeypatch.setattr("bridge.settle.random.uniform", lambda _, most: most)
+    monkeypatch.setattr("bridge.outbound.settle.random.uniform", lambda _, most: most)
     (number,) = make_numbers(1)
     bench.service.misbehave({"status": 425, "count": 2})
     async with bench.worker(worker__ordering="recipient", worker__retry_delays=["1s", "8s"]):

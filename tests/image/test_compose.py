@@ -13,7 +13,7 @@ import yaml
 from bridge.__main__ import app as cli
 from bridge.app import CLOSE_SECONDS
 from bridge.config import Role, Settings, load_settings
-from bridge.topology import bridge_topology
+from bridge.topology.declarations import bridge_topology
 from tests.chart.promql import promtool
 from tests.image.dockerfile import PROJECT
 

@@ -15,14 +15,14 @@ import httpx
 import pytest
 from yarl import URL
 
-from bridge import doctor
-from bridge.broker import close_quietly, open_first_connection
+from bridge.amqp.broker import close_quietly, open_first_connection
 from bridge.config import Role, Settings
-from bridge.doctor import examine
-from bridge.queue_rules import Finding
+from bridge.operators import doctor
+from bridge.operators.doctor import examine
 from bridge.sandbox.broker import Broker
-from bridge.topology import bridge_topology
-from bridge.upkeep import provide
+from bridge.topology.declarations import bridge_topology
+from bridge.topology.queue_rules import Finding
+from bridge.topology.upkeep import provide
 from tests.alarms import memory_alarm
 from tests.certificates import make_certificate
 from tests.integration.conftest import Canaries, Service, run_program, run_programs, unique

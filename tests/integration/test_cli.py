@@ -25,11 +25,11 @@ import yaml
 from pamqp.commands import Basic
 from yarl import URL
 
-from bridge import client
 from bridge.__main__ import app
 from bridge.config import Settings, load_settings
 from bridge.errors import BrokerError
-from bridge.readiness import read_standing
+from bridge.operators import client
+from bridge.operators.readiness import read_standing
 from bridge.sandbox.broker import Broker
 from tests.alarms import memory_alarm
 from tests.integration.conftest import (

@@ -19,11 +19,11 @@ from pamqp.heartbeat import Heartbeat
 from pydantic import SecretStr
 from yarl import URL
 
-from bridge.broker import close_quietly, open_channel, open_connection, wire_of
+from bridge.amqp.broker import close_quietly, open_channel, open_connection, wire_of
+from bridge.amqp.frames import Body
+from bridge.amqp.properties import Properties
 from bridge.config import Settings
 from bridge.errors import ConnectError
-from bridge.frames import Body
-from bridge.properties import Properties
 from tests.integration.conftest import SECONDS, Amqp, eventually, unique
 
 Connection = aio_pika.Connection

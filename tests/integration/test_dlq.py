@@ -22,13 +22,13 @@ import anyio
 import pytest
 from yarl import URL
 
-from bridge import dead_letters, replay
+from bridge.amqp.properties import Properties, tolerate_broken_properties
 from bridge.config import Settings
-from bridge.dead_letter_records import as_record
-from bridge.dead_letters import Filter, open_dead_letters
 from bridge.errors import BridgeError
-from bridge.properties import Properties, tolerate_broken_properties
-from bridge.replay import Order
+from bridge.operators import dead_letters, replay
+from bridge.operators.dead_letter_records import as_record
+from bridge.operators.dead_letters import Filter, open_dead_letters
+from bridge.operators.replay import Order
 from bridge.sandbox.broker import Broker
 from tests.integration.conftest import (
     PROGRAM,

@@ -21,12 +21,12 @@ import httpx
 import pytest
 from yarl import URL
 
-from bridge.broker import open_connection
+from bridge.amqp.broker import open_connection
 from bridge.config import RabbitMQSettings
 from bridge.errors import BrokerError, ConnectError
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Guard
-from bridge.topology import dead_queue
+from bridge.topology.declarations import dead_queue
 from tests.certificates import make_certificate
 from tests.integration.conftest import (
     SIGNATURE,

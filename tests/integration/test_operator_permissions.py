@@ -11,8 +11,8 @@ from yarl import URL
 
 from bridge.config import Settings, load_settings
 from bridge.sandbox.broker import Broker, private_broker
-from bridge.topology import Topology, webhook_topology, worker_topology
-from bridge.upkeep import provide
+from bridge.topology.declarations import Topology, webhook_topology, worker_topology
+from bridge.topology.upkeep import provide
 from tests.chart.rendering import CI, MOUNTED, config, merged, nested, of_kind, render
 from tests.integration.conftest import run_program
 

@@ -8,11 +8,12 @@ import aio_pika
 import pytest
 from pydantic import SecretStr
 
-from bridge.backlog import watched
-from bridge.broker import open_connection
+from bridge.amqp.broker import open_connection
 from bridge.config import Settings
-from bridge.metrics import Registry, WebhookMetrics, new_registry
-from bridge.topology import QueueSizes, read_queue
+from bridge.inbound.metrics import WebhookMetrics
+from bridge.inbound.own_queue import watched
+from bridge.metrics import Registry, new_registry
+from bridge.topology.declarations import QueueSizes, read_queue
 from tests.integration.conftest import Amqp, eventually, unique
 
 EVENTS = 3

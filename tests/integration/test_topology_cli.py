@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from bridge.config import MAX_RETRY_DELAY_SECONDS, Settings
+from bridge.operators.topology_formats import custom_resources, definitions, plain, rows
 from bridge.sandbox.broker import Broker
-from bridge.topology import Topology, bridge_topology
-from bridge.topology_formats import custom_resources, definitions, plain, rows
+from bridge.topology.declarations import Topology, bridge_topology
 from tests.integration.conftest import open_amqp, run_program, run_programs, unique
 
 

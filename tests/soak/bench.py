@@ -20,7 +20,7 @@ import httpx
 from bridge.config import ENV_PREFIX
 from bridge.sandbox.broker import URL_VARIABLE, Broker
 from bridge.sandbox.processes import Child, Guard, free_ports, wait_until
-from bridge.topology import dead_queue, retry_queue
+from bridge.topology.declarations import dead_queue, retry_queue
 from tests.soak.checker import DeadLetter, Post
 from tests.soak.publisher import Request
 

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bridge.errors import InvalidSignatureError
-from bridge.signature import MAX_CANDIDATES, PRESETS, Scheme, sign, verify
+from bridge.inbound.signature import MAX_CANDIDATES, PRESETS, Scheme, sign, verify
 
 SCHEMES: Final[Mapping[str, Scheme]] = {
     **PRESETS,

@@ -17,12 +17,12 @@ from typing import Any, Final
 
 import uvloop
 
-from bridge.broker import USEFUL_SECONDS
+from bridge.amqp.broker import USEFUL_SECONDS
 from bridge.config import WorkerSettings
 from bridge.sandbox.broker import Broker, private_broker
 from bridge.sandbox.processes import Child, Guard, guarded
 from bridge.sandbox.server import Fault
-from bridge.topology import retry_queue
+from bridge.topology.declarations import retry_queue
 from tests.faults.amqp_proxy import AmqpProxy, open_amqp_proxy
 from tests.faults.bench import (
     PROGRAM,

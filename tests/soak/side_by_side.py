@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bridge.config import WorkerSettings
-from bridge.topology import dead_queue, retry_queue, worker_topology
-from bridge.upkeep import provide
+from bridge.topology.declarations import dead_queue, retry_queue, worker_topology
+from bridge.topology.upkeep import provide
 from tests.faults.amqp_proxy import DELIVER
 from tests.faults.bench import Amqp, eventually, make_numbers, open_amqp, open_link
 from tests.soak.figures import PAGE, Cells, conclude, format_table, tell

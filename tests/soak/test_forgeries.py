@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from bridge import signature
 from bridge.errors import InvalidSignatureError
-from bridge.signature import Scheme
+from bridge.inbound import signature
+from bridge.inbound.signature import Scheme
 from tests.soak.forgeries import (
     CHUNK,
     FORGERS,

@@ -1,5 +1,5 @@
 {{/*
-What the app itself would declare, name by name and argument by argument (bridge/topology.py), so
+What the app itself would declare, name by name and argument by argument (bridge/topology/declarations.py), so
 that its own look at the broker finds no difference: lists of queues, exchanges and bindings.
 Bindings have an `object` too, to be named by; those of subscribers follow the app's own.
 */}}

@@ -1,0 +1,1 @@
+"""Connections to RabbitMQ, and what is read from them and written to them."""

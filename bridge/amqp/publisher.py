@@ -1,0 +1,265 @@
+"""Publish one message and know that it is stored, or raise."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import aio_pika
+
+from bridge.amqp.broker import closed_channel, open_channel, wire_of
+from bridge.amqp.frames import AROUND_BYTES, CONTENT, LARGE_BODY_BYTES, Body, Confirm
+from bridge.amqp.properties import Properties
+from bridge.amqp.wire import PublishingChannel
+from bridge.errors import PublishError
+from bridge.metrics import BridgeMetrics
+
+MAX_UNCONFIRMED: Final = 4096
+# By RabbitMQ's default for a frame of 128 KiB, less what is around the properties.
+USUAL_PROPERTIES_BYTES: Final = 128 * 1024 - AROUND_BYTES - CONTENT.size
+# What a time-out leaves behind is in no other limit any more, and waits for a broker that hangs.
+MAX_UNWRITTEN_BYTES: Final = 64 * 1024 * 1024
+# Turns of the event loop until a confirm that has come is told to who waits, whichever loop it is.
+READ_TURNS: Final = 4
+# A large body has more time: so long for each of its bytes.
+SECONDS_A_BYTE: Final = 1 / (1024 * 1024)
+_DETAILS: Final[Mapping[Confirm, str]] = {
+    "returned": "no queue takes it: {}",
+    "nacked": "the broker refused to store it",
+    "timeout": "no confirm in time",
+    "error": "the connection to the broker ended",
+}
+
+
+class Publisher:
+    """Publishes mandatory and confirmed messages on a connection of its own.
+
+    The connection is never shared with a consumer: an alarm of the broker blocks it, and would
+    block the acks too.
+    """
+
+    def __init__(self, metrics: BridgeMetrics, *, timeout_seconds: float) -> None:
+        self._metrics = metrics
+        self._timeout_seconds = timeout_seconds
+        self._large = asyncio.Lock()
+        self._channel: PublishingChannel | None = None
+        self._open = asyncio.Event()
+
+    async def serve(self, connection: aio_pika.Connection) -> None:
+        """Publish on this connection until its channel ends; `Link.run` calls it."""
+        channel = await open_channel(connection, confirms=True)
+        # A broker without a limit of frames says 0, of which aiormq makes less than nothing.
+        most = channel.max_content_size if channel.max_content_size > 0 else sys.maxsize
+        wire = wire_of(connection)
+        with wire.publishing(channel.number, max_payload_bytes=most) as publishing:
+            self._channel = publishing
+            self._open.set()
+            try:
+                await asyncio.wait({channel.closing})
+                raise closed_channel(channel, "publishing")
+            finally:
+                self._open.clear()
+                self._channel = None
+
+    @property
+    def max_properties_bytes(self) -> int:
+        """How many bytes of properties the broker takes; its default while it is away."""
+        channel = self._channel
+        return USUAL_PROPERTIES_BYTES if channel is None else channel.max_properties_bytes
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many messages the broker has not confirmed yet."""
+        return 0 if self._channel is None else self._channel.unconfirmed
+
+    async def publish(
+        self,
+        body: Body,
+        *,
+        exchange: str,
+        routing_key: str,
+        properties: Properties,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        """Return when the broker has confirmed that the message is in a queue.
+
+        Raises PublishError otherwise, at the latest after `timeout_seconds` (default:
+        `rabbitmq.publish_timeout_seconds`), at once when the broker blocks or does not read, or
+        too many publishes wait. After a time-out the broker may have it nevertheless. A body of
+        more than 1 MiB waits for the one before it, and has a second more for each MiB: what is
+        written and not read takes up memory.
+        """
+        seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        if len(body) <= LARGE_BODY_BYTES:
+            await self._publish(body, exchange, routing_key, properties, seconds)
+            return
+        async with self._large:
+            seconds += len(body) * SECONDS_A_BYTE
+            await self._publish(body, exchange, routing_key, properties, seconds)
+
+    async def _publish(
+        self,
+        body: Body,
+        exchange: str,
+        routing_key: str,
+        properties: Properties,
+        timeout_seconds: float,
+    ) -> None:
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        publication = await self.write(
+            body,
+            exchange=exchange,
+            routing_key=routing_key,
+            properties=properties,
+            deadline=deadline,
+        )
+        try:
+            await publication.stored(deadline)
+        finally:
+            publication.abandon()
+
+    async def write(
+        self,
+        body: Body,
+        *,
+        exchange: str,
+        routing_key: str,
+        properties: Properties,
+        deadline: float,
+    ) -> "Publication":
+        """Write a message, and return what tells whether the broker has stored it.
+
+        Nothing is written after `deadline`, a time of the event loop. Raises PublishError when
+        nothing was: `publish` says when.
+        """
+        started = time.perf_counter()
+        label = exchange or "default"
+        try:
+            channel = await self._room(properties.message_id, deadline)
+            confirm = channel.publish(
+                body, exchange=exchange, routing_key=routing_key, properties=properties
+            )
+        except ValueError:
+            self._metrics.published.labels(label, "error").inc()
+            raise PublishError("error", "a name or a property does not fit AMQP") from None
+        except PublishError as error:
+            self._metrics.published.labels(label, error.fault).inc()
+            raise
+        return Publication(self._metrics, label, routing_key, confirm, started)
+
+    async def _room(self, message_id: str | None, deadline: float) -> PublishingChannel:
+        """Return a channel that takes a message with this id now, or raise PublishError."""
+        channel = self._channel
+        if channel is not None:
+            _see_room(channel)
+        if channel is None or channel.awaited(message_id) is not None:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    channel = await self._wait_for_turn(message_id)
+            except TimeoutError:
+                raise PublishError("timeout", _DETAILS["timeout"]) from None
+            if channel is None:
+                raise PublishError("error", _DETAILS["error"])
+            _see_room(channel)
+        if asyncio.get_running_loop().time() >= deadline:
+            raise PublishError("timeout", _DETAILS["timeout"])
+        return channel
+
+    async def _wait_for_turn(self, message_id: str | None) -> PublishingChannel | None:
+        """Return a channel when there is one, and no other message with this id is in flight.
+
+        Returns None when the channel has ended as soon as it was there.
+        """
+        await self._open.wait()
+        while (channel := self._channel) is not None:
+            if (earlier := channel.awaited(message_id)) is None:
+                break
+            await asyncio.wait({earlier})
+            await self._open.wait()
+        return channel
+
+
+class Publication:
+    """A message that was written, of which the broker has yet to say whether it is stored."""
+
+    __slots__ = ("_confirm", "_label", "_metrics", "_routing_key", "_started")
+
+    def __init__(
+        self,
+        metrics: BridgeMetrics,
+        exchange_label: str,
+        routing_key: str,
+        confirm: "asyncio.Future[Confirm]",
+        started: float,
+    ) -> None:
+        self._metrics = metrics
+        self._label = exchange_label
+        self._routing_key = routing_key
+        self._confirm = confirm
+        self._started = started
+
+    async def stored(self, deadline: float) -> None:
+        """Return when the broker has confirmed it.
+
+        Raises PublishError otherwise, at the latest at the deadline, a time of the event loop. Its
+        outcome counts then; whoever waits again would count it twice.
+        """
+        confirm = await _wait(self._confirm, deadline)
+        self._metrics.published.labels(self._label, confirm).inc()
+        if confirm != "confirmed":
+            raise PublishError(confirm, _DETAILS[confirm].format(self._routing_key))
+        duration = self._metrics.publish_duration.labels(self._label)
+        duration.observe(time.perf_counter() - self._started)
+
+    def when_known(self, tell: Callable[[bool], object]) -> None:
+        """Call `tell` with whether it is stored, once the broker has said so or its channel ends.
+
+        That may be long after the deadline.
+        """
+        self._confirm.add_done_callback(lambda confirm: tell(confirm.result() == "confirmed"))
+
+    def abandon(self) -> None:
+        """Want to know nothing more of it: the next message with its id need not wait."""
+        _resolve(self._confirm, "timeout")
+
+
+async def _wait(confirm: "asyncio.Future[Confirm]", deadline: float) -> Confirm:
+    """Return what has become of a publish, `timeout` at the deadline; others may wait on."""
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[Confirm] = loop.create_future()
+
+    def pass_on(confirm: "asyncio.Future[Confirm]") -> None:
+        _resolve(waiter, confirm.result())
+
+    confirm.add_done_callback(pass_on)
+    # A timer of its own costs a third of `asyncio.timeout`.
+    timer = loop.call_at(deadline, _time_out, waiter)
+    try:
+        return await waiter
+    finally:
+        timer.cancel()
+        confirm.remove_done_callback(pass_on)
+
+
+def _time_out(waiter: "asyncio.Future[Confirm]", turns: int = READ_TURNS) -> None:
+    """Tell `timeout` when what has come is read: after a stall timers run first."""
+    if turns == 0:
+        _resolve(waiter, "timeout")
+    elif not waiter.done():
+        asyncio.get_running_loop().call_soon(_time_out, waiter, turns - 1)
+
+
+def _see_room(channel: PublishingChannel) -> None:
+    """Raise PublishError when nothing may be written now."""
+    if channel.is_blocked:
+        raise PublishError("timeout", "the broker blocks publishing (memory or disk alarm)")
+    if channel.unconfirmed >= MAX_UNCONFIRMED:
+        raise PublishError("error", f"{MAX_UNCONFIRMED} publishes wait for their confirm")
+    if channel.unwritten_bytes >= MAX_UNWRITTEN_BYTES:
+        raise PublishError("timeout", "the broker does not read what it is sent")
+
+
+def _resolve(confirm: "asyncio.Future[Confirm]", outcome: Confirm) -> None:
+    if not confirm.done():
+        confirm.set_result(outcome)

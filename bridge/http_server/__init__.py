@@ -1,0 +1,1 @@
+"""The server of the webhook port and the admin port."""

@@ -1,0 +1,104 @@
+"""The admin port of both roles: /livez, /readyz, /startupz, /metrics.
+
+Liveness looks at our own tasks and event loop only: an outage of the broker or of the API must
+not restart anything.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn
+
+from prometheus_client.exposition import choose_encoder
+
+from bridge.http_server.listener import Handler
+from bridge.http_server.parser import Answer, Limits, Request, problem
+from bridge.logs import dump_json
+from bridge.metrics import BridgeMetrics, Registry
+
+Check = Callable[[], bool]
+# Who comes here is known, and has no body.
+LIMITS: Final = Limits(
+    max_connections=64,
+    max_header_bytes=16384,
+    max_headers=100,
+    max_body_bytes=4096,
+    max_buffered_bytes=65536,
+    idle_timeout_seconds=15,
+    body_timeout_seconds=10,
+    keep_alive_seconds=75,
+)
+MAX_SILENCE_SECONDS: Final = 10.0
+BEAT_SECONDS: Final = 0.5
+
+
+class Health:
+    """What the probes ask; `ready` and `live` map the name of a check to its function.
+
+    `facts` is what /readyz says besides, which makes nothing ready or not.
+    """
+
+    def __init__(
+        self, metrics: BridgeMetrics, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._last_beat = clock()
+        self.is_draining = False
+        self.ready: dict[str, Check] = {"not_draining": lambda: not self.is_draining}
+        self.facts: dict[str, Callable[[], object]] = {}
+        self.live: dict[str, Check] = {"event_loop": self._is_beating}
+        metrics.ready.set_function(lambda: all(check() for check in self.ready.values()))
+
+    async def beat(self) -> NoReturn:
+        """Measure for ever how late the event loop wakes a timer."""
+        while True:
+            before = self._clock()
+            await asyncio.sleep(BEAT_SECONDS)
+            self._last_beat = self._clock()
+            self._metrics.loop_lag.observe(max(0.0, self._last_beat - before - BEAT_SECONDS))
+
+    def _is_beating(self) -> bool:
+        return self._clock() - self._last_beat < MAX_SILENCE_SECONDS
+
+
+def admin_handler(health: Health, registry: Registry) -> Handler:
+    """Make what answers on the admin port."""
+    pages: dict[str, Callable[[Request], Answer]] = {
+        "/livez": lambda _: _probe(health.live, {}),
+        "/readyz": lambda _: _probe(health.ready, health.facts),
+        "/startupz": lambda _: _probe({}, {}),
+        "/metrics": lambda request: _expose(request, registry),
+    }
+
+    async def answer(request: Request) -> Answer:
+        page = pages.get(request.path)
+        if page is None:
+            return problem(404, "nothing is here")
+        if request.method not in {"GET", "HEAD"}:
+            return problem(405, "only GET", Allow="GET, HEAD")
+        return page(request)
+
+    return answer
+
+
+def _probe(checks: Mapping[str, Check], facts: Mapping[str, Callable[[], object]]) -> Answer:
+    results = {name: check() for name, check in checks.items()}
+    healthy = all(results.values())
+    body = {
+        "status": "ok" if healthy else "failing",
+        "checks": {name: "ok" if good else "failing" for name, good in results.items()},
+        **{name: fact() for name, fact in facts.items()},
+    }
+    return Answer(
+        200 if healthy else 503, dump_json(body).encode(), {"content-type": "application/json"}
+    )
+
+
+def _expose(request: Request, registry: Registry) -> Answer:
+    try:
+        encode, content_type = choose_encoder(request.header(b"accept") or "")
+    except (TypeError, ValueError):
+        # A version that is no number.
+        encode, content_type = choose_encoder("")
+    return Answer(200, encode(registry), {"content-type": content_type})

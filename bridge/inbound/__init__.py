@@ -1,0 +1,1 @@
+"""From the SMS service's webhooks to the exchange."""

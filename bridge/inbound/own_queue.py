@@ -1,0 +1,37 @@
+"""Watch the webhook's own queue, which gets every event, be there a subscriber or not.
+
+One that nobody reads grows until an alarm of the broker stops both directions.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import aio_pika
+
+from bridge.inbound.metrics import WebhookMetrics
+from bridge.topology.backlog import watch_queues
+from bridge.topology.declarations import QueueSizes
+
+Serve = Callable[[aio_pika.Connection], Coroutine[Any, Any, None]]
+
+
+def watched(serve: Serve, queue: str | None, metrics: WebhookMetrics) -> Serve:
+    """Make a `serve` that watches the webhook's own queue, for as long as the given one serves."""
+    if queue is None:
+        return serve
+
+    def note(found: Mapping[str, QueueSizes]) -> None:
+        for name, sizes in found.items():
+            metrics.queue_ready.labels(name).set(sizes.ready)
+            metrics.queue_consumers.labels(name).set(sizes.consumers)
+
+    async def serve_and_watch(connection: aio_pika.Connection) -> None:
+        watching = asyncio.create_task(watch_queues(connection, (queue,), note))
+        try:
+            await serve(connection)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    return serve_and_watch

@@ -1,0 +1,1 @@
+"""What people do from the command line beside running the bridge."""

@@ -1,0 +1,349 @@
+"""The machine-readable contract of messages: their JSON Schemas, and an AsyncAPI 3.0 document.
+
+Made from the models and the configuration in effect, so that names and limits are those of this
+installation.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from yarl import URL
+
+from bridge import __version__
+from bridge.config import Settings, WorkerSettings
+from bridge.outbound.fates import DeadReason
+from bridge.outbound.request import OpenSendRequest, SendRequest
+from bridge.topology.declarations import dead_queue, retry_queue
+
+JSON_SCHEMA: Final = "https://json-schema.org/draft/2020-12/schema"
+
+Moment = Annotated[
+    float | datetime, Field(description="unix seconds, or RFC 3339 with a time zone")
+]
+TraceParent = Annotated[
+    str, StringConstraints(pattern="^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")
+]
+
+
+class _Described(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class _TraceHeaders(_Described):
+    traceparent: TraceParent | None = None
+    tracestate: str | None = None
+
+
+class RequestHeaders(_TraceHeaders):
+    """The headers that a publisher may set for one message.
+
+    Another name that begins with `sms-bridge-` makes the message invalid, unless the bridge writes
+    it itself.
+    """
+
+    expires_at: Moment | None = Field(None, alias="sms-bridge-expires-at")
+    not_before: Moment | None = Field(None, alias="sms-bridge-not-before")
+    on_uncertain: Literal["retry", "park"] | None = Field(None, alias="sms-bridge-on-uncertain")
+    ordering_key: Annotated[str, StringConstraints(min_length=1)] | None = Field(
+        None, alias="sms-bridge-ordering-key"
+    )
+
+
+class DeadLetterHeaders(_TraceHeaders):
+    """The headers that a dead letter has beside those of its request."""
+
+    reason: DeadReason = Field(alias="sms-bridge-reason")
+    detail: Annotated[str, StringConstraints(max_length=500)] = Field(alias="sms-bridge-detail")
+    attempts: Annotated[int, Field(ge=0)] = Field(alias="sms-bridge-attempts")
+    status: Annotated[int, Field(ge=100, le=599)] | None = Field(None, alias="sms-bridge-status")
+    dead_at: datetime = Field(alias="sms-bridge-dead-at")
+
+
+class OutcomeEvent(BaseModel):
+    """What became of a request: to its `reply_to`, and to `worker.outcome_exchange`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    message_id: str
+    outcome: Literal["sent", "dead"]
+    reason: DeadReason | None
+    attempts: Annotated[int, Field(ge=0)]
+    status: int | None
+    provider_id: str | None
+    at: datetime
+    duplicate: Annotated[
+        bool,
+        Field(description="true on the answer to a repeat of a message_id, else left out"),
+    ] = False
+
+
+class EventHeaders(_TraceHeaders):
+    """The headers of an inbound event."""
+
+    body_sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")] = Field(
+        alias="sms-bridge-body-sha256"
+    )
+    event_id: Annotated[str, StringConstraints(pattern="^[!-~]{1,255}$")] | None = Field(
+        None,
+        alias="sms-bridge-event-id",
+        description="the service's id of the event; left out when it gives none",
+    )
+
+
+class EventProperties(_Described):
+    """The AMQP properties of an inbound event."""
+
+    content_type: str | None = Field(
+        "application/json", description="what the service said of a body that is no JSON"
+    )
+    delivery_mode: Literal[2]
+    message_id: Annotated[str, Field(description="unique for each publish")]
+    timestamp: Annotated[datetime, Field(description="when the webhook was received")]
+    type: str | None = Field(None, description="the event's type, cut to 255 bytes")
+
+
+class EventBody(_Described):
+    """The webhook's body, byte for byte; under `unparsed` it may be anything."""
+
+    type: str
+    data: dict[str, Any] | None = None
+
+
+class InboundEvent(BaseModel):
+    """A message on the exchange of inbound events: its body, headers and properties."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    routing_key: Annotated[
+        str,
+        StringConstraints(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$", max_length=120),
+        Field(description="the event's type; `other` when it is no routing key, or `unparsed`"),
+    ]
+    properties: EventProperties
+    headers: EventHeaders
+    body: EventBody | Any
+
+
+def request_schema(settings: WorkerSettings) -> dict[str, Any]:
+    """Make the JSON Schema of a send request, with the limits in effect."""
+    model = OpenSendRequest if settings.extra_fields == "forward" else SendRequest
+    schema = _schema(model)
+    schema["properties"]["text"]["maxLength"] = settings.max_text_length
+    if settings.default_from is None:
+        schema["required"] = ["to", "from", "text"]
+        schema["properties"]["from"].pop("default", None)
+    else:
+        schema["properties"]["from"]["default"] = settings.default_from
+    return schema
+
+
+def event_schema(settings: Settings) -> dict[str, Any]:
+    """Make the JSON Schema of an inbound event's message: body, headers, properties, key."""
+    schema = _schema(InboundEvent)
+    types = list(settings.webhook.event_types)
+    schema["properties"]["routing_key"]["examples"] = [*types, "other", "unparsed"]
+    return {"$schema": JSON_SCHEMA, **schema}
+
+
+def asyncapi(settings: Settings) -> dict[str, Any]:
+    """Make the AsyncAPI document of every queue and exchange, seen from the bridge."""
+    channels = _channels(settings)
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "sms-bridge",
+            "version": __version__,
+            "description": "The bridge between RabbitMQ and an SMS service.",
+            "license": {"name": "MIT"},
+        },
+        "defaultContentType": "application/json",
+        "servers": _servers(settings),
+        "channels": channels,
+        "operations": _operations(channels),
+        "components": {"messages": _messages(settings)},
+    }
+
+
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    return model.model_json_schema(ref_template="#/$defs/{model}")
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """Put definitions where they are used: in AsyncAPI a reference counts from the document."""
+    definitions = schema.pop("$defs", {})
+
+    def inline(value: Any) -> Any:  # noqa: ANN401  JSON
+        if isinstance(value, list):
+            return [inline(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        reference = value.get("$ref", "")
+        if reference.startswith("#/$defs/"):
+            return inline(definitions[reference.removeprefix("#/$defs/")])
+        return {name: inline(item) for name, item in value.items()}
+
+    inlined: dict[str, Any] = inline(schema)
+    return inlined
+
+
+def _servers(settings: Settings) -> dict[str, Any]:
+    servers = {}
+    for number, secret in enumerate(settings.rabbitmq.url, 1):
+        url = URL(secret.get_secret_value())
+        port = url.port or (5671 if url.scheme == "amqps" else 5672)
+        servers[f"rabbitmq{number}"] = {
+            "host": f"{url.host}:{port}",
+            "pathname": f"/{url.path.removeprefix('/')}",
+            "protocol": url.scheme,
+            "protocolVersion": "0.9.1",
+        }
+    return servers
+
+
+def _channels(settings: Settings) -> dict[str, Any]:
+    worker, webhook = settings.worker, settings.webhook
+    channels = {
+        "sendRequests": _queue(
+            settings,
+            worker.queue,
+            "sendRequest",
+            "Requests to send. Publish to the default exchange with this routing key, "
+            "persistent, with a message_id.",
+        ),
+        "deadLetters": _queue(
+            settings,
+            dead_queue(worker.queue),
+            "deadLetter",
+            "Requests that were given up, body untouched, the reason in the headers.",
+        ),
+    }
+    for delay in worker.retry_delays:
+        name = retry_queue(worker.queue, delay)
+        channels[f"retry{name.rpartition('.')[2]}"] = _queue(
+            settings, name, "sendRequest", "Requests that wait for their next attempt. Internal."
+        )
+    channels["inboundEvents"] = _exchange(
+        settings,
+        webhook.exchange,
+        "inboundEvent",
+        "Verified webhooks; the routing key is the event's type. Bind a queue to it.",
+    )
+    if webhook.queue is not None:
+        channels["inboundQueue"] = _queue(
+            settings, webhook.queue, "inboundEvent", "Every inbound event."
+        )
+    if worker.outcome_exchange is not None:
+        channels["outcomes"] = _exchange(
+            settings,
+            worker.outcome_exchange,
+            "outcome",
+            "What became of each request; the routing key is `sent` or `dead`.",
+        )
+    # A name that only the request knows: its reply_to.
+    channels["replies"] = {
+        "address": None,
+        "description": "The outcome, to the queue that a request names in reply_to, with its "
+        "correlation_id. A repeat of a message_id that was sent is answered too.",
+        "messages": _message_reference("outcome"),
+    }
+    return channels
+
+
+def _queue(settings: Settings, name: str, message: str, text: str) -> dict[str, Any]:
+    queue = {"name": name, "durable": True, "exclusive": False, "autoDelete": False}
+    return {
+        "address": name,
+        "description": text,
+        "messages": _message_reference(message),
+        "bindings": {
+            "amqp": {
+                "is": "queue",
+                "queue": queue | {"vhost": _vhost(settings)},
+                "bindingVersion": "0.3.0",
+            }
+        },
+    }
+
+
+def _exchange(settings: Settings, name: str, message: str, text: str) -> dict[str, Any]:
+    exchange = {"name": name, "type": "topic", "durable": True, "autoDelete": False}
+    return {
+        "address": "{routingKey}",
+        "description": text,
+        "parameters": {"routingKey": {"description": "the AMQP routing key"}},
+        "messages": _message_reference(message),
+        "bindings": {
+            "amqp": {
+                "is": "routingKey",
+                "exchange": exchange | {"vhost": _vhost(settings)},
+                "bindingVersion": "0.3.0",
+            }
+        },
+    }
+
+
+def _vhost(settings: Settings) -> str:
+    return URL(settings.rabbitmq.url[0].get_secret_value()).path.removeprefix("/") or "/"
+
+
+def _message_reference(name: str) -> dict[str, Any]:
+    return {name: {"$ref": f"#/components/messages/{name}"}}
+
+
+def _operations(channels: dict[str, Any]) -> dict[str, Any]:
+    operations: dict[str, Any] = {
+        "takeSendRequests": {
+            "action": "receive",
+            "channel": {"$ref": "#/channels/sendRequests"},
+            "summary": "Send an SMS.",
+            "reply": {
+                "address": {
+                    "location": "$message.header#/reply_to",
+                    "description": "the AMQP property reply_to",
+                },
+                "channel": {"$ref": "#/channels/replies"},
+            },
+        }
+    }
+    sent = {
+        "deadLetters": "Give a request up.",
+        "inboundEvents": "Pass a webhook on.",
+        "outcomes": "Tell what became of a request.",
+    }
+    for name, summary in sent.items():
+        if name in channels:
+            operations[f"publish{name[0].upper()}{name[1:]}"] = {
+                "action": "send",
+                "channel": {"$ref": f"#/channels/{name}"},
+                "summary": summary,
+            }
+    return operations
+
+
+def _messages(settings: Settings) -> dict[str, Any]:
+    request = _inlined(request_schema(settings.worker))
+    return {
+        "sendRequest": {
+            "title": "Send request",
+            "contentType": "application/json",
+            "headers": _inlined(_schema(RequestHeaders)),
+            "payload": request,
+        },
+        "deadLetter": {
+            "title": "Dead letter",
+            "headers": _inlined(_schema(DeadLetterHeaders)),
+            "payload": {"description": "what was published, which need not be a send request"},
+        },
+        "inboundEvent": {
+            "title": "Inbound event",
+            "contentType": "application/json",
+            "headers": _inlined(_schema(EventHeaders)),
+            "payload": _inlined({"anyOf": [_schema(EventBody), True]}),
+        },
+        "outcome": {
+            "title": "Outcome",
+            "contentType": "application/json",
+            "payload": _inlined(_schema(OutcomeEvent)),
+        },
+    }

@@ -1,0 +1,215 @@
+"""The two ends of the bridge as a team would use them: publish a send request, hear events."""
+
+import asyncio
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import aiormq
+from aio_pika import Connection, DeliveryMode, Message
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+
+from bridge.amqp.broker import close_quietly, open_first_connection
+from bridge.config import Settings
+from bridge.errors import BridgeError, BrokerError
+from bridge.operators.readiness import UNKNOWN, explain, read_standing
+from bridge.outbound.request import parse_request
+from bridge.topology.declarations import read_queue
+
+PUBLISH_SECONDS = 10.0
+POLL_SECONDS = 0.1
+# Without an outcome for so long, look why.
+LOOK_SECONDS = 2.0
+
+
+async def send(
+    settings: Settings,
+    request: dict[str, str | None],
+    *,
+    wait_seconds: float | None,
+    published: Callable[[str], object],
+    waiting: Callable[[str], object] = lambda _why: None,
+) -> dict[str, Any] | None:
+    """Publish one request and, when it is waited for, return its outcome event.
+
+    `published` is called with the message id once the broker has the request; `waiting`, when it
+    is known why nothing is sent, with that. Raises InvalidMessageError for what the worker would
+    refuse, BrokerError when the broker does not take it, and BridgeError when there was no outcome
+    within `wait_seconds`.
+    """
+    body = json.dumps({name: value for name, value in request.items() if value is not None})
+    parse_request(body.encode(), settings.worker)
+    message_id = str(uuid.uuid4())
+    async with _connection(settings) as (connection, channel):
+        replies = None if wait_seconds is None else await _open_replies(channel)
+        message = Message(
+            body.encode(),
+            content_type="application/json",
+            delivery_mode=DeliveryMode.PERSISTENT,
+            message_id=message_id,
+            timestamp=datetime.now(UTC),
+            reply_to=None if replies is None else replies.name,
+            correlation_id=message_id,
+        )
+        await _publish(channel, message, settings.worker.queue)
+        published(message_id)
+        if replies is None or wait_seconds is None:
+            return None
+        silence = _Silence(settings, connection)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_seconds):
+                return await _outcome(replies, silence, waiting)
+        await silence.look()
+    why = f" ({silence.why})" if silence.why else ""
+    raise BridgeError(f"no outcome within {wait_seconds:g} s{why}; the request stays queued")
+
+
+async def _open_replies(channel: AbstractChannel) -> AbstractQueue:
+    try:
+        queue = await channel.declare_queue(exclusive=True)
+        # Whoever may not read is told before anything is sent.
+        await queue.get(fail=False, no_ack=True)
+    except aiormq.exceptions.ChannelAccessRefused:
+        raise BrokerError(
+            "no permission to wait for an outcome, nothing was sent; the user needs to configure "
+            "and read queues amq.gen-*; or leave out --wait"
+        ) from None
+    return queue
+
+
+async def _outcome(
+    replies: AbstractQueue, silence: "_Silence", waiting: Callable[[str], object]
+) -> dict[str, Any]:
+    look_at = time.monotonic() + LOOK_SECONDS
+    while True:
+        reply = await replies.get(fail=False, no_ack=True)
+        if reply is not None:
+            outcome: dict[str, Any] = json.loads(reply.body)
+            return outcome
+        if time.monotonic() > look_at:
+            if (news := await silence.look()) is not None:
+                waiting(news)
+            look_at = time.monotonic() + LOOK_SECONDS
+        await asyncio.sleep(POLL_SECONDS)
+
+
+class _Silence:
+    """Why there is no outcome, as far as that can be known from here."""
+
+    def __init__(self, settings: Settings, connection: Connection) -> None:
+        self._settings = settings
+        self._connection = connection
+        self.why: str | None = None
+
+    async def look(self) -> str | None:
+        """Find out why, and return that when it is news."""
+        before = self.why
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                self.why = await self._find_out()
+        return self.why if self.why != before else None
+
+    async def _find_out(self) -> str | None:
+        standing = await read_standing(self._settings)
+        if standing is not None and standing.paused is not None:
+            return "; ".join(explain(standing.paused))
+        queue = self._settings.worker.queue
+        sizes = await read_queue(self._connection, queue)
+        if sizes is not None and not sizes.consumers:
+            return (
+                f"no worker takes from {queue}; start one, or ask one that runs: /readyz says why"
+            )
+        # A worker that is not paused has it on the ladder, or waits for its turn.
+        return None if standing is not None else UNKNOWN
+
+
+async def _publish(channel: AbstractChannel, message: Message, queue: str) -> None:
+    try:
+        await channel.default_exchange.publish(message, queue, timeout=PUBLISH_SECONDS)
+    except aiormq.exceptions.PublishError:
+        raise BrokerError(
+            f"queue {queue}: there is none; start the worker once, which declares it"
+        ) from None
+    except TimeoutError:
+        raise BrokerError(
+            f"queue {queue}: no confirm within {PUBLISH_SECONDS:g} s, as while RabbitMQ has a "
+            "memory or disk alarm; `sms-bridge check --online` looks for one; the request "
+            f"{message.message_id} may be stored yet, so do not send it again before you know"
+        ) from None
+    except aiormq.exceptions.DeliveryError:
+        raise BrokerError(
+            f"queue {queue}: not stored, the broker refused it; see whether the queue is full"
+        ) from None
+    except aiormq.exceptions.ChannelAccessRefused:
+        raise BrokerError(
+            f"queue {queue}: no permission to publish, nothing was stored; the user needs to write "
+            "amq.default"
+        ) from None
+    except aiormq.exceptions.AMQPError as error:
+        raise BrokerError(
+            f"queue {queue}: not confirmed ({type(error).__name__}); see the broker's log; "
+            f"the request {message.message_id} may be stored"
+        ) from None
+
+
+async def listen(
+    settings: Settings, *, listening: Callable[[str], object]
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the events of the inbound exchange from now on, as plain data.
+
+    `listening` is called with the exchange's name once none is missed. Nothing is made but a queue
+    that ends with the connection. Raises BrokerError when there is no such exchange, when the user
+    may not do this, and when the connection ends.
+    """
+    name = settings.webhook.exchange
+    async with _connection(settings) as (_, channel):
+        try:
+            await channel.declare_exchange(name, passive=True)
+            queue = await channel.declare_queue(exclusive=True)
+            await queue.bind(name, "#")
+        except aiormq.exceptions.ChannelNotFoundEntity:
+            raise BrokerError(
+                f"exchange {name}: there is none; start the webhook receiver once, or run "
+                "`sms-bridge topology declare`; is webhook.exchange right?"
+            ) from None
+        except aiormq.exceptions.ChannelAccessRefused:
+            raise BrokerError(
+                f"exchange {name}: no permission to listen; the user needs to read it, and to "
+                "configure, write and read queues amq.gen-*"
+            ) from None
+        async with queue.iterator(no_ack=True) as messages:
+            listening(name)
+            async for message in messages:
+                yield _event(message)
+    raise BrokerError("the broker ended the connection; run it again")
+
+
+def _event(message: AbstractIncomingMessage) -> dict[str, Any]:
+    try:
+        body: Any = json.loads(message.body)
+    except ValueError:
+        body = message.body.decode("utf-8", "replace")
+    stamp = message.timestamp
+    return {
+        "routing_key": message.routing_key,
+        "type": message.type,
+        "event_id": message.headers.get("sms-bridge-event-id"),
+        "received_at": None if stamp is None else stamp.isoformat(),
+        "body": body,
+    }
+
+
+@asynccontextmanager
+async def _connection(settings: Settings) -> AsyncIterator[tuple[Connection, AbstractChannel]]:
+    connection = await open_first_connection(settings.rabbitmq, name="cli")
+    try:
+        yield connection, await connection.channel(on_return_raises=True)
+    except aiormq.exceptions.AMQPError as error:
+        raise BrokerError(f"the broker ended the conversation: {type(error).__name__}") from None
+    finally:
+        await close_quietly(connection)

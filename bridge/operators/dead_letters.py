@@ -1,0 +1,380 @@
+"""Dead letters: look at them, move them, take them away; safe to kill at any point.
+
+A look takes the messages with a consumer, unacked, and gives them back by closing the channel.
+RabbitMQ has nothing more harmless: a quorum queue counts each time that a message comes back,
+whether by a closed channel, a nack (until 4.3), `basic.get` or the management API's "get
+messages", and drops what is over its delivery limit (20 by default since RabbitMQ 4.0). So a
+message that has come back `MAX_LOOKS` times is not given back but renewed: published to the end
+of the same queue, confirmed, then acked, which starts its count anew. No number of looks can drop
+a dead letter, unless the queue has a delivery limit of 4 or less.
+
+Only what is looked at is counted, so `list` takes no more than it shows. Nothing is kept in memory
+but the messages in hand: at most `PREFETCH` and a half.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from dataclasses import dataclass
+from typing import Final
+
+import aio_pika
+import aiormq
+from aiormq.abc import DeliveredMessage
+
+from bridge import __version__
+from bridge.amqp.broker import (
+    RPC_TIMEOUT_SECONDS,
+    close_channel,
+    close_quietly,
+    open_channel,
+    open_first_connection,
+)
+from bridge.amqp.properties import Properties
+from bridge.amqp.publisher import Publisher
+from bridge.config import Settings
+from bridge.errors import BridgeError, BrokerError, PublishError
+from bridge.metrics import BridgeMetrics, new_registry
+from bridge.outbound import envelope
+from bridge.outbound.envelope import moved_properties, read_moment
+from bridge.topology.declarations import dead_queue, read_queue
+
+PREFETCH: Final = 1000
+ACK_SECONDS: Final = 5.0
+IN_FLIGHT: Final = 50
+MAX_LOOKS: Final = 4
+# Without a delivery for so long, look whether another one took what is missing.
+IDLE_SECONDS: Final = 2.0
+IDLE_TRIES: Final = 5
+PUBLISH_SECONDS: Final = 10.0
+WORDS_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """One message of the dead-letter queue. Moments are unix seconds."""
+
+    tag: int
+    body: bytes
+    properties: Properties
+    message_id: str | None
+    reason: str | None
+    detail: str | None
+    attempts: int | None
+    uncertain_attempts: int
+    status: int | None
+    dead_at: float | None
+    expires_at: float | None
+    looks: int
+
+    @property
+    def may_be_sent(self) -> bool:
+        """Whether an attempt may have reached the phone, so that a replay may be a second SMS."""
+        return self.reason == "uncertain" or self.uncertain_attempts > 0
+
+    @property
+    def to(self) -> str | None:
+        """The number, when the body has one."""
+        try:
+            document = json.loads(self.body)
+        except (ValueError, RecursionError):
+            return None
+        number = document.get("to") if isinstance(document, dict) else None
+        return number if isinstance(number, str) else None
+
+
+def read_dead_letter(message: DeliveredMessage) -> DeadLetter:
+    """Read what a dead letter's headers say; what is not as we write it counts as not there."""
+    properties = message.header.properties
+    headers = properties.headers or {}
+    return DeadLetter(
+        tag=message.delivery_tag or 0,
+        body=message.body,
+        properties=properties,
+        message_id=properties.message_id or None,
+        reason=_text(headers.get(envelope.REASON)),
+        detail=_text(headers.get(envelope.DETAIL)),
+        attempts=_count(headers.get(envelope.ATTEMPTS)),
+        uncertain_attempts=_count(headers.get(envelope.UNCERTAIN_ATTEMPTS)) or 0,
+        status=_count(headers.get(envelope.STATUS)),
+        dead_at=read_moment(headers, envelope.DEAD_AT),
+        expires_at=read_moment(headers, envelope.EXPIRES_AT),
+        looks=_count(headers.get(envelope.DELIVERY_COUNT)) or 0,
+    )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which dead letters are meant; an age is counted from `sms-bridge-dead-at`, in seconds."""
+
+    reasons: Collection[str] = ()
+    ids: Collection[str] = ()
+    older_than: float | None = None
+    newer_than: float | None = None
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether every letter is meant."""
+        return not (self.reasons or self.ids) and self.older_than is self.newer_than is None
+
+    def takes(self, letter: DeadLetter, *, now: float) -> bool:
+        """Say whether a letter is meant; one without a moment of death has no age to go by."""
+        if self.reasons and letter.reason not in self.reasons:
+            return False
+        if self.ids and letter.message_id not in self.ids:
+            return False
+        return self._has_age(letter, now)
+
+    def _has_age(self, letter: DeadLetter, now: float) -> bool:
+        if self.older_than is None and self.newer_than is None:
+            return True
+        if letter.dead_at is None:
+            return False
+        age = now - letter.dead_at
+        return (self.older_than is None or age > self.older_than) and (
+            self.newer_than is None or age < self.newer_than
+        )
+
+
+class DeadLetterQueue:
+    """The dead letters that are there when it is opened, each taken once.
+
+    Whatever is not moved or removed goes back when it is closed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        channel: aiormq.Channel,
+        publisher: Publisher,
+        *,
+        serving: asyncio.Task[None],
+        total: int,
+    ) -> None:
+        self.name = name
+        self.total = total
+        self.done = 0
+        self._channel = channel
+        self._publisher = publisher
+        self._serving = serving
+        self._arrived: asyncio.Queue[DeliveredMessage | None] = asyncio.Queue()
+        self._delivered = self._unacked = self._credit = 0
+        self._places = asyncio.Semaphore(IN_FLIGHT)
+        self._moves: set[asyncio.Task[None]] = set()
+        self._fault: BridgeError | None = None
+        self._stopping = asyncio.Event()
+        channel.closing.add_done_callback(lambda _: self._arrived.put_nowait(None))
+        channel.on_consumer_cancel_callbacks.add(lambda _: self._arrived.put_nowait(None))
+
+    def stop(self) -> None:
+        """Take no more; what is being moved is finished."""
+        self._stopping.set()
+        self._arrived.put_nowait(None)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether somebody asked to stop."""
+        return self._stopping.is_set()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait so long, or until somebody asks to stop."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._stopping.wait()
+
+    async def letters(self, at_most: int | None = None) -> AsyncGenerator[DeadLetter, None]:
+        """Yield the letters, oldest first; give each to `keep`, `move` or `remove`, then `finish`.
+
+        Raises BrokerError when the broker ends it.
+        """
+        total = self.total if at_most is None else min(self.total, at_most)
+        for _ in range(total):
+            await self._ask_for_more(total)
+            message = await self._next()
+            if message is None:
+                return
+            yield read_dead_letter(message)
+
+    async def _ask_for_more(self, total: int) -> None:
+        # A letter that is kept uses up a place for good, so another consumer brings new ones.
+        if not self._arrived.empty() or self._delivered >= total:
+            return
+        if self._credit - self._unacked > PREFETCH // 2:
+            return
+        places = min(PREFETCH, total - self._delivered)
+        try:
+            async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+                await self._channel.basic_qos(prefetch_count=places)
+                await self._channel.basic_consume(self.name, self._on_delivery)
+        except aiormq.exceptions.ChannelAccessRefused:
+            raise BrokerError(
+                f"queue {self.name}: no permission to read; grant it with rabbitmqctl "
+                "set_permissions, or name a user that may in rabbitmq.username"
+            ) from None
+        self._credit += places
+
+    async def _on_delivery(self, message: DeliveredMessage) -> None:
+        self._delivered += 1
+        self._unacked += 1
+        self._arrived.put_nowait(message)
+
+    async def _next(self) -> DeliveredMessage | None:
+        """Return the next delivery, or None when there are no more or they are not wanted."""
+        for _ in range(IDLE_TRIES):
+            if self.is_stopped or self._fault is not None:
+                return None
+            try:
+                async with asyncio.timeout(IDLE_SECONDS):
+                    message = await self._arrived.get()
+            except TimeoutError:
+                if await self._is_empty():
+                    return None
+                continue
+            if message is not None or self.is_stopped or self._fault is not None:
+                return message
+            raise BrokerError(f"queue {self.name}: the broker ended the consumer; run it again")
+        raise BrokerError(f"queue {self.name}: the broker delivers nothing; look at its log")
+
+    async def _is_empty(self) -> bool:
+        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+            answer = await self._channel.queue_declare(self.name, passive=True)
+        return not answer.message_count
+
+    async def keep(self, letter: DeadLetter) -> None:
+        """Leave a letter in the queue; one that was looked at often is renewed."""
+        if letter.looks >= MAX_LOOKS:
+            await self._start(letter, self.name, moved_properties(letter.properties), done=0)
+
+    async def move(self, letter: DeadLetter, queue: str, properties: Properties) -> None:
+        """Publish a letter to a queue, have that confirmed, then ack it; at most 50 at once.
+
+        Returns when it has begun; `finish` tells what became of it.
+        """
+        await self._start(letter, queue, properties, done=1)
+
+    async def remove(self, letter: DeadLetter) -> None:
+        """Ack a letter: it is gone."""
+        if not await self._ack(letter):
+            raise BrokerError(f"queue {self.name}: the broker is gone; run it again")
+        self.done += 1
+
+    async def _ack(self, letter: DeadLetter) -> bool:
+        try:
+            async with asyncio.timeout(ACK_SECONDS):
+                # Until it is written: a kill would undo an ack that is only queued.
+                await self._channel.basic_ack(letter.tag, wait=True)
+        except (
+            aiormq.exceptions.AMQPError,
+            aiormq.exceptions.ChannelInvalidStateError,
+            TimeoutError,
+        ):
+            return False
+        self._unacked -= 1
+        return True
+
+    async def finish(self) -> None:
+        """Wait for what is being moved; raise BridgeError when something could not be."""
+        while self._moves:
+            await asyncio.wait(set(self._moves))
+        if self._fault is not None:
+            raise self._fault
+
+    async def _start(
+        self, letter: DeadLetter, queue: str, properties: Properties, *, done: int
+    ) -> None:
+        await self._places.acquire()
+        if self._fault is not None:
+            self._places.release()
+            return
+        task = asyncio.create_task(self._move(letter, queue, properties, done))
+        self._moves.add(task)
+        task.add_done_callback(self._moves.discard)
+        task.add_done_callback(lambda _: self._places.release())
+
+    async def _move(
+        self, letter: DeadLetter, queue: str, properties: Properties, done: int
+    ) -> None:
+        try:
+            await self._publisher.publish(
+                letter.body, exchange="", routing_key=queue, properties=properties
+            )
+            if await self._ack(letter):
+                self.done += done
+            else:
+                self._fault = BrokerError(
+                    f"queue {self.name}: the broker is gone; some letters may be in both queues, "
+                    "with one key"
+                )
+        except PublishError as error:
+            why = await self._why_not_stored(error)
+            self._fault = BrokerError(
+                f"queue {queue}: not stored: {why}; nothing is lost, mend it and run this again"
+            )
+        if self._fault is not None:
+            self._arrived.put_nowait(None)
+
+    async def _why_not_stored(self, error: PublishError) -> str:
+        if error.fault != "error":
+            return str(error)
+        # The channel has ended. The broker's words, such as a missing permission, come with that.
+        await asyncio.wait({self._serving}, timeout=WORDS_SECONDS)
+        ended = self._serving.exception() if self._serving.done() else None
+        return str(ended) if isinstance(ended, BrokerError) else str(error)
+
+
+@contextlib.asynccontextmanager
+async def open_dead_letters(settings: Settings) -> AsyncIterator[DeadLetterQueue]:
+    """Open the dead-letter queue of `worker.queue`; what is still in hand goes back at the end.
+
+    Raises BrokerError when there is no broker or no such queue.
+    """
+    name = dead_queue(settings.worker.queue)
+    async with contextlib.AsyncExitStack() as stack:
+        consuming = await _open_connection(settings, "dead letters", stack)
+        sizes = await read_queue(consuming, name)
+        if sizes is None:
+            raise BrokerError(f"queue {name}: it answers nothing; look at its leader and its nodes")
+        if not sizes.exists:
+            raise BrokerError(
+                f"queue {name}: there is none; is worker.queue right? A worker makes it when it "
+                "starts, or `sms-bridge topology declare` does"
+            )
+        publisher = Publisher(_metrics(settings), timeout_seconds=PUBLISH_SECONDS)
+        # An alarm blocks the connection that publishes, and must not block acks.
+        publishing = await _open_connection(settings, "dead letters publish", stack)
+        serving = asyncio.create_task(publisher.serve(publishing))
+        stack.callback(serving.cancel)
+        channel = await open_channel(consuming)
+        queue = DeadLetterQueue(name, channel, publisher, serving=serving, total=sizes.ready)
+        try:
+            yield queue
+        finally:
+            with contextlib.suppress(BridgeError):
+                await queue.finish()
+        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+            await close_channel(channel)
+
+
+async def _open_connection(
+    settings: Settings, name: str, stack: contextlib.AsyncExitStack
+) -> aio_pika.Connection:
+    connection = await open_first_connection(settings.rabbitmq, name=name)
+    stack.push_async_callback(close_quietly, connection)
+    return connection
+
+
+def _metrics(settings: Settings) -> BridgeMetrics:
+    # Nobody reads them, but publishing is counted wherever it is done.
+    exchanges = ("default", settings.webhook.exchange)
+    return BridgeMetrics(
+        new_registry(), component="cli", version=__version__, revision="", exchanges=exchanges
+    )

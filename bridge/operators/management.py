@@ -1,0 +1,214 @@
+"""RabbitMQ's management API, read only: what AMQP does not tell about queues and bindings."""
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import AsyncIterator, Collection
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx
+from yarl import URL
+
+from bridge.amqp.broker import tls_context, with_credentials
+from bridge.config import RabbitMQSettings
+from bridge.errors import BrokerError, ConfigError
+from bridge.topology.declarations import Binding, Difference, Exchange, Queue, Topology
+from bridge.topology.queue_rules import (
+    ExchangeFacts,
+    QueueFacts,
+    compare_exchange,
+    compare_queue,
+    merge_policies,
+)
+
+ANSWER_SECONDS: Final = 5.0
+_PORTS: Final = {"amqp": ("http", 15672), "amqps": ("https", 15671)}
+_POLICIES: Final = ("policies", "operator-policies")
+_MISSING: Final = "create it: sms-bridge topology declare"
+
+
+class Management:
+    """The management API of one broker, for one vhost."""
+
+    def __init__(self, client: httpx.AsyncClient, url: URL, vhost: str) -> None:
+        self.url = url
+        self.clock_skew_seconds: float | None = None
+        self._client = client
+        self._vhost = vhost
+        self._policies: list[list[dict[str, Any]]] | None = None
+
+    async def read(self, *path: str) -> Any:  # noqa: ANN401  JSON
+        """Read `/api/<path>`; None when there is no such thing.
+
+        Raises BrokerError that says why there is no answer.
+        """
+        address = (
+            str(self.url).rstrip("/") + "/api/" + "/".join(quote(part, safe="") for part in path)
+        )
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                answer = await self._client.get(address)
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+            raise BrokerError(f"no answer ({type(error).__name__})") from None
+        self._note_date(answer)
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            return None
+        if answer.status_code != httpx.codes.OK:
+            what = {401: "wrong user or password, or the user lacks the tag `management`"}
+            raise BrokerError(what.get(answer.status_code, f"it answered {answer.status_code}"))
+        try:
+            return answer.json()
+        except ValueError:
+            raise BrokerError("the answer is not JSON; another program is there") from None
+
+    def _note_date(self, answer: httpx.Response) -> None:
+        self.clock_skew_seconds = clock_skew(answer)
+
+    async def queue(self, name: str) -> QueueFacts | None:
+        """Read a queue's arguments and policies; None when it is missing."""
+        found = await self.read("queues", self._vhost, name)
+        if found is None:
+            return None
+        kind = found.get("type", "classic")
+        return QueueFacts(
+            name=name,
+            type=kind,
+            durable=bool(found.get("durable")),
+            auto_delete=bool(found.get("auto_delete")),
+            exclusive=bool(found.get("exclusive")),
+            arguments=found.get("arguments") or {},
+            policy=await self._policy(name, {"all", "queues", f"{kind}_queues"}),
+        )
+
+    async def _policy(self, name: str, kinds: Collection[str]) -> dict[str, Any]:
+        """Return what the policies say of an entity, as RabbitMQ puts two of them together.
+
+        The broker's own answer to that is seconds late.
+        """
+        if self._policies is None:
+            self._policies = [await self.read(which, self._vhost) or [] for which in _POLICIES]
+        ordinary, operators = (_choose(policies, name, kinds) for policies in self._policies)
+        return merge_policies(ordinary, operators)
+
+    async def bound_queues(self, exchange: str) -> dict[str, QueueFacts]:
+        """Read the queues that are bound to an exchange, also through other exchanges."""
+        bound: dict[str, QueueFacts] = {}
+        seen, left = {exchange}, [exchange]
+        while left:
+            for binding in (
+                await self.read("exchanges", self._vhost, left.pop(), "bindings", "source") or ()
+            ):
+                name = binding["destination"]
+                if binding["destination_type"] == "queue":
+                    facts = bound.get(name) or await self.queue(name)
+                    bound |= {} if facts is None else {name: facts}
+                elif name not in seen:
+                    seen.add(name)
+                    left.append(name)
+        return bound
+
+    async def alternate_exchange(self, exchange: str) -> str | None:
+        """Name the exchange that takes what no queue of this one takes."""
+        found = await self.read("exchanges", self._vhost, exchange) or {}
+        policy = await self._policy(exchange, {"all", "exchanges"})
+        arguments = found.get("arguments") or {}
+        name = arguments.get("alternate-exchange") or policy.get("alternate-exchange")
+        return name if isinstance(name, str) else None
+
+    async def exists(self, exchange: str) -> bool:
+        """Say whether there is such an exchange."""
+        return await self.read("exchanges", self._vhost, exchange) is not None
+
+    async def compare(self, topology: Topology) -> list[Difference]:
+        """Return every difference from what is needed: arguments, kinds and bindings."""
+        differences: list[Difference] = []
+        for exchange in topology.exchanges:
+            differences += await self._compare_exchange(exchange)
+        for queue in topology.queues:
+            differences += await self._compare_queue(queue)
+        for binding in topology.bindings:
+            differences += await self._compare_binding(binding)
+        return differences
+
+    async def _compare_exchange(self, needed: Exchange) -> list[Difference]:
+        found = await self.read("exchanges", self._vhost, needed.name)
+        if found is None:
+            return [_missing(needed)]
+        facts = ExchangeFacts(
+            type=found["type"],
+            durable=bool(found.get("durable")),
+            auto_delete=bool(found.get("auto_delete")),
+            internal=bool(found.get("internal")),
+            arguments=found.get("arguments") or {},
+        )
+        return list(compare_exchange(needed, facts))
+
+    async def _compare_queue(self, needed: Queue) -> list[Difference]:
+        facts = await self.queue(needed.name)
+        return [_missing(needed)] if facts is None else list(compare_queue(needed, facts))
+
+    async def _compare_binding(self, needed: Binding) -> list[Difference]:
+        path = ("bindings", self._vhost, "e", needed.exchange, "q", needed.queue)
+        found = await self.read(*path) or ()
+        if any(binding["routing_key"] == needed.routing_key for binding in found):
+            return []
+        return [_missing(needed)]
+
+
+def _missing(entity: Queue | Exchange | Binding) -> Difference:
+    return Difference(entity, "missing", "is missing", _MISSING)
+
+
+def _choose(policies: list[dict[str, Any]], name: str, kinds: Collection[str]) -> dict[str, Any]:
+    """Return the definition of the one policy that holds for an entity."""
+    matching = [
+        policy
+        for policy in policies
+        if policy["apply-to"] in kinds and re.search(policy["pattern"], name)
+    ]
+    best = max(matching, key=lambda policy: int(policy["priority"]), default=None)
+    return {} if best is None else dict(best["definition"])
+
+
+def clock_skew(answer: httpx.Response) -> float | None:
+    """Return by how many seconds the other side's clock is ahead of ours, from its Date header."""
+    try:
+        theirs = parsedate_to_datetime(answer.headers["Date"]).timestamp()
+    except (KeyError, ValueError):
+        return None
+    # The header has whole seconds, cut off.
+    return theirs + 0.5 - time.time()
+
+
+def management_url(settings: RabbitMQSettings) -> URL:
+    """Guess where the management API is: the broker's host, the port that RabbitMQ gives it."""
+    url = URL(settings.url[0].get_secret_value())
+    scheme, port = _PORTS[url.scheme]
+    return URL.build(scheme=scheme, host=url.host or "localhost", port=port)
+
+
+@contextlib.asynccontextmanager
+async def open_management(settings: RabbitMQSettings, url: str | None) -> AsyncIterator[Management]:
+    """Open a client with the broker's own user and password; nothing is asked yet.
+
+    Raises ConfigError when `url` is none.
+    """
+    target = with_credentials(URL(settings.url[0].get_secret_value()), settings)
+    try:
+        address = management_url(settings) if url is None else URL(url)
+    except ValueError:
+        raise ConfigError("--management-url: is not a URL like http://host:15672") from None
+    tls = tls_context(settings)
+    user = (address.user or target.user or "guest", address.password or target.password or "guest")
+    async with httpx.AsyncClient(
+        auth=user, verify=tls, timeout=ANSWER_SECONDS, trust_env=False
+    ) as client:
+        yield Management(client, address.with_user(None), vhost_of(target))
+
+
+def vhost_of(url: URL) -> str:
+    """Name the vhost of an AMQP URL: `/` when there is none."""
+    return url.path.removeprefix("/") or "/"

@@ -1,0 +1,277 @@
+"""Keep this process registered as a consumer of one queue, and know when it is not.
+
+A loop compares what should be with what is, at every change and every few seconds, so that no
+lost event can stop consumption. Deliveries come from the wire, not from the client library.
+"""
+
+import asyncio
+import functools
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+import aio_pika
+
+from bridge.amqp.broker import RPC_TIMEOUT_SECONDS, closed_channel, open_channel, wire_of
+from bridge.amqp.frames import Body
+from bridge.amqp.properties import Properties
+from bridge.errors import BrokerError
+from bridge.logs import Log
+from bridge.outbound.delivery import Delivery, Session
+from bridge.outbound.envelope import DELIVERY_COUNT, bare_envelope
+from bridge.outbound.metrics import WorkerMetrics
+
+log = Log(__name__)
+
+WATCH_SECONDS: Final = 5.0
+POISON_SESSIONS: Final = 3
+OFTEN: Final = 4
+# The bodies that are held may have so many bytes before nothing more is read; that which is being
+# read may come on top.
+MAX_HELD_BYTES: Final = 32 * 1024 * 1024
+# Smaller bodies never make the prefetch shrink. It does so in large steps: each change interrupts
+# consuming for a moment.
+USUAL_BODY_BYTES: Final = 64 * 1024
+PREFETCH_FACTOR: Final = 4
+# Of the largest body so much is remembered with each that follows.
+FADING: Final = 0.95
+# An answer of the broker comes behind the bodies that it has sent.
+LARGE_RPC_TIMEOUT_SECONDS: Final = 60.0
+# How long a broker may keep an ack back that it has read.
+ACK_SECONDS: Final = 0.5
+
+
+class Consumer:
+    """Consumes while `prefetch()` is above zero, with that prefetch; hands deliveries to `take`.
+
+    Set `changed` when `prefetch()` may say something else. `registered` is called each time that
+    the broker has made this process a consumer, `lost` when what was delivered cannot be acked
+    any more and comes again. `let_go` must be called for each delivery at its end: the bytes that
+    are held have a bound.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        prefetch: Callable[[], int],
+        changed: asyncio.Event,
+        take: Callable[[Delivery], None],
+        registered: Callable[[], None],
+        lost: Callable[[Session], None],
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._queue = queue
+        self._prefetch = prefetch
+        self._changed = changed
+        self._take = take
+        self._registered = registered
+        self._lost = lost
+        self._metrics = metrics
+        self._consuming_with = 0
+        self._empty_sessions = 0
+        self._stopped = False
+        self._is_to_renew = False
+        self._session: Session | None = None
+        self._held_bytes = 0
+        self._large_bytes = 0.0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the broker knows this process as a consumer of the queue."""
+        return self._consuming_with > 0
+
+    async def stop(self) -> None:
+        """Take nothing more; return when the broker has been told, or is gone."""
+        self._stopped = True
+        self._changed.set()
+        await self._idle.wait()
+
+    def resume(self) -> None:
+        """Take deliveries again after `stop`."""
+        self._stopped = False
+        self._changed.set()
+
+    def renew(self) -> None:
+        """Consume anew: what is held and stays unacked is no part of the new prefetch."""
+        self._is_to_renew = True
+        self._changed.set()
+
+    def let_go(self, delivery: Delivery) -> None:
+        """Note that a delivery is held no more."""
+        self._held_bytes -= len(delivery.body)
+        self._regulate()
+
+    async def flush(self) -> None:
+        """Return when the broker has taken every ack that was written, or the session is over.
+
+        A channel's methods are read in order, so an answer to one shows that the acks before it
+        have been read. A busy broker keeps acks of a quorum queue back for a moment even so, and
+        drops them when the channel ends (seen with 3.10.8): hence the wait.
+        """
+        session = self._session
+        if session is None:
+            return
+        # In a task of its own: a closing channel cancels what waits on it.
+        answer = asyncio.ensure_future(session.channel.basic_qos(prefetch_count=1))
+        try:
+            await asyncio.wait({answer}, timeout=RPC_TIMEOUT_SECONDS)
+        finally:
+            answer.cancel()
+        if not answer.done() or answer.cancelled() or answer.exception() is not None:
+            session.has_failed = True
+            self._changed.set()
+            await session.over.wait()
+        kept_back = session.last_ack_at + ACK_SECONDS - time.monotonic()
+        if kept_back > 0 and not session.is_over:
+            await asyncio.sleep(kept_back)
+
+    async def serve(self, connection: aio_pika.Connection) -> None:
+        """Consume on a channel of this connection; raise BrokerError when it is no use any more."""
+        channel = await open_channel(connection)
+        channel.closing.add_done_callback(lambda _: self._changed.set())
+        channel.on_consumer_cancel_callbacks.add(self._on_cancelled_by_broker)
+        self._suspect_poison()
+        wire = wire_of(connection)
+        self._session = session = Session(channel, wire)
+        tag: str | None = None
+        take = functools.partial(self._on_delivery, session)
+        try:
+            with wire.deliveries(channel.number, take):
+                self._regulate()
+                while True:
+                    self._check(session, tag)
+                    if wire.is_reading:
+                        tag = await self._follow(session, tag)
+                    wire.keep_alive()
+                    await self._wait_for_change()
+        finally:
+            session.over.set()
+            self._session = None
+            self._mark(0)
+            self._lost(session)
+            self._idle.set()
+
+    async def _follow(self, session: Session, tag: str | None) -> str | None:
+        """Start, stop or restart consuming so that it is as it should be."""
+        wanted = 0 if self._stopped else min(self._prefetch(), self._most_that_fit())
+        if wanted == self._consuming_with and not self._is_to_renew:
+            return tag
+        self._is_to_renew = False
+        channel = session.channel
+        timeout = LARGE_RPC_TIMEOUT_SECONDS if self._large_bytes else RPC_TIMEOUT_SECONDS
+        async with asyncio.timeout(timeout):
+            if tag is not None:
+                await channel.basic_cancel(tag)
+                self._mark(0)
+            if not wanted:
+                self._idle.set()
+                return None
+            self._idle.clear()
+            # What an earlier consumer of the channel was given is no part of the new prefetch.
+            session.most_unacked += wanted
+            await channel.basic_qos(prefetch_count=wanted)
+            result = await channel.basic_consume(self._queue, _taken_from_the_wire)
+        self._mark(wanted)
+        self._registered()
+        return result.consumer_tag
+
+    def _most_that_fit(self) -> int:
+        """Return how many bodies as large as the last ones may be held."""
+        if not self._large_bytes:
+            return sys.maxsize
+        most, fitting = MAX_HELD_BYTES / self._large_bytes, 1
+        while fitting * PREFETCH_FACTOR <= most:
+            fitting *= PREFETCH_FACTOR
+        return fitting
+
+    def _note_size(self, size: int) -> None:
+        self._held_bytes += size
+        if self._held_bytes > MAX_HELD_BYTES:
+            self._regulate()
+        if size <= USUAL_BODY_BYTES and not self._large_bytes:
+            return
+        self._large_bytes = max(size, self._large_bytes * FADING)
+        if self._large_bytes <= USUAL_BODY_BYTES:
+            self._large_bytes = 0.0
+        self._changed.set()
+
+    def _regulate(self) -> None:
+        """Read from the broker while there is room for what it sends."""
+        if self._session is None:
+            return
+        wire, has_room = self._session.wire, self._held_bytes <= MAX_HELD_BYTES
+        if has_room is not wire.is_reading:
+            wire.read(go_on=has_room)
+            self._changed.set()
+
+    def _check(self, session: Session, tag: str | None) -> None:
+        if session.has_failed:
+            raise BrokerError("the broker takes no acks")
+        if session.channel.is_closed:
+            raise closed_channel(session.channel, "consuming")
+        if tag is not None and tag not in session.channel.consumers:
+            raise BrokerError(f"the broker cancelled the consumer of {self._queue}")
+
+    async def _wait_for_change(self) -> None:
+        try:
+            async with asyncio.timeout(WATCH_SECONDS):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+        self._changed.clear()
+
+    def _mark(self, prefetch: int) -> None:
+        if bool(prefetch) != bool(self._consuming_with):
+            event = "consuming" if prefetch else "not_consuming"
+            log.info(event, queue=self._queue, prefetch=prefetch or None)
+        self._consuming_with = prefetch
+        self._metrics.consumer_up.labels(self._queue).set(1 if prefetch else 0)
+
+    def _on_delivery(
+        self,
+        session: Session,
+        tag: int,
+        redelivered: bool,  # noqa: FBT001  as the wire calls it
+        properties: Properties,
+        body: Body,
+    ) -> None:
+        if self._empty_sessions:
+            self._empty_sessions = 0
+            self._metrics.poison_suspected.set(0)
+        delivery = Delivery(
+            body=body,
+            properties=properties,
+            redelivered=redelivered,
+            tag=tag,
+            session=session,
+            envelope=bare_envelope(properties, now=time.time()),
+        )
+        self._warn_of_count(delivery)
+        self._note_size(len(body))
+        self._take(delivery)
+
+    def _warn_of_count(self, delivery: Delivery) -> None:
+        # A quorum queue drops a message whose count is over its limit, by default 20 since 4.0.
+        count = (delivery.properties.headers or {}).get(DELIVERY_COUNT, 0)
+        if isinstance(count, int) and count >= OFTEN:
+            message_id = delivery.envelope.key
+            log.warning("delivered_often", message_id=message_id, before=count)
+
+    def _on_cancelled_by_broker(self, _frame: object) -> None:
+        log.warning("consumer_cancelled", queue=self._queue)
+        self._changed.set()
+
+    def _suspect_poison(self) -> None:
+        # A message that the client cannot decode ends each connection before it is handed on.
+        self._empty_sessions += 1
+        if self._empty_sessions > POISON_SESSIONS:
+            self._metrics.poison_suspected.set(1)
+            log.warning("protocol_poison_suspected", queue=self._queue)
+
+
+async def _taken_from_the_wire(_message: object) -> None:
+    """Do nothing: aiormq wants a callback, and sees no delivery."""

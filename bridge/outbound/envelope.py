@@ -1,0 +1,332 @@
+"""What a message's properties and headers say, and those of the copies that replace it.
+
+`sms-bridge-attempts`, `-uncertain-attempts`, `-copies`, `-first-delivered-at` and `-turn-at` are
+the memory that a copy carries; `x-death` is not used, because RabbitMQ 4 ignores it on messages
+that are published again. The set of headers is fixed and overwritten, so that no copy grows.
+"""
+
+import copy
+import difflib
+import re
+import time
+import uuid
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, Final, Literal, NamedTuple
+from urllib.parse import quote
+
+from bridge.amqp.properties import Properties, as_they_came, header_bytes, write_properties
+from bridge.errors import InvalidMessageError
+from bridge.outbound.request import printable
+from bridge.trace import read_trace
+
+PREFIX: Final = "sms-bridge-"
+EXPIRES_AT: Final = "sms-bridge-expires-at"
+NOT_BEFORE: Final = "sms-bridge-not-before"
+ON_UNCERTAIN: Final = "sms-bridge-on-uncertain"
+ORDERING_KEY: Final = "sms-bridge-ordering-key"
+PRIORITY: Final = "sms-bridge-priority"
+REASON: Final = "sms-bridge-reason"
+DETAIL: Final = "sms-bridge-detail"
+ATTEMPTS: Final = "sms-bridge-attempts"
+UNCERTAIN_ATTEMPTS: Final = "sms-bridge-uncertain-attempts"
+FIRST_DELIVERED_AT: Final = "sms-bridge-first-delivered-at"
+COPIES: Final = "sms-bridge-copies"
+TURN_AT: Final = "sms-bridge-turn-at"
+STATUS: Final = "sms-bridge-status"
+DEAD_AT: Final = "sms-bridge-dead-at"
+
+# What the broker says of a message's past; on a message that is published again it would be wrong.
+DELIVERY_COUNT: Final = "x-delivery-count"
+_BROKERS_OWN: Final = re.compile("x-(delivery-count|acquired-count|(first-|last-)?death.*)")
+_MEMORY: Final = (
+    *(REASON, DETAIL, ATTEMPTS, UNCERTAIN_ATTEMPTS),
+    *(FIRST_DELIVERED_AT, STATUS, DEAD_AT, TURN_AT),
+)
+# What may be set for one message.
+_SETTINGS: Final = (EXPIRES_AT, NOT_BEFORE, ON_UNCERTAIN, ORDERING_KEY, PRIORITY)
+# Of inbound events, and of workers that know more services: whoever passes them on does no harm.
+_PASSED_ON: Final = tuple(
+    PREFIX + name
+    for name in ("event-id", "body-sha256", "delivery", "provider-id", "message-id", "code")
+)
+_KNOWN: Final = frozenset((*_SETTINGS, *_MEMORY, COPIES, *_PASSED_ON))
+
+MAX_DETAIL_CHARACTERS: Final = 500
+_MOMENT_CHARACTERS: Final = 20
+_VISIBLE_ASCII: Final = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
+_YEAR_9999: Final = 253_402_300_799
+
+
+class Envelope(NamedTuple):
+    """One message's facts. Moments are unix seconds.
+
+    `try_of`: what all copies of one publish have in common, and those of the next one have not.
+    `turn_at`: when the limit of its sender lets it through, if it waits on the ladder for that.
+    """
+
+    key: str
+    message_id: str | None
+    published_at: float | None
+    first_delivered_at: float
+    expires_at: float | None = None
+    not_before: float | None = None
+    on_uncertain: Literal["retry", "park"] | None = None
+    ordering_key: str | None = None
+    attempts: int = 0
+    uncertain_attempts: int = 0
+    copies: int = 0
+    try_of: str = ""
+    turn_at: float | None = None
+    trace: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def age_starts_at(self) -> float:
+        """When the message's age began: its timestamp, else its first delivery."""
+        return self.first_delivered_at if self.published_at is None else self.published_at
+
+
+def bare_envelope(properties: Properties, *, now: float) -> Envelope:
+    """Read only what cannot be wrong: enough to settle a message whose headers are broken."""
+    message_id = properties.message_id or None
+    published = properties.timestamp
+    headers = properties.headers or {}
+    copies, began = headers.get(COPIES), headers.get(FIRST_DELIVERED_AT)
+    return Envelope(
+        key=_percent_encode(message_id) if message_id else uuid.uuid4().hex,
+        message_id=message_id,
+        published_at=published.timestamp() if isinstance(published, datetime) else None,
+        first_delivered_at=now,
+        expires_at=_read_expiration(properties, now),
+        copies=copies if type(copies) is int else 0,
+        try_of=began[:_MOMENT_CHARACTERS] if isinstance(began, str) else "",
+    )
+
+
+def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
+    """Read what the publisher, or our own last copy, said about a message.
+
+    Raises InvalidMessageError, whose text names the header or property and never a value.
+    """
+    headers = properties.headers or {}
+    if not headers and not properties.expiration:
+        return bare
+    if ATTEMPTS not in headers or DEAD_AT in headers:
+        # A copy from the ladder was looked at when it came first, and is a bridge's own work.
+        _refuse_unknown(headers)
+    on_uncertain = _read_text(headers, ON_UNCERTAIN)
+    if on_uncertain not in {None, "retry", "park"}:
+        raise InvalidMessageError(f"{ON_UNCERTAIN}: must be retry or park")
+    full = bare._replace(
+        expires_at=_read_expiry(properties, headers, bare),
+        not_before=_read_moment(headers, NOT_BEFORE),
+        on_uncertain=on_uncertain,  # type: ignore[arg-type]  # checked above
+        ordering_key=_read_text(headers, ORDERING_KEY),
+        trace=read_trace(headers.get("traceparent"), headers.get("tracestate")),
+    )
+    if DEAD_AT in headers:
+        # A dead letter that somebody moved back starts anew; only its copies are counted on.
+        return full
+    return full._replace(
+        first_delivered_at=_read_moment(headers, FIRST_DELIVERED_AT) or bare.first_delivered_at,
+        attempts=_read_count(headers, ATTEMPTS),
+        uncertain_attempts=_read_count(headers, UNCERTAIN_ATTEMPTS),
+        turn_at=_read_moment(headers, TURN_AT),
+    )
+
+
+def _refuse_unknown(headers: dict[str, Any]) -> None:
+    """Refuse a header that is meant for us and that nobody reads: a misspelt expiry, for one."""
+    for name in headers:
+        if name in _KNOWN:
+            continue
+        spelt = name.lower().replace("_", "-")
+        if spelt.startswith(PREFIX):
+            (nearest,) = difflib.get_close_matches(spelt, _SETTINGS, n=1, cutoff=0)
+            shown = printable(name, otherwise=f"a header {PREFIX}...")
+            raise InvalidMessageError(f"{shown}: is unknown; did you mean {nearest}?")
+
+
+def _percent_encode(message_id: str) -> str:
+    if message_id.isascii() and message_id.isprintable() and " " not in message_id:
+        return message_id
+    return quote(message_id, safe=_VISIBLE_ASCII, encoding="utf-8", errors="surrogateescape")
+
+
+def _read_expiration(properties: Properties, now: float) -> float | None:
+    """Return when the AMQP expiration, in milliseconds from publishing, is over; never raises."""
+    expiration = properties.expiration or ""
+    if not (expiration.isascii() and expiration.isdigit()):
+        return None
+    published = properties.timestamp
+    start = published.timestamp() if isinstance(published, datetime) else now
+    return min(start + int(expiration) / 1000, _YEAR_9999)
+
+
+def _read_expiry(properties: Properties, headers: dict[str, Any], bare: Envelope) -> float | None:
+    if properties.expiration and bare.expires_at is None:
+        raise InvalidMessageError("expiration: must be a number of milliseconds")
+    moments = (_read_moment(headers, EXPIRES_AT), bare.expires_at)
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+def read_moment(headers: dict[str, Any], name: str) -> float | None:
+    """Read a header that holds a moment, as unix seconds; None when it is not there or wrong."""
+    try:
+        return _read_moment(headers, name)
+    except InvalidMessageError:
+        return None
+
+
+def _read_text(headers: dict[str, Any], name: str) -> str | None:
+    value = headers.get(name)
+    if isinstance(value, bytes | bytearray):
+        value = bytes(value).decode("utf-8", "replace")
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise InvalidMessageError(f"{name}: must be a text")
+
+
+def _read_count(headers: dict[str, Any], name: str) -> int:
+    value = headers.get(name, 0)
+    if type(value) is int and value >= 0:
+        return value
+    raise InvalidMessageError(f"{name}: must be a whole number")
+
+
+def _read_moment(headers: dict[str, Any], name: str) -> float | None:
+    value = headers.get(name)
+    if value is None:
+        return None
+    seconds = _to_seconds(value)
+    if seconds is not None and _YEAR_9999 < seconds <= _YEAR_9999 * 1000:
+        raise InvalidMessageError(f"{name}: must be unix seconds; it looks like milliseconds")
+    if seconds is None or not 0 <= seconds <= _YEAR_9999:
+        raise InvalidMessageError(f"{name}: must be unix seconds or RFC 3339 with a time zone")
+    return seconds
+
+
+def _write_moment(seconds: float) -> str:
+    # pamqp writes a float in 32 bits, which is wrong by up to a minute here.
+    return f"{seconds:.3f}"
+
+
+def _to_seconds(value: object) -> float | None:
+    if isinstance(value, bytes | bytearray):
+        value = bytes(value).decode("ascii", "replace")
+    if isinstance(value, datetime):
+        return value.timestamp()
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str):
+        return _text_to_seconds(value)
+    return None
+
+
+def _text_to_seconds(value: str) -> float | None:
+    if value.isascii() and value.replace(".", "", 1).isdigit():
+        return float(value)
+    try:
+        moment = datetime.fromisoformat(value.upper())
+    except ValueError:
+        return None
+    return None if moment.tzinfo is None else moment.timestamp()
+
+
+def copy_properties(
+    properties: Properties,
+    envelope: Envelope,
+    *,
+    reason: str,
+    detail: str,
+    status: int | None,
+    dead: bool,
+    max_bytes: int,
+) -> Properties:
+    """Make the properties of the copy that replaces a delivery; `envelope` counts this attempt.
+
+    All stay as they came, but those with which the broker would refuse (`user_id`), drop
+    (`expiration`) or reroute (`CC`, `BCC`) the copy, and headers for which `max_bytes` leave no
+    room beside ours. A message without an id gets its key as id, so that every later attempt sends
+    the same key.
+    """
+    replaced = copy.copy(properties)
+    replaced.user_id = None
+    replaced.expiration = None
+    replaced.delivery_mode = 2
+    replaced.message_id = envelope.message_id or envelope.key
+    headers = as_they_came(properties.headers)
+    for name in ("CC", "BCC", DEAD_AT, TURN_AT):
+        headers.pop(name, None)
+    own: dict[str, Any] = {
+        REASON: reason,
+        DETAIL: detail[:MAX_DETAIL_CHARACTERS],
+        ATTEMPTS: envelope.attempts,
+        UNCERTAIN_ATTEMPTS: envelope.uncertain_attempts,
+        FIRST_DELIVERED_AT: _write_moment(envelope.first_delivered_at),
+        COPIES: envelope.copies + 1,
+    }
+    if envelope.expires_at is not None:
+        own[EXPIRES_AT] = _write_moment(envelope.expires_at)
+    if envelope.turn_at is not None:
+        own[TURN_AT] = _write_moment(envelope.turn_at)
+    if status is not None:
+        own[STATUS] = status
+    if dead:
+        own[DEAD_AT] = datetime.now(UTC).isoformat(timespec="milliseconds")
+    replaced.headers = headers | own
+    excess = len(write_properties(replaced)) - max_bytes
+    if excess > 0:
+        replaced.headers = _without_the_largest(headers, own, excess) | own
+    return replaced
+
+
+def _without_the_largest(
+    headers: dict[str, Any], own: dict[str, Any], excess: int
+) -> dict[str, Any]:
+    """Leave out as many of the largest headers as it takes, those that speak to us last.
+
+    A copy that is over the limit of a frame could never be published. With none of them it is
+    small: all other properties are short, and the smallest frame of AMQP has 4,096 bytes.
+    """
+    sizes = {name: header_bytes(name, value) for name, value in headers.items() if name not in own}
+    kept = dict(headers)
+    for name in sorted(sizes, key=lambda name: (name.startswith(PREFIX), -sizes[name])):
+        if excess <= 0:
+            break
+        del kept[name]
+        excess -= sizes[name]
+    return kept
+
+
+def moved_properties(properties: Properties) -> Properties:
+    """Make the properties of a message that is published again as it is, to another place.
+
+    Without what makes the broker refuse (`user_id`), drop (`expiration`, which becomes
+    `sms-bridge-expires-at`) or reroute (`CC`, `BCC`) it, and without the broker's own headers.
+    """
+    moved = copy.copy(properties)
+    moved.user_id = None
+    moved.expiration = None
+    moved.delivery_mode = 2
+    headers = {
+        name: value
+        for name, value in as_they_came(properties.headers).items()
+        if name not in {"CC", "BCC"} and not _BROKERS_OWN.fullmatch(name)
+    }
+    expires_at = _read_expiration(properties, time.time())
+    if expires_at is not None:
+        headers.setdefault(EXPIRES_AT, _write_moment(expires_at))
+    moved.headers = headers
+    return moved
+
+
+def replayed_properties(properties: Properties) -> Properties:
+    """Make the properties with which a dead letter starts anew: no attempts, the same key.
+
+    `sms-bridge-copies` stays: by it a worker tells this copy from the one that died.
+    """
+    replayed = moved_properties(properties)
+    headers = replayed.headers or {}
+    replayed.headers = {name: headers[name] for name in headers if name not in _MEMORY}
+    return replayed

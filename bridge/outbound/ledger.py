@@ -1,0 +1,379 @@
+"""What became of recent deliveries of this process, so that a redelivery is not a second SMS.
+
+A request is known by its publisher's `message_id` and its body. Without an id two equal bodies
+are two messages, unless the broker says `redelivered` and the first was taken from a connection
+that has been lost since: then, once for each such first, the second is the first. One that went
+back unsettled comes again for certain, and so goes before one whose ack may have arrived. In doubt
+are only as many acks as the prefetch leaves room for: what the broker delivered beyond it shows
+that it has read the earlier ones.
+
+A copy of ours can be there twice: it is published again when its confirm does not come. What has
+replaced the first of the two replaces the second as well.
+"""
+
+import asyncio
+import hashlib
+import math
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from bridge.amqp.frames import Body
+from bridge.outbound.envelope import Envelope
+from bridge.outbound.fates import Outcome
+
+MAX_ENTRIES: Final = 100_000
+SENT_SECONDS: Final = 900.0
+DOUBT_SECONDS: Final = 300.0
+# A broker that is there delivers again as soon as a connection is lost.
+COMES_AGAIN_SECONDS: Final = 2.0
+_DIGEST_BYTES: Final = 16
+
+
+def unsure_ack_seconds(heartbeat_seconds: float) -> float:
+    """Return how old an ack may be that was written to a connection which was dead already.
+
+    It takes up to three heartbeats to notice a broker that hangs, and some time to close.
+    """
+    return min(3 * (heartbeat_seconds + 1) + 12, SENT_SECONDS)
+
+
+class Entry(NamedTuple):
+    """One delivery: which message it is, whether its publisher named it, which of its copies.
+
+    `try_of` tells the copies of one publish from those of a later one of the same message.
+    """
+
+    message: bytes
+    has_id: bool
+    copies: int
+    try_of: str = ""
+
+
+def entry_of(envelope: Envelope, body: Body) -> Entry:
+    """Make the entry of a delivery. An id that is used for two bodies names two messages."""
+    has_id = envelope.message_id is not None
+    name = ascii((envelope.message_id, None if has_id else envelope.published_at))
+    digest = hashlib.blake2b(name.encode() + b"\0", digest_size=_DIGEST_BYTES)
+    digest.update(body)
+    return Entry(digest.digest(), has_id, envelope.copies, envelope.try_of)
+
+
+class Accepted(NamedTuple):
+    """How a message was accepted: what a repeat of it is answered. `at` is in unix seconds."""
+
+    attempts: int
+    status: int
+    provider_id: str | None
+    at: float
+
+
+_NUMBERS: Final = struct.Struct(">QHd")
+
+
+def _pack(accepted: Accepted) -> bytes:
+    # There may be 100,000, and this is half of what the tuple takes.
+    numbers = _NUMBERS.pack(accepted.attempts, accepted.status, accepted.at)
+    return numbers + (accepted.provider_id or "").encode()
+
+
+def _unpack(packed: bytes) -> Accepted:
+    attempts, status, at = _NUMBERS.unpack_from(packed)
+    return Accepted(attempts, status, packed[_NUMBERS.size :].decode() or None, at)
+
+
+class Repeat(NamedTuple):
+    """A delivery of what is done, to be acked only.
+
+    `first`: how the first was accepted, when this is not the same delivery once more but one that
+    the publisher sent again, and whoever waits for a reply to it has none.
+    """
+
+    first: Accepted | None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is known of a delivery that went back unsettled: its key and counts, and its outcome."""
+
+    envelope: Envelope
+    outcome: Outcome | None
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """A delivery that is being worked on. `is_orphan`: its connection has been lost.
+
+    `is_awaited`: a redelivery waits for it.
+    """
+
+    entry: Entry
+    is_orphan: bool = False
+    is_awaited: bool = False
+    _settled: "asyncio.Future[bool] | None" = None
+
+    async def until_settled(self) -> bool:
+        """Wait until it is settled (True) or back in the queue (False)."""
+        # Few are ever waited for.
+        if self._settled is None:
+            self._settled = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(self._settled)
+
+    def end(self, *, settled: bool) -> None:
+        """Tell those that wait what became of it."""
+        if self._settled is not None:
+            self._settled.set_result(settled)
+
+
+class Ledger:
+    """Remembers deliveries in flight and settled; bounded in entries and in time.
+
+    Its time stands still while the broker is away: what comes again comes after that.
+    """
+
+    def __init__(
+        self, *, heartbeat_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._away_since: float | None = None
+        self._away_seconds = 0.0
+        self._unsure_ack_seconds = unsure_ack_seconds(heartbeat_seconds)
+        self._last_sent_at = -self._unsure_ack_seconds
+        self._unsure_until = clock()
+        self._in_flight: dict[bytes, list[Claim]] = {}
+        self._sent: _Memory[bytes, bytes] = _Memory(SENT_SECONDS, self._now)
+        self._replaced: _Memory[Entry, None] = _Memory(SENT_SECONDS, self._now)
+        self._acks = 0
+        # With the number of the ack.
+        self._settled: _Memory[Entry, int] = _Memory(self._unsure_ack_seconds, self._now)
+        self._doubtful: _Memory[Entry, None] = _Memory(DOUBT_SECONDS, self._now)
+        self._owed: _Memory[Entry, None] = _Memory(DOUBT_SECONDS, self._now)
+        self._kept: _Memory[Entry, Kept] = _Memory(DOUBT_SECONDS, self._now)
+
+    def _now(self) -> float:
+        now = self._clock() if self._away_since is None else self._away_since
+        return now - self._away_seconds
+
+    @property
+    def _owes_acks(self) -> bool:
+        """Whether something is done, or being done, whose ack cannot be written.
+
+        It comes again, and only this process knows that it is a repeat.
+        """
+        orphans = (claim for claims in self._in_flight.values() for claim in claims)
+        return bool(self._owed) or any(claim.is_orphan for claim in orphans)
+
+    @property
+    def expects_redeliveries(self) -> bool:
+        """Whether something that is done may come again soon: owed, or acked just before a loss."""
+        return self._owes_acks or self._clock() < self._unsure_until
+
+    async def claim(
+        self, entry: Entry, *, redelivered: bool, waits: bool = True
+    ) -> Claim | Repeat | None:
+        """Take a delivery to work on, unless it is a repeat.
+
+        Waits while the same message is in flight here; with `waits` false it returns None for one
+        that the publisher sent again. A claim must be given to `settle` or `release`; that a
+        repeat was acked is told to `note_repeat`.
+        """
+        while (earlier := self._earlier(entry, redelivered=redelivered)) is not None:
+            # What is still held by its connection is not what the broker delivers again.
+            is_same = redelivered and earlier.is_orphan
+            if not waits and not is_same:
+                return None
+            earlier.is_awaited = earlier.is_awaited or is_same
+            if await earlier.until_settled() and is_same:
+                self._owed.take(entry)
+                return Repeat(None)
+        first = self._sent.get(entry.message)
+        is_done = first is not None or entry in self._replaced
+        if is_done or (redelivered and self._is_in_doubt(entry)):
+            is_same = redelivered and self._owed.take(entry) is not None
+            return Repeat(None if first is None or is_same else _unpack(first))
+        claim = Claim(entry)
+        self._in_flight.setdefault(entry.message, []).append(claim)
+        return claim
+
+    def settle(self, claim: Claim, accepted: Accepted | None, *, acked: bool) -> None:
+        """Remember that a delivery is settled: `accepted`, else replaced by a copy.
+
+        `acked` says whether the ack was written; one that was may still be lost.
+        """
+        acked = acked and not claim.is_orphan
+        self._count_ack(claim.entry, acked=acked)
+        if accepted is not None and claim.entry.has_id:
+            self._sent.add(claim.entry.message, _pack(accepted))
+            self._last_sent_at = self._now()
+        elif not claim.is_awaited:
+            self._note_ack(claim.entry, acked=acked)
+        if accepted is None and claim.entry.has_id and claim.entry.copies:
+            self._replaced.add(claim.entry, None)
+        self._finish(claim, settled=True)
+
+    def note_repeat(self, entry: Entry, *, acked: bool) -> None:
+        """Remember that a repeat was acked, because that ack may be lost as well."""
+        self._count_ack(entry, acked=acked)
+        if entry.message not in self._sent:
+            self._note_ack(entry, acked=acked)
+
+    def release(self, claim: Claim, kept: Kept) -> None:
+        """Let go of a delivery that goes back to the queue unsettled.
+
+        What was decided about it is kept: when it comes again, it must not be sent again.
+        """
+        self._kept.add(claim.entry, kept)
+        self._finish(claim, settled=False)
+
+    def recall(self, entry: Entry, *, redelivered: bool) -> Kept | None:
+        """Return, once, what is known of a delivery that went back and has come again."""
+        taken = self._kept.take(entry) if redelivered else None
+        return None if taken is None else taken[0]
+
+    def connection_lost(self, *, most_unacked: int) -> None:
+        """Note that what is in flight comes again, and that the last acks may be lost.
+
+        `most_unacked`: how many deliveries the broker has had open on the connection at most. What
+        is held is a part of them; no more acks than the rest can be lost.
+        """
+        most_unread = most_unacked
+        for claims in self._in_flight.values():
+            for claim in claims:
+                most_unread -= not claim.is_orphan
+                claim.is_orphan = True
+                # Whoever waited for it comes again as well.
+                claim.is_awaited = False
+        unsure = [e for e, ack in self._settled.clear() if ack > self._acks - most_unread]
+        for entry in unsure:
+            self._doubtful.add(entry, None)
+        if unsure or self._now() - self._last_sent_at < self._unsure_ack_seconds:
+            self._unsure_until = math.inf
+        if self._away_since is None:
+            self._away_since = self._clock()
+
+    def consuming_again(self) -> None:
+        """Note that the broker delivers from now on, what comes again first."""
+        if self._away_since is not None:
+            self._away_seconds += self._clock() - self._away_since
+            self._away_since = None
+        if self._unsure_until == math.inf:
+            self._unsure_until = self._clock() + COMES_AGAIN_SECONDS
+
+    def _earlier(self, entry: Entry, *, redelivered: bool) -> Claim | None:
+        claims = self._in_flight.get(entry.message, [])
+        if entry.has_id:
+            return claims[0] if claims else None
+        if not redelivered:
+            return None
+        return next((c for c in claims if c.is_orphan and not c.is_awaited), None)
+
+    def _is_in_doubt(self, entry: Entry) -> bool:
+        """Whether a redelivery is one that is done, for all that is known; once for each ack."""
+        return entry not in self._kept and self._doubtful.take(entry) is not None
+
+    def _count_ack(self, entry: Entry, *, acked: bool) -> None:
+        if acked:
+            self._acks += 1
+        else:
+            self._owed.add(entry, None)
+
+    def _note_ack(self, entry: Entry, *, acked: bool) -> None:
+        if acked:
+            self._settled.add(entry, self._acks)
+        else:
+            self._doubtful.add(entry, None)
+
+    def _finish(self, claim: Claim, *, settled: bool) -> None:
+        claims = self._in_flight[claim.entry.message]
+        claims.remove(claim)
+        if not claims:
+            del self._in_flight[claim.entry.message]
+        claim.end(settled=settled)
+
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
+
+
+@dataclass(slots=True, eq=False)
+class _Mark(Generic[_Value]):
+    """One value of a key. `later` is the next one; the oldest knows the `last`, if it is another.
+
+    A key may have as many as there is room for: nothing walks along them.
+    """
+
+    at: float
+    value: _Value
+    later: "_Mark[_Value] | None" = None
+    last: "_Mark[_Value] | None" = None
+    is_taken: bool = False
+
+
+class _Memory(Generic[_Key, _Value]):
+    """Values by key, several for one key; forgotten with time, and the oldest for room."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._order: deque[tuple[_Key, _Mark[_Value]]] = deque()
+        self._oldest: dict[_Key, _Mark[_Value]] = {}
+
+    def __contains__(self, key: _Key) -> bool:
+        self._forget()
+        return key in self._oldest
+
+    def __bool__(self) -> bool:
+        self._forget()
+        return bool(self._oldest)
+
+    def get(self, key: _Key) -> _Value | None:
+        """Return the oldest value of a key."""
+        self._forget()
+        mark = self._oldest.get(key)
+        return None if mark is None else mark.value
+
+    def add(self, key: _Key, value: _Value) -> None:
+        mark = _Mark(self._clock(), value)
+        oldest = self._oldest.setdefault(key, mark)
+        if oldest is not mark:
+            (oldest.last or oldest).later = mark
+            oldest.last = mark
+        self._order.append((key, mark))
+        self._forget()
+
+    def take(self, key: _Key) -> tuple[_Value] | None:
+        """Remove and return the oldest value of a key, in a tuple of its own."""
+        self._forget()
+        mark = self._oldest.get(key)
+        if mark is None:
+            return None
+        self._remove(key, mark)
+        return (mark.value,)
+
+    def clear(self) -> list[tuple[_Key, _Value]]:
+        """Forget all, and return it, the oldest first."""
+        self._forget()
+        items = [(key, mark.value) for key, mark in self._order if not mark.is_taken]
+        self._order.clear()
+        self._oldest.clear()
+        return items
+
+    def _remove(self, key: _Key, oldest: _Mark[_Value]) -> None:
+        # It leaves its place in the order when its time is over.
+        oldest.is_taken = True
+        second = oldest.later
+        if second is None:
+            del self._oldest[key]
+        else:
+            second.last = None if oldest.last is second else oldest.last
+            self._oldest[key] = second
+
+    def _forget(self) -> None:
+        limit = self._clock() - self._seconds
+        while self._order and (self._order[0][1].at <= limit or len(self._order) > MAX_ENTRIES):
+            key, mark = self._order.popleft()
+            if not mark.is_taken:
+                self._remove(key, mark)

@@ -1,0 +1,358 @@
+"""How fast to send: the worker's rate limit, that of each sender, and the start after an outage.
+
+Who is over a limit waits in its line. Only the first of a line has a token, and all who are behind
+it have none yet: whatever holds the first up, a slot that is not free or a service that wants a
+wait, no tokens gather behind it that would be spent in one moment later.
+
+A line of one sender is short. Who would have to wait for longer is given a time, and waits for it
+on the retry ladder, so that the prefetch is never full of one sender's messages.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final
+
+from bridge.config import RateLimitSettings
+from bridge.outbound.metrics import WorkerMetrics
+
+# A delivery that has been held for longer is given up; one wait more may lie before that. The
+# broker's own limit is 30 minutes (consumer_timeout).
+MAX_HOLD_SECONDS: Final = 60.0
+MAX_SENDERS: Final = 1000
+# So many deliveries may wait for the limits of their senders beside those that are to be sent.
+# The room follows the need in large steps: each change interrupts consuming for a moment.
+FIRST_ROOM: Final = 16
+MAX_ROOM: Final = 1024
+ROOM_FACTOR: Final = 4
+# How often to look how many workers share a limit, and how long to wait for that at the start.
+SHARE_SECONDS: Final = 1.0
+UNKNOWN_SECONDS: Final = 10.0
+# After an outage: so many requests a second at first, doubled every second.
+SLOW_START_PER_SECOND: Final = 10.0
+SLOW_START_SECONDS: Final = 10.0
+
+
+class TokenBucket:
+    """Lets `per_second` through on average and `burst` at once."""
+
+    def __init__(self, per_second: float, burst: float, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.per_second = per_second
+        self._burst = burst
+        self._tokens = burst
+        self._at = clock()
+
+    def take(self) -> float:
+        """Take a token, on credit if need be, and return how many seconds to wait for it."""
+        self._fill()
+        self._tokens -= 1
+        return max(0.0, -self._tokens / self.per_second)
+
+    def seconds_until(self, number: int) -> float:
+        """Return how many seconds it takes until there are so many tokens."""
+        self._fill()
+        return max(0.0, (number - self._tokens) / self.per_second)
+
+    def give_back(self) -> None:
+        """Undo a `take` that is not used."""
+        self._tokens += 1
+
+    def fill_from(self, moment: float) -> None:
+        """Have no more than the tokens since a moment."""
+        self._fill()
+        self._tokens = min(self._tokens, (self._clock() - moment) * self.per_second)
+
+    def resize(self, per_second: float, burst: float) -> None:
+        """Change the rate; what has been used stays used."""
+        self._fill()
+        self.per_second = per_second
+        self._burst = burst
+        self._tokens = min(self._tokens, burst)
+
+    def _fill(self) -> None:
+        now = self._clock()
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self.per_second)
+        self._at = now
+
+
+class _SlowStart(TokenBucket):
+    """Lets a few through a second, and twice as many each second later."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(SLOW_START_PER_SECOND, 1, clock)
+        self._began_at = clock()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it need not be asked any more."""
+        return self._clock() - self._began_at > SLOW_START_SECONDS
+
+    def _fill(self) -> None:
+        seconds = min(self._clock() - self._began_at, SLOW_START_SECONDS)
+        self.per_second = SLOW_START_PER_SECOND * 2.0**seconds
+        super()._fill()
+
+
+class Turn:
+    """One delivery's turn; set `is_used` when it goes, else the next one has the token."""
+
+    __slots__ = ("is_used",)
+
+    def __init__(self) -> None:
+        self.is_used = False
+
+
+class _Line:
+    """Those who wait for the same tokens, in the order of their coming."""
+
+    def __init__(self, *buckets: TokenBucket) -> None:
+        self.buckets = list(buckets)
+        self.waiting = 0
+        self._lock = asyncio.Lock()
+
+    def wait_seconds(self) -> float:
+        """Return how long who comes now waits for its token."""
+        without_token = self.waiting - self._lock.locked() + 1
+        return max((bucket.seconds_until(without_token) for bucket in self.buckets), default=0.0)
+
+    @asynccontextmanager
+    async def first(self, turn: Turn) -> AsyncIterator[None]:
+        """Be the first of the line, and have a token."""
+        self.waiting += 1
+        try:
+            async with self._lock:
+                buckets = tuple(self.buckets)
+                wait = max((bucket.take() for bucket in buckets), default=0.0)
+                try:
+                    if wait:
+                        await asyncio.sleep(wait)
+                    yield
+                finally:
+                    if not turn.is_used:
+                        for bucket in buckets:
+                            bucket.give_back()
+        finally:
+            self.waiting -= 1
+
+
+class _SenderLine(_Line):
+    """The line of one sender.
+
+    `plan` gives each message that comes its time, on credit; the line's own bucket holds the rate.
+    """
+
+    def __init__(self, bucket: TokenBucket, plan: TokenBucket) -> None:
+        super().__init__(bucket)
+        self.plan = plan
+
+
+class RateLimits:
+    """The limits of one worker. Times are of the monotonic clock.
+
+    `most_wait_seconds`: who waits for its sender's limit for longer is sent up the ladder.
+    `changed` is set when `most_held` may say something else.
+    """
+
+    def __init__(
+        self,
+        limit: RateLimitSettings,
+        *,
+        most_wait_seconds: float,
+        changed: asyncio.Event,
+        metrics: WorkerMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit = limit
+        self._most_wait_seconds = min(most_wait_seconds, MAX_HOLD_SECONDS)
+        self._changed = changed
+        self._metrics = metrics
+        self._clock = clock
+        # Nothing goes then before `share_with` has been told how many workers there are.
+        self.is_shared = limit.scope == "cluster" and any((limit.per_second, limit.per_sender))
+        self._consumers = 1
+        self._last_seen: int | None = None
+        # Before that nobody knows what others have used.
+        self._shared_since = clock()
+        self._is_share_known = asyncio.Event()
+        self._common = _Line()
+        self._bucket: TokenBucket | None = None
+        if limit.per_second is not None:
+            self._bucket = self._new_bucket(limit.per_second)
+            self._common.buckets.append(self._bucket)
+        self._slow_start: _SlowStart | None = None
+        self._by_sender: OrderedDict[str, _SenderLine] = OrderedDict()
+        self._waiting = 0
+        self._room = FIRST_ROOM
+
+    def share_with(self, consumers: int) -> None:
+        """Divide the limits by the number of workers on the queue, as seen every second.
+
+        Of two looks in a row the larger number counts: workers that start together do not see
+        each other at once.
+        """
+        seen, self._last_seen = self._last_seen, consumers
+        if seen is None or not self.is_shared:
+            return
+        self._consumers = max(seen, consumers, 1)
+        if self._bucket is not None and self._limit.per_second is not None:
+            self._bucket.resize(*self._share(self._limit.per_second))
+        if self._limit.per_sender is not None:
+            share = self._share(self._limit.per_sender)
+            for line in self._by_sender.values():
+                for bucket in (line.plan, *line.buckets):
+                    bucket.resize(*share)
+        self._start()
+
+    def _start(self) -> None:
+        """Begin with empty buckets, once it is known how many workers fill them."""
+        if self._is_share_known.is_set():
+            return
+        self._shared_since = self._clock()
+        lines = self._by_sender.values()
+        for bucket in (*self._common.buckets, *(b for line in lines for b in line.buckets)):
+            bucket.fill_from(self._shared_since)
+        self._is_share_known.set()
+
+    async def _until_share_is_known(self) -> None:
+        """Wait for it, but not for ever: a broker may not say it."""
+        if not self.is_shared or self._is_share_known.is_set():
+            return
+        try:
+            async with asyncio.timeout(UNKNOWN_SECONDS):
+                await self._is_share_known.wait()
+        except TimeoutError:
+            self._start()
+
+    def most_held(self, concurrency: int) -> int:
+        """Return how many deliveries to take: those that are to be sent, and room for who waits."""
+        held = concurrency
+        if self._bucket is not None:
+            held = max(1, min(held, int(self._bucket.per_second * MAX_HOLD_SECONDS)))
+        if self._limit.per_sender is None:
+            return held
+        while self._waiting >= self._room < MAX_ROOM:
+            self._room *= ROOM_FACTOR
+        while self._room > FIRST_ROOM and self._waiting * ROOM_FACTOR**2 <= self._room:
+            self._room //= ROOM_FACTOR
+        return held + self._room
+
+    def seconds_on_ladder(self, sender: str, *, planned_in_seconds: float | None = None) -> float:
+        """Return in how many seconds a delivery has its turn, 0 when it is to wait for it here.
+
+        `planned_in_seconds` is what is left of the time that it was given before, if it was.
+        """
+        common = self._common_line()
+        if common.buckets and (wait := common.wait_seconds()) > MAX_HOLD_SECONDS:
+            return wait
+        line = self._sender_line(sender)
+        if line is None:
+            return 0.0
+        wait = line.plan.take() if planned_in_seconds is None else planned_in_seconds
+        here, most = line.wait_seconds(), self._most_wait_seconds
+        if wait <= most and here <= most and (here == 0 or self._has_room()):
+            return 0.0
+        if planned_in_seconds is not None and wait <= most < here:
+            # Its time has come, and others are there: without another time all come back at once.
+            wait = line.plan.take()
+        return max(wait, here)
+
+    def turn(self, sender: str) -> AbstractAsyncContextManager[Turn]:
+        """Wait in line until a request of this sender may go, and keep the next one behind it."""
+        line, common = self._sender_line(sender), self._common_line()
+        if line is not None:
+            return self._turn_of_sender(line, common)
+        return self._turn_of_all(common) if common.buckets else _Unlimited()
+
+    def start_slowly(self) -> None:
+        """Let few requests through at first, and twice as many each second."""
+        self._end_slow_start()
+        self._slow_start = _SlowStart(self._clock)
+        self._common.buckets.append(self._slow_start)
+
+    @asynccontextmanager
+    async def _turn_of_all(self, common: _Line) -> AsyncIterator[Turn]:
+        turn, came_at = Turn(), self._clock()
+        await self._until_share_is_known()
+        async with common.first(turn):
+            self._count_wait(came_at)
+            yield turn
+
+    @asynccontextmanager
+    async def _turn_of_sender(self, line: _SenderLine, common: _Line) -> AsyncIterator[Turn]:
+        turn, came_at = Turn(), self._clock()
+        takes_room = line.wait_seconds() > 0
+        self._waiting += takes_room
+        try:
+            await self._until_share_is_known()
+            async with line.first(turn):
+                self._waiting -= takes_room
+                takes_room = False
+                async with common.first(turn):
+                    self._count_wait(came_at)
+                    yield turn
+        finally:
+            self._waiting -= takes_room
+            if not turn.is_used:
+                line.plan.give_back()
+
+    def _count_wait(self, came_at: float) -> None:
+        self._metrics.throttled.labels("local_limit").inc(self._clock() - came_at)
+
+    def _has_room(self) -> bool:
+        if self._waiting < self._room:
+            return True
+        self._changed.set()
+        return False
+
+    def _common_line(self) -> _Line:
+        if self._slow_start is not None and self._slow_start.is_over:
+            self._end_slow_start()
+        return self._common
+
+    def _end_slow_start(self) -> None:
+        if self._slow_start is not None:
+            self._common.buckets.remove(self._slow_start)
+            self._slow_start = None
+
+    def _sender_line(self, sender: str) -> _SenderLine | None:
+        if self._limit.per_sender is None:
+            return None
+        line = self._by_sender.get(sender)
+        if line is None:
+            per_second = self._limit.per_sender
+            line = _SenderLine(self._new_bucket(per_second), plan=self._new_bucket(per_second))
+            self._by_sender[sender] = line
+        self._by_sender.move_to_end(sender)
+        if len(self._by_sender) > MAX_SENDERS:
+            self._forget_a_sender()
+        return line
+
+    def _forget_a_sender(self) -> None:
+        """Forget the sender that has been silent for longest."""
+        silent = next((name for name, line in self._by_sender.items() if not line.waiting), None)
+        if silent is not None:
+            del self._by_sender[silent]
+
+    def _new_bucket(self, per_second: float) -> TokenBucket:
+        bucket = TokenBucket(*self._share(per_second), self._clock)
+        if self.is_shared:
+            bucket.fill_from(self._shared_since)
+        return bucket
+
+    def _share(self, per_second: float) -> tuple[float, float]:
+        """Return this worker's rate and burst."""
+        burst = self._limit.burst or per_second
+        return per_second / self._consumers, max(1.0, burst / self._consumers)
+
+
+class _Unlimited:
+    """The turn of a delivery that no limit holds up: two context managers would cost too much."""
+
+    async def __aenter__(self) -> Turn:
+        return Turn()
+
+    async def __aexit__(self, *_: object) -> None:
+        pass

@@ -1,0 +1,152 @@
+"""Send one request: one POST, quick repeats only when it never left us, the answer as a fate."""
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import httpx
+from pydantic_core import from_json
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_result,
+    stop_after_attempt,
+    stop_before_delay,
+    wait_random_exponential,
+)
+
+from bridge.config import SmsApiSettings
+from bridge.credentials import Credential
+from bridge.outbound.envelope import Envelope
+from bridge.outbound.fates import Answer, Fate, judge_failure, judge_status, read_retry_after
+from bridge.outbound.metrics import PROVIDER_CODES, WorkerMetrics
+from bridge.outbound.request import SendRequest
+from bridge.outbound.transport import ApiTransport, Header, Reply
+from bridge.pointers import find_id
+
+QUICK_TRIES: Final = 3
+QUICK_SECONDS: Final = 10.0
+
+
+class Sender:
+    """Posts requests to the SMS API through a transport that keeps `transport`'s promise."""
+
+    def __init__(
+        self,
+        settings: SmsApiSettings,
+        *,
+        transport: ApiTransport,
+        credential: Credential,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._url = f"{settings.base_url}/v1/messages"
+        name = settings.idempotency_header
+        self._idempotency_header = None if name is None else name.encode("ascii")
+        self._fixed_headers = (
+            (b"Content-Type", b"application/json"),
+            (b"Accept-Encoding", b"identity"),
+            (b"User-Agent", b"sms-bridge"),
+        )
+        self._pointers = settings.message_id_pointers
+        self._transport = transport
+        self._credential = credential
+        self._metrics = metrics
+        self._in_flight = 0
+        metrics.provider_in_flight.set_function(lambda: self._in_flight)
+
+    async def send(self, request: SendRequest, envelope: Envelope) -> Answer:
+        """POST a request and say what became of it; never raises for what the API does.
+
+        A request that never left is tried again in place, at most three times in ten seconds.
+        Everything else is returned at once: what comes next is not for a held delivery to decide.
+        """
+        started = time.monotonic()
+        answer = await self._post(request, envelope)
+        if answer.fate is not Fate.NOT_SENT:
+            return answer
+        # A fresh object for each call: a shared one can report success for a failed send
+        # (tenacity issues 93 and 529).
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(QUICK_TRIES)
+            | stop_before_delay(QUICK_SECONDS - (time.monotonic() - started)),
+            wait=wait_random_exponential(multiplier=0.2, max=2),
+            retry=retry_if_result(_never_left),
+            retry_error_callback=_last_answer,
+        )
+        first: list[Answer] = [answer]
+
+        async def attempt() -> Answer:
+            return first.pop() if first else await self._post(request, envelope)
+
+        return await retrying(attempt)
+
+    async def aclose(self) -> None:
+        """Close the connections to the API."""
+        await self._transport.aclose()
+
+    async def _post(self, request: SendRequest, envelope: Envelope) -> Answer:
+        started = time.perf_counter()
+        self._in_flight += 1
+        try:
+            reply = await self._transport.post(
+                self._url, self._headers(envelope), request.model_dump_json().encode()
+            )
+            answer = self._judge(reply)
+        except (httpx.TransportError, OSError) as error:
+            answer = judge_failure(error)
+        finally:
+            self._in_flight -= 1
+        self._count(answer, time.perf_counter() - started)
+        return answer
+
+    def _headers(self, envelope: Envelope) -> list[Header]:
+        key = self._credential.current
+        headers = [*self._fixed_headers, (b"Authorization", b"Bearer " + key.encode("ascii"))]
+        if self._idempotency_header is not None:
+            headers.append((self._idempotency_header, envelope.key.encode("ascii")))
+        headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in envelope.trace]
+        return headers
+
+    def _judge(self, reply: Reply) -> Answer:
+        status = reply.status
+        if status in range(200, 300):
+            return Answer(
+                fate=Fate.SENT,
+                result="success",
+                status=status,
+                detail="accepted",
+                provider_id=_read_id(reply.body, self._pointers),
+            )
+        date = next(iter(reply.header_values("Date")), None)
+        waits = reply.header_values("Retry-After")
+        return judge_status(
+            status,
+            retry_after_seconds=read_retry_after(waits, now=time.time(), server_date=date),
+        )
+
+    def _count(self, answer: Answer, seconds: float) -> None:
+        self._metrics.provider_requests.labels(answer.result).inc()
+        self._metrics.provider_duration.labels(answer.result).observe(seconds)
+        if answer.status is not None:
+            code = str(answer.status) if answer.status in PROVIDER_CODES else "other"
+            self._metrics.provider_responses.labels(code).inc()
+
+
+def _never_left(answer: Answer) -> bool:
+    return answer.fate is Fate.NOT_SENT
+
+
+def _last_answer(state: RetryCallState) -> Answer:
+    outcome = state.outcome
+    assert outcome is not None  # noqa: S101  tenacity calls this after an attempt
+    answer: Answer = outcome.result()
+    return answer
+
+
+def _read_id(body: bytes, pointers: Sequence[str]) -> str | None:
+    if not body:
+        return None
+    try:
+        return find_id(from_json(body, cache_strings="keys"), pointers)
+    except ValueError:
+        return None

@@ -1,0 +1,263 @@
+"""Settle a delivery: publish what replaces it, have that confirmed, report it, ack.
+
+This is the only place that acks, and nothing is ever nacked: `basic.nack` and a closed channel
+raise a quorum queue's delivery count, and a message that is over the limit is dropped.
+"""
+
+import asyncio
+import json
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+from bridge.amqp.properties import Properties
+from bridge.amqp.publisher import Publisher
+from bridge.config import WorkerSettings
+from bridge.errors import BrokerError, PublishError
+from bridge.logs import Log
+from bridge.outbound.delivery import Delivery
+from bridge.outbound.envelope import Envelope, copy_properties
+from bridge.outbound.fates import Dead, Outcome, Retried, Sent
+from bridge.outbound.ledger import Accepted
+from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.pace import Pace
+from bridge.topology.declarations import dead_queue, retry_queue
+
+log = Log(__name__)
+
+FIRST_WAIT_SECONDS: Final = 0.5
+MAX_WAIT_SECONDS: Final = 5.0
+JITTER_SHARE: Final = 0.2
+MAX_JITTER_SECONDS: Final = 1.0
+
+
+class Settler:
+    """Gives each delivery its end."""
+
+    def __init__(
+        self, settings: WorkerSettings, *, publisher: Publisher, pace: Pace, metrics: WorkerMetrics
+    ) -> None:
+        self._queue = settings.queue
+        self._outcome_exchange = settings.outcome_exchange
+        self._publisher = publisher
+        self._pace = pace
+        self._metrics = metrics
+        self._waiting: set[object] = set()
+        self._hurried = asyncio.Event()
+        self.queue_missing = asyncio.Event()
+
+    async def replace(self, delivery: Delivery, outcome: Outcome) -> None:
+        """Publish the copy that an outcome asks for, and return when it is confirmed.
+
+        The delivery stays held while the broker takes nothing. Raises BrokerError when its
+        session is over: then the broker delivers the message again.
+        """
+        if isinstance(outcome, Sent):
+            return
+        if isinstance(outcome, Retried) and outcome.burned:
+            await self._spread(outcome.delay_seconds)
+        wait = FIRST_WAIT_SECONDS
+        with self._held_up() as note_held_up:
+            while (error := await self._try_to_publish(delivery, outcome)) is not None:
+                note_held_up(error)
+                if delivery.is_stale:
+                    raise BrokerError("the channel is gone")
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, MAX_WAIT_SECONDS)
+
+    def hurry(self) -> None:
+        """Leave out waits that only serve to spread load: the worker stops."""
+        self._hurried.set()
+
+    async def _spread(self, delay_seconds: float) -> None:
+        """Let messages that failed together come back apart; a queue's TTL has no jitter.
+
+        The wait comes before the copy, so that a worker whose requests fail slows down as well.
+        """
+        jitter = random.uniform(0, min(delay_seconds * JITTER_SHARE, MAX_JITTER_SECONDS))  # noqa: S311
+        try:
+            async with asyncio.timeout(jitter):
+                await self._hurried.wait()
+        except TimeoutError:
+            pass
+
+    async def _try_to_publish(
+        self, delivery: Delivery, outcome: Retried | Dead
+    ) -> PublishError | None:
+        # Made each time: another broker may take less in a frame.
+        copy = copy_properties(
+            delivery.properties,
+            count_attempt(delivery.envelope, outcome),
+            reason=outcome.reason,
+            detail=outcome.detail,
+            status=outcome.status,
+            dead=isinstance(outcome, Dead),
+            max_bytes=self._publisher.max_properties_bytes,
+        )
+        try:
+            await self._publisher.publish(
+                delivery.body, exchange="", routing_key=self._target(outcome), properties=copy
+            )
+        except PublishError as error:
+            return error
+        return None
+
+    async def announce(self, delivery: Delivery, outcome: Outcome, at: float) -> None:
+        """Publish the outcome event to whoever asked, once: it is news, and holds nothing up.
+
+        `at` is when it came about, in unix seconds.
+        """
+        if isinstance(outcome, Retried):
+            return
+        targets = [("", delivery.properties.reply_to)]
+        if self._outcome_exchange is not None:
+            targets.append((self._outcome_exchange, _name(outcome)))
+        for exchange, routing_key in targets:
+            if routing_key:
+                event = outcome_event(delivery.envelope, outcome, at)
+                await self._announce_to(delivery, event, exchange, routing_key)
+
+    async def answer_repeat(self, delivery: Delivery, first: Accepted | None) -> None:
+        """Publish to whoever asked what became of the first message with this id."""
+        if first is None or not delivery.properties.reply_to:
+            return
+        envelope = delivery.envelope._replace(attempts=first.attempts - 1)
+        event = outcome_event(envelope, Sent(first.status, first.provider_id), first.at)
+        event["duplicate"] = True
+        await self._announce_to(delivery, event, "", delivery.properties.reply_to)
+
+    def ack(self, delivery: Delivery, outcome: Outcome | None) -> bool:
+        """Ack a delivery that is replaced, or sent, or (None) a repeat of one that is.
+
+        Returns False when its session is over: the broker delivers it again, and the ledger
+        must know it then.
+        """
+        self._report(delivery, outcome)
+        return delivery.session.ack(delivery.tag)
+
+    def release(self, delivery: Delivery) -> None:
+        """Report a delivery that goes back to the queue, because we stop or its channel is gone."""
+        self._count(delivery, "released", "shutdown", None)
+
+    def _target(self, outcome: Retried | Dead) -> str:
+        if isinstance(outcome, Dead):
+            return dead_queue(self._queue)
+        return retry_queue(self._queue, outcome.delay_seconds)
+
+    async def _announce_to(
+        self, delivery: Delivery, event: dict[str, object], exchange: str, routing_key: str
+    ) -> None:
+        properties = Properties(
+            content_type="application/json",
+            delivery_mode=2,
+            message_id=uuid.uuid4().hex,
+            correlation_id=delivery.properties.correlation_id,
+            timestamp=datetime.now(UTC),
+            headers=dict(delivery.envelope.trace),
+        )
+        try:
+            await self._publisher.publish(
+                json.dumps(event).encode(),
+                exchange=exchange,
+                routing_key=routing_key,
+                properties=properties,
+            )
+        except PublishError as error:
+            # Its text names the routing key: a `reply_to`, which may hold a number.
+            why = "no queue takes it" if error.fault == "returned" else str(error)
+            target = exchange or "reply_to"
+            log.warning("outcome_not_published", target=target, fault=error.fault, why=why)
+
+    @contextmanager
+    def _held_up(self) -> Iterator[Callable[[PublishError], None]]:
+        """Keep the worker from taking and sending while any delivery cannot be settled."""
+        waiting = object()
+
+        def note(error: PublishError) -> None:
+            log.warning("not_stored", fault=error.fault, why=str(error))
+            if error.fault == "returned":
+                self.queue_missing.set()
+            self._waiting.add(waiting)
+            self._pace.block()
+
+        try:
+            yield note
+        finally:
+            self._waiting.discard(waiting)
+            if not self._waiting:
+                self._pace.unblock()
+
+    def _report(self, delivery: Delivery, outcome: Outcome | None) -> None:
+        if outcome is None:
+            self._count(delivery, "dropped", "duplicate", None)
+            return
+        reason = "none" if isinstance(outcome, Sent) else outcome.reason
+        self._count(delivery, _name(outcome), reason, outcome)
+        if not isinstance(outcome, Retried):
+            attempts = _attempts(delivery.envelope, outcome)
+            self._metrics.attempts_per_message.labels(_name(outcome)).observe(attempts)
+
+    def _count(self, delivery: Delivery, name: str, reason: str, outcome: Outcome | None) -> None:
+        held = delivery.held_seconds
+        self._metrics.processed.labels(self._queue, name, reason).inc()
+        self._metrics.processing_duration.labels(self._queue, name).observe(held)
+        log.info(
+            "delivery",
+            message_id=delivery.envelope.key,
+            outcome=name,
+            reason=None if reason == "none" else reason,
+            detail=getattr(outcome, "detail", None),
+            status=None if outcome is None else outcome.status,
+            attempts=_attempts(delivery.envelope, outcome),
+            redelivered=delivery.redelivered or None,
+            seconds=round(held, 4),
+        )
+
+
+def count_attempt(envelope: Envelope, outcome: Retried | Dead) -> Envelope:
+    """Return the envelope after an attempt, as far as it counts."""
+    if not outcome.burned and not outcome.uncertain:
+        return envelope
+    return envelope._replace(
+        attempts=envelope.attempts + outcome.burned,
+        uncertain_attempts=envelope.uncertain_attempts + outcome.uncertain,
+    )
+
+
+def outcome_event(envelope: Envelope, outcome: Sent | Dead, at: float) -> dict[str, object]:
+    """Make the body of an outcome event: never the text or the number."""
+    return {
+        "message_id": envelope.message_id or envelope.key,
+        "outcome": _name(outcome),
+        "reason": outcome.reason if isinstance(outcome, Dead) else None,
+        "attempts": _attempts(envelope, outcome),
+        "status": outcome.status,
+        "provider_id": outcome.provider_id if isinstance(outcome, Sent) else None,
+        "at": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
+    }
+
+
+def accepted(envelope: Envelope, outcome: Outcome, at: float) -> Accepted | None:
+    """Return what a repeat of a message that was sent is answered."""
+    if not isinstance(outcome, Sent):
+        return None
+    return Accepted(_attempts(envelope, outcome), outcome.status, outcome.provider_id, at)
+
+
+def _name(outcome: Outcome) -> Literal["sent", "retried", "dead"]:
+    match outcome:
+        case Sent():
+            return "sent"
+        case Retried():
+            return "retried"
+        case Dead():
+            return "dead"
+
+
+def _attempts(envelope: Envelope, outcome: Outcome | None) -> int:
+    if outcome is None:
+        return envelope.attempts
+    return envelope.attempts + (isinstance(outcome, Sent) or outcome.burned)

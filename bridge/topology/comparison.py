@@ -1,0 +1,165 @@
+"""What is on the broker in the place of what is needed, as far as AMQP tells.
+
+A passive declare compares nothing, and a refused one names one argument. So what is named is taken
+over, and declared again, until the broker finds nothing to refuse: then all of it is known.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Final
+
+import aio_pika
+import aiormq
+
+from bridge.amqp.broker import RPC_TIMEOUT_SECONDS, close_channel, open_channel
+from bridge.topology.declarations import Binding, Difference, Exchange, Queue, Topology
+from bridge.topology.queue_rules import (
+    RECREATE,
+    ExchangeFacts,
+    QueueFacts,
+    compare_exchange,
+    compare_queue,
+)
+
+# More than there are arguments that RabbitMQ compares.
+MAX_ARGUMENTS: Final = 40
+NOT_COMPARED: Final = "grant the permission to configure it, to have them compared"
+_INEQUIVALENT: Final = re.compile(
+    r"inequivalent arg '(?P<key>[^']+)' for .*"
+    r"current is (?:none|(?:the value )?'(?P<value>.*?)'(?: of type '(?P<type>\w+)')?)$",
+    re.DOTALL,
+)
+_FLAGS: Final = frozenset({"durable", "auto_delete", "internal"})
+_NUMBERS: Final = re.compile(r"(un)?signed(byte|short|int)|byte|short|long|timestamp")
+
+
+async def compare(
+    connection: aio_pika.Connection, topology: Topology
+) -> AsyncGenerator[Difference, None]:
+    """Yield each difference of the queues and exchanges; bindings cannot be seen over AMQP.
+
+    Nothing is created: only what a passive declare has just found is declared. Raises TimeoutError.
+    """
+    for entity in topology.declarable:
+        for difference in await compare_one(connection, entity):
+            yield difference
+
+
+async def compare_one(
+    connection: aio_pika.Connection, entity: Queue | Exchange
+) -> list[Difference]:
+    """Return what differs of one queue or exchange, as `compare` does."""
+    # What it would be if nothing differed.
+    found: dict[str, Any] = {"durable": True, "auto_delete": False}
+    if isinstance(entity, Queue):
+        found |= entity.arguments
+    else:
+        found |= {"type": "topic", "internal": False}
+    for _ in range(MAX_ARGUMENTS):
+        try:
+            await _declare_existing(connection, entity.name, found, type(entity))
+        except aiormq.exceptions.ChannelPreconditionFailed as error:
+            if not _take_over(said(error), found):
+                return [refusal(entity, error)]
+        except aiormq.exceptions.ChannelAccessRefused as error:
+            text = f"exists; its arguments were not compared: {said(error)}"
+            return [Difference(entity, "not_compared", text, NOT_COMPARED)]
+        except aiormq.exceptions.ChannelClosed as error:
+            return [refusal(entity, error)]
+        else:
+            break
+    if isinstance(entity, Queue):
+        return list(compare_queue(entity, _queue_facts(entity.name, found)))
+    return list(compare_exchange(entity, _exchange_facts(found)))
+
+
+def refusal(
+    entity: Queue | Exchange | Binding, error: aiormq.exceptions.ChannelClosed
+) -> Difference:
+    """Make of the broker's refusal what is wrong and what to do."""
+    match error:
+        case aiormq.exceptions.ChannelNotFoundEntity():
+            fix = "create it, or set rabbitmq.topology to declare"
+            return Difference(entity, "missing", said(error), fix)
+        case aiormq.exceptions.ChannelLockedResource():
+            fix = "have it declared without `exclusive`"
+            text = "another connection has it for itself (exclusive): nobody else can use it"
+            return Difference(entity, "locked", text, fix)
+        case aiormq.exceptions.ChannelAccessRefused():
+            fix = "grant the permission, or set rabbitmq.topology to verify or off"
+            return Difference(entity, "refused", said(error), fix)
+        case aiormq.exceptions.ChannelPreconditionFailed():
+            return Difference(entity, "different", said(error), RECREATE)
+        case _:
+            return Difference(entity, "different", said(error), "see the broker's log")
+
+
+def said(error: aiormq.exceptions.ChannelClosed) -> str:
+    """Return the broker's own words, which name entities and arguments, never a message."""
+    return str(error.args[-1]) if error.args else type(error).__name__
+
+
+async def _declare_existing(
+    connection: aio_pika.Connection,
+    name: str,
+    values: Mapping[str, Any],
+    kind: type[Queue | Exchange],
+) -> None:
+    channel = await open_channel(connection)
+    arguments = {key: value for key, value in values.items() if key not in {*_FLAGS, "type"}}
+    flags = {key: value for key, value in values.items() if key in _FLAGS}
+    async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+        if kind is Queue:
+            await channel.queue_declare(name, passive=True)
+            await channel.queue_declare(name, arguments=arguments, **flags)
+        else:
+            await channel.exchange_declare(name, passive=True)
+            await channel.exchange_declare(
+                name, exchange_type=values["type"], arguments=arguments, **flags
+            )
+        await close_channel(channel)
+
+
+def _take_over(text: str, found: dict[str, Any]) -> bool:
+    """Put what the broker names in the place of what was supposed; say whether that was new."""
+    named = _INEQUIVALENT.search(text)
+    if named is None:
+        # Cut off behind 255 bytes, for example.
+        return False
+    key, value = named["key"], _read(named["value"], named["type"], found.get(named["key"]))
+    if found.get(key) == value:
+        return False
+    if value is None:
+        found.pop(key, None)
+    else:
+        found[key] = value
+    return True
+
+
+def _read(text: str | None, amqp_type: str | None, supposed: object) -> Any:  # noqa: ANN401
+    """Read a value as RabbitMQ writes it; the type is named only where none was supposed."""
+    if text is None:
+        return None
+    if isinstance(supposed, bool) or amqp_type == "bool":
+        return text == "true"
+    is_number = isinstance(supposed, int) or (amqp_type and _NUMBERS.fullmatch(amqp_type))
+    return int(text) if is_number and re.fullmatch("-?[0-9]+", text) else text
+
+
+def _queue_facts(name: str, found: Mapping[str, Any]) -> QueueFacts:
+    return QueueFacts(
+        name=name,
+        type=found.get("x-queue-type", "classic"),
+        durable=found["durable"],
+        auto_delete=found["auto_delete"],
+        arguments={key: value for key, value in found.items() if key not in _FLAGS},
+    )
+
+
+def _exchange_facts(found: Mapping[str, Any]) -> ExchangeFacts:
+    own = {*_FLAGS, "type"}
+    return ExchangeFacts(
+        **{key: value for key, value in found.items() if key in own},
+        arguments={key: value for key, value in found.items() if key not in own},
+    )

@@ -1,0 +1,189 @@
+"""The queues, exchanges and bindings as data; how one of them is declared.
+
+A retry queue is a quorum queue whose messages expire and go back to the main queue with
+`at-least-once` dead-lettering, which needs `reject-publish`. Every other combination loses all
+waiting messages when the broker restarts after their time is up (RabbitMQ docs, "Dead Letter
+Exchanges", section "Safety").
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import aio_pika
+import aiormq
+
+from bridge.amqp.broker import RPC_TIMEOUT_SECONDS, close_channel, open_channel
+from bridge.config import Role, Settings, WebhookSettings, WorkerSettings, format_duration
+
+QUORUM: Final = {"x-queue-type": "quorum"}
+
+# Who may have declared a queue in another way: nobody, whoever publishes to what we consume, or
+# whoever subscribes.
+Use = Literal["own", "consumed", "subscribed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A durable quorum queue; one of our own has to be exactly so, or it loses messages."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=lambda: dict(QUORUM))
+    use: Use = "own"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A durable topic exchange."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What of an exchange goes to a queue."""
+
+    exchange: str
+    queue: str
+    routing_key: str = "#"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """All that a role needs on the broker."""
+
+    queues: tuple[Queue, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+    bindings: tuple[Binding, ...] = ()
+
+    @property
+    def declarable(self) -> tuple[Queue | Exchange, ...]:
+        """Its exchanges and queues, in the order in which they are declared."""
+        return (*self.exchanges, *self.queues)
+
+
+def retry_queue(queue: str, delay_seconds: float) -> str:
+    """Name the retry queue of a delay: `sms.outbound.retry.5s`."""
+    return f"{queue}.retry.{format_duration(delay_seconds)}"
+
+
+def dead_queue(queue: str) -> str:
+    """Name the dead-letter queue: `sms.outbound.dead`."""
+    return f"{queue}.dead"
+
+
+def worker_topology(settings: WorkerSettings) -> Topology:
+    """List what the worker needs: its queue, the retry ladder, the dead letters."""
+    ladder = (
+        Queue(
+            retry_queue(settings.queue, delay),
+            QUORUM
+            | {
+                "x-message-ttl": round(delay * 1000),
+                "x-dead-letter-exchange": "",
+                "x-dead-letter-routing-key": settings.queue,
+                "x-dead-letter-strategy": "at-least-once",
+                "x-overflow": "reject-publish",
+            },
+        )
+        for delay in settings.retry_delays
+    )
+    outcome = settings.outcome_exchange
+    return Topology(
+        queues=(Queue(settings.queue, use="consumed"), *ladder, Queue(dead_queue(settings.queue))),
+        exchanges=() if outcome is None else (Exchange(outcome),),
+    )
+
+
+def webhook_topology(settings: WebhookSettings) -> Topology:
+    """List what the webhook receiver needs: the exchange, and a queue so that nothing is lost."""
+    exchange = Exchange(settings.exchange)
+    if settings.queue is None:
+        return Topology(exchanges=(exchange,))
+    return Topology(
+        queues=(Queue(settings.queue, use="subscribed"),),
+        exchanges=(exchange,),
+        bindings=(Binding(settings.exchange, settings.queue),),
+    )
+
+
+def bridge_topology(settings: Settings, roles: Iterable[Role]) -> Topology:
+    """List what these roles need together."""
+    parts = {
+        "worker": lambda: worker_topology(settings.worker),
+        "webhook": lambda: webhook_topology(settings.webhook),
+    }
+    needed = [parts[role]() for role in roles]
+    return Topology(
+        queues=tuple(queue for part in needed for queue in part.queues),
+        exchanges=tuple(exchange for part in needed for exchange in part.exchanges),
+        bindings=tuple(binding for part in needed for binding in part.bindings),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where the broker is not as it should be, and what to do.
+
+    `locked` is a queue that another connection has for itself, `refused` what the user may not do.
+    """
+
+    entity: Queue | Exchange | Binding
+    kind: Literal["missing", "different", "locked", "refused", "not_compared"]
+    text: str
+    fix: str
+
+    @property
+    def why(self) -> str:
+        """Name the entity, what is wrong with it, and the remedy."""
+        return f"{name_of(self.entity)}: {self.text}; {self.fix}"
+
+
+async def declare(connection: aio_pika.Connection, entity: Queue | Exchange | Binding) -> None:
+    """Create it unless it exists, on a channel of its own, because a refusal closes one.
+
+    Raises aiormq's ChannelClosed, whose kind says why, or TimeoutError.
+    """
+    channel = await open_channel(connection)
+    async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+        match entity:
+            case Queue():
+                await channel.queue_declare(entity.name, durable=True, arguments=entity.arguments)
+            case Exchange():
+                await channel.exchange_declare(entity.name, exchange_type="topic", durable=True)
+            case Binding():
+                await channel.queue_bind(entity.queue, entity.exchange, entity.routing_key)
+        await close_channel(channel)
+
+
+def name_of(entity: Queue | Exchange | Binding) -> str:
+    """Write which entity is meant: `queue sms.outbound`."""
+    name = f"{entity.exchange} -> {entity.queue}" if isinstance(entity, Binding) else entity.name
+    return f"{type(entity).__name__.lower()} {name}"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSizes:
+    """What a passive declare tells: messages ready, consumers, and whether it is there at all."""
+
+    ready: int
+    consumers: int
+    exists: bool = True
+
+
+async def read_queue(connection: aio_pika.Connection, name: str) -> QueueSizes | None:
+    """Read a queue's sizes, or None when they cannot be had now.
+
+    A queue that does not exist holds nothing: its last size must not be shown for ever.
+    """
+    try:
+        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+            channel = await open_channel(connection)
+            answer = await channel.queue_declare(name, passive=True)
+            await close_channel(channel)
+    except aiormq.exceptions.ChannelNotFoundEntity:
+        return QueueSizes(ready=0, consumers=0, exists=False)
+    except (aiormq.exceptions.ChannelClosed, TimeoutError):
+        return None
+    return QueueSizes(answer.message_count or 0, answer.consumer_count or 0)

@@ -1,0 +1,162 @@
+"""See that a role finds on the broker what it needs, when it connects and as long as it runs."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection
+from typing import Final, Literal, NoReturn
+
+import aio_pika
+import aiormq
+
+from bridge.logs import Log
+from bridge.metrics import BridgeMetrics
+from bridge.topology.comparison import NOT_COMPARED, compare, compare_one, refusal
+from bridge.topology.declarations import (
+    Binding,
+    Difference,
+    Exchange,
+    Queue,
+    Topology,
+    declare,
+    name_of,
+)
+from bridge.topology.queue_rules import USED_AS_IT_IS
+
+log = Log(__name__)
+
+Mode = Literal["declare", "verify", "off"]
+MEND_SECONDS: Final = 5.0
+# What is of no use is looked at so often, and told so often.
+LOOK_SECONDS: Final = 5.0
+TELL_SECONDS: Final = 60.0
+_REMEDIES: Final = {
+    "topology_differs": USED_AS_IT_IS,
+    "topology_not_compared": NOT_COMPARED,
+}
+
+
+async def provide(
+    connection: aio_pika.Connection, topology: Topology, mode: Mode
+) -> list[Difference]:
+    """Declare what is missing, or only look, or neither; return what is not as needed.
+
+    Nothing that exists is changed. Raises BrokerError or TimeoutError without an answer.
+    """
+    if mode == "off":
+        return []
+    if mode == "verify":
+        return [difference async for difference in compare(connection, topology)]
+    found: list[Difference] = []
+    for entity in (*topology.declarable, *topology.bindings):
+        found += await _declare(connection, entity)
+    return found
+
+
+async def _declare(
+    connection: aio_pika.Connection, entity: Queue | Exchange | Binding
+) -> list[Difference]:
+    try:
+        await declare(connection, entity)
+    except aiormq.exceptions.ChannelPreconditionFailed as error:
+        if isinstance(entity, Binding):
+            return [refusal(entity, error)]
+        return await compare_one(connection, entity)
+    except aiormq.exceptions.ChannelClosed as error:
+        return [refusal(entity, error)]
+    return []
+
+
+def is_unusable(difference: Difference, mode: Mode) -> bool:
+    """Whether a role cannot work with it.
+
+    Publishers declare the queue that the worker consumes, subscribers what the events go to, and
+    both are used as they are where the bridge may declare. With a queue of its own that is not as
+    it has to be it would lose messages.
+    """
+    match difference.kind:
+        case "not_compared":
+            return False
+        case "missing" | "refused":
+            return True
+        case "locked":
+            return mode == "verify" or _use(difference) != "subscribed"
+        case _:
+            return mode == "verify" or _use(difference) == "own"
+
+
+def _use(difference: Difference) -> str:
+    return difference.entity.use if isinstance(difference.entity, Queue) else "subscribed"
+
+
+class Upkeep:
+    """Keeps one role's part of the topology, as `rabbitmq.topology` says.
+
+    `is_settled` while the role can work with what is there; `changed` is called when that changes.
+    """
+
+    def __init__(self, needed: Topology, mode: Mode, *, metrics: BridgeMetrics) -> None:
+        self._needed = needed
+        self._mode: Mode = mode
+        self._metrics = metrics
+        self._told_used: dict[str, str] = {}
+        self._told_unusable = ""
+        self._told_at = 0.0
+        self.is_settled = False
+        self.changed: Callable[[], object] = lambda: None
+
+    async def settle(self, connection: aio_pika.Connection) -> None:
+        """Declare or verify, and return when the role can work with what is there.
+
+        Until then it looks again every 5 s, and says once a minute what is wrong and what to do.
+        """
+        while True:
+            differences = await provide(connection, self._needed, self._mode)
+            self._count(differences)
+            unusable = [one for one in differences if is_unusable(one, self._mode)]
+            if (is_settled := not unusable) != self.is_settled:
+                self.is_settled = is_settled
+                self.changed()
+            self._tell_unusable(unusable)
+            if self.is_settled:
+                self._tell_used(differences)
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def mend(self, connection: aio_pika.Connection, missing: asyncio.Event) -> NoReturn:
+        """Settle again when `missing` is set, at most every 5 s."""
+        while True:
+            await missing.wait()
+            missing.clear()
+            with contextlib.suppress(TimeoutError):  # a broker that hangs; it is seen elsewhere
+                await self.settle(connection)
+            await asyncio.sleep(MEND_SECONDS)
+
+    def _count(self, differences: Collection[Difference]) -> None:
+        counted = [name_of(one.entity) for one in differences if one.kind != "not_compared"]
+        for entity in (*self._needed.declarable, *self._needed.bindings):
+            name = name_of(entity)
+            self._metrics.topology_differences.labels(name).set(counted.count(name))
+
+    def _tell_unusable(self, differences: Collection[Difference]) -> None:
+        why = " | ".join(one.why for one in differences)
+        now = asyncio.get_running_loop().time()
+        if why and (why != self._told_unusable or now - self._told_at >= TELL_SECONDS):
+            log.warning("topology_unusable", why=why)
+            self._told_at = now
+        elif self._told_unusable and not why:
+            log.info("topology_usable")
+        self._told_unusable = why
+
+    def _tell_used(self, differences: Collection[Difference]) -> None:
+        told = {
+            event: " | ".join(
+                f"{name_of(one.entity)}: {one.text}"
+                for one in differences
+                if (one.kind == "not_compared") == (event == "topology_not_compared")
+            )
+            for event in _REMEDIES
+        }
+        for event, why in told.items():
+            if why and why != self._told_used.get(event):
+                log.warning(event, why=why, remedy=_REMEDIES[event])
+        self._told_used = told

@@ -1,0 +1,18 @@
+"""W3C trace headers, which are passed on in both directions."""
+
+import re
+from typing import Final
+
+_TRACEPARENT: Final = re.compile(
+    "(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+)
+_TRACESTATE: Final = re.compile("[ -~]{1,512}")
+
+
+def read_trace(parent: object, state: object) -> tuple[tuple[str, str], ...]:
+    """Return the W3C trace headers to pass on; what is not in their form is left out."""
+    if not (isinstance(parent, str) and _TRACEPARENT.fullmatch(parent)):
+        return ()
+    if not (isinstance(state, str) and _TRACESTATE.fullmatch(state)):
+        return (("traceparent", parent),)
+    return (("traceparent", parent), ("tracestate", state))

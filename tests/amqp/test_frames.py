@@ -1,0 +1,416 @@
+"""Confirms alone: what the broker says of publishes, made with the client library's own frames."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pytest
+from aiormq.exceptions import InvalidFrameError
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp import commands
+from pamqp.body import ContentBody
+from pamqp.frame import marshal, unmarshal
+from pamqp.header import ContentHeader
+from pamqp.heartbeat import Heartbeat
+
+from bridge.amqp.frames import Confirm, Confirms, Notices, publish_pieces
+from bridge.amqp.properties import Properties
+
+CHANNEL = 1
+HEAD_BYTES = 7
+Future = asyncio.Future[Confirm]
+
+
+def feed(confirms: Confirms | Notices, *frames: bytes) -> list[bool]:
+    """Let frames arrive; return which of them were taken."""
+    return [confirms.feed(frame[0], frame[HEAD_BYTES:-1]) for frame in frames]
+
+
+def ack(tag: int, *, multiple: bool = False) -> bytes:
+    """Write a confirm."""
+    return marshal(commands.Basic.Ack(tag, multiple), CHANNEL)
+
+
+def nack(tag: int, *, multiple: bool = False) -> bytes:
+    """Write a refusal."""
+    return marshal(commands.Basic.Nack(tag, multiple, False), CHANNEL)
+
+
+def returned(message_id: str | None, *parts: bytes) -> list[bytes]:
+    """Write the return of a message."""
+    header = ContentHeader(
+        body_size=sum(map(len, parts)), properties=Properties(message_id=message_id)
+    )
+    return [
+        marshal(commands.Basic.Return(312, "NO_ROUTE", "", "queue"), CHANNEL),
+        marshal(header, CHANNEL),
+        *(marshal(ContentBody(part), CHANNEL) for part in parts),
+    ]
+
+
+def said(waiting: list[Future]) -> list[Confirm | None]:
+    """Return what each was told, None for nothing yet."""
+    return [one.result() if one.done() and not one.cancelled() else None for one in waiting]
+
+
+def expect(confirms: Confirms, count: int) -> list[Future]:
+    """Publish this many messages, whose ids are their tags."""
+    return [confirms.expect(str(tag)) for tag in range(1, count + 1)]
+
+
+async def test_each_is_told_its_own_in_any_order() -> None:
+    """Acks and nacks come out of order, and end the waiting for their tag alone."""
+    confirms = Confirms()
+    waiting = expect(confirms, 4)
+    assert feed(confirms, ack(3), nack(1), ack(4)) == [True] * 3
+
+    assert said(waiting) == ["nacked", None, "confirmed", "confirmed"]
+    assert len(confirms) == 1
+
+
+@pytest.mark.parametrize(
+    ("frame", "told"), [(ack, "confirmed"), (nack, "nacked")], ids=["ack", "nack"]
+)
+async def test_multiple_is_for_all_up_to_the_tag(
+    frame: Callable[..., bytes], told: Confirm
+) -> None:
+    """`multiple` settles the tag and all that are below it and open, none above."""
+    confirms = Confirms()
+    waiting = expect(confirms, 5)
+    opposite = nack(2) if frame is ack else ack(2)
+    feed(confirms, opposite, frame(4, multiple=True))
+
+    other: Confirm = "nacked" if told == "confirmed" else "confirmed"
+    assert said(waiting) == [told, other, told, told, None]
+    assert len(confirms) == 1
+
+
+async def test_a_confirm_of_nothing_is_nothing() -> None:
+    """A tag that was settled already, or was never used, changes nothing."""
+    confirms = Confirms()
+    waiting = expect(confirms, 2)
+    feed(confirms, ack(1), nack(1), nack(1, multiple=True), ack(9), ack(1))
+
+    assert said(waiting) == ["confirmed", None]
+
+
+@pytest.mark.parametrize("parts", [(), (b"x",), (b"ab",) * 1000], ids=["none", "one", "thousand"])
+async def test_a_return_is_told_by_its_id(parts: tuple[bytes, ...]) -> None:
+    """A return comes before the ack, in any number of frames, and fails its message alone."""
+    confirms = Confirms()
+    waiting = expect(confirms, 3)
+    frames = returned("2", *parts)
+    assert feed(confirms, ack(1), *frames) == [True] * (1 + len(frames))
+    before = said(waiting)
+    feed(confirms, ack(3, multiple=True))
+
+    assert before == ["confirmed", "returned", None]
+    assert said(waiting) == ["confirmed", "returned", "confirmed"]
+    assert len(confirms) == 0
+
+
+async def test_a_return_is_whole_before_it_counts() -> None:
+    """Until the last frame of a return nothing is told, and confirms work again behind it."""
+    confirms = Confirms()
+    waiting = expect(confirms, 2)
+    *first, last = returned("1", b"a", b"b")
+    feed(confirms, *first)
+    before = said(waiting)
+    feed(confirms, last, ack(1), nack(2))
+
+    assert before == [None, None]
+    assert said(waiting) == ["returned", "nacked"]
+
+
+async def test_a_return_that_is_interrupted_is_an_error() -> None:
+    """An ack between the frames of a return is neither swallowed nor taken for an ack."""
+    for cut in (1, 2):
+        confirms = Confirms()
+        waiting = expect(confirms, 1)
+        feed(confirms, *returned("1", b"a")[:cut])
+        with pytest.raises(InvalidFrameError):
+            feed(confirms, ack(1))
+
+        assert said(waiting) == [None]
+
+
+async def test_a_return_of_an_unknown_id_is_nobodys() -> None:
+    """A return whose id is another's, or whose message had no id, fails nobody else."""
+    confirms = Confirms()
+    waiting = expect(confirms, 1)
+    feed(confirms, *returned("another", b"x"), *returned(None, b"x"), ack(1))
+
+    assert said(waiting) == ["confirmed"]
+
+
+async def test_a_message_without_an_id_is_returned() -> None:
+    """A return without an id is that of the message that was published without one."""
+    confirms = Confirms()
+    waiting = [confirms.expect(None), confirms.expect("2")]
+    feed(confirms, *returned(None, b"x"), ack(2, multiple=True))
+
+    assert said(waiting) == ["returned", "confirmed"]
+
+
+@pytest.mark.parametrize("gives_up", [Future.cancel, lambda one: one.set_result("timeout")])
+async def test_what_comes_too_late_is_for_nobody(gives_up: Callable[[Future], object]) -> None:
+    """A late ack or return of a message that nobody waits for is nothing, and frees its place."""
+    confirms = Confirms()
+    waiting = expect(confirms, 3)
+    for one in waiting[:2]:
+        gives_up(one)
+    assert len(confirms) == 3
+    feed(confirms, *returned("1", b"x"), ack(1), nack(2))
+
+    assert said(waiting[2:]) == [None]
+    assert len(confirms) == 1
+
+
+async def test_a_late_return_never_confirms_the_next_of_its_id() -> None:
+    """Whose return it is cannot be told then: the next one is failed, and may be sent again."""
+    confirms = Confirms()
+    first = confirms.expect("same")
+    first.set_result("timeout")
+    second = confirms.expect("same")
+    await asyncio.sleep(0)
+    feed(confirms, *returned("same", b"x"), ack(1), ack(2))
+
+    assert said([second]) == ["returned"]
+
+
+async def test_the_next_of_an_id_outlives_the_first() -> None:
+    """That the first of an id is done, which the loop tells late, does not forget the second."""
+    confirms = Confirms()
+    first = confirms.expect("same")
+    feed(confirms, ack(1))
+    second = confirms.expect("same")
+    await asyncio.sleep(0)
+    feed(confirms, *returned("same"), ack(2))
+
+    assert said([first, second]) == ["confirmed", "returned"]
+
+
+async def test_the_end_of_the_channel_is_told_to_all() -> None:
+    """Whoever still waits learns that no confirm can come; who gave up or knows is left alone."""
+    confirms = Confirms()
+    waiting = expect(confirms, 4)
+    waiting[1].cancel()
+    waiting[2].set_result("timeout")
+    feed(confirms, ack(1))
+    confirms.close()
+
+    assert said(waiting) == ["confirmed", None, "timeout", "error"]
+    assert len(confirms) == 0
+
+
+async def test_nothing_is_kept() -> None:
+    """Whatever became of it, a publish that is settled leaves no trace."""
+    confirms = Confirms()
+    waiting = [confirms.expect(str(tag) if tag % 2 else None) for tag in range(1, 41)]
+    waiting[7].cancel()
+    waiting[8].set_result("timeout")
+    feed(confirms, *returned("3", b"x"), *returned("77"), nack(30), ack(40, multiple=True))
+    traces = [weakref.ref(one) for one in waiting]
+    await asyncio.sleep(0)
+    waiting.clear()
+    gc.collect()
+
+    assert [trace() for trace in traces] == [None] * 40
+    assert confirms._by_id == {}
+
+
+async def test_other_frames_are_not_taken() -> None:
+    """What says nothing of a publish is the client library's, also in the midst of publishes."""
+    confirms = Confirms()
+    waiting = expect(confirms, 1)
+    others = [
+        marshal(commands.Channel.Close(404, "NOT_FOUND", 60, 40), CHANNEL),
+        marshal(commands.Channel.Flow(False), CHANNEL),
+        marshal(commands.Confirm.SelectOk(), CHANNEL),
+        marshal(ContentHeader(body_size=1), CHANNEL),
+        marshal(ContentBody(ack(1)), CHANNEL),
+    ]
+
+    assert feed(confirms, *others) == [False] * len(others)
+    assert said(waiting) == [None]
+
+
+class CountedWalks(dict[int, Future]):
+    """Counts how many keys are looked at."""
+
+    looked_at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the keys."""
+        for key in super().__iter__():
+            self.looked_at += 1
+            yield key
+
+
+async def test_many_open_ones_do_not_slow_a_multiple_down() -> None:
+    """An ack looks only at what it settles, however many are open above it."""
+    confirms = Confirms()
+    waiting = expect(confirms, 4000)
+    walks = confirms._waiting = CountedWalks(confirms._waiting)
+    feed(confirms, *(ack(tag, multiple=True) for tag in range(10, 101, 10)))
+
+    assert said(waiting[99:101]) == ["confirmed", None]
+    assert walks.looked_at < 200
+
+
+@dataclass
+class Fate:
+    """What the broker says of a message, when, and whether of all below it at once if it can."""
+
+    told: Confirm
+    place: int
+    multiple: bool
+    parts: list[bytes]
+
+
+FATES = st.builds(
+    Fate,
+    st.sampled_from(["confirmed", "nacked", "returned"]),
+    st.integers(0, 9),
+    st.booleans(),
+    st.lists(st.binary(min_size=1, max_size=3), max_size=3),
+)
+
+
+@given(fates=st.lists(FATES, max_size=12))
+async def test_any_order_that_a_broker_may_choose(fates: list[Fate]) -> None:
+    """Each learns its own, however confirms are merged and in whatever order they come."""
+    confirms = Confirms()
+    waiting = expect(confirms, len(fates))
+    told: list[Confirm | None] = [None] * len(fates)
+    unsettled = dict(enumerate(fates, 1))
+    for tag, fate in sorted(unsettled.items(), key=lambda item: item[1].place):
+        if tag not in unsettled:
+            continue
+        is_nack = fate.told == "nacked"
+        below = [one for one in unsettled if one <= tag]
+        alike = all((unsettled[one].told == "nacked") == is_nack for one in below)
+        multiple = fate.multiple and alike
+        ended = below if multiple else [tag]
+        for one in ended:
+            told[one - 1] = unsettled[one].told
+            if unsettled[one].told == "returned":
+                feed(confirms, *returned(str(one), *unsettled[one].parts))
+            del unsettled[one]
+        feed(confirms, (nack if is_nack else ack)(tag, multiple=multiple))
+        assert said(waiting) == told
+
+    assert told == [fate.told for fate in fates]
+
+
+def test_a_connection_is_open_when_the_broker_says_so() -> None:
+    """Nothing before `OpenOk` opens a connection, and the client library hears all of it too."""
+    notices = Notices()
+    opened = []
+    for frame in (commands.Connection.Start(), commands.Connection.Tune()):
+        assert feed(notices, marshal(frame, 0)) == [False]
+        opened.append(notices.is_open)
+    assert feed(notices, marshal(commands.Connection.OpenOk(), 0)) == [False]
+
+    assert (opened, notices.is_open) == ([False, False], True)
+
+
+def test_alarms_follow_the_broker() -> None:
+    """Blocked and unblocked are seen and left to the client library, as all of channel 0 is."""
+    notices = Notices()
+    blocked = marshal(commands.Connection.Blocked("low on memory"), 0)
+    unblocked = marshal(commands.Connection.Unblocked(), 0)
+    heartbeat = marshal(Heartbeat(), 0)
+    seen = []
+    for frame in (heartbeat, blocked, heartbeat, blocked, unblocked, heartbeat, unblocked):
+        assert feed(notices, frame) == [False]
+        seen.append(notices.is_blocked)
+
+    assert seen == [False, True, True, True, False, False, False]
+
+
+def test_reasons_of_the_broker_are_heard() -> None:
+    """Why it blocks the connection is told once at each change, and why it closes it is kept."""
+    notices, told = Notices(), list[str | None]()
+    notices.on_blocked = told.append
+    blocked = marshal(commands.Connection.Blocked("low on memory"), 0)
+    unblocked = marshal(commands.Connection.Unblocked(), 0)
+    closed = marshal(commands.Connection.Close(530, "NOT_ALLOWED - vhost x not found", 10, 40), 0)
+    before = notices.closed
+    feed(notices, unblocked, blocked, blocked, unblocked, closed)
+
+    assert told == ["low on memory", None]
+    assert (before, notices.closed) == (None, (530, "NOT_ALLOWED - vhost x not found"))
+
+
+def test_notices_that_are_cut_short_are_no_fault() -> None:
+    """A notice without its reason is heard without one."""
+    notices = Notices()
+    notices.feed(1, b"\x00\x0a\x00\x3c")
+    notices.feed(1, b"\x00\x0a\x00\x32\x02")
+
+    assert notices.is_blocked
+    assert notices.closed == (2, "")
+
+
+# What is written, and what cannot be
+
+
+@pytest.mark.parametrize(
+    ("exchange", "routing_key", "is_mandatory"),
+    [
+        ("", "queue", True),
+        ("", "amq.rabbitmq.reply-to", False),
+        ("", "amq.rabbitmq.reply-to.g1h2AA==", False),
+        ("events", "amq.rabbitmq.reply-to.g1h2AA==", True),
+    ],
+)
+def test_all_but_direct_replies_are_mandatory(
+    exchange: str, routing_key: str, *, is_mandatory: bool
+) -> None:
+    """A message that no queue takes comes back, but for a direct reply, which no queue holds."""
+    _, channel, publish = unmarshal(write(exchange=exchange, routing_key=routing_key))
+
+    assert channel == CHANNEL
+    assert isinstance(publish, commands.Basic.Publish)
+    assert (publish.exchange, publish.routing_key) == (exchange, routing_key)
+    assert publish.mandatory is is_mandatory
+
+
+def write(**changed: object) -> bytes:
+    """Write a publish."""
+    values = {"exchange": "", "routing_key": "queue", "properties": Properties()}
+    given = {"body": b"", "max_payload_bytes": 100} | values | changed
+    body = given.pop("body")
+    return b"".join(publish_pieces(CHANNEL, body, **given))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"routing_key": "k" * 256},
+        {"routing_key": "ä" * 128},
+        {"routing_key": "\ud800"},
+        {"exchange": "e" * 256},
+        {"properties": Properties(message_type="t" * 256)},
+        {"properties": Properties(message_id="i" * 256)},
+        {"properties": Properties(headers={"n" * 256: 1})},
+        {"properties": Properties(timestamp=datetime(1969, 12, 31, tzinfo=UTC))},
+        {"properties": Properties(priority=256)},
+        # The header of a message is one frame.
+        {"properties": Properties(headers={"long": "x" * 100})},
+    ],
+    ids=[
+        *("routing-key", "its-bytes", "no-unicode", "exchange", "type", "id", "header-name"),
+        *("timestamp", "priority", "header-frame"),
+    ],
+)
+def test_what_amqp_cannot_hold_is_refused(changed: dict[str, object]) -> None:
+    """A text, number or header that does not fit is a ValueError, before anything is written."""
+    write()
+    with pytest.raises(ValueError, match=r"."):
+        write(**changed)

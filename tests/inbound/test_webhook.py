@@ -1,0 +1,544 @@
+"""The receiver without a broker: its answers to anything, and events that come more than once."""
+
+import asyncio
+import gc
+import hashlib
+import hmac
+import tracemalloc
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from bridge.amqp.frames import Confirm
+from bridge.amqp.publisher import Publication, Publisher
+from bridge.config import SignatureSettings, WebhookSettings
+from bridge.credentials import Credential
+from bridge.errors import PublishError
+from bridge.http_server.parser import Answer, Request
+from bridge.inbound.metrics import WebhookMetrics
+from bridge.inbound.signature import scheme_from
+from bridge.inbound.webhook import MAX_RECENT_EVENTS, Receiver, RecentEvents
+from bridge.metrics import BridgeMetrics, new_registry
+from bridge.topology.declarations import webhook_topology
+from bridge.topology.upkeep import Upkeep
+from tests.ears import Ears
+
+SECRET = "a-webhook-secret"
+REMEMBERED = 1000
+PUBLIC_URL = "https://example.com/webhooks"
+GUARD_SECONDS = 6.0
+# A time of the event loop that no test sees.
+LATER = 1e9
+# One for all, because to make them takes longer than to use them.
+METRICS = WebhookMetrics(new_registry(), path="/webhooks", event_types=("message.received",))
+
+
+# One for all, because to make them takes longer than to use them.
+PUBLISHED = BridgeMetrics(
+    new_registry(), component="webhook", version="0", revision="0", exchanges=("sms.inbound",)
+)
+
+
+def write(
+    fate: "Confirm | asyncio.Future[Confirm]" = "confirmed", routing_key: str = "message.received"
+) -> Publication:
+    """Make what a publisher has written, and what becomes of it."""
+    if isinstance(fate, str):
+        confirm: asyncio.Future[Confirm] = asyncio.get_running_loop().create_future()
+        confirm.set_result(fate)
+    else:
+        confirm = fate
+    return Publication(PUBLISHED, "sms.inbound", routing_key, confirm, 0.0)
+
+
+@dataclass
+class Store:
+    """Stands where the publisher stands; takes everything, or does what `fate` says."""
+
+    fate: Callable[[], Awaitable[Publication]] | None = None
+    bodies: list[bytes] = field(default_factory=list)
+
+    async def write(self, body: bytes, **_: Any) -> Publication:
+        """Take an event."""
+        self.bodies.append(body)
+        return write() if self.fate is None else await self.fate()
+
+
+def make_receiver(store: Store, preset: Any = "plain", **changed: Any) -> Receiver:
+    """Make a receiver with one secret."""
+    ours = WebhookSettings(secrets=(SecretStr(SECRET),), **changed)
+    return Receiver(
+        ours,
+        scheme=scheme_from(SignatureSettings(preset=preset), PUBLIC_URL),
+        secrets=[Credential("webhook.secrets.0", value=SecretStr(SECRET))],
+        publisher=cast("Publisher", store),
+        upkeep=Upkeep(webhook_topology(ours), "off", metrics=PUBLISHED),
+        metrics=METRICS,
+    )
+
+
+def sign(body: bytes) -> tuple[bytes, bytes]:
+    """Sign a body as the preset `plain` does."""
+    digest = hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()
+    return b"x-service-signature", digest.encode()
+
+
+def make_request(
+    body: bytes, headers: Sequence[tuple[bytes, bytes]] | None = None, **changed: Any
+) -> Request:
+    """Make a request, signed unless the headers are given."""
+    given = [sign(body)] if headers is None else [*headers]
+    values = {"method": "POST", "path": "/webhooks", "query": b"", "headers": given, "body": body}
+    return Request(**(values | changed))
+
+
+EVENT = b'{"type": "message.received", "id": "evt-1"}'
+
+# --- Any request ----------------------------------------------------------------------------------
+
+NAMES = st.sampled_from(
+    [
+        *(b"x-service-signature", b"traceparent", b"tracestate", b"content-encoding"),
+        *(b"x-forwarded-for", b"x-forwarded-proto", b"content-type", b"forwarded"),
+    ]
+)
+# What the parser lets through in a header.
+VALUES = st.binary(max_size=80).map(lambda v: bytes(b for b in v if b >= 32 and b != 127))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["type", "id", "data", "message_id", "x"]), inner)
+    ),
+    max_leaves=8,
+)
+BODIES = st.binary(max_size=200) | JSON.map(repr).map(lambda t: t.replace("'", '"').encode())
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    body=BODIES,
+    headers=st.lists(st.tuples(NAMES, VALUES), max_size=5),
+    method=st.sampled_from(["POST", "POST", "POST", "GET", "HEAD", "QUERY"]),
+    path=st.sampled_from(["/webhooks", "/webhooks", "/webhooks/", "/", "", "*"]),
+)
+async def test_any_unsigned_request_is_refused(
+    body: bytes, headers: list[tuple[bytes, bytes]], method: str, path: str
+) -> None:
+    """Whatever its headers and its body are, a stranger's request is 401, 404 or 405."""
+    store = Store()
+    request = make_request(body, headers, method=method, path=path)
+    answer = await make_receiver(store).answer(request)
+
+    expected = 404 if path != "/webhooks" else 405 if method != "POST" else 401
+    assert (answer.status, store.bodies) == (expected, [])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    body=BODIES,
+    headers=st.lists(st.tuples(NAMES.filter(lambda n: b"signature" not in n), VALUES), max_size=5),
+)
+async def test_any_signed_request_is_accepted(
+    body: bytes, headers: list[tuple[bytes, bytes]]
+) -> None:
+    """Whatever else its headers and its body are, what is authentic is published as it is."""
+    store = Store()
+    answer = await make_receiver(store).answer(make_request(body, [*headers, sign(body)]))
+
+    assert (answer.status, store.bodies) == (200, [body])
+
+
+async def test_proxy_headers_change_nothing() -> None:
+    """Where the URL is signed it is `webhook.public_url`, whatever a proxy or a forger says."""
+    digest = hashlib.sha256(EVENT).hexdigest()
+    forged = f"https://forged.example/webhooks?bodySHA256={digest}".encode()
+    signature = hmac.new(SECRET.encode(), forged, hashlib.sha1).digest().hex()
+    headers = [
+        (b"x-twilio-signature", signature.encode()),
+        (b"host", b"forged.example"),
+        (b"x-forwarded-host", b"forged.example"),
+        (b"x-forwarded-proto", b"https"),
+        (b"forwarded", b"host=forged.example;proto=https"),
+    ]
+    store = Store()
+    receiver = make_receiver(store, "twilio")
+    request = make_request(EVENT, headers, query=f"bodySHA256={digest}".encode())
+
+    assert ((await receiver.answer(request)).status, store.bodies) == (401, [])
+
+
+async def test_an_event_that_is_not_stored_is_counted_by_its_type(ears: Ears) -> None:
+    """What is verified and cannot be stored is counted and logged with its type and id."""
+
+    async def give_back() -> Publication:
+        return write("returned")
+
+    count = METRICS.events.labels("message.received", "publish_failed")
+    before = count.value
+    answer = await make_receiver(Store(give_back)).answer(make_request(EVENT))
+    (line,) = ears.heard("webhook")
+
+    assert (answer.status, count.value - before) == (503, 1)
+    assert (line["type"], line["event_id"]) == ("message.received", "evt-1")
+
+
+async def test_refused_webhooks_are_counted_in_few_lines(ears: Ears) -> None:
+    """Of each cause the first is logged, and the rest with their number; a good one has a line."""
+    receiver = make_receiver(Store())
+    forged = make_request(EVENT, [(b"x-service-signature", b"0" * 64)])
+    for _ in range(5):
+        await receiver.answer(forged)
+        await receiver.answer(make_request(EVENT, []))
+        receiver.count_refusal("POST", "/webhooks", 413)
+        receiver.count_eviction("memory")
+    await receiver.answer(make_request(EVENT))
+    receiver.flush_log()
+    lines = ears.heard("webhook")
+    refused = [(line.get("why", line["outcome"]), line["count"]) for line in lines[:3] + lines[4:]]
+
+    assert refused == [
+        *(("mismatch", 1), ("missing", 1), ("too_large", 1)),
+        *(("mismatch", 4), ("missing", 4), ("too_large", 4)),
+    ]
+    assert lines[3]["outcome"] == "published"
+    assert [line["count"] for line in ears.heard("connections_evicted")] == [1, 4]
+
+
+@pytest.mark.parametrize("fate", ["confirmed", "returned"])
+async def test_a_type_that_is_not_configured_is_not_logged(ears: Ears, fate: Confirm) -> None:
+    """A type may be any text, a number too: it is the routing key, and is logged nowhere."""
+    number = "4915550101234"
+
+    async def settle() -> Publication:
+        return write(fate, routing_key=number)
+
+    body = f'{{"type": "{number}"}}'.encode()
+    await make_receiver(Store(settle)).answer(make_request(body))
+    (line,) = ears.heard("webhook")
+
+    assert line["type"] == "other"
+    assert number not in str(ears.lines)
+
+
+async def test_each_type_that_finds_no_queue_is_told_once(ears: Ears) -> None:
+    """A type that never finds a queue hides no other; a repeat of what is stored ends nothing."""
+    lost = {"a.b"}
+
+    async def post(kind: str, number: int) -> int:
+        async def settle() -> Publication:
+            return write("returned" if kind in lost else "confirmed", routing_key=kind)
+
+        store.fate = settle
+        body = f'{{"type": "{kind}", "id": "{number}"}}'.encode()
+        return (await receiver.answer(make_request(body))).status
+
+    store = Store()
+    receiver = make_receiver(store)
+    before = [await post("a.b", 1), await post("message.received", 2)]
+    lost.add("message.received")
+    during = [await post("message.received", number) for number in (3, 2, 3, 4)]
+    lost.remove("message.received")
+    after = [await post("message.received", 3), await post("a.b", 1)]
+
+    assert (before, during, after) == ([503, 200], [503, 200, 503, 503], [200, 503])
+    told = [(line.event, line.facts["type"]) for line in ears.lines if "routable" in line.event]
+    assert told == [
+        ("events_unroutable", "other"),
+        ("events_unroutable", "message.received"),
+        ("events_routable", "message.received"),
+    ]
+
+
+# --- Events that come more than once --------------------------------------------------------------
+
+
+@dataclass
+class Gate:
+    """Publishes whose fate the test tells, one after the other."""
+
+    confirms: list["asyncio.Future[Confirm]"] = field(default_factory=list)
+
+    async def __call__(self) -> Publication:
+        """Write one."""
+        self.confirms.append(asyncio.get_running_loop().create_future())
+        return write(self.confirms[-1])
+
+    async def until(self, count: int) -> None:
+        """Return when so many were written."""
+        async with asyncio.timeout(GUARD_SECONDS):
+            while len(self.confirms) < count:  # noqa: ASYNC110  there is no event to wait for
+                await asyncio.sleep(0.001)
+
+
+def ask(receiver: Receiver, count: int) -> list["asyncio.Task[Answer]"]:
+    """Post the same event several times at once."""
+    return [asyncio.create_task(receiver.answer(make_request(EVENT))) for _ in range(count)]
+
+
+async def statuses(tasks: Sequence["asyncio.Task[Answer]"]) -> list[int]:
+    """Wait for the answers."""
+    return [answer.status for answer in await asyncio.gather(*tasks)]
+
+
+async def test_repeats_wait_for_the_first() -> None:
+    """Events that are equal and in flight are published once, and answered together."""
+    gate = Gate()
+    tasks = ask(make_receiver(Store(gate)), 5)
+    await gate.until(1)
+    await asyncio.sleep(0)
+    before = [task.done() for task in tasks]
+    gate.confirms[0].set_result("confirmed")
+
+    assert (before, await statuses(tasks), len(gate.confirms)) == ([False] * 5, [200] * 5, 1)
+
+
+async def test_failure_of_the_first_is_not_told_to_the_others_as_success() -> None:
+    """When the first publish fails, the next in line publishes, and the others wait for that."""
+    gate = Gate()
+    tasks = ask(make_receiver(Store(gate)), 3)
+    await gate.until(1)
+    gate.confirms[0].set_result("nacked")
+    await gate.until(2)
+    gate.confirms[1].set_result("confirmed")
+
+    assert (await statuses(tasks), len(gate.confirms)) == ([503, 200, 200], 2)
+
+
+async def test_failures_are_told_to_all() -> None:
+    """When every publish fails, nobody is told 200, and a later repeat is published."""
+    gate = Gate()
+    receiver = make_receiver(Store(gate))
+    tasks = ask(receiver, 3)
+    for number in range(3):
+        await gate.until(number + 1)
+        gate.confirms[number].set_result("returned")
+    during = await statuses(tasks)
+    again = ask(receiver, 1)
+    await gate.until(4)
+    gate.confirms[3].set_result("confirmed")
+
+    assert (during, await statuses(again)) == ([503] * 3, [200])
+
+
+async def test_cancelled_first_does_not_fail_the_others() -> None:
+    """When the first request is cancelled, what it has written counts for the others."""
+    gate = Gate()
+    tasks = ask(make_receiver(Store(gate)), 3)
+    await gate.until(1)
+    tasks[0].cancel()
+    await asyncio.sleep(0)
+    gate.confirms[0].set_result("confirmed")
+
+    assert (await statuses(tasks[1:]), len(gate.confirms)) == ([200, 200], 1)
+
+
+async def test_cancelled_first_that_has_written_nothing() -> None:
+    """When the first request is cancelled before it could write, the next in line does."""
+    begun: list[asyncio.Future[Publication]] = []
+
+    async def write_later() -> Publication:
+        begun.append(asyncio.get_running_loop().create_future())
+        return await begun[-1]
+
+    tasks = ask(make_receiver(Store(write_later)), 3)
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    async with asyncio.timeout(GUARD_SECONDS):
+        while len(begun) < 2:  # noqa: ASYNC110  there is no event to wait for
+            await asyncio.sleep(0.001)
+    begun[1].set_result(write())
+
+    assert (await statuses(tasks[1:]), len(begun)) == ([200, 200], 2)
+
+
+async def test_cancelled_repeat_does_not_fail_the_first() -> None:
+    """When a repeat is cancelled, the first and the other repeats go on."""
+    gate = Gate()
+    tasks = ask(make_receiver(Store(gate)), 3)
+    await gate.until(1)
+    tasks[1].cancel()
+    await asyncio.sleep(0)
+    gate.confirms[0].set_result("confirmed")
+
+    assert await statuses([tasks[0], tasks[2]]) == [200, 200]
+
+
+async def test_answer_comes_in_time() -> None:
+    """A publish that does not end is answered 503 in time, and so are its repeats."""
+    gate = Gate()
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    answers = await asyncio.gather(
+        *ask(make_receiver(Store(gate), response_timeout_seconds=0.5), 3)
+    )
+
+    assert {answer.status for answer in answers} == {503}
+    assert all(int(answer.headers["Retry-After"]) > 0 for answer in answers)
+    assert loop.time() - started < 0.5 + GUARD_SECONDS / 2
+
+
+async def unanswered(recent: RecentEvents, gate: Gate, repeats: int) -> None:
+    """Publish an event, and repeat it, each until a deadline at which there is no confirm."""
+    loop = asyncio.get_running_loop()
+    with pytest.raises(PublishError, match="no confirm"):
+        await recent.once("key", gate, deadline=loop.time())
+    for _ in range(repeats):
+        with pytest.raises(TimeoutError):
+            await recent.once("key", gate, deadline=loop.time())
+
+
+async def test_a_late_confirm_counts() -> None:
+    """What has no confirm in time is not published again, and is a repeat once it is confirmed."""
+    gate, recent = Gate(), RecentEvents(600)
+    await unanswered(recent, gate, repeats=3)
+    gate.confirms[0].set_result("confirmed")
+
+    assert [await recent.once("key", gate, deadline=LATER) for _ in range(2)] == [False] * 2
+    assert len(gate.confirms) == 1
+
+
+async def test_a_repeat_in_time_for_the_late_confirm() -> None:
+    """A repeat that waits when the confirm comes is answered with it."""
+    gate, recent = Gate(), RecentEvents(600)
+    await unanswered(recent, gate, repeats=0)
+    repeat = asyncio.create_task(recent.once("key", gate, deadline=LATER))
+    await asyncio.sleep(0)
+    gate.confirms[0].set_result("confirmed")
+
+    assert (await repeat, len(gate.confirms)) == (False, 1)
+
+
+@pytest.mark.parametrize("fate", ["nacked", "returned", "error"])
+async def test_what_is_late_and_not_stored_is_published_anew(fate: Confirm) -> None:
+    """A refusal after the deadline, or the end of the channel, makes room for the next repeat."""
+    gate, recent = Gate(), RecentEvents(600)
+    await unanswered(recent, gate, repeats=1)
+    gate.confirms[0].set_result(fate)
+    repeat = asyncio.create_task(recent.once("key", gate, deadline=LATER))
+    await gate.until(2)
+    gate.confirms[1].set_result("confirmed")
+
+    assert await repeat
+
+
+async def test_nothing_is_kept_of_what_ended() -> None:
+    """Whatever became of a publish, its place is free."""
+    recent = RecentEvents(600)
+    confirms: list[asyncio.Future[Confirm]] = []
+
+    async def write_one() -> Publication:
+        confirms.append(asyncio.get_running_loop().create_future())
+        return write(confirms[-1])
+
+    async def fail() -> Publication:
+        raise PublishError("timeout")
+
+    loop = asyncio.get_running_loop()
+    with pytest.raises(PublishError):
+        await recent.once("a", fail, deadline=loop.time() + GUARD_SECONDS)
+    for key in "bcd":
+        with pytest.raises(PublishError):
+            await recent.once(key, write_one, deadline=loop.time())
+    before = set(recent._in_flight)
+    fates: tuple[Confirm, ...] = ("confirmed", "nacked", "error")
+    for confirm, fate in zip(confirms, fates, strict=True):
+        confirm.set_result(fate)
+    await asyncio.sleep(0)
+
+    assert (before, set(recent._in_flight), set(recent._published)) == (set("bcd"), set(), {"b"})
+
+
+async def test_too_many_at_once_are_put_off() -> None:
+    """Over max_in_flight a webhook is answered 503 at once, and 200 when there is room again."""
+    gate = Gate()
+    receiver = make_receiver(Store(gate), max_in_flight=1)
+    first = ask(receiver, 1)
+    await gate.until(1)
+    refused = await receiver.answer(make_request(b"another"))
+    gate.confirms[0].set_result("confirmed")
+    answered = await statuses(first)
+    late = ask(receiver, 1)
+
+    assert (refused.status, int(refused.headers["Retry-After"]) > 0) == (503, True)
+    assert [*answered, *await statuses(late)] == [200, 200]
+
+
+async def _write() -> Publication:
+    return write()
+
+
+async def test_memory_of_repeats_ends() -> None:
+    """An event is remembered for the window, and then it is new again."""
+    clock = [0.0]
+    recent = RecentEvents(10, clock=lambda: clock[0])
+
+    async def is_new_at(seconds: float) -> bool:
+        clock[0] = seconds
+        return await recent.once("key", _write, deadline=LATER)
+
+    found = [await is_new_at(seconds) for seconds in (0, 9.9, 10.1, 15, 20.2)]
+    assert found == [True, False, True, False, True]
+
+
+@given(
+    now=st.floats(0, 1e8, allow_nan=False),
+    window_seconds=st.floats(0.001, 1e6, allow_nan=False),
+)
+async def test_the_first_is_never_a_repeat(now: float, window_seconds: float) -> None:
+    """An event that was not published is new, whatever the clock and the window are."""
+    recent = RecentEvents(window_seconds, clock=lambda: now)
+
+    assert await recent.once("key", _write, deadline=LATER)
+    assert not await recent.once("key", _write, deadline=LATER)
+
+
+async def test_memory_of_repeats_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond its size the memory forgets the oldest event first."""
+    monkeypatch.setattr("bridge.inbound.webhook.MAX_RECENT_EVENTS", 3)
+    recent = RecentEvents(600)
+    for key in range(5):
+        await recent.once(key, _write, deadline=LATER)
+
+    assert [await recent.once(key, _write, deadline=LATER) for key in (4, 3, 2, 0)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+
+
+async def test_memory_of_repeats_is_small() -> None:
+    """Of an event with the longest id little is kept: a hundred thousand are less than 32 MiB."""
+
+    async def post(number: int) -> Answer:
+        return await receiver.answer(make_request(b'{"type": "a", "id": "%0255d"}' % number))
+
+    store = Store()
+    receiver = make_receiver(store)
+    # What the first ones take, others use again.
+    first = [await post(number) for number in range(200)]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        later = [(await post(number)).status for number in range(200, 200 + REMEMBERED)]
+        store.bodies.clear()
+        gc.collect()
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert {answer.status for answer in first} | set(later) == {200}
+    assert kept_bytes / REMEMBERED < 32 * 1024 * 1024 / MAX_RECENT_EVENTS
+
+
+async def test_events_without_a_key_are_never_repeats() -> None:
+    """What has no id is published each time."""
+    recent = RecentEvents(600)
+
+    assert [await recent.once(None, _write, deadline=LATER) for _ in range(3)] == [True] * 3

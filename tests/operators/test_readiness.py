@@ -1,0 +1,88 @@
+"""What a command learns of the worker on this computer, whoever listens on its admin port."""
+
+import asyncio
+import json
+from typing import get_args
+
+import pytest
+
+from bridge.config import Settings
+from bridge.operators import readiness
+from bridge.operators.readiness import Standing, explain, read_standing
+from bridge.outbound.fates import PauseReason
+
+
+async def ask(body: bytes | None, host: str = "127.0.0.1") -> Standing | None:
+    """Ask a port that gives this answer, or none."""
+    asked = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert (await reader.readline()).startswith(b"GET /readyz ")
+        asked.set()
+        if body is not None:
+            head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+        else:
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(answer, host, 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        admin = {"host": {"127.0.0.1": "0.0.0.0"}.get(host, host), "port": port}
+        standing = await read_standing(Settings.model_validate({"admin": admin}))
+    assert asked.is_set()
+    return standing
+
+
+def page(**worker: object) -> bytes:
+    """Write what a worker answers."""
+    return json.dumps({"status": "ok", "checks": {}, "worker": worker}).encode()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_reason_of_a_paused_worker(host: str) -> None:
+    """The reason is the worker's own, wherever it listens on this computer."""
+    assert await ask(page(queue="sms.outbound", paused="outage"), host) == Standing("outage")
+
+
+async def test_worker_that_is_not_paused() -> None:
+    """A worker that is not paused is told from none."""
+    assert await ask(page(queue="sms.outbound", paused=None)) == Standing(None)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        page(queue="another", paused="outage"),
+        page(queue="sms.outbound", paused="what nobody knows"),
+        page(queue="sms.outbound", paused=["outage"]),
+        b'{"status": "ok", "checks": {}}',
+        b'{"worker": "paused"}',
+        b'["outage"]',
+        b"Prometheus Server is Ready.",
+        b"",
+    ],
+    ids=[
+        *("another-queue", "unknown", "list", "webhook", "text", "array"),
+        *("prometheus", "empty"),
+    ],
+)
+async def test_no_reason_is_made_up(body: bytes) -> None:
+    """Whatever else answers there tells of no pause."""
+    assert await ask(body) is None
+
+
+async def test_silence_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that answers nothing is not waited for."""
+    monkeypatch.setattr(readiness, "ANSWER_SECONDS", 0.5)
+
+    assert await ask(None) is None
+
+
+@pytest.mark.parametrize("reason", get_args(PauseReason))
+def test_every_reason_is_explained(reason: str) -> None:
+    """Each reason for a pause has a cause and a remedy."""
+    text, remedy = explain(reason)
+
+    assert text.startswith(f"the worker on this computer is paused ({reason}): ")
+    assert remedy

@@ -1,0 +1,757 @@
+"""What becomes of a delivery: every status, every failure, Retry-After, and again or dead."""
+
+import ssl
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.outbound.fates import (
+    Answer,
+    Dead,
+    Fate,
+    Policy,
+    Result,
+    Retried,
+    RetryReason,
+    Sent,
+    decide,
+    judge_failure,
+    judge_status,
+    put_off,
+    read_retry_after,
+)
+from bridge.outbound.metrics import PAUSE_REASONS, PROVIDER_RESULTS
+
+CANARY = "Canary7"
+
+# --- Statuses: the table of the documents, written out a second time ----------------------------
+
+ACCEPTED = range(200, 300)
+REDIRECTS = range(300, 400)
+SETUP = {401, 402, 407, 426, 511, *REDIRECTS}
+AMBIGUOUS = {403, 404, 405, 410, 501, 505}
+AGAIN = {408, 409, 421, 425}
+ORIGIN_NOT_REACHED = {521, 523, 525, 526, 530}
+# As they come; some more that services and gateways are known to answer.
+EVERY_STATUS = [*range(100, 600), 600, 999]
+
+
+def expected_fate(status: int, *, retry_after: bool = False) -> Fate:
+    """Say what the documents say of a status."""
+    if status in ACCEPTED:
+        return Fate.SENT
+    if status == 429:
+        return Fate.SLOW_DOWN
+    if status in SETUP:
+        return Fate.SETUP
+    if status in AMBIGUOUS:
+        return Fate.AMBIGUOUS
+    if status in AGAIN or status in ORIGIN_NOT_REACHED or (status == 503 and retry_after):
+        return Fate.RETRY
+    return Fate.REFUSED if 400 <= status < 500 else Fate.UNCERTAIN
+
+
+def judged(status: int, *, retry_after: float | None = None) -> Answer:
+    """Judge a status."""
+    return judge_status(status, retry_after_seconds=retry_after)
+
+
+@pytest.mark.parametrize("status", EVERY_STATUS)
+def test_status(status: int) -> None:
+    """Each status has the fate that the documents give it."""
+    assert judged(status).fate is expected_fate(status)
+
+
+def test_statuses_with_retry_after() -> None:
+    """`Retry-After` says that a 503 was not processed, and changes no other fate."""
+    fates = {status: judged(status, retry_after=5).fate for status in EVERY_STATUS}
+
+    assert fates == {status: expected_fate(status, retry_after=True) for status in EVERY_STATUS}
+
+
+def test_503_to_be_tried_at_once() -> None:
+    """A 503 whose `Retry-After` is no wait at all was still not processed."""
+    assert judged(503, retry_after=0).fate is Fate.RETRY
+
+
+PAUSES = {
+    401: "credentials_rejected",
+    403: "credentials_rejected",
+    407: "credentials_rejected",
+    511: "credentials_rejected",
+    402: "insufficient_funds",
+    404: "misconfigured",
+    405: "misconfigured",
+    410: "misconfigured",
+    426: "misconfigured",
+    501: "misconfigured",
+    505: "misconfigured",
+    **dict.fromkeys(REDIRECTS, "misconfigured"),
+}
+
+
+def test_reason_of_the_pause() -> None:
+    """What is, or may be, a fault of the set-up says what is to be repaired, nothing else does."""
+    assert {s: pause for s in EVERY_STATUS if (pause := judged(s).pause)} == PAUSES
+
+
+def test_status_is_kept() -> None:
+    """An answer has its status, for headers and outcome events."""
+    assert [judged(status).status for status in EVERY_STATUS] == EVERY_STATUS
+
+
+def expected_results(status: int) -> set[str]:
+    """Say under which results a status may be counted."""
+    if status in ACCEPTED:
+        return {"success"}
+    if status in {401, 403, 407, 511}:
+        return {"unauthorized"}
+    if status == 429:
+        return {"rate_limited"}
+    if status == 408:
+        return {"timeout", "rejected"}
+    if status in {501, 505}:
+        return {"rejected", "server_error"}
+    if 300 <= status < 500:
+        return {"rejected"}
+    return {"server_error"} if 500 <= status < 600 else {"protocol_error"}
+
+
+def test_result() -> None:
+    """Each status is counted under a result that says what it was."""
+    odd = [s for s in EVERY_STATUS if judged(s).result not in expected_results(s)]
+
+    assert odd == []
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("wait", [None, 0.0, 7.5])
+def test_wait_is_kept(status: int, wait: float | None) -> None:
+    """The answer has the wait that the service asked for."""
+    assert judged(status, retry_after=wait).retry_after_seconds == wait
+
+
+def test_statuses_of_an_outage() -> None:
+    """A 5xx that is no fault of the set-up counts as an outage; what is below does not."""
+    counted = {s for s in range(200, 600) if judged(s).counts_as_outage}
+
+    assert counted == set(range(500, 600)) - SETUP - AMBIGUOUS
+
+
+def test_503_with_retry_after_counts_as_an_outage() -> None:
+    """A 503 is a 5xx, whether or not it says when to come again."""
+    assert judged(503, retry_after=5).counts_as_outage
+
+
+# --- Failures ------------------------------------------------------------------------------------
+
+NOT_SENT = {
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.ProxyError,
+    httpx.UnsupportedProtocol,
+}
+TIMEOUTS = {
+    httpx.TimeoutException,
+    httpx.ConnectTimeout,
+    httpx.ReadTimeout,
+    httpx.WriteTimeout,
+    httpx.PoolTimeout,
+}
+
+
+def subclasses(kind: type[Exception]) -> Iterator[type[Exception]]:
+    """Yield a class and all that are derived from it."""
+    yield kind
+    for derived in kind.__subclasses__():
+        yield from subclasses(derived)
+
+
+TRANSPORT_ERRORS = sorted(set(subclasses(httpx.TransportError)), key=lambda kind: kind.__name__)
+OTHERS: list[type[Exception]] = [
+    OSError,
+    ConnectionResetError,
+    BrokenPipeError,
+    TimeoutError,
+    ssl.SSLError,
+    httpx.DecodingError,
+    httpx.TooManyRedirects,
+    RuntimeError,
+]
+
+
+def failed(kind: type[Exception], text: str = CANARY) -> Answer:
+    """Judge a failure of some kind."""
+    return judge_failure(kind(text))
+
+
+@pytest.mark.parametrize("kind", TRANSPORT_ERRORS, ids=lambda kind: kind.__name__)
+def test_failure_of_the_transport(kind: type[Exception]) -> None:
+    """Only what fails before the body is written was not sent; all else may have been."""
+    assert failed(kind).fate is (Fate.NOT_SENT if kind in NOT_SENT else Fate.UNCERTAIN)
+
+
+def test_no_kind_of_failure_is_missing() -> None:
+    """The failures that the tests above know are those that httpx has."""
+    assert {kind.__name__ for kind in TRANSPORT_ERRORS if kind.__module__ == "httpx"} == {
+        *("TransportError", "TimeoutException", "ConnectTimeout", "ReadTimeout", "WriteTimeout"),
+        *("PoolTimeout", "NetworkError", "ConnectError", "ReadError", "WriteError", "CloseError"),
+        *("ProtocolError", "LocalProtocolError", "RemoteProtocolError", "ProxyError"),
+        "UnsupportedProtocol",
+    }
+
+
+@pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.__name__)
+def test_any_other_failure_is_uncertain(kind: type[Exception]) -> None:
+    """What promises nothing about the request leaves it uncertain."""
+    assert failed(kind).fate is Fate.UNCERTAIN
+
+
+@pytest.mark.parametrize("kind", TRANSPORT_ERRORS, ids=lambda kind: kind.__name__)
+def test_failures_are_counted_by_kind(kind: type[Exception]) -> None:
+    """A time-out is counted as one, an answer that is no HTTP as such, all else as the link's."""
+    is_odd = issubclass(kind, httpx.ProtocolError)
+    other = "protocol_error" if is_odd else "connection_error"
+
+    assert failed(kind).result == ("timeout" if kind in TIMEOUTS else other)
+
+
+@pytest.mark.parametrize("kind", [*TRANSPORT_ERRORS, *OTHERS], ids=lambda kind: kind.__name__)
+def test_failure_counts_as_an_outage(kind: type[Exception]) -> None:
+    """Time-outs, cut links and no connection count towards an outage."""
+    assert failed(kind).counts_as_outage
+
+
+@pytest.mark.parametrize("kind", [*TRANSPORT_ERRORS, *OTHERS], ids=lambda kind: kind.__name__)
+def test_failure_is_not_quoted(kind: type[Exception]) -> None:
+    """The detail names the kind of failure and never its text, which may hold the key."""
+    detail = failed(kind).detail
+
+    assert kind.__name__ in detail
+    assert CANARY not in detail
+
+
+@pytest.mark.parametrize("kind", [*TRANSPORT_ERRORS, *OTHERS], ids=lambda kind: kind.__name__)
+def test_failure_has_no_status(kind: type[Exception]) -> None:
+    """Where nothing was answered there is no status, and no wait that was asked for."""
+    answer = failed(kind)
+
+    assert (answer.status, answer.retry_after_seconds) == (None, None)
+
+
+def tls_failure(cause: Exception, kind: type[Exception] = httpx.ConnectError) -> Exception:
+    """Make a failure that has a cause."""
+    error = kind("no connection")
+    error.__cause__ = cause
+    return error
+
+
+def wrapped(cause: Exception) -> Exception:
+    """Put an exception below another one."""
+    error = OSError("wrapped")
+    error.__context__ = cause
+    return error
+
+
+TLS_FAULTS: dict[str, Exception] = {
+    "TLS": ssl.SSLError("handshake"),
+    "certificate": ssl.SSLCertVerificationError("expired"),
+    "two levels down": wrapped(ssl.SSLCertVerificationError("expired")),
+}
+
+
+@pytest.mark.parametrize("cause", TLS_FAULTS.values(), ids=TLS_FAULTS)
+def test_tls_failure_is_the_setups_fault(cause: Exception) -> None:
+    """A certificate that is not trusted pauses the worker."""
+    assert judge_failure(tls_failure(cause)) == Answer(
+        fate=Fate.SETUP,
+        result="connection_error",
+        pause="tls_failed",
+        detail="no trusted TLS connection to the SMS API (ConnectError)",
+    )
+
+
+@pytest.mark.parametrize("kind", [httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError])
+def test_tls_failure_after_sending_is_uncertain(kind: type[Exception]) -> None:
+    """A TLS fault on an open connection says nothing about what arrived before it."""
+    assert judge_failure(tls_failure(ssl.SSLError("record"), kind)).fate is Fate.UNCERTAIN
+
+
+def test_other_causes_of_no_connection() -> None:
+    """A refused connection or an unknown host is no TLS fault."""
+    assert judge_failure(tls_failure(ConnectionRefusedError("refused"))).fate is Fate.NOT_SENT
+
+
+ALL_ANSWERS: list[Answer] = [
+    *(judged(status) for status in EVERY_STATUS),
+    judged(503, retry_after=5),
+    *(failed(kind) for kind in (*TRANSPORT_ERRORS, *OTHERS)),
+    judge_failure(tls_failure(ssl.SSLError("x"))),
+]
+
+
+def test_results_are_those_that_are_counted() -> None:
+    """No answer has a result that the metrics do not know."""
+    assert {answer.result for answer in ALL_ANSWERS} == set(PROVIDER_RESULTS)
+
+
+def test_pauses_are_those_that_are_counted() -> None:
+    """No answer has a reason to pause that the metrics do not know."""
+    assert {answer.pause for answer in ALL_ANSWERS if answer.pause} <= set(PAUSE_REASONS)
+
+
+def test_every_fault_of_the_setup_has_a_reason() -> None:
+    """An answer has a reason to pause exactly when it is, or may be, a fault of the set-up."""
+    pausing = {Fate.SETUP, Fate.AMBIGUOUS}
+    assert all((a.fate in pausing) == (a.pause is not None) for a in ALL_ANSWERS)
+
+
+# --- Retry-After ---------------------------------------------------------------------------------
+
+# Sun, 06 Nov 1994 08:49:37 GMT, the moment of all of RFC 9110's examples.
+THEN = 784111777.0
+FORMS = {
+    "IMF-fixdate": "Sun, 06 Nov 1994 08:49:37 GMT",
+    "RFC 850": "Sunday, 06-Nov-94 08:49:37 GMT",
+    "asctime": "Sun Nov  6 08:49:37 1994",
+}
+
+
+@pytest.fixture(params=["UTC0", "JST-9", "EST5"])
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Run where the clock on the wall shows the time of some zone."""
+    monkeypatch.setenv("TZ", request.param)
+    time.tzset()
+    yield request.param
+    monkeypatch.undo()
+    time.tzset()
+
+
+def wait_of(*values: str, now: float = THEN, date: str | None = None) -> float | None:
+    """Read the wait that headers ask for."""
+    return read_retry_after(list(values), now=now, server_date=date)
+
+
+@pytest.mark.usefixtures("zone")
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_date(form: str) -> None:
+    """A date is read in each of HTTP's three forms, which are GMT wherever we run."""
+    assert wait_of(form, now=THEN - 100) == 100
+
+
+@pytest.mark.usefixtures("zone")
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_date_counts_from_the_servers_clock(form: str) -> None:
+    """A date counts from the server's own `Date`, so that our clock does not matter."""
+    server = "Sun, 06 Nov 1994 08:48:37 GMT"
+
+    assert wait_of(form, now=THEN + 3600, date=server) == 60
+
+
+@pytest.mark.parametrize("date", ["", "junk", "Sun, 99 Nov 1994 08:49:37 GMT"])
+def test_servers_clock_that_cannot_be_read(date: str) -> None:
+    """Without a readable `Date` our own clock has to do."""
+    assert wait_of(FORMS["IMF-fixdate"], now=THEN - 100, date=date) == 100
+
+
+SECONDS: dict[str, tuple[str, float]] = {
+    "whole": ("120", 120),
+    "zero": ("0", 0),
+    "fraction": ("1.5", 1.5),
+    "white space": (" 120\t", 120),
+    "zeros in front": ("007", 7),
+    "longest": ("900", 900),
+    "too long": ("901", 900),
+    "a day": ("86400", 900),
+    "beyond any number": ("9" * 400, 900),
+    "beyond any digits": ("9" * 5000, 900),
+}
+
+
+@pytest.mark.parametrize(("value", "seconds"), SECONDS.values(), ids=SECONDS)
+def test_seconds(value: str, seconds: float) -> None:
+    """Seconds are read as they are, up to fifteen minutes."""
+    assert wait_of(value) == seconds
+
+
+def test_seconds_do_not_depend_on_any_clock() -> None:
+    """A number of seconds counts from now, whatever the server's clock shows."""
+    assert wait_of("5", now=0, date=FORMS["IMF-fixdate"]) == 5
+
+
+@pytest.mark.parametrize("hours", [1, 24 * 365], ids=["an hour", "a year"])
+def test_date_that_is_past(hours: int) -> None:
+    """A date that is past means now."""
+    assert wait_of(FORMS["IMF-fixdate"], now=THEN + hours * 3600) == 0
+
+
+@pytest.mark.parametrize("hours", [1, 24 * 365 * 100], ids=["an hour", "a century"])
+def test_date_that_is_far(hours: int) -> None:
+    """A date that is far away is fifteen minutes from now at most."""
+    assert wait_of(FORMS["IMF-fixdate"], now=THEN - hours * 3600) == 900
+
+
+GARBAGE = {
+    "empty": "",
+    "blank": " ",
+    "word": "soon",
+    "hexadecimal": "0x10",
+    "exponent": "1e3",
+    "infinite": "inf",
+    "not a number": "nan",
+    "Arabic digits": "\u0663",
+    "unit": "5s",
+    "two points": "1.2.3",
+    "no such day": "Sun, 99 Nov 1994 08:49:37 GMT",
+    "no such month": "Sun, 06 Foo 1994 08:49:37 GMT",
+    "half a date": "Sun, 06 Nov",
+    "year beyond all": "Sun, 06 Nov 99999999 08:49:37 GMT",
+    "binary": "\xff\x00",
+    "very long": "x" * 10_000,
+}
+
+
+@pytest.mark.parametrize("value", GARBAGE.values(), ids=GARBAGE)
+def test_garbage(value: str) -> None:
+    """What cannot be read is ignored, and our own back-off takes its place."""
+    assert wait_of(value) is None
+
+
+def test_no_header() -> None:
+    """Without the header nothing was asked for."""
+    assert wait_of() is None
+
+
+def test_negative_seconds() -> None:
+    """A negative number never becomes a negative wait."""
+    assert wait_of("-5") in {None, 0}
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds"),
+    [(("5", "7"), 7), (("7", "5"), 7), (("junk", "5"), 5), ((FORMS["IMF-fixdate"], "5"), 100)],
+)
+def test_several_headers(values: tuple[str, ...], seconds: float) -> None:
+    """Of several headers the longest wait counts, and garbage does not spoil it."""
+    assert wait_of(*values, now=THEN - 100) == seconds
+
+
+@given(st.lists(st.text(max_size=40), max_size=3), st.none() | st.text(max_size=40))
+def test_any_header(values: list[str], date: str | None) -> None:
+    """Whatever the headers hold, the wait is none or between 0 and 15 minutes."""
+    wait = wait_of(*values, date=date)
+
+    assert wait is None or 0 <= wait <= 900
+
+
+DATE_PARTS = st.lists(
+    st.sampled_from(
+        [
+            *("Sun,", "Sunday,", "Nov", "06", "6", "99", "-1", "1994", "94", "0", "99999", "Foo"),
+            *("08:49:37", "25:61:61", "8:49", "GMT", "+0000", "+9999", "-0000", "EST", ",", ":"),
+        ]
+    ),
+    max_size=7,
+).map(" ".join)
+
+
+@given(DATE_PARTS, DATE_PARTS)
+def test_any_date(value: str, date: str) -> None:
+    """Whatever looks like a date is read, or ignored, and never raises."""
+    wait = wait_of(value, date=date)
+
+    assert wait is None or 0 <= wait <= 900
+
+
+# --- The ladder ----------------------------------------------------------------------------------
+
+LADDER = (5.0, 30.0, 120.0, 600.0, 3600.0)
+POLICY = Policy(max_attempts=6, max_uncertain_attempts=3, retry_delays_seconds=LADDER)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "delay"), [(1, 5), (2, 30), (3, 120), (4, 600), (5, 3600), (6, 3600), (99, 3600)]
+)
+def test_step(attempts: int, delay: float) -> None:
+    """Each attempt waits a step longer, and the last step is repeated."""
+    assert POLICY.delay_for(attempts) == delay
+
+
+@pytest.mark.parametrize(
+    ("asked", "delay"),
+    [(0, 5), (4, 5), (5, 5), (5.1, 30), (60, 120), (601, 3600), (3600, 3600), (9999, 3600)],
+)
+def test_step_that_was_asked_for(asked: float, delay: float) -> None:
+    """The step is as long as the service asked for, if any step is."""
+    assert POLICY.delay_for(1, at_least_seconds=asked) == delay
+
+
+def test_step_is_never_shorter_for_being_asked() -> None:
+    """A short wait that was asked for does not shorten a later step."""
+    assert POLICY.delay_for(4, at_least_seconds=1) == 600
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step"), [(0, 5), (4.9, 5), (5, 5), (29, 5), (30, 30), (119, 30), (1e6, 120)]
+)
+def test_longest_step_within_a_time(seconds: float, step: float) -> None:
+    """What is to come back by a moment goes up the longest step that ends before, or the first."""
+    policy = Policy(
+        max_attempts=6, max_uncertain_attempts=3, retry_delays_seconds=(5.0, 30.0, 120.0)
+    )
+
+    assert policy.longest_within(seconds) == step
+
+
+@given(st.integers(1, 50), st.floats(0, 10_000))
+def test_step_is_always_on_the_ladder(attempts: int, asked: float) -> None:
+    """Every delay is that of a queue that exists."""
+    assert POLICY.delay_for(attempts, at_least_seconds=asked) in LADDER
+
+
+# --- Again or dead -------------------------------------------------------------------------------
+
+
+def answer(fate: Fate, *, result: Result = "server_error", wait: float | None = None) -> Answer:
+    """Make an answer."""
+    return Answer(
+        fate=fate,
+        result=result,
+        detail="why",
+        status=500,
+        retry_after_seconds=wait,
+        provider_id="p",
+    )
+
+
+def outcome(
+    fate: Fate,
+    *,
+    attempts: int = 0,
+    uncertain: int = 0,
+    park: bool = False,
+    policy: Policy = POLICY,
+    wait: float | None = None,
+) -> Sent | Retried | Dead:
+    """Decide about an answer of some fate."""
+    return decide(
+        answer(fate, wait=wait),
+        policy,
+        attempts=attempts,
+        uncertain_attempts=uncertain,
+        park=park,
+    )
+
+
+@pytest.mark.parametrize("attempts", [0, 5, 99])
+@pytest.mark.parametrize("park", [False, True])
+def test_accepted_is_sent(attempts: int, *, park: bool) -> None:
+    """What was accepted is sent, however often it was tried."""
+    assert outcome(Fate.SENT, attempts=attempts, park=park) == Sent(status=500, provider_id="p")
+
+
+@pytest.mark.parametrize(
+    ("fate", "reason"), [(Fate.RETRY, "server_error"), (Fate.UNCERTAIN, "uncertain")]
+)
+def test_retry_says_why(fate: Fate, reason: RetryReason) -> None:
+    """What is tried again remembers what was answered, and uses up an attempt."""
+    assert outcome(fate) == Retried(
+        reason=reason,
+        delay_seconds=5,
+        detail="why",
+        status=500,
+        burned=True,
+        uncertain=fate is Fate.UNCERTAIN,
+    )
+
+
+@pytest.mark.parametrize("attempts", [0, 5, 99])
+@pytest.mark.parametrize("park", [False, True])
+def test_refused_is_dead(attempts: int, *, park: bool) -> None:
+    """A definite no is the end, and counts as an attempt."""
+    assert outcome(Fate.REFUSED, attempts=attempts, park=park) == Dead(
+        reason="refused", detail="why", status=500, burned=True
+    )
+
+
+@pytest.mark.parametrize("fate", [Fate.SETUP, Fate.AMBIGUOUS, Fate.SLOW_DOWN])
+@pytest.mark.parametrize("attempts", [0, 5, 99])
+@pytest.mark.parametrize("park", [False, True])
+def test_what_is_not_the_messages_fault_burns_nothing(
+    fate: Fate, attempts: int, *, park: bool
+) -> None:
+    """A fault of the set-up, or a 429, never uses up an attempt and never ends a message."""
+    ended = outcome(fate, attempts=attempts, uncertain=99, park=park)
+
+    assert isinstance(ended, Retried)
+    assert not ended.burned
+
+
+@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.NOT_SENT, Fate.UNCERTAIN])
+def test_first_failure_goes_to_the_first_step(fate: Fate) -> None:
+    """After the first attempt a message waits the first step, and the attempt counts."""
+    ended = outcome(fate)
+
+    assert isinstance(ended, Retried)
+    assert (ended.delay_seconds, ended.burned) == (5, True)
+
+
+@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.NOT_SENT])
+@pytest.mark.parametrize(("attempts", "delay"), [(1, 30), (2, 120), (3, 600), (4, 3600)])
+def test_later_failures_wait_longer(fate: Fate, attempts: int, delay: float) -> None:
+    """Each further attempt waits a step longer."""
+    ended = outcome(fate, attempts=attempts)
+
+    assert isinstance(ended, Retried)
+    assert ended.delay_seconds == delay
+
+
+@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.NOT_SENT])
+@pytest.mark.parametrize("park", [False, True])
+@pytest.mark.parametrize("attempts", [5, 6, 99])
+def test_last_attempt_exhausts(fate: Fate, attempts: int, *, park: bool) -> None:
+    """The sixth attempt is the last."""
+    assert outcome(fate, attempts=attempts, park=park) == Dead(
+        reason="exhausted", detail="why", status=500, burned=True
+    )
+
+
+@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.NOT_SENT])
+def test_only_uncertain_ends_are_capped_early(fate: Fate) -> None:
+    """What was certainly not sent has all its attempts, whatever happened before."""
+    assert isinstance(outcome(fate, attempts=4, uncertain=2, park=True), Retried)
+
+
+UNCERTAIN_DEAD = Dead(reason="uncertain", detail="why", status=500, burned=True, uncertain=True)
+
+
+@pytest.mark.parametrize("uncertain", [0, 1])
+def test_uncertain_is_tried_again(uncertain: int) -> None:
+    """What may have been sent is tried again with the same key, and counts as uncertain."""
+    ended = outcome(Fate.UNCERTAIN, attempts=uncertain, uncertain=uncertain)
+
+    assert isinstance(ended, Retried)
+    assert (ended.reason, ended.burned, ended.uncertain) == ("uncertain", True, True)
+
+
+@pytest.mark.parametrize("uncertain", [2, 3, 99])
+def test_third_uncertain_attempt_is_the_last(uncertain: int) -> None:
+    """After the third attempt that may have been sent there is no fourth."""
+    assert outcome(Fate.UNCERTAIN, attempts=uncertain, uncertain=uncertain) == UNCERTAIN_DEAD
+
+
+def test_uncertain_attempts_are_counted_apart() -> None:
+    """Attempts that were certainly not sent do not count towards the cap of the uncertain."""
+    assert isinstance(outcome(Fate.UNCERTAIN, attempts=4, uncertain=1), Retried)
+
+
+@pytest.mark.parametrize("uncertain", [0, 1, 2])
+def test_park(uncertain: int) -> None:
+    """With `park` the first attempt that may have been sent is the last."""
+    assert outcome(Fate.UNCERTAIN, uncertain=uncertain, park=True) == UNCERTAIN_DEAD
+
+
+def test_uncertain_at_the_last_attempt() -> None:
+    """A last attempt that may have been sent is told as uncertain, not as exhausted."""
+    assert outcome(Fate.UNCERTAIN, attempts=5, uncertain=0) == UNCERTAIN_DEAD
+
+
+@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.NOT_SENT])
+def test_one_attempt_is_all(fate: Fate) -> None:
+    """With one attempt allowed nothing is tried twice."""
+    once = Policy(max_attempts=1, max_uncertain_attempts=3, retry_delays_seconds=LADDER)
+
+    assert isinstance(outcome(fate, policy=once), Dead)
+
+
+@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.NOT_SENT, Fate.UNCERTAIN, Fate.SLOW_DOWN])
+def test_wait_that_was_asked_for(fate: Fate) -> None:
+    """A message does not come back before the service wants it."""
+    ended = outcome(fate, wait=100)
+
+    assert isinstance(ended, Retried)
+    assert ended.delay_seconds == 120
+
+
+REASONS: dict[str, tuple[Callable[[], Answer], str]] = {
+    "429": (lambda: judged(429), "rate_limited"),
+    "401": (lambda: judged(401), "paused"),
+    "404": (lambda: judged(404), "ambiguous"),
+    "408": (lambda: judged(408), "timeout"),
+    "500": (lambda: judged(500), "uncertain"),
+    "503 with Retry-After": (lambda: judged(503, retry_after=1), "server_error"),
+    "521": (lambda: judged(521), "server_error"),
+    "refused": (lambda: failed(httpx.ConnectError), "connection_error"),
+    "connect time-out": (lambda: failed(httpx.ConnectTimeout), "timeout"),
+    "read time-out": (lambda: failed(httpx.ReadTimeout), "uncertain"),
+    "reset": (lambda: failed(httpx.ReadError), "uncertain"),
+}
+
+
+@pytest.mark.parametrize(("make", "reason"), REASONS.values(), ids=REASONS)
+def test_reason_of_a_retry(make: Callable[[], Answer], reason: str) -> None:
+    """A copy on the ladder says why it waits."""
+    ended = decide(make(), POLICY, attempts=0, uncertain_attempts=0, park=False)
+
+    assert isinstance(ended, Retried)
+    assert ended.reason == reason
+
+
+@pytest.mark.parametrize("attempts", [5, 99])
+def test_no_outcome_repeats_a_message_for_ever(attempts: int) -> None:
+    """Whatever is answered, the sixth attempt that counts is the last."""
+    ends = [
+        decide(judged, POLICY, attempts=attempts, uncertain_attempts=0, park=False)
+        for judged in ALL_ANSWERS
+    ]
+
+    assert not [end for end in ends if isinstance(end, Retried) and end.burned]
+
+
+# --- Putting off ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fate", "reason"),
+    [
+        (Fate.SLOW_DOWN, "rate_limited"),
+        (Fate.SETUP, "paused"),
+        (Fate.AMBIGUOUS, "ambiguous"),
+        (Fate.UNCERTAIN, "paused"),
+    ],
+)
+def test_put_off(fate: Fate, reason: str) -> None:
+    """A delivery that the worker must not hold any longer waits a step and burns nothing."""
+    ended = put_off(answer(fate), POLICY)
+
+    assert (ended.reason, ended.delay_seconds, ended.detail) == (reason, 5, "why")
+    assert (ended.status, ended.burned) == (500, False)
+    assert ended.uncertain is (fate is Fate.UNCERTAIN)
+
+
+@pytest.mark.parametrize(("times", "delay"), [(1, 5), (2, 30), (5, 3600), (99, 3600)])
+def test_put_off_again_and_again(times: int, delay: float) -> None:
+    """A delivery that is put off once more for its own sake waits a step higher."""
+    assert put_off(answer(Fate.AMBIGUOUS), POLICY, times=times).delay_seconds == delay
+
+
+@pytest.mark.parametrize(
+    ("attempts", "uncertain", "is_last"),
+    [(0, 0, False), (4, 0, False), (5, 0, True), (1, 1, False), (2, 2, True)],
+)
+def test_last_try(attempts: int, uncertain: int, *, is_last: bool) -> None:
+    """A try is the last one when its failure, in doubt or not, would use up a cap."""
+    assert POLICY.is_last_try(attempts=attempts, uncertain_attempts=uncertain) is is_last
+
+
+@pytest.mark.parametrize(
+    ("wait", "delay"), [(3, 5), (50, 30), (60, 120), (100, 120), (900, 600), (2000, 3600)]
+)
+def test_put_off_as_long_as_asked(wait: float, delay: float) -> None:
+    """A delivery that is put off comes back when the service wants it; not twice as late."""
+    assert put_off(answer(Fate.SLOW_DOWN, wait=wait), POLICY).delay_seconds == delay

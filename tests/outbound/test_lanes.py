@@ -1,0 +1,302 @@
+"""Order per recipient: whose turn it is, and who goes up the ladder behind whom."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import pytest
+
+from bridge.amqp.properties import Properties
+from bridge.errors import BrokerError
+from bridge.outbound import lanes
+from bridge.outbound.delivery import Delivery, Session
+from bridge.outbound.envelope import Envelope
+from bridge.outbound.fates import Policy
+from bridge.outbound.lanes import MAX_LATE_SECONDS, Lanes, Turn
+from bridge.outbound.rates import MAX_HOLD_SECONDS
+from tests.clock import Clock
+
+KEY = "+4917012345678"
+FIRST_STEP = 5.0
+POLICY = Policy(
+    max_attempts=6, max_uncertain_attempts=3, retry_delays_seconds=(FIRST_STEP, 30.0, 120.0)
+)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Give a clock that stands still."""
+    return Clock()
+
+
+@pytest.fixture
+def line(clock: Clock) -> Lanes:
+    """Give empty lanes."""
+    return Lanes(POLICY, clock=clock)
+
+
+def make_delivery(message: str) -> Delivery:
+    """Make a delivery of a message."""
+    return Delivery(
+        body=b"",
+        properties=Properties(),
+        redelivered=False,
+        tag=1,
+        # Nothing here is acked.
+        session=cast("Session", None),
+        envelope=Envelope(
+            key=message, message_id=message, published_at=None, first_delivered_at=0.0
+        ),
+    )
+
+
+@asynccontextmanager
+async def turn_of(line: Lanes, message: str, key: str = KEY) -> AsyncIterator[Turn]:
+    """Wait for a message's turn."""
+    async with line.turn(key, make_delivery(message)) as turn:
+        yield turn
+
+
+async def settle() -> None:
+    """Let every task run as far as it can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def go(line: Lanes, message: str, key: str = KEY) -> float | None:
+    """Have a turn and settle the message, unless it has to wait on the ladder; return the step."""
+
+    async def process() -> float | None:
+        async with turn_of(line, message, key) as turn:
+            if turn.behind_seconds is not None:
+                turn.stay_ahead(turn.behind_seconds)
+            return turn.behind_seconds
+
+    # As in the worker: each delivery has a task, which ends when it is settled.
+    return await asyncio.create_task(process())
+
+
+async def go_at_once(line: Lanes, message: str) -> float | None:
+    """Have a turn without waiting for one that is held; return the step of the ladder if any."""
+    async with line.turn(KEY, make_delivery(message), waits=False) as turn:
+        if turn.behind_seconds is not None:
+            turn.stay_ahead(turn.behind_seconds)
+        return turn.behind_seconds
+
+
+async def fail(
+    line: Lanes, message: str, step: float, *, published: asyncio.Event | None = None
+) -> None:
+    """Have a turn and go up the ladder, when the copy has been `published`."""
+
+    async def process() -> None:
+        async with turn_of(line, message) as turn:
+            assert turn.behind_seconds is None
+            turn.stay_ahead(step)
+        if published is not None:
+            await published.wait()
+
+    await asyncio.create_task(process())
+    await settle()
+
+
+async def test_settled_message_holds_up_nobody(line: Lanes) -> None:
+    """One after the other has its turn."""
+    assert [await go(line, message) for message in "abc"] == [None, None, None]
+
+
+async def test_turns_of_a_key_do_not_overlap(line: Lanes) -> None:
+    """The second waits for the first; one of another key does not."""
+    async with turn_of(line, "a"):
+        second = asyncio.create_task(go(line, "b"))
+        assert await go(line, "c", key="another") is None
+        assert not second.done()
+    assert await second is None
+
+
+async def test_nobody_passes_one_on_the_ladder(line: Lanes) -> None:
+    """Those behind go up behind it, and have their turn after it."""
+    await fail(line, "a", 30.0)
+
+    assert await go(line, "b") == 30.0
+    assert await go(line, "a") is None
+    assert await go(line, "b") is None
+
+
+async def test_latecomer_does_not_pass_those_behind(line: Lanes) -> None:
+    """One that comes while another still waits behind the first goes behind both."""
+    await fail(line, "a", 30.0)
+    await go(line, "b")
+    await go(line, "a")
+
+    assert await go(line, "c") == 30.0
+    assert await go(line, "b") is None
+    assert await go(line, "c") is None
+
+
+async def test_place_is_kept_over_several_steps(line: Lanes) -> None:
+    """The first stays the first, whichever step it is on."""
+    await fail(line, "a", 5.0)
+    await go(line, "b")
+    await fail(line, "a", 30.0)
+
+    assert await go(line, "b") == 30.0
+
+
+@pytest.mark.parametrize(
+    ("step", "passed", "expected"),
+    [
+        (120.0, 0.5, 120.0),
+        (120.0, 4.0, 120.0),
+        (120.0, 6.0, 30.0),
+        (120.0, 100.0, FIRST_STEP),
+        (30.0, 29.9, FIRST_STEP),
+        (30.0, 40.0, FIRST_STEP),
+    ],
+)
+async def test_who_comes_late_waits_for_what_is_left(
+    line: Lanes, clock: Clock, step: float, passed: float, expected: float
+) -> None:
+    """One that comes while the first is on its step goes up a shorter one; late by 5 s at most."""
+    await fail(line, "a", step)
+    clock.now += passed
+
+    assert await go(line, "b") == expected
+
+
+async def test_nobody_goes_up_before_the_first(line: Lanes, clock: Clock) -> None:
+    """Those behind wait until the copy of the first is there; its step begins with that."""
+    published = asyncio.Event()
+    first = asyncio.create_task(fail(line, "a", 30.0, published=published))
+    await settle()
+    second = asyncio.create_task(go(line, "b"))
+    await settle()
+    assert not second.done()
+
+    clock.now += 20
+    published.set()
+    await first
+
+    assert await second == 30.0
+
+
+async def test_a_copy_that_cannot_be_published_holds_nobody_for_long(
+    line: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those behind go up when the copy of the first is not there in time."""
+    monkeypatch.setattr(lanes, "MAX_HOLD_SECONDS", 0.01)
+    first = asyncio.create_task(fail(line, "a", 30.0, published=asyncio.Event()))
+    await settle()
+
+    assert await go(line, "b") == 30.0
+    first.cancel()
+
+
+async def test_turn_that_ends_with_an_error_gives_the_place_up(line: Lanes) -> None:
+    """A message with which something went wrong holds up nobody."""
+    with pytest.raises(RuntimeError):
+        async with turn_of(line, "a"):
+            raise RuntimeError
+
+    assert await go(line, "b") is None
+
+
+async def test_cancelled_wait_keeps_its_place(line: Lanes) -> None:
+    """A delivery that is given back while it waits comes again, and nobody passes it."""
+    async with turn_of(line, "a"):
+        second = asyncio.create_task(go(line, "b"))
+        await settle()
+        second.cancel()
+        await asyncio.wait({second})
+
+    assert await go(line, "c") == FIRST_STEP
+    assert await go(line, "b") is None
+    assert await go(line, "c") is None
+
+
+@pytest.mark.parametrize("reason", [BrokerError("gone"), asyncio.CancelledError()])
+async def test_what_goes_back_to_the_queue_stays_ahead(line: Lanes, reason: BaseException) -> None:
+    """It comes again while those behind it are on the ladder."""
+    await fail(line, "a", 30.0)
+    await go(line, "b")
+    with pytest.raises(type(reason)):
+        async with turn_of(line, "a"):
+            raise reason
+
+    assert await go(line, "a") is None
+    assert await go(line, "b") is None
+
+
+async def test_what_another_worker_has_taken_is_given_up_soon(line: Lanes, clock: Clock) -> None:
+    """What went back to the queue and does not come again holds up its number for a minute."""
+    with pytest.raises(BrokerError):
+        async with turn_of(line, "a"):
+            raise BrokerError("gone")
+    clock.now += MAX_HOLD_SECONDS - 1
+    assert await go(line, "b") == FIRST_STEP
+    clock.now += 1
+
+    assert await go(line, "b") is None
+
+
+async def test_late_one_that_is_back_keeps_its_place(line: Lanes, clock: Clock) -> None:
+    """One that comes back later than it was expected is not given up while it waits."""
+    await fail(line, "a", 30.0)
+    clock.now += 30 + MAX_LATE_SECONDS - 1
+    async with turn_of(line, "a"):
+        clock.now += 2
+        second = asyncio.create_task(go(line, "b"))
+        await settle()
+        assert not second.done()
+        assert await go_at_once(line, "c") == FIRST_STEP
+    assert await second is None
+
+
+async def test_nobody_waits_who_must_not(line: Lanes) -> None:
+    """Who does not wait goes up behind one that is held at once, and keeps its place."""
+    async with turn_of(line, "a"):
+        assert await go_at_once(line, "b") == FIRST_STEP
+    assert await go_at_once(line, "c") == FIRST_STEP
+    assert await go_at_once(line, "b") is None
+
+
+async def test_wait_ends_before_a_delivery_is_held_for_long(
+    line: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose turn does not come goes to the ladder, and keeps its place."""
+    monkeypatch.setattr(lanes, "MAX_HOLD_SECONDS", 0.01)
+
+    async with turn_of(line, "a"):
+        assert await go(line, "b") == FIRST_STEP
+    assert await go(line, "c") == FIRST_STEP
+    assert await go(line, "b") is None
+
+
+async def test_one_that_does_not_come_back_is_given_up(line: Lanes, clock: Clock) -> None:
+    """A message that somebody took out of the ladder does not hold up its number for ever."""
+    await fail(line, "a", 30.0)
+    clock.now += 30 + MAX_LATE_SECONDS
+
+    assert await go(line, "b") is None
+
+
+async def test_two_of_one_id(line: Lanes) -> None:
+    """Two messages that were given one id both have their turn."""
+    async with turn_of(line, "a"):
+        second = asyncio.create_task(go(line, "a"))
+        await asyncio.sleep(0)
+
+    assert await second is None
+    assert await go(line, "b") is None
+
+
+async def test_oldest_are_forgotten_for_room(line: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory is bounded; what is forgotten is the oldest key."""
+    monkeypatch.setattr(lanes, "MAX_MESSAGES", 2)
+    for key in ("one", "two", "three"):
+        async with turn_of(line, f"first of {key}", key) as turn:
+            turn.stay_ahead(30.0)
+
+    assert await go(line, "second", "one") is None
+    assert await go(line, "second", "three") == 30.0

@@ -1,0 +1,1220 @@
+"""Whether to send at all: Retry-After, outages, pauses, probes.
+
+All run on an event loop whose time leaps to the next timer, so that nobody waits.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from bridge.config import RateLimitSettings
+from bridge.outbound.fates import Answer, Fate, PauseReason, judge_failure, judge_status
+from bridge.outbound.pace import PATIENCE_SECONDS, Pace
+from bridge.outbound.rates import MAX_HOLD_SECONDS
+from tests.clock import LeapingWorld
+from tests.ears import Ears
+
+OUTAGE_AFTER = 10.0
+FIRST_STEP = 5.0
+NO_LIMIT = RateLimitSettings()
+# Chance is left in: what holds, holds in each of so many runs.
+RUNS = 60
+
+
+class World(LeapingWorld):
+    """A pace, the clock that it goes by, and the metrics that it writes."""
+
+    def pace(self, limit: RateLimitSettings = NO_LIMIT) -> Pace:
+        """Make a pace on this world's clock."""
+        return Pace(
+            limit,
+            outage_after_seconds=OUTAGE_AFTER,
+            first_step_seconds=FIRST_STEP,
+            metrics=self.metrics,
+            clock=self.loop.time,
+        )
+
+    def turns(self, pace: Pace, number: int, sender: str = "A") -> list[float]:
+        """Let deliveries wait for their turn together; return when each one went."""
+
+        async def one() -> None:
+            async with pace.rates.turn(sender) as turn:
+                await pace.until_open()
+                turn.is_used = True
+
+        return self.moments(one() for _ in range(number))
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Give a world at some moment."""
+    made = World()
+    yield made
+    made.close()
+
+
+def status(code: int, *, wait: float | None = None) -> Answer:
+    """Make the answer of a status."""
+    return judge_status(code, retry_after_seconds=wait)
+
+
+ACCEPTED = status(200)
+FAILED = status(500)
+LOST = judge_failure(httpx.ReadTimeout("x"))
+
+
+_serials = itertools.count(1)
+
+
+def fresh() -> str:
+    """Make up the key of a message that nobody knows."""
+    return f"m{next(_serials)}"
+
+
+def note(pace: Pace, answer: Answer, times: int = 1) -> None:
+    """Tell of an answer to a message of its own, some times."""
+    for _ in range(times):
+        key = fresh()
+        pace.note(answer, key=key, recipient=key, began=pace.begin(key))
+
+
+def down(world: World, limit: RateLimitSettings = NO_LIMIT) -> Pace:
+    """Make a pace that is paused for an outage."""
+    pace = world.pace(limit)
+    world.passes(OUTAGE_AFTER)
+    note(pace, FAILED, 10)
+    assert pace.paused == "outage"
+    return pace
+
+
+# --- A limit that is shared -----------------------------------------------------------------------
+
+
+def test_paused_worker_keeps_its_share(world: World) -> None:
+    """A worker that is paused, and so no consumer, counts on the others to come back."""
+    pace = world.pace(RateLimitSettings(per_second=1, burst=5, scope="cluster"))
+    for consumers in (5, 5):
+        pace.share_with(consumers)
+    pace.pause("operator")
+    for consumers in (0, 0):
+        pace.share_with(consumers)
+    pace.resume()
+
+    assert world.turns(pace, 2) == pytest.approx([5, 10])
+
+
+# --- Retry-After ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", [0.5, 3, 30, 50])
+def test_wait_that_was_asked_for(world: World, asked: float) -> None:
+    """After a 429 nothing goes before the service wants it, and not much later."""
+    waits = []
+    for _ in range(RUNS):
+        pace = world.pace()
+        note(pace, status(429, wait=asked))
+        waits += world.turns(pace, 1)
+
+    assert asked <= min(waits) <= max(waits) <= asked * 1.1 + 0.001
+
+
+def test_all_slots_stop(world: World) -> None:
+    """While the service wants a wait, no delivery at all goes."""
+    pace = world.pace()
+    note(pace, status(429, wait=5))
+
+    assert min(world.turns(pace, 20)) >= 5
+
+
+def test_longer_wait_counts(world: World) -> None:
+    """A shorter wait that is asked for later does not shorten the one before."""
+    pace = world.pace()
+    note(pace, status(429, wait=30))
+    note(pace, status(429, wait=1))
+
+    assert world.turns(pace, 1)[0] >= 30
+
+
+def test_wait_is_prolonged_for_those_who_wait(world: World) -> None:
+    """Who waits already waits on when the service asks for more."""
+    pace = world.pace()
+    note(pace, status(429, wait=5))
+    world.loop.call_later(3, note, pace, status(429, wait=20))
+
+    assert world.turns(pace, 1)[0] >= 23
+
+
+def test_waits_for_the_service_are_counted(world: World) -> None:
+    """The time that deliveries wait because of the service is counted as such."""
+    pace = world.pace()
+    note(pace, status(429, wait=5))
+    world.turns(pace, 2)
+
+    counted = world.value("throttled_seconds_total", cause="retry_after")
+
+    assert counted is not None
+    assert 10 <= counted <= 11
+
+
+def test_own_back_off(world: World) -> None:
+    """Without a wait that was asked for, our own doubles from one second."""
+    pace = world.pace()
+    waits = []
+    for _ in range(6):
+        note(pace, status(429))
+        waits += world.turns(pace, 1)
+
+    assert all(
+        step <= wait <= step * 1.1 + 0.001
+        for step, wait in zip([1, 2, 4, 8, 16, 32], waits, strict=True)
+    )
+
+
+def test_own_back_off_has_an_end(world: World) -> None:
+    """Our own back-off does not grow beyond a minute."""
+    pace = world.pace()
+    for _ in range(20):
+        note(pace, status(429))
+        world.passes(70)
+    note(pace, status(429))
+
+    assert pace.paused is None
+    assert world.turns(pace, 1)[0] <= 66
+
+
+def test_many_429_at_once_count_once(world: World) -> None:
+    """Of many 429 that answer requests in flight together, one makes the back-off grow."""
+    pace = world.pace()
+    note(pace, status(429), 50)
+    world.turns(pace, 1)
+    note(pace, status(429), 50)
+
+    assert world.turns(pace, 1)[0] <= 2.2 + 0.001
+
+
+def test_acceptance_ends_the_back_off(world: World) -> None:
+    """After an acceptance our own back-off begins with one second again."""
+    pace = world.pace()
+    for _ in range(4):
+        note(pace, status(429))
+        world.turns(pace, 1)
+    note(pace, ACCEPTED)
+    note(pace, status(429))
+
+    assert world.turns(pace, 1)[0] <= 1.1 + 0.001
+
+
+def test_no_wait_asked_for_is_no_leave_to_hammer(world: World) -> None:
+    """A service that says 429 and `Retry-After: 0` each time is not asked without a pause."""
+    pace = world.pace()
+    for _ in range(5):
+        note(pace, status(429, wait=0))
+        world.turns(pace, 1)
+    note(pace, status(429, wait=0))
+
+    assert world.turns(pace, 1)[0] > 0
+
+
+def test_short_wait_is_no_pause(world: World) -> None:
+    """A wait that a delivery can be held for is no pause."""
+    pace = world.pace()
+    note(pace, status(429, wait=MAX_HOLD_SECONDS / 1.2))
+
+    assert pace.paused is None
+
+
+def test_long_wait_is_a_pause(world: World) -> None:
+    """A wait that is too long to hold deliveries for is a pause."""
+    pace = world.pace()
+    note(pace, status(429, wait=MAX_HOLD_SECONDS + 1))
+
+    assert pace.paused == "rate_limited"
+
+
+def test_the_log_says_with_what_status_a_pause_began(world: World, ears: Ears) -> None:
+    """The line of a pause has the status that the API answered with."""
+    note(world.pace(), status(426))
+
+    assert ears.heard("paused") == [{"reason": "misconfigured", "status": 426}]
+
+
+def admit(
+    pace: Pace, key: str = "m", to: str = "", *, has_failed: bool = False, is_last_try: bool = False
+) -> Coroutine[Any, Any, float | None]:
+    """Ask whether a message may go; `to` is its own number, if it is not named."""
+    return pace.admit(key, to or key, has_failed=has_failed, is_last_try=is_last_try)
+
+
+def test_nothing_is_held_for_a_long_wait(world: World) -> None:
+    """In a wait that is too long to hold anything a message learns when to come again."""
+    for _ in range(RUNS):
+        pace = world.pace()
+        note(pace, status(429, wait=600))
+        before = world.loop.time()
+
+        assert (world.run(admit(pace)), pace.probes_wanted) == (pytest.approx(630, abs=30), 0)
+        assert world.loop.time() == before
+
+
+def test_long_wait_that_is_over_needs_no_probe(world: World) -> None:
+    """A worker that nobody sends anything to goes on when the time that was asked for is over."""
+    pace = world.pace()
+    note(pace, status(429, wait=600))
+    world.passes(599)
+    pace.reopen()
+    early = pace.paused
+    world.passes(62)
+    pace.reopen()
+
+    assert (early, pace.paused) == ("rate_limited", None)
+
+
+def test_long_wait_is_not_over_before_its_probe(world: World) -> None:
+    """Whoever waits to probe finds out whether the service takes anything again."""
+    pace = world.pace()
+    note(pace, status(429, wait=600))
+    world.passes(599)
+    world.run(admit(pace))
+    world.passes(62)
+    pace.reopen()
+
+    assert pace.paused == "rate_limited"
+
+
+def test_only_a_wait_that_was_asked_for_is_over_by_itself(world: World) -> None:
+    """Other pauses end with a probe, however long they last, and none is no pause to end."""
+    pace = world.pace()
+    pace.reopen()
+    assert not pace.changed.is_set()
+
+    pace.pause("misconfigured")
+    world.passes(100_000)
+    pace.reopen()
+    assert pace.paused == "misconfigured"
+
+
+def test_probe_of_a_long_wait_is_not_early(world: World) -> None:
+    """The probe after a long wait does not go before the service wants it."""
+    waits = []
+    for _ in range(RUNS):
+        pace = world.pace()
+        note(pace, status(429, wait=600))
+        asked = world.loop.time()
+        while (away := world.run(admit(pace))) is not None:
+            world.passes(away - 1)
+        waits.append(world.loop.time() - asked)
+
+    assert 600 <= min(waits) <= max(waits) <= 661
+
+
+def test_429_of_the_probe_is_honoured(world: World) -> None:
+    """When the probe is answered with another long wait, the next probe waits for it."""
+    for _ in range(RUNS):
+        pace = world.pace()
+        note(pace, status(429, wait=600))
+        world.passes(600)
+        world.run(admit(pace))
+        note(pace, status(429, wait=300))
+
+        assert world.run(admit(pace, "next")) >= 300
+
+
+# --- Outages -------------------------------------------------------------------------------------
+
+
+OUTAGES = {
+    "500": FAILED,
+    "502": status(502),
+    "503": status(503),
+    "503 with Retry-After": status(503, wait=1),
+    "521": status(521),
+    "read time-out": LOST,
+    "connect time-out": judge_failure(httpx.ConnectTimeout("x")),
+    "refused": judge_failure(httpx.ConnectError("x")),
+    "reset": judge_failure(httpx.ReadError("x")),
+}
+
+
+@pytest.mark.parametrize("answer", OUTAGES.values(), ids=OUTAGES)
+def test_outage(world: World, answer: Answer) -> None:
+    """Ten failures in a row, and nothing accepted for ten seconds, are an outage."""
+    pace = world.pace()
+    world.passes(OUTAGE_AFTER)
+    note(pace, answer, 10)
+
+    assert pace.paused == "outage"
+
+
+def test_nine_failures_are_no_outage(world: World) -> None:
+    """A few failures are the messages' own, however long they take."""
+    pace = world.pace()
+    world.passes(1000)
+    note(pace, FAILED, 9)
+
+    assert pace.paused is None
+
+
+def test_short_burst_is_no_outage(world: World) -> None:
+    """Many failures within a moment are no outage yet."""
+    pace = world.pace()
+    note(pace, ACCEPTED)
+    world.passes(OUTAGE_AFTER - 0.1)
+    note(pace, FAILED, 1000)
+
+    assert pace.paused is None
+
+
+def test_burst_that_lasts_is_an_outage(world: World) -> None:
+    """When the failures last, the first one after the time is over shows the outage."""
+    pace = world.pace()
+    note(pace, ACCEPTED)
+    note(pace, FAILED, 50)
+    world.passes(OUTAGE_AFTER)
+    note(pace, FAILED)
+
+    assert pace.paused == "outage"
+
+
+BETWEEN = {
+    "acceptance": ACCEPTED,
+    "refusal": status(400),
+    "conflict": status(409),
+    "429": status(429, wait=0),
+}
+
+
+@pytest.mark.parametrize("answer", BETWEEN.values(), ids=BETWEEN)
+def test_failures_must_be_in_a_row(world: World, answer: Answer) -> None:
+    """An answer that is no failure of the service starts the count anew."""
+    pace = world.pace()
+    note(pace, FAILED, 9)
+    note(pace, answer)
+    world.passes(OUTAGE_AFTER)
+    note(pace, FAILED, 9)
+
+    assert pace.paused is None
+
+
+@pytest.mark.parametrize("code", [400, 408, 409, 422, 429])
+def test_other_answers_are_no_outage(world: World, code: int) -> None:
+    """However many messages are refused, the service is there."""
+    pace = world.pace()
+    world.passes(OUTAGE_AFTER)
+    note(pace, status(code, wait=0), 100)
+
+    assert pace.paused is None
+
+
+def test_acceptance_ends_an_outage(world: World) -> None:
+    """The first acceptance ends the outage."""
+    pace = down(world)
+    note(pace, ACCEPTED)
+
+    assert pace.paused is None
+
+
+def test_outage_is_counted_anew(world: World) -> None:
+    """After an outage it takes ten failures and ten seconds again."""
+    pace = down(world)
+    note(pace, ACCEPTED)
+    note(pace, FAILED, 100)
+
+    assert pace.paused is None
+
+
+def test_acceptance_does_not_end_another_pause(world: World) -> None:
+    """A request in flight that is accepted late says nothing about a key refused since."""
+    pace = world.pace()
+    note(pace, status(401))
+    note(pace, ACCEPTED)
+
+    assert pace.paused == "credentials_rejected"
+
+
+# --- Pauses --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (status(401), "credentials_rejected"),
+        (status(402), "insufficient_funds"),
+        (status(426), "misconfigured"),
+        (status(302), "misconfigured"),
+    ],
+    ids=["401", "402", "426", "302"],
+)
+def test_fault_of_the_setup_pauses(world: World, answer: Answer, reason: str) -> None:
+    """The first answer that tells of a fault of the set-up pauses the worker."""
+    pace = world.pace()
+    note(pace, answer)
+
+    assert pace.paused == reason
+
+
+def test_pause_is_shown(world: World) -> None:
+    """A pause is 1 in the metrics, and counted."""
+    world.pace().pause("misconfigured")
+
+    assert (
+        world.value("paused", reason="misconfigured"),
+        world.value("pauses_total", reason="misconfigured"),
+    ) == (1, 1)
+
+
+def test_same_reason_again_is_the_same_pause(world: World) -> None:
+    """A pause that is told again is counted once."""
+    pace = world.pace()
+    note(pace, status(401), 5)
+
+    assert world.value("pauses_total", reason="credentials_rejected") == 1
+
+
+def test_second_reason_replaces_the_first(world: World) -> None:
+    """There is one reason at a time, the last one."""
+    pace = world.pace()
+    pace.pause("misconfigured")
+    pace.pause("credentials_rejected")
+
+    assert (
+        pace.paused,
+        world.value("paused", reason="misconfigured"),
+        world.value("paused", reason="credentials_rejected"),
+    ) == ("credentials_rejected", 0, 1)
+
+
+def test_resumed(world: World, ears: Ears) -> None:
+    """After a pause nothing is shown of it, and the log says that it is over."""
+    pace = world.pace()
+    pace.pause("misconfigured")
+    pace.resume()
+
+    assert (pace.paused, world.value("paused", reason="misconfigured")) == (None, 0)
+    assert ears.heard("resumed") == [{"reason": "misconfigured"}]
+
+
+def test_failures_before_a_pause_count_for_no_later_one(world: World) -> None:
+    """After a pause both an outage and a doubt about the set-up have to be seen from the start."""
+    pace = world.pace()
+    note(pace, FORBIDDEN, 2)
+    note(pace, FAILED, 9)
+    pace.pause("operator")
+    pace.resume()
+    world.passes(OUTAGE_AFTER)
+    note(pace, FORBIDDEN, 2)
+    assert pace.paused is None
+
+    note(pace, FAILED, 9)
+    assert pace.paused is None
+
+
+def test_resume_without_a_pause(world: World) -> None:
+    """To resume what was not paused changes nothing."""
+    pace = world.pace()
+    pace.resume()
+
+    assert not pace.changed.is_set()
+
+
+CHANGES: dict[str, Callable[[Pace], object]] = {
+    "pause": lambda pace: pace.pause("operator"),
+    "block": Pace.block,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_change_wakes_the_consumer(world: World, change: Callable[[Pace], object]) -> None:
+    """What changes how much is taken wakes the consumer."""
+    pace = world.pace()
+    change(pace)
+
+    assert pace.changed.is_set()
+
+
+def pause_with_probe(pace: Pace) -> None:
+    """Pause, and have a probe."""
+    pace.pause("operator")
+    pace.keep_probe("d")
+
+
+ENDS: dict[str, tuple[Callable[[Pace], object], Callable[[Pace], object]]] = {
+    "resume": (lambda pace: pace.pause("operator"), Pace.resume),
+    "unblock": (Pace.block, Pace.unblock),
+    "probe taken": (lambda pace: pace.pause("operator"), lambda pace: pace.keep_probe("d")),
+    "probe given up": (pause_with_probe, lambda pace: pace.release_probe("d")),
+}
+
+
+@pytest.mark.parametrize(("before", "change"), ENDS.values(), ids=ENDS)
+def test_end_wakes_the_consumer(
+    world: World, before: Callable[[Pace], object], change: Callable[[Pace], object]
+) -> None:
+    """What lets more be taken, or a new probe, wakes the consumer."""
+    pace = world.pace()
+    before(pace)
+    pace.changed.clear()
+    change(pace)
+
+    assert pace.changed.is_set()
+
+
+# --- The probe -----------------------------------------------------------------------------------
+
+
+def paused(world: World, reason: PauseReason = "misconfigured") -> Pace:
+    """Make a pace that is paused."""
+    pace = world.pace()
+    pace.pause(reason)
+    return pace
+
+
+def claims(world: World, pace: Pace, key: str, to: str = "", **facts: bool) -> bool:
+    """Say whether a message that asks is the probe then; it may go, or waits."""
+
+    async def ask() -> bool:
+        asking = asyncio.ensure_future(admit(pace, key, to, **facts))
+        await asyncio.sleep(0)
+        asking.cancel()
+        return pace.is_probe(key)
+
+    found: bool = world.run(ask())
+    return found
+
+
+def fails(pace: Pace, key: str) -> None:
+    """Tell that the probe has found things as they were."""
+    answer = FAILED if pace.paused == "outage" else status(302)
+    pace.note(answer, key=key, recipient=key, began=pace.begin(key))
+
+
+def waits_of(world: World, pace: Pace, number: int, key: str | None = None) -> list[float]:
+    """Fail with probes, each a message of its own or all the same; return how long each waited."""
+    waits = []
+    for _ in range(number):
+        probe = key or fresh()
+        waits.append(world.seconds(admit(pace, probe)))
+        assert pace.is_probe(probe)
+        fails(pace, probe)
+        if key is None:
+            pace.release_probe(probe)
+    return waits
+
+
+def fits(waits: list[float], steps: list[float]) -> bool:
+    """Say whether waits are these steps, each shortened by a little chance or not."""
+    pairs = zip(waits, steps, strict=True)
+    return all(step * 0.8 - 0.001 <= wait <= step + 0.001 for wait, step in pairs)
+
+
+def test_no_probe_without_a_pause(world: World) -> None:
+    """While nothing is wrong there is no probe, and everything may go."""
+    pace = world.pace()
+
+    assert (pace.keep_probe("m"), pace.is_probe("m"), pace.probes_wanted) == (False, False, 0)
+    assert not pace.is_wary
+    assert world.run(admit(pace)) is None
+
+
+def test_first_message_is_the_probe(world: World) -> None:
+    """In a pause the first message that asks is the probe, and stays it."""
+    pace = paused(world)
+
+    assert [claims(world, pace, key) for key in ("first", "second", "first")] == [True, False, True]
+
+
+def test_probe_is_needed(world: World) -> None:
+    """A pause needs a probe until it has one."""
+    pace = paused(world)
+    before = pace.probes_wanted
+    claims(world, pace, "first")
+
+    assert (before, pace.probes_wanted) == (1, 0)
+
+
+def test_next_message_becomes_the_probe(world: World) -> None:
+    """When the probe is settled the next message becomes it."""
+    pace = paused(world)
+    claims(world, pace, "first")
+    pace.release_probe("first")
+
+    assert (pace.probes_wanted, claims(world, pace, "second")) == (1, True)
+
+
+def test_only_the_probe_can_give_up(world: World) -> None:
+    """Another message that ends does not take the probe's place away."""
+    pace = paused(world)
+    claims(world, pace, "first")
+    pace.release_probe("second")
+
+    assert pace.is_probe("first")
+
+
+def test_probe_ends_with_the_pause(world: World) -> None:
+    """After a pause there is no probe, and the next pause chooses anew."""
+    pace = paused(world)
+    claims(world, pace, "first")
+    pace.resume()
+    pace.pause("misconfigured")
+
+    assert (pace.is_probe("first"), pace.probes_wanted) == (False, 1)
+
+
+def test_probe_is_another_message_than_the_last(world: World) -> None:
+    """When a probe has failed, another message takes its place, and it goes away itself."""
+    pace = paused(world)
+    waits_of(world, pace, 1, "first")
+    wanted = pace.probes_wanted
+    replaced = world.run(_both(pace, "first", "second"))
+
+    assert (wanted, pace.is_probe("second")) == (2, True)
+    assert replaced is not None
+
+
+async def _both(pace: Pace, held: str, comes: str) -> float | None:
+    """Let a message come while the last probe is held; return what that one is told."""
+    holding = asyncio.ensure_future(admit(pace, held))
+    await asyncio.sleep(0)
+    assert await admit(pace, comes) is None
+    return await holding
+
+
+def test_lone_probe_is_tried_again(world: World) -> None:
+    """Where there is no other message, the last probe is the next one."""
+    assert fits(waits_of(world, paused(world), 8, "only"), [1, 2, 4, 8, 16, 32, 60, 60])
+
+
+def test_message_that_began_a_pause_is_held(world: World) -> None:
+    """The message whose answer began the pause is tried again after a second, if no other is."""
+    pace = paused(world)
+
+    assert pace.keep_probe("first")
+    assert not pace.keep_probe("second")
+    assert fits(waits_of(world, pace, 3, "first"), [1, 2, 4])
+
+
+def test_held_message_goes_on_when_the_first_probe_succeeds(world: World) -> None:
+    """What was held when a pause began waits for the first probe, not on the ladder."""
+    pace = paused(world)
+    world.loop.call_later(1.2, pace.resume)
+
+    async def everybody() -> list[float | None]:
+        return await asyncio.gather(*(admit(pace, fresh()) for _ in range(50)))
+
+    assert world.seconds(everybody()) == pytest.approx(1.2)
+
+
+def test_held_message_does_not_wait_long(world: World) -> None:
+    """When the first probe fails, what was held goes away; later nothing waits at all."""
+    pace = paused(world)
+    waits_of(world, pace, 1)
+    claims(world, pace, "probe")
+    waited = world.seconds(admit(pace, "held"))
+
+    assert waited <= PATIENCE_SECONDS
+    assert world.seconds(admit(pace, "late")) == 0
+    assert world.run(admit(pace, "late")) is not None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [status(200), status(400), status(409)],
+    ids=["accepted", "refused", "conflict"],
+)
+def test_answer_about_the_probe_ends_the_pause(world: World, answer: Answer) -> None:
+    """When the service speaks about messages again, the pause is over."""
+    pace = paused(world)
+    world.run(admit(pace, "probe"))
+    pace.note(answer, key="probe", recipient="probe", began=pace.begin("probe"))
+
+    assert pace.paused is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [status(302), status(401), status(404), status(429), status(500), status(503, wait=1), LOST],
+    ids=["302", "401", "404", "429", "500", "503", "lost"],
+)
+def test_other_answer_of_the_probe_ends_no_pause(world: World, answer: Answer) -> None:
+    """What does not speak about the message leaves the pause, and the waits double."""
+    pace = paused(world)
+    world.run(admit(pace, "probe"))
+    pace.note(answer, key="probe", recipient="probe", began=pace.begin("probe"))
+    pace.release_probe("probe")
+
+    assert pace.paused is not None
+    assert world.seconds(admit(pace, "next")) >= 1.6
+
+
+def test_probes_of_an_outage(world: World) -> None:
+    """The first probe goes after a second, the next ones after twice as long, up to 15 s."""
+    assert fits(waits_of(world, down(world), 8), [1, 2, 4, 8, 15, 15, 15, 15])
+
+
+def test_probes_of_a_pause(world: World) -> None:
+    """In a pause for a fault of the set-up the waits double up to a minute."""
+    waits = waits_of(world, paused(world), 9)
+
+    assert fits(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60])
+
+
+def test_first_probe_is_a_second_after_the_pause(world: World) -> None:
+    """A message that comes later in the pause does not wait for a second of its own."""
+    pace = paused(world)
+    world.passes(5)
+
+    assert world.seconds(admit(pace)) == 0
+
+
+def test_probes_are_spread(world: World) -> None:
+    """The probes of many workers do not all go at the same moment."""
+    waits = {round(waits_of(world, paused(world), 1)[0], 6) for _ in range(RUNS)}
+
+    assert len(waits) > RUNS / 2
+
+
+def test_each_pause_begins_anew(world: World) -> None:
+    """The waits of a new pause begin with a second again."""
+    pace = paused(world)
+    waits_of(world, pace, 9)
+    pace.resume()
+    pace.pause("misconfigured")
+
+    assert fits(waits_of(world, pace, 2), [1, 2])
+
+
+@pytest.mark.parametrize("before", [status(302), status(429, wait=900)], ids=["302", "429"])
+def test_outage_after_another_pause_is_probed_as_an_outage(world: World, before: Answer) -> None:
+    """A pause that turns into an outage is probed at least every 15 s from then on."""
+    pace = world.pace()
+    note(pace, before)
+    world.passes(1000)
+    if pace.paused == "misconfigured":
+        waits_of(world, pace, 8)
+    pace.pause("outage")
+
+    assert max(waits_of(world, pace, 3)) <= 15
+
+
+def test_new_key_ends_the_wait(world: World) -> None:
+    """A changed key ends the wait for the next probe."""
+    pace = paused(world)
+    waits_of(world, pace, 8)
+    world.loop.call_later(3, pace.renew_key)
+
+    assert waits_of(world, pace, 1) == pytest.approx([3])
+
+
+def test_new_key_ends_the_wait_of_a_held_probe(world: World) -> None:
+    """A changed key ends the wait of the last probe where there is no other message."""
+    pace = paused(world)
+    waits_of(world, pace, 8, "only")
+    world.loop.call_later(3, pace.renew_key)
+
+    assert waits_of(world, pace, 1, "only") == pytest.approx([3])
+
+
+def test_new_key_ends_one_wait(world: World) -> None:
+    """A changed key is tried once; if it does not help the waits go on."""
+    pace = paused(world)
+    waits_of(world, pace, 8)
+    world.loop.call_later(3, pace.renew_key)
+    waits_of(world, pace, 1)
+
+    assert waits_of(world, pace, 1)[0] >= 30
+
+
+def test_new_key_while_the_probe_is_under_way(world: World) -> None:
+    """A key that changed in the pause, while the old one was being tried, is tried at once."""
+    pace = paused(world)
+    waits_of(world, pace, 8)
+    world.run(admit(pace, "probe"))
+    pace.renew_key()
+    fails(pace, "probe")
+
+    assert waits_of(world, pace, 1, "probe") == [0]
+
+
+def test_old_new_key_does_not_hurry_a_later_pause(world: World) -> None:
+    """A key that changed long before a pause does not make its first probe go at once."""
+    pace = world.pace()
+    pace.renew_key()
+    world.passes(3600)
+    pace.pause("misconfigured")
+
+    assert waits_of(world, pace, 1)[0] >= 0.8
+
+
+# --- Outages and the attempts of messages ---------------------------------------------------------
+
+
+def test_what_has_failed_waits_while_it_looks_like_an_outage(world: World) -> None:
+    """After ten failures only messages that have not failed yet find out whether it is one."""
+    pace = world.pace()
+    note(pace, ACCEPTED)
+    note(pace, FAILED, 10)
+
+    assert pace.paused is None
+    assert world.run(admit(pace, "new")) is None
+    assert world.run(admit(pace, "failed", has_failed=True)) == 0
+    note(pace, ACCEPTED)
+    assert world.run(admit(pace, "failed", has_failed=True)) is None
+
+
+def test_outage_is_seen_without_another_failure(world: World) -> None:
+    """When nothing was accepted for ten seconds after ten failures, nothing more need fail."""
+    pace = world.pace()
+    note(pace, ACCEPTED)
+    note(pace, FAILED, 10)
+    world.passes(OUTAGE_AFTER)
+    claims(world, pace, "m")
+
+    assert pace.paused == "outage"
+
+
+def test_last_try_is_kept_while_others_can_probe(world: World) -> None:
+    """A message whose next failure is its end leaves its place to one that has attempts left."""
+    pace = down(world)
+    claims(world, pace, "last", has_failed=True, is_last_try=True)
+    wanted = pace.probes_wanted
+
+    assert (wanted, claims(world, pace, "first", is_last_try=True)) == (2, True)
+    assert not claims(world, pace, "another last", has_failed=True, is_last_try=True)
+
+
+def test_last_try_is_not_held_for_long(world: World) -> None:
+    """A message that would wait for minutes as the probe is none, and another may be."""
+    pace = down(world)
+    waits_of(world, pace, 8)
+    away = world.run(admit(pace, "last", has_failed=True, is_last_try=True))
+
+    assert away is not None
+    assert away > MAX_HOLD_SECONDS
+    assert (pace.is_probe("last"), pace.probes_wanted) == (False, 1)
+
+
+def test_an_hour_of_failures_costs_a_handful(world: World) -> None:
+    """When all that is left has one attempt left, an hour's probes are few."""
+    pace, dead = down(world), 0
+    end = world.loop.time() + 3600
+    while world.loop.time() < end:
+        key = fresh()
+        away = world.run(admit(pace, key, has_failed=True, is_last_try=True))
+        if away is None:
+            fails(pace, key)
+            dead += 1
+        else:
+            world.passes(away)
+        pace.release_probe(key)
+
+    assert dead <= 20
+
+
+# --- Ambiguous answers ----------------------------------------------------------------------------
+
+NOT_FOUND = status(404)
+FORBIDDEN = status(403)
+
+
+def answer(pace: Pace, key: str, given: Answer) -> Answer:
+    """Send a message, and return what its answer means."""
+    return pace.note(given, key=key, recipient=key, began=pace.begin(key))
+
+
+def test_three_doubts_in_a_row_pause(world: World) -> None:
+    """Three ambiguous answers with no acceptance between them pause the worker."""
+    pace = world.pace()
+    reasons = []
+    for _ in range(3):
+        note(pace, FORBIDDEN)
+        reasons.append(pace.paused)
+
+    assert reasons == [None, None, "credentials_rejected"]
+
+
+def test_log_has_the_status_of_the_last_doubt(world: World, ears: Ears) -> None:
+    """The line of the pause says what the API answered."""
+    note(world.pace(), FORBIDDEN, 3)
+
+    assert ears.heard("paused") == [{"reason": "credentials_rejected", "status": 403}]
+
+
+def test_three_doubts_about_one_message_pause(world: World) -> None:
+    """It need not be three messages: one that is alone cannot be told from the set-up."""
+    pace = world.pace()
+    for _ in range(3):
+        answer(pace, "only", NOT_FOUND)
+
+    assert pace.paused == "misconfigured"
+
+
+@pytest.mark.parametrize("between", [status(400), status(409), FAILED], ids=["400", "409", "500"])
+def test_only_an_acceptance_ends_a_row_of_doubts(world: World, between: Answer) -> None:
+    """Other answers than acceptances prove nothing about key and path."""
+    pace = world.pace()
+    for _ in range(3):
+        note(pace, NOT_FOUND)
+        note(pace, between)
+
+    assert pace.paused == "misconfigured"
+
+
+def test_acceptance_ends_a_row_of_doubts(world: World) -> None:
+    """As long as messages are accepted between them, ambiguous answers pause nothing."""
+    pace = world.pace()
+    for _ in range(10):
+        note(pace, NOT_FOUND, 2)
+        note(pace, ACCEPTED)
+
+    assert pace.paused is None
+
+
+def test_refusals_that_are_proven_are_no_doubts(world: World) -> None:
+    """However many messages are refused on evidence, nothing pauses."""
+    pace = world.pace()
+    for number in range(5):
+        answer(pace, f"bad{number}", NOT_FOUND)
+        note(pace, ACCEPTED)
+    fates = [answer(pace, f"bad{number}", NOT_FOUND).fate for number in range(5)]
+
+    assert (set(fates), pace.paused) == ({Fate.REFUSED}, None)
+
+
+def test_doubts_are_counted_anew(world: World) -> None:
+    """After a pause, and with a new key, it takes three doubts again."""
+    pace = world.pace()
+    note(pace, FORBIDDEN, 3)
+    pace.resume()
+    note(pace, FORBIDDEN, 2)
+    pace.renew_key()
+    note(pace, FORBIDDEN, 2)
+
+    assert pace.paused is None
+
+
+@pytest.mark.parametrize("ends", ["new key", "refused"])
+def test_doubts_about_a_message_end(world: World, ends: str) -> None:
+    """With a new key, or another answer about it, a message starts anew."""
+    pace = world.pace()
+    answer(pace, "m", FORBIDDEN)
+    if ends == "new key":
+        pace.renew_key()
+    else:
+        answer(pace, "m", status(400))
+    note(pace, ACCEPTED)
+
+    assert answer(pace, "m", FORBIDDEN).fate is Fate.AMBIGUOUS
+
+
+def test_refusal_that_is_proven_says_so(world: World) -> None:
+    """The dead letter tells on what evidence, and the set-up is not suspected any more."""
+    pace = world.pace()
+    answer(pace, "bad", NOT_FOUND)
+    note(pace, ACCEPTED)
+
+    assert answer(pace, "bad", NOT_FOUND) == NOT_FOUND._replace(
+        fate=Fate.REFUSED,
+        pause=None,
+        detail="the SMS API answered 404, twice, and took another message between",
+    )
+
+
+def test_new_key_ends_a_row_of_doubts(world: World) -> None:
+    """What was answered to the old key says nothing about the new one."""
+    pace = world.pace()
+    note(pace, FORBIDDEN, 2)
+    pace.renew_key()
+    note(pace, FORBIDDEN, 2)
+    assert pace.paused is None
+
+    note(pace, FORBIDDEN)
+    assert pace.paused == "credentials_rejected"
+
+
+def test_nothing_is_refused_in_a_pause(world: World) -> None:
+    """While the set-up is in doubt evidence of before convicts nobody."""
+    pace = world.pace()
+    answer(pace, "bad", FORBIDDEN)
+    note(pace, ACCEPTED)
+    note(pace, FORBIDDEN, 3)
+
+    assert answer(pace, "bad", FORBIDDEN).fate is Fate.AMBIGUOUS
+
+
+def test_key_revoked_under_load(world: World) -> None:
+    """When fifty requests in flight are answered 403 at once, all are put off and none is dead."""
+    pace = world.pace()
+    note(pace, ACCEPTED)
+    keys = [fresh() for _ in range(50)]
+    began = {key: pace.begin(key) for key in keys}
+    late = pace.begin("late")
+    for _ in range(2):
+        fates = {
+            pace.note(FORBIDDEN, key=key, recipient=key, began=began[key]).fate for key in keys
+        }
+        assert fates == {Fate.AMBIGUOUS}
+        # It was sent before the key was revoked, by a slow backend.
+        pace.note(ACCEPTED, key="late", recipient="late", began=late)
+        began = {key: pace.begin(key) for key in keys}
+
+    assert pace.paused == "credentials_rejected"
+
+
+def test_steps_grow_until_a_pause(world: World) -> None:
+    """The steps of the ladder grow with each ambiguous answer; in a pause they do not."""
+    pace = world.pace()
+    times = []
+    for _ in range(3):
+        answer(pace, "bad", NOT_FOUND)
+        times.append(pace.put_off_times("bad"))
+
+    assert times == [1, 2, 1]
+
+
+def test_suspect_leaves_its_place_to_others(world: World) -> None:
+    """However often a bad message has been probed with, another one goes at once."""
+    pace = world.pace()
+    for _ in range(3):
+        answer(pace, "bad", NOT_FOUND)
+    pace.keep_probe("bad")
+    for _ in range(8):
+        world.run(admit(pace, "bad"))
+        answer(pace, "bad", NOT_FOUND)
+
+    assert pace.probes_wanted == 2
+    assert world.seconds(admit(pace, "good")) == 0
+    assert pace.is_probe("good")
+
+
+def test_many_messages_to_a_bad_number_are_no_probes(world: World) -> None:
+    """Messages to a number that is answered 404 go away at once, and leave the way to others."""
+    pace = world.pace()
+    for key in ("one", "two", "three"):
+        pace.note(NOT_FOUND, key=key, recipient="bad", began=pace.begin(key))
+    pace.keep_probe("three")
+    claims(world, pace, "four", to="bad")
+    waited = [world.seconds(admit(pace, fresh(), "bad")) for _ in range(20)]
+
+    assert (waited, pace.probes_wanted) == ([0] * 20, 2)
+    assert claims(world, pace, "good")
+
+
+def test_suspect_that_comes_back_does_not_take_the_place_of_others(world: World) -> None:
+    """A message that has had an ambiguous answer is a probe only if there is no other."""
+    pace = world.pace()
+    for key in ("one", "two", "three"):
+        answer(pace, key, NOT_FOUND)
+
+    assert claims(world, pace, "one")
+    assert pace.probes_wanted == 2
+    assert not claims(world, pace, "two")
+    assert claims(world, pace, "good")
+    assert not claims(world, pace, "three")
+
+
+# --- A broker that stores nothing ----------------------------------------------------------------
+
+
+def test_blocked_worker_sends_nothing(world: World) -> None:
+    """While the broker stores nothing no delivery has its turn."""
+    pace = world.pace()
+    pace.block()
+    world.loop.call_later(7, pace.unblock)
+
+    assert world.turns(pace, 3) == pytest.approx([7, 7, 7])
+
+
+def test_blocked_is_told(world: World, ears: Ears) -> None:
+    """That the broker stores nothing is known, shown, counted and logged, once."""
+    pace = world.pace()
+    pace.block()
+    pace.block()
+
+    assert (
+        pace.broker_blocked,
+        world.value("paused", reason="broker_blocked"),
+        world.value("pauses_total", reason="broker_blocked"),
+    ) == (True, 1, 1)
+    assert ears.heard("paused") == [{"reason": "broker_blocked"}]
+
+
+def test_unblocked(world: World, ears: Ears) -> None:
+    """When the broker stores again nothing is left of it, and the log says so."""
+    pace = world.pace()
+    pace.block()
+    pace.unblock()
+
+    assert (pace.broker_blocked, world.value("paused", reason="broker_blocked")) == (False, 0)
+    assert ears.heard("resumed") == [{"reason": "broker_blocked"}]
+
+
+def test_unblock_without_a_block(world: World) -> None:
+    """To unblock what was not blocked changes nothing."""
+    pace = world.pace()
+    pace.unblock()
+
+    assert not pace.changed.is_set()
+
+
+def test_pause_outlives_a_block(world: World) -> None:
+    """A pause for another reason goes on when the broker stores again."""
+    pace = paused(world)
+    pace.block()
+    pace.unblock()
+
+    assert (pace.paused, world.value("paused", reason="misconfigured")) == ("misconfigured", 1)
+
+
+# --- After an outage -----------------------------------------------------------------------------
+
+
+def back(world: World) -> Pace:
+    """Make a pace that has just come back from an outage."""
+    pace = down(world)
+    note(pace, ACCEPTED)
+    return pace
+
+
+def test_slow_start(world: World) -> None:
+    """After an outage the service is not met by everything at once."""
+    pace = back(world)
+
+    assert sum(when < 1 for when in world.turns(pace, 100)) <= 25
+
+
+def test_slow_start_grows_for_those_who_wait(world: World) -> None:
+    """Who waits already after an outage goes at the rate that doubles, not at that of its begin."""
+    went = world.turns(back(world), 150)
+
+    assert [sum(when < second for when in went) > 10 * 2**second for second in (2, 3)] == [True] * 2
+    assert went[-1] < 5
+
+
+def test_slow_start_ends(world: World) -> None:
+    """A while after an outage everything goes at full speed again."""
+    pace = back(world)
+    world.turns(pace, 1)
+    world.passes(11)
+    world.turns(pace, 1)
+
+    assert world.turns(pace, 500) == [0] * 500
+
+
+@pytest.mark.parametrize("seconds", [0, 5, 60, 3600, 86400 * 30])
+def test_quiet_time_after_an_outage(world: World, seconds: float) -> None:
+    """However quiet it is after an outage, the next message has its turn."""
+    pace = back(world)
+    world.passes(seconds)
+
+    assert world.turns(pace, 1)[0] <= 1
+
+
+def test_no_slow_start_after_other_pauses(world: World) -> None:
+    """After a repaired set-up the service is as strong as ever."""
+    pace = paused(world)
+    pace.resume()
+
+    assert world.turns(pace, 500) == [0] * 500

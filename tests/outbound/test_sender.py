@@ -1,0 +1,652 @@
+"""The sender: the form of a request, quick repeats, the outcome of each answer, privacy."""
+
+import asyncio
+import gzip
+import json
+import ssl
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
+
+from bridge.config import SmsApiSettings, WorkerSettings
+from bridge.credentials import Credential
+from bridge.outbound.envelope import Envelope
+from bridge.outbound.fates import Answer, Fate
+from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.request import parse_request
+from bridge.outbound.sender import Sender
+from bridge.outbound.transport import Header, Reply
+
+NUMBER = "+15550100123"
+TEXT = "Grüße, please answer YES 👋"
+REQUEST = {"to": NUMBER, "from": "ACME", "text": TEXT}
+KEY = "sk_test_4eC39HqLyjWDarjt"
+TRACE = (("traceparent", "00-" + "a" * 32 + "-" + "b" * 16 + "-01"), ("tracestate", "x=1"))
+# Hangs end here; no healthy test comes near it.
+GUARD_SECONDS = 10.0
+
+Step = Reply | Exception | Callable[[], Any]
+
+
+def answer(status: int, body: bytes = b"", *headers: Header) -> Reply:
+    """Make an answer as the transport hands it over."""
+    return Reply(status, headers, body)
+
+
+class Script:
+    """Plays one step for each request."""
+
+    def __init__(self, *steps: Step) -> None:
+        self.steps = list(steps)
+        self.requests: list[httpx.Request] = []
+        self.is_closed = False
+
+    async def post(self, url: str, headers: Sequence[Header], body: bytes) -> Reply:
+        """Remember the request; answer, raise, or wait."""
+        self.requests.append(httpx.Request("POST", url, headers=headers, content=body))
+        step = self.steps.pop(0)
+        if isinstance(step, Reply):
+            return step
+        if isinstance(step, Exception):
+            raise step
+        done = await step()
+        assert isinstance(done, Reply)
+        return done
+
+    async def aclose(self) -> None:
+        """Remember it."""
+        self.is_closed = True
+
+
+@dataclass
+class Rig:
+    """A sender with all that it touches."""
+
+    sender: Sender
+    script: Script
+    registry: CollectorRegistry
+    credential: Credential
+
+    async def send(self, key: str = "m1", **envelope: Any) -> Answer:
+        """Send the request."""
+        return await self.send_body(REQUEST, key, **envelope)
+
+    async def send_body(self, body: dict[str, Any], key: str = "m1", **envelope: Any) -> Answer:
+        """Send a request with this body."""
+        settings = WorkerSettings(extra_fields="forward", default_from="DEFAULT")
+        request = parse_request(json.dumps(body).encode(), settings)
+        facts: dict[str, Any] = {
+            "message_id": key,
+            "published_at": None,
+            "first_delivered_at": 0.0,
+            **envelope,
+        }
+        async with asyncio.timeout(GUARD_SECONDS):
+            return await self.sender.send(request, Envelope(key=key, **facts))
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Read a metric of the SMS API; 0 when it is not there."""
+        return self.registry.get_sample_value(f"sms_bridge_worker_provider_{name}", labels) or 0
+
+
+def rig(
+    *steps: Step,
+    script: Script | None = None,
+    credential: Credential | None = None,
+    base: str = "http://api.test",
+    **api: Any,
+) -> Rig:
+    """Make a sender over a script."""
+    script, registry = script or Script(*steps), CollectorRegistry()
+    credential = credential or Credential("sms_api.key", value=SecretStr(KEY))
+    sender = Sender(
+        SmsApiSettings(base_url=base, **api),
+        transport=script,
+        credential=credential,
+        metrics=WorkerMetrics(registry, queue="q", retry_queues=(), dead="d"),
+    )
+    return Rig(sender, script, registry, credential)
+
+
+async def turns(count: int = 20) -> None:
+    """Let the loop turn."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def tls_error() -> httpx.ConnectError:
+    """Make the failure of a handshake."""
+    error = httpx.ConnectError("no connection")
+    error.__cause__ = ssl.SSLCertVerificationError("certificate verify failed")
+    return error
+
+
+NEVER_LEFT: dict[str, Exception] = {
+    "no connection": httpx.ConnectError("x"),
+    "connect time-out": httpx.ConnectTimeout("x"),
+    "pool": httpx.PoolTimeout("x"),
+    "proxy refuses": httpx.ProxyError("x"),
+}
+MAY_HAVE_ARRIVED: dict[str, Exception] = {
+    "read time-out": httpx.ReadTimeout("x"),
+    "write time-out": httpx.WriteTimeout("x"),
+    "read error": httpx.ReadError("x"),
+    "write error": httpx.WriteError("x"),
+    "close error": httpx.CloseError("x"),
+    "not HTTP": httpx.RemoteProtocolError("x"),
+    "not HTTP of ours": httpx.LocalProtocolError("x"),
+    "operating system": ConnectionResetError("x"),
+    "time-out of the loop": TimeoutError("x"),
+}
+
+
+# --- The form of a request ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("base", "url"),
+    [
+        ("http://api.test", "http://api.test/v1/messages"),
+        ("https://api.test:8443/sms/", "https://api.test:8443/sms/v1/messages"),
+    ],
+    ids=["host", "host and path"],
+)
+async def test_request_goes_to_the_path_under_the_base(base: str, url: str) -> None:
+    """A send request is a POST to /v1/messages under the base URL."""
+    bridge = rig(answer(202), base=base)
+    await bridge.send()
+    request = bridge.script.requests[0]
+
+    assert (request.method, str(request.url)) == ("POST", url)
+
+
+async def test_headers_are_exactly_the_known_ones() -> None:
+    """The request carries the key, its own form and the idempotency key, and nothing else."""
+    bridge = rig(answer(202))
+    await bridge.send("m%201")
+    request = bridge.script.requests[0]
+
+    assert dict(request.headers) == {
+        "host": "api.test",
+        "content-length": str(len(request.content)),
+        "authorization": f"Bearer {KEY}",
+        "content-type": "application/json",
+        "accept-encoding": "identity",
+        "user-agent": "sms-bridge",
+        "idempotency-key": "m%201",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        (REQUEST, REQUEST),
+        ({"to": NUMBER, "text": "x"}, {"to": NUMBER, "from": "DEFAULT", "text": "x"}),
+        ({**REQUEST, "tag": {"a": [1]}}, {**REQUEST, "tag": {"a": [1]}}),
+    ],
+    ids=["whole", "default sender", "forwarded member"],
+)
+async def test_body_is_the_request(given: dict[str, Any], sent: dict[str, Any]) -> None:
+    """The body is one JSON object in UTF-8 with exactly the members of the request."""
+    bridge = rig(answer(202))
+    await bridge.send_body(given)
+
+    assert json.loads(bridge.script.requests[0].content.decode("utf-8")) == sent
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("X-Request-Id", {"x-request-id": "m1"}),
+        ("Idempotency-Key", {"idempotency-key": "m1"}),
+        (None, {}),
+    ],
+    ids=["renamed", "default", "off"],
+)
+async def test_key_goes_into_the_configured_header(
+    setting: str | None, expected: dict[str, str]
+) -> None:
+    """The envelope's key is in the configured header, and nowhere when that is switched off."""
+    bridge = rig(answer(202), idempotency_header=setting)
+    await bridge.send()
+    headers = bridge.script.requests[0].headers
+
+    assert {name: value for name, value in headers.items() if value == "m1"} == expected
+
+
+async def test_trace_goes_along() -> None:
+    """The publisher's trace headers are passed on."""
+    bridge = rig(answer(202))
+    await bridge.send(trace=TRACE)
+    headers = bridge.script.requests[0].headers
+
+    assert tuple((name, headers.get(name)) for name, _ in TRACE) == TRACE
+
+
+async def test_changed_key_counts_from_the_next_request(tmp_path: Path) -> None:
+    """Each request carries the API key that is current when it goes out."""
+    file = tmp_path / "key"
+    file.write_text("old-key\n")
+    bridge = rig(answer(202), answer(202), credential=Credential("sms_api.key", file=file))
+    await bridge.send()
+    file.write_text("new-key\n")
+    bridge.credential.reread()
+    await bridge.send()
+
+    assert [request.headers["authorization"] for request in bridge.script.requests] == [
+        "Bearer old-key",
+        "Bearer new-key",
+    ]
+
+
+# --- Quick repeats --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", NEVER_LEFT.values(), ids=NEVER_LEFT.keys())
+async def test_request_that_never_left_is_tried_three_times(error: Exception) -> None:
+    """A request that never left is tried three times in place, and no more."""
+    bridge = rig(*[error] * 5)
+    result = await bridge.send()
+
+    assert (result.fate, len(bridge.script.requests)) == (Fate.NOT_SENT, 3)
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+async def test_request_that_never_left_can_still_be_sent(failures: int) -> None:
+    """The first acceptance ends the quick repeats, and is the outcome."""
+    bridge = rig(*[httpx.ConnectError("x")] * failures, answer(202, b'{"id":"a"}'))
+    result = await bridge.send()
+
+    assert (result.fate, result.provider_id, len(bridge.script.requests)) == (
+        Fate.SENT,
+        "a",
+        failures + 1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "fate"),
+    [
+        (answer(500), Fate.UNCERTAIN),
+        (answer(429), Fate.SLOW_DOWN),
+        (httpx.ReadTimeout("x"), Fate.UNCERTAIN),
+        (tls_error(), Fate.SETUP),
+    ],
+    ids=["500", "429", "time-out", "TLS"],
+)
+async def test_quick_repeats_end_with_another_outcome(step: Step, fate: Fate) -> None:
+    """A repeat that is anything but `never left` is the last one, and is the outcome."""
+    bridge = rig(httpx.ConnectError("x"), step, answer(202))
+    result = await bridge.send()
+
+    assert (result.fate, len(bridge.script.requests)) == (fate, 2)
+
+
+async def test_repeats_are_the_same_request() -> None:
+    """Every try carries the same body and headers, the idempotency key among them."""
+    bridge = rig(*[httpx.ConnectError("x")] * 3)
+    await bridge.send(trace=TRACE)
+    first, *others = [(r.content, r.headers.raw) for r in bridge.script.requests]
+
+    assert others == [first] * 2
+
+
+async def test_repeats_end_when_their_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No further try begins when the time for quick repeats has passed since the first began."""
+    monkeypatch.setattr("bridge.outbound.sender.QUICK_SECONDS", 0.02)
+
+    async def slow_failure() -> None:
+        await asyncio.sleep(0.1)
+        raise httpx.ConnectTimeout("x")
+
+    bridge = rig(*[slow_failure] * 3)
+    await bridge.send()
+
+    assert len(bridge.script.requests) == 1
+
+
+@pytest.mark.parametrize("error", MAY_HAVE_ARRIVED.values(), ids=MAY_HAVE_ARRIVED.keys())
+async def test_request_that_may_have_arrived_is_not_repeated(error: Exception) -> None:
+    """A request that may have arrived is posted once, and is uncertain."""
+    bridge = rig(error, answer(202))
+    result = await bridge.send()
+
+    assert (result.fate, len(bridge.script.requests)) == (Fate.UNCERTAIN, 1)
+
+
+async def test_distrust_is_not_repeated() -> None:
+    """A failed handshake is a fault of the set-up, and is not tried again in place."""
+    bridge = rig(tls_error(), answer(202))
+    result = await bridge.send()
+
+    assert (result.pause, len(bridge.script.requests)) == ("tls_failed", 1)
+
+
+@pytest.mark.parametrize("status", [200, 302, 400, 401, 402, 408, 409, 425, 429, 500, 502, 503])
+async def test_answer_is_not_repeated(status: int) -> None:
+    """Whatever status comes, the request is posted once."""
+    bridge = rig(answer(status), answer(202))
+    await bridge.send()
+
+    assert len(bridge.script.requests) == 1
+
+
+@pytest.mark.parametrize("status", [100, 101, 199, 304, 418, 511, 599, 600, 700, 999])
+async def test_odd_status_is_never_an_exception(status: int) -> None:
+    """A status out of the ordinary gives an answer with that status, and none is accepted."""
+    bridge = rig(answer(status))
+    result = await bridge.send()
+
+    assert (result.status, result.fate is Fate.SENT) == (status, False)
+
+
+async def test_wait_is_carried_from_the_answer() -> None:
+    """`Retry-After` is in the answer in seconds."""
+    bridge = rig(answer(429, b"", (b"Retry-After", b"7")))
+
+    assert (await bridge.send()).retry_after_seconds == 7
+
+
+async def test_wait_until_a_date_counts_from_the_servers_clock() -> None:
+    """A `Retry-After` date is measured against the answer's own `Date`."""
+    bridge = rig(
+        answer(
+            503,
+            b"",
+            (b"Date", b"Sat, 01 Jan 2000 00:00:00 GMT"),
+            (b"Retry-After", b"Sat, 01 Jan 2000 00:00:30 GMT"),
+        )
+    )
+
+    assert (await bridge.send()).retry_after_seconds == 30
+
+
+async def test_garbled_headers_are_no_exception() -> None:
+    """Bytes that are no text in the headers of an answer change nothing."""
+    bridge = rig(answer(429, b"", (b"Retry-After", b"\xff\xfe"), (b"Date", b"\xff")))
+
+    assert (await bridge.send()).fate is Fate.SLOW_DOWN
+
+
+# --- Cancellation, and sends at the same time -----------------------------------------------------
+
+
+def stuck() -> tuple[Callable[[], Any], asyncio.Event]:
+    """Make a step that hangs, and the event that says that it has begun."""
+    begun = asyncio.Event()
+
+    async def step() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    return step, begun
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+async def test_cancellation_in_a_post_is_not_swallowed(failures: int) -> None:
+    """A cancelled send ends as cancelled at any try, and posts nothing more."""
+    step, begun = stuck()
+    bridge = rig(*[httpx.ConnectError("x")] * failures, step, answer(202))
+    sending = asyncio.create_task(bridge.send())
+    await begun.wait()
+    sending.cancel()
+    await asyncio.wait([sending])
+
+    assert (sending.cancelled(), len(bridge.script.requests)) == (True, failures + 1)
+
+
+async def test_cancellation_between_two_tries_is_not_swallowed() -> None:
+    """A send that is cancelled while it waits for its next try ends as cancelled."""
+    step, _ = stuck()
+    bridge = rig(httpx.ConnectError("x"), step, answer(202))
+    sending = asyncio.create_task(bridge.send())
+    await turns()
+    sending.cancel()
+    await asyncio.wait([sending])
+
+    assert sending.cancelled()
+
+
+async def test_cancelled_post_is_not_in_flight() -> None:
+    """A cancelled POST does not count as in flight for ever."""
+    step, begun = stuck()
+    bridge = rig(step)
+    sending = asyncio.create_task(bridge.send())
+    await begun.wait()
+    during = bridge.metric("requests_in_flight")
+    sending.cancel()
+    await asyncio.wait([sending])
+
+    assert (during, bridge.metric("requests_in_flight")) == (1, 0)
+
+
+class ByKey(Script):
+    """Answers each request by its idempotency key: so many failures, then a status."""
+
+    async def post(self, url: str, headers: Sequence[Header], body: bytes) -> Reply:
+        """Fail or answer after a few turns, so that many requests are between two tries."""
+        request = httpx.Request("POST", url, headers=headers, content=body)
+        self.requests.append(request)
+        key = request.headers["idempotency-key"]
+        number, failures, status = map(int, key.split("-"))
+        await turns(number % 7)
+        tries = sum(r.headers["idempotency-key"] == key for r in self.requests)
+        if tries <= failures:
+            raise httpx.ConnectError("x")
+        return answer(status, json.dumps({"id": key}).encode())
+
+
+async def test_sends_at_the_same_time_have_their_own_outcomes() -> None:
+    """Of many sends at the same time each gets what its own request came to."""
+    bridge = rig(script=ByKey())
+    keys = [f"{n}-{n % 4}-{(202, 400, 500)[n % 3]}" for n in range(60)]
+    results = await asyncio.gather(*(bridge.send(key) for key in keys))
+    expected = [
+        (None, None) if n % 4 == 3 else ((202, 400, 500)[n % 3], None if n % 3 else keys[n])
+        for n in range(60)
+    ]
+
+    assert [(result.status, result.provider_id) for result in results] == expected
+
+
+# --- What an acceptance says ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 206, 299])
+async def test_any_2xx_is_sent(status: int) -> None:
+    """Every 2xx is an acceptance."""
+    assert (await rig(answer(status)).send()).fate is Fate.SENT
+
+
+NO_ID: dict[str, bytes] = {
+    "empty": b"",
+    "not JSON": b"<html>",
+    "cut": b'{"id":"a',
+    "null": b"null",
+    "number": b"1",
+    "text": b'"id"',
+    "list": b'[{"id":"a"}]',
+    "id is null": b'{"id":null}',
+    "id is true": b'{"id":true}',
+    "id is an object": b'{"id":{"id":"a"}}',
+    "id is empty": b'{"id":""}',
+    "id with a line break": b'{"id":"a\\nb"}',
+    "id not ASCII": '{"id":"ä"}'.encode(),
+    "id too long": b'{"id":"%s"}' % (b"a" * 256),
+    "id of too many digits": b'{"id":%s}' % (b"1" * 5000),
+    "empty list": b'{"messages":[]}',
+    "not UTF-8": b'{"id":"\xff"}',
+    "nested too deep": b"[" * 60000,
+    "objects nested too deep": b'{"id":' * 10000,
+    "binary": bytes(range(256)),
+    "error": b'{"error":"no","code":17}',
+}
+
+
+@pytest.mark.parametrize("body", NO_ID.values(), ids=NO_ID.keys())
+async def test_body_without_a_usable_id_is_accepted_all_the_same(body: bytes) -> None:
+    """A 202 with any body is an acceptance, without an id when there is no usable one."""
+    result = await rig(answer(202, body)).send()
+
+    assert (result.fate, result.provider_id) == (Fate.SENT, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"id":"a"}', "a"),
+        (b'{"id":17}', "17"),
+        (b'{"message_id":"b"}', "b"),
+        (b'{"messages":[{"id":"c"},{"id":"d"}]}', "c"),
+        (b'{"messages":[{"id":"c"}],"id":"a"}', "a"),
+        (b'{"id":null,"message_id":"b"}', "b"),
+    ],
+    ids=["id", "number", "message_id", "first of a list", "order", "first usable one"],
+)
+async def test_id_is_taken_from_the_usual_places(body: bytes, expected: str) -> None:
+    """The service's id is found under the default pointers, in their order."""
+    assert (await rig(answer(202, body)).send()).provider_id == expected
+
+
+async def test_id_is_taken_from_configured_places_only() -> None:
+    """With pointers of one's own the default ones do not count."""
+    bridge = rig(
+        answer(202, b'{"id":"a","data":{"a/b":["x"]}}'), message_id_pointers=["/data/a~1b/0"]
+    )
+
+    assert (await bridge.send()).provider_id == "x"
+
+
+ENCODED: dict[str, tuple[bytes, bytes]] = {
+    "garbage gzip": (b"gzip", b"hello"),
+    "cut gzip": (b"gzip", gzip.compress(b'{"id":"a"}')[:12]),
+    "garbage deflate": (b"deflate", b"\xff\xff\xff"),
+    "garbage br": (b"br", b"hello"),
+    "garbage zstd": (b"zstd", b"hello"),
+    "unknown": (b"x-unknown", b"hello"),
+    "twice": (b"gzip, deflate", b"hello"),
+}
+
+
+@pytest.mark.parametrize(("encoding", "body"), ENCODED.values(), ids=ENCODED.keys())
+async def test_encoded_body_does_not_undo_an_acceptance(encoding: bytes, body: bytes) -> None:
+    """A 202 whose body says that it is compressed, and is broken, is an acceptance."""
+    bridge = rig(answer(202, body, (b"Content-Encoding", encoding)))
+
+    assert (await bridge.send()).fate is Fate.SENT
+
+
+async def test_compressed_body_is_not_inflated() -> None:
+    """A small body that would become a huge one does not."""
+    bomb = gzip.compress(b" " * (32 << 20))
+    bridge = rig(answer(202, bomb, (b"Content-Encoding", b"gzip")))
+    tracemalloc.start()
+    try:
+        await bridge.send()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 8 << 20
+
+
+# --- Metrics and privacy --------------------------------------------------------------------------
+
+
+RESULTS: dict[str, Step] = {
+    "success": answer(202),
+    "rejected": answer(400),
+    "unauthorized": answer(401),
+    "rate_limited": answer(429),
+    "server_error": answer(500),
+    "timeout": httpx.ReadTimeout("x"),
+    "connection_error": httpx.ReadError("x"),
+    "protocol_error": httpx.RemoteProtocolError("x"),
+}
+
+
+@pytest.mark.parametrize(("result", "step"), RESULTS.items(), ids=RESULTS.keys())
+async def test_post_is_counted_once_by_its_result(result: str, step: Step) -> None:
+    """A POST is one request and one duration of its result."""
+    bridge = rig(step)
+    await bridge.send()
+
+    assert (
+        bridge.metric("requests_total", result=result),
+        bridge.metric("request_duration_seconds_count", result=result),
+    ) == (1, 1)
+
+
+async def test_every_try_is_counted() -> None:
+    """Each quick repeat is a POST of its own."""
+    bridge = rig(*[httpx.ConnectError("x")] * 2, answer(202))
+    await bridge.send()
+
+    assert (
+        bridge.metric("requests_total", result="connection_error"),
+        bridge.metric("requests_total", result="success"),
+    ) == (2, 1)
+
+
+@pytest.mark.parametrize(("status", "code"), [(202, "202"), (418, "other"), (299, "other")])
+async def test_answer_is_counted_by_a_known_status(status: int, code: str) -> None:
+    """An answer counts under its status, or under `other`: the labels are a closed set."""
+    bridge = rig(answer(status))
+    await bridge.send()
+
+    assert bridge.metric("responses_total", code=code) == 1
+
+
+async def test_failure_is_no_answer() -> None:
+    """A POST without an answer counts under no status."""
+    bridge = rig(httpx.ReadTimeout("x"))
+    await bridge.send()
+    codes = [
+        sample
+        for metric in bridge.registry.collect()
+        if metric.name == "sms_bridge_worker_provider_responses"
+        for sample in metric.samples
+        if sample.value
+    ]
+
+    assert codes == []
+
+
+TELLTALE = f"{NUMBER} {TEXT} {KEY} http://api.test/v1/messages"
+TELLING: dict[str, Step] = {
+    "no connection": httpx.ConnectError(TELLTALE),
+    **{name: type(error)(TELLTALE) for name, error in MAY_HAVE_ARRIVED.items()},
+    **{
+        str(status): answer(
+            status,
+            json.dumps({"id": TELLTALE, "error": TELLTALE}).encode(),
+            (b"Retry-After", NUMBER.encode()),
+            (b"Date", KEY.encode()),
+        )
+        for status in (202, 302, 400, 401, 403, 404, 409, 429, 500, 503)
+    },
+}
+
+
+@pytest.mark.parametrize("step", TELLING.values(), ids=TELLING.keys())
+async def test_answer_tells_nothing_private(step: Step) -> None:
+    """No answer holds a number, a text or a key, whatever the API or a library wrote."""
+    bridge = rig(*[step] * 3)
+    told = repr(await bridge.send())
+
+    assert [secret for secret in (NUMBER, NUMBER[1:], TEXT, KEY) if secret in told] == []
+
+
+async def test_closing_closes_the_transport() -> None:
+    """The sender's connections end with it."""
+    bridge = rig()
+    await bridge.sender.aclose()
+
+    assert bridge.script.is_closed

@@ -1,0 +1,493 @@
+"""The end of each delivery: its copy is confirmed, who asked is told, and it is acked once.
+
+All run on an event loop whose time leaps to the next timer; the broker is a publisher that fails
+as it is told.
+"""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from datetime import UTC
+from typing import Any, NamedTuple, cast
+
+import pytest
+
+from bridge.amqp.properties import Properties
+from bridge.amqp.publisher import Publisher
+from bridge.config import RateLimitSettings, WorkerSettings
+from bridge.errors import BrokerError, PublishError, PublishFault
+from bridge.outbound import envelope
+from bridge.outbound.delivery import Delivery, Session
+from bridge.outbound.envelope import Envelope
+from bridge.outbound.fates import Dead, Outcome, Retried, Sent
+from bridge.outbound.ledger import Accepted
+from bridge.outbound.pace import Pace
+from bridge.outbound.settle import Settler, accepted
+from tests.clock import LeapingWorld
+from tests.ears import Ears
+
+BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
+AT = 1_800_000_000.123
+SENT = Sent(202, provider_id="sms-1")
+BURNED = Retried("server_error", 5.0, "the SMS API answered 500", status=500, burned=True)
+SPARED = Retried("paused", 30.0, "paused")
+DEAD = Dead("refused", "the SMS API answered 400", status=400, burned=True)
+UNSENT = Dead("expired", "too late")
+
+
+class Published(NamedTuple):
+    """One message that was confirmed."""
+
+    body: bytes
+    exchange: str
+    routing_key: str
+    properties: Properties
+
+    def header(self, name: str) -> object:
+        """Return a header."""
+        return (self.properties.headers or {}).get(name)
+
+
+class Broker:
+    """What stands in for the publisher: fails as often as it has faults, then confirms."""
+
+    max_properties_bytes = 131_000
+
+    def __init__(self) -> None:
+        self.faults: list[PublishFault] = []
+        self.published: list[Published] = []
+
+    async def publish(
+        self, body: bytes, *, exchange: str, routing_key: str, properties: Properties
+    ) -> None:
+        """Confirm a message, or fail."""
+        if self.faults:
+            fault = self.faults.pop(0)
+            raise PublishError(fault, f"for {routing_key}" if fault == "returned" else "")
+        self.published.append(Published(body, exchange, routing_key, properties))
+
+
+class Channel:
+    """What stands in for a session and its channel."""
+
+    is_closed = False
+
+    def __init__(self) -> None:
+        self.acked: list[int] = []
+        self.is_over = False
+
+    @property
+    def channel(self) -> "Channel":
+        """Return the channel."""
+        return self
+
+    def ack(self, tag: int) -> bool:
+        """Note an ack."""
+        self.acked.append(tag)
+        return not self.is_over
+
+
+class World(LeapingWorld):
+    """A settler between a broker, a pace and a channel."""
+
+    def __init__(self, outcome_exchange: str | None = None) -> None:
+        super().__init__()
+        self.broker = Broker()
+        self.channel = Channel()
+        self.pace = Pace(
+            RateLimitSettings(),
+            outage_after_seconds=10.0,
+            first_step_seconds=5.0,
+            metrics=self.metrics,
+            clock=self.loop.time,
+        )
+        self.settler = Settler(
+            WorkerSettings(queue="q", outcome_exchange=outcome_exchange),
+            publisher=cast("Publisher", self.broker),
+            pace=self.pace,
+            metrics=self.metrics,
+        )
+
+    def delivery(self, *, reply_to: str | None = None, redelivered: bool = False) -> Delivery:
+        """Take a delivery of a message that was tried twice, once without a clear end."""
+        return Delivery(
+            body=BODY,
+            properties=Properties(reply_to=reply_to, correlation_id="c-1", message_id="m-1"),
+            redelivered=redelivered,
+            tag=7,
+            session=cast("Session", self.channel),
+            envelope=Envelope(
+                key="m-1",
+                message_id="m-1",
+                published_at=None,
+                first_delivered_at=0.0,
+                attempts=2,
+                uncertain_attempts=1,
+                trace=(("traceparent", "00-t"),),
+            ),
+        )
+
+    def replace(self, outcome: Outcome) -> float:
+        """Publish what an outcome asks for, and return after how long it was confirmed."""
+        return self.seconds(self.settler.replace(self.delivery(), outcome))
+
+    def announce(self, outcome: Outcome, *, reply_to: str | None = None) -> list[Published]:
+        """Tell of an outcome, and return what was published."""
+        self.run(self.settler.announce(self.delivery(reply_to=reply_to), outcome, AT))
+        return self.broker.published
+
+    def processed(self, outcome: str, reason: str) -> float | None:
+        """Return how many deliveries ended so."""
+        return self.value("messages_processed_total", queue="q", outcome=outcome, reason=reason)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Give a world in which outcomes are told to nobody but who asked."""
+    made = World()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def telling() -> Iterator[World]:
+    """Give a world in which outcomes are published."""
+    made = World(outcome_exchange="outcomes")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave nothing to chance: each wait is as long as it may be."""
+    monkeypatch.setattr(random, "uniform", lambda low, high: high if low == 0 else -1)
+
+
+# The copy
+
+
+def test_what_was_sent_is_replaced_by_nothing(world: World) -> None:
+    """An accepted message needs no copy."""
+    assert world.replace(SENT) == 0
+    assert world.broker.published == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "queue", "attempts", "uncertain"),
+    [
+        (BURNED, "q.retry.5s", 3, 1),
+        (BURNED._replace(uncertain=True), "q.retry.5s", 3, 2),
+        (SPARED, "q.retry.30s", 2, 1),
+        (SPARED._replace(uncertain=True), "q.retry.30s", 2, 2),
+        (DEAD, "q.dead", 3, 1),
+        (DEAD._replace(uncertain=True), "q.dead", 3, 2),
+        (UNSENT, "q.dead", 2, 1),
+    ],
+)
+def test_a_copy_goes_to_its_queue(
+    world: World, outcome: Retried | Dead, queue: str, attempts: int, uncertain: int
+) -> None:
+    """It has the body, why it is there, and the attempts, this one only if it counts."""
+    world.replace(outcome)
+    (copy,) = world.broker.published
+
+    assert (copy.body, copy.exchange, copy.routing_key) == (BODY, "", queue)
+    assert copy.properties.message_id == "m-1"
+    assert copy.header(envelope.REASON) == outcome.reason
+    assert copy.header(envelope.DETAIL) == outcome.detail
+    assert copy.header(envelope.STATUS) == outcome.status
+    assert copy.header(envelope.ATTEMPTS) == attempts
+    assert copy.header(envelope.UNCERTAIN_ATTEMPTS) == uncertain
+    assert (copy.header(envelope.DEAD_AT) is not None) == isinstance(outcome, Dead)
+
+
+def test_a_copy_fits_what_the_broker_takes_now(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another broker may take less: each try asks how much."""
+    delivery = world.delivery()
+    delivery.properties.headers = {"large": "x" * 5000}
+    world.broker.faults = ["timeout"]
+
+    async def replace() -> None:
+        replacing = asyncio.create_task(world.settler.replace(delivery, UNSENT))
+        await asyncio.sleep(0.1)
+        monkeypatch.setattr(world.broker, "max_properties_bytes", 4000)
+        await replacing
+
+    world.run(replace())
+    (copy,) = world.broker.published
+
+    assert copy.header("large") is None
+
+
+@pytest.mark.usefixtures("longest")
+@pytest.mark.parametrize(
+    ("outcome", "seconds"),
+    [
+        (BURNED._replace(delay_seconds=2.0), 0.4),
+        (BURNED, 1.0),
+        (BURNED._replace(delay_seconds=3600.0), 1.0),
+        (SPARED, 0),
+        (DEAD, 0),
+    ],
+)
+def test_messages_that_failed_together_come_back_apart(
+    world: World, outcome: Outcome, seconds: float
+) -> None:
+    """A copy for a retry waits at most a fifth of its step, and a second, if an attempt failed."""
+    assert world.replace(outcome) == pytest.approx(seconds)
+
+
+@pytest.mark.usefixtures("longest")
+def test_a_worker_that_stops_spreads_nothing(world: World) -> None:
+    """Waits that only spread the load end when the worker stops, those that have begun too."""
+
+    async def stop() -> None:
+        replacing = asyncio.create_task(world.settler.replace(world.delivery(), BURNED))
+        await asyncio.sleep(0.1)
+        world.settler.hurry()
+        await replacing
+
+    assert world.seconds(stop()) == pytest.approx(0.1)
+    assert world.replace(BURNED) == 0
+    assert len(world.broker.published) == 2
+
+
+# A broker that takes nothing
+
+
+def test_a_copy_is_tried_until_it_is_confirmed(world: World, ears: Ears) -> None:
+    """Each failure is told, and the waits between the tries double up to 5 s."""
+    world.broker.faults = ["error", "timeout", "nacked", "error", "timeout", "timeout"]
+
+    assert world.replace(UNSENT) == pytest.approx(0.5 + 1 + 2 + 4 + 5 + 5)
+    assert len(world.broker.published) == 1
+    assert [line["fault"] for line in ears.heard("not_stored")] == [
+        *("error", "timeout", "nacked", "error", "timeout", "timeout"),
+    ]
+    assert ears.heard("not_stored")[1]["why"] == "timeout"
+    assert not world.settler.queue_missing.is_set()
+
+
+def test_a_copy_that_no_queue_takes_calls_for_the_queue(world: World) -> None:
+    """A copy that is returned has no queue, which can be declared again."""
+    world.broker.faults = ["returned"]
+    world.replace(UNSENT)
+
+    assert world.settler.queue_missing.is_set()
+
+
+def test_nothing_new_is_taken_while_anything_is_held_up(world: World) -> None:
+    """The worker goes on once the last of the deliveries that wait for the broker is settled."""
+    states: list[bool] = []
+
+    async def look() -> None:
+        first = asyncio.create_task(world.settler.replace(world.delivery(), UNSENT))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(world.settler.replace(world.delivery(), DEAD))
+        await asyncio.sleep(0)
+        states.append(world.pace.broker_blocked)
+        # The second one fails twice more, the first only once.
+        world.broker.faults = ["timeout"]
+        await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+        states.append(world.pace.broker_blocked)
+        await asyncio.gather(first, second)
+        states.append(world.pace.broker_blocked)
+
+    world.broker.faults = ["timeout", "timeout"]
+    world.run(look())
+
+    assert states == [True, True, False]
+    assert len(world.broker.published) == 2
+
+
+def test_a_copy_of_what_the_broker_delivers_again_is_given_up(world: World) -> None:
+    """After the end of its channel a delivery is the broker's again, and holds up nothing."""
+    world.channel.is_over = True
+    world.broker.faults = ["timeout"]
+
+    with pytest.raises(BrokerError, match=r"^the channel is gone$"):
+        world.replace(UNSENT)
+    assert not world.pace.broker_blocked
+    assert world.broker.published == []
+
+
+# Who asked
+
+
+EVENT: dict[str, Any] = {
+    "message_id": "m-1",
+    "outcome": "sent",
+    "reason": None,
+    "attempts": 3,
+    "status": 202,
+    "provider_id": "sms-1",
+    "at": "2027-01-15T08:00:00.123+00:00",
+}
+DIED = EVENT | {"outcome": "dead", "reason": "refused", "status": 400, "provider_id": None}
+
+
+@pytest.mark.parametrize(("outcome", "event"), [(SENT, EVENT), (DEAD, DIED)], ids=["sent", "dead"])
+def test_who_asked_is_told_the_end(world: World, outcome: Outcome, event: dict[str, Any]) -> None:
+    """The queue in `reply_to` gets the outcome, with the correlation id and the trace."""
+    (told,) = world.announce(outcome, reply_to="replies")
+
+    assert (told.exchange, told.routing_key) == ("", "replies")
+    assert json.loads(told.body) == event
+    assert told.properties.correlation_id == "c-1"
+    assert told.properties.content_type == "application/json"
+    assert told.properties.delivery_mode == 2
+    assert told.properties.headers == {"traceparent": "00-t"}
+    assert told.properties.message_id not in {None, "m-1"}
+    assert told.properties.timestamp is not None
+    assert told.properties.timestamp.tzinfo is UTC
+
+
+def test_an_end_without_an_attempt_counts_none(world: World) -> None:
+    """What died unsent has the attempts that it had."""
+    (told,) = world.announce(UNSENT, reply_to="replies")
+
+    assert json.loads(told.body)["attempts"] == 2
+
+
+def test_a_message_without_an_id_is_told_by_its_key(world: World) -> None:
+    """The key that was made names it."""
+    delivery = world.delivery(reply_to="replies")
+    delivery.envelope = delivery.envelope._replace(key="made-up", message_id=None)
+    world.run(world.settler.announce(delivery, SENT, AT))
+
+    assert json.loads(world.broker.published[0].body)["message_id"] == "made-up"
+
+
+@pytest.mark.parametrize(("outcome", "key"), [(SENT, "sent"), (DEAD, "dead")])
+def test_outcomes_are_published(telling: World, outcome: Outcome, key: str) -> None:
+    """With an exchange for outcomes each end goes there, whether anybody asked or not."""
+    told = telling.announce(outcome)
+    assert [(each.exchange, each.routing_key) for each in told] == [("outcomes", key)]
+
+    told = telling.announce(outcome, reply_to="replies")
+    assert [(each.exchange, each.routing_key) for each in told[1:]] == [
+        *(("", "replies"), ("outcomes", key)),
+    ]
+
+
+@pytest.mark.parametrize("outcome", [BURNED, SPARED])
+def test_a_retry_is_no_end(telling: World, outcome: Outcome) -> None:
+    """Nobody is told of what is tried again."""
+    assert telling.announce(outcome, reply_to="replies") == []
+
+
+def test_nobody_is_told_who_did_not_ask(world: World) -> None:
+    """Without `reply_to` and an exchange nothing is published."""
+    assert world.announce(SENT) == []
+
+
+def test_an_outcome_that_is_not_stored_holds_nothing_up(telling: World, ears: Ears) -> None:
+    """It is news: tried once, and a fault of one target keeps nothing from the other."""
+    telling.broker.faults = ["returned"]
+    (told,) = telling.announce(SENT, reply_to="replies-of-+4915550101000")
+    (line,) = ears.heard("outcome_not_published")
+
+    assert told.exchange == "outcomes"
+    # Not the name of the queue, which may hold a number.
+    assert line == {"target": "reply_to", "fault": "returned", "why": "no queue takes it"}
+    assert not telling.pace.broker_blocked
+
+
+def test_a_repeat_is_answered_as_its_first_was(world: World) -> None:
+    """Whoever sends an id again gets the first outcome, marked as a duplicate."""
+    first = Accepted(attempts=1, status=200, provider_id="sms-9", at=AT)
+    world.run(world.settler.answer_repeat(world.delivery(reply_to="replies"), first))
+    (told,) = world.broker.published
+    expected = {"attempts": 1, "status": 200, "provider_id": "sms-9", "duplicate": True}
+
+    assert (told.exchange, told.routing_key) == ("", "replies")
+    assert json.loads(told.body) == EVENT | expected
+    assert told.properties.correlation_id == "c-1"
+
+
+@pytest.mark.parametrize(
+    ("first", "reply_to"),
+    [(None, "replies"), (Accepted(attempts=1, status=200, provider_id=None, at=AT), None)],
+    ids=["nothing known", "nobody asked"],
+)
+def test_a_repeat_may_go_unanswered(
+    world: World, first: Accepted | None, reply_to: str | None
+) -> None:
+    """Nothing is told of what is not known, nor to nobody."""
+    world.run(world.settler.answer_repeat(world.delivery(reply_to=reply_to), first))
+
+    assert world.broker.published == []
+
+
+def test_only_what_was_sent_answers_repeats(world: World) -> None:
+    """The ledger keeps how a message was accepted, with the attempt that did it."""
+    sent = world.delivery().envelope
+
+    assert accepted(sent, SENT, AT) == Accepted(3, 202, "sms-1", AT)
+    assert accepted(sent, DEAD, AT) is None
+    assert accepted(sent, BURNED, AT) is None
+
+
+# The ack
+
+
+@pytest.mark.parametrize(
+    ("outcome", "name", "reason", "attempts"),
+    [
+        (SENT, "sent", "none", 3),
+        (BURNED, "retried", "server_error", 3),
+        (SPARED, "retried", "paused", 2),
+        (DEAD, "dead", "refused", 3),
+        (UNSENT, "dead", "expired", 2),
+        (None, "dropped", "duplicate", 2),
+    ],
+)
+def test_a_delivery_is_acked_and_counted_once(
+    world: World, ears: Ears, outcome: Outcome | None, name: str, reason: str, attempts: int
+) -> None:
+    """Metrics and log have its end, and how many attempts it took if it is over."""
+    assert world.settler.ack(world.delivery(), outcome)
+    (line,) = ears.heard("delivery")
+    line.pop("seconds")
+    is_over = name in {"sent", "dead"}
+
+    assert world.channel.acked == [7]
+    assert world.processed(name, reason) == 1
+    assert world.value("processing_duration_seconds_count", queue="q", outcome=name) == 1
+    assert world.value(
+        "attempts_per_message_sum", outcome="dead" if name == "dead" else "sent"
+    ) == (attempts if is_over else 0)
+    facts = {
+        "message_id": "m-1",
+        "outcome": name,
+        "reason": None if reason == "none" else reason,
+        "detail": getattr(outcome, "detail", None),
+        "status": getattr(outcome, "status", None),
+        "attempts": attempts,
+    }
+    assert line == {fact: value for fact, value in facts.items() if value is not None}
+
+
+def test_the_ack_of_a_session_that_is_over_is_in_doubt(world: World) -> None:
+    """The caller learns that the broker delivers it again, and what became of it is counted."""
+    world.channel.is_over = True
+
+    assert not world.settler.ack(world.delivery(), SENT)
+    assert world.processed("sent", "none") == 1
+
+
+def test_what_goes_back_to_the_queue_is_counted_and_not_acked(world: World, ears: Ears) -> None:
+    """A delivery that is released is the broker's again."""
+    delivery = world.delivery(redelivered=True)
+    delivery.received -= 12.5
+    world.settler.release(delivery)
+    (line,) = ears.heard("delivery")
+
+    assert world.channel.acked == []
+    assert world.processed("released", "shutdown") == 1
+    assert (line["outcome"], line["reason"], line["redelivered"]) == ("released", "shutdown", True)
+    assert line["attempts"] == 2
+    assert line["seconds"] == pytest.approx(12.5, abs=1)
