@@ -122,8 +122,8 @@ MODULES ?= signature envelope fates ledger pace settle
 mutants: $(DEV_STAMP)  ## break these modules in small ways, and list what their unit tests do not notice, in at most an hour (MODULES="fates pace")
 	$(UV) sync --locked --group mutants
 	rm -rf mutants
-	timeout 60m $(BIN)/mutmut run $(MODULES:%='bridge.%.*')
-	$(BIN)/mutmut results | sed -n '$(foreach module,$(MODULES),/bridge\.$(module)\./p;)'
+	timeout 60m $(BIN)/mutmut run $(MODULES:%='bridge.*.%.*')
+	$(BIN)/mutmut results | sed -n '$(foreach module,$(MODULES),/bridge\..*\.$(module)\./p;)'
 
 COUNT ?= 1000000
 forgeries: $(DEV_STAMP)  ## forge so many signed webhooks, of which none may be accepted (COUNT=1000000 SEED=1)

@@ -7,13 +7,12 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-import aio_pika
-
+from bridge.amqp.client import Connection
 from bridge.inbound.metrics import WebhookMetrics
 from bridge.topology.backlog import watch_queues
 from bridge.topology.declarations import QueueSizes
 
-Serve = Callable[[aio_pika.Connection], Coroutine[Any, Any, None]]
+Serve = Callable[[Connection], Coroutine[Any, Any, None]]
 
 
 def watched(serve: Serve, queue: str | None, metrics: WebhookMetrics) -> Serve:
@@ -26,7 +25,7 @@ def watched(serve: Serve, queue: str | None, metrics: WebhookMetrics) -> Serve:
             metrics.queue_ready.labels(name).set(sizes.ready)
             metrics.queue_consumers.labels(name).set(sizes.consumers)
 
-    async def serve_and_watch(connection: aio_pika.Connection) -> None:
+    async def serve_and_watch(connection: Connection) -> None:
         watching = asyncio.create_task(watch_queues(connection, (queue,), note))
         try:
             await serve(connection)

@@ -15,8 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-import aio_pika
-
+from bridge.amqp.client import Connection
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publication, Publisher
 from bridge.config import WebhookSettings
@@ -146,7 +145,7 @@ class Receiver:
         """Take the secrets as they are now, after a change of their files."""
         self._keys = [decode_secret(self._scheme, secret.current) for secret in self._secrets]
 
-    async def serve(self, connection: aio_pika.Connection) -> None:
+    async def serve(self, connection: Connection) -> None:
         """Declare the topology and publish on this connection; `Link.run` calls it."""
         await self._upkeep.settle(connection)
         mending = asyncio.create_task(self._upkeep.mend(connection, self._queue_missing))

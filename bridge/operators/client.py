@@ -10,11 +10,20 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-import aiormq
-from aio_pika import Connection, DeliveryMode, Message
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
-
 from bridge.amqp.broker import close_quietly, open_first_connection
+from bridge.amqp.client import (
+    AbstractChannel,
+    AbstractIncomingMessage,
+    AbstractQueue,
+    AMQPError,
+    ChannelAccessRefused,
+    ChannelNotFoundEntity,
+    Connection,
+    DeliveryError,
+    DeliveryMode,
+    Message,
+    PublishError,
+)
 from bridge.config import Settings
 from bridge.errors import BridgeError, BrokerError
 from bridge.operators.readiness import UNKNOWN, explain, read_standing
@@ -74,7 +83,7 @@ async def _open_replies(channel: AbstractChannel) -> AbstractQueue:
         queue = await channel.declare_queue(exclusive=True)
         # Whoever may not read is told before anything is sent.
         await queue.get(fail=False, no_ack=True)
-    except aiormq.exceptions.ChannelAccessRefused:
+    except ChannelAccessRefused:
         raise BrokerError(
             "no permission to wait for an outcome, nothing was sent; the user needs to configure "
             "and read queues amq.gen-*; or leave out --wait"
@@ -131,7 +140,7 @@ class _Silence:
 async def _publish(channel: AbstractChannel, message: Message, queue: str) -> None:
     try:
         await channel.default_exchange.publish(message, queue, timeout=PUBLISH_SECONDS)
-    except aiormq.exceptions.PublishError:
+    except PublishError:
         raise BrokerError(
             f"queue {queue}: there is none; start the worker once, which declares it"
         ) from None
@@ -141,16 +150,16 @@ async def _publish(channel: AbstractChannel, message: Message, queue: str) -> No
             "memory or disk alarm; `sms-bridge check --online` looks for one; the request "
             f"{message.message_id} may be stored yet, so do not send it again before you know"
         ) from None
-    except aiormq.exceptions.DeliveryError:
+    except DeliveryError:
         raise BrokerError(
             f"queue {queue}: not stored, the broker refused it; see whether the queue is full"
         ) from None
-    except aiormq.exceptions.ChannelAccessRefused:
+    except ChannelAccessRefused:
         raise BrokerError(
             f"queue {queue}: no permission to publish, nothing was stored; the user needs to write "
             "amq.default"
         ) from None
-    except aiormq.exceptions.AMQPError as error:
+    except AMQPError as error:
         raise BrokerError(
             f"queue {queue}: not confirmed ({type(error).__name__}); see the broker's log; "
             f"the request {message.message_id} may be stored"
@@ -172,12 +181,12 @@ async def listen(
             await channel.declare_exchange(name, passive=True)
             queue = await channel.declare_queue(exclusive=True)
             await queue.bind(name, "#")
-        except aiormq.exceptions.ChannelNotFoundEntity:
+        except ChannelNotFoundEntity:
             raise BrokerError(
                 f"exchange {name}: there is none; start the webhook receiver once, or run "
                 "`sms-bridge topology declare`; is webhook.exchange right?"
             ) from None
-        except aiormq.exceptions.ChannelAccessRefused:
+        except ChannelAccessRefused:
             raise BrokerError(
                 f"exchange {name}: no permission to listen; the user needs to read it, and to "
                 "configure, write and read queues amq.gen-*"
@@ -209,7 +218,7 @@ async def _connection(settings: Settings) -> AsyncIterator[tuple[Connection, Abs
     connection = await open_first_connection(settings.rabbitmq, name="cli")
     try:
         yield connection, await connection.channel(on_return_raises=True)
-    except aiormq.exceptions.AMQPError as error:
+    except AMQPError as error:
         raise BrokerError(f"the broker ended the conversation: {type(error).__name__}") from None
     finally:
         await close_quietly(connection)

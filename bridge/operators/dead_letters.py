@@ -19,10 +19,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from dataclasses import dataclass
 from typing import Final
 
-import aio_pika
-import aiormq
-from aiormq.abc import DeliveredMessage
-
 from bridge import __version__
 from bridge.amqp.broker import (
     RPC_TIMEOUT_SECONDS,
@@ -30,6 +26,14 @@ from bridge.amqp.broker import (
     close_quietly,
     open_channel,
     open_first_connection,
+)
+from bridge.amqp.client import (
+    AMQPError,
+    Channel,
+    ChannelAccessRefused,
+    ChannelInvalidStateError,
+    Connection,
+    DeliveredMessage,
 )
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
@@ -154,7 +158,7 @@ class DeadLetterQueue:
     def __init__(
         self,
         name: str,
-        channel: aiormq.Channel,
+        channel: Channel,
         publisher: Publisher,
         *,
         serving: asyncio.Task[None],
@@ -215,7 +219,7 @@ class DeadLetterQueue:
             async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
                 await self._channel.basic_qos(prefetch_count=places)
                 await self._channel.basic_consume(self.name, self._on_delivery)
-        except aiormq.exceptions.ChannelAccessRefused:
+        except ChannelAccessRefused:
             raise BrokerError(
                 f"queue {self.name}: no permission to read; grant it with rabbitmqctl "
                 "set_permissions, or name a user that may in rabbitmq.username"
@@ -273,8 +277,8 @@ class DeadLetterQueue:
                 # Until it is written: a kill would undo an ack that is only queued.
                 await self._channel.basic_ack(letter.tag, wait=True)
         except (
-            aiormq.exceptions.AMQPError,
-            aiormq.exceptions.ChannelInvalidStateError,
+            AMQPError,
+            ChannelInvalidStateError,
             TimeoutError,
         ):
             return False
@@ -366,7 +370,7 @@ async def open_dead_letters(settings: Settings) -> AsyncIterator[DeadLetterQueue
 
 async def _open_connection(
     settings: Settings, name: str, stack: contextlib.AsyncExitStack
-) -> aio_pika.Connection:
+) -> Connection:
     connection = await open_first_connection(settings.rabbitmq, name=name)
     stack.push_async_callback(close_quietly, connection)
     return connection

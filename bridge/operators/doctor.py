@@ -24,8 +24,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import aio_pika
-import aiormq
 import httpx
 from pydantic import SecretStr
 from yarl import URL
@@ -40,6 +38,7 @@ from bridge.amqp.broker import (
     tls_context,
     wire_of,
 )
+from bridge.amqp.client import Channel, ChannelAccessRefused, ChannelClosed, Connection
 from bridge.amqp.properties import Properties
 from bridge.config import RabbitMQSettings, Role, Settings
 from bridge.credentials import load_authorities
@@ -160,7 +159,7 @@ async def _examine_broker(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Visit:
     url: SecretStr
-    connection: aio_pika.Connection | None = None
+    connection: Connection | None = None
     error: str | None = None
     seconds: float = 0
     certificate: dict[str, Any] | None = None
@@ -217,13 +216,13 @@ def _judge_visits(visits: Collection[_Visit]) -> list[Finding]:
     return findings
 
 
-def _server_properties(connection: aio_pika.Connection) -> dict[str, Any]:
+def _server_properties(connection: Connection) -> dict[str, Any]:
     transport = connection.transport
     found: Any = {} if transport is None else transport.connection.server_properties
     return dict(found)
 
 
-def _version(connection: aio_pika.Connection) -> tuple[int, ...]:
+def _version(connection: Connection) -> tuple[int, ...]:
     said = re.match("[0-9.]*", str(_server_properties(connection).get("version", "")))
     return tuple(int(part) for part in said[0].split(".") if part) if said else ()
 
@@ -242,7 +241,7 @@ def _judge_certificate(subject: str, certificate: dict[str, Any]) -> Finding:
 
 
 async def _examine_topology(
-    connection: aio_pika.Connection, settings: Settings, topology: Topology
+    connection: Connection, settings: Settings, topology: Topology
 ) -> list[Finding]:
     mode = settings.rabbitmq.topology
     findings = [_judge_difference(one, mode) async for one in compare(connection, topology)]
@@ -304,9 +303,9 @@ async def _examine_permissions(
 
 
 async def _try_permissions(
-    connection: aio_pika.Connection, settings: Settings, roles: Collection[Role]
+    connection: Connection, settings: Settings, roles: Collection[Role]
 ) -> list[Finding]:
-    needs: list[tuple[str, Callable[[aiormq.Channel], Awaitable[object]]]] = []
+    needs: list[tuple[str, Callable[[Channel], Awaitable[object]]]] = []
     if "worker" in roles:
         queue, outcome = settings.worker.queue, settings.worker.outcome_exchange
         needs.append((f"read {queue}", lambda channel: _try_to_read(channel, queue)))
@@ -337,13 +336,13 @@ async def _try_permissions(
 
 def _declare_need(
     entity: Queue | Exchange,
-) -> tuple[str, Callable[[aiormq.Channel], Awaitable[object]]]:
+) -> tuple[str, Callable[[Channel], Awaitable[object]]]:
     return f"configure {name_of(entity)}", lambda channel: _try_to_configure(channel, entity)
 
 
 def _bind_need(
     binding: Binding,
-) -> tuple[str, Callable[[aiormq.Channel], Awaitable[object]]]:
+) -> tuple[str, Callable[[Channel], Awaitable[object]]]:
     what = f"write queue {binding.queue} and read exchange {binding.exchange}"
     # To unbind what is not bound does nothing, and needs the permissions of binding.
     return what, lambda channel: channel.queue_unbind(
@@ -352,28 +351,28 @@ def _bind_need(
 
 
 async def _is_permitted(
-    connection: aio_pika.Connection, attempt: Callable[[aiormq.Channel], Awaitable[object]]
+    connection: Connection, attempt: Callable[[Channel], Awaitable[object]]
 ) -> bool:
     channel = await open_channel(connection)
     try:
         async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
             await attempt(channel)
             await close_channel(channel)
-    except aiormq.exceptions.ChannelAccessRefused:
+    except ChannelAccessRefused:
         return False
-    except aiormq.exceptions.ChannelClosed:
+    except ChannelClosed:
         # Refused for what is wrong with it, or because the entity is missing: told elsewhere.
         return True
     return True
 
 
-async def _try_to_read(channel: aiormq.Channel, queue: str) -> None:
+async def _try_to_read(channel: Channel, queue: str) -> None:
     async def ignore(_message: object) -> None: ...
 
     await channel.basic_consume(queue, ignore, arguments={"x-priority": "no number"})
 
 
-async def _try_to_write(channel: aiormq.Channel, exchange: str) -> None:
+async def _try_to_write(channel: Channel, exchange: str) -> None:
     # Both properties are wrong, and neither is looked at before the permission.
     wrong = Properties(user_id="sms-bridge-check", expiration="no number")
     await channel.basic_publish(
@@ -383,7 +382,7 @@ async def _try_to_write(channel: aiormq.Channel, exchange: str) -> None:
     await channel.basic_qos(prefetch_count=1)
 
 
-async def _try_to_configure(channel: aiormq.Channel, entity: Queue | Exchange) -> None:
+async def _try_to_configure(channel: Channel, entity: Queue | Exchange) -> None:
     if isinstance(entity, Queue):
         arguments = entity.arguments | {"x-message-ttl": "no number"}
         await channel.queue_declare(entity.name, durable=True, arguments=arguments)
@@ -398,7 +397,7 @@ async def _try_to_configure(channel: aiormq.Channel, entity: Queue | Exchange) -
 
 
 async def _examine_consumers(
-    connection: aio_pika.Connection, settings: Settings, roles: Collection[Role]
+    connection: Connection, settings: Settings, roles: Collection[Role]
 ) -> list[Finding]:
     findings = []
     if "worker" in roles:
@@ -427,7 +426,7 @@ def _judge_standing(standing: Standing | None) -> Finding:
 
 
 async def _judge_consumers(
-    connection: aio_pika.Connection, name: str, what_happens: str, fix: str
+    connection: Connection, name: str, what_happens: str, fix: str
 ) -> list[Finding]:
     sizes = await read_queue(connection, name)
     if sizes is None or not sizes.exists:

@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import aio_pika
-
 from bridge.amqp.broker import RPC_TIMEOUT_SECONDS, closed_channel, open_channel, wire_of
+from bridge.amqp.client import Connection
 from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
 from bridge.errors import BrokerError
@@ -129,7 +128,7 @@ class Consumer:
         if kept_back > 0 and not session.is_over:
             await asyncio.sleep(kept_back)
 
-    async def serve(self, connection: aio_pika.Connection) -> None:
+    async def serve(self, connection: Connection) -> None:
         """Consume on a channel of this connection; raise BrokerError when it is no use any more."""
         channel = await open_channel(connection)
         channel.closing.add_done_callback(lambda _: self._changed.set())

@@ -5,8 +5,7 @@ import math
 import time
 from dataclasses import dataclass, field
 
-import aiormq
-
+from bridge.amqp.client import Channel
 from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Wire
@@ -19,7 +18,7 @@ class Session:
     `most_unacked`: how many deliveries the broker may have made on it before it reads an ack.
     """
 
-    def __init__(self, channel: aiormq.Channel, wire: Wire) -> None:
+    def __init__(self, channel: Channel, wire: Wire) -> None:
         self.channel = channel
         self.wire = wire
         self.has_failed = False

@@ -8,9 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-import aio_pika
-
 from bridge.amqp.broker import heed_cancellation
+from bridge.amqp.client import Connection
 from bridge.amqp.publisher import Publisher
 from bridge.config import RabbitMQSettings, WorkerSettings
 from bridge.errors import BrokerError, InvalidMessageError
@@ -377,7 +376,7 @@ class Worker:
 
     # Taking and giving back
 
-    async def serve(self, connection: aio_pika.Connection) -> None:
+    async def serve(self, connection: Connection) -> None:
         """Declare the topology and consume on this connection; `Link.run` calls it."""
         await self._upkeep.settle(connection)
         try:
@@ -391,7 +390,7 @@ class Worker:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
-    async def _share_limits(self, connection: aio_pika.Connection) -> None:
+    async def _share_limits(self, connection: Connection) -> None:
         """Count the queue's workers every second, from when this one has become one of them."""
         while True:
             await self._registered.wait()

@@ -8,11 +8,10 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Final, TypeVar
 
-import aio_pika
 import httpx
-from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
 from bridge.amqp.broker import close_quietly
+from bridge.amqp.client import AbstractChannel, AbstractIncomingMessage, DeliveryMode, Message
 from bridge.errors import BridgeError
 from bridge.sandbox.scoreboard import IN_PROGRESS, Metrics
 from bridge.sandbox.stage import Stage, queues_of
@@ -108,13 +107,13 @@ class Actors:
         await self._client.delete(f"{self._stage.sandbox_url}/sandbox/faults")
 
     async def _publish(self, request: Request) -> None:
-        message = aio_pika.Message(
+        message = Message(
             request.body,
             message_id=request.message_id,
             timestamp=time.time(),
             content_type="application/json",
             headers=request.headers,
-            delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+            delivery_mode=DeliveryMode.PERSISTENT,
         )
         await self._channel.default_exchange.publish(message, self._settings.worker.queue)
         self.seen.published += 1

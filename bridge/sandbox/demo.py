@@ -14,12 +14,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
-import aiormq
 import httpx
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from bridge.amqp.client import AMQPError
 from bridge.config import ENV_PREFIX, mask_url
 from bridge.errors import BridgeError
 from bridge.sandbox.actors import Actors, bring_on
@@ -57,7 +57,7 @@ PLAIN_WIDTH: Final = 110
 EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
 
-_FAULTS = (httpx.HTTPError, aiormq.exceptions.AMQPError, OSError)
+_FAULTS = (httpx.HTTPError, AMQPError, OSError)
 
 
 def run_demo(*, keep: bool, messages: int = 1000, events: int = 200) -> int:

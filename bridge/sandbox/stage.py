@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import aio_pika
 import httpx
 
 from bridge.amqp.broker import close_quietly, open_connection
+from bridge.amqp.client import Connection
 from bridge.config import ENV_PREFIX, Settings, load_settings
 from bridge.errors import BridgeError
 from bridge.sandbox.broker import URL_VARIABLE, find_broker, private_broker
@@ -94,7 +94,7 @@ class Stage:
         ended = [self._children[role] for role in ROLES if role in self._children]
         return [f"{c.name} ended with code {c.exit_code}" for c in ended if c.exit_code != 0]
 
-    async def connect(self, name: str) -> aio_pika.Connection:
+    async def connect(self, name: str) -> Connection:
         """Connect to the broker as the roles do, with whatever login and TLS it takes."""
         rabbitmq = self.settings.rabbitmq
         return await open_connection(rabbitmq, rabbitmq.url[0], name=name)

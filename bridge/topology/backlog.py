@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, NoReturn
 
-import aio_pika
-
 from bridge.amqp.broker import heed_cancellation, wire_of
+from bridge.amqp.client import Connection
 from bridge.logs import Log
 from bridge.topology.declarations import QueueSizes, read_queue
 
@@ -16,7 +15,7 @@ STATS_SECONDS: Final = 15.0
 
 
 async def watch_queues(
-    connection: aio_pika.Connection,
+    connection: Connection,
     names: Collection[str],
     note: Callable[[Mapping[str, QueueSizes]], None],
 ) -> NoReturn:
@@ -33,7 +32,7 @@ async def watch_queues(
         await asyncio.sleep(STATS_SECONDS)
 
 
-async def look_at_queue(connection: aio_pika.Connection, queue: str) -> QueueSizes | None:
+async def look_at_queue(connection: Connection, queue: str) -> QueueSizes | None:
     """Read the sizes of a queue; None when they cannot be read."""
     try:
         return await read_queue(connection, queue)

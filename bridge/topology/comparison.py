@@ -9,10 +9,15 @@ import re
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 
-import aio_pika
-import aiormq
-
 from bridge.amqp.broker import RPC_TIMEOUT_SECONDS, close_channel, open_channel
+from bridge.amqp.client import (
+    ChannelAccessRefused,
+    ChannelClosed,
+    ChannelLockedResource,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+    Connection,
+)
 from bridge.topology.declarations import Binding, Difference, Exchange, Queue, Topology
 from bridge.topology.queue_rules import (
     RECREATE,
@@ -34,9 +39,7 @@ _FLAGS: Final = frozenset({"durable", "auto_delete", "internal"})
 _NUMBERS: Final = re.compile(r"(un)?signed(byte|short|int)|byte|short|long|timestamp")
 
 
-async def compare(
-    connection: aio_pika.Connection, topology: Topology
-) -> AsyncGenerator[Difference, None]:
+async def compare(connection: Connection, topology: Topology) -> AsyncGenerator[Difference, None]:
     """Yield each difference of the queues and exchanges; bindings cannot be seen over AMQP.
 
     Nothing is created: only what a passive declare has just found is declared. Raises TimeoutError.
@@ -46,9 +49,7 @@ async def compare(
             yield difference
 
 
-async def compare_one(
-    connection: aio_pika.Connection, entity: Queue | Exchange
-) -> list[Difference]:
+async def compare_one(connection: Connection, entity: Queue | Exchange) -> list[Difference]:
     """Return what differs of one queue or exchange, as `compare` does."""
     # What it would be if nothing differed.
     found: dict[str, Any] = {"durable": True, "auto_delete": False}
@@ -59,13 +60,13 @@ async def compare_one(
     for _ in range(MAX_ARGUMENTS):
         try:
             await _declare_existing(connection, entity.name, found, type(entity))
-        except aiormq.exceptions.ChannelPreconditionFailed as error:
+        except ChannelPreconditionFailed as error:
             if not _take_over(said(error), found):
                 return [refusal(entity, error)]
-        except aiormq.exceptions.ChannelAccessRefused as error:
+        except ChannelAccessRefused as error:
             text = f"exists; its arguments were not compared: {said(error)}"
             return [Difference(entity, "not_compared", text, NOT_COMPARED)]
-        except aiormq.exceptions.ChannelClosed as error:
+        except ChannelClosed as error:
             return [refusal(entity, error)]
         else:
             break
@@ -74,34 +75,32 @@ async def compare_one(
     return list(compare_exchange(entity, _exchange_facts(found)))
 
 
-def refusal(
-    entity: Queue | Exchange | Binding, error: aiormq.exceptions.ChannelClosed
-) -> Difference:
+def refusal(entity: Queue | Exchange | Binding, error: ChannelClosed) -> Difference:
     """Make of the broker's refusal what is wrong and what to do."""
     match error:
-        case aiormq.exceptions.ChannelNotFoundEntity():
+        case ChannelNotFoundEntity():
             fix = "create it, or set rabbitmq.topology to declare"
             return Difference(entity, "missing", said(error), fix)
-        case aiormq.exceptions.ChannelLockedResource():
+        case ChannelLockedResource():
             fix = "have it declared without `exclusive`"
             text = "another connection has it for itself (exclusive): nobody else can use it"
             return Difference(entity, "locked", text, fix)
-        case aiormq.exceptions.ChannelAccessRefused():
+        case ChannelAccessRefused():
             fix = "grant the permission, or set rabbitmq.topology to verify or off"
             return Difference(entity, "refused", said(error), fix)
-        case aiormq.exceptions.ChannelPreconditionFailed():
+        case ChannelPreconditionFailed():
             return Difference(entity, "different", said(error), RECREATE)
         case _:
             return Difference(entity, "different", said(error), "see the broker's log")
 
 
-def said(error: aiormq.exceptions.ChannelClosed) -> str:
+def said(error: ChannelClosed) -> str:
     """Return the broker's own words, which name entities and arguments, never a message."""
     return str(error.args[-1]) if error.args else type(error).__name__
 
 
 async def _declare_existing(
-    connection: aio_pika.Connection,
+    connection: Connection,
     name: str,
     values: Mapping[str, Any],
     kind: type[Queue | Exchange],

@@ -11,10 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-import aio_pika
-import aiormq
-
 from bridge.amqp.broker import RPC_TIMEOUT_SECONDS, close_channel, open_channel
+from bridge.amqp.client import ChannelClosed, ChannelNotFoundEntity, Connection
 from bridge.config import Role, Settings, WebhookSettings, WorkerSettings, format_duration
 
 QUORUM: Final = {"x-queue-type": "quorum"}
@@ -140,7 +138,7 @@ class Difference:
         return f"{name_of(self.entity)}: {self.text}; {self.fix}"
 
 
-async def declare(connection: aio_pika.Connection, entity: Queue | Exchange | Binding) -> None:
+async def declare(connection: Connection, entity: Queue | Exchange | Binding) -> None:
     """Create it unless it exists, on a channel of its own, because a refusal closes one.
 
     Raises aiormq's ChannelClosed, whose kind says why, or TimeoutError.
@@ -172,7 +170,7 @@ class QueueSizes:
     exists: bool = True
 
 
-async def read_queue(connection: aio_pika.Connection, name: str) -> QueueSizes | None:
+async def read_queue(connection: Connection, name: str) -> QueueSizes | None:
     """Read a queue's sizes, or None when they cannot be had now.
 
     A queue that does not exist holds nothing: its last size must not be shown for ever.
@@ -182,8 +180,8 @@ async def read_queue(connection: aio_pika.Connection, name: str) -> QueueSizes |
             channel = await open_channel(connection)
             answer = await channel.queue_declare(name, passive=True)
             await close_channel(channel)
-    except aiormq.exceptions.ChannelNotFoundEntity:
+    except ChannelNotFoundEntity:
         return QueueSizes(ready=0, consumers=0, exists=False)
-    except (aiormq.exceptions.ChannelClosed, TimeoutError):
+    except (ChannelClosed, TimeoutError):
         return None
     return QueueSizes(answer.message_count or 0, answer.consumer_count or 0)

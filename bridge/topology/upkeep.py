@@ -5,9 +5,7 @@ import contextlib
 from collections.abc import Callable, Collection
 from typing import Final, Literal, NoReturn
 
-import aio_pika
-import aiormq
-
+from bridge.amqp.client import ChannelClosed, ChannelPreconditionFailed, Connection
 from bridge.logs import Log
 from bridge.metrics import BridgeMetrics
 from bridge.topology.comparison import NOT_COMPARED, compare, compare_one, refusal
@@ -35,9 +33,7 @@ _REMEDIES: Final = {
 }
 
 
-async def provide(
-    connection: aio_pika.Connection, topology: Topology, mode: Mode
-) -> list[Difference]:
+async def provide(connection: Connection, topology: Topology, mode: Mode) -> list[Difference]:
     """Declare what is missing, or only look, or neither; return what is not as needed.
 
     Nothing that exists is changed. Raises BrokerError or TimeoutError without an answer.
@@ -52,16 +48,14 @@ async def provide(
     return found
 
 
-async def _declare(
-    connection: aio_pika.Connection, entity: Queue | Exchange | Binding
-) -> list[Difference]:
+async def _declare(connection: Connection, entity: Queue | Exchange | Binding) -> list[Difference]:
     try:
         await declare(connection, entity)
-    except aiormq.exceptions.ChannelPreconditionFailed as error:
+    except ChannelPreconditionFailed as error:
         if isinstance(entity, Binding):
             return [refusal(entity, error)]
         return await compare_one(connection, entity)
-    except aiormq.exceptions.ChannelClosed as error:
+    except ChannelClosed as error:
         return [refusal(entity, error)]
     return []
 
@@ -104,7 +98,7 @@ class Upkeep:
         self.is_settled = False
         self.changed: Callable[[], object] = lambda: None
 
-    async def settle(self, connection: aio_pika.Connection) -> None:
+    async def settle(self, connection: Connection) -> None:
         """Declare or verify, and return when the role can work with what is there.
 
         Until then it looks again every 5 s, and says once a minute what is wrong and what to do.
@@ -122,7 +116,7 @@ class Upkeep:
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def mend(self, connection: aio_pika.Connection, missing: asyncio.Event) -> NoReturn:
+    async def mend(self, connection: Connection, missing: asyncio.Event) -> NoReturn:
         """Settle again when `missing` is set, at most every 5 s."""
         while True:
             await missing.wait()
