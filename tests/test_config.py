@@ -13,14 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.app import api_key, webhook_secrets
-from bridge.config import (
-    PATTERNS,
-    Settings,
-    format_duration,
-    known_keys,
-    load_settings,
-    parse_duration,
-)
+from bridge.config import Settings, load_settings
+from bridge.config.durations import format_duration, parse_duration
+from bridge.config.fields import PATTERNS
+from bridge.config.settings import known_keys
 from bridge.errors import ConfigError
 from bridge.inbound.signature import scheme_from
 

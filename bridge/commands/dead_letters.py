@@ -51,7 +51,7 @@ class Reason(StrEnum):
 
 
 def _age(value: str) -> float:
-    from bridge.config import parse_duration
+    from bridge.config.durations import parse_duration
 
     try:
         seconds = parse_duration(value)

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_core import ErrorDetails
 
-from bridge.config import SenderName, WorkerSettings
+from bridge.config import WorkerSettings
+from bridge.config.fields import SenderName
 from bridge.errors import InvalidMessageError
 
 MIN_BODY_LIMIT_BYTES = 64 * 1024

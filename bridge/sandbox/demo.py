@@ -20,7 +20,8 @@ from rich.live import Live
 from rich.table import Table
 
 from bridge.amqp.client import AMQPError
-from bridge.config import ENV_PREFIX, mask_url
+from bridge.config import ENV_PREFIX
+from bridge.config.urls import mask_url
 from bridge.errors import BridgeError
 from bridge.sandbox.actors import Actors, bring_on
 from bridge.sandbox.broker import URL_VARIABLE

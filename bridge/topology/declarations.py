@@ -13,7 +13,8 @@ from typing import Any, Final, Literal
 
 from bridge.amqp.broker import RPC_TIMEOUT_SECONDS, close_channel, open_channel
 from bridge.amqp.client import ChannelClosed, ChannelNotFoundEntity, Connection
-from bridge.config import Role, Settings, WebhookSettings, WorkerSettings, format_duration
+from bridge.config import Role, Settings, WebhookSettings, WorkerSettings
+from bridge.config.durations import format_duration
 
 QUORUM: Final = {"x-queue-type": "quorum"}
 

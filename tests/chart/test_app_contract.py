@@ -13,7 +13,8 @@ import yaml
 
 from bridge.__main__ import app as cli
 from bridge.app import check_roles
-from bridge.config import ENV_PREFIX, Settings, known_keys, load_settings
+from bridge.config import ENV_PREFIX, Settings, load_settings
+from bridge.config.settings import known_keys
 from bridge.http_server.admin import Health, admin_handler
 from bridge.http_server.parser import Request
 from bridge.metrics import BridgeMetrics, new_registry

@@ -15,7 +15,8 @@ from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
 
 from bridge.__main__ import app as cli
-from bridge.config import Settings, known_keys
+from bridge.config import Settings
+from bridge.config.settings import known_keys
 from tests.image.dockerfile import PROJECT, build_context, read_dockerfile
 
 STAGES = read_dockerfile()

@@ -11,7 +11,8 @@ import aiormq
 import pytest
 import yaml
 
-from bridge.config import MAX_RETRY_DELAY_SECONDS, Settings
+from bridge.config import Settings
+from bridge.config.fields import MAX_RETRY_DELAY_SECONDS
 from bridge.operators.topology_formats import custom_resources, definitions, plain, rows
 from bridge.sandbox.broker import Broker
 from bridge.topology.declarations import Topology, bridge_topology

@@ -1,0 +1,30 @@
+"""Every setting: one YAML file, overridden by the environment, overridden by secret files.
+
+What most of the bridge needs of it is handed out here: the sections, and the one way to load them.
+"""
+
+from bridge.config.loading import load_settings
+from bridge.config.settings import (
+    ENV_PREFIX,
+    RabbitMQSettings,
+    RateLimitSettings,
+    Role,
+    Settings,
+    SignatureSettings,
+    SmsApiSettings,
+    WebhookSettings,
+    WorkerSettings,
+)
+
+__all__ = [
+    "ENV_PREFIX",
+    "RabbitMQSettings",
+    "RateLimitSettings",
+    "Role",
+    "Settings",
+    "SignatureSettings",
+    "SmsApiSettings",
+    "WebhookSettings",
+    "WorkerSettings",
+    "load_settings",
+]

@@ -1,0 +1,105 @@
+"""What is wrong with a configuration, in plain words: the key, what is right, the nearest name.
+
+No fault quotes a value, nor a key that may be one: it may be a secret in the wrong place.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from bridge.config.fields import MAX_NAME_BYTES, PATTERNS
+from bridge.config.settings import known_keys
+
+MAX_FAULTS: Final = 20
+MAX_SHOWN_KEY_CHARACTERS: Final = 32
+# How alike two names are, from 0 to 1, of which one may be meant by the other.
+_LIKENESS: Final = 0.6
+
+# What is said in place of pydantic's own words, by the type of its error.
+_TEXTS: Final = {
+    "string_type": "must be text; a number needs quotes",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must have at least {min_length} in its list",
+    "too_long": "must have at most {max_length} in its list",
+    "tuple_type": "must be a list",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a smaller number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "greater_than": "must be more than {gt:.15g}",
+    "greater_than_equal": "must be at least {ge:.15g}",
+    "less_than_equal": "must be at most {le:.15g}",
+    "literal_error": "must be {expected}",
+    "path_type": "must be the path of a file",
+    "model_type": "must hold keys, indented below it",
+}
+
+# The line of each key in the file, by its path.
+Lines = Mapping[tuple[str, ...], int]
+
+
+def describe(error: ValidationError, lines: Lines) -> list[str]:
+    """Write a line for each fault that pydantic found; of very many only the first, and a count."""
+    errors = error.errors(include_input=False, include_url=False)
+    faults = [_describe_one(one, lines) for one in errors[:MAX_FAULTS]]
+    if len(errors) > MAX_FAULTS:
+        faults.append(f"and {len(errors) - MAX_FAULTS} faults more")
+    return faults
+
+
+def _describe_one(error: ErrorDetails, lines: Lines) -> str:
+    path = tuple(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        line = f", line {lines[path]}" if path in lines else ""
+        return unknown_key(path, (".".join(path[:-1]) or "the top") + line)
+    key = ".".join(path)
+    text = _text_of(error)
+    return f"{key}: {text}" if key else text
+
+
+def _text_of(error: ErrorDetails) -> str:
+    facts = error.get("ctx", {})
+    if error["type"] == "string_pattern_mismatch":
+        return PATTERNS[facts["pattern"]]
+    if error["type"] in _TEXTS:
+        return _TEXTS[error["type"]].format(**facts)
+    # Our own checks raise ValueError, and pydantic puts these words before their text.
+    return error["msg"].removeprefix("Value error, ")
+
+
+def unknown_key(path: Sequence[str], place: str) -> str:
+    """Say that there is no such key; `place` stands for its path when that must not be quoted."""
+    *sections, key = path
+    prefix = "".join(f"{section}." for section in sections)
+    siblings = [name.removeprefix(prefix) for name in known_keys() if name.startswith(prefix)]
+    meant = did_you_mean(key, siblings, prefix)
+    subject = f"{prefix}{key}" if may_be_shown(key, is_known=bool(meant)) else place
+    return f"{subject}: unknown key{meant}"
+
+
+def may_be_shown(key: str, *, is_known: bool = False) -> bool:
+    """Whether a key looks like the name of a setting, and not like a secret or a number.
+
+    `{password:hunter}` is one key in YAML, because no space follows the colon. One that is like
+    the name of a setting (`is_known`) may have capitals too.
+    """
+    if len(key) > MAX_SHOWN_KEY_CHARACTERS:
+        return False
+    if not re.fullmatch("[A-Za-z]+(?:[_-][A-Za-z]+)*", key):
+        return False
+    return is_known or key.islower()
+
+
+def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """Write the end of a fault that names the nearest of `names`; nothing when none is near."""
+    wanted = name[:MAX_NAME_BYTES].lower()
+    found = difflib.get_close_matches(wanted, list(names), n=1, cutoff=_LIKENESS)
+    return f"; did you mean {prefix}{found[0]}?" if found else ""

@@ -1,0 +1,114 @@
+"""The types of settings with their bounds: durations, names, secrets, lists, patterns.
+
+What a check raises becomes the text of a fault behind the key's path, so it never quotes the value.
+"""
+
+import json
+import re
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints
+
+from bridge.config.durations import format_duration, parse_duration
+
+MAX_CONCURRENCY: Final = 5000
+MAX_RETRY_DELAY_SECONDS: Final = 3650 * 86400
+# AMQP has 255 for a name, and retry queues put their delay behind it.
+MAX_NAME_BYTES: Final = 200
+
+_POINTER: Final = r"^(/[^/]*)+$"
+_SENDER: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
+_FORMAT: Final = r"^(plain|kv|list|prefix:[!-~]{1,32})$"
+_SIGNED: Final = r"\{(body|url)\}"
+# A request's path is compared decoded.
+_PATH: Final = r"^/[^?#%{}\s]*$"
+# A fault tells these words in place of the pattern.
+PATTERNS: Final = {
+    _POINTER: "must be a JSON pointer like /data/id",
+    _SENDER: "must not hold line breaks or control characters",
+    _FORMAT: "must be plain, kv, list, or prefix: and what stands before the signature",
+    _SIGNED: "must hold {body} or {url}",
+    _PATH: "must begin with / and hold no space, ?, #, %, { or }",
+}
+
+
+def read_json(value: object, otherwise: str) -> object:
+    """Read a text as JSON, as the environment gives lists and maps; return all else as it is.
+
+    Raises ValueError with the text `otherwise` when it is none.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise ValueError(otherwise) from None
+
+
+def _read_list(value: object) -> object:
+    return read_json(value, 'must be a list; in the environment as JSON, like ["a", "b"]')
+
+
+def _check_not_blank(value: SecretStr) -> SecretStr:
+    if not value.get_secret_value().strip():
+        raise ValueError("is empty; give a secret or leave the key out")
+    return value
+
+
+def _check_concurrency(value: object) -> object:
+    # Checked before the types are: each member of a union that fails is a fault of its own.
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    is_count = type(value) is int and 1 <= value <= MAX_CONCURRENCY
+    if not is_count and value != "auto":
+        raise ValueError(f"must be a whole number from 1 to {MAX_CONCURRENCY}, or auto")
+    return value
+
+
+def _check_retry_delay(seconds: float) -> float:
+    if seconds > MAX_RETRY_DELAY_SECONDS:
+        most = format_duration(MAX_RETRY_DELAY_SECONDS)
+        raise ValueError(f"must be at most {most}, RabbitMQ's longest x-message-ttl")
+    return seconds
+
+
+def _check_entity_name(name: str) -> str:
+    if name.startswith("amq."):
+        raise ValueError("must not begin with amq., which RabbitMQ keeps for itself")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"must have at most {MAX_NAME_BYTES} bytes in UTF-8")
+    # All that pamqp writes into a frame; with another name a role would connect for ever.
+    if not re.fullmatch("[a-zA-Z0-9_.:@#,/+ -]*", name):
+        raise ValueError("must be of letters and digits of ASCII, spaces and - _ . : @ # , / +")
+    return name
+
+
+def _check_exchange_name(name: str) -> str:
+    # The one topic exchange that every vhost has.
+    return name if name == "amq.topic" else _check_entity_name(name)
+
+
+def _check_header_name(value: str) -> str:
+    if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", value):
+        raise ValueError("is not an HTTP header name")
+    return value
+
+
+# A number of seconds inside the program.
+Duration = Annotated[float, BeforeValidator(parse_duration), Field(gt=0, allow_inf_nan=False)]
+RetryDelay = Annotated[Duration, AfterValidator(_check_retry_delay)]
+Concurrency = Annotated[int | Literal["auto"], BeforeValidator(_check_concurrency)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+Secret = Annotated[SecretStr, AfterValidator(_check_not_blank)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+QueueName = Annotated[Name, AfterValidator(_check_entity_name)]
+ExchangeName = Annotated[Name, AfterValidator(_check_exchange_name)]
+HeaderName = Annotated[str, AfterValidator(_check_header_name)]
+Pointer = Annotated[str, StringConstraints(pattern=_POINTER)]
+SenderName = Annotated[str, StringConstraints(min_length=1, max_length=32, pattern=_SENDER)]
+RequestPath = Annotated[str, StringConstraints(pattern=_PATH)]
+SignatureFormat = Annotated[str, StringConstraints(pattern=_FORMAT)]
+SignedContent = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=_SIGNED)]
+# Marks a list, so that the environment can give it as JSON.
+List = BeforeValidator(_read_list)

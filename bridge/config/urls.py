@@ -1,0 +1,106 @@
+"""The URLs in the configuration: what each may hold, and how it is shown without its secrets.
+
+No fault quotes a URL, nor does it chain an exception that does: it may hold a password.
+"""
+
+import re
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from yarl import URL
+
+from bridge.config.fields import read_json
+
+_MASK: Final = "***"
+_BROKER: Final = "amqp://host:5672/vhost"
+_PROXY: Final = "http://proxy.example.com:3128"
+_HTTP: Final = "https://api.example.com"
+
+
+def mask_url(url: SecretStr) -> str:
+    """Write a URL without its user, password, query and fragment: each may be a secret."""
+    parsed = URL(url.get_secret_value())
+    shown = parsed.with_user(None)
+    if parsed.user is not None:
+        shown = shown.with_user(_MASK)
+    if parsed.password is not None:
+        shown = shown.with_password(_MASK)
+    rest = f"?{_MASK}" if parsed.raw_query_string else ""
+    return f"{shown.with_query(None).with_fragment(None)}{rest}"
+
+
+def _one_or_many(value: object) -> object:
+    if isinstance(value, str) and not value.lstrip().startswith("["):
+        return [value]
+    return read_json(value, 'must be a list; in the environment as JSON, like ["a", "b"]')
+
+
+def _check_broker(value: SecretStr) -> SecretStr:
+    url = _parse_with_login(value, _BROKER, remedy=", or give them in rabbitmq.password_file")
+    if url.scheme not in {"amqp", "amqps"} or not url.host:
+        raise ValueError(f"must look like {_BROKER} or amqps://...")
+    if url.raw_fragment:
+        raise ValueError("must not hold a #")
+    if "no_verify_ssl" in url.query:
+        raise ValueError("no_verify_ssl is refused; name your CA in rabbitmq.tls.ca_file")
+    return value
+
+
+def _check_proxy(value: SecretStr) -> SecretStr:
+    url = _parse_with_login(value, _PROXY)
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ValueError(f"must look like {_PROXY}")
+    return value
+
+
+def _check_http(value: str) -> str:
+    url = _parse(value, _HTTP)
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ValueError(f"must look like {_HTTP}")
+    if url.user is not None or url.password is not None:
+        # An HTTP client would send it as Basic, in place of the API key.
+        raise ValueError("must not hold a user or password; the API key goes in sms_api.key_file")
+    if url.query_string or url.fragment:
+        raise ValueError("must not hold a query or a fragment")
+    return value
+
+
+def _parse_with_login(value: SecretStr, example: str, *, remedy: str = "") -> URL:
+    """Parse a URL that may hold a user and a password.
+
+    Raises ValueError with the remedy when a character in them would end them too early.
+    """
+    text = value.get_secret_value()
+    _, _, authority_and_rest = text.partition("://")
+    # User and password end at the first of these, wherever the @ was meant to be.
+    _, _, behind = re.sub("[?#]", "/", authority_and_rest).partition("/")
+    if "@" in behind:
+        raise ValueError(
+            "holds a /, ? or # before an @; percent-encode the user and the password "
+            f"(/ is %2F){remedy}"
+        )
+    return _parse(text, example)
+
+
+def _parse(value: str, example: str) -> URL:
+    # The text of yarl's own error quotes the URL, which may hold a password.
+    try:
+        return URL(value)
+    except ValueError:
+        raise ValueError(f"is not a URL like {example}") from None
+
+
+def _without_slash(value: str) -> str:
+    return value.rstrip("/")
+
+
+# One address, or a list of them that is tried in turn.
+BrokerUrls = Annotated[
+    tuple[Annotated[SecretStr, AfterValidator(_check_broker)], ...],
+    BeforeValidator(_one_or_many),
+    Field(min_length=1),
+]
+ProxyUrl = Annotated[SecretStr, AfterValidator(_check_proxy)]
+HttpUrl = Annotated[str, AfterValidator(_check_http)]
+# A path is put behind it, so a slash at its end would be one too many.
+BaseUrl = Annotated[HttpUrl, AfterValidator(_without_slash)]

@@ -1,0 +1,153 @@
+"""The configuration file: bounded YAML, the line of each of its keys, faults that quote nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from bridge.config.faults import Lines, may_be_shown
+from bridge.errors import ConfigError
+
+# A configuration is a few KiB of a few hundred values, three levels deep.
+MAX_FILE_BYTES: Final = 256 * 1024
+MAX_VALUES: Final = 10_000
+MAX_DEPTH: Final = 20
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
+    """Read the sections of a file, and the line of each key.
+
+    Raises ConfigError that says in which line the file is no YAML, or holds too much of it.
+    """
+    try:
+        values, lines = _parse(_read_text(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{path}{where}: {_explain(error)}") from None
+    except (yaml.YAMLError, ValueError):
+        # A control character, or what looks like a date or a number and is none.
+        why = "it holds an impossible character, date or number; put text in quotes"
+        raise ConfigError(f"{path}: is not YAML: {why}") from None
+    if values is None:
+        return {}, {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: must hold sections such as `rabbitmq:` at the top")
+    return values, lines
+
+
+def _read_text(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        most = MAX_FILE_BYTES // 1024
+        raise ConfigError(f"{path}: is larger than {most} KiB; is it the configuration?")
+    return content.decode("utf-8")
+
+
+def _parse(text: str) -> tuple[Any, Lines]:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        return loader.construct_document(node), dict(_lines_of(node))
+    finally:
+        loader.dispose()
+
+
+def _lines_of(node: yaml.Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for name, value in node.value:
+        below = (*path, str(name.value))
+        yield below, name.start_mark.line + 1
+        yield from _lines_of(value, below)
+
+
+def _explain(error: yaml.MarkedYAMLError) -> str:
+    # PyYAML's own text may quote the file, so it is only looked into.
+    said = error.problem or ""
+    match error:
+        case _NotTakenError():
+            return said
+        case yaml.scanner.ScannerError() if "'\\t'" in said:
+            return "is not YAML: a tab stands where only spaces may"
+        case yaml.scanner.ScannerError() if "cannot start any token" in said:
+            return "is not YAML: text that begins with @, % or ` needs quotes"
+        case yaml.scanner.ScannerError() if "mapping values" in said:
+            return "is not YAML: a colon too many; indent keys alike, put text with `: ` in quotes"
+        case yaml.composer.ComposerError() if "another document" in said:
+            return "is not YAML for one configuration: take the second `---` out"
+        case yaml.composer.ComposerError():
+            return "is not YAML: text that begins with * or & needs quotes"
+        case yaml.constructor.ConstructorError() if "the tag" in said:
+            return "is not YAML that is read here: text that begins with ! needs quotes"
+        case _:
+            return "is not YAML: look for a quote, a bracket or a space too few or too many"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without booleans, for there are none: `topology: off` is a word, and `yes` no number.
+
+    Depth and the number of values are bounded, each alias counted as all that it stands for.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  yaml's own form
+        first: [(tag, pattern) for tag, pattern in pairs if not tag.endswith(":bool")]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._values = 0
+        self._values_of: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Read one value with all that is in it; refuse what is too deep, or too much."""
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        is_alias = self.check_event(yaml.AliasEvent)
+        before = self._values
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            problem = f"lies more than {MAX_DEPTH} levels deep; no setting does"
+            raise _NotTakenError(problem=problem, problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is None:
+            return None
+        if is_alias and node not in self._values_of:
+            problem = "an alias (*) stands inside of what it names; write the value out"
+            raise _NotTakenError(problem=problem, problem_mark=mark)
+        self._values += self._values_of[node] if is_alias else 1
+        if self._values > MAX_VALUES:
+            problem = f"holds more than {MAX_VALUES:,} values, what aliases (*) repeat too"
+            raise _NotTakenError(problem=problem, problem_mark=mark)
+        if not is_alias:
+            self._values_of[node] = self._values - before
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        """Take each key as text; refuse one that is there twice, whose last PyYAML would take."""
+        seen = set()
+        for name, _ in node.value:
+            if not isinstance(name, yaml.ScalarNode):
+                problem = "a list or a map cannot be a key; text with a [ or { needs quotes"
+                raise _NotTakenError(problem=problem, problem_mark=name.start_mark)
+            if name.value in seen:
+                which = f"the key `{name.value}`" if may_be_shown(name.value) else "a key"
+                problem = f"{which} is there twice; keep one"
+                raise _NotTakenError(problem=problem, problem_mark=name.start_mark)
+            seen.add(name.value)
+            if not name.tag.endswith(":merge"):
+                name.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep)
+
+
+class _NotTakenError(yaml.MarkedYAMLError):
+    """A fault that PyYAML would not see; `problem` is our own text, which quotes nothing."""
