@@ -23,7 +23,9 @@ from bridge.credentials import Credential, check_header_value, load_authorities
 from bridge.errors import ConfigError
 from bridge.http_server.admin import LIMITS as ADMIN_LIMITS
 from bridge.http_server.admin import Health, admin_handler
-from bridge.http_server.listener import Hooks, Listener, fit_open_files
+from bridge.http_server.limits import fit_open_files
+from bridge.http_server.listener import Listener
+from bridge.http_server.service import Hooks
 from bridge.inbound.metrics import WebhookMetrics
 from bridge.inbound.own_queue import watched
 from bridge.inbound.signature import Scheme, decode_secret, scheme_from

@@ -11,8 +11,8 @@ from typing import Final, NoReturn
 
 from prometheus_client.exposition import choose_encoder
 
-from bridge.http_server.listener import Handler
-from bridge.http_server.parser import Answer, Limits, Request, problem
+from bridge.http_server.limits import Limits
+from bridge.http_server.request import Handler, Request, Response, problem
 from bridge.logs import dump_json
 from bridge.metrics import BridgeMetrics, Registry
 
@@ -64,14 +64,14 @@ class Health:
 
 def admin_handler(health: Health, registry: Registry) -> Handler:
     """Make what answers on the admin port."""
-    pages: dict[str, Callable[[Request], Answer]] = {
+    pages: dict[str, Callable[[Request], Response]] = {
         "/livez": lambda _: _probe(health.live, {}),
         "/readyz": lambda _: _probe(health.ready, health.facts),
         "/startupz": lambda _: _probe({}, {}),
         "/metrics": lambda request: _expose(request, registry),
     }
 
-    async def answer(request: Request) -> Answer:
+    async def answer(request: Request) -> Response:
         page = pages.get(request.path)
         if page is None:
             return problem(404, "nothing is here")
@@ -82,7 +82,7 @@ def admin_handler(health: Health, registry: Registry) -> Handler:
     return answer
 
 
-def _probe(checks: Mapping[str, Check], facts: Mapping[str, Callable[[], object]]) -> Answer:
+def _probe(checks: Mapping[str, Check], facts: Mapping[str, Callable[[], object]]) -> Response:
     results = {name: check() for name, check in checks.items()}
     healthy = all(results.values())
     body = {
@@ -90,15 +90,15 @@ def _probe(checks: Mapping[str, Check], facts: Mapping[str, Callable[[], object]
         "checks": {name: "ok" if good else "failing" for name, good in results.items()},
         **{name: fact() for name, fact in facts.items()},
     }
-    return Answer(
+    return Response(
         200 if healthy else 503, dump_json(body).encode(), {"content-type": "application/json"}
     )
 
 
-def _expose(request: Request, registry: Registry) -> Answer:
+def _expose(request: Request, registry: Registry) -> Response:
     try:
         encode, content_type = choose_encoder(request.header(b"accept") or "")
     except (TypeError, ValueError):
         # A version that is no number.
         encode, content_type = choose_encoder("")
-    return Answer(200, encode(registry), {"content-type": content_type})
+    return Response(200, encode(registry), {"content-type": content_type})

@@ -7,16 +7,14 @@ Nothing here does I/O or knows the time.
 import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import unquote
 
 import httptools
 
-from bridge.logs import dump_json
+from bridge.http_server.limits import Limits
+from bridge.http_server.request import Headers, Judge, Request, Response, problem
 
 # Requests that one read may bring behind each other; no sender of webhooks comes near it.
 MAX_PIPELINED: Final = 16
@@ -25,69 +23,6 @@ HEADER_OVERHEAD_BYTES: Final = 144
 # What is kept of the line with a chunk's size: sixteen digits are the most that llhttp takes.
 MAX_CHUNK_LINE_BYTES: Final = 64
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one port takes.
-
-    `max_buffered_bytes` is what its requests take up together, headers and all, until they are
-    answered. `keep_alive_seconds` is how long a connection may be silent between two requests,
-    `idle_timeout_seconds` how long before the first, in a header, or with an answer unread.
-    """
-
-    max_connections: int
-    max_header_bytes: int
-    max_headers: int
-    max_body_bytes: int
-    max_buffered_bytes: int
-    idle_timeout_seconds: float
-    body_timeout_seconds: float
-    keep_alive_seconds: float
-
-
-# Names are in lower case; repeated headers are repeated.
-Headers = list[tuple[bytes, bytes]]
-
-
-class Request(NamedTuple):
-    """A complete request; `size_bytes` is what it takes up, headers and all."""
-
-    method: str
-    path: str
-    query: bytes
-    headers: Headers
-    body: bytes
-    keep_alive: bool = True
-    size_bytes: int = 0
-
-    def header(self, name: bytes) -> str | None:
-        """Return the first value of a header, named in lower case."""
-        for each, value in self.headers:
-            if each == name:
-                return value.decode("latin-1")
-        return None
-
-
-class Answer(NamedTuple):
-    """What a request is answered with; the length and the date are added."""
-
-    status: int
-    body: bytes = b""
-    headers: Mapping[str, str] = MappingProxyType({})
-
-
-def problem(status: int, title: str, **headers: str) -> Answer:
-    """Make an error answer after RFC 9457 that says nothing about what was compared with what."""
-    fields = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Answer(
-        status,
-        dump_json({"title": title, "status": status}).encode(),
-        {"content-type": "application/problem+json", **fields},
-    )
-
-
-# Given method, path and headers: the answer to a request whose body need not be read, or None.
-Judge = Callable[[str, str, Headers], Answer | None]
 
 _MALFORMED: Final = problem(400, "malformed HTTP request")
 
@@ -101,11 +36,11 @@ class Phase(Enum):
 
 
 class _RefusedError(Exception):
-    """Stops the parser from within; `answer` says why."""
+    """Stops the parser from within; `response` says why."""
 
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(answer.status)
-        self.answer = answer
+    def __init__(self, response: Response) -> None:
+        super().__init__(response.status)
+        self.response = response
 
 
 @functools.lru_cache(maxsize=64)
@@ -126,8 +61,8 @@ class RequestParser:
         self._judge = judge
         self._parser = httptools.HttpRequestParser(self)
         self.requests: deque[Request] = deque()
-        # The answer to what cannot be read; it comes after those to the requests.
-        self.refusal: Answer | None = None
+        # The response to what cannot be read; it comes after those to the requests.
+        self.refusal: Response | None = None
         self._begin()
         self._move(Phase.IDLE)
 
@@ -138,7 +73,7 @@ class RequestParser:
         self._query = b""
         self._headers: Headers = []
         self._header_bytes = self._header_count = 0
-        self._verdict: Answer | None = None
+        self._verdict: Response | None = None
         self._body = bytearray()
         self._is_continue_due = False
         self._is_chunked = False
@@ -167,7 +102,7 @@ class RequestParser:
         for request in self.requests:
             held += request.size_bytes
         if self.phase is Phase.HEADER:
-            # How much of the header is still in llhttp, only llhttp knows.
+            # Only llhttp knows how much of the header is still in it.
             read = self._first_bytes + self._wire_bytes
             held += self._size(min(read, self._limits.max_header_bytes))
         elif self.phase is Phase.BODY:
@@ -188,7 +123,7 @@ class RequestParser:
             cause = error.__context__
             # What follows a request that is the last one does not matter.
             if not self.requests or self.requests[-1].keep_alive:
-                self.refusal = cause.answer if isinstance(cause, _RefusedError) else _MALFORMED
+                self.refusal = cause.response if isinstance(cause, _RefusedError) else _MALFORMED
         else:
             self._count_wire(len(data))
             if self.phase is Phase.BODY:
@@ -360,10 +295,10 @@ class RequestParser:
         self._headers, self._body = [], bytearray()
         self._move(Phase.IDLE)
 
-    # The answers to what is too large
+    # The responses to what is too large
 
-    def _header_too_large(self) -> Answer:
+    def _header_too_large(self) -> Response:
         return problem(431, f"the header is larger than {self._limits.max_header_bytes} bytes")
 
-    def _body_too_large(self) -> Answer:
+    def _body_too_large(self) -> Response:
         return problem(413, f"the body is larger than {self._limits.max_body_bytes} bytes")

@@ -21,8 +21,9 @@ from bridge.amqp.publisher import Publication, Publisher
 from bridge.config import WebhookSettings
 from bridge.credentials import Credential
 from bridge.errors import InvalidSignatureError, PublishError
-from bridge.http_server.listener import Eviction
-from bridge.http_server.parser import Answer, Headers, Limits, Request, problem
+from bridge.http_server.limits import Limits
+from bridge.http_server.occupancy import Eviction
+from bridge.http_server.request import Headers, Request, Response, problem
 from bridge.inbound.metrics import WebhookMetrics
 from bridge.inbound.signature import Scheme, Verified, decode_secret, verify
 from bridge.logs import CountedLog, Log
@@ -47,7 +48,7 @@ ANSWER_SECONDS: Final = 0.1
 # What became of a webhook that the listener refused, by status.
 _REFUSALS: Final = {401: "invalid_signature", 413: "too_large", 503: "overloaded"}
 _REPEAT_KEY_BYTES: Final = 16
-_OK: Final = Answer(200)
+_OK: Final = Response(200)
 _NOT_FOUND: Final = problem(404, "nothing is here")
 _NOT_ALLOWED: Final = problem(405, "only POST", Allow="POST")
 _NOT_SIGNED: Final = problem(401, "the signature is not valid")
@@ -96,7 +97,7 @@ class _Refusal(Exception):  # noqa: N818  an answer, not a fault of ours
     """Ends the line early with an answer; `event` is None as long as nothing is verified."""
 
     def __init__(
-        self, answer: Answer, outcome: str, why: str | None = None, event: Event | None = None
+        self, answer: Response, outcome: str, why: str | None = None, event: Event | None = None
     ) -> None:
         super().__init__(outcome)
         self.answer = answer
@@ -106,7 +107,7 @@ class _Refusal(Exception):  # noqa: N818  an answer, not a fault of ours
 
 
 class Receiver:
-    """Answers the service's webhooks."""
+    """Responses the service's webhooks."""
 
     def __init__(
         self,
@@ -155,15 +156,15 @@ class Receiver:
             mending.cancel()
             await asyncio.gather(mending, return_exceptions=True)
 
-    async def answer(self, request: Request) -> Answer:
-        """Answer one request on the public port."""
+    async def answer(self, request: Request) -> Response:
+        """Response one request on the public port."""
         refused = self.judge(request.method, request.path, request.headers)
         if refused is None:
             return await self._receive(request)
         self.count_refusal(request.method, request.path, refused.status)
         return refused
 
-    def judge(self, method: str, path: str, headers: Headers) -> Answer | None:
+    def judge(self, method: str, path: str, headers: Headers) -> Response | None:
         """Refuse what its header alone shows to be no webhook, so that strangers buffer nothing."""
         if path != self._path:
             return _NOT_FOUND
@@ -308,7 +309,7 @@ class Receiver:
 
     # The answers around it
 
-    async def _receive(self, request: Request) -> Answer:
+    async def _receive(self, request: Request) -> Response:
         started = time.perf_counter()
         self._in_flight += 1
         event: Event | None = None
@@ -345,7 +346,7 @@ class Receiver:
         return event.type if event.type in self._metrics.event_types and event.type else OTHER
 
     def _log(
-        self, event: Event | None, outcome: str, why: str | None, answer: Answer, seconds: float
+        self, event: Event | None, outcome: str, why: str | None, answer: Response, seconds: float
     ) -> None:
         if event is None:
             # Anybody can have as many of these as he likes.
@@ -440,7 +441,7 @@ def _outcome(event: Event, *, is_new: bool) -> str:
     return "unparsed" if event.type is None else "published"
 
 
-def _try_later() -> Answer:
+def _try_later() -> Response:
     return problem(503, "try again later", Retry_After=str(RETRY_AFTER_SECONDS))
 
 

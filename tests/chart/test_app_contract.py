@@ -16,7 +16,7 @@ from bridge.app import check_roles
 from bridge.config import ENV_PREFIX, Settings, load_settings
 from bridge.config.settings import known_keys
 from bridge.http_server.admin import Health, admin_handler
-from bridge.http_server.parser import Request
+from bridge.http_server.request import Request
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.operators import topology_formats
 from bridge.topology.declarations import (

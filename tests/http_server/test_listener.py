@@ -23,15 +23,12 @@ from hypothesis import strategies as st
 
 import bridge.http_server.listener
 from bridge.errors import BridgeError
-from bridge.http_server.listener import END_SECONDS, SWEEP_SECONDS, Hooks, Listener, fit_open_files
-from bridge.http_server.parser import (
-    HEADER_OVERHEAD_BYTES,
-    Answer,
-    Limits,
-    Request,
-    RequestParser,
-    problem,
-)
+from bridge.http_server.connection import END_SECONDS
+from bridge.http_server.limits import Limits, fit_open_files
+from bridge.http_server.listener import SWEEP_SECONDS, Listener
+from bridge.http_server.parser import HEADER_OVERHEAD_BYTES, RequestParser
+from bridge.http_server.request import Request, Response, problem
+from bridge.http_server.service import Hooks
 from tests.ears import Ears
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -66,7 +63,7 @@ class App:
     go: asyncio.Event = field(default_factory=asyncio.Event)
     is_cancelled: bool = False
 
-    def judge(self, _method: str, path: str, _headers: object) -> Answer | None:
+    def judge(self, _method: str, path: str, _headers: object) -> Response | None:
         """Refuse one path for its header alone."""
         return problem(404, "nothing is here") if path == "/nowhere" else None
 
@@ -75,7 +72,7 @@ class App:
         """What was asked for."""
         return [request.path for request in self.requests]
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer(self, request: Request) -> Response:
         """Answer one request."""
         self.requests.append(request)
         try:
@@ -93,8 +90,8 @@ class App:
         if request.path == "/nowhere":
             return problem(404, "nothing is here")
         if request.path == "/large":
-            return Answer(200, bytes(LARGE_BYTES))
-        return Answer(200, request.path.encode(), {"content-type": "text/plain"})
+            return Response(200, bytes(LARGE_BYTES))
+        return Response(200, request.path.encode(), {"content-type": "text/plain"})
 
 
 @dataclass
@@ -293,7 +290,7 @@ async def test_closed_connection_leaves_no_garbage(served: Served, said: bytes) 
     try:
         async with connected(served.port) as client:
             client.writer.write(said)
-            await until(lambda: served.listener.connections)
+            await until(lambda: served.listener.occupancy.connections)
         await until(lambda: not any(isinstance(one, RequestParser) for one in gc.get_objects()))
     finally:
         gc.enable()
@@ -341,7 +338,8 @@ async def test_stall_makes_nobody_late(served: Served, cut: int, *, is_early: bo
     data = post_of(100)
     async with connected(served.port) as client:
         client.writer.write(data[:cut])
-        await until(lambda: served.listener.held_bytes if cut else served.listener.connections)
+        occupancy = served.listener.occupancy
+        await until(lambda: occupancy.held_bytes if cut else occupancy.connections)
         # Behind the event loop's back, which stands still.
         raw = client.transport.get_extra_info("socket")
         if is_early:
@@ -358,7 +356,7 @@ async def test_what_has_come_is_read_before_its_time_is_up() -> None:
     """A request that waits in the kernel at its deadline is in time, however little is missing."""
     app = App()
     async with listening(app) as listener, connected(listener.port) as client:
-        await until(lambda: listener.connections)
+        await until(lambda: listener.occupancy.connections)
         raw = client.transport.get_extra_info("socket")
         # Much later, and the sweep before this one was in time.
         now = asyncio.get_running_loop().time() + 1000
@@ -612,7 +610,7 @@ async def test_client_that_does_not_read_is_closed(served: Served) -> None:
         client.transport.pause_reading()
         client.writer.write(GET.replace(b"/ ", b"/large ") * 10)
         await until(lambda: served.app.requests)
-        await until(lambda: not served.listener.connections)
+        await until(lambda: not served.listener.occupancy.connections)
 
     assert len(served.app.requests) == 1
 
@@ -642,7 +640,7 @@ async def test_newcomer_takes_the_place_of_who_waited_longest() -> None:
         assert await first.rest() == b""
         assert status_of(await second.ask(GET)) == 200
         assert status_of(await third.ask(GET)) == 200
-        assert len(listener.connections) == 2
+        assert len(listener.occupancy.connections) == 2
 
 
 async def test_half_request_that_is_older_goes_before_a_silent_connection() -> None:
@@ -651,7 +649,7 @@ async def test_half_request_that_is_older_goes_before_a_silent_connection() -> N
     async with listening(app, max_connections=2) as listener, AsyncExitStack() as stack:
         half = await stack.enter_async_context(connected(listener.port))
         half.writer.write(HALF_HEADER)
-        await until(lambda: listener.receiving)
+        await until(lambda: listener.occupancy.receiving)
         silent, newcomer = [
             await stack.enter_async_context(connected(listener.port)) for _ in range(2)
         ]
@@ -701,10 +699,10 @@ async def test_bodies_together_have_a_limit() -> None:
         clients = [await stack.enter_async_context(connected(listener.port)) for _ in range(3)]
         for count, client in enumerate(clients):
             client.writer.write(head + bytes(59999))
-            await until(lambda: listener.held_bytes > 59999 * min(count, 1))  # noqa: B023
+            await until(lambda: listener.occupancy.held_bytes > 59999 * min(count, 1))  # noqa: B023
         answers = [await client.ask(b"x") for client in clients[1:]]
         lost = await clients[0].rest()
-        left = listener.held_bytes
+        left = listener.occupancy.held_bytes
 
     assert_problem(lost, 503)
     assert ([status_of(answer) for answer in answers], left) == ([200, 200], 0)
@@ -726,7 +724,7 @@ async def test_age_of_a_connection_does_not_make_a_victim() -> None:
     ):
         await old.ask(GET)
         young.writer.write(post_of(50_000)[:-1])
-        await until(lambda: listener.held_bytes > 50_000)
+        await until(lambda: listener.occupancy.held_bytes > 50_000)
         old.writer.write(post_of(50_000)[:-1])
         lost = await young.rest()
         answer = await old.ask(bytes(1))
@@ -744,9 +742,9 @@ async def test_complete_request_is_no_victim_of_its_own_size() -> None:
         connected(listener.port) as young,
     ):
         old.writer.write(post_of(40_000)[:-1_000])
-        await until(lambda: listener.held_bytes > 39_000)
+        await until(lambda: listener.occupancy.held_bytes > 39_000)
         young.writer.write(post_of(30_000)[:-10_000])
-        await until(lambda: listener.held_bytes > 59_000)
+        await until(lambda: listener.occupancy.held_bytes > 59_000)
         # The beginning of its next one does not make it a half again.
         answer = await old.ask(bytes(1_000) + GET[:10])
         lost = await young.rest()
@@ -781,18 +779,19 @@ async def test_all_that_is_held_is_counted() -> None:
     async with listening(app) as listener:
         async with connected(listener.port) as client:
             client.writer.write(HALF_HEADER + b"y\r\n" + names)
-            await until(lambda: listener.held_bytes >= 50 * HEADER_OVERHEAD_BYTES + len(names))
-        await until(lambda: listener.held_bytes == 0)
+            least = 50 * HEADER_OVERHEAD_BYTES + len(names)
+            await until(lambda: listener.occupancy.held_bytes >= least)
+        await until(lambda: listener.occupancy.held_bytes == 0)
         async with connected(listener.port) as client:
             client.writer.write(post_of(20_000).replace(b"/bad ", b"/wait "))
             await until(lambda: app.requests)
             client.writer.write(post_of(30_000))
-            await until(lambda: listener.held_bytes > 50_000)
+            await until(lambda: listener.occupancy.held_bytes > 50_000)
             app.go.set()
             await client.ask(b"")
             await client.ask(b"")
-        await until(lambda: not listener.connections)
-        left = listener.held_bytes
+        await until(lambda: not listener.occupancy.connections)
+        left = listener.occupancy.held_bytes
 
     assert left == 0
 
@@ -821,8 +820,8 @@ async def test_refusals_are_told() -> None:
                 await client.rest()
         async with connected(listener.port) as client:
             client.writer.write(HALF_BODY)
-            await until(lambda: listener.held_bytes)
-        await until(lambda: not listener.connections)
+            await until(lambda: listener.occupancy.held_bytes)
+        await until(lambda: not listener.occupancy.connections)
 
     assert app.refusals == [(None, 400), (None, 431), ("/bad", 413), ("/half", 400)]
 
@@ -892,7 +891,7 @@ async def test_only_who_knows_and_needs_it_is_told_to_go_on(served: Served, vers
         head = request(b"Expect: 100-continue", b"Content-Length: 5", line=line)
         client.writer.write(head)
         if version == b"1.0":
-            await until(lambda: served.listener.receiving)
+            await until(lambda: served.listener.occupancy.receiving)
             client.writer.write(b"hello")
         answer = await client.rest()
 
@@ -967,7 +966,7 @@ async def test_client_that_leaves_does_not_stop_the_answer() -> None:
             client.writer.write(GET.replace(b"/ ", b"/wait "))
             await until(lambda: app.requests)
         app.go.set()
-        await until(lambda: not listener.tasks and not listener.connections)
+        await until(lambda: not listener.occupancy.tasks and not listener.occupancy.connections)
 
     assert not app.is_cancelled
 
@@ -1207,7 +1206,7 @@ async def test_stop_serves_who_is_not_accepted_yet() -> None:
             queued.sendall(GET.replace(b"/ ", b"/wait "))
             listener.stop()
             await until(lambda: app.requests)
-            has_ended = listener._ended.is_set()
+            has_ended = listener.occupancy.is_over.is_set()
             app.go.set()
             queued.setblocking(False)
             loop = asyncio.get_running_loop()
@@ -1241,7 +1240,7 @@ async def test_stop_waits_for_a_request_on_its_way() -> None:
     """Who has connected before the port closes gets an answer, even if the request comes later."""
     async with listening(App()) as listener, connected(listener.port) as client:
         client.writer.write(GET[:10])
-        await until(lambda: listener.receiving)
+        await until(lambda: listener.occupancy.receiving)
         listener.stop()
         await until_refused(listener.port)
         answer = await client.ask(GET[10:])
@@ -1265,7 +1264,7 @@ async def test_stop_does_not_wait_for_who_has_been_silent_for_long() -> None:
     loop = asyncio.get_running_loop()
     async with listening(App()) as listener, connected(listener.port) as client:
         await client.ask(GET)
-        (connection,) = listener.trusted
+        (connection,) = listener.occupancy.trusted
         connection.since -= END_SECONDS
         started = loop.time()
         listener.stop()

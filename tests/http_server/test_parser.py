@@ -7,15 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.http_server.parser import (
-    HEADER_OVERHEAD_BYTES,
-    MAX_PIPELINED,
-    Answer,
-    Limits,
-    Phase,
-    Request,
-    RequestParser,
-)
+from bridge.http_server.limits import Limits
+from bridge.http_server.parser import HEADER_OVERHEAD_BYTES, MAX_PIPELINED, Phase, RequestParser
+from bridge.http_server.request import Request, Response
 
 LIMITS = Limits(
     max_connections=1,
@@ -175,10 +169,10 @@ def test_space_and_case_of_a_coding_mean_nothing(coding: bytes) -> None:
 
 def test_body_that_is_refused_for_its_header_is_not_kept() -> None:
     """Nothing of a body is held once its header is judged, and the verdict waits for none of it."""
-    parser = RequestParser(LIMITS, judge=lambda *_: Answer(404))
+    parser = RequestParser(LIMITS, judge=lambda *_: Response(404))
     parser.feed(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 200\r\n\r\n" + bytes(100))
 
-    assert parser.refusal == Answer(404)
+    assert parser.refusal == Response(404)
     assert parser.held_bytes < 100 + 2 * HEADER_OVERHEAD_BYTES
 
 

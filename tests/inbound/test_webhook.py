@@ -19,7 +19,7 @@ from bridge.amqp.publisher import Publication, Publisher
 from bridge.config import SignatureSettings, WebhookSettings
 from bridge.credentials import Credential
 from bridge.errors import PublishError
-from bridge.http_server.parser import Answer, Request
+from bridge.http_server.request import Request, Response
 from bridge.inbound.metrics import WebhookMetrics
 from bridge.inbound.signature import scheme_from
 from bridge.inbound.webhook import MAX_RECENT_EVENTS, Receiver, RecentEvents
@@ -276,12 +276,12 @@ class Gate:
                 await asyncio.sleep(0.001)
 
 
-def ask(receiver: Receiver, count: int) -> list["asyncio.Task[Answer]"]:
+def ask(receiver: Receiver, count: int) -> list["asyncio.Task[Response]"]:
     """Post the same event several times at once."""
     return [asyncio.create_task(receiver.answer(make_request(EVENT))) for _ in range(count)]
 
 
-async def statuses(tasks: Sequence["asyncio.Task[Answer]"]) -> list[int]:
+async def statuses(tasks: Sequence["asyncio.Task[Response]"]) -> list[int]:
     """Wait for the answers."""
     return [answer.status for answer in await asyncio.gather(*tasks)]
 
@@ -516,7 +516,7 @@ async def test_memory_of_repeats_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_memory_of_repeats_is_small() -> None:
     """Of an event with the longest id little is kept: a hundred thousand are less than 32 MiB."""
 
-    async def post(number: int) -> Answer:
+    async def post(number: int) -> Response:
         return await receiver.answer(make_request(b'{"type": "a", "id": "%0255d"}' % number))
 
     store = Store()

@@ -1,0 +1,335 @@
+"""The protocol of one connection: reads requests, has them answered in turn, holds deadlines.
+
+A handler sees complete requests only; every other one is refused here. A deadline is only noted
+here: the listener looks at all of them now and then, which is cheaper than a timer for each.
+"""
+
+import asyncio
+import math
+from http import HTTPStatus
+from typing import Final, cast
+
+from bridge.http_server.occupancy import Eviction, Occupancy
+from bridge.http_server.parser import Phase, RequestParser
+from bridge.http_server.request import Request, Response, problem
+from bridge.http_server.service import Service
+from bridge.logs import Log
+
+log = Log(__name__)
+
+# When the listener stops: how long we wait for a request that may be on its way.
+END_SECONDS: Final = 1.0
+# After a last response we go on reading: to close with unread data would reset the connection, and
+# the client might never see the response.
+LINGER_SECONDS: Final = 2.0
+MAX_LINGER_BYTES: Final = 4 * 1024 * 1024
+
+_STATUS_LINES: Final = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+_FULL: Final = problem(503, "too many connections; try again later", Retry_After="5")
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection: has its requests answered one by one, and holds the deadlines."""
+
+    def __init__(
+        self,
+        service: Service,
+        occupancy: "Occupancy[Connection]",
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._service = service
+        self._occupancy = occupancy
+        self._loop = loop
+        self._transport: asyncio.Transport
+        self._parser = RequestParser(service.limits, service.hooks.judge)
+        self._task: asyncio.Task[None] | None = None
+        # Of the request that is being answered.
+        self._request_bytes = 0
+        # Read while a request was being answered; parsed after it.
+        self._unparsed = b""
+        # What all of it takes up.
+        self.held_bytes = 0
+        # The client does not read its answer; it has said all; it is told no more.
+        self._is_clogged = self._has_eof = self._is_over = False
+        # It has been answered, with success.
+        self._is_answered = self._is_trusted = False
+        self._is_paused = False
+        self._lingered_bytes = 0
+        self.deadline = math.inf
+        # In which line we stand for the case that somebody has to go, and since when.
+        self._line: dict[Connection, None] | None = None
+        self.since = 0.0
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a place, or be turned away."""
+        # uvloop's transports are none of asyncio's classes.
+        self._transport = cast("asyncio.Transport", transport)
+        # Any byte that the client does not take keeps us from answering more.
+        self._transport.set_write_buffer_limits(high=0)
+        if self._occupancy.admit(self):
+            self._start_clock()
+            self._line_up()
+            return
+        self._is_over = True
+        self._service.hooks.on_refusal(None, None, _FULL.status)
+        self._send(_FULL, keep_alive=False)
+        self._transport.close()
+
+    def get_buffer(self, _size_hint: int) -> memoryview:
+        """Lend the buffer that all connections share."""
+        return self._service.buffer
+
+    def buffer_updated(self, count: int) -> None:
+        """Parse what came, or keep it until the request before it is answered."""
+        if self._is_over:
+            self._lingered_bytes += count
+            if self._lingered_bytes > MAX_LINGER_BYTES:
+                self.abort()
+        elif self._task is not None or self._is_clogged:
+            self._is_paused = True
+            self._transport.pause_reading()
+            self._unparsed += self._service.buffer[:count]
+            self._count()
+        else:
+            self._feed(self._service.buffer[:count])
+            self._advance()
+
+    def eof_received(self) -> bool:
+        """Stay open for answers that are still to come."""
+        self._has_eof = True
+        return self._task is not None or self._is_clogged
+
+    def pause_writing(self) -> None:
+        """Wait for a client that does not read its answer, but not for long."""
+        self._is_clogged = True
+        self._start_clock()
+        self._line_up()
+
+    def resume_writing(self) -> None:
+        """Go on, for the answer was read."""
+        self._is_clogged = False
+        self._start_clock()
+        self._line_up()
+        self._advance()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's own
+        """Drop what is not complete; a request that is being answered is finished."""
+        if not self._is_over and self._parser.phase is Phase.BODY:
+            self._tell_refusal(HTTPStatus.BAD_REQUEST)
+        self._give_up()
+        self._leave()
+
+    # The listener's side
+
+    def expire(self) -> None:
+        """Say that time is up where somebody may be listening, and close."""
+        if self._is_mute:
+            self.abort()
+        else:
+            self._refuse(problem(408, "the request did not arrive in time"))
+
+    def evict(self, cause: Eviction) -> None:
+        """Make room at once for somebody else."""
+        self._service.hooks.on_eviction(cause)
+        if self._is_mute:
+            self.abort()
+            return
+        self._tell_refusal(_FULL.status)
+        self._give_up()
+        self._leave()
+        self._send(_FULL, keep_alive=False)
+        self._transport.close()
+
+    def drain(self) -> None:
+        """Close soon unless there is something to answer; a request may be on its way.
+
+        On a connection that was silent for long no request is more likely to be than later.
+        """
+        phase = self._parser.phase
+        if self._task is not None or phase is Phase.BODY:
+            return
+        is_between = phase is Phase.IDLE and self._is_answered and not self._is_clogged
+        begin = self.since if is_between else self._loop.time()
+        self.deadline = min(self.deadline, begin + END_SECONDS)
+
+    def abort(self) -> None:
+        """Close without a word."""
+        self._give_up()
+        self._leave()
+        self._transport.abort()
+
+    @property
+    def _is_mute(self) -> bool:
+        """Whether a client would not expect, or not read, a word from us."""
+        return self._is_over or self._is_clogged or self._parser.phase is Phase.IDLE
+
+    def _line_up(self) -> None:
+        """Stand behind those who came into the same line before."""
+        occupancy = self._occupancy
+        line: dict[Connection, None] | None
+        if self._is_over:
+            line = occupancy.silent
+        elif self._is_clogged:
+            # What it has sent may be complete, but it does not let itself be answered.
+            line = occupancy.receiving
+        elif self._task is not None or self._parser.requests:
+            line = None
+        elif self._parser.phase is Phase.IDLE:
+            line = occupancy.trusted if self._is_trusted else occupancy.silent
+        else:
+            line = occupancy.receiving
+        if line is self._line:
+            return
+        self._leave_line()
+        if line is not None:
+            line[self] = None
+            self._line = line
+            self.since = self._loop.time()
+
+    def _leave_line(self) -> None:
+        if self._line is not None:
+            del self._line[self]
+            self._line = None
+
+    def _leave(self) -> None:
+        self._leave_line()
+        self._occupancy.forget(self)
+
+    # From bytes to responses
+
+    def _feed(self, data: memoryview | bytes) -> None:
+        parser = self._parser
+        parser.feed(data)
+        if parser.has_moved:
+            self._start_clock()
+            self._line_up()
+        self._count()
+        if parser.take_continue() and not self._is_over:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _advance(self) -> None:
+        """Answer what is next in line, or go on reading."""
+        parser = self._parser
+        while self._task is None and not self._is_clogged and not self._is_over:
+            if parser.requests:
+                self._start(parser.requests.popleft())
+            elif parser.refusal is not None:
+                self._refuse(parser.refusal)
+            elif self._unparsed:
+                data, self._unparsed = self._unparsed, b""
+                self._feed(data)
+            elif self._has_eof:
+                self._transport.close()
+                return
+            else:
+                self._resume()
+                return
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._parser.requests or self._parser.refusal or self._unparsed)
+
+    def _start(self, request: Request) -> None:
+        # The handler has its own deadline.
+        self.deadline = math.inf
+        self._request_bytes = request.size_bytes
+        self._task = self._loop.create_task(self._answer(request))
+        self._occupancy.tasks.add(self._task)
+
+    async def _answer(self, request: Request) -> None:
+        try:
+            response = (
+                _FULL
+                if self._occupancy.is_crowded_for(self)
+                else await self._service.handler(request)
+            )
+        except Exception:
+            log.exception("internal_error")
+            response = problem(500, "internal error")
+        finally:
+            if self._task is not None:
+                self._occupancy.tasks.discard(self._task)
+            self._task = None
+            self._request_bytes = 0
+            self._count()
+            self._occupancy.check_end()
+        if response is _FULL:
+            self._service.hooks.on_refusal(request.method, request.path, response.status)
+        if self._is_over:
+            return
+        is_last = self._has_eof and not self._has_more
+        keep_alive = request.keep_alive and not self._occupancy.is_closing and not is_last
+        self._is_answered = True
+        self._is_trusted = self._is_trusted or response.status < HTTPStatus.MULTIPLE_CHOICES
+        self._start_clock()
+        self._line_up()
+        self._send(response, keep_alive=keep_alive, has_body=request.method != "HEAD")
+        if keep_alive:
+            self._advance()
+        else:
+            self._linger()
+
+    def _start_clock(self) -> None:
+        """Set the deadline of what the client has to do next."""
+        limits, phase = self._service.limits, self._parser.phase
+        seconds = limits.idle_timeout_seconds
+        if not self._is_clogged:
+            if self._is_over:
+                seconds = LINGER_SECONDS
+            elif phase is Phase.BODY:
+                seconds = limits.body_timeout_seconds
+            elif phase is Phase.IDLE and self._is_answered:
+                seconds = limits.keep_alive_seconds
+        self.deadline = self._loop.time() + seconds
+
+    def _count(self) -> None:
+        """Tell the occupancy what our requests take up, until they are answered."""
+        size = 0
+        if not self._is_over:
+            size = self._parser.held_bytes + len(self._unparsed) + self._request_bytes
+        change, self.held_bytes = size - self.held_bytes, size
+        self._occupancy.count(change)
+
+    def _send(self, response: Response, *, keep_alive: bool, has_body: bool = True) -> None:
+        head = [_STATUS_LINES[response.status], self._service.date_line]
+        head += [
+            f"{name}: {value}\r\n".encode("latin-1") for name, value in response.headers.items()
+        ]
+        head.append(b"content-length: %d\r\n" % len(response.body))
+        head.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+        if has_body:
+            head.append(response.body)
+        self._transport.write(b"".join(head))
+
+    def _tell_refusal(self, status: int) -> None:
+        self._service.hooks.on_refusal(self._parser.method, self._parser.path, status)
+
+    def _refuse(self, response: Response) -> None:
+        """Answer in the handler's place, and close."""
+        self._tell_refusal(response.status)
+        self._send(response, keep_alive=False)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Answer nothing more, and let the client read and leave."""
+        self._give_up()
+        self._start_clock()
+        self._line_up()
+        if self._has_eof:
+            self._transport.close()
+        elif not self._transport.is_closing():
+            self._resume()
+            self._transport.write_eof()
+
+    def _resume(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def _give_up(self) -> None:
+        self._is_over = True
+        self._unparsed = b""
+        self._parser.close()
+        self._count()

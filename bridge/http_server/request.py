@@ -1,0 +1,54 @@
+"""A request and its response, as a handler sees them."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from bridge.logs import dump_json
+
+# Names are in lower case; repeated headers are repeated.
+Headers = list[tuple[bytes, bytes]]
+
+
+class Request(NamedTuple):
+    """A complete request; `size_bytes` is what it takes up, headers and all."""
+
+    method: str
+    path: str
+    query: bytes
+    headers: Headers
+    body: bytes
+    keep_alive: bool = True
+    size_bytes: int = 0
+
+    def header(self, name: bytes) -> str | None:
+        """Return the first value of a header, named in lower case."""
+        for each, value in self.headers:
+            if each == name:
+                return value.decode("latin-1")
+        return None
+
+
+class Response(NamedTuple):
+    """What a request is answered with; the length and the date are added."""
+
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = MappingProxyType({})
+
+
+def problem(status: int, title: str, **headers: str) -> Response:
+    """Make an error response after RFC 9457 that says nothing about what was compared with what."""
+    fields = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Response(
+        status,
+        dump_json({"title": title, "status": status}).encode(),
+        {"content-type": "application/problem+json", **fields},
+    )
+
+
+# Given method, path and headers: the answer to a request whose body need not be read, or None.
+Judge = Callable[[str, str, Headers], Response | None]
+
+# Answers one complete request; has its own deadline.
+Handler = Callable[[Request], Awaitable[Response]]
