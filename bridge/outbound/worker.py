@@ -14,7 +14,8 @@ from bridge.amqp.publisher import Publisher
 from bridge.config import RabbitMQSettings, WorkerSettings
 from bridge.errors import BrokerError, InvalidMessageError
 from bridge.logs import Log
-from bridge.outbound.concurrency import AdaptiveLimit, Slots
+from bridge.outbound.adaptive_limit import AdaptiveLimit
+from bridge.outbound.capacity import Slots
 from bridge.outbound.consumer import Consumer
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.envelope import Envelope, read_envelope
@@ -215,7 +216,7 @@ class Worker:
                 began = self._pace.begin(delivery.envelope.key)
                 answer = await self._post(request, delivery.envelope)
             finally:
-                self._slots.release()
+                self._slots.give_back()
             key = delivery.envelope.key
             answer = self._pace.note(answer, key=key, recipient=request.to, began=began)
             if (outcome := self._judge(delivery, answer)) is not None:
@@ -286,7 +287,7 @@ class Worker:
             may_go = may_go and self._expired(delivery) is None
             if may_go and self._pace.is_open:
                 return True
-            self._slots.release()
+            self._slots.give_back()
             if not may_go:
                 return False
 

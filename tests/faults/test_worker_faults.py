@@ -25,7 +25,7 @@ from yarl import URL
 from bridge.amqp.broker import close_quietly, open_connection
 from bridge.amqp.properties import Headers
 from bridge.errors import BrokerError
-from bridge.outbound.concurrency import FIRST_LIMIT
+from bridge.outbound.adaptive_limit import FIRST_LIMIT
 from bridge.outbound.ledger import COMES_AGAIN_SECONDS
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Child, free_ports, guarded

@@ -1,4 +1,4 @@
-"""How many requests may be in flight at once, and how many that should be.
+"""How many requests should be in flight at once, learned from how the service answers.
 
 `AdaptiveLimit` is the gradient algorithm of Netflix's concurrency-limits (2018), which goes back to
 TCP Vegas (Brakmo, Peterson, 1995): latency that climbs above that of an unloaded service shows a
@@ -9,85 +9,40 @@ queue at the service, so that of each round
 leaves a short queue, which keeps the service busy, and no more. From TCP's congestion control
 (RFC 5681) come slow start, which doubles the limit while all is well, the halving on a refusal,
 once for each round trip, and the level up to which it may double again. Refused levels are left
-alone for a while, as every look costs a refusal.
+alone for a while, as every trial of one costs a refusal.
 """
 
-import asyncio
-import contextlib
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from bridge.outbound.fates import Answer, Fate
 
 FIRST_LIMIT: Final = 4
+# A round has at least so many latencies, and at least as many as the limit.
 MIN_SAMPLES: Final = 10
-# Latency that is higher by so much is no queue yet.
-TOLERANCE: Final = 1.1
-# Standard errors by which a round's mean may be wrong: latencies that vary show no queue.
-ERRORS: Final = 1.5
-# With so much of the limit left a queue would be shorter, and the latency with it.
-TELLING: Final = 0.75
+# Latency up to so many times that of an unloaded service shows no queue yet.
+LATENCY_TOLERANCE: Final = 1.1
+# A round's mean may be wrong by so many standard errors: latencies that vary show no queue.
+MARGIN_STANDARD_ERRORS: Final = 1.5
+# After a cut to this share of the limit or less, a latency that has not followed is no queue of
+# ours: it is how long the service takes now.
+CONCLUSIVE_CUT_SHARE: Final = 0.75
 # A round takes away half at most, as a refusal does.
 MIN_GRADIENT: Final = 0.5
-# A refused level is tried again after 15 s, and while it is refused ever later; nothing goes
-# during Retry-After, so that the longer it is the rarer it has to be.
-FIRST_LOOK_SECONDS: Final = 15.0
-MAX_LOOK_SECONDS: Final = 60.0
-LOOKS_OF_RETRY_AFTER: Final = 20
-# How often to see the latency of a service that is less loaded: seconds, and so many latencies.
+# A refused level is tried again after 15 s, and while it is refused ever later. Nothing goes during
+# Retry-After, so that the time between two trials is at least so many times as long.
+FIRST_TRIAL_SECONDS: Final = 15.0
+MAX_TRIAL_SECONDS: Final = 60.0
+RETRY_AFTERS_PER_TRIAL: Final = 20
+# How often the limit is halved for a round, to see the latency of a service that is less loaded:
+# after so many seconds, or so many times the latency where that is longer.
 DIP_SECONDS: Final = 60.0
 DIP_LATENCIES: Final = 100
+# How many deliveries are held at first, and by what factor that number changes.
 FIRST_HELD: Final = 16
 HELD_FACTOR: Final = 4
-
-
-class Slots:
-    """A semaphore whose size can change. Whoever holds a slot keeps it when there are fewer."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._taken = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def acquire(self) -> None:
-        """Take a slot; wait for one in the order of the calls."""
-        if self._taken < self.limit and not self._waiting:
-            self._taken += 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                with contextlib.suppress(ValueError):
-                    self._waiting.remove(turn)
-                self._hand_on()
-            else:
-                # It had just been given one.
-                self.release()
-            raise
-
-    def release(self) -> None:
-        """Give a slot back."""
-        self._taken -= 1
-        if self._waiting:
-            self._hand_on()
-
-    def resize(self, limit: int) -> None:
-        """Change how many there are."""
-        self.limit = limit
-        self._hand_on()
-
-    def _hand_on(self) -> None:
-        while self._waiting and self._taken < self.limit:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                self._taken += 1
-                turn.set_result(None)
 
 
 class AdaptiveLimit:
@@ -109,9 +64,9 @@ class AdaptiveLimit:
         self._is_doubling = True
         # The highest level that is not known to be refused, and when to try a higher one.
         self._ceiling = maximum
-        self._look_seconds = FIRST_LOOK_SECONDS
-        self._look_again_at = 0.0
-        self._look_level = 0
+        self._trial_seconds = FIRST_TRIAL_SECONDS
+        self._next_trial_at = 0.0
+        self._trial_level = 0
         self._cut_at = -math.inf
         self._accepted_since_cut = False
         # Limit and latency before the limit was lowered to see whether the latency follows.
@@ -167,11 +122,11 @@ class AdaptiveLimit:
         level, half = self._in_flight, max(1, self.limit // 2)
         if self._accepted_since_cut:
             self._ceiling = min(max(half, level), self._maximum)
-            is_look = self.limit == self._look_level
-            longer = min(2 * self._look_seconds, MAX_LOOK_SECONDS)
-            self._look_seconds = longer if is_look else FIRST_LOOK_SECONDS
-            rarely = LOOKS_OF_RETRY_AFTER * retry_after_seconds
-            self._look_again_at = now + max(self._look_seconds, rarely)
+            is_trial = self.limit == self._trial_level
+            longer = min(2 * self._trial_seconds, MAX_TRIAL_SECONDS)
+            self._trial_seconds = longer if is_trial else FIRST_TRIAL_SECONDS
+            rarely = RETRY_AFTERS_PER_TRIAL * retry_after_seconds
+            self._next_trial_at = now + max(self._trial_seconds, rarely)
         else:
             # It refuses at any level: it is down rather than full, and what it takes is unknown.
             self._ceiling = self._maximum
@@ -195,7 +150,7 @@ class AdaptiveLimit:
     def _finish_round(self, now: float) -> None:
         mean = self._sum / self._samples
         variance = max(0.0, self._squares / self._samples - mean * mean)
-        margin = ERRORS * math.sqrt(variance / self._samples)
+        margin = MARGIN_STANDARD_ERRORS * math.sqrt(variance / self._samples)
         self._latency = mean
         self._learn_unloaded(mean, margin)
         if self._is_dip and self._before is not None:
@@ -212,13 +167,13 @@ class AdaptiveLimit:
         if self._before is not None:
             limit, latency = self._before
             share = self.limit / limit
-            if share <= TELLING and mean - margin > latency * (1 + share) / 2:
+            if share <= CONCLUSIVE_CUT_SHARE and mean - margin > latency * (1 + share) / 2:
                 self._unloaded = mean + margin
         self._unloaded = min(self._unloaded, mean + margin)
 
     def _choose(self, now: float, latency: float) -> int:
         """Return the limit after a round in which all of this one was used."""
-        gradient = min(1.0, TOLERANCE * self._unloaded / latency) if latency > 0 else 1.0
+        gradient = min(1.0, LATENCY_TOLERANCE * self._unloaded / latency) if latency > 0 else 1.0
         wanted = self._maximum
         if gradient < 1:
             self._is_doubling = False
@@ -237,13 +192,13 @@ class AdaptiveLimit:
         if self.limit < self._ceiling:
             step = self.limit if self._is_doubling else math.sqrt(self.limit)
             return min(int(self.limit + step), self._ceiling)
-        if now < self._look_again_at or self.limit == self._maximum:
+        if now < self._next_trial_at or self.limit == self._maximum:
             return self.limit
         # One request too many is refused at the most.
         self._ceiling = self._maximum
         self._is_doubling = False
-        self._look_level = self.limit + 1
-        return self._look_level
+        self._trial_level = self.limit + 1
+        return self._trial_level
 
     def _change(self, limit: int, now: float) -> None:
         if limit != self.limit:
