@@ -16,7 +16,8 @@ from typing import Any, Final, NoReturn
 import uvloop
 
 from bridge import __version__
-from bridge.amqp.broker import Link, tls_context
+from bridge.amqp.link import Link
+from bridge.amqp.login import tls_context
 from bridge.amqp.publisher import Publisher
 from bridge.config import Role, Settings, SmsApiSettings
 from bridge.credentials import Credential, check_header_value, load_authorities

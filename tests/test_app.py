@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bridge import credentials
-from bridge.amqp.broker import open_connection
+from bridge.amqp.connecting import open_connection
 from bridge.app import Secrets, check_roles, check_start, webhook_secrets
 from bridge.config import Role, Settings
 from bridge.credentials import Credential

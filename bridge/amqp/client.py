@@ -1,26 +1,33 @@
 """The door to RabbitMQ's client libraries: every other wing takes their names from here."""
 
-from aio_pika import Connection, DeliveryMode, Message
+import aio_pika
+from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from aiormq import Channel
 from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import (
     AMQPError,
+    AuthenticationError,
     ChannelAccessRefused,
     ChannelClosed,
     ChannelInvalidStateError,
     ChannelLockedResource,
     ChannelNotFoundEntity,
     ChannelPreconditionFailed,
+    ConnectionNotAllowed,
     DeliveryError,
+    ProbableAuthenticationError,
     PublishError,
 )
+
+from bridge.amqp.wire import Wire
 
 __all__ = [
     "AMQPError",
     "AbstractChannel",
     "AbstractIncomingMessage",
     "AbstractQueue",
+    "AuthenticationError",
     "Channel",
     "ChannelAccessRefused",
     "ChannelClosed",
@@ -29,9 +36,17 @@ __all__ = [
     "ChannelNotFoundEntity",
     "ChannelPreconditionFailed",
     "Connection",
+    "ConnectionNotAllowed",
     "DeliveredMessage",
     "DeliveryError",
     "DeliveryMode",
     "Message",
+    "ProbableAuthenticationError",
     "PublishError",
 ]
+
+
+class Connection(aio_pika.Connection):
+    """A connection and the wire that carries its messages; `open_connection` makes both."""
+
+    wire: Wire

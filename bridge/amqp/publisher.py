@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import aio_pika
-
-from bridge.amqp.broker import closed_channel, open_channel, wire_of
+from bridge.amqp.channels import closed_channel, open_channel
+from bridge.amqp.client import Connection
 from bridge.amqp.frames import AROUND_BYTES, CONTENT, LARGE_BODY_BYTES, Body, Confirm
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import PublishingChannel
@@ -46,12 +45,12 @@ class Publisher:
         self._channel: PublishingChannel | None = None
         self._open = asyncio.Event()
 
-    async def serve(self, connection: aio_pika.Connection) -> None:
+    async def serve(self, connection: Connection) -> None:
         """Publish on this connection until its channel ends; `Link.run` calls it."""
         channel = await open_channel(connection, confirms=True)
         # A broker without a limit of frames says 0, of which aiormq makes less than nothing.
         most = channel.max_content_size if channel.max_content_size > 0 else sys.maxsize
-        wire = wire_of(connection)
+        wire = connection.wire
         with wire.publishing(channel.number, max_payload_bytes=most) as publishing:
             self._channel = publishing
             self._open.set()

@@ -182,7 +182,7 @@ def declare(context: typer.Context, *, role: OneRole = None, config: ConfigFile 
 
 
 async def _declare(settings: "Settings", topology: "Topology") -> "list[Difference]":
-    from bridge.amqp.broker import close_quietly, open_first_connection
+    from bridge.amqp.connecting import close_quietly, open_first_connection
     from bridge.topology.upkeep import provide
 
     connection = await open_first_connection(settings.rabbitmq, name="topology")
@@ -195,7 +195,7 @@ async def _declare(settings: "Settings", topology: "Topology") -> "list[Differen
 async def _compare(
     settings: "Settings", topology: "Topology", url: str | None
 ) -> "tuple[list[Difference], str | None]":
-    from bridge.amqp.broker import close_quietly, open_first_connection
+    from bridge.amqp.connecting import close_quietly, open_first_connection
     from bridge.operators.management import open_management
     from bridge.topology.comparison import compare
 

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.amqp.broker import close_quietly, open_first_connection
 from bridge.amqp.client import (
     AbstractChannel,
     AbstractIncomingMessage,
@@ -24,6 +23,7 @@ from bridge.amqp.client import (
     Message,
     PublishError,
 )
+from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.config import Settings
 from bridge.errors import BridgeError, BrokerError
 from bridge.operators.readiness import UNKNOWN, explain, read_standing

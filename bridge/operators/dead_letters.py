@@ -20,13 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bridge import __version__
-from bridge.amqp.broker import (
-    RPC_TIMEOUT_SECONDS,
-    close_channel,
-    close_quietly,
-    open_channel,
-    open_first_connection,
-)
+from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
 from bridge.amqp.client import (
     AMQPError,
     Channel,
@@ -35,6 +29,7 @@ from bridge.amqp.client import (
     Connection,
     DeliveredMessage,
 )
+from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
 from bridge.config import Settings

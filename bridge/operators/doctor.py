@@ -28,17 +28,10 @@ import httpx
 from pydantic import SecretStr
 from yarl import URL
 
-from bridge.amqp.broker import (
-    RPC_TIMEOUT_SECONDS,
-    close_channel,
-    close_quietly,
-    host_of,
-    open_channel,
-    open_connection,
-    tls_context,
-    wire_of,
-)
+from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
 from bridge.amqp.client import Channel, ChannelAccessRefused, ChannelClosed, Connection
+from bridge.amqp.connecting import close_quietly, host_of, open_connection
+from bridge.amqp.login import tls_context
 from bridge.amqp.properties import Properties
 from bridge.config import RabbitMQSettings, Role, Settings
 from bridge.credentials import load_authorities
@@ -288,7 +281,7 @@ async def _examine_permissions(
         async with asyncio.timeout(PROBE_SECONDS):
             return await _try_permissions(connection, settings, roles)
     except TimeoutError:
-        if not wire_of(connection).is_blocked:
+        if not connection.wire.is_blocked:
             raise
         return [
             Finding(

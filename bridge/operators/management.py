@@ -12,7 +12,7 @@ from urllib.parse import quote
 import httpx
 from yarl import URL
 
-from bridge.amqp.broker import tls_context, with_credentials
+from bridge.amqp.login import tls_context, with_credentials
 from bridge.config import RabbitMQSettings
 from bridge.errors import BrokerError, ConfigError
 from bridge.topology.declarations import Binding, Difference, Exchange, Queue, Topology

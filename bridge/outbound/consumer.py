@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from bridge.amqp.broker import RPC_TIMEOUT_SECONDS, closed_channel, open_channel, wire_of
+from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, closed_channel, open_channel
 from bridge.amqp.client import Connection
 from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
@@ -134,7 +134,7 @@ class Consumer:
         channel.closing.add_done_callback(lambda _: self._changed.set())
         channel.on_consumer_cancel_callbacks.add(self._on_cancelled_by_broker)
         self._suspect_poison()
-        wire = wire_of(connection)
+        wire = connection.wire
         self._session = session = Session(channel, wire)
         tag: str | None = None
         take = functools.partial(self._on_delivery, session)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from bridge.amqp.broker import heed_cancellation
+from bridge.amqp.channels import heed_cancellation
 from bridge.amqp.client import Connection
 from bridge.amqp.publisher import Publisher
 from bridge.config import RabbitMQSettings, WorkerSettings

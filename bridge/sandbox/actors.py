@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 
 import httpx
 
-from bridge.amqp.broker import close_quietly
 from bridge.amqp.client import AbstractChannel, AbstractIncomingMessage, DeliveryMode, Message
+from bridge.amqp.connecting import close_quietly
 from bridge.errors import BridgeError
 from bridge.sandbox.scoreboard import IN_PROGRESS, Metrics
 from bridge.sandbox.stage import Stage, queues_of

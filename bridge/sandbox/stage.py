@@ -16,8 +16,8 @@ from typing import Final
 
 import httpx
 
-from bridge.amqp.broker import close_quietly, open_connection
 from bridge.amqp.client import Connection
+from bridge.amqp.connecting import close_quietly, open_connection
 from bridge.config import ENV_PREFIX, Settings, load_settings
 from bridge.errors import BridgeError
 from bridge.sandbox.broker import URL_VARIABLE, find_broker, private_broker

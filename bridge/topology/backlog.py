@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, NoReturn
 
-from bridge.amqp.broker import heed_cancellation, wire_of
+from bridge.amqp.channels import heed_cancellation
 from bridge.amqp.client import Connection
 from bridge.logs import Log
 from bridge.topology.declarations import QueueSizes, read_queue
@@ -25,7 +25,7 @@ async def watch_queues(
     """
     while True:
         # A broker that blocks the connection reads no question either.
-        if not wire_of(connection).is_blocked:
+        if not connection.wire.is_blocked:
             found = {name: await look_at_queue(connection, name) for name in names}
             heed_cancellation()
             note({name: sizes for name, sizes in found.items() if sizes is not None})

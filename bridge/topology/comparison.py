@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 
-from bridge.amqp.broker import RPC_TIMEOUT_SECONDS, close_channel, open_channel
+from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
 from bridge.amqp.client import (
     ChannelAccessRefused,
     ChannelClosed,

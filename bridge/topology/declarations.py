@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from bridge.amqp.broker import RPC_TIMEOUT_SECONDS, close_channel, open_channel
+from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
 from bridge.amqp.client import ChannelClosed, ChannelNotFoundEntity, Connection
 from bridge.config import Role, Settings, WebhookSettings, WorkerSettings
 from bridge.config.durations import format_duration

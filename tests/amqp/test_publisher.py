@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
-import aio_pika
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +20,7 @@ from pamqp.frame import marshal, unmarshal
 from pamqp.header import ContentHeader
 
 from bridge.amqp import publisher, wire
+from bridge.amqp.client import Connection
 from bridge.amqp.frames import LARGE_BODY_BYTES, Confirm
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import MAX_UNCONFIRMED, MAX_UNWRITTEN_BYTES, Publication, Publisher
@@ -96,7 +96,7 @@ class Transport:
 class Far:
     """The broker's end of one connection."""
 
-    connection: aio_pika.Connection
+    connection: Connection
     transport: Transport
     protocol: Any
     closing: "asyncio.Future[None]"
@@ -145,9 +145,9 @@ def connect(max_content_size: int = FRAME_PAYLOAD_BYTES) -> Far:
 
     connection = SimpleNamespace(
         transport=SimpleNamespace(connection=SimpleNamespace(channel=open_channel)),
-        kwargs={"transport_factory": ours},
+        wire=ours,
     )
-    return Far(cast("aio_pika.Connection", connection), transport, protocol, closing)
+    return Far(cast("Connection", connection), transport, protocol, closing)
 
 
 # One for all, because to make them takes longer than to use them.

@@ -18,7 +18,8 @@ import aio_pika
 import httpx
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 
-from bridge.amqp.broker import open_connection
+from bridge.amqp.client import Connection
+from bridge.amqp.connecting import open_connection
 from bridge.app import Bridge
 from bridge.config import Role, Settings
 from bridge.outbound.worker import Worker
@@ -461,7 +462,7 @@ async def open_bench(broker: Broker, service: Service) -> AsyncIterator[Bench]:
 
 
 @asynccontextmanager
-async def open_link(bench: Bench, name: str, **changed: Any) -> AsyncIterator[aio_pika.Connection]:
+async def open_link(bench: Bench, name: str, **changed: Any) -> AsyncIterator[Connection]:
     """Open one of our connections, as a `Link` does."""
     settings = make_settings(bench.values(**changed)).rabbitmq
     connection = await open_connection(settings, settings.url[0], name=name)

@@ -615,7 +615,7 @@ async def test_connecting_has_a_deadline(bench: Bench) -> None:
 
 
 async def _connect(settings: RabbitMQSettings) -> None:
-    from bridge.amqp.broker import open_connection  # noqa: PLC0415
+    from bridge.amqp.connecting import open_connection  # noqa: PLC0415
 
     connection = await open_connection(settings, settings.url[0], name="test")
     await connection.close()

@@ -22,7 +22,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from pamqp.common import FieldTable
 from yarl import URL
 
-from bridge.amqp.broker import close_quietly, open_connection
+from bridge.amqp.connecting import close_quietly, open_connection
 from bridge.amqp.properties import Headers
 from bridge.errors import BrokerError
 from bridge.outbound.adaptive_limit import FIRST_LIMIT

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from yarl import URL
 
-from bridge.amqp.broker import close_quietly, open_first_connection
+from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.config import Role, Settings
 from bridge.operators import doctor
 from bridge.operators.doctor import examine

@@ -19,14 +19,14 @@ from pamqp.heartbeat import Heartbeat
 from pydantic import SecretStr
 from yarl import URL
 
-from bridge.amqp.broker import close_quietly, open_channel, open_connection, wire_of
+from bridge.amqp.channels import open_channel
+from bridge.amqp.client import Connection
+from bridge.amqp.connecting import close_quietly, open_connection
 from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
 from bridge.config import Settings
 from bridge.errors import ConnectError
 from tests.integration.conftest import SECONDS, Amqp, eventually, unique
-
-Connection = aio_pika.Connection
 
 
 @asynccontextmanager
@@ -65,7 +65,7 @@ async def no_delivery(_message: object) -> None:
 def tap(connection: Connection) -> list[bytes]:
     """Return the pieces that the connection writes from now on, each as it is handed over."""
     pieces: list[bytes] = []
-    transport: Any = wire_of(connection)._transport
+    transport: Any = connection.wire._transport
 
     class Tap:
         """Writes down, and passes on."""
@@ -106,7 +106,7 @@ async def ended(channel: aiormq.Channel) -> None:
 
 async def test_the_stream_is_ours(amqp_url: str, connection: Connection) -> None:
     """aio-pika hands our stream to aiormq, and the host of the certificate; aiormq uses it."""
-    assert wire_of(connection).is_open
+    assert connection.wire.is_open
     given: list[dict[str, Any]] = []
 
     class Factory(aiormq.connection.TransportFactory):
@@ -161,7 +161,7 @@ async def test_deliveries_that_are_taken_never_reach_the_client(
     def take(_tag: int, _redelivered: bool, _properties: Properties, body: Body) -> None:  # noqa: FBT001
         taken.put_nowait(body)
 
-    with wire_of(connection).deliveries(channel.number, take):
+    with connection.wire.deliveries(channel.number, take):
         await channel.basic_qos(prefetch_count=5)
         answer = await channel.basic_consume(queue, no_delivery)
         await amqp.publish(queue, b"hello")
@@ -178,7 +178,7 @@ async def test_deliveries_that_are_taken_never_reach_the_client(
 async def test_tags_of_publishes_begin_with_one(connection: Connection, queue: str) -> None:
     """On a channel with confirms aiormq publishes nothing itself, so that the tags are ours."""
     channel = await open_channel(connection, confirms=True)
-    with wire_of(connection).publishing(channel.number, max_payload_bytes=4000) as publishing:
+    with connection.wire.publishing(channel.number, max_payload_bytes=4000) as publishing:
         told = []
         for number, key in enumerate((queue, f"{queue}.missing", queue)):
             confirm = publishing.publish(
@@ -240,7 +240,7 @@ async def test_a_cancelled_consumer_is_told(connection: Connection, queue: str, 
 async def _by_the_broker(channel: aiormq.Channel, connection: Connection) -> None:
     """Ack what was never delivered."""
     assert not connection.is_closed
-    wire_of(connection).ack(channel.number, 4711)
+    connection.wire.ack(channel.number, 4711)
 
 
 async def _by_us(_channel: aiormq.Channel, connection: Connection) -> None:
@@ -250,7 +250,7 @@ async def _by_us(_channel: aiormq.Channel, connection: Connection) -> None:
 
 async def _by_the_network(_channel: aiormq.Channel, connection: Connection) -> None:
     """Cut the connection."""
-    transport = wire_of(connection)._transport
+    transport = connection.wire._transport
     assert transport is not None
     transport.abort()
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 from yarl import URL
 
-from bridge.amqp.broker import open_connection
+from bridge.amqp.connecting import open_connection
 from bridge.config import RabbitMQSettings
 from bridge.errors import ConnectError
 from bridge.sandbox.broker import Broker

@@ -21,7 +21,7 @@ import httpx
 import pytest
 from yarl import URL
 
-from bridge.amqp.broker import open_connection
+from bridge.amqp.connecting import open_connection
 from bridge.config import RabbitMQSettings
 from bridge.errors import BrokerError, ConnectError
 from bridge.sandbox.broker import Broker

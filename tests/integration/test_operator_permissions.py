@@ -9,6 +9,7 @@ import pytest
 import yaml
 from yarl import URL
 
+from bridge.amqp.client import Connection
 from bridge.config import Settings, load_settings
 from bridge.sandbox.broker import Broker, private_broker
 from bridge.topology.declarations import Topology, webhook_topology, worker_topology
@@ -63,11 +64,11 @@ async def test_the_user_may_do_its_work_and_no_more(
     settings, admin_url, user_url = login(broker, mode, tmp_path)
     topology = topology_of(settings)
     if mode == "verify":
-        async with await aio_pika.connect(admin_url) as admin:
+        async with await aio_pika.connect(admin_url, connection_class=Connection) as admin:
             # As the operator does.
             assert await provide(admin, topology, "declare") == []
 
-    async with await aio_pika.connect(user_url) as user:
+    async with await aio_pika.connect(user_url, connection_class=Connection) as user:
         differences = await provide(user, topology, settings.rabbitmq.topology)
         assert {one.kind for one in differences} <= {"not_compared"}
         channel = await user.channel()

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import aio_pika
 import pytest
 from pydantic import SecretStr
 
-from bridge.amqp.broker import open_connection
+from bridge.amqp.client import Connection
+from bridge.amqp.connecting import open_connection
 from bridge.config import Settings
 from bridge.inbound.metrics import WebhookMetrics
 from bridge.inbound.own_queue import watched
@@ -20,7 +20,7 @@ EVENTS = 3
 
 
 @asynccontextmanager
-async def connected(url: str) -> AsyncIterator[aio_pika.Connection]:
+async def connected(url: str) -> AsyncIterator[Connection]:
     """Connect as the roles do."""
     rabbitmq = Settings.model_validate({"rabbitmq": {"url": url}}).rabbitmq
     connection = await open_connection(rabbitmq, SecretStr(url), name="test")
@@ -59,7 +59,7 @@ async def test_events_that_nobody_takes_are_seen(amqp_url: str, queue: str) -> N
     metrics.queue_consumers.labels(queue).set(1)
     serving = asyncio.Event()
 
-    async def serve(_connection: aio_pika.Connection) -> None:
+    async def serve(_connection: Connection) -> None:
         await serving.wait()
 
     async def is_seen() -> bool:
@@ -77,7 +77,7 @@ async def test_events_that_nobody_takes_are_seen(amqp_url: str, queue: str) -> N
 async def test_without_a_queue_nothing_is_watched() -> None:
     """With `webhook.queue: null` the receiver serves as ever."""
 
-    async def serve(_connection: aio_pika.Connection) -> None:
+    async def serve(_connection: Connection) -> None:
         pass
 
     metrics = WebhookMetrics(new_registry(), path="/", event_types=[])

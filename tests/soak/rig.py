@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import uvloop
 
-from bridge.amqp.broker import USEFUL_SECONDS
+from bridge.amqp.link import USEFUL_SECONDS
 from bridge.config import WorkerSettings
 from bridge.sandbox.broker import Broker, private_broker
 from bridge.sandbox.processes import Child, Guard, guarded

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import aio_pika
 import pytest
 
+from bridge.amqp.client import Connection
 from bridge.config import WorkerSettings
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.topology import upkeep
@@ -23,7 +23,7 @@ from bridge.topology.upkeep import MEND_SECONDS, TELL_SECONDS, Mode, Upkeep, is_
 from tests.clock import LeapingLoop
 from tests.ears import Ears
 
-CONNECTION = cast("aio_pika.Connection", None)
+CONNECTION = cast("Connection", None)
 NEEDED = worker_topology(WorkerSettings(retry_delays=(5,)))
 MAIN, RETRY, DEAD = NEEDED.queues
 RETRY_DIFFERS = Difference(RETRY, "different", "it is another one", "make it anew")

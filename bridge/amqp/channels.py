@@ -1,0 +1,60 @@
+"""Channels of a connection: open one, close it, say why it has ended."""
+
+import asyncio
+from typing import Final, cast
+
+from bridge.amqp.client import Channel, ChannelClosed, Connection
+from bridge.errors import BrokerError
+
+# How long the broker may take to answer a method.
+RPC_TIMEOUT_SECONDS: Final = 10.0
+
+
+async def open_channel(connection: Connection, *, confirms: bool = False) -> Channel:
+    """Open a channel and return aiormq's, which has no objects between us and the frames.
+
+    With `confirms` a publish waits for the broker's confirm and raises when it is returned.
+    """
+    async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+        if connection.transport is None:
+            raise BrokerError("the connection closed at once")
+        channel = await connection.transport.connection.channel(
+            publisher_confirms=confirms, on_return_raises=confirms
+        )
+    return cast("Channel", channel)
+
+
+def closed_channel(channel: Channel, use: str) -> BrokerError:
+    """Make the error of a channel that has ended, with the broker's own words if it ended it."""
+    closing = channel.closing
+    error = None if not closing.done() or closing.cancelled() else closing.exception()
+    why = f": {describe_end(error)}" if isinstance(error, ChannelClosed) else ""
+    return BrokerError(f"the {use} channel was closed{why}")
+
+
+async def close_channel(channel: Channel) -> None:
+    """Close a channel."""
+    await channel.close()
+    heed_cancellation()
+
+
+def heed_cancellation() -> None:
+    """Raise CancelledError when this task is cancelled.
+
+    Where the connection ends at the same moment, aiormq swallows it or raises an error of its own
+    in its place; who goes on after that must ask.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+def describe_end(error: BaseException) -> str:
+    """Say why a connection or a channel has ended."""
+    # The broker's own text names queues and arguments, never a message.
+    if isinstance(error, BrokerError):
+        return str(error)
+    if isinstance(error, asyncio.CancelledError):
+        return "the broker sent nothing for too long"
+    text = " ".join(str(part) for part in error.args[:2]) if error.args else ""
+    return f"{type(error).__name__} {text}".strip()

@@ -1,0 +1,91 @@
+"""What went wrong when no connection opened: the fault, its cause and the remedy, in one error."""
+
+import socket
+import ssl
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Final
+
+from bridge.amqp.client import (
+    AuthenticationError,
+    ConnectionNotAllowed,
+    ProbableAuthenticationError,
+)
+from bridge.errors import ConnectError, ConnectFault, causes_of
+
+_REMEDIES: Final[Mapping[ConnectFault, str]] = {
+    "auth_failed": "check rabbitmq.username, rabbitmq.password and the vhost in rabbitmq.url",
+    "refused": "check that RabbitMQ runs and that rabbitmq.url names its host and port",
+    "tls_failed": "check rabbitmq.tls and the broker's certificate",
+    "timeout": "check the network to the broker, and the port in rabbitmq.url: nothing answered",
+    "client_unsupported": "nothing would be delivered: install the versions that uv.lock names, or "
+    "use the released image",
+}
+_CLIENT: Final = ("aio-pika", "aiormq", "pamqp")
+
+# What a library of another version raises when it is called as this one is.
+OTHER_INTERFACE = (AttributeError, TypeError)
+_LOGIN_FAULTS = (ProbableAuthenticationError, AuthenticationError, ConnectionNotAllowed)
+# The reply codes `access-refused` and `not-allowed` (AMQP 0-9-1, 1.2): the broker knows no such
+# virtual host, or the user has no right to it.
+_REFUSED_LOGIN: Final = (403, 530)
+# What OpenSSL calls a first answer that is no TLS; the second with Python 3.13.
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+# The type of an alert and the major version (RFC 8446, 5.1).
+_TLS_ALERT: Final = b"\x15\x03"
+
+
+def refusal(error: Exception, host: str, closed: tuple[int, str], foreign: bytes) -> ConnectError:
+    """Make the error that names the fault and the remedy of a connection that did not open.
+
+    `closed` is the code and the text with which the broker closed it, `foreign` the start of what
+    answered when that was no AMQP.
+    """
+    if isinstance(error, OTHER_INTERFACE):
+        return unsupported(host)
+    code, said = closed
+    fault = "auth_failed" if code in _REFUSED_LOGIN else _classify(error)
+    why = f"{fault}: {said}" if said else fault
+    cause, remedy = _look_closer(error, foreign) or (why, _REMEDIES[fault])
+    return ConnectError(fault, f"no connection to {host} ({cause}); {remedy}")
+
+
+def unsupported(host: str) -> ConnectError:
+    """Make the error of an installed client library that the bridge does not work with."""
+    installed = ", ".join(f"{name} {version(name)}" for name in _CLIENT)
+    fault: ConnectFault = "client_unsupported"
+    cause = f"no connection to {host} ({fault}: {installed})"
+    return ConnectError(fault, f"{cause}; {_REMEDIES[fault]}")
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether nobody has answered as far as the error tells: refused, or silent."""
+    return _classify(error) in {"refused", "timeout"}
+
+
+def _classify(error: BaseException) -> ConnectFault:
+    causes = list(causes_of(error))
+    if any(isinstance(cause, ssl.SSLError) for cause in causes):
+        return "tls_failed"
+    if any(isinstance(cause, _LOGIN_FAULTS) for cause in causes):
+        return "auth_failed"
+    return "timeout" if any(isinstance(cause, TimeoutError) for cause in causes) else "refused"
+
+
+def _look_closer(error: BaseException, foreign: bytes) -> tuple[str, str] | None:
+    """Name the cause and the remedy where more is known than the kind of the fault.
+
+    `foreign` is the start of what answered, when that was no AMQP.
+    """
+    ports = "it is usually 5672, with TLS 5671"
+    if any(isinstance(cause, socket.gaierror) for cause in causes_of(error)):
+        return "its name is not found", "check the host in rabbitmq.url and the resolver"
+    if any(getattr(cause, "reason", "") in _NO_TLS for cause in causes_of(error)):
+        return "no TLS is spoken there", f"write amqp:// in rabbitmq.url, or its port: {ports}"
+    if foreign.startswith(b"HTTP/"):
+        return "HTTP is spoken there, not AMQP", f"correct the port in rabbitmq.url: {ports}"
+    if foreign.startswith(_TLS_ALERT):
+        return "TLS is spoken there", f"write amqps:// in rabbitmq.url, or its port: {ports}"
+    if foreign:
+        return "what answers there is no RabbitMQ", f"correct rabbitmq.url; its port: {ports}"
+    return None

@@ -1,0 +1,129 @@
+"""Open one connection to RabbitMQ, and close it."""
+
+import asyncio
+import contextlib
+from typing import Final
+
+from pydantic import SecretStr
+from yarl import URL
+
+from bridge.amqp.client import Connection
+from bridge.amqp.connect_faults import OTHER_INTERFACE, is_unreachable, refusal, unsupported
+from bridge.amqp.login import tls_context, with_credentials
+from bridge.amqp.properties import tolerate_broken_properties
+from bridge.amqp.wire import FOREIGN_BYTES, Wire
+from bridge.config import RabbitMQSettings
+from bridge.errors import BrokerError, ConfigError, ConnectError
+
+CLOSE_TIMEOUT_SECONDS: Final = 3.0
+# How long a port may take to answer an HTTP request.
+ASK_HTTP_SECONDS: Final = 1.0
+
+
+async def open_connection(
+    settings: RabbitMQSettings, url: SecretStr, *, name: str, ask_http: bool = False
+) -> Connection:
+    """Open one connection; user, password and certificates are read anew each time.
+
+    Raises ConnectError within `connect_timeout_seconds`; its text names the fault and the remedy.
+    With `ask_http` a port that answers nothing is asked whether it speaks HTTP, for another second:
+    RabbitMQ's management page is silent to AMQP.
+    """
+    try:
+        tolerate_broken_properties()
+        connection = _new_connection(settings, url, name)
+    except ConfigError as error:  # a file of the login
+        raise ConnectError("auth_failed", str(error)) from error
+    except OTHER_INTERFACE as error:
+        raise unsupported(host_of(url)) from error
+    try:
+        async with asyncio.timeout(settings.connect_timeout_seconds):
+            await connection.connect()
+    except BaseException as error:
+        await close_quietly(connection)
+        if not isinstance(error, Exception):
+            raise
+        # aiormq raises more than its own classes.
+        wire = connection.wire
+        foreign, closed = wire.foreign, wire.closed
+        is_silent = not foreign and closed is None
+        if ask_http and is_silent and is_unreachable(error):
+            foreign = await _ask_http(settings, URL(url.get_secret_value()))
+        raise refusal(error, host_of(url), closed or (0, ""), foreign) from error
+    if not connection.wire.is_open:
+        # It would live, and hear nothing of what is delivered and confirmed.
+        await close_quietly(connection)
+        raise unsupported(host_of(url))
+    return connection
+
+
+async def open_first_connection(settings: RabbitMQSettings, *, name: str) -> Connection:
+    """Open a connection to the first broker of `rabbitmq.url` that takes one; each is tried once.
+
+    Raises BrokerError, that of the last one.
+    """
+    *others, last = settings.url
+    for url in others:
+        try:
+            return await open_connection(settings, url, name=name, ask_http=True)
+        except BrokerError:
+            continue
+    return await open_connection(settings, last, name=name, ask_http=True)
+
+
+async def _ask_http(settings: RabbitMQSettings, url: URL) -> bytes:
+    """Return how the answer to an HTTP request begins, or nothing when it is none.
+
+    A broker that is merely slow answers it too, with the versions of AMQP that it speaks.
+    """
+    secure = url.scheme == "amqps"
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(ASK_HTTP_SECONDS):
+            reader, writer = await asyncio.open_connection(
+                url.host,
+                _port_of(url),
+                ssl=tls_context(settings) if secure else None,
+            )
+            with contextlib.closing(writer):
+                writer.write(b"GET / HTTP/1.0\r\n\r\n")
+                answer = await reader.read(FOREIGN_BYTES)
+                return answer if answer.startswith(b"HTTP/") else b""
+    return b""
+
+
+def _new_connection(settings: RabbitMQSettings, url: SecretStr, name: str) -> Connection:
+    target = URL(url.get_secret_value()).update_query(
+        heartbeat=settings.heartbeat_seconds, name=f"sms-bridge {name}"
+    )
+    target = with_credentials(target, settings)
+    try:
+        context = tls_context(settings) if target.scheme == "amqps" else None
+    except ConfigError as error:
+        raise ConnectError("tls_failed", str(error)) from error
+    connection = Connection(target, ssl_context=context)
+    connection.wire = Wire()
+    connection.kwargs["transport_factory"] = connection.wire
+    if settings.tls.server_name is not None and target.scheme == "amqps":
+        connection.kwargs["server_hostname"] = settings.tls.server_name
+    return connection
+
+
+def host_of(url: SecretStr) -> str:
+    """Write the host and port of a broker's URL."""
+    parsed = URL(url.get_secret_value())
+    return f"{parsed.host}:{_port_of(parsed)}"
+
+
+def _port_of(url: URL) -> int:
+    return url.port or (5671 if url.scheme == "amqps" else 5672)
+
+
+async def close_quietly(connection: Connection) -> None:
+    """Close within a deadline; a broker that hangs must not hold us up."""
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
+            await connection.close()
+    if not connection.is_closed:
+        # It has let go of its transport, so this only marks it as closed. Its finaliser would
+        # close it otherwise, in whatever thread collects it.
+        await connection.close()

@@ -1,0 +1,151 @@
+"""A connection to RabbitMQ that stays alive.
+
+A `Link` connects, hands the connection to its user, watches it, and starts again from nothing
+when anything on it ends. Nothing is restored in place: a restored channel can stay dead for ever
+on a healthy connection (aio-pika, `RobustChannel`), a new connection cannot.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, NoReturn
+
+from bridge.amqp.channels import describe_end
+from bridge.amqp.client import Connection
+from bridge.amqp.connecting import close_quietly, host_of, open_connection
+from bridge.config import RabbitMQSettings
+from bridge.errors import BrokerError, ConnectError
+from bridge.logs import Log
+from bridge.metrics import BridgeMetrics
+
+log = Log(__name__)
+
+Serve = Callable[[Connection], Awaitable[object]]
+
+# Between two tries it waits for a random part of at most these times.
+MIN_BACKOFF_SECONDS: Final = 0.5
+MAX_BACKOFF_SECONDS: Final = 30.0
+# A refused connection costs a broker that starts next to nothing; a login costs it much more.
+MAX_BACKOFF_REFUSED_SECONDS: Final = 5.0
+# A session that ends sooner was of no use: the back-off goes on growing.
+USEFUL_SECONDS: Final = 1.0
+
+
+class Link:
+    """One named connection, made again for as long as the process runs."""
+
+    def __init__(self, name: str, settings: RabbitMQSettings, metrics: BridgeMetrics) -> None:
+        self.name = name
+        self._settings = settings
+        self._metrics = metrics
+        self._turn = 0
+        self._last_fault = ""
+        self._is_refused = False
+        self._connection: Connection | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the connection is open now."""
+        return self._connection is not None and self._connection.connected.is_set()
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the broker refuses to take messages on this connection (an alarm)."""
+        return self._connection is not None and self._connection.wire.is_blocked
+
+    async def run(self, serve: Serve) -> NoReturn:
+        """Connect and `serve`, for ever. `serve` ends or raises when the connection is no use.
+
+        Between two tries it waits for a random time of at most half of the time that the broker
+        has been away, 0.5 to 30 s, to 5 s while nobody listens there: quick after a restart, and
+        no storm when many come back.
+        """
+        down_since = time.monotonic()
+        while True:
+            try:
+                await self._session(serve)
+            except BrokerError as error:
+                self._log_fault(str(error))
+            else:
+                down_since = time.monotonic()
+                self._last_fault = ""
+            longest = MAX_BACKOFF_REFUSED_SECONDS if self._is_refused else MAX_BACKOFF_SECONDS
+            await asyncio.sleep(_backoff(time.monotonic() - down_since, longest))
+
+    def _log_fault(self, why: str) -> None:
+        # One line for each change: an outage of an hour is not a thousand lines.
+        if why == self._last_fault:
+            log.debug("broker_unavailable", link=self.name, why=why)
+        else:
+            log.warning("broker_unavailable", link=self.name, why=why)
+        self._last_fault = why
+
+    async def _session(self, serve: Serve) -> None:
+        """Serve one connection until it ends; raise BrokerError when it was never of use."""
+        connection = await self._connect()
+        started = time.monotonic()
+        self._connection = connection
+        try:
+            await _serve_until_closed(connection, serve)
+        except Exception as error:  # whatever the client library raises, the link goes on
+            self._metrics.connections.labels("closed_by_broker").inc()
+            if time.monotonic() - started < USEFUL_SECONDS:
+                raise BrokerError(describe_end(error)) from error
+            log.warning("broker_lost", link=self.name, why=describe_end(error))
+        finally:
+            self._connection = None
+            await close_quietly(connection)
+
+    async def _connect(self) -> Connection:
+        url = self._settings.url[self._turn % len(self._settings.url)]
+        self._turn += 1
+        try:
+            connection = await open_connection(self._settings, url, name=self.name)
+        except ConnectError as error:
+            self._is_refused = error.fault == "refused"
+            self._metrics.connections.labels(error.fault).inc()
+            raise
+        self._is_refused = False
+        self._metrics.connections.labels("opened").inc()
+        connection.wire.on_blocked(self._log_blocked)
+        log.info("broker_connected", link=self.name, host=host_of(url))
+        return connection
+
+    def _log_blocked(self, reason: str | None) -> None:
+        if reason is None:
+            log.info("broker_unblocked", link=self.name)
+            return
+        remedy = "it takes no messages; look at rabbitmq-diagnostics check_local_alarms"
+        log.warning("broker_blocked", link=self.name, why=f"{reason}; {remedy}")
+
+
+async def _serve_until_closed(connection: Connection, serve: Serve) -> None:
+    transport = connection.transport
+    if transport is None:
+        raise BrokerError("the connection closed at once")
+    closing = transport.connection.closing
+    serving = asyncio.ensure_future(serve(connection))
+    try:
+        await asyncio.wait({closing, serving}, return_when=asyncio.FIRST_COMPLETED)
+        # Closing a channel cancels what waits on it, which would look like our own cancellation.
+        if serving.done() and not serving.cancelled():
+            serving.result()
+        raise BrokerError(describe_end(_reason(closing)))
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        closing.cancel()
+
+
+def _reason(closing: "asyncio.Future[object]") -> BaseException:
+    if not closing.done():
+        return BrokerError("the channel ended")
+    if closing.cancelled():
+        return BrokerError("the connection was closed")
+    return closing.exception() or BrokerError("the connection was closed")
+
+
+def _backoff(down_seconds: float, longest_seconds: float) -> float:
+    longest = min(max(down_seconds / 2, MIN_BACKOFF_SECONDS), longest_seconds)
+    return random.uniform(0, longest)  # noqa: S311  jitter, no secret
