@@ -308,7 +308,8 @@ def _sign(settings: "Settings", body: bytes) -> "tuple[Sequence[tuple[str, str]]
     import uuid
 
     from bridge.app import webhook_secrets
-    from bridge.inbound.signature import decode_secret, scheme_from, sign
+    from bridge.inbound.schemes import decode_secret, scheme_from
+    from bridge.inbound.signature import sign
 
     scheme = scheme_from(settings.webhook.signature, settings.webhook.public_url)
     secret = webhook_secrets(settings, scheme)[0]
@@ -382,7 +383,8 @@ def sandbox(
 def _plain_signer(secret: str) -> "Callable[[bytes], Sequence[tuple[str, str]]]":
     import uuid
 
-    from bridge.inbound.signature import PRESETS, decode_secret, sign
+    from bridge.inbound.schemes import PRESETS, decode_secret
+    from bridge.inbound.signature import sign
 
     scheme = PRESETS["plain"]
     key = decode_secret(scheme, secret)

@@ -29,7 +29,7 @@ from bridge.http_server.listener import Listener
 from bridge.http_server.service import Hooks
 from bridge.inbound.metrics import WebhookMetrics
 from bridge.inbound.own_queue import watched
-from bridge.inbound.signature import Scheme, decode_secret, scheme_from
+from bridge.inbound.schemes import Scheme, decode_secret, scheme_from
 from bridge.inbound.webhook import Receiver, webhook_limits
 from bridge.logs import LineWriter, Log, configure_logging, log_loop_faults
 from bridge.metrics import BridgeMetrics, Registry, new_registry

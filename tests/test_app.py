@@ -12,7 +12,7 @@ from bridge.app import Secrets, check_roles, check_start, webhook_secrets
 from bridge.config import Role, Settings
 from bridge.credentials import Credential
 from bridge.errors import BrokerError, ConfigError
-from bridge.inbound.signature import Scheme
+from bridge.inbound.schemes import Scheme
 from bridge.metrics import BridgeMetrics, new_registry
 from tests.certificates import make_certificate
 

@@ -18,7 +18,7 @@ from bridge.config.durations import format_duration, parse_duration
 from bridge.config.fields import PATTERNS
 from bridge.config.settings import known_keys
 from bridge.errors import ConfigError
-from bridge.inbound.signature import scheme_from
+from bridge.inbound.schemes import scheme_from
 
 EXAMPLE = Path(__file__).parent.parent / "config.example.yaml"
 CANARY = "Canary7Secret"

@@ -32,6 +32,12 @@ from bridge.config.fields import (
 from bridge.config.urls import BaseUrl, BrokerUrls, HttpUrl, ProxyUrl, mask_url
 
 Role = Literal["worker", "webhook"]
+# How services sign their webhooks.
+Preset = Literal["plain", "github", "stripe", "slack", "shopify", "standard-webhooks", "twilio"]
+Algorithm = Literal["sha256", "sha1", "sha384", "sha512"]
+Encoding = Literal["auto", "hex", "base64", "base64url"]
+TimestampUnit = Literal["s", "ms"]
+SecretEncoding = Literal["utf8", "base64", "hex", "whsec"]
 
 ENV_PREFIX: Final = "SMS_BRIDGE_"
 
@@ -142,19 +148,17 @@ class WorkerSettings(_Section):
 class SignatureSettings(_Section):
     """How the service signs; a preset sets every knob, and a single knob overrides it."""
 
-    preset: Literal[
-        "plain", "github", "stripe", "slack", "shopify", "standard-webhooks", "twilio"
-    ] = "plain"
+    preset: Preset = "plain"
     header: HeaderName | None = None
-    algorithm: Literal["sha256", "sha1", "sha384", "sha512"] | None = None
-    encoding: Literal["auto", "hex", "base64", "base64url"] | None = None
+    algorithm: Algorithm | None = None
+    encoding: Encoding | None = None
     format: SignatureFormat | None = None
     signed_content: SignedContent | None = None
     timestamp_from: Name | None = None
-    timestamp_unit: Literal["s", "ms"] | None = None
+    timestamp_unit: TimestampUnit | None = None
     tolerance_seconds: Duration | None = None
     id_header: HeaderName | None = None
-    secret_encoding: Literal["utf8", "base64", "hex", "whsec"] | None = None
+    secret_encoding: SecretEncoding | None = None
 
 
 class WebhookSettings(_Section):

@@ -1,110 +1,44 @@
-"""Are these raw bytes and headers authentic and fresh? A scheme is data; nothing here does I/O."""
+"""Check that raw bytes and headers are authentic and fresh, or make such headers.
+
+`verify` asks as the receiver, `sign` answers as a sender would; a scheme is data, in `schemes`.
+Nothing here does I/O or knows the time.
+"""
 
 import base64
 import binascii
 import hashlib
 import hmac
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
-from bridge.config import SignatureSettings
-from bridge.errors import ConfigError, InvalidSignatureError
+from bridge.errors import InvalidSignatureError
+from bridge.inbound.schemes import DIGEST_BYTES, PLACEHOLDER, Scheme
 
-# As ASGI has them: names in lower case, repeated headers repeated.
-Headers = Iterable[tuple[bytes, bytes]]
-_Given = Sequence[tuple[bytes, bytes]]
-Algorithm = Literal["sha256", "sha1", "sha384", "sha512"]
-Encoding = Literal["auto", "hex", "base64", "base64url"]
-SecretEncoding = Literal["utf8", "base64", "hex", "whsec"]
-
+# Signatures that one header may hold: a service that rotates its secret sends two or three.
 MAX_CANDIDATES: Final = 10
 
-_DIGEST_BYTES: Final = {"sha256": 32, "sha1": 20, "sha384": 48, "sha512": 64}
+# Names are in lower case; repeated headers are repeated.
+_Given = Sequence[tuple[bytes, bytes]]
 # Between entries, and between an entry's name and its value.
 _SEPARATORS: Final = {"kv": (b",", b"="), "list": (b" ", b",")}
 # The only version of `kv` and `list` schemes that is an HMAC with a shared secret.
 _VERSION: Final = b"v1"
+# The parameter of the query that binds the body where only the URL is signed.
 _BODY_DIGEST: Final = b"bodySHA256"
 
-_PLACEHOLDER: Final = re.compile(r"\{(body|timestamp|id|url)\}")
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_VISIBLE: Final = re.compile(r"[!-~]+")
 # Without leading zeros: one could be the end of what stands before it.
 _TIMESTAMP: Final = re.compile(rb"[1-9][0-9]{0,12}")
 _EVENT_ID: Final = re.compile(rb"[!-~]{1,255}")
 # RFC 3986, and brackets. No brace or quote, so that no JSON object can begin in a query.
 _QUERY: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:@/?%\[\]-]*")
 _AFTER_URL: Final = re.compile(r"\{url\}(.*?)\{(?:body|id)\}")
-_TOUCHING_ID: Final = re.compile(r"\{id\}\{(?:body|url)\}|\{(?:body|url)\}\{id\}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scheme:
-    """Hold every way in which services sign differently.
-
-    Make one with `scheme_from`, which finds contradictions. `url` is what `{url}` stands for,
-    without the query. In the kv format `timestamp_from` is a key, or a header if it has a dash.
-    """
-
-    header: str
-    algorithm: Algorithm = "sha256"
-    encoding: Encoding = "auto"
-    format: str = "plain"
-    signed_content: str = "{body}"
-    timestamp_from: str | None = None
-    timestamp_unit: Literal["s", "ms"] = "s"
-    tolerance_seconds: float = 300.0
-    id_header: str | None = None
-    secret_encoding: SecretEncoding = "utf8"  # noqa: S105  the name of an encoding
-    url: str | None = None
-
-
-PRESETS: Final[Mapping[str, Scheme]] = MappingProxyType(
-    {
-        "plain": Scheme(header="X-Service-Signature"),
-        "github": Scheme(header="X-Hub-Signature-256", encoding="hex", format="prefix:sha256="),
-        "stripe": Scheme(
-            header="Stripe-Signature",
-            encoding="hex",
-            format="kv",
-            signed_content="{timestamp}.{body}",
-            timestamp_from="t",
-        ),
-        "slack": Scheme(
-            header="X-Slack-Signature",
-            encoding="hex",
-            format="prefix:v0=",
-            signed_content="v0:{timestamp}:{body}",
-            timestamp_from="X-Slack-Request-Timestamp",
-        ),
-        "shopify": Scheme(
-            header="X-Shopify-Hmac-SHA256", encoding="base64", id_header="X-Shopify-Event-Id"
-        ),
-        "standard-webhooks": Scheme(
-            header="webhook-signature",
-            encoding="base64",
-            format="list",
-            signed_content="{id}.{timestamp}.{body}",
-            timestamp_from="webhook-timestamp",
-            id_header="webhook-id",
-            secret_encoding="whsec",  # noqa: S106  the name of an encoding
-        ),
-        "twilio": Scheme(
-            header="X-Twilio-Signature",
-            algorithm="sha1",
-            encoding="base64",
-            signed_content="{url}",
-        ),
-    }
-)
 
 
 class Verified(NamedTuple):
-    """Tell which key signed, which event, and when (unix seconds).
+    """Which key signed, which event, and when (seconds of Unix time).
 
     The id is a claim, and not proven, where the scheme does not sign `{id}`.
     """
@@ -116,131 +50,16 @@ class Verified(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """Hold what a sender puts on a request: headers, and the raw query (empty for most schemes)."""
+    """What a sender puts on a request: headers, and the raw query (empty for most schemes)."""
 
     headers: tuple[tuple[str, str], ...]
     query: bytes
 
 
-def scheme_from(settings: SignatureSettings, public_url: str | None) -> Scheme:
-    """Lay the single knobs over the preset; None leaves the preset's value.
-
-    Raises ConfigError with one line for each contradiction.
-    """
-    knobs = settings.model_dump(exclude={"preset"}, exclude_none=True)
-    scheme = replace(PRESETS[settings.preset], **knobs, url=public_url)
-    faults = [
-        *_content_faults(scheme),
-        *_timestamp_faults(scheme, knobs),
-        *_name_faults(scheme),
-    ]
-    if faults:
-        raise ConfigError(*faults)
-    return scheme
-
-
-def _content_faults(scheme: Scheme) -> Iterator[str]:
-    used = set(_PLACEHOLDER.findall(scheme.signed_content))
-    if set("{}") & set(_PLACEHOLDER.sub("", scheme.signed_content)):
-        yield (
-            "webhook.signature.signed_content: holds a brace that is not part of "
-            "{body}, {timestamp}, {id} or {url}; take it out"
-        )
-    if _TOUCHING_ID.search(scheme.signed_content):
-        yield (
-            "webhook.signature.signed_content: needs a fixed character between {id} and the "
-            "{body} or {url} beside it, or a part of one could be taken for the other"
-        )
-    needs = (
-        ("timestamp", scheme.timestamp_from, "webhook.signature.timestamp_from", "a header or key"),
-        ("id", scheme.id_header, "webhook.signature.id_header", "the header"),
-        ("url", scheme.url, "webhook.public_url", "the whole address that the service calls"),
-    )
-    for name, value, key, remedy in needs:
-        if name in used and value is None:
-            yield f"{key}: is missing, but the service signs {{{name}}}; set it to {remedy}"
-    if "url" in used and scheme.url is not None and not _VISIBLE.fullmatch(scheme.url):
-        yield "webhook.public_url: must be ASCII, percent-encoded as the service calls it"
-
-
-def _timestamp_faults(scheme: Scheme, knobs: Collection[str]) -> Iterator[str]:
-    source = scheme.timestamp_from
-    if source is None:
-        for knob in ("timestamp_unit", "tolerance_seconds"):
-            if knob in knobs:
-                yield (
-                    f"webhook.signature.{knob}: does nothing without timestamp_from; "
-                    "set that too, or leave this out"
-                )
-        return
-    if "{timestamp}" not in scheme.signed_content:
-        yield (
-            "webhook.signature.signed_content: must hold {timestamp} when there is a "
-            "timestamp_from, or the time could be forged; without a time start from preset plain"
-        )
-    if not _TOKEN.fullmatch(source):
-        yield "webhook.signature.timestamp_from: is neither a header name nor a kv key"
-    elif scheme.format != "kv" and len(source) <= len("ts"):
-        yield (
-            "webhook.signature.timestamp_from: is a kv key, but the format is not kv; "
-            "name a header, or set format: kv"
-        )
-
-
-def _name_faults(scheme: Scheme) -> Iterator[str]:
-    time_header = None if _time_is_entry(scheme) else scheme.timestamp_from
-    names = [scheme.header, scheme.id_header, time_header]
-    lower = [name.lower() for name in names if name is not None]
-    if len(set(lower)) != len(lower):
-        yield (
-            "webhook.signature.header: is also the header of the id or the timestamp, "
-            "or these two are one; name different headers"
-        )
-    named = scheme.format.removeprefix("prefix:").removesuffix("=")
-    if named in _DIGEST_BYTES and named != scheme.algorithm:
-        yield (
-            f"webhook.signature.format: the prefix says {named}, but the algorithm is "
-            f"{scheme.algorithm}; set format to prefix:{scheme.algorithm}="
-        )
-
-
-def decode_secret(scheme: Scheme, secret: str, *, setting: str = "webhook.secrets") -> bytes:
-    """Turn a configured secret into the HMAC key.
-
-    Raises ConfigError that names the setting, without the secret in it, when it is empty or not in
-    the encoding.
-    """
-    try:
-        key = _secret_bytes(scheme.secret_encoding, secret)
-    except ValueError:
-        key = b""
-    if not key or not secret.strip():
-        # Raised out here, because a decoder's error may hold the secret.
-        raise ConfigError(
-            f"{setting}: the secret is empty or not {scheme.secret_encoding}; correct it, "
-            "or say in webhook.signature.secret_encoding how it is written"
-        )
-    return key
-
-
-def _secret_bytes(encoding: SecretEncoding, secret: str) -> bytes:
-    match encoding:
-        case "utf8":
-            return secret.encode()
-        case "hex":
-            return binascii.unhexlify(secret)
-        case "base64":
-            return base64.b64decode(secret, validate=True)
-        case "whsec":
-            text = secret.removeprefix("whsec_")
-            # Standard Webhooks' own libraries take it without padding, too.
-            return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
-
-
 def verify(
     scheme: Scheme,
     keys: Sequence[bytes],
-    headers: Headers,
+    headers: Iterable[tuple[bytes, bytes]],
     body: bytes,
     *,
     now: float,
@@ -248,6 +67,7 @@ def verify(
 ) -> Verified:
     """Check that a holder of one of the keys sent exactly this body, just now.
 
+    Headers are named in lower case, repeated ones are repeated; `now` is in seconds of Unix time.
     Raises InvalidSignatureError. It says `stale` or `future` only of what is signed correctly,
     so that these mean a clock or a replay and never a forgery. `body` is not looked into.
     """
@@ -284,8 +104,8 @@ def sign(
         digest = _BODY_DIGEST + b"=" + hashlib.sha256(body).hexdigest().encode()
         query = query + b"&" + digest if query else digest
     headers = []
-    timestamp = str(int(now * _per_second(scheme))).encode()
-    if scheme.timestamp_from is not None and not _time_is_entry(scheme):
+    timestamp = str(int(now * scheme.units_per_second)).encode()
+    if scheme.timestamp_from is not None and not scheme.has_time_entry:
         headers.append((scheme.timestamp_from, timestamp.decode()))
     if scheme.id_header is not None:
         headers.append((scheme.id_header, _checked_id(scheme, event_id.encode()).decode()))
@@ -304,7 +124,7 @@ def _read_signature(scheme: Scheme, given: _Given) -> tuple[list[bytes], bytes]:
     candidates = [_decode(scheme, text) for text in texts]
     if scheme.timestamp_from is None:
         return candidates, b""
-    if _time_is_entry(scheme):
+    if scheme.has_time_entry:
         key = scheme.timestamp_from.encode()
         times = [text for name, text in entries if name == key]
     else:
@@ -348,7 +168,7 @@ def _write_signature(scheme: Scheme, signature: bytes, timestamp: bytes) -> byte
         return _prefix(scheme) + signature
     between, within = _SEPARATORS[scheme.format]
     entries = [_VERSION + within + signature]
-    if scheme.timestamp_from is not None and _time_is_entry(scheme):
+    if scheme.timestamp_from is not None and scheme.has_time_entry:
         entries.insert(0, scheme.timestamp_from.encode() + within + timestamp)
     return between.join(entries)
 
@@ -358,17 +178,8 @@ def _prefix(scheme: Scheme) -> bytes:
     return named.removeprefix("prefix:").encode()
 
 
-def _time_is_entry(scheme: Scheme) -> bool:
-    source = scheme.timestamp_from
-    return scheme.format == "kv" and source is not None and "-" not in source
-
-
-def _per_second(scheme: Scheme) -> int:
-    return 1000 if scheme.timestamp_unit == "ms" else 1
-
-
 def _decode(scheme: Scheme, text: bytes) -> bytes:
-    size = _DIGEST_BYTES[scheme.algorithm]
+    size = DIGEST_BYTES[scheme.algorithm]
     is_hex = scheme.encoding == "hex" or (scheme.encoding == "auto" and len(text) == 2 * size)
     try:
         digest = binascii.unhexlify(text) if is_hex else _from_base64(scheme, text)
@@ -440,9 +251,9 @@ def _check_query(scheme: Scheme, query: bytes, body: bytes) -> None:
 
 @lru_cache(maxsize=16)
 def _may_run_on(template: str) -> bool:
-    """Say whether a query could be read on into the body or the id: nothing there ends it."""
+    """Whether a query could be read on into the body or the id: nothing there ends it."""
     after = _AFTER_URL.search(template)
-    return after is not None and bool(_QUERY.fullmatch(_PLACEHOLDER.sub("", after[1]).encode()))
+    return after is not None and bool(_QUERY.fullmatch(PLACEHOLDER.sub("", after[1]).encode()))
 
 
 def _content(
@@ -465,7 +276,7 @@ def _content(
 @lru_cache(maxsize=16)
 def _parts(template: str) -> tuple[str, ...]:
     """Cut a template: literals at the even places, names of placeholders at the odd ones."""
-    return tuple(_PLACEHOLDER.split(template))
+    return tuple(PLACEHOLDER.split(template))
 
 
 @lru_cache(maxsize=16)
@@ -492,7 +303,7 @@ def _matching_key(
 
 
 def _fresh(scheme: Scheme, timestamp: bytes, *, now: float) -> float:
-    seconds = int(timestamp) / _per_second(scheme)
+    seconds = int(timestamp) / scheme.units_per_second
     if now - seconds > scheme.tolerance_seconds:
         raise InvalidSignatureError("stale")
     if seconds - now > scheme.tolerance_seconds:

@@ -25,7 +25,8 @@ from bridge.http_server.limits import Limits
 from bridge.http_server.occupancy import Eviction
 from bridge.http_server.request import Headers, Request, Response, problem
 from bridge.inbound.metrics import WebhookMetrics
-from bridge.inbound.signature import Scheme, Verified, decode_secret, verify
+from bridge.inbound.schemes import Scheme, decode_secret
+from bridge.inbound.signature import Verified, verify
 from bridge.logs import CountedLog, Log
 from bridge.pointers import NOT_JSON, find_id, read_document
 from bridge.topology.upkeep import Upkeep

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from bridge.config import SignatureSettings
-from bridge.inbound.signature import scheme_from, sign
+from bridge.inbound.schemes import scheme_from
+from bridge.inbound.signature import sign
 from tests.chart.rendering import (
     APP_VERSION,
     CI,

@@ -23,7 +23,8 @@ from twilio.request_validator import (  # type: ignore[import-untyped]
 )
 
 from bridge.errors import InvalidSignatureError
-from bridge.inbound.signature import PRESETS, Scheme, Verified, decode_secret, sign, verify
+from bridge.inbound.schemes import PRESETS, Scheme, decode_secret
+from bridge.inbound.signature import Verified, sign, verify
 
 SECRET = "whsec_dGVzdF9zZWNyZXRfa2V5X29mXzI0IQ=="
 URL = "https://bridge.example/webhooks"

@@ -21,7 +21,7 @@ from bridge.credentials import Credential
 from bridge.errors import PublishError
 from bridge.http_server.request import Request, Response
 from bridge.inbound.metrics import WebhookMetrics
-from bridge.inbound.signature import scheme_from
+from bridge.inbound.schemes import scheme_from
 from bridge.inbound.webhook import MAX_RECENT_EVENTS, Receiver, RecentEvents
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.topology.declarations import webhook_topology

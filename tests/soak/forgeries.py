@@ -28,10 +28,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bridge.errors import InvalidSignatureError
-from bridge.inbound.signature import MAX_CANDIDATES, PRESETS, Scheme, sign, verify
+from bridge.inbound.schemes import PRESETS, Scheme
+from bridge.inbound.signature import MAX_CANDIDATES, sign, verify
 
 SCHEMES: Final[Mapping[str, Scheme]] = {
-    **PRESETS,
+    **{str(name): scheme for name, scheme in PRESETS.items()},
     "twilio": replace(PRESETS["twilio"], url="https://bridge.example/webhooks"),
 }
 CHUNK: Final = 2_000

@@ -12,7 +12,7 @@ import pytest
 
 from bridge.errors import InvalidSignatureError
 from bridge.inbound import signature
-from bridge.inbound.signature import Scheme
+from bridge.inbound.schemes import Scheme
 from tests.soak.forgeries import (
     CHUNK,
     FORGERS,
@@ -73,11 +73,11 @@ def _compare_eight_bytes(a: bytes, b: bytes) -> bool:
     return a[:8] == b[:8]
 
 
-def _lenient_base64(scheme: signature.Scheme, text: bytes) -> bytes:
+def _lenient_base64(scheme: Scheme, text: bytes) -> bytes:
     return base64.b64decode(text, signature._altchars(scheme))
 
 
-def _unchecked_bits(scheme: signature.Scheme, text: bytes) -> bytes:
+def _unchecked_bits(scheme: Scheme, text: bytes) -> bytes:
     return base64.b64decode(text, signature._altchars(scheme), validate=True)
 
 
@@ -96,7 +96,7 @@ def _always_fresh(_scheme: Any, timestamp: bytes, **_now: float) -> float:
     return float(timestamp)
 
 
-def _only_too_old(scheme: signature.Scheme, timestamp: bytes, *, now: float) -> float:
+def _only_too_old(scheme: Scheme, timestamp: bytes, *, now: float) -> float:
     if now - float(timestamp) > scheme.tolerance_seconds:
         raise InvalidSignatureError("stale")
     return float(timestamp)
@@ -129,13 +129,13 @@ def _content_of_a_number(scheme: Any, body: bytes, *, timestamp: bytes, **values
     return _CONTENT(scheme, body, timestamp=number, **values)
 
 
-def _any_prefix(scheme: signature.Scheme, value: bytes) -> Iterable[tuple[bytes, bytes]]:
+def _any_prefix(scheme: Scheme, value: bytes) -> Iterable[tuple[bytes, bytes]]:
     if scheme.format.startswith("prefix:"):
         return [(b"v1", value.partition(b"=")[2])]
     return _ENTRIES(scheme, value)
 
 
-def _any_version(scheme: signature.Scheme, value: bytes) -> Iterable[tuple[bytes, bytes]]:
+def _any_version(scheme: Scheme, value: bytes) -> Iterable[tuple[bytes, bytes]]:
     known = _ENTRIES(scheme, value)
     return [(b"v1" if name.lower().startswith(b"v") else name, text) for name, text in known]
 
