@@ -7,6 +7,7 @@ BridgeError
     BrokerError              no usable connection or topology -> connect again, with back-off
       ConnectError           no connection at all; `fault` says which kind
     PublishError             the broker did not store it      -> hold the delivery; 503 to a webhook
+    AttemptError             the SMS API gave no answer       -> a fate, as each status has one
 
 What the SMS API answers is no error but data: see `fates`.
 Anything else that is raised is a bug: caught once at a task's edge, dead letter `internal_error`.
@@ -18,6 +19,19 @@ from typing import Literal
 SignatureFault = Literal["missing", "malformed", "mismatch", "stale", "future"]
 ConnectFault = Literal["auth_failed", "refused", "tls_failed", "timeout", "client_unsupported"]
 PublishFault = Literal["returned", "nacked", "timeout", "error"]
+# How an attempt, one POST, ended without an answer.
+AttemptFault = Literal[
+    # Not one byte of the request's body was written.
+    "connect_failed",
+    "connect_timeout",
+    "proxy_failed",
+    "pool_exhausted",
+    "tls_failed",
+    # The request may have arrived.
+    "answer_timeout",
+    "connection_lost",
+    "not_http",
+]
 
 
 class BridgeError(Exception):
@@ -62,6 +76,14 @@ class PublishError(BridgeError):
     def __init__(self, fault: PublishFault, detail: str = "") -> None:
         super().__init__(detail or fault)
         self.fault: PublishFault = fault
+
+
+class AttemptError(BridgeError):
+    """The SMS API gave no answer; `fault` says how, and so whether the request may have arrived."""
+
+    def __init__(self, fault: AttemptFault) -> None:
+        super().__init__(fault)
+        self.fault: AttemptFault = fault
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:

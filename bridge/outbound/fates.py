@@ -18,16 +18,13 @@
 | nothing; the request may have arrived               | UNCERTAIN | as above                       |
 """
 
-import ssl
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import Enum
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, assert_never
 
-import httpx
-
-from bridge.errors import causes_of
+from bridge.errors import AttemptFault
 
 MAX_RETRY_AFTER_SECONDS: Final = 900.0
 
@@ -154,35 +151,28 @@ def _fault_of_the_setup(status: int) -> PauseReason | None:
     return None
 
 
-def judge_failure(error: Exception) -> Answer:
-    """Turn a transport's exception into an answer.
-
-    ConnectError, ConnectTimeout and PoolTimeout promise that no byte of the request's body was
-    written; after every other exception it may have arrived (see `transport`).
-    """
-    name = type(error).__name__
-    if _is_tls(error):
-        detail = f"no trusted TLS connection to the SMS API ({name})"
-        return Answer(fate=Fate.SETUP, result="connection_error", pause="tls_failed", detail=detail)
-    if isinstance(error, httpx.ConnectTimeout | httpx.PoolTimeout):
-        detail = f"no connection to the SMS API in time ({name})"
-        return Answer(fate=Fate.NOT_SENT, result="timeout", detail=detail)
-    if isinstance(error, httpx.ConnectError | httpx.ProxyError | httpx.UnsupportedProtocol):
-        detail = f"no connection to the SMS API ({name})"
-        return Answer(fate=Fate.NOT_SENT, result="connection_error", detail=detail)
-    result: Result = "connection_error"
-    if isinstance(error, httpx.TimeoutException):
-        result = "timeout"
-    elif isinstance(error, httpx.ProtocolError):
-        result = "protocol_error"
-    detail = f"no answer from the SMS API; the request may have arrived ({name})"
-    return Answer(fate=Fate.UNCERTAIN, result=result, detail=detail)
+def judge_failure(fault: AttemptFault) -> Answer:
+    """Turn the lack of an answer into one."""
+    match fault:
+        case "tls_failed":
+            detail = "no trusted TLS connection to the SMS API"
+            return Answer(Fate.SETUP, "connection_error", detail, pause="tls_failed")
+        case "connect_failed" | "proxy_failed":
+            return Answer(Fate.NOT_SENT, "connection_error", f"{_NO_CONNECTION} ({fault})")
+        case "connect_timeout" | "pool_exhausted":
+            return Answer(Fate.NOT_SENT, "timeout", f"{_NO_CONNECTION} in time ({fault})")
+        case "answer_timeout":
+            return Answer(Fate.UNCERTAIN, "timeout", f"{_NO_ANSWER} ({fault})")
+        case "connection_lost":
+            return Answer(Fate.UNCERTAIN, "connection_error", f"{_NO_ANSWER} ({fault})")
+        case "not_http":
+            return Answer(Fate.UNCERTAIN, "protocol_error", f"{_NO_ANSWER} ({fault})")
+        case _:
+            assert_never(fault)
 
 
-def _is_tls(error: BaseException) -> bool:
-    return isinstance(error, httpx.ConnectError) and any(
-        isinstance(cause, ssl.SSLError) for cause in causes_of(error)
-    )
+_NO_CONNECTION: Final = "no connection to the SMS API"
+_NO_ANSWER: Final = "no answer from the SMS API; the request may have arrived"
 
 
 def read_retry_after(

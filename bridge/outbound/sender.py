@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-import httpx
 from pydantic_core import from_json
 from tenacity import (
     AsyncRetrying,
@@ -17,11 +16,13 @@ from tenacity import (
 
 from bridge.config import SmsApiSettings
 from bridge.credentials import Credential
+from bridge.errors import AttemptError
+from bridge.outbound.connection import Header, Reply
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Answer, Fate, judge_failure, judge_status, read_retry_after
 from bridge.outbound.metrics import PROVIDER_CODES, WorkerMetrics
 from bridge.outbound.request import SendRequest
-from bridge.outbound.transport import ApiTransport, Header, Reply
+from bridge.outbound.transport import ApiTransport
 from bridge.pointers import find_id
 
 QUICK_TRIES: Final = 3
@@ -92,8 +93,8 @@ class Sender:
                 self._url, self._headers(envelope), request.model_dump_json().encode()
             )
             answer = self._judge(reply)
-        except (httpx.TransportError, OSError) as error:
-            answer = judge_failure(error)
+        except AttemptError as error:
+            answer = judge_failure(error.fault)
         finally:
             self._in_flight -= 1
         self._count(answer, time.perf_counter() - started)

@@ -31,14 +31,15 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
 from bridge.config import RabbitMQSettings, SmsApiSettings, WorkerSettings
 from bridge.credentials import Credential
-from bridge.errors import PublishError
+from bridge.errors import AttemptError, PublishError
 from bridge.metrics import BridgeMetrics, new_registry
+from bridge.outbound.connection import Reply
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Answer, Fate
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.request import SendRequest
 from bridge.outbound.sender import Sender
-from bridge.outbound.transport import Reply, open_transport
+from bridge.outbound.transport import open_transport
 from bridge.sandbox.processes import free_ports
 from bridge.topology.declarations import worker_topology
 from tests.faults.bench import (
@@ -403,7 +404,7 @@ async def _cancel_many(post: Callable[[], Awaitable[object]], *, seconds: float 
 
     async def go_on() -> None:
         while time.monotonic() < end:
-            with suppress(httpx.HTTPError, TimeoutError):
+            with suppress(httpx.HTTPError, AttemptError, TimeoutError):
                 async with asyncio.timeout(next(patience)):
                     await post()
 
@@ -440,7 +441,7 @@ class _HalfDeadApi:
         """Fail or accept, a little later."""
         await asyncio.sleep(0.01)
         if self._refused in body:
-            raise httpx.ConnectError("refused")
+            raise AttemptError("connect_failed")
         return Reply(202)
 
     async def aclose(self) -> None:

@@ -1,18 +1,19 @@
 """What becomes of a delivery: every status, every failure, Retry-After, and again or dead."""
 
-import ssl
 import time
 from collections.abc import Callable, Iterator
+from typing import get_args
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.errors import AttemptFault
 from bridge.outbound.fates import (
     Answer,
     Dead,
     Fate,
+    PauseReason,
     Policy,
     Result,
     Retried,
@@ -24,9 +25,6 @@ from bridge.outbound.fates import (
     put_off,
     read_retry_after,
 )
-from bridge.outbound.metrics import PAUSE_REASONS, PROVIDER_RESULTS
-
-CANARY = "Canary7"
 
 # --- Statuses: the table of the documents, written out a second time ----------------------------
 
@@ -149,160 +147,66 @@ def test_503_with_retry_after_counts_as_an_outage() -> None:
 
 # --- Failures ------------------------------------------------------------------------------------
 
-NOT_SENT = {
-    httpx.ConnectError,
-    httpx.ConnectTimeout,
-    httpx.PoolTimeout,
-    httpx.ProxyError,
-    httpx.UnsupportedProtocol,
-}
-TIMEOUTS = {
-    httpx.TimeoutException,
-    httpx.ConnectTimeout,
-    httpx.ReadTimeout,
-    httpx.WriteTimeout,
-    httpx.PoolTimeout,
+# What became of the request, the result that is counted, and the pause.
+FAILURES: dict[AttemptFault, tuple[Fate, Result, PauseReason | None]] = {
+    "connect_failed": (Fate.NOT_SENT, "connection_error", None),
+    "connect_timeout": (Fate.NOT_SENT, "timeout", None),
+    "proxy_failed": (Fate.NOT_SENT, "connection_error", None),
+    "pool_exhausted": (Fate.NOT_SENT, "timeout", None),
+    "tls_failed": (Fate.SETUP, "connection_error", "tls_failed"),
+    "answer_timeout": (Fate.UNCERTAIN, "timeout", None),
+    "connection_lost": (Fate.UNCERTAIN, "connection_error", None),
+    "not_http": (Fate.UNCERTAIN, "protocol_error", None),
 }
 
 
-def subclasses(kind: type[Exception]) -> Iterator[type[Exception]]:
-    """Yield a class and all that are derived from it."""
-    yield kind
-    for derived in kind.__subclasses__():
-        yield from subclasses(derived)
+def test_no_failure_is_missing() -> None:
+    """The table above has every way in which an attempt ends without an answer."""
+    assert set(FAILURES) == set(get_args(AttemptFault))
 
 
-TRANSPORT_ERRORS = sorted(set(subclasses(httpx.TransportError)), key=lambda kind: kind.__name__)
-OTHERS: list[type[Exception]] = [
-    OSError,
-    ConnectionResetError,
-    BrokenPipeError,
-    TimeoutError,
-    ssl.SSLError,
-    httpx.DecodingError,
-    httpx.TooManyRedirects,
-    RuntimeError,
-]
-
-
-def failed(kind: type[Exception], text: str = CANARY) -> Answer:
-    """Judge a failure of some kind."""
-    return judge_failure(kind(text))
-
-
-@pytest.mark.parametrize("kind", TRANSPORT_ERRORS, ids=lambda kind: kind.__name__)
-def test_failure_of_the_transport(kind: type[Exception]) -> None:
+@pytest.mark.parametrize(("fault", "meaning"), FAILURES.items(), ids=FAILURES)
+def test_failure(fault: AttemptFault, meaning: tuple[Fate, Result, PauseReason | None]) -> None:
     """Only what fails before the body is written was not sent; all else may have been."""
-    assert failed(kind).fate is (Fate.NOT_SENT if kind in NOT_SENT else Fate.UNCERTAIN)
+    answer = judge_failure(fault)
+
+    assert (answer.fate, answer.result, answer.pause) == meaning
 
 
-def test_no_kind_of_failure_is_missing() -> None:
-    """The failures that the tests above know are those that httpx has."""
-    assert {kind.__name__ for kind in TRANSPORT_ERRORS if kind.__module__ == "httpx"} == {
-        *("TransportError", "TimeoutException", "ConnectTimeout", "ReadTimeout", "WriteTimeout"),
-        *("PoolTimeout", "NetworkError", "ConnectError", "ReadError", "WriteError", "CloseError"),
-        *("ProtocolError", "LocalProtocolError", "RemoteProtocolError", "ProxyError"),
-        "UnsupportedProtocol",
-    }
+@pytest.mark.parametrize("fault", FAILURES)
+def test_failure_counts_as_an_outage(fault: AttemptFault) -> None:
+    """Time-outs, cut links and no connection count towards an outage; distrust does not."""
+    assert judge_failure(fault).counts_as_outage is (fault != "tls_failed")
 
 
-@pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.__name__)
-def test_any_other_failure_is_uncertain(kind: type[Exception]) -> None:
-    """What promises nothing about the request leaves it uncertain."""
-    assert failed(kind).fate is Fate.UNCERTAIN
-
-
-@pytest.mark.parametrize("kind", TRANSPORT_ERRORS, ids=lambda kind: kind.__name__)
-def test_failures_are_counted_by_kind(kind: type[Exception]) -> None:
-    """A time-out is counted as one, an answer that is no HTTP as such, all else as the link's."""
-    is_odd = issubclass(kind, httpx.ProtocolError)
-    other = "protocol_error" if is_odd else "connection_error"
-
-    assert failed(kind).result == ("timeout" if kind in TIMEOUTS else other)
-
-
-@pytest.mark.parametrize("kind", [*TRANSPORT_ERRORS, *OTHERS], ids=lambda kind: kind.__name__)
-def test_failure_counts_as_an_outage(kind: type[Exception]) -> None:
-    """Time-outs, cut links and no connection count towards an outage."""
-    assert failed(kind).counts_as_outage
-
-
-@pytest.mark.parametrize("kind", [*TRANSPORT_ERRORS, *OTHERS], ids=lambda kind: kind.__name__)
-def test_failure_is_not_quoted(kind: type[Exception]) -> None:
-    """The detail names the kind of failure and never its text, which may hold the key."""
-    detail = failed(kind).detail
-
-    assert kind.__name__ in detail
-    assert CANARY not in detail
-
-
-@pytest.mark.parametrize("kind", [*TRANSPORT_ERRORS, *OTHERS], ids=lambda kind: kind.__name__)
-def test_failure_has_no_status(kind: type[Exception]) -> None:
+@pytest.mark.parametrize("fault", FAILURES)
+def test_failure_has_no_status(fault: AttemptFault) -> None:
     """Where nothing was answered there is no status, and no wait that was asked for."""
-    answer = failed(kind)
+    answer = judge_failure(fault)
 
     assert (answer.status, answer.retry_after_seconds) == (None, None)
 
 
-def tls_failure(cause: Exception, kind: type[Exception] = httpx.ConnectError) -> Exception:
-    """Make a failure that has a cause."""
-    error = kind("no connection")
-    error.__cause__ = cause
-    return error
-
-
-def wrapped(cause: Exception) -> Exception:
-    """Put an exception below another one."""
-    error = OSError("wrapped")
-    error.__context__ = cause
-    return error
-
-
-TLS_FAULTS: dict[str, Exception] = {
-    "TLS": ssl.SSLError("handshake"),
-    "certificate": ssl.SSLCertVerificationError("expired"),
-    "two levels down": wrapped(ssl.SSLCertVerificationError("expired")),
-}
-
-
-@pytest.mark.parametrize("cause", TLS_FAULTS.values(), ids=TLS_FAULTS)
-def test_tls_failure_is_the_setups_fault(cause: Exception) -> None:
-    """A certificate that is not trusted pauses the worker."""
-    assert judge_failure(tls_failure(cause)) == Answer(
-        fate=Fate.SETUP,
-        result="connection_error",
-        pause="tls_failed",
-        detail="no trusted TLS connection to the SMS API (ConnectError)",
-    )
-
-
-@pytest.mark.parametrize("kind", [httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError])
-def test_tls_failure_after_sending_is_uncertain(kind: type[Exception]) -> None:
-    """A TLS fault on an open connection says nothing about what arrived before it."""
-    assert judge_failure(tls_failure(ssl.SSLError("record"), kind)).fate is Fate.UNCERTAIN
-
-
-def test_other_causes_of_no_connection() -> None:
-    """A refused connection or an unknown host is no TLS fault."""
-    assert judge_failure(tls_failure(ConnectionRefusedError("refused"))).fate is Fate.NOT_SENT
+def test_details_of_failures_tell_them_apart() -> None:
+    """No two ways to fail have the same text in a dead letter."""
+    assert len({judge_failure(fault).detail for fault in FAILURES}) == len(FAILURES)
 
 
 ALL_ANSWERS: list[Answer] = [
     *(judged(status) for status in EVERY_STATUS),
     judged(503, retry_after=5),
-    *(failed(kind) for kind in (*TRANSPORT_ERRORS, *OTHERS)),
-    judge_failure(tls_failure(ssl.SSLError("x"))),
+    *(judge_failure(fault) for fault in FAILURES),
 ]
 
 
 def test_results_are_those_that_are_counted() -> None:
     """No answer has a result that the metrics do not know."""
-    assert {answer.result for answer in ALL_ANSWERS} == set(PROVIDER_RESULTS)
+    assert {answer.result for answer in ALL_ANSWERS} == set(get_args(Result))
 
 
 def test_pauses_are_those_that_are_counted() -> None:
     """No answer has a reason to pause that the metrics do not know."""
-    assert {answer.pause for answer in ALL_ANSWERS if answer.pause} <= set(PAUSE_REASONS)
+    assert {answer.pause for answer in ALL_ANSWERS if answer.pause} <= set(get_args(PauseReason))
 
 
 def test_every_fault_of_the_setup_has_a_reason() -> None:
@@ -686,10 +590,10 @@ REASONS: dict[str, tuple[Callable[[], Answer], str]] = {
     "500": (lambda: judged(500), "uncertain"),
     "503 with Retry-After": (lambda: judged(503, retry_after=1), "server_error"),
     "521": (lambda: judged(521), "server_error"),
-    "refused": (lambda: failed(httpx.ConnectError), "connection_error"),
-    "connect time-out": (lambda: failed(httpx.ConnectTimeout), "timeout"),
-    "read time-out": (lambda: failed(httpx.ReadTimeout), "uncertain"),
-    "reset": (lambda: failed(httpx.ReadError), "uncertain"),
+    "refused": (lambda: judge_failure("connect_failed"), "connection_error"),
+    "connect time-out": (lambda: judge_failure("connect_timeout"), "timeout"),
+    "read time-out": (lambda: judge_failure("answer_timeout"), "uncertain"),
+    "reset": (lambda: judge_failure("connection_lost"), "uncertain"),
 }
 
 

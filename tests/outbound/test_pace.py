@@ -8,7 +8,6 @@ import itertools
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from bridge.config import RateLimitSettings
@@ -64,7 +63,7 @@ def status(code: int, *, wait: float | None = None) -> Answer:
 
 ACCEPTED = status(200)
 FAILED = status(500)
-LOST = judge_failure(httpx.ReadTimeout("x"))
+LOST = judge_failure("answer_timeout")
 
 
 _serials = itertools.count(1)
@@ -333,9 +332,9 @@ OUTAGES = {
     "503 with Retry-After": status(503, wait=1),
     "521": status(521),
     "read time-out": LOST,
-    "connect time-out": judge_failure(httpx.ConnectTimeout("x")),
-    "refused": judge_failure(httpx.ConnectError("x")),
-    "reset": judge_failure(httpx.ReadError("x")),
+    "connect time-out": judge_failure("connect_timeout"),
+    "refused": judge_failure("connect_failed"),
+    "reset": judge_failure("connection_lost"),
 }
 
 

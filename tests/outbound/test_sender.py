@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import json
-import ssl
 import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,12 +16,13 @@ from pydantic import SecretStr
 
 from bridge.config import SmsApiSettings, WorkerSettings
 from bridge.credentials import Credential
+from bridge.errors import AttemptError, AttemptFault
+from bridge.outbound.connection import Header, Reply
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Answer, Fate
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.request import parse_request
 from bridge.outbound.sender import Sender
-from bridge.outbound.transport import Header, Reply
 
 NUMBER = "+15550100123"
 TEXT = "Grüße, please answer YES 👋"
@@ -121,30 +121,18 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-def tls_error() -> httpx.ConnectError:
-    """Make the failure of a handshake."""
-    error = httpx.ConnectError("no connection")
-    error.__cause__ = ssl.SSLCertVerificationError("certificate verify failed")
-    return error
+NEVER_LEFT: tuple[AttemptFault, ...] = (
+    "connect_failed",
+    "connect_timeout",
+    "pool_exhausted",
+    "proxy_failed",
+)
+MAY_HAVE_ARRIVED: tuple[AttemptFault, ...] = ("answer_timeout", "connection_lost", "not_http")
 
 
-NEVER_LEFT: dict[str, Exception] = {
-    "no connection": httpx.ConnectError("x"),
-    "connect time-out": httpx.ConnectTimeout("x"),
-    "pool": httpx.PoolTimeout("x"),
-    "proxy refuses": httpx.ProxyError("x"),
-}
-MAY_HAVE_ARRIVED: dict[str, Exception] = {
-    "read time-out": httpx.ReadTimeout("x"),
-    "write time-out": httpx.WriteTimeout("x"),
-    "read error": httpx.ReadError("x"),
-    "write error": httpx.WriteError("x"),
-    "close error": httpx.CloseError("x"),
-    "not HTTP": httpx.RemoteProtocolError("x"),
-    "not HTTP of ours": httpx.LocalProtocolError("x"),
-    "operating system": ConnectionResetError("x"),
-    "time-out of the loop": TimeoutError("x"),
-}
+def failed(fault: AttemptFault = "connect_failed") -> AttemptError:
+    """Make the end of an attempt without an answer."""
+    return AttemptError(fault)
 
 
 # --- The form of a request ------------------------------------------------------------------------
@@ -249,10 +237,10 @@ async def test_changed_key_counts_from_the_next_request(tmp_path: Path) -> None:
 # --- Quick repeats --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", NEVER_LEFT.values(), ids=NEVER_LEFT.keys())
-async def test_request_that_never_left_is_tried_three_times(error: Exception) -> None:
+@pytest.mark.parametrize("fault", NEVER_LEFT)
+async def test_request_that_never_left_is_tried_three_times(fault: AttemptFault) -> None:
     """A request that never left is tried three times in place, and no more."""
-    bridge = rig(*[error] * 5)
+    bridge = rig(*[failed(fault)] * 5)
     result = await bridge.send()
 
     assert (result.fate, len(bridge.script.requests)) == (Fate.NOT_SENT, 3)
@@ -261,7 +249,7 @@ async def test_request_that_never_left_is_tried_three_times(error: Exception) ->
 @pytest.mark.parametrize("failures", [1, 2])
 async def test_request_that_never_left_can_still_be_sent(failures: int) -> None:
     """The first acceptance ends the quick repeats, and is the outcome."""
-    bridge = rig(*[httpx.ConnectError("x")] * failures, answer(202, b'{"id":"a"}'))
+    bridge = rig(*[failed()] * failures, answer(202, b'{"id":"a"}'))
     result = await bridge.send()
 
     assert (result.fate, result.provider_id, len(bridge.script.requests)) == (
@@ -276,14 +264,14 @@ async def test_request_that_never_left_can_still_be_sent(failures: int) -> None:
     [
         (answer(500), Fate.UNCERTAIN),
         (answer(429), Fate.SLOW_DOWN),
-        (httpx.ReadTimeout("x"), Fate.UNCERTAIN),
-        (tls_error(), Fate.SETUP),
+        (failed("answer_timeout"), Fate.UNCERTAIN),
+        (failed("tls_failed"), Fate.SETUP),
     ],
     ids=["500", "429", "time-out", "TLS"],
 )
 async def test_quick_repeats_end_with_another_outcome(step: Step, fate: Fate) -> None:
     """A repeat that is anything but `never left` is the last one, and is the outcome."""
-    bridge = rig(httpx.ConnectError("x"), step, answer(202))
+    bridge = rig(failed(), step, answer(202))
     result = await bridge.send()
 
     assert (result.fate, len(bridge.script.requests)) == (fate, 2)
@@ -291,7 +279,7 @@ async def test_quick_repeats_end_with_another_outcome(step: Step, fate: Fate) ->
 
 async def test_repeats_are_the_same_request() -> None:
     """Every try carries the same body and headers, the idempotency key among them."""
-    bridge = rig(*[httpx.ConnectError("x")] * 3)
+    bridge = rig(*[failed()] * 3)
     await bridge.send(trace=TRACE)
     first, *others = [(r.content, r.headers.raw) for r in bridge.script.requests]
 
@@ -304,7 +292,7 @@ async def test_repeats_end_when_their_time_is_up(monkeypatch: pytest.MonkeyPatch
 
     async def slow_failure() -> None:
         await asyncio.sleep(0.1)
-        raise httpx.ConnectTimeout("x")
+        raise failed("connect_timeout")
 
     bridge = rig(*[slow_failure] * 3)
     await bridge.send()
@@ -312,10 +300,10 @@ async def test_repeats_end_when_their_time_is_up(monkeypatch: pytest.MonkeyPatch
     assert len(bridge.script.requests) == 1
 
 
-@pytest.mark.parametrize("error", MAY_HAVE_ARRIVED.values(), ids=MAY_HAVE_ARRIVED.keys())
-async def test_request_that_may_have_arrived_is_not_repeated(error: Exception) -> None:
+@pytest.mark.parametrize("fault", MAY_HAVE_ARRIVED)
+async def test_request_that_may_have_arrived_is_not_repeated(fault: AttemptFault) -> None:
     """A request that may have arrived is posted once, and is uncertain."""
-    bridge = rig(error, answer(202))
+    bridge = rig(failed(fault), answer(202))
     result = await bridge.send()
 
     assert (result.fate, len(bridge.script.requests)) == (Fate.UNCERTAIN, 1)
@@ -323,7 +311,7 @@ async def test_request_that_may_have_arrived_is_not_repeated(error: Exception) -
 
 async def test_distrust_is_not_repeated() -> None:
     """A failed handshake is a fault of the set-up, and is not tried again in place."""
-    bridge = rig(tls_error(), answer(202))
+    bridge = rig(failed("tls_failed"), answer(202))
     result = await bridge.send()
 
     assert (result.pause, len(bridge.script.requests)) == ("tls_failed", 1)
@@ -393,7 +381,7 @@ def stuck() -> tuple[Callable[[], Any], asyncio.Event]:
 async def test_cancellation_in_a_post_is_not_swallowed(failures: int) -> None:
     """A cancelled send ends as cancelled at any try, and posts nothing more."""
     step, begun = stuck()
-    bridge = rig(*[httpx.ConnectError("x")] * failures, step, answer(202))
+    bridge = rig(*[failed()] * failures, step, answer(202))
     sending = asyncio.create_task(bridge.send())
     await begun.wait()
     sending.cancel()
@@ -405,7 +393,7 @@ async def test_cancellation_in_a_post_is_not_swallowed(failures: int) -> None:
 async def test_cancellation_between_two_tries_is_not_swallowed() -> None:
     """A send that is cancelled while it waits for its next try ends as cancelled."""
     step, _ = stuck()
-    bridge = rig(httpx.ConnectError("x"), step, answer(202))
+    bridge = rig(failed(), step, answer(202))
     sending = asyncio.create_task(bridge.send())
     await turns()
     sending.cancel()
@@ -439,7 +427,7 @@ class ByKey(Script):
         await turns(number % 7)
         tries = sum(r.headers["idempotency-key"] == key for r in self.requests)
         if tries <= failures:
-            raise httpx.ConnectError("x")
+            raise failed()
         return answer(status, json.dumps({"id": key}).encode())
 
 
@@ -566,9 +554,9 @@ RESULTS: dict[str, Step] = {
     "unauthorized": answer(401),
     "rate_limited": answer(429),
     "server_error": answer(500),
-    "timeout": httpx.ReadTimeout("x"),
-    "connection_error": httpx.ReadError("x"),
-    "protocol_error": httpx.RemoteProtocolError("x"),
+    "timeout": failed("answer_timeout"),
+    "connection_error": failed("connection_lost"),
+    "protocol_error": failed("not_http"),
 }
 
 
@@ -586,7 +574,7 @@ async def test_post_is_counted_once_by_its_result(result: str, step: Step) -> No
 
 async def test_every_try_is_counted() -> None:
     """Each quick repeat is a POST of its own."""
-    bridge = rig(*[httpx.ConnectError("x")] * 2, answer(202))
+    bridge = rig(*[failed()] * 2, answer(202))
     await bridge.send()
 
     assert (
@@ -606,7 +594,7 @@ async def test_answer_is_counted_by_a_known_status(status: int, code: str) -> No
 
 async def test_failure_is_no_answer() -> None:
     """A POST without an answer counts under no status."""
-    bridge = rig(httpx.ReadTimeout("x"))
+    bridge = rig(failed("answer_timeout"))
     await bridge.send()
     codes = [
         sample
@@ -619,10 +607,16 @@ async def test_failure_is_no_answer() -> None:
     assert codes == []
 
 
+def caused_by(cause: Exception, fault: AttemptFault) -> AttemptError:
+    """Make the end of an attempt as a transport raises it from an exception of a library."""
+    error = failed(fault)
+    error.__cause__ = cause
+    return error
+
+
 TELLTALE = f"{NUMBER} {TEXT} {KEY} http://api.test/v1/messages"
 TELLING: dict[str, Step] = {
-    "no connection": httpx.ConnectError(TELLTALE),
-    **{name: type(error)(TELLTALE) for name, error in MAY_HAVE_ARRIVED.items()},
+    **{fault: caused_by(OSError(TELLTALE), fault) for fault in (*NEVER_LEFT, *MAY_HAVE_ARRIVED)},
     **{
         str(status): answer(
             status,

@@ -1,0 +1,206 @@
+"""One connection to the SMS API: it writes a request and parses the answer to it.
+
+A status line that was read is the outcome, whatever happens to the header and the body behind it.
+"""
+
+import asyncio
+import re
+import select
+import time
+from collections.abc import Sequence
+from typing import Final, NamedTuple, cast
+
+import httptools
+
+from bridge.errors import AttemptError
+
+# Of the body, and of the header: what comes behind them is not read.
+MAX_ANSWER_BYTES: Final = 64 * 1024
+# Below what servers commonly keep idle connections for (5 s), to avoid the race at the end.
+IDLE_SECONDS: Final = 2.0
+# Connections are made anew now and then, so that a change of DNS is followed.
+MAX_CONNECTION_AGE_SECONDS: Final = 300.0
+
+Header = tuple[bytes, bytes]
+
+
+class Reply(NamedTuple):
+    """What the SMS API answered; `body` is as it came over the wire, and its start only."""
+
+    status: int
+    headers: Sequence[Header] = ()
+    body: bytes = b""
+
+    def header_values(self, name: str) -> list[str]:
+        """Return what a header says, each time that it is there."""
+        wanted = name.lower().encode("ascii")
+        return [value.decode("latin-1") for key, value in self.headers if key.lower() == wanted]
+
+
+_STATUS_LINE: Final = re.compile(rb"^HTTP/1\.[01] ([1-5][0-9]{2})(?: [^\r\n]*)?\r?\n", re.MULTILINE)
+
+
+class Connection(asyncio.Protocol):
+    """Sends one request at a time, and keeps what the parser reads of its answer."""
+
+    def __init__(self) -> None:
+        self._made_at = time.monotonic()
+        self._idle_since = self._made_at
+        self._transport: asyncio.Transport | None = None
+        self._unread = select.poll()
+        self._parser: httptools.HttpResponseParser | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._busy = False
+        self._reusable = True
+        self._reset()
+
+    def _reset(self) -> None:
+        self._complete = False
+        self._head = bytearray()
+        self._status: int | None = None
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._body = bytearray()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether another request may be sent: clean, open, not idle for too long, not too old."""
+        now = time.monotonic()
+        return (
+            self._reusable
+            and not self._busy
+            and self._transport is not None
+            and not self._transport.is_closing()
+            and now - self._idle_since < IDLE_SECONDS
+            and now - self._made_at < MAX_CONNECTION_AGE_SECONDS
+        )
+
+    @property
+    def has_unread_bytes(self) -> bool:
+        """Whether something came that would be taken for the answer to the next request."""
+        return bool(self._unread.poll(0))
+
+    def close(self) -> None:
+        """Drop the connection at once."""
+        self._reusable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def exchange(self, request: bytes, deadline: float) -> Reply:
+        """Write the request, wait for the answer until the deadline (of the monotonic clock).
+
+        Raises AttemptError: `connect_failed` when nothing was written.
+        """
+        if self._transport is None or self._transport.is_closing():
+            raise AttemptError("connect_failed")
+        self._busy = True
+        self._reset()
+        self._parser = httptools.HttpResponseParser(self)
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        self._transport.write(request)
+        # A timer of its own costs a third of `asyncio.timeout`.
+        timer = loop.call_later(max(0.0, deadline - time.monotonic()), self._expire)
+        try:
+            await self._waiter
+            self._busy = False
+            self._idle_since = time.monotonic()
+        finally:
+            timer.cancel()
+            self._waiter = None
+        return Reply(self._status or 0, self._headers, bytes(self._body))
+
+    def _expire(self) -> None:
+        self._reusable = False
+        self._finish(AttemptError("answer_timeout"))
+
+    def _knows_status(self) -> bool:
+        """Whether a status line was read, be it that the header behind it never ended."""
+        if self._status is None and (lines := _STATUS_LINE.findall(self._head)):
+            status = int(lines[-1])
+            self._status = status if status >= 200 else None  # noqa: PLR2004  1xx is no answer
+        return self._status is not None
+
+    def _finish(self, error: Exception | None) -> None:
+        if self._waiter is None or self._waiter.done():
+            return
+        if error is None or self._knows_status():
+            self._waiter.set_result(None)
+        else:
+            self._waiter.set_exception(error)
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remember the transport."""
+        # uvloop's transports are none of asyncio's classes.
+        self._transport = cast("asyncio.Transport", transport)
+        self._unread.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser; bytes that nobody waits for end the connection."""
+        if self._parser is None or self._waiter is None:
+            self.close()
+            return
+        is_http = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            is_http = False
+        if self._status is None:
+            self._head += data
+        if not is_http or len(self._head) > MAX_ANSWER_BYTES:
+            self._reusable = False
+            self._finish(AttemptError("not_http"))
+
+    def eof_received(self) -> bool:
+        """Let asyncio close our side too."""
+        self._reusable = False
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give up on an answer that is not there; a status that was read stays."""
+        self._reusable = False
+        error = AttemptError("connection_lost")
+        error.__cause__ = exc
+        self._finish(error)
+        # It refers to this object, and the two would wait for a search for garbage.
+        self._parser = None
+
+    # httptools' side
+
+    def on_message_begin(self) -> None:
+        """Start anew, because after a 1xx another answer follows; nothing may follow the last."""
+        if self._complete:
+            self._reusable = False
+        else:
+            self._reset()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header."""
+        if not self._complete:
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Take the status; the outcome is known from here on."""
+        if self._parser is None or self._complete:
+            return
+        status = self._parser.get_status_code()
+        if status >= 200:  # noqa: PLR2004  a 1xx is followed by the answer
+            self._status = status
+            self._reusable = self._reusable and self._parser.should_keep_alive()
+
+    def on_body(self, data: bytes) -> None:
+        """Keep the start of the body; what is longer is not worth the connection."""
+        if self._complete:
+            return
+        room = MAX_ANSWER_BYTES - len(self._body)
+        self._body += data[:room]
+        if len(data) > room:
+            self._reusable = False
+            self._finish(None)
+
+    def on_message_complete(self) -> None:
+        """Hand the answer over."""
+        if self._status is not None:
+            self._complete = True
+            self._finish(None)
