@@ -275,9 +275,9 @@ class Bridge:
             port=settings.port,
             drain_timeout_seconds=settings.shutdown_timeout_seconds,
             hooks=Hooks(
-                judge=receiver.judge,
-                on_refusal=receiver.count_refusal,
-                on_eviction=receiver.count_eviction,
+                judge=receiver.refusals.judge,
+                on_refusal=receiver.refusals.count,
+                on_eviction=receiver.refusals.count_eviction,
             ),
         )
         self._running["webhook listener"] = _serve_webhooks(listener, receiver)
@@ -385,7 +385,7 @@ async def _serve_webhooks(listener: Listener, receiver: Receiver) -> None:
     try:
         await listener.run()
     finally:
-        receiver.flush_log()
+        receiver.refusals.flush_log()
 
 
 def _bridge_metrics(

@@ -1,21 +1,31 @@
 """What the webhook receiver counts."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal, get_args
 
+from bridge.errors import SignatureFault
+from bridge.http_server.occupancy import Eviction
 from bridge.metrics import AGE, FAST, SIZE, Catalogue, Registry
 
+# What became of a webhook.
+EventOutcome = Literal[
+    "published",
+    "unparsed",
+    "duplicate",
+    "invalid_signature",
+    "too_large",
+    "incomplete",
+    "overloaded",
+    "publish_failed",
+]
+# Seconds; the usual tolerance of 300 is one of the bounds.
 SIGNATURE_AGE: Final = (0.5, 1, 5, 10, 30, 60, 120, 300, 600)
-
-EVENT_OUTCOMES: Final = (
-    *("published", "unparsed", "duplicate", "invalid_signature"),
-    *("too_large", "incomplete", "overloaded", "publish_failed"),
-)
 VERIFICATIONS: Final = (
     ("valid", "current"),
     ("valid", "previous"),
-    *((fault, "none") for fault in ("missing", "malformed", "mismatch", "stale", "future")),
+    *((fault, "none") for fault in get_args(SignatureFault)),
 )
+# Statuses of the responses, whoever made them.
 WEBHOOK_CODES: Final = ("200", "400", "401", "404", "405", "408", "413", "431", "503")
 
 
@@ -59,7 +69,7 @@ class WebhookMetrics(Catalogue):
             "sms_bridge_webhook_evictions_total",
             "Connections closed to make room for others, by what there was no room for.",
             ("cause",),
-            ("connections", "memory"),
+            get_args(Eviction),
         )
         self.http_size = self._histogram(
             "sms_bridge_webhook_http_request_size_bytes",
@@ -74,7 +84,7 @@ class WebhookMetrics(Catalogue):
             "sms_bridge_webhook_events_total",
             "What became of each webhook; the type is unknown until the signature is verified.",
             ("event_type", "outcome"),
-            [(event_type, outcome) for event_type in types for outcome in EVENT_OUTCOMES],
+            [(event_type, outcome) for event_type in types for outcome in get_args(EventOutcome)],
         )
         self.verifications = self._counter(
             "sms_bridge_webhook_signature_verifications_total",

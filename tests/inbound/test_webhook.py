@@ -18,42 +18,22 @@ from bridge.amqp.frames import Confirm
 from bridge.amqp.publisher import Publication, Publisher
 from bridge.config import SignatureSettings, WebhookSettings
 from bridge.credentials import Credential
-from bridge.errors import PublishError
 from bridge.http_server.request import Request, Response
 from bridge.inbound.metrics import WebhookMetrics
+from bridge.inbound.repeats import MAX_RECENT_EVENTS
 from bridge.inbound.schemes import scheme_from
-from bridge.inbound.webhook import MAX_RECENT_EVENTS, Receiver, RecentEvents
-from bridge.metrics import BridgeMetrics, new_registry
+from bridge.inbound.webhook import Receiver
+from bridge.metrics import new_registry
 from bridge.topology.declarations import webhook_topology
 from bridge.topology.upkeep import Upkeep
 from tests.ears import Ears
+from tests.inbound.publications import GUARD_SECONDS, PUBLISHED, Gate, write
 
 SECRET = "a-webhook-secret"
 REMEMBERED = 1000
 PUBLIC_URL = "https://example.com/webhooks"
-GUARD_SECONDS = 6.0
-# A time of the event loop that no test sees.
-LATER = 1e9
 # One for all, because to make them takes longer than to use them.
 METRICS = WebhookMetrics(new_registry(), path="/webhooks", event_types=("message.received",))
-
-
-# One for all, because to make them takes longer than to use them.
-PUBLISHED = BridgeMetrics(
-    new_registry(), component="webhook", version="0", revision="0", exchanges=("sms.inbound",)
-)
-
-
-def write(
-    fate: "Confirm | asyncio.Future[Confirm]" = "confirmed", routing_key: str = "message.received"
-) -> Publication:
-    """Make what a publisher has written, and what becomes of it."""
-    if isinstance(fate, str):
-        confirm: asyncio.Future[Confirm] = asyncio.get_running_loop().create_future()
-        confirm.set_result(fate)
-    else:
-        confirm = fate
-    return Publication(PUBLISHED, "sms.inbound", routing_key, confirm, 0.0)
 
 
 @dataclass
@@ -195,10 +175,10 @@ async def test_refused_webhooks_are_counted_in_few_lines(ears: Ears) -> None:
     for _ in range(5):
         await receiver.answer(forged)
         await receiver.answer(make_request(EVENT, []))
-        receiver.count_refusal("POST", "/webhooks", 413)
-        receiver.count_eviction("memory")
+        receiver.refusals.count("POST", "/webhooks", 413)
+        receiver.refusals.count_eviction("memory")
     await receiver.answer(make_request(EVENT))
-    receiver.flush_log()
+    receiver.refusals.flush_log()
     lines = ears.heard("webhook")
     refused = [(line.get("why", line["outcome"]), line["count"]) for line in lines[:3] + lines[4:]]
 
@@ -256,24 +236,6 @@ async def test_each_type_that_finds_no_queue_is_told_once(ears: Ears) -> None:
 
 
 # --- Events that come more than once --------------------------------------------------------------
-
-
-@dataclass
-class Gate:
-    """Publishes whose fate the test tells, one after the other."""
-
-    confirms: list["asyncio.Future[Confirm]"] = field(default_factory=list)
-
-    async def __call__(self) -> Publication:
-        """Write one."""
-        self.confirms.append(asyncio.get_running_loop().create_future())
-        return write(self.confirms[-1])
-
-    async def until(self, count: int) -> None:
-        """Return when so many were written."""
-        async with asyncio.timeout(GUARD_SECONDS):
-            while len(self.confirms) < count:  # noqa: ASYNC110  there is no event to wait for
-                await asyncio.sleep(0.001)
 
 
 def ask(receiver: Receiver, count: int) -> list["asyncio.Task[Response]"]:
@@ -383,77 +345,6 @@ async def test_answer_comes_in_time() -> None:
     assert loop.time() - started < 0.5 + GUARD_SECONDS / 2
 
 
-async def unanswered(recent: RecentEvents, gate: Gate, repeats: int) -> None:
-    """Publish an event, and repeat it, each until a deadline at which there is no confirm."""
-    loop = asyncio.get_running_loop()
-    with pytest.raises(PublishError, match="no confirm"):
-        await recent.once("key", gate, deadline=loop.time())
-    for _ in range(repeats):
-        with pytest.raises(TimeoutError):
-            await recent.once("key", gate, deadline=loop.time())
-
-
-async def test_a_late_confirm_counts() -> None:
-    """What has no confirm in time is not published again, and is a repeat once it is confirmed."""
-    gate, recent = Gate(), RecentEvents(600)
-    await unanswered(recent, gate, repeats=3)
-    gate.confirms[0].set_result("confirmed")
-
-    assert [await recent.once("key", gate, deadline=LATER) for _ in range(2)] == [False] * 2
-    assert len(gate.confirms) == 1
-
-
-async def test_a_repeat_in_time_for_the_late_confirm() -> None:
-    """A repeat that waits when the confirm comes is answered with it."""
-    gate, recent = Gate(), RecentEvents(600)
-    await unanswered(recent, gate, repeats=0)
-    repeat = asyncio.create_task(recent.once("key", gate, deadline=LATER))
-    await asyncio.sleep(0)
-    gate.confirms[0].set_result("confirmed")
-
-    assert (await repeat, len(gate.confirms)) == (False, 1)
-
-
-@pytest.mark.parametrize("fate", ["nacked", "returned", "error"])
-async def test_what_is_late_and_not_stored_is_published_anew(fate: Confirm) -> None:
-    """A refusal after the deadline, or the end of the channel, makes room for the next repeat."""
-    gate, recent = Gate(), RecentEvents(600)
-    await unanswered(recent, gate, repeats=1)
-    gate.confirms[0].set_result(fate)
-    repeat = asyncio.create_task(recent.once("key", gate, deadline=LATER))
-    await gate.until(2)
-    gate.confirms[1].set_result("confirmed")
-
-    assert await repeat
-
-
-async def test_nothing_is_kept_of_what_ended() -> None:
-    """Whatever became of a publish, its place is free."""
-    recent = RecentEvents(600)
-    confirms: list[asyncio.Future[Confirm]] = []
-
-    async def write_one() -> Publication:
-        confirms.append(asyncio.get_running_loop().create_future())
-        return write(confirms[-1])
-
-    async def fail() -> Publication:
-        raise PublishError("timeout")
-
-    loop = asyncio.get_running_loop()
-    with pytest.raises(PublishError):
-        await recent.once("a", fail, deadline=loop.time() + GUARD_SECONDS)
-    for key in "bcd":
-        with pytest.raises(PublishError):
-            await recent.once(key, write_one, deadline=loop.time())
-    before = set(recent._in_flight)
-    fates: tuple[Confirm, ...] = ("confirmed", "nacked", "error")
-    for confirm, fate in zip(confirms, fates, strict=True):
-        confirm.set_result(fate)
-    await asyncio.sleep(0)
-
-    assert (before, set(recent._in_flight), set(recent._published)) == (set("bcd"), set(), {"b"})
-
-
 async def test_too_many_at_once_are_put_off() -> None:
     """Over max_in_flight a webhook is answered 503 at once, and 200 when there is room again."""
     gate = Gate()
@@ -467,50 +358,6 @@ async def test_too_many_at_once_are_put_off() -> None:
 
     assert (refused.status, int(refused.headers["Retry-After"]) > 0) == (503, True)
     assert [*answered, *await statuses(late)] == [200, 200]
-
-
-async def _write() -> Publication:
-    return write()
-
-
-async def test_memory_of_repeats_ends() -> None:
-    """An event is remembered for the window, and then it is new again."""
-    clock = [0.0]
-    recent = RecentEvents(10, clock=lambda: clock[0])
-
-    async def is_new_at(seconds: float) -> bool:
-        clock[0] = seconds
-        return await recent.once("key", _write, deadline=LATER)
-
-    found = [await is_new_at(seconds) for seconds in (0, 9.9, 10.1, 15, 20.2)]
-    assert found == [True, False, True, False, True]
-
-
-@given(
-    now=st.floats(0, 1e8, allow_nan=False),
-    window_seconds=st.floats(0.001, 1e6, allow_nan=False),
-)
-async def test_the_first_is_never_a_repeat(now: float, window_seconds: float) -> None:
-    """An event that was not published is new, whatever the clock and the window are."""
-    recent = RecentEvents(window_seconds, clock=lambda: now)
-
-    assert await recent.once("key", _write, deadline=LATER)
-    assert not await recent.once("key", _write, deadline=LATER)
-
-
-async def test_memory_of_repeats_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond its size the memory forgets the oldest event first."""
-    monkeypatch.setattr("bridge.inbound.webhook.MAX_RECENT_EVENTS", 3)
-    recent = RecentEvents(600)
-    for key in range(5):
-        await recent.once(key, _write, deadline=LATER)
-
-    assert [await recent.once(key, _write, deadline=LATER) for key in (4, 3, 2, 0)] == [
-        False,
-        False,
-        False,
-        True,
-    ]
 
 
 async def test_memory_of_repeats_is_small() -> None:
@@ -535,10 +382,3 @@ async def test_memory_of_repeats_is_small() -> None:
 
     assert {answer.status for answer in first} | set(later) == {200}
     assert kept_bytes / REMEMBERED < 32 * 1024 * 1024 / MAX_RECENT_EVENTS
-
-
-async def test_events_without_a_key_are_never_repeats() -> None:
-    """What has no id is published each time."""
-    recent = RecentEvents(600)
-
-    assert [await recent.once(None, _write, deadline=LATER) for _ in range(3)] == [True] * 3

@@ -1,0 +1,99 @@
+"""Refusals: what is no webhook, or cannot be taken now, and the account of what strangers do."""
+
+from typing import Final
+
+from bridge.http_server.occupancy import Eviction
+from bridge.http_server.request import Headers, Response, problem
+from bridge.inbound.event import Event
+from bridge.inbound.metrics import EventOutcome, WebhookMetrics
+from bridge.logs import CountedLog, Log
+
+log = Log(__name__)
+
+UNMATCHED: Final = "unmatched"
+RETRY_AFTER_SECONDS: Final = 5
+
+NOT_FOUND: Final = problem(404, "nothing is here")
+NOT_ALLOWED: Final = problem(405, "only POST", Allow="POST")
+NOT_SIGNED: Final = problem(401, "the signature is not valid")
+TRY_LATER: Final = problem(503, "try again later", Retry_After=str(RETRY_AFTER_SECONDS))
+
+# What became of a webhook that never reached the receiver, by the status of the response.
+_OUTCOMES: Final[dict[int, EventOutcome]] = {
+    401: "invalid_signature",
+    413: "too_large",
+    503: "overloaded",
+}
+
+
+class RefusedError(Exception):
+    """Ends the way of a webhook early; `event` is None as long as nothing is verified."""
+
+    def __init__(
+        self,
+        response: Response,
+        outcome: EventOutcome,
+        why: str | None = None,
+        event: Event | None = None,
+    ) -> None:
+        super().__init__(outcome)
+        self.response = response
+        self.outcome: EventOutcome = outcome
+        self.why = why
+        self.event = event
+
+
+class Refusals:
+    """Refuses requests for their header alone, and counts all that strangers can cause.
+
+    Anybody can cause as many as he likes, so their lines in the log are few, with a number.
+    """
+
+    def __init__(self, *, path: str, signature_header: str, metrics: WebhookMetrics) -> None:
+        self._path = path
+        self._signature_header = signature_header.lower().encode()
+        self._metrics = metrics
+        self._refused = CountedLog(log, "webhook")
+        self._evicted = CountedLog(log, "connections_evicted")
+
+    def judge(self, method: str, path: str, headers: Headers) -> Response | None:
+        """Refuse what its header alone shows to be no webhook, so that strangers buffer nothing."""
+        if path != self._path:
+            return NOT_FOUND
+        if method != "POST":
+            return NOT_ALLOWED
+        # No generator: every webhook comes by here twice.
+        for name, _ in headers:
+            if name == self._signature_header:
+                return None
+        return NOT_SIGNED
+
+    def count(self, method: str | None, path: str | None, status: int) -> None:
+        """Count what was refused for its header, or because no whole request came."""
+        is_ours = path == self._path
+        label = "POST" if method == "POST" else "other"
+        route = self._path if is_ours else UNMATCHED
+        self._metrics.http_requests.labels(route, label, str(status)).inc()
+        if not is_ours or status == NOT_ALLOWED.status:
+            return
+        outcome = _OUTCOMES.get(status, "incomplete")
+        self._metrics.events.labels("unknown", outcome).inc()
+        why = None
+        if status == NOT_SIGNED.status:
+            why = "missing"
+            self._metrics.verifications.labels(why, "none").inc()
+        self.log(outcome, why, status)
+
+    def log(self, outcome: EventOutcome, why: str | None, status: int) -> None:
+        """Log a refusal of which nothing was verified, or only count it for a later line."""
+        self._refused.info(outcome=outcome, why=why, status=status)
+
+    def count_eviction(self, cause: Eviction) -> None:
+        """Count a connection that had to go for another."""
+        self._metrics.evictions.labels(cause).inc()
+        self._evicted.info(cause=cause)
+
+    def flush_log(self) -> None:
+        """Log what strangers have done since the last line about it."""
+        self._refused.flush()
+        self._evicted.flush()

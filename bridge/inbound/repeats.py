@@ -1,0 +1,76 @@
+"""Knows events again, so that each is published once however often it is delivered."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from bridge.amqp.publisher import Publication
+
+# How many are known again at most; with their keys they take less than 32 MiB.
+MAX_RECENT_EVENTS: Final = 100_000
+
+
+class RecentEvents:
+    """Lets an event through once: repeats wait for the first, and are remembered for a while.
+
+    What has no confirm by its deadline keeps its place: the broker may store it yet, so the event
+    is published anew only when the broker has refused it or its channel has ended. Bounded in
+    number and time: by the publisher while the broker has not answered, by us from then on. An
+    event without a key is let through each time.
+    """
+
+    def __init__(self, window_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._window_seconds = window_seconds
+        self._clock = clock
+        self._in_flight: dict[object, asyncio.Future[bool]] = {}
+        self._published: OrderedDict[object, float] = OrderedDict()
+
+    async def once(
+        self, key: object, write: Callable[[], Awaitable[Publication]], *, deadline: float
+    ) -> bool:
+        """Publish with `write()` unless that was done for this key; return whether it was done now.
+
+        `deadline` is a time of the event loop. Raises PublishError, or TimeoutError when an earlier
+        publish with the key has no confirm by then.
+        """
+        if key is None:
+            publication = await write()
+            await publication.stored(deadline)
+            return True
+        while (earlier := self._in_flight.get(key)) is not None:
+            async with asyncio.timeout_at(deadline):
+                if await asyncio.shield(earlier):
+                    return False
+        published_at = self._published.get(key)
+        if published_at is not None and self._clock() - published_at < self._window_seconds:
+            return False
+        await self._first(key, write, deadline)
+        return True
+
+    async def _first(
+        self, key: object, write: Callable[[], Awaitable[Publication]], deadline: float
+    ) -> None:
+        self._in_flight[key] = asyncio.get_running_loop().create_future()
+        try:
+            publication = await write()
+        except BaseException:
+            self._end(key, is_stored=False)
+            raise
+        publication.when_known(lambda is_stored: self._end(key, is_stored=is_stored))
+        await publication.stored(deadline)
+
+    def _end(self, key: object, *, is_stored: bool) -> None:
+        if is_stored:
+            self._remember(key)
+        self._in_flight.pop(key).set_result(is_stored)
+
+    def _remember(self, key: object) -> None:
+        now = self._clock()
+        self._published[key] = now
+        self._published.move_to_end(key)
+        while len(self._published) > MAX_RECENT_EVENTS or (
+            now - next(iter(self._published.values())) >= self._window_seconds
+        ):
+            self._published.popitem(last=False)
