@@ -20,8 +20,9 @@ import typer.core
 from typer._completion_classes import completion_init
 
 from bridge.commands import check, dead_letters, schema, topology
-from bridge.commands.options import EXIT_FAILED, EXIT_USAGE, ConfigFile, examples, read_settings
+from bridge.commands.options import ConfigFile, examples, read_settings
 from bridge.errors import BridgeError, ConfigError, InvalidMessageError
+from bridge.exit_codes import EXIT_FAILED, EXIT_USAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -307,12 +308,12 @@ def _read(file: Path) -> bytes:
 def _sign(settings: "Settings", body: bytes) -> "tuple[Sequence[tuple[str, str]], bytes]":
     import uuid
 
-    from bridge.app import webhook_secrets
     from bridge.inbound.schemes import decode_secret, scheme_from
     from bridge.inbound.signature import sign
+    from bridge.start_checks import webhook_secrets
 
     scheme = scheme_from(settings.webhook.signature, settings.webhook.public_url)
-    secret = webhook_secrets(settings, scheme)[0]
+    secret = webhook_secrets(settings.webhook, scheme)[0]
     key = decode_secret(scheme, secret.current)
     signed = sign(scheme, key, body, now=time.time(), event_id=f"evt_{uuid.uuid4().hex}")
     return signed.headers, signed.query

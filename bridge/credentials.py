@@ -1,17 +1,27 @@
 """What settings name by file: secrets, read again whenever they change, and certificates."""
 
+import asyncio
 import re
 import ssl
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, NoReturn
 
 from pydantic import SecretStr
 
 from bridge.errors import ConfigError
+from bridge.logs import Log
+from bridge.metrics import BridgeMetrics
 
-MAX_SECRET_BYTES = 64 * 1024
-_REMEDY = "put the secret alone into it"
+log = Log(__name__)
+
+MAX_SECRET_BYTES: Final = 64 * 1024
+REREAD_SECONDS: Final = 5.0
+# Files that change in every round are left to the next rereading, REREAD_SECONDS later.
+MAX_ROUNDS: Final = 3
+_REMEDY: Final = "put the secret alone into it"
 
 
 def read_secret(key: str, path: Path) -> str:
@@ -92,3 +102,59 @@ class Credential:
         self.current = self._check(self._key, read_secret(self._key, self._file))
         self.read_at = time.time()
         return self.current != before
+
+
+@dataclass(slots=True)
+class _WatchedSecret:
+    label: str
+    credential: Credential
+    on_change: Callable[[], None]
+    is_failing: bool = False
+
+
+class Secrets:
+    """The secrets of a process, read again every few seconds; the last good one stays in use."""
+
+    def __init__(self, metrics: BridgeMetrics) -> None:
+        self._metrics = metrics
+        self._watched: list[_WatchedSecret] = []
+
+    def watch(self, label: str, credential: Credential, on_change: Callable[[], None]) -> None:
+        """Read this one again too, and call back after each change."""
+        self._watched.append(_WatchedSecret(label, credential, on_change))
+
+    async def follow(self) -> NoReturn:
+        """Read all of them every REREAD_SECONDS."""
+        while True:
+            self.reread()
+            await asyncio.sleep(REREAD_SECONDS)
+
+    def reread(self) -> None:
+        """Read all of them again, round after round until one finds nothing new.
+
+        Of files that are exchanged together, one round may read some before the exchange and the
+        others after it. Nothing is verified between two rounds, for none of this waits: what is
+        used are the secrets of the last one.
+        """
+        for _ in range(MAX_ROUNDS):
+            changed = [self._reread(secret) for secret in self._watched]
+            if not any(changed):
+                return
+
+    def _reread(self, secret: _WatchedSecret) -> bool:
+        try:
+            changed = secret.credential.reread()
+        except ConfigError as error:
+            self._metrics.secret_reloads.labels(secret.label, "failed").inc()
+            if not secret.is_failing:
+                log.warning("secret_not_read", why=str(error))
+            secret.is_failing = True
+            return False
+        secret.is_failing = False
+        read_at = secret.credential.read_at
+        self._metrics.secret_last_reload.labels(secret.label).set(read_at)
+        if changed:
+            self._metrics.secret_reloads.labels(secret.label, "changed").inc()
+            log.info("secret_changed", secret=secret.label)
+            secret.on_change()
+        return changed

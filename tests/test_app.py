@@ -1,303 +1,94 @@
-"""What keeps a process from starting, and its secrets when their files change while read."""
+"""One process, as `assembly` makes it: from its start to its exit code, without a broker."""
 
-from collections.abc import Callable
-from pathlib import Path
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from bridge import credentials
-from bridge.amqp.connecting import open_connection
-from bridge.app import Secrets, check_roles, check_start, webhook_secrets
+from bridge.app import Bridge
 from bridge.config import Role, Settings
-from bridge.credentials import Credential
-from bridge.errors import BrokerError, ConfigError
-from bridge.inbound.schemes import Scheme
-from bridge.metrics import BridgeMetrics, new_registry
-from tests.certificates import make_certificate
+from bridge.exit_codes import EXIT_CLEAN, EXIT_FAILED
+from tests.ears import Ears, listening, logging_kept
 
-
-class Mount:
-    """Two secret files as Kubernetes mounts them: links into a folder that is exchanged whole."""
-
-    def __init__(self, folder: Path) -> None:
-        self.files = [folder / "current", folder / "previous"]
-        self._folder = folder
-        self._generation = 0
-
-    def put(self, current: str, previous: str) -> None:
-        """Exchange both secrets at once."""
-        self._generation += 1
-        fresh = self._folder / f"..{self._generation}"
-        fresh.mkdir()
-        (fresh / "current").write_text(current, encoding="utf-8")
-        (fresh / "previous").write_text(previous, encoding="utf-8")
-        link = self._folder / "..new"
-        link.symlink_to(fresh.name)
-        link.replace(self._folder / "..data")
-        for file in self.files:
-            if not file.is_symlink():
-                file.symlink_to(Path("..data") / file.name)
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Mount:
-    """Mount the secrets `a` and `b`."""
-    ours = Mount(tmp_path)
-    ours.put("a", "b")
-    return ours
-
-
-@pytest.fixture
-def given(mount: Mount) -> list[Credential]:
-    """Give the secrets as they were read at the start."""
-    return [Credential("webhook.secret_files", file=file) for file in mount.files]
-
-
-@pytest.fixture
-def secrets(given: list[Credential]) -> Secrets:
-    """Follow the secrets."""
-    labels = {"component": "webhook", "version": "0", "revision": "0"}
-    ours = Secrets(BridgeMetrics(new_registry(), **labels, exchanges=()))
-    for credential in given:
-        ours.watch("webhook", credential, lambda: None)
-    return ours
-
-
-def _current(given: list[Credential]) -> list[str]:
-    return [credential.current for credential in given]
-
-
-def _meddle(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
-    """Have a change happen between the reading of one file and that of the next."""
-    genuine = credentials.read_secret
-    pending = [change]
-
-    def read_then_change(key: str, path: Path) -> str:
-        secret = genuine(key, path)
-        if pending:
-            pending.pop()()
-        return secret
-
-    monkeypatch.setattr(credentials, "read_secret", read_then_change)
-
-
-def test_secrets_that_change_places_while_they_are_read(
-    secrets: Secrets, given: list[Credential], mount: Mount, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A secret that is in the files before and after an exchange is in use all the time."""
-    _meddle(monkeypatch, lambda: mount.put("b", "a"))
-
-    secrets.reread()
-
-    assert _current(given) == ["b", "a"]
-
-
-def test_secrets_that_change_all_the_time(
-    secrets: Secrets, given: list[Credential], mount: Mount, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Files that never come to rest do not hold the process up."""
-    genuine = credentials.read_secret
-
-    def change_then_read(key: str, path: Path) -> str:
-        current, previous = (genuine(key, file) for file in mount.files)
-        mount.put(f"{current}+", f"{previous}+")
-        return genuine(key, path)
-
-    monkeypatch.setattr(credentials, "read_secret", change_then_read)
-    secrets.reread()
-
-    assert all(secret.endswith("+") for secret in _current(given))
-
-
-def test_one_file_that_is_gone_does_not_hold_the_other_up(
-    secrets: Secrets, given: list[Credential], mount: Mount
-) -> None:
-    """A file that cannot be read keeps its last good secret; the other one is rotated."""
-    mount.put("c", "a")
-    mount.files[1].unlink()
-
-    secrets.reread()
-
-    assert _current(given) == ["c", "b"]
-
-
-def test_a_secret_that_cannot_be_used_is_told_by_its_setting(mount: Mount) -> None:
-    """Of several secret files the one that is not in the scheme's encoding is named."""
-    mount.put("00ff", "no hex")
-    settings = Settings.model_validate({"webhook": {"secret_files": mount.files}})
-    scheme = Scheme(header="X-Signature", secret_encoding="hex")
-
-    with pytest.raises(ConfigError, match=r"^webhook\.secret_files\.1: the secret is empty or not"):
-        webhook_secrets(settings, scheme)
-
-
-# --- What keeps a role from starting --------------------------------------------------------------
-
+SECONDS = 20
 BOTH: tuple[Role, ...] = ("worker", "webhook")
-GOOD: dict[str, dict[str, Any]] = {
-    "sms_api": {"base_url": "https://api.example.com", "key": "k"},
-    "webhook": {"secrets": ["s"]},
-}
+SHARED = {"admin listener", "heartbeat", "secrets"}
+OF_WORKER = {"worker publish", "worker consume"}
+OF_WEBHOOK = {"webhook publish", "webhook listener"}
 
 
-def _settings(changes: dict[str, dict[str, Any]]) -> Settings:
-    """Make settings with which both roles start, but for what is changed."""
-    names = {*GOOD, *changes}
-    return Settings.model_validate(
-        {name: GOOD.get(name, {}) | changes.get(name, {}) for name in names}
-    )
+@pytest.fixture(autouse=True)
+async def ears() -> AsyncIterator[Ears]:
+    """Hear what the process logs; afterwards faults of the loop go where they went before."""
+    loop = asyncio.get_running_loop()
+    handler = loop.get_exception_handler()
+    with logging_kept(), listening() as ours:
+        yield ours
+    loop.set_exception_handler(handler)
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a certificate, with `key.pem` beside it and `text.pem`, which is none."""
-    made = make_certificate(tmp_path_factory.mktemp("tls"))
-    made.with_name("text.pem").write_text("no certificate", encoding="utf-8")
-    return made
+def _settings(**changes: dict[str, Any]) -> Settings:
+    """Take free ports, and a broker that is not there."""
+    here = {"host": "127.0.0.1", "port": 0}
+    needed: dict[str, dict[str, Any]] = {
+        "rabbitmq": {"url": "amqp://127.0.0.1:9/"},
+        "sms_api": {"base_url": "http://127.0.0.1:9", "key": "k"},
+        "webhook": {**here, "secrets": ["s"]},
+        "admin": here,
+    }
+    return Settings.model_validate(needed | changes)
+
+
+async def _run(bridge: Bridge, *, is_stopped: bool) -> int:
+    stop = asyncio.Event()
+    if is_stopped:
+        stop.set()
+    async with asyncio.timeout(SECONDS):
+        return await bridge.run(stop)
 
 
 @pytest.mark.parametrize(
-    ("section", "changes", "told"),
+    ("roles", "parts"),
     [
-        ("rabbitmq", {"username_file": "nope"}, "rabbitmq.username_file: .*/nope cannot be read"),
-        ("rabbitmq", {"password_file": "nope"}, "rabbitmq.password_file: .*/nope cannot be read"),
-        ("rabbitmq.tls", {"ca_file": "nope"}, "rabbitmq.tls.ca_file: .*/nope cannot be read"),
-        ("rabbitmq.tls", {"ca_file": "text.pem"}, "rabbitmq.tls.ca_file: .* no certificates"),
-        ("rabbitmq.tls", {"cert_file": "nope"}, "rabbitmq.tls.cert_file: .*/nope cannot be read"),
-        ("rabbitmq.tls", {"key_file": "nope"}, "rabbitmq.tls.key_file: .*/nope cannot be read"),
-        (
-            "rabbitmq.tls",
-            {"cert_file": "cert.pem", "key_file": "text.pem"},
-            "rabbitmq.tls.cert_file: .* PEM files that belong together",
-        ),
-        ("sms_api", {"key_file": "nope"}, "sms_api.key_file: .*/nope cannot be read"),
-        ("sms_api", {"ca_file": "nope"}, "sms_api.ca_file: .*/nope cannot be read: No such file"),
-        ("sms_api", {"ca_file": "text.pem"}, "sms_api.ca_file: .*holds no certificates"),
-        ("sms_api", {"ca_file": "."}, "sms_api.ca_file: "),
-        ("webhook", {"secret_files": ["nope"]}, "webhook.secret_files.0: .*/nope cannot be read"),
-        ("webhook", {"signature": {"secret_encoding": "hex"}}, "webhook.secrets.0: "),
-        ("webhook", {"signature": {"timestamp_from": "t"}}, "webhook.signature.signed_content: "),
+        (["worker"], SHARED | OF_WORKER),
+        (["webhook"], SHARED | OF_WEBHOOK),
+        (["worker", "webhook"], SHARED | OF_WORKER | OF_WEBHOOK),
     ],
-    ids=str,
+    ids=["worker", "webhook", "all"],
 )
-def test_what_cannot_be_used_keeps_a_role_from_starting(
-    certificate: Path, section: str, changes: dict[str, Any], told: str
+async def test_a_process_has_the_parts_of_its_roles(
+    ears: Ears, roles: list[Role], parts: set[str]
 ) -> None:
-    """A file or a value with which a role cannot run is told by its setting, before it starts."""
-    folder = certificate.parent
-    placed = {
-        key: str(folder / value)
-        if key.endswith("_file")
-        else [str(folder / name) for name in value]
-        if key.endswith("_files")
-        else value
-        for key, value in changes.items()
-    }
-    name, _, inner = section.partition(".")
-    settings = _settings({name: {inner: placed} if inner else placed})
+    """Each role brings its connections and its port; told to stop, all of it ends, with 0."""
+    bridge = Bridge(_settings(), roles)
 
-    with pytest.raises(ConfigError, match=f"^{told}"):
-        check_start(settings, BOTH)
-    with pytest.raises(ConfigError, match=f"^{told}"):
-        check_roles(settings, BOTH)
+    assert bridge.assembly.parts.keys() == parts
+    assert await _run(bridge, is_stopped=True) == EXIT_CLEAN
+    assert ears.heard("stopped") == [{"clean": True}]
 
 
-def test_good_files_let_the_roles_start(certificate: Path) -> None:
-    """With files that can be used every role is ready to start."""
-    tls = {
-        "ca_file": certificate,
-        "cert_file": certificate,
-        "key_file": certificate.with_name("key.pem"),
-    }
-    settings = _settings({"rabbitmq": {"tls": tls}, "sms_api": {"ca_file": certificate}})
+@pytest.mark.parametrize("part", ["heartbeat", "worker consume"])
+async def test_a_part_that_fails_ends_the_process(ears: Ears, part: str) -> None:
+    """A process of which a part has failed is of no use: it names the part and ends with 1."""
+    bridge = Bridge(_settings(), BOTH)
 
-    assert check_roles(settings, BOTH) == {"worker": None, "webhook": None}
+    async def fail() -> None:
+        raise RuntimeError
 
+    bridge.assembly.parts[part] = fail
 
-def test_every_fault_of_a_start_is_told(tmp_path: Path) -> None:
-    """All that keeps the roles from starting is told at once, a line each."""
-    nope = tmp_path / "nope"
-    settings = _settings(
-        {
-            "rabbitmq": {"password_file": nope, "tls": {"ca_file": nope}},
-            "sms_api": {"key_file": nope, "ca_file": nope},
-            "webhook": {"secret_files": [nope], "port": 9090},
-        }
-    )
-
-    with pytest.raises(ConfigError) as caught:
-        check_start(settings, BOTH)
-    assert [fault.split(":")[0] for fault in caught.value.faults] == [
-        "rabbitmq.password_file",
-        "rabbitmq.tls.ca_file",
-        "sms_api.key_file",
-        "sms_api.ca_file",
-        "webhook.secret_files.0",
-        "admin.port",
-    ]
+    assert await _run(bridge, is_stopped=False) == EXIT_FAILED
+    ((told,), (stopped,)) = (ears.heard("part_failed"), ears.heard("stopped"))
+    assert (told["part"], told["error"], stopped) == (part, "RuntimeError", {"clean": False})
 
 
-def test_a_role_needs_only_its_own_files(tmp_path: Path) -> None:
-    """What only the other role reads does not keep a role from starting."""
-    nope = tmp_path / "nope"
-    settings = _settings(
-        {"sms_api": {"key_file": nope, "ca_file": nope}, "webhook": {"secret_files": [nope]}}
-    )
-    with_secret = _settings({"sms_api": {"key_file": nope, "ca_file": nope}})
-    with_key = _settings({"webhook": {"secret_files": [nope], "port": 9090}})
-
-    assert check_roles(with_secret, ["webhook"]) == {"webhook": None}
-    assert check_roles(with_key, ["worker"]) == {"worker": None}
-    with pytest.raises(ConfigError):
-        check_roles(settings, ["worker"])
-
-
-@pytest.mark.parametrize(
-    ("webhook", "admin", "is_refused"),
-    [
-        (("0.0.0.0", 8080), ("0.0.0.0", 8080), True),
-        (("127.0.0.1", 8080), ("127.0.0.1", 8080), True),
-        (("0.0.0.0", 8080), ("127.0.0.1", 8080), True),
-        (("::1", 8080), ("::", 8080), True),
-        (("127.0.0.1", 8080), ("127.0.0.2", 8080), False),
-        (("0.0.0.0", 8080), ("::", 8080), True),
-        (("127.0.0.1", 8080), ("::", 8080), True),
-        (("0.0.0.0", 8080), ("::1", 8080), False),
-        (("0.0.0.0", 8080), ("0.0.0.0", 8081), False),
-        (("0.0.0.0", 0), ("0.0.0.0", 0), False),
-    ],
-    ids=str,
-)
-def test_two_ports_of_one_address_differ(
-    webhook: tuple[str, int], admin: tuple[str, int], *, is_refused: bool
+@pytest.mark.parametrize(("drain_seconds", "is_told"), [(20, True), (21, False)])
+async def test_a_drain_that_may_cut_a_request_off_is_told(
+    ears: Ears, drain_seconds: int, *, is_told: bool
 ) -> None:
-    """One port for both listeners is refused where the system would refuse it; 0 is any port."""
-    changes = {"webhook": webhook, "admin": admin}
-    settings = _settings({name: {"host": h, "port": p} for name, (h, p) in changes.items()})
+    """A drain no longer than one request takes may leave it in doubt, so that is logged."""
+    worker = {"shutdown_timeout_seconds": drain_seconds}
+    await _run(Bridge(_settings(worker=worker), ["worker"]), is_stopped=True)
 
-    if is_refused:
-        with pytest.raises(ConfigError, match=r"^admin\.port: is webhook\.port too; "):
-            check_start(settings, BOTH)
-    else:
-        check_start(settings, BOTH)
-
-
-async def test_a_certificate_that_goes_away_is_waited_for(tmp_path: Path) -> None:
-    """After the start a file that is missing is a fault of the connection, which is tried again."""
-    tls = {"ca_file": tmp_path / "nope"}
-    settings = Settings.model_validate({"rabbitmq": {"url": "amqps://localhost:9/", "tls": tls}})
-    (url,) = settings.rabbitmq.url
-
-    with pytest.raises(BrokerError, match=r"^rabbitmq\.tls"):
-        await open_connection(settings.rabbitmq, url, name="test")
-
-
-def test_a_role_that_nobody_configured_is_told_apart() -> None:
-    """A role of which nothing is set is named with what it lacks first; the others start."""
-    settings = Settings.model_validate({"webhook": {"secrets": ["s"]}})
-
-    assert check_roles(settings, BOTH) == {
-        "worker": "sms_api.base_url: is missing; the worker needs it",
-        "webhook": None,
-    }
+    assert bool(ears.heard("drain_may_cut_off")) == is_told

@@ -12,13 +12,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.app import api_key, webhook_secrets
 from bridge.config import Settings, load_settings
 from bridge.config.durations import format_duration, parse_duration
 from bridge.config.fields import PATTERNS
 from bridge.config.settings import known_keys
 from bridge.errors import ConfigError
 from bridge.inbound.schemes import scheme_from
+from bridge.start_checks import api_key, webhook_secrets
 
 EXAMPLE = Path(__file__).parent.parent / "config.example.yaml"
 CANARY = "Canary7Secret"
@@ -325,7 +325,7 @@ def test_secret_files_override_secrets(load: Load, tmp_path: Path) -> None:
     loaded = load({"webhook": {"secrets": ["a"], "secret_files": [str(tmp_path / "secret")]}})
     scheme = scheme_from(loaded.webhook.signature, None)
 
-    assert [c.current for c in webhook_secrets(loaded, scheme)] == ["from-secret-file"]
+    assert [c.current for c in webhook_secrets(loaded.webhook, scheme)] == ["from-secret-file"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bridge.commands.options import (
-    EXIT_FAILED,
     AsJson,
     ConfigFile,
     OneRole,
@@ -16,6 +15,7 @@ from bridge.commands.options import (
     roles_of,
 )
 from bridge.errors import ConfigError
+from bridge.exit_codes import EXIT_FAILED
 
 if TYPE_CHECKING:
     from bridge.config import Role, Settings
@@ -73,7 +73,7 @@ def check(
 
 
 def _missing(settings: "Settings", role: RoleName | None) -> "dict[Role, str | None]":
-    from bridge.app import check_roles
+    from bridge.start_checks import check_roles
 
     missing = check_roles(settings, roles_of(role))
     if role is not None and (why := missing[role.value]):

@@ -11,9 +11,6 @@ import typer
 if TYPE_CHECKING:
     from bridge.config import Role, Settings
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-
 
 class RoleName(StrEnum):
     """The roles, as an option takes them."""

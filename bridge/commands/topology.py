@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bridge.commands.options import (
-    EXIT_FAILED,
     AsJson,
     ConfigFile,
     OneRole,
@@ -17,6 +16,7 @@ from bridge.commands.options import (
     roles_of,
 )
 from bridge.errors import BrokerError
+from bridge.exit_codes import EXIT_FAILED
 
 if TYPE_CHECKING:
     from bridge.config import Settings

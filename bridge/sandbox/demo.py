@@ -23,6 +23,7 @@ from bridge.amqp.client import AMQPError
 from bridge.config import ENV_PREFIX
 from bridge.config.urls import mask_url
 from bridge.errors import BridgeError
+from bridge.exit_codes import EXIT_FAILED
 from bridge.sandbox.actors import Actors, bring_on
 from bridge.sandbox.broker import URL_VARIABLE
 from bridge.sandbox.scoreboard import (
@@ -55,7 +56,6 @@ LOOK_SECONDS: Final = 0.5
 LINE_SECONDS: Final = 3
 PLAIN_WIDTH: Final = 110
 
-EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
 
 _FAULTS = (httpx.HTTPError, AMQPError, OSError)

@@ -12,13 +12,13 @@ import typer
 import yaml
 
 from bridge.__main__ import app as cli
-from bridge.app import check_roles
 from bridge.config import ENV_PREFIX, Settings, load_settings
 from bridge.config.settings import known_keys
 from bridge.http_server.admin import Health, admin_handler
 from bridge.http_server.request import Request
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.operators import topology_formats
+from bridge.start_checks import check_roles
 from bridge.topology.declarations import (
     Topology,
     bridge_topology,

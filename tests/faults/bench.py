@@ -149,19 +149,19 @@ class Live:
     @property
     def worker(self) -> Worker:
         """Its worker."""
-        assert self.bridge._worker is not None
-        return self.bridge._worker
+        assert self.bridge.assembly.worker is not None
+        return self.bridge.assembly.worker
 
     @property
     def webhook_url(self) -> str:
         """Where webhooks go."""
-        assert self.bridge._webhook_port is not None
-        return f"http://127.0.0.1:{self.bridge._webhook_port.port}/webhooks"
+        assert self.bridge.assembly.webhook_listener is not None
+        return f"http://127.0.0.1:{self.bridge.assembly.webhook_listener.port}/webhooks"
 
     @property
     def admin_url(self) -> str:
         """Where probes go."""
-        return f"http://127.0.0.1:{self.bridge._admin_port.port}"
+        return f"http://127.0.0.1:{self.bridge.assembly.admin_listener.port}"
 
     @property
     def paused(self) -> set[str]:
@@ -177,7 +177,7 @@ class Live:
     def _samples(self, name: str) -> list[tuple[dict[str, str], float]]:
         return [
             (sample.labels, sample.value)
-            for family in self.bridge._registry.collect()
+            for family in self.bridge.assembly.registry.collect()
             for sample in family.samples
             if sample.name == name
         ]

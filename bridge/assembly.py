@@ -1,0 +1,253 @@
+"""Puts the objects of one process together: its roles, its connections, its ports, what they share.
+
+`app` runs them and ends them.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Collection, Coroutine
+from functools import partial
+from typing import Any, Final
+
+from bridge import __version__
+from bridge.amqp.link import Link
+from bridge.amqp.publisher import Publisher
+from bridge.config import Role, Settings
+from bridge.credentials import Secrets
+from bridge.http_server.admin import LIMITS as ADMIN_LIMITS
+from bridge.http_server.admin import Health, admin_handler
+from bridge.http_server.limits import fit_open_files
+from bridge.http_server.listener import Listener
+from bridge.http_server.service import Hooks
+from bridge.inbound.metrics import WebhookMetrics
+from bridge.inbound.own_queue import watched
+from bridge.inbound.schemes import scheme_from
+from bridge.inbound.webhook import Receiver, webhook_limits
+from bridge.logs import LineWriter, Log, configure_logging
+from bridge.metrics import BridgeMetrics, Registry, new_registry
+from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.pace import Pace
+from bridge.outbound.sender import Sender
+from bridge.outbound.transport import open_transport
+from bridge.outbound.worker import Worker
+from bridge.start_checks import api_key, broker_login, webhook_secrets
+from bridge.topology.declarations import bridge_topology, dead_queue, name_of, retry_queue
+from bridge.topology.upkeep import Upkeep
+
+log = Log(__name__)
+
+# Open files besides connections of the ports and to the API: the broker, secrets, the log, DNS.
+OWN_DESCRIPTORS: Final = 64
+
+ADMIN_LISTENER: Final = "admin listener"
+WEBHOOK_LISTENER: Final = "webhook listener"
+
+
+class Assembly:
+    """The objects of one process; `parts` are what has to run, by name.
+
+    Its ports are taken at once, until their listeners have run. From here on the process logs as
+    configured. Raises ConfigError when a role lacks what it needs, BridgeError when a port cannot
+    be taken.
+    """
+
+    def __init__(self, settings: Settings, roles: Collection[Role]) -> None:
+        self._settings = settings
+        self.registry = new_registry()
+        self.metrics = _bridge_metrics(settings, roles, self.registry)
+        configure_logging(
+            settings.log.level,
+            settings.log.format,
+            stream=LineWriter(sys.stdout, dropped=self.metrics.log_lines_dropped.inc),
+            count=lambda level: self.metrics.log_records.labels(level).inc(),
+        )
+        self.health = Health(self.metrics)
+        self.parts: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
+        self._links: list[Link] = []
+        self._publishers: list[Publisher] = []
+        self._secrets = Secrets(self.metrics)
+        for login in broker_login(settings):
+            self._secrets.watch("rabbitmq", login, lambda: None)
+        self.worker = self._make_worker() if "worker" in roles else None
+        self.webhook_listener = self._make_webhook() if "webhook" in roles else None
+        self.admin_listener = self._make_admin()
+
+    # The worker
+
+    def _make_worker(self) -> Worker:
+        settings = self._settings
+        metrics = _worker_metrics(settings, self.registry)
+        pace = Pace(
+            settings.worker.rate_limit,
+            outage_after_seconds=settings.worker.outage_after,
+            first_step_seconds=settings.worker.retry_delays[0],
+            metrics=metrics,
+        )
+        publisher = self._make_publisher()
+        worker = Worker(
+            settings.worker,
+            settings.rabbitmq,
+            sender=self._make_sender(pace, metrics),
+            pace=pace,
+            publisher=publisher,
+            upkeep=self._make_upkeep("worker"),
+            metrics=metrics,
+        )
+        _warn_of_short_drain(settings)
+        self._link("worker publish", publisher.serve)
+        self._link("worker consume", worker.serve)
+        self.health.ready["consumer"] = lambda: worker.consumer.is_registered or pace.is_holding
+        self.health.facts["worker"] = lambda: {
+            "queue": settings.worker.queue,
+            "paused": pace.paused or ("broker_blocked" if pace.broker_blocked else None),
+        }
+        return worker
+
+    def _make_sender(self, pace: Pace, metrics: WorkerMetrics) -> Sender:
+        settings = self._settings.sms_api
+        credential = api_key(settings)
+        self._secrets.watch("sms_api", credential, pace.renew_key)
+        return Sender(
+            settings,
+            transport=open_transport(
+                settings, max_connections=self._settings.worker.most_in_flight
+            ),
+            credential=credential,
+            metrics=metrics,
+        )
+
+    # The webhook receiver
+
+    def _make_webhook(self) -> Listener:
+        settings = self._settings.webhook
+        metrics = WebhookMetrics(
+            self.registry,
+            path=settings.path,
+            event_types=settings.event_types,
+            queues=() if settings.queue is None else (settings.queue,),
+        )
+        receiver = self._make_receiver(metrics)
+        self._link("webhook publish", watched(receiver.serve, settings.queue, metrics))
+        listener = Listener(
+            receiver.answer,
+            fit_open_files(
+                webhook_limits(settings),
+                reserved=self._count_reserved(),
+                setting="webhook.max_connections",
+            ),
+            section="webhook",
+            host=settings.host,
+            port=settings.port,
+            drain_timeout_seconds=settings.shutdown_timeout_seconds,
+            hooks=Hooks(
+                judge=receiver.refusals.judge,
+                on_refusal=receiver.refusals.count,
+                on_eviction=receiver.refusals.count_eviction,
+            ),
+        )
+        self.parts[WEBHOOK_LISTENER] = partial(_serve_webhooks, listener, receiver)
+        self.health.ready["listener"] = lambda: listener.is_accepting
+        return listener
+
+    def _make_receiver(self, metrics: WebhookMetrics) -> Receiver:
+        settings = self._settings.webhook
+        scheme = scheme_from(settings.signature, settings.public_url)
+        secrets = webhook_secrets(settings, scheme)
+        receiver = Receiver(
+            settings,
+            scheme=scheme,
+            secrets=secrets,
+            publisher=self._make_publisher(),
+            upkeep=self._make_upkeep("webhook"),
+            metrics=metrics,
+        )
+        for secret in secrets:
+            self._secrets.watch("webhook", secret, receiver.read_secrets)
+        return receiver
+
+    def _count_reserved(self) -> int:
+        """Count the descriptors that everything but the public port may need."""
+        posts = 0 if self.worker is None else self._settings.worker.most_in_flight
+        return OWN_DESCRIPTORS + ADMIN_LIMITS.max_connections + posts
+
+    # What both have
+
+    def _make_admin(self) -> Listener:
+        settings = self._settings.admin
+        self.metrics.connection_up.set_function(lambda: all(link.is_up for link in self._links))
+        self.metrics.connection_blocked.set_function(
+            lambda: any(link.is_blocked for link in self._links)
+        )
+        self.metrics.unconfirmed.set_function(
+            lambda: sum(publisher.unconfirmed for publisher in self._publishers)
+        )
+        listener = Listener(
+            admin_handler(self.health, self.registry),
+            ADMIN_LIMITS,
+            section="admin",
+            host=settings.host,
+            port=settings.port,
+        )
+        self.parts[ADMIN_LISTENER] = listener.run
+        self.parts["heartbeat"] = self.health.beat
+        self.parts["secrets"] = self._secrets.follow
+        return listener
+
+    def _make_publisher(self) -> Publisher:
+        publisher = Publisher(
+            self.metrics, timeout_seconds=self._settings.rabbitmq.publish_timeout_seconds
+        )
+        self._publishers.append(publisher)
+        return publisher
+
+    def _make_upkeep(self, role: Role) -> Upkeep:
+        needed = bridge_topology(self._settings, [role])
+        return Upkeep(needed, self._settings.rabbitmq.topology, metrics=self.metrics)
+
+    def _link(self, name: str, serve: Callable[..., Coroutine[Any, Any, None]]) -> None:
+        link = Link(name, self._settings.rabbitmq, self.metrics)
+        self._links.append(link)
+        self.parts[name] = partial(link.run, serve)
+
+
+async def _serve_webhooks(listener: Listener, receiver: Receiver) -> None:
+    """Run the public port; at its end log what was only counted."""
+    try:
+        await listener.run()
+    finally:
+        receiver.refusals.flush_log()
+
+
+def _warn_of_short_drain(settings: Settings) -> None:
+    """Warn when a drain may cut a request off, of which nobody then knows whether it was sent."""
+    if settings.sms_api.timeout_seconds >= settings.worker.shutdown_timeout_seconds:
+        longer = "make worker.shutdown_timeout_seconds longer than sms_api.timeout_seconds"
+        log.warning("drain_may_cut_off", remedy=longer)
+
+
+def _worker_metrics(settings: Settings, registry: Registry) -> WorkerMetrics:
+    queue = settings.worker.queue
+    return WorkerMetrics(
+        registry,
+        queue=queue,
+        retry_queues=[retry_queue(queue, delay) for delay in settings.worker.retry_delays],
+        dead=dead_queue(queue),
+    )
+
+
+def _bridge_metrics(
+    settings: Settings, roles: Collection[Role], registry: Registry
+) -> BridgeMetrics:
+    topology = bridge_topology(settings, roles)
+    return BridgeMetrics(
+        registry,
+        component="all" if len(roles) > 1 else next(iter(roles)),
+        version=__version__,
+        revision=os.environ.get("SMS_BRIDGE_REVISION", "unknown"),
+        exchanges=(
+            "default",
+            settings.webhook.exchange,
+            settings.worker.outcome_exchange or "sms.outcome",
+        ),
+        entities=[name_of(entity) for entity in (*topology.declarable, *topology.bindings)],
+    )

@@ -1,0 +1,127 @@
+"""What a role needs before it may start: secrets, files and ports, checked one by one."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+from bridge.amqp.login import tls_context
+from bridge.config import Role, Settings, SmsApiSettings, WebhookSettings
+from bridge.credentials import Credential, check_header_value, load_authorities
+from bridge.errors import ConfigError
+from bridge.inbound.schemes import Scheme, decode_secret, scheme_from
+
+# What a role that nobody has configured lacks first.
+_MISSING: Final[Mapping[Role, str]] = {
+    "worker": "sms_api.base_url: is missing; the worker needs it",
+    "webhook": "webhook.secrets: is missing; set webhook.secrets or webhook.secret_files",
+}
+
+
+def check_start(settings: Settings, roles: Collection[Role]) -> None:
+    """Try all that these roles need to start; only whether their ports are free shows later.
+
+    Raises ConfigError with one line for each fault.
+    """
+    steps: list[Callable[[Settings], object]] = [broker_login, _check_broker_tls]
+    if "worker" in roles:
+        steps += [_check_api_key, _check_api_tls]
+    if "webhook" in roles:
+        steps += [_check_webhook_secrets, _check_ports]
+    faults: list[str] = []
+    for step in steps:
+        try:
+            step(settings)
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError(*faults)
+
+
+def check_roles(settings: Settings, roles: Collection[Role]) -> dict[Role, str | None]:
+    """Say for each role why it is not configured at all, or None when it could start.
+
+    Raises ConfigError when one that is configured, even in part, could not: somebody meant to
+    run it.
+    """
+    api, webhook = settings.sms_api, settings.webhook
+    parts: dict[Role, tuple[object, ...]] = {
+        "worker": (api.base_url, api.key, api.key_file),
+        "webhook": (webhook.secrets, webhook.secret_files),
+    }
+    missing = {role: None if any(parts[role]) else _MISSING[role] for role in roles}
+    check_start(settings, [role for role, why in missing.items() if why is None])
+    if missing.get("webhook"):
+        scheme_from(webhook.signature, webhook.public_url)
+    return missing
+
+
+def broker_login(settings: Settings) -> list[Credential]:
+    """Read the files of the broker's login; each connection reads them anew by itself.
+
+    They are watched all the same: one that cannot be read shows before a connection needs it.
+    """
+    files = {
+        "rabbitmq.username_file": settings.rabbitmq.username_file,
+        "rabbitmq.password_file": settings.rabbitmq.password_file,
+    }
+    return [Credential(key, file=file) for key, file in files.items() if file is not None]
+
+
+def api_key(settings: SmsApiSettings) -> Credential:
+    """Read the API key that the worker needs, or raise ConfigError that says what is missing."""
+    if settings.base_url is None:
+        raise ConfigError(_MISSING["worker"])
+    name = "sms_api.key" if settings.key_file is None else "sms_api.key_file"
+    return Credential(name, value=settings.key, file=settings.key_file, check=check_header_value)
+
+
+def webhook_secrets(settings: WebhookSettings, scheme: Scheme) -> list[Credential]:
+    """Read the secrets that the webhook receiver needs; the first one counts as current."""
+
+    def check(key: str, value: str) -> str:
+        decode_secret(scheme, value, setting=key)
+        return value
+
+    if settings.secret_files is not None:
+        files = enumerate(settings.secret_files)
+        return [
+            Credential(f"webhook.secret_files.{number}", file=file, check=check)
+            for number, file in files
+        ]
+    if settings.secrets is None:
+        raise ConfigError(_MISSING["webhook"])
+    return [
+        Credential(f"webhook.secrets.{number}", value=value, check=check)
+        for number, value in enumerate(settings.secrets)
+    ]
+
+
+def _check_broker_tls(settings: Settings) -> None:
+    tls = settings.rabbitmq.tls
+    if any((tls.ca_file, tls.cert_file, tls.key_file)):
+        tls_context(settings.rabbitmq)
+
+
+def _check_api_key(settings: Settings) -> None:
+    api_key(settings.sms_api)
+
+
+def _check_api_tls(settings: Settings) -> None:
+    if settings.sms_api.ca_file is not None:
+        load_authorities("sms_api.ca_file", settings.sms_api.ca_file)
+
+
+def _check_webhook_secrets(settings: Settings) -> None:
+    webhook = settings.webhook
+    webhook_secrets(webhook, scheme_from(webhook.signature, webhook.public_url))
+
+
+def _check_ports(settings: Settings) -> None:
+    webhook, admin = settings.webhook, settings.admin
+    hosts = {webhook.host, admin.host}
+    is_one_family = (":" in webhook.host) == (":" in admin.host)
+    # `::` is every address, of IPv4 too.
+    is_one_address = (
+        len(hosts) == 1 or "::" in hosts or (is_one_family and "0.0.0.0" in hosts)  # noqa: S104
+    )
+    if webhook.port == admin.port != 0 and is_one_address:
+        raise ConfigError("admin.port: is webhook.port too; set another one, or 0 for any free one")

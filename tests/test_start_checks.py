@@ -1,0 +1,193 @@
+"""What keeps a role from starting, told before anything is started."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.amqp.connecting import open_connection
+from bridge.config import Role, Settings
+from bridge.errors import BrokerError, ConfigError
+from bridge.inbound.schemes import Scheme
+from bridge.start_checks import check_roles, check_start, webhook_secrets
+from tests.certificates import make_certificate
+
+BOTH: tuple[Role, ...] = ("worker", "webhook")
+GOOD: dict[str, dict[str, Any]] = {
+    "sms_api": {"base_url": "https://api.example.com", "key": "k"},
+    "webhook": {"secrets": ["s"]},
+}
+
+
+def _settings(changes: dict[str, dict[str, Any]]) -> Settings:
+    """Make settings with which both roles start, but for what is changed."""
+    names = {*GOOD, *changes}
+    return Settings.model_validate(
+        {name: GOOD.get(name, {}) | changes.get(name, {}) for name in names}
+    )
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a certificate, with `key.pem` beside it and `text.pem`, which is none."""
+    made = make_certificate(tmp_path_factory.mktemp("tls"))
+    made.with_name("text.pem").write_text("no certificate", encoding="utf-8")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "told"),
+    [
+        ("rabbitmq", {"username_file": "nope"}, "rabbitmq.username_file: .*/nope cannot be read"),
+        ("rabbitmq", {"password_file": "nope"}, "rabbitmq.password_file: .*/nope cannot be read"),
+        ("rabbitmq.tls", {"ca_file": "nope"}, "rabbitmq.tls.ca_file: .*/nope cannot be read"),
+        ("rabbitmq.tls", {"ca_file": "text.pem"}, "rabbitmq.tls.ca_file: .* no certificates"),
+        ("rabbitmq.tls", {"cert_file": "nope"}, "rabbitmq.tls.cert_file: .*/nope cannot be read"),
+        ("rabbitmq.tls", {"key_file": "nope"}, "rabbitmq.tls.key_file: .*/nope cannot be read"),
+        (
+            "rabbitmq.tls",
+            {"cert_file": "cert.pem", "key_file": "text.pem"},
+            "rabbitmq.tls.cert_file: .* PEM files that belong together",
+        ),
+        ("sms_api", {"key_file": "nope"}, "sms_api.key_file: .*/nope cannot be read"),
+        ("sms_api", {"ca_file": "nope"}, "sms_api.ca_file: .*/nope cannot be read: No such file"),
+        ("sms_api", {"ca_file": "text.pem"}, "sms_api.ca_file: .*holds no certificates"),
+        ("sms_api", {"ca_file": "."}, "sms_api.ca_file: "),
+        ("webhook", {"secret_files": ["nope"]}, "webhook.secret_files.0: .*/nope cannot be read"),
+        ("webhook", {"signature": {"secret_encoding": "hex"}}, "webhook.secrets.0: "),
+        ("webhook", {"signature": {"timestamp_from": "t"}}, "webhook.signature.signed_content: "),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_used_keeps_a_role_from_starting(
+    certificate: Path, section: str, changes: dict[str, Any], told: str
+) -> None:
+    """A file or a value with which a role cannot run is told by its setting, before it starts."""
+    folder = certificate.parent
+    placed = {
+        key: str(folder / value)
+        if key.endswith("_file")
+        else [str(folder / name) for name in value]
+        if key.endswith("_files")
+        else value
+        for key, value in changes.items()
+    }
+    name, _, inner = section.partition(".")
+    settings = _settings({name: {inner: placed} if inner else placed})
+
+    with pytest.raises(ConfigError, match=f"^{told}"):
+        check_start(settings, BOTH)
+    with pytest.raises(ConfigError, match=f"^{told}"):
+        check_roles(settings, BOTH)
+
+
+def test_good_files_let_the_roles_start(certificate: Path) -> None:
+    """With files that can be used every role is ready to start."""
+    tls = {
+        "ca_file": certificate,
+        "cert_file": certificate,
+        "key_file": certificate.with_name("key.pem"),
+    }
+    settings = _settings({"rabbitmq": {"tls": tls}, "sms_api": {"ca_file": certificate}})
+
+    assert check_roles(settings, BOTH) == {"worker": None, "webhook": None}
+
+
+def test_every_fault_of_a_start_is_told(tmp_path: Path) -> None:
+    """All that keeps the roles from starting is told at once, a line each."""
+    nope = tmp_path / "nope"
+    settings = _settings(
+        {
+            "rabbitmq": {"password_file": nope, "tls": {"ca_file": nope}},
+            "sms_api": {"key_file": nope, "ca_file": nope},
+            "webhook": {"secret_files": [nope], "port": 9090},
+        }
+    )
+
+    with pytest.raises(ConfigError) as caught:
+        check_start(settings, BOTH)
+    assert [fault.split(":")[0] for fault in caught.value.faults] == [
+        "rabbitmq.password_file",
+        "rabbitmq.tls.ca_file",
+        "sms_api.key_file",
+        "sms_api.ca_file",
+        "webhook.secret_files.0",
+        "admin.port",
+    ]
+
+
+def test_a_role_needs_only_its_own_files(tmp_path: Path) -> None:
+    """What only the other role reads does not keep a role from starting."""
+    nope = tmp_path / "nope"
+    settings = _settings(
+        {"sms_api": {"key_file": nope, "ca_file": nope}, "webhook": {"secret_files": [nope]}}
+    )
+    with_secret = _settings({"sms_api": {"key_file": nope, "ca_file": nope}})
+    with_key = _settings({"webhook": {"secret_files": [nope], "port": 9090}})
+
+    assert check_roles(with_secret, ["webhook"]) == {"webhook": None}
+    assert check_roles(with_key, ["worker"]) == {"worker": None}
+    with pytest.raises(ConfigError):
+        check_roles(settings, ["worker"])
+
+
+@pytest.mark.parametrize(
+    ("webhook", "admin", "is_refused"),
+    [
+        (("0.0.0.0", 8080), ("0.0.0.0", 8080), True),
+        (("127.0.0.1", 8080), ("127.0.0.1", 8080), True),
+        (("0.0.0.0", 8080), ("127.0.0.1", 8080), True),
+        (("::1", 8080), ("::", 8080), True),
+        (("127.0.0.1", 8080), ("127.0.0.2", 8080), False),
+        (("0.0.0.0", 8080), ("::", 8080), True),
+        (("127.0.0.1", 8080), ("::", 8080), True),
+        (("0.0.0.0", 8080), ("::1", 8080), False),
+        (("0.0.0.0", 8080), ("0.0.0.0", 8081), False),
+        (("0.0.0.0", 0), ("0.0.0.0", 0), False),
+    ],
+    ids=str,
+)
+def test_two_ports_of_one_address_differ(
+    webhook: tuple[str, int], admin: tuple[str, int], *, is_refused: bool
+) -> None:
+    """One port for both listeners is refused where the system would refuse it; 0 is any port."""
+    changes = {"webhook": webhook, "admin": admin}
+    settings = _settings({name: {"host": h, "port": p} for name, (h, p) in changes.items()})
+
+    if is_refused:
+        with pytest.raises(ConfigError, match=r"^admin\.port: is webhook\.port too; "):
+            check_start(settings, BOTH)
+    else:
+        check_start(settings, BOTH)
+
+
+async def test_a_certificate_that_goes_away_is_waited_for(tmp_path: Path) -> None:
+    """After the start a file that is missing is a fault of the connection, which is tried again."""
+    tls = {"ca_file": tmp_path / "nope"}
+    settings = Settings.model_validate({"rabbitmq": {"url": "amqps://localhost:9/", "tls": tls}})
+    (url,) = settings.rabbitmq.url
+
+    with pytest.raises(BrokerError, match=r"^rabbitmq\.tls"):
+        await open_connection(settings.rabbitmq, url, name="test")
+
+
+def test_a_role_that_nobody_configured_is_told_apart() -> None:
+    """A role of which nothing is set is named with what it lacks first; the others start."""
+    settings = Settings.model_validate({"webhook": {"secrets": ["s"]}})
+
+    assert check_roles(settings, BOTH) == {
+        "worker": "sms_api.base_url: is missing; the worker needs it",
+        "webhook": None,
+    }
+
+
+def test_a_secret_that_cannot_be_used_is_told_by_its_setting(tmp_path: Path) -> None:
+    """Of several secret files the one that is not in the scheme's encoding is named."""
+    files = [tmp_path / "current", tmp_path / "previous"]
+    for file, secret in zip(files, ("00ff", "no hex"), strict=True):
+        file.write_text(secret, encoding="utf-8")
+    settings = Settings.model_validate({"webhook": {"secret_files": files}})
+    scheme = Scheme(header="X-Signature", secret_encoding="hex")
+
+    with pytest.raises(ConfigError, match=r"^webhook\.secret_files\.1: the secret is empty or not"):
+        webhook_secrets(settings.webhook, scheme)
