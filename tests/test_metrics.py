@@ -101,6 +101,10 @@ RESULTS = (
     *("success", "rejected", "unauthorized", "rate_limited"),
     *("server_error", "timeout", "connection_error", "protocol_error"),
 )
+WAIT_CAUSES = (
+    *("ledger", "order", "due", "slot", "pace", "rate", "probe"),
+    *("retry_in_place", "jitter", "publish"),
+)
 PAUSES = (
     *("credentials_rejected", "insufficient_funds", "misconfigured", "tls_failed"),
     *("outage", "rate_limited", "broker_blocked", "operator"),
@@ -126,6 +130,7 @@ WORKER = {
     "messages_in_progress": gauge("queue", [QUEUE]),
     "concurrency_limit": gauge("queue", [QUEUE]),
     "processing_duration_seconds": histogram(WORK, "queue outcome", [QUEUE], OUTCOMES),
+    "wait_duration_seconds": histogram([0.1, 1, 10], "queue cause", [QUEUE], WAIT_CAUSES),
     "queue_age_seconds": histogram(AGE, "queue", [QUEUE]),
     "acceptance_latency_seconds": histogram(AGE, "queue", [QUEUE]),
     "messages_without_timestamp_total": counter("queue", [QUEUE]),

@@ -3,13 +3,45 @@
 import asyncio
 import math
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from bridge.amqp.client import Channel
 from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Wire
 from bridge.outbound.envelope import Envelope
+
+# What a delivery may wait for here; a POST that is in flight is no wait.
+WaitCause = Literal[
+    # The same message, which is being worked on.
+    "ledger",
+    # Those before it in the order of its recipient or key.
+    "order",
+    # Its own time, `not_before`.
+    "due",
+    # A request fewer in flight.
+    "slot",
+    # The service, which asked for a wait, or the broker, which stores nothing.
+    "pace",
+    # The rate limits.
+    "rate",
+    # Its place as the probe of a pause.
+    "probe",
+    # The next quick try of a request that never left.
+    "retry_in_place",
+    # Nothing but the spread of messages that failed together.
+    "jitter",
+    # The confirm of the copy that replaces it, with all tries of that.
+    "publish",
+]
+# Nothing has been sent then, nor decided.
+_BEFORE_SENDING: Final = frozenset[WaitCause | None](
+    ("order", "due", "slot", "pace", "rate", "probe")
+)
+Waits = Callable[[WaitCause], AbstractContextManager[None]]
 
 
 class Session:
@@ -44,7 +76,8 @@ class Session:
 class Delivery:
     """A message that the broker has given us and that we have not settled.
 
-    `awaits_first`: the same message is being worked on, and this one is acked when that is done.
+    `waiting_for` is what it waits for, `waited_seconds` how long it has waited for what. Times are
+    of `clock`.
     """
 
     body: Body
@@ -53,9 +86,11 @@ class Delivery:
     tag: int
     session: Session
     envelope: Envelope
+    clock: Callable[[], float] = time.monotonic
     received: float = field(default_factory=time.monotonic)
-    is_waiting: bool = False
-    awaits_first: bool = False
+    waiting_for: WaitCause | None = None
+    waited_seconds: dict[WaitCause, float] = field(default_factory=dict)
+    _waiting_since: float = 0.0
 
     @property
     def is_stale(self) -> bool:
@@ -65,23 +100,48 @@ class Delivery:
     @property
     def held_seconds(self) -> float:
         """How long it has been held here."""
-        return time.monotonic() - self.received
+        return self.clock() - self.received
 
-    def waits(self) -> "_Wait":
-        """Mark a wait in which it may be given back to the queue: nothing has been sent."""
-        return _Wait(self)
+    @property
+    def may_be_given_back(self) -> bool:
+        """Whether it waits, and could as well wait in the queue: nothing has been sent."""
+        return self.waiting_for in _BEFORE_SENDING
+
+    @property
+    def awaits_first(self) -> bool:
+        """Whether the same message is being worked on; this one is acked when that is done."""
+        return self.waiting_for == "ledger"
+
+    def waits(self, cause: WaitCause) -> "_Wait":
+        """Measure a wait: a `with` block around what is waited for.
+
+        It reads the clock twice, so enter it where there is something to wait for. In a wait
+        within a wait only the inner one counts.
+        """
+        return _Wait(self, cause)
+
+    def wait_for(self, cause: WaitCause | None) -> WaitCause | None:
+        """Note what it waits for from now on, None for nothing; return what it did until now."""
+        now, former = self.clock(), self.waiting_for
+        if former is not None:
+            waited = self.waited_seconds
+            waited[former] = waited.get(former, 0.0) + now - self._waiting_since
+        self.waiting_for, self._waiting_since = cause, now
+        return former
 
 
 class _Wait:
     """A `with` block; a generator would cost five times as much."""
 
-    __slots__ = ("_delivery",)
+    __slots__ = ("_cause", "_delivery", "_outer")
 
-    def __init__(self, delivery: Delivery) -> None:
+    def __init__(self, delivery: Delivery, cause: WaitCause) -> None:
         self._delivery = delivery
+        self._cause = cause
+        self._outer: WaitCause | None = None
 
     def __enter__(self) -> None:
-        self._delivery.is_waiting = True
+        self._outer = self._delivery.wait_for(self._cause)
 
     def __exit__(self, *_: object) -> None:
-        self._delivery.is_waiting = False
+        self._delivery.wait_for(self._outer)

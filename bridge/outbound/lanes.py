@@ -79,7 +79,7 @@ class Lanes:
         self._line_up(lane, message)
         turn, is_locked = Turn(), False
         try:
-            with delivery.waits():
+            with delivery.waits("order"):
                 is_locked = await _lock(lane, MAX_HOLD_SECONDS if waits else 0)
                 turn.behind_seconds = await self._step_behind(lane, message, is_locked=is_locked)
             yield turn

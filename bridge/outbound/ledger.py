@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from bridge.amqp.frames import Body
+from bridge.outbound.delivery import Waits
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Outcome
 
@@ -172,21 +173,23 @@ class Ledger:
         return self._owes_acks or self._clock() < self._unsure_until
 
     async def claim(
-        self, entry: Entry, *, redelivered: bool, waits: bool = True
+        self, entry: Entry, *, redelivered: bool, waits: Waits, may_wait: bool = True
     ) -> Claim | Repeat | None:
         """Take a delivery to work on, unless it is a repeat.
 
-        Waits while the same message is in flight here; with `waits` false it returns None for one
-        that the publisher sent again. A claim must be given to `settle` or `release`; that a
+        Waits while the same message is in flight here; with `may_wait` false it returns None for
+        one that the publisher sent again. A claim must be given to `settle` or `release`; that a
         repeat was acked is told to `note_repeat`.
         """
         while (earlier := self._earlier(entry, redelivered=redelivered)) is not None:
             # What is still held by its connection is not what the broker delivers again.
             is_same = redelivered and earlier.is_orphan
-            if not waits and not is_same:
+            if not may_wait and not is_same:
                 return None
             earlier.is_awaited = earlier.is_awaited or is_same
-            if await earlier.until_settled() and is_same:
+            with waits("ledger"):
+                is_settled = await earlier.until_settled()
+            if is_settled and is_same:
                 self._owed.take(entry)
                 return Repeat(None)
         first = self._sent.get(entry.message)

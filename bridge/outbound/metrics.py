@@ -1,12 +1,15 @@
 """What the worker counts."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, get_args
 
 from bridge.metrics import AGE, Catalogue, Registry
+from bridge.outbound.delivery import WaitCause
 
 HTTP: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30)
 WORK: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+# There are as many of these as there are causes; the sums tell more.
+WAIT: Final = (0.1, 1, 10)
 ATTEMPTS: Final = (1, 2, 3, 5, 8, 13, 21)
 
 RETRY_REASONS: Final = (
@@ -82,6 +85,13 @@ class WorkerMetrics(Catalogue):
             WORK,
             ("queue", "outcome"),
             [(queue, outcome) for outcome in ("sent", "retried", "dead", "released", "dropped")],
+        )
+        self.wait_duration = self._histogram(
+            "sms_bridge_worker_wait_duration_seconds",
+            "How long a delivery waited here for one cause; only of those that did.",
+            WAIT,
+            ("queue", "cause"),
+            [(queue, cause) for cause in get_args(WaitCause)],
         )
         self.queue_age = self._histogram(
             "sms_bridge_worker_queue_age_seconds",

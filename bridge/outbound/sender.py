@@ -1,5 +1,6 @@
 """Send one request: one POST, quick repeats only when it never left us, the answer as a fate."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -18,6 +19,7 @@ from bridge.config import SmsApiSettings
 from bridge.credentials import Credential
 from bridge.errors import AttemptError
 from bridge.outbound.connection import Header, Reply
+from bridge.outbound.delivery import Delivery
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Answer, Fate, judge_failure, judge_status, read_retry_after
 from bridge.outbound.metrics import PROVIDER_CODES, WorkerMetrics
@@ -55,16 +57,21 @@ class Sender:
         self._in_flight = 0
         metrics.provider_in_flight.set_function(lambda: self._in_flight)
 
-    async def send(self, request: SendRequest, envelope: Envelope) -> Answer:
-        """POST a request and say what became of it; never raises for what the API does.
+    async def send(self, request: SendRequest, delivery: Delivery) -> Answer:
+        """POST a delivery's request and say what became of it; never raises for what the API does.
 
         A request that never left is tried again in place, at most three times in ten seconds.
         Everything else is returned at once: what comes next is not for a held delivery to decide.
         """
-        started = time.monotonic()
+        started, envelope = time.monotonic(), delivery.envelope
         answer = await self._post(request, envelope)
         if answer.fate is not Fate.NOT_SENT:
             return answer
+
+        async def sleep(seconds: float) -> None:
+            with delivery.waits("retry_in_place"):
+                await asyncio.sleep(seconds)
+
         # A fresh object for each call: a shared one can report success for a failed send
         # (tenacity issues 93 and 529).
         retrying = AsyncRetrying(
@@ -73,6 +80,7 @@ class Sender:
             wait=wait_random_exponential(multiplier=0.2, max=2),
             retry=retry_if_result(_never_left),
             retry_error_callback=_last_answer,
+            sleep=sleep,
         )
         first: list[Answer] = [answer]
 

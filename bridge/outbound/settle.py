@@ -18,7 +18,7 @@ from bridge.amqp.publisher import Publisher
 from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, PublishError
 from bridge.logs import Log
-from bridge.outbound.delivery import Delivery
+from bridge.outbound.delivery import Delivery, WaitCause
 from bridge.outbound.envelope import Envelope, copy_properties
 from bridge.outbound.fates import Dead, Outcome, Retried, Sent
 from bridge.outbound.ledger import Accepted
@@ -32,6 +32,8 @@ FIRST_WAIT_SECONDS: Final = 0.5
 MAX_WAIT_SECONDS: Final = 5.0
 JITTER_SHARE: Final = 0.2
 MAX_JITTER_SECONDS: Final = 1.0
+# A shorter wait made no message late.
+MIN_WAITED_SECONDS: Final = 0.001
 
 
 class Settler:
@@ -58,7 +60,12 @@ class Settler:
         if isinstance(outcome, Sent):
             return
         if isinstance(outcome, Retried) and outcome.burned:
-            await self._spread(outcome.delay_seconds)
+            with delivery.waits("jitter"):
+                await self._spread(outcome.delay_seconds)
+        with delivery.waits("publish"):
+            await self._publish_until_confirmed(delivery, outcome)
+
+    async def _publish_until_confirmed(self, delivery: Delivery, outcome: Retried | Dead) -> None:
         wait = FIRST_WAIT_SECONDS
         with self._held_up() as note_held_up:
             while (error := await self._try_to_publish(delivery, outcome)) is not None:
@@ -214,7 +221,19 @@ class Settler:
             attempts=_attempts(delivery.envelope, outcome),
             redelivered=delivery.redelivered or None,
             seconds=round(held, 4),
+            waited_seconds=self._count_waits(delivery) if delivery.waited_seconds else None,
         )
+
+    def _count_waits(self, delivery: Delivery) -> dict[WaitCause, float] | None:
+        """Count what a delivery has waited for, and return it for the log."""
+        waited = {
+            cause: round(seconds, 4)
+            for cause, seconds in delivery.waited_seconds.items()
+            if seconds >= MIN_WAITED_SECONDS
+        }
+        for cause, seconds in waited.items():
+            self._metrics.wait_duration.labels(self._queue, cause).observe(seconds)
+        return waited or None
 
 
 def count_attempt(envelope: Envelope, outcome: Retried | Dead) -> Envelope:

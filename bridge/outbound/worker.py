@@ -18,7 +18,7 @@ from bridge.outbound.adaptive_limit import AdaptiveLimit
 from bridge.outbound.capacity import Slots
 from bridge.outbound.consumer import Consumer
 from bridge.outbound.delivery import Delivery, Session
-from bridge.outbound.envelope import Envelope, read_envelope
+from bridge.outbound.envelope import read_envelope
 from bridge.outbound.fates import (
     Answer,
     Dead,
@@ -123,10 +123,12 @@ class Worker:
         # A drain goes on with it: what is given back here does not come again while the channel
         # lives, and the next worker would send it again. In a pause few are held, and a probe for
         # up to a minute: who waited for that would take the place of one that may end the pause.
-        waits = self._stopping or self._pace.paused is None
-        delivery.awaits_first = True
-        claim = await self._ledger.claim(entry, redelivered=delivery.redelivered, waits=waits)
-        delivery.awaits_first = False
+        claim = await self._ledger.claim(
+            entry,
+            redelivered=delivery.redelivered,
+            waits=delivery.waits,
+            may_wait=self._stopping or self._pace.paused is None,
+        )
         if claim is None:
             await self._put_off_repeat(delivery)
             return
@@ -214,7 +216,7 @@ class Worker:
                 if delivery.is_stale:
                     raise BrokerError("the channel is gone")
                 began = self._pace.begin(delivery.envelope.key)
-                answer = await self._post(request, delivery.envelope)
+                answer = await self._post(request, delivery)
             finally:
                 self._slots.give_back()
             key = delivery.envelope.key
@@ -230,7 +232,7 @@ class Worker:
         """
         if self._stopping:
             raise BrokerError("the worker stops")
-        with delivery.waits():
+        with delivery.waits("rate"):
             ended, has_slot = None, False
             while ended is None and not has_slot:
                 ended = await self._wait_until_due(delivery)
@@ -247,14 +249,15 @@ class Worker:
         if not self._pace.is_wary:
             return None
         envelope = delivery.envelope
-        away_seconds = await self._pace.admit(
-            envelope.key,
-            request.to,
-            has_failed=envelope.attempts > 0 or envelope.uncertain_attempts > 0,
-            is_last_try=self._policy.is_last_try(
-                attempts=envelope.attempts, uncertain_attempts=envelope.uncertain_attempts
-            ),
-        )
+        with delivery.waits("probe"):
+            away_seconds = await self._pace.admit(
+                envelope.key,
+                request.to,
+                has_failed=envelope.attempts > 0 or envelope.uncertain_attempts > 0,
+                is_last_try=self._policy.is_last_try(
+                    attempts=envelope.attempts, uncertain_attempts=envelope.uncertain_attempts
+                ),
+            )
         if away_seconds is None:
             return None
         detail = f"the worker is paused: {self._pace.paused or 'it looks like an outage'}"
@@ -281,8 +284,11 @@ class Worker:
     async def _take_slot(self, delivery: Delivery) -> bool:
         """Take a slot, or return False when a pause has begun or its time is over meanwhile."""
         while True:
-            await self._pace.until_open()
-            await self._slots.acquire()
+            if not self._pace.is_open:
+                with delivery.waits("pace"):
+                    await self._pace.until_open()
+            with delivery.waits("slot"):
+                await self._slots.acquire()
             may_go = self._pace.paused is None or self._pace.is_probe(delivery.envelope.key)
             may_go = may_go and self._expired(delivery) is None
             if may_go and self._pace.is_open:
@@ -291,13 +297,13 @@ class Worker:
             if not may_go:
                 return False
 
-    async def _post(self, request: SendRequest, envelope: Envelope) -> Answer:
+    async def _post(self, request: SendRequest, delivery: Delivery) -> Answer:
         limit = self._limit
         if limit is None:
-            return await self._sender.send(request, envelope)
+            return await self._sender.send(request, delivery)
         began, answer = limit.begin(), None
         try:
-            answer = await self._sender.send(request, envelope)
+            answer = await self._sender.send(request, delivery)
         finally:
             limit.end(began, answer)
             if limit.limit != self._slots.limit:
@@ -364,7 +370,8 @@ class Worker:
             detail = "its time has not come"
             return Retried(reason="not_before", delay_seconds=delay, detail=detail)
         if remaining > 0:
-            await asyncio.sleep(remaining)
+            with delivery.waits("due"):
+                await asyncio.sleep(remaining)
         return None
 
     def _expired(self, delivery: Delivery) -> Dead | None:
@@ -410,7 +417,7 @@ class Worker:
         self._stopping = True
         self._settler.hurry()
         for task, delivery in list(self._tasks.items()):
-            if delivery.is_waiting:
+            if delivery.may_be_given_back:
                 task.cancel()
         is_finished = False
         try:
@@ -501,7 +508,7 @@ class Worker:
         """Let go of what waits: it comes again, and a probe must not keep its place meanwhile."""
         self._ledger.connection_lost(most_unacked=session.most_unacked)
         for task, delivery in list(self._tasks.items()):
-            if (delivery.is_waiting or delivery.awaits_first) and delivery.is_stale:
+            if (delivery.may_be_given_back or delivery.awaits_first) and delivery.is_stale:
                 task.cancel()
 
     def _take(self, delivery: Delivery) -> None:

@@ -34,7 +34,6 @@ from bridge.credentials import Credential
 from bridge.errors import AttemptError, PublishError
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.outbound.connection import Reply
-from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Answer, Fate
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.request import SendRequest
@@ -42,6 +41,7 @@ from bridge.outbound.sender import Sender
 from bridge.outbound.transport import open_transport
 from bridge.sandbox.processes import free_ports
 from bridge.topology.declarations import worker_topology
+from tests.deliveries import make_delivery
 from tests.faults.bench import (
     CONSUME_LINK,
     Amqp,
@@ -478,8 +478,7 @@ async def test_no_success_for_a_failed_send() -> None:
         SendRequest.model_validate({"to": to, "from": "Acme", "text": "Hi"})
         for to in (bad, good) * 5
     ]
-    envelope = Envelope(key="k", message_id=None, published_at=None, first_delivered_at=0)
-    answers = await asyncio.gather(*(sender.send(request, envelope) for request in requests))
+    answers = await asyncio.gather(*(sender.send(request, make_delivery()) for request in requests))
 
     assert naively == ["acked", "acked"]
     assert [answer.fate for answer in answers] == [Fate.NOT_SENT, Fate.SENT] * 5

@@ -3,19 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import cast
 
 import pytest
 
-from bridge.amqp.properties import Properties
 from bridge.errors import BrokerError
 from bridge.outbound import lanes
-from bridge.outbound.delivery import Delivery, Session
-from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Policy
 from bridge.outbound.lanes import MAX_LATE_SECONDS, Lanes, Turn
 from bridge.outbound.rates import MAX_HOLD_SECONDS
 from tests.clock import Clock
+from tests.deliveries import make_delivery
 
 KEY = "+4917012345678"
 FIRST_STEP = 5.0
@@ -34,21 +31,6 @@ def clock() -> Clock:
 def line(clock: Clock) -> Lanes:
     """Give empty lanes."""
     return Lanes(POLICY, clock=clock)
-
-
-def make_delivery(message: str) -> Delivery:
-    """Make a delivery of a message."""
-    return Delivery(
-        body=b"",
-        properties=Properties(),
-        redelivered=False,
-        tag=1,
-        # Nothing here is acked.
-        session=cast("Session", None),
-        envelope=Envelope(
-            key=message, message_id=message, published_at=None, first_delivered_at=0.0
-        ),
-    )
 
 
 @asynccontextmanager
@@ -113,6 +95,25 @@ async def test_turns_of_a_key_do_not_overlap(line: Lanes) -> None:
         assert await go(line, "c", key="another") is None
         assert not second.done()
     assert await second is None
+
+
+async def test_the_wait_for_a_turn_is_measured(line: Lanes) -> None:
+    """Who is behind another waits for `order`, and may be given back to the queue meanwhile."""
+    clock, second = Clock(), make_delivery("b")
+    second.clock = clock
+
+    async def go_second() -> None:
+        async with line.turn(KEY, second):
+            assert second.waiting_for is None
+
+    async with turn_of(line, "a"):
+        waiting = asyncio.create_task(go_second())
+        await settle()
+        assert second.may_be_given_back
+        clock.now += 3.0
+    await waiting
+
+    assert second.waited_seconds == {"order": 3.0}
 
 
 async def test_nobody_passes_one_on_the_ladder(line: Lanes) -> None:

@@ -4,9 +4,11 @@ import asyncio
 import time
 import tracemalloc
 import uuid
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
+from bridge.outbound.delivery import WaitCause
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Dead, Sent
 from bridge.outbound.ledger import (
@@ -24,6 +26,7 @@ from bridge.outbound.ledger import (
     unsure_ack_seconds,
 )
 from tests.clock import Clock
+from tests.deliveries import make_delivery
 
 BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
 DECISION = Kept(
@@ -38,6 +41,11 @@ ACCEPTED = Accepted(attempts=2, status=202, provider_id="sms-1", at=1_800_000_00
 def clock() -> Clock:
     """Give a clock that stands still."""
     return Clock()
+
+
+def untimed(_cause: WaitCause) -> AbstractContextManager[None]:
+    """Stand in for a delivery whose waits nobody measures."""
+    return nullcontext()
 
 
 NOTHING_DECIDED = Kept(DECISION.envelope, None)
@@ -64,7 +72,7 @@ class Book:
 
     async def claim(self, one: Entry, *, redelivered: bool, acked: bool = True) -> bool:
         """Say whether a delivery is to be worked on; `acked`, whether a repeat could be acked."""
-        claim = await self._ledger.claim(one, redelivered=redelivered)
+        claim = await self._ledger.claim(one, redelivered=redelivered, waits=untimed)
         if isinstance(claim, Repeat):
             self._ledger.note_repeat(one, acked=acked)
             return False
@@ -74,7 +82,7 @@ class Book:
 
     async def claim_repeat(self, one: Entry, *, redelivered: bool) -> Accepted | None:
         """Return what a repeat is answered."""
-        repeat = await self._ledger.claim(one, redelivered=redelivered)
+        repeat = await self._ledger.claim(one, redelivered=redelivered, waits=untimed)
         assert isinstance(repeat, Repeat)
         self._ledger.note_repeat(one, acked=True)
         return repeat.first
@@ -254,11 +262,11 @@ async def test_copy_of_a_sent_id_is_a_repeat(ledger: Book) -> None:
 async def test_repeat_knows_how_the_first_was_accepted(clock: Clock, accepted: Accepted) -> None:
     """Whoever sends an id again is told what became of the first, each time."""
     ledger = Ledger(heartbeat_seconds=10, clock=clock)
-    claim = await ledger.claim(NAMED, redelivered=False)
+    claim = await ledger.claim(NAMED, redelivered=False, waits=untimed)
     assert isinstance(claim, Claim)
     ledger.settle(claim, accepted, acked=True)
 
-    assert [await ledger.claim(NAMED, redelivered=False) for _ in range(2)] == [
+    assert [await ledger.claim(NAMED, redelivered=False, waits=untimed) for _ in range(2)] == [
         Repeat(accepted)
     ] * 2
 
@@ -598,6 +606,52 @@ async def test_redelivery_waits_for_the_first(ledger: Book, one: Entry) -> None:
     assert waits
 
 
+async def test_who_may_not_wait_is_told_at_once(clock: Clock) -> None:
+    """A message that its publisher sent again goes elsewhere while its first is worked on."""
+    ledger = Ledger(heartbeat_seconds=10, clock=clock)
+    first = await ledger.claim(NAMED, redelivered=False, waits=untimed)
+    assert isinstance(first, Claim)
+
+    assert await ledger.claim(NAMED, redelivered=False, waits=untimed, may_wait=False) is None
+    assert await ledger.claim(NAMED, redelivered=True, waits=untimed, may_wait=False) is None
+    ledger.settle(first, ACCEPTED, acked=True)
+    repeat = await ledger.claim(NAMED, redelivered=False, waits=untimed, may_wait=False)
+    assert repeat == Repeat(ACCEPTED)
+
+
+async def test_what_comes_again_waits_for_itself_in_any_case(clock: Clock) -> None:
+    """The same delivery once more, after a lost connection, has nowhere else to go."""
+    ledger = Ledger(heartbeat_seconds=10, clock=clock)
+    first = await ledger.claim(NAMED, redelivered=False, waits=untimed)
+    assert isinstance(first, Claim)
+    ledger.connection_lost(most_unacked=1)
+    again = asyncio.create_task(
+        ledger.claim(NAMED, redelivered=True, waits=untimed, may_wait=False)
+    )
+    await others_run()
+    assert not again.done()
+    ledger.settle(first, ACCEPTED, acked=False)
+
+    assert await again == Repeat(None)
+
+
+async def test_the_wait_for_the_first_is_measured(clock: Clock) -> None:
+    """A delivery whose first is worked on waits for `ledger`; one without a first waits not."""
+    ledger = Ledger(heartbeat_seconds=10, clock=clock)
+    alone, behind = make_delivery(clock=clock), make_delivery(clock=clock)
+    first = await ledger.claim(NAMED, redelivered=False, waits=alone.waits)
+    assert isinstance(first, Claim)
+    second = asyncio.create_task(ledger.claim(NAMED, redelivered=False, waits=behind.waits))
+    await others_run()
+    assert behind.awaits_first
+    clock.now += 4.0
+    ledger.settle(first, ACCEPTED, acked=True)
+    await second
+
+    assert behind.waited_seconds == {"ledger": 4.0}
+    assert alone.waited_seconds == {}
+
+
 @each_kind
 @pytest.mark.parametrize("sent", [True, False], ids=["sent", "replaced"])
 @pytest.mark.parametrize("acked", [True, False], ids=["acked", "ack lost"])
@@ -809,7 +863,7 @@ async def test_an_id_takes_little_memory(clock: Clock) -> None:
     try:
         for number in range(count):
             one = Entry(number.to_bytes(16), has_id=True, copies=0)
-            claim = await ledger.claim(one, redelivered=False)
+            claim = await ledger.claim(one, redelivered=False, waits=untimed)
             assert isinstance(claim, Claim)
             ledger.settle(claim, ACCEPTED._replace(provider_id=str(uuid.uuid4())), acked=True)
         size, _ = tracemalloc.get_traced_memory()
@@ -823,7 +877,7 @@ async def _settle_and_lose(clock: Clock, entries: list[Entry]) -> float:
     """Return the processor's seconds for settling all of these and losing their connection."""
     ledger, began = Ledger(heartbeat_seconds=10, clock=clock), time.process_time()
     for one in entries:
-        claim = await ledger.claim(one, redelivered=False)
+        claim = await ledger.claim(one, redelivered=False, waits=untimed)
         assert isinstance(claim, Claim)
         ledger.settle(claim, ACCEPTED, acked=True)
     ledger.connection_lost(most_unacked=len(entries))
@@ -982,11 +1036,11 @@ async def test_doubt_about_acks_follows_the_heartbeat(
 ) -> None:
     """The slower a dead connection is noticed, the older an ack may be that was lost with it."""
     ledger = Ledger(heartbeat_seconds=heartbeat, clock=clock)
-    claim = await ledger.claim(NAMELESS, redelivered=False)
+    claim = await ledger.claim(NAMELESS, redelivered=False, waits=untimed)
     assert isinstance(claim, Claim)
     ledger.settle(claim, ACCEPTED, acked=True)
     clock.now += seconds
     ledger.connection_lost(most_unacked=1)
     ledger.consuming_again()
 
-    assert isinstance(await ledger.claim(NAMELESS, redelivered=True), Repeat)
+    assert isinstance(await ledger.claim(NAMELESS, redelivered=True, waits=untimed), Repeat)

@@ -18,11 +18,11 @@ from bridge.config import SmsApiSettings, WorkerSettings
 from bridge.credentials import Credential
 from bridge.errors import AttemptError, AttemptFault
 from bridge.outbound.connection import Header, Reply
-from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Answer, Fate
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.request import parse_request
 from bridge.outbound.sender import Sender
+from tests.deliveries import make_delivery
 
 NUMBER = "+15550100123"
 TEXT = "Grüße, please answer YES 👋"
@@ -82,14 +82,8 @@ class Rig:
         """Send a request with this body."""
         settings = WorkerSettings(extra_fields="forward", default_from="DEFAULT")
         request = parse_request(json.dumps(body).encode(), settings)
-        facts: dict[str, Any] = {
-            "message_id": key,
-            "published_at": None,
-            "first_delivered_at": 0.0,
-            **envelope,
-        }
         async with asyncio.timeout(GUARD_SECONDS):
-            return await self.sender.send(request, Envelope(key=key, **facts))
+            return await self.sender.send(request, make_delivery(key, **envelope))
 
     def metric(self, name: str, **labels: str) -> float:
         """Read a metric of the SMS API; 0 when it is not there."""
@@ -298,6 +292,22 @@ async def test_repeats_end_when_their_time_is_up(monkeypatch: pytest.MonkeyPatch
     await bridge.send()
 
     assert len(bridge.script.requests) == 1
+
+
+async def test_waits_between_quick_tries_are_measured() -> None:
+    """They are waits in place, from which nothing is given back; a first try waits for nothing."""
+    bridge = rig(answer(202), *[failed()] * 2, answer(202))
+    at_once, late = make_delivery(), make_delivery()
+    request = parse_request(json.dumps(REQUEST).encode(), WorkerSettings())
+    await bridge.sender.send(request, at_once)
+    sending = asyncio.create_task(bridge.sender.send(request, late))
+    await turns()
+    assert (late.waiting_for, late.may_be_given_back) == ("retry_in_place", False)
+    await sending
+
+    assert at_once.waited_seconds == {}
+    assert late.waited_seconds.keys() == {"retry_in_place"}
+    assert late.waiting_for is None
 
 
 @pytest.mark.parametrize("fault", MAY_HAVE_ARRIVED)

@@ -9,7 +9,7 @@ import json
 import random
 from collections.abc import Iterator
 from datetime import UTC
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, get_args
 
 import pytest
 
@@ -18,13 +18,13 @@ from bridge.amqp.publisher import Publisher
 from bridge.config import RateLimitSettings, WorkerSettings
 from bridge.errors import BrokerError, PublishError, PublishFault
 from bridge.outbound import envelope
-from bridge.outbound.delivery import Delivery, Session
-from bridge.outbound.envelope import Envelope
+from bridge.outbound.delivery import Delivery, WaitCause
 from bridge.outbound.fates import Dead, Outcome, Retried, Sent
 from bridge.outbound.ledger import Accepted
 from bridge.outbound.pace import Pace
 from bridge.outbound.settle import Settler, accepted
 from tests.clock import LeapingWorld
+from tests.deliveries import make_delivery
 from tests.ears import Ears
 
 BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
@@ -111,21 +111,15 @@ class World(LeapingWorld):
 
     def delivery(self, *, reply_to: str | None = None, redelivered: bool = False) -> Delivery:
         """Take a delivery of a message that was tried twice, once without a clear end."""
-        return Delivery(
+        return make_delivery(
             body=BODY,
             properties=Properties(reply_to=reply_to, correlation_id="c-1", message_id="m-1"),
             redelivered=redelivered,
-            tag=7,
-            session=cast("Session", self.channel),
-            envelope=Envelope(
-                key="m-1",
-                message_id="m-1",
-                published_at=None,
-                first_delivered_at=0.0,
-                attempts=2,
-                uncertain_attempts=1,
-                trace=(("traceparent", "00-t"),),
-            ),
+            session=self.channel,
+            clock=self.loop.time,
+            attempts=2,
+            uncertain_attempts=1,
+            trace=(("traceparent", "00-t"),),
         )
 
     def replace(self, outcome: Outcome) -> float:
@@ -140,6 +134,10 @@ class World(LeapingWorld):
     def processed(self, outcome: str, reason: str) -> float | None:
         """Return how many deliveries ended so."""
         return self.value("messages_processed_total", queue="q", outcome=outcome, reason=reason)
+
+    def waits(self, what: str, cause: str) -> float | None:
+        """Return the number or the sum of the waits for a cause."""
+        return self.value(f"wait_duration_seconds_{what}", queue="q", cause=cause)
 
 
 @pytest.fixture
@@ -471,6 +469,39 @@ def test_a_delivery_is_acked_and_counted_once(
     assert line == {fact: value for fact, value in facts.items() if value is not None}
 
 
+def test_a_delivery_tells_what_it_has_waited_for(world: World, ears: Ears) -> None:
+    """The total of each cause is in the one line and in the histogram; a moment is in neither."""
+    delivery = world.delivery()
+    waits: list[tuple[WaitCause, float]] = [
+        *(("slot", 1.25), ("rate", 0.0009), ("slot", 0.5), ("due", 0.25)),
+    ]
+    for cause, seconds in waits:
+        with delivery.waits(cause):
+            world.passes(seconds)
+    world.settler.ack(delivery, SENT)
+    (line,) = ears.heard("delivery")
+    counted = {
+        cause: (world.waits("count", cause), world.waits("sum", cause))
+        for cause in get_args(WaitCause)
+    }
+
+    assert line["waited_seconds"] == {"slot": 1.75, "due": 0.25}
+    assert {cause: waited for cause, waited in counted.items() if waited != (0, 0)} == {
+        "slot": (1, 1.75),
+        "due": (1, 0.25),
+    }
+
+
+@pytest.mark.usefixtures("longest")
+def test_jitter_and_the_confirm_are_waits(world: World) -> None:
+    """They are told apart, and the confirm is waited for until there is one."""
+    delivery = world.delivery()
+    world.broker.faults = ["timeout", "nacked"]
+    world.run(world.settler.replace(delivery, BURNED))
+
+    assert delivery.waited_seconds == pytest.approx({"jitter": 1.0, "publish": 0.5 + 1})
+
+
 def test_the_ack_of_a_session_that_is_over_is_in_doubt(world: World) -> None:
     """The caller learns that the broker delivers it again, and what became of it is counted."""
     world.channel.is_over = True
@@ -482,7 +513,7 @@ def test_the_ack_of_a_session_that_is_over_is_in_doubt(world: World) -> None:
 def test_what_goes_back_to_the_queue_is_counted_and_not_acked(world: World, ears: Ears) -> None:
     """A delivery that is released is the broker's again."""
     delivery = world.delivery(redelivered=True)
-    delivery.received -= 12.5
+    world.passes(12.5)
     world.settler.release(delivery)
     (line,) = ears.heard("delivery")
 
@@ -490,4 +521,4 @@ def test_what_goes_back_to_the_queue_is_counted_and_not_acked(world: World, ears
     assert world.processed("released", "shutdown") == 1
     assert (line["outcome"], line["reason"], line["redelivered"]) == ("released", "shutdown", True)
     assert line["attempts"] == 2
-    assert line["seconds"] == pytest.approx(12.5, abs=1)
+    assert line["seconds"] == 12.5

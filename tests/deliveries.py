@@ -1,0 +1,36 @@
+"""Deliveries for tests that need no broker."""
+
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+from bridge.amqp.properties import Properties
+from bridge.outbound.delivery import Delivery, Session
+from bridge.outbound.envelope import Envelope
+
+
+def make_delivery(
+    key: str = "m-1",
+    *,
+    body: bytes = b"",
+    properties: Properties | None = None,
+    redelivered: bool = False,
+    session: object = None,
+    clock: Callable[[], float] = time.monotonic,
+    **envelope: Any,
+) -> Delivery:
+    """Make a delivery, come just now, whose message has this key and what else its envelope says.
+
+    `session` may be anything that stands in for one; None when nothing is acked.
+    """
+    facts = {"message_id": key, "published_at": None, "first_delivered_at": 0.0, **envelope}
+    return Delivery(
+        body=body,
+        properties=properties or Properties(),
+        redelivered=redelivered,
+        tag=7,
+        session=cast("Session", session),
+        envelope=Envelope(key=key, **facts),
+        clock=clock,
+        received=clock(),
+    )
