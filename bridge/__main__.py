@@ -372,7 +372,8 @@ def sandbox(
 
     import uvloop
 
-    from bridge.sandbox.server import create_app, serve
+    from bridge.sandbox.routes import create_app
+    from bridge.sandbox.server import serve
 
     signing = None if webhook_secret is None else _plain_signer(webhook_secret)
     hosts = (host, *(name.lower() for name in allow_host or ()))

@@ -24,7 +24,11 @@ from bridge.app import Bridge
 from bridge.config import Role, Settings
 from bridge.outbound.worker import Worker
 from bridge.sandbox.broker import Broker
-from bridge.sandbox.server import Attempt, Fault, Message, Sandbox, create_app, serve
+from bridge.sandbox.faults import Fault
+from bridge.sandbox.memory import Memory
+from bridge.sandbox.messages import Attempt, Message
+from bridge.sandbox.routes import create_app
+from bridge.sandbox.server import serve
 from tests.ears import Ears, listening
 from tests.faults.amqp_proxy import CONFIRM_SELECT_OK, AmqpProxy, open_amqp_proxy
 from tests.unnamed import NO_ID
@@ -88,38 +92,38 @@ PROGRAM: Final = (sys.executable, "-m", "bridge")
 class Service:
     """The stand-in SMS service, on our own event loop."""
 
-    def __init__(self, url: str, sandbox: Sandbox) -> None:
+    def __init__(self, url: str, memory: Memory) -> None:
         self.url = url
-        self._sandbox = sandbox
+        self.memory = memory
 
     def misbehave(self, *faults: dict[str, Any]) -> None:
         """Order faults, in the place of all others."""
-        self._sandbox.faults[:] = [Fault(**fault) for fault in faults]
+        self.memory.faults[:] = [Fault(**fault) for fault in faults]
 
     @property
     def faults(self) -> list[Fault]:
         """The faults still to come."""
-        return self._sandbox.faults
+        return self.memory.faults
 
     def behave(self) -> None:
         """End the faults."""
-        self._sandbox.faults.clear()
+        self.memory.faults.clear()
 
     def posts(self, numbers: Iterable[str]) -> list[Attempt]:
         """Return the POSTs for these numbers, oldest first, whatever came of them."""
         wanted = set(numbers)
-        return [attempt for attempt in self._sandbox.attempts if attempt.to in wanted]
+        return [attempt for attempt in self.memory.attempts if attempt.to in wanted]
 
     def taken(self, numbers: Iterable[str]) -> list[Message]:
         """Return the messages accepted for these numbers, oldest first."""
         wanted = set(numbers)
-        return [message for message in self._sandbox.messages if message.to in wanted]
+        return [message for message in self.memory.messages if message.to in wanted]
 
     def forget(self) -> None:
         """Forget everything, and behave."""
         self.behave()
-        self._sandbox.messages.clear()
-        self._sandbox.attempts.clear()
+        self.memory.messages.clear()
+        self.memory.attempts.clear()
 
 
 @asynccontextmanager
@@ -127,11 +131,11 @@ async def open_service() -> AsyncIterator[Service]:
     """Serve a stand-in SMS service on a free port."""
     app = create_app(sign=None, webhook_url=None)
     # Behind the curtain: tests poll too often to go through HTTP.
-    sandbox: Sandbox = app.routes[0].endpoint.__self__  # type: ignore[attr-defined]
+    memory: Memory = app.state.memory
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     server = asyncio.create_task(serve(app, port=0, announce=url.set_result))
     try:
-        yield Service(await asyncio.wait_for(url, SECONDS), sandbox)
+        yield Service(await asyncio.wait_for(url, SECONDS), memory)
     finally:
         server.cancel()
         await asyncio.gather(server, return_exceptions=True)

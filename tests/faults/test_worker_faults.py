@@ -28,8 +28,8 @@ from bridge.errors import BrokerError
 from bridge.outbound.adaptive_limit import FIRST_LIMIT
 from bridge.outbound.ledger import COMES_AGAIN_SECONDS
 from bridge.sandbox.broker import Broker
+from bridge.sandbox.faults import Fault
 from bridge.sandbox.processes import Child, free_ports, guarded
-from bridge.sandbox.server import Fault
 from tests.addresses import give_addresses, hold_full_port
 from tests.alarms import memory_alarm
 from tests.faults.amqp_proxy import (

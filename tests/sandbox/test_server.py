@@ -21,7 +21,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bridge.errors import BridgeError, ConfigError
-from bridge.sandbox.server import MAX_BODY_BYTES, create_app, serve
+from bridge.sandbox.routes import MAX_BODY_BYTES, create_app
+from bridge.sandbox.server import serve
 
 SECRET = b"webhook-secret"
 MESSAGE = {"to": "+4917012345678", "from": "Acme", "text": "Hello\nthere 👋"}
@@ -576,7 +577,8 @@ async def test_json_with_a_charset_is_taken(sandbox: httpx.AsyncClient) -> None:
 
 STANDALONE = """
 import asyncio, uvloop
-from bridge.sandbox.server import create_app, serve
+from bridge.sandbox.routes import create_app
+from bridge.sandbox.server import serve
 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
     runner.run(serve(create_app(sign=None, webhook_url=None), port=0))
 """

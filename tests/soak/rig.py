@@ -20,8 +20,8 @@ import uvloop
 from bridge.amqp.link import USEFUL_SECONDS
 from bridge.config import WorkerSettings
 from bridge.sandbox.broker import Broker, private_broker
+from bridge.sandbox.faults import Fault
 from bridge.sandbox.processes import Child, Guard, guarded
-from bridge.sandbox.server import Fault
 from bridge.topology.declarations import retry_queue
 from tests.faults.amqp_proxy import AmqpProxy, open_amqp_proxy
 from tests.faults.bench import (
@@ -148,12 +148,12 @@ class Rig(Bench):
     @property
     def posted(self) -> int:
         """How many POSTs have reached the service."""
-        return len(self.service._sandbox.attempts)
+        return len(self.service.memory.attempts)
 
     @property
     def accepted(self) -> int:
         """How many messages the service has accepted."""
-        return len(self.service._sandbox.messages)
+        return len(self.service.memory.messages)
 
     def start(self, **changed: Any) -> Process:
         """Start a worker of ours; it may not consume yet."""
@@ -197,7 +197,7 @@ class Rig(Bench):
         wanted, deadline = set(numbers), time.monotonic() + seconds
         busy_at = time.monotonic()
         before = -1
-        while wanted - {message.to for message in self.service._sandbox.messages}:
+        while wanted - {message.to for message in self.service.memory.messages}:
             assert time.monotonic() < deadline, f"not through within {seconds:g} s"
             if self.posted != before or await self._count_ready():
                 before, busy_at = self.posted, time.monotonic()
@@ -222,10 +222,10 @@ class Rig(Bench):
             dead = await _read(amqp, [self.dead_queue])
         posts: Counter[str] = Counter()
         keys: defaultdict[str, set[str | None]] = defaultdict(set)
-        for attempt in self.service._sandbox.attempts:
+        for attempt in self.service.memory.attempts:
             posts[str(attempt.to)] += 1
             keys[str(attempt.to)].add(attempt.idempotency_key)
-        taken = Counter(message.to for message in self.service._sandbox.messages)
+        taken = Counter(message.to for message in self.service.memory.messages)
         return Account(
             confirmed=len(confirmed),
             repeated=len(repeated),
@@ -244,7 +244,7 @@ class Rig(Bench):
 
     def limit(self, per_second: float) -> None:
         """Have the service answer 429 to what comes faster."""
-        sandbox, tokens, at = self.service._sandbox, per_second, time.monotonic()
+        memory, tokens, at = self.service.memory, per_second, time.monotonic()
 
         def take_fault(_to: str) -> Fault | None:
             nonlocal tokens, at
@@ -256,13 +256,13 @@ class Rig(Bench):
             return None
 
         self.service.misbehave({"status": 429})  # it looks for faults only when there is one
-        sandbox._take_fault = take_fault  # type: ignore[assignment, method-assign]
+        memory.take_fault = take_fault  # type: ignore[assignment, method-assign]
 
     def close(self) -> None:
         """End the workers at once."""
         for process in self._processes:
             process.kill()
-        self.service._sandbox.__dict__.pop("_take_fault", None)
+        self.service.memory.__dict__.pop("take_fault", None)
 
 
 async def _read(amqp: Amqp, queues: Iterable[str]) -> Counter[str]:

@@ -1,0 +1,46 @@
+"""Faults to order: how the stand-in SMS service misbehaves, to whom and how often."""
+
+from http import HTTPStatus
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
+
+# How long a fault lasts at most that answers late or never.
+MAX_HANG_SECONDS: Final = 600
+
+
+def _not_framing(name: str) -> str:
+    if name.lower() in {"content-length", "transfer-encoding"}:
+        raise ValueError("is the server's own and cannot be set")
+    return name
+
+
+HeaderName = Annotated[
+    str, StringConstraints(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"), AfterValidator(_not_framing)
+]
+HeaderValue = Annotated[str, StringConstraints(pattern=r"^[\t\x20-\x7e\xa0-\xff]*$")]
+
+
+class Fault(BaseModel):
+    """How to misbehave, to whom (`to`, None is all) and how often (`count`, None is always)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+    to: str | None = None
+    count: Annotated[int, Field(ge=1)] | None = None
+    status: Annotated[int, Field(ge=200, le=599)] = 202
+    headers: Annotated[dict[HeaderName, HeaderValue], Field(max_length=50)] = {}
+    latency_seconds: Annotated[float, Field(ge=0, le=MAX_HANG_SECONDS, allow_inf_nan=False)] = 0
+    mode: Literal["answer", "hang", "cut", "accept_then_cut"] = "answer"
+
+    @property
+    def accepts(self) -> bool:
+        """Say whether the message is kept in spite of the fault."""
+        return self.mode == "accept_then_cut" or (
+            self.mode == "answer" and self.status < HTTPStatus.MULTIPLE_CHOICES
+        )
+
+
+FAULTS: Final[TypeAdapter[list[Fault]]] = TypeAdapter(
+    Annotated[list[Fault], Field(max_length=1000)]
+)

@@ -1,0 +1,33 @@
+"""What the sandbox knows until it ends: its messages, the attempts, the faults still to come."""
+
+from collections import deque
+
+from bridge.sandbox.faults import Fault
+from bridge.sandbox.messages import Attempt, Message
+
+
+class Memory:
+    """Messages and attempts, oldest first and at most so many of each, faults, and the API key.
+
+    `key` is the only one that is taken; None is any.
+    """
+
+    def __init__(self, max_messages: int, *, key: str | None) -> None:
+        self.key = key
+        self.messages: deque[Message] = deque(maxlen=max_messages)
+        self.attempts: deque[Attempt] = deque(maxlen=max_messages)
+        self.faults: list[Fault] = []
+
+    def take_fault(self, to: str) -> Fault | None:
+        """Return the first fault that fits a number, and count it down."""
+        for fault in self.faults:
+            if fault.to in {None, to}:
+                self._count_down(fault)
+                return fault
+        return None
+
+    def _count_down(self, fault: Fault) -> None:
+        if fault.count is not None:
+            fault.count -= 1
+            if fault.count == 0:
+                self.faults.remove(fault)
