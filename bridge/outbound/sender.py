@@ -21,9 +21,10 @@ from bridge.errors import AttemptError
 from bridge.outbound.connection import Header, Reply
 from bridge.outbound.delivery import Delivery
 from bridge.outbound.envelope import Envelope
-from bridge.outbound.fates import Answer, Fate, judge_failure, judge_status, read_retry_after
+from bridge.outbound.fates import Answer, Fate, judge_failure, judge_status
 from bridge.outbound.metrics import PROVIDER_CODES, WorkerMetrics
 from bridge.outbound.request import SendRequest
+from bridge.outbound.retry_after import read_retry_after
 from bridge.outbound.transport import ApiTransport
 from bridge.pointers import find_id
 
