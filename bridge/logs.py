@@ -35,6 +35,7 @@ FINISH_SECONDS: Final = 1.0
 COUNT_SECONDS: Final = 1.0
 
 Facts = dict[str, object]
+Level = Literal["debug", "info", "warning", "error", "critical"]
 
 
 class Output(Protocol):
@@ -130,7 +131,7 @@ def configure_logging(
     form: Literal["json", "console", "auto"],
     *,
     stream: "TextIO | LineWriter",
-    count: Callable[[str], object] = lambda _level: None,
+    count: Callable[[Level], object] = lambda _level: None,
 ) -> None:
     """Write what is logged from `level` on to `stream`; `count` is called with the level of each.
 
@@ -160,7 +161,7 @@ class _Lines(logging.Handler):
         stream: "TextIO | LineWriter",
         level: int,
         form: Callable[[float, str, str, str, Facts], str],
-        count: Callable[[str], object],
+        count: Callable[[Level], object],
     ) -> None:
         super().__init__(level)
         self._stream = stream
@@ -336,8 +337,15 @@ def _format_head(level: str, logger: str, event: str) -> str:
 
 
 @functools.lru_cache(maxsize=16)
-def _level_name(level: int) -> str:
-    return logging.getLevelName(level).lower()
+def _level_name(level: int) -> Level:
+    """Name a level; one that a library has between two of these counts as the lower."""
+    names: Mapping[int, Level] = {
+        logging.CRITICAL: "critical",
+        logging.ERROR: "error",
+        logging.WARNING: "warning",
+        logging.INFO: "info",
+    }
+    return next((name for least, name in names.items() if level >= least), "debug")
 
 
 def _describe(cause: BaseException | None) -> Facts:

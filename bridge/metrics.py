@@ -6,7 +6,7 @@ zeros; `_created` series would double their number, hence their absence.
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 from prometheus_client import (
     GC_COLLECTOR,
@@ -17,7 +17,9 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
+from bridge.errors import Confirm, ConnectOutcome
 from bridge.instruments import Counter, Histogram
+from bridge.logs import Level
 
 FAST: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 AGE: Final = (
@@ -27,11 +29,6 @@ AGE: Final = (
 SIZE: Final = (256, 1024, 4096, 16384, 65536, 262144, 1048576)
 LAG: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
 
-CONNECT_OUTCOMES: Final = (
-    *("opened", "auth_failed", "refused", "tls_failed", "timeout", "client_unsupported"),
-    "closed_by_broker",
-)
-PUBLISH_OUTCOMES: Final = ("confirmed", "returned", "nacked", "timeout", "error")
 SECRETS: Final = ("rabbitmq", "sms_api", "webhook")
 
 
@@ -117,13 +114,13 @@ class BridgeMetrics(Catalogue):
             "sms_bridge_amqp_connections_total",
             "Attempts to connect to the broker, and connections that it closed.",
             ("outcome",),
-            CONNECT_OUTCOMES,
+            get_args(ConnectOutcome),
         )
         self.published = self._counter(
             "sms_bridge_amqp_published_total",
             "Messages published, by what the broker said.",
             ("exchange", "outcome"),
-            [(exchange, outcome) for exchange in exchanges for outcome in PUBLISH_OUTCOMES],
+            [(exchange, outcome) for exchange in exchanges for outcome in get_args(Confirm)],
         )
         self.publish_duration = self._histogram(
             "sms_bridge_amqp_publish_duration_seconds",
@@ -164,7 +161,7 @@ class BridgeMetrics(Catalogue):
             "sms_bridge_log_records_total",
             "Log lines written.",
             ("level",),
-            ("debug", "info", "warning", "error", "critical"),
+            get_args(Level),
         )
         self.log_lines_dropped = self._counter(
             "sms_bridge_log_lines_dropped_total",

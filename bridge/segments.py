@@ -14,7 +14,10 @@ _ONE_PLACE_EACH = re.compile(f"[{re.escape(_GSM7_BASIC)}]*")
 _GSM7 = re.compile(f"[{re.escape(_GSM7_BASIC + _GSM7_EXTENSION)}]*")
 
 
-def count_segments(text: str) -> tuple[Literal["gsm7", "ucs2"], int]:
+Encoding = Literal["gsm7", "ucs2"]
+
+
+def count_segments(text: str) -> tuple[Encoding, int]:
     """Say how a text is encoded and how many SMS it takes.
 
     A part of a long text has less room, for its header, and no character is split over two.

@@ -300,6 +300,19 @@ def test_records_are_counted(start: Start) -> None:
     assert counted == {"info": 1, "error": 2}
 
 
+@pytest.mark.parametrize(
+    ("level", "name"),
+    [(15, "debug"), (25, "info"), (35, "warning"), (45, "error"), (99, "critical")],
+)
+def test_a_librarys_own_level_counts_as_a_known_one(start: Start, level: int, name: str) -> None:
+    """The names of levels are labels of a metric, and so a closed set."""
+    counted: Counter[str] = Counter()
+    written = start(count=lambda level: counted.update([level]))
+    THEIRS.log(level, "said")
+
+    assert (only_line(written)["level"], counted) == (name, {name: 1})
+
+
 def test_configured_again(start: Start) -> None:
     """To configure logging again replaces the stream, and no line is written twice."""
     first = start()

@@ -4,7 +4,6 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
 
 import pytest
 from prometheus_client import generate_latest
@@ -16,17 +15,9 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from bridge.config import Settings
-from bridge.errors import ConnectFault, PublishFault, SignatureFault
-from bridge.inbound.metrics import VERIFICATIONS, WebhookMetrics
-from bridge.metrics import CONNECT_OUTCOMES, PUBLISH_OUTCOMES, BridgeMetrics, Registry, new_registry
-from bridge.outbound.fates import DeadReason, PauseReason, Result, RetryReason
-from bridge.outbound.metrics import (
-    DEAD_REASONS,
-    PAUSE_REASONS,
-    PROVIDER_RESULTS,
-    RETRY_REASONS,
-    WorkerMetrics,
-)
+from bridge.inbound.metrics import WebhookMetrics
+from bridge.metrics import BridgeMetrics, Registry, new_registry
+from bridge.outbound.metrics import WorkerMetrics
 from bridge.topology.declarations import bridge_topology, name_of
 from tests.chart.promql import promtool
 
@@ -409,26 +400,6 @@ def test_buckets(families: dict[str, Metric], name: str, promise: Promise) -> No
     bounds = {s.labels["le"] for s in families[name].samples if "le" in s.labels}
 
     assert sorted(map(float, bounds)) == [*promise.buckets, float("inf")]
-
-
-@pytest.mark.parametrize(
-    ("words", "values"),
-    [
-        (RetryReason, RETRY_REASONS),
-        (DeadReason, DEAD_REASONS),
-        (PauseReason, PAUSE_REASONS),
-        (Result, PROVIDER_RESULTS),
-        (ConnectFault, {*CONNECT_OUTCOMES} - {"opened", "closed_by_broker"}),
-        (PublishFault, {*PUBLISH_OUTCOMES} - {"confirmed"}),
-        (SignatureFault, {fault for fault, _ in VERIFICATIONS} - {"valid"}),
-    ],
-    ids=["retry", "dead", "pause", "result", "connect", "publish", "signature"],
-)
-def test_the_code_counts_nothing_but_what_is_there_at_zero(
-    words: Any, values: Iterable[str]
-) -> None:
-    """Every word that the code may count is a label value, and no label value is without use."""
-    assert set(get_args(words)) == set(values)
 
 
 def test_what_is_running(registry: Registry) -> None:

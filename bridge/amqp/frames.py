@@ -8,7 +8,7 @@ import functools
 import itertools
 import struct
 from collections.abc import Callable
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 from aiormq.exceptions import InvalidFrameError
 
@@ -18,6 +18,7 @@ from bridge.amqp.properties import (
     read_properties,
     write_properties,
 )
+from bridge.errors import Confirm
 
 # A frame: type, channel and size, the payload, the end.
 HEAD: Final = struct.Struct(">BHI")
@@ -51,9 +52,6 @@ Body = bytes | bytearray
 Piece = bytes | memoryview
 # Called with the tag, whether it was delivered before, the properties and the body.
 Take = Callable[[int, bool, Properties, Body], None]
-# What became of a publish: what the broker said of it, `error` when its channel ended before
-# that, `timeout` when whoever waited has given up.
-Confirm = Literal["confirmed", "returned", "nacked", "error", "timeout"]
 
 
 class Feedable(Protocol):

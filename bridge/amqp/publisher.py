@@ -8,10 +8,10 @@ from typing import Final
 
 from bridge.amqp.channels import closed_channel, open_channel
 from bridge.amqp.client import Connection
-from bridge.amqp.frames import AROUND_BYTES, CONTENT, LARGE_BODY_BYTES, Body, Confirm
+from bridge.amqp.frames import AROUND_BYTES, CONTENT, LARGE_BODY_BYTES, Body
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import PublishingChannel
-from bridge.errors import PublishError
+from bridge.errors import Confirm, PublishError
 from bridge.metrics import BridgeMetrics
 
 MAX_UNCONFIRMED: Final = 4096

@@ -25,7 +25,6 @@ from bridge.amqp.frames import (
     KINDS,
     LARGE_BODY_BYTES,
     Body,
-    Confirm,
     Confirms,
     Deliveries,
     Feedable,
@@ -36,6 +35,7 @@ from bridge.amqp.frames import (
     publish_pieces,
 )
 from bridge.amqp.properties import Properties
+from bridge.errors import Confirm
 from bridge.happy_eyeballs import create_connection
 
 # How often aiormq is told that the broker lives while there is nothing else for it.

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar, get_args
 
 import typer
 
 from bridge.commands.options import AsJson, ConfigFile, examples, printable, read_settings
 from bridge.errors import BridgeError, ConfigError
+from bridge.outbound.fates import DeadReason
 
 if TYPE_CHECKING:
     from bridge.config import Settings
@@ -39,15 +39,13 @@ app = typer.Typer(
 )
 
 
-class Reason(StrEnum):
-    """Why a message died."""
+REASONS: Final = get_args(DeadReason)
 
-    INVALID = "invalid"
-    REFUSED = "refused"
-    EXPIRED = "expired"
-    EXHAUSTED = "exhausted"
-    UNCERTAIN = "uncertain"
-    INTERNAL_ERROR = "internal_error"
+
+def _reason(value: str) -> str:
+    if value not in REASONS:
+        raise typer.BadParameter(f"{value!r} is not one of {', '.join(map(repr, REASONS))}.")
+    return value
 
 
 def _age(value: str) -> float:
@@ -61,7 +59,14 @@ def _age(value: str) -> float:
 
 
 Reasons = Annotated[
-    list[Reason] | None, typer.Option("--reason", help="Only this reason; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--reason",
+        parser=_reason,
+        autocompletion=lambda: list(REASONS),
+        metavar=f"[{'|'.join(REASONS)}]",
+        help="Only this reason; may be repeated.",
+    ),
 ]
 Ids = Annotated[
     list[str] | None,
@@ -223,7 +228,7 @@ def replay(  # noqa: PLR0913  an option each
 
     settings = read_settings(context, config)
     wanted = _filter(reason, ids, older_than, newer_than)
-    if Reason.UNCERTAIN in (reason or []) and not include_uncertain:
+    if "uncertain" in (reason or []) and not include_uncertain:
         raise ConfigError(
             "--reason uncertain: these may have been sent already; "
             "add --include-uncertain to send them again"
@@ -313,7 +318,7 @@ def discard(  # noqa: PLR0913  an option each
 
 
 def _filter(
-    reasons: list[Reason] | None,
+    reasons: list[str] | None,
     ids: list[str] | None,
     older_than: float | None,
     newer_than: float | None,
@@ -321,7 +326,7 @@ def _filter(
     from bridge.operators.dead_letters import Filter
 
     return Filter(
-        reasons=[reason.value for reason in reasons or ()],
+        reasons=reasons or (),
         ids=ids or (),
         older_than=older_than,
         newer_than=newer_than,

@@ -12,7 +12,7 @@ from yarl import URL
 
 from bridge import __version__
 from bridge.config import Settings, WorkerSettings
-from bridge.outbound.fates import DeadReason
+from bridge.outbound.fates import DeadReason, FinalOutcome
 from bridge.outbound.request import OpenSendRequest, SendRequest
 from bridge.topology.declarations import dead_queue, retry_queue
 
@@ -66,7 +66,7 @@ class OutcomeEvent(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     message_id: str
-    outcome: Literal["sent", "dead"]
+    outcome: FinalOutcome
     reason: DeadReason | None
     attempts: Annotated[int, Field(ge=0)]
     status: int | None

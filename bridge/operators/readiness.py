@@ -1,34 +1,23 @@
 """What the worker on this computer says of itself, for the commands that wait for one."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, assert_never, get_args
 
 import httpx
 
 from bridge.config import Settings
+from bridge.outbound.fates import PauseReason
 
 ANSWER_SECONDS: Final = 2.0
 # Where a role listens everywhere, it is asked here.
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 UNKNOWN: Final = "no worker answers on this computer; whether one is paused, its own /readyz says"
-_MEANINGS: Final[Mapping[str, str]] = {
-    "credentials_rejected": "the SMS API or a proxy refuses the key; replace what sms_api.key_file "
-    "or sms_api.key holds",
-    "insufficient_funds": "the SMS API wants money; top the account up",
-    "misconfigured": "what answers at sms_api.base_url is not the SMS API; correct it",
-    "tls_failed": "no trusted connection to the SMS API; check sms_api.ca_file and its certificate",
-    "outage": "the SMS API fails for everything; the worker goes on by itself once it does not",
-    "rate_limited": "the SMS API asked for a long wait; the worker goes on by itself after it",
-    "broker_blocked": "RabbitMQ stores nothing; look at rabbitmq-diagnostics check_local_alarms",
-    "operator": "somebody paused it; ask who runs it",
-}
 
 
 class Standing(NamedTuple):
     """What a worker says of itself: why it is paused, None when it is not."""
 
-    paused: str | None
+    paused: PauseReason | None
 
 
 async def read_standing(settings: Settings) -> Standing | None:
@@ -56,10 +45,35 @@ def _read(answer: Any, queue: str) -> Standing | None:  # noqa: ANN401  JSON of 
     if not isinstance(worker, dict) or worker.get("queue") != queue:
         return None
     reason = worker.get("paused")
-    return Standing(reason) if reason is None or reason in list(_MEANINGS) else None
+    return Standing(reason) if reason is None or reason in get_args(PauseReason) else None
 
 
-def explain(reason: str) -> tuple[str, str]:
+def explain(reason: PauseReason) -> tuple[str, str]:
     """Say what a pause is for, and what to do."""
-    cause, _, remedy = _MEANINGS[reason].partition("; ")
+    cause, remedy = _meaning_of(reason)
     return f"the worker on this computer is paused ({reason}): {cause}", remedy
+
+
+def _meaning_of(reason: PauseReason) -> tuple[str, str]:
+    match reason:
+        case "credentials_rejected":
+            remedy = "replace what sms_api.key_file or sms_api.key holds"
+            return "the SMS API or a proxy refuses the key", remedy
+        case "insufficient_funds":
+            return "the SMS API wants money", "top the account up"
+        case "misconfigured":
+            return "what answers at sms_api.base_url is not the SMS API", "correct it"
+        case "tls_failed":
+            remedy = "check sms_api.ca_file and its certificate"
+            return "no trusted connection to the SMS API", remedy
+        case "outage":
+            remedy = "the worker goes on by itself once it does not"
+            return "the SMS API fails for everything", remedy
+        case "rate_limited":
+            return "the SMS API asked for a long wait", "the worker goes on by itself after it"
+        case "broker_blocked":
+            return "RabbitMQ stores nothing", "look at rabbitmq-diagnostics check_local_alarms"
+        case "operator":
+            return "somebody paused it", "ask who runs it"
+        case _:
+            assert_never(reason)

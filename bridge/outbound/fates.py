@@ -70,6 +70,11 @@ RetryReason = Literal[
     "ordering",
 ]
 DeadReason = Literal["invalid", "refused", "expired", "exhausted", "uncertain", "internal_error"]
+# What became of a request that is not tried again.
+FinalOutcome = Literal["sent", "dead"]
+# What became of a delivery: its outcome; or it was given back to the queue, or repeats a request
+# that was sent.
+DeliveryOutcome = Literal[FinalOutcome, "retried", "released", "dropped"]
 
 
 class Answer(NamedTuple):

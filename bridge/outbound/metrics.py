@@ -5,6 +5,15 @@ from typing import Final, get_args
 
 from bridge.metrics import AGE, Catalogue, Registry
 from bridge.outbound.delivery import WaitCause
+from bridge.outbound.fates import (
+    DeadReason,
+    DeliveryOutcome,
+    FinalOutcome,
+    PauseReason,
+    Result,
+    RetryReason,
+)
+from bridge.segments import Encoding
 
 HTTP: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30)
 WORK: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -12,23 +21,12 @@ WORK: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 WAIT: Final = (0.1, 1, 10)
 ATTEMPTS: Final = (1, 2, 3, 5, 8, 13, 21)
 
-RETRY_REASONS: Final = (
-    *("rate_limited", "server_error", "timeout", "connection_error"),
-    *("uncertain", "paused", "ambiguous", "not_before", "ordering"),
-)
-DEAD_REASONS: Final = (
-    *("invalid", "refused", "expired", "exhausted", "uncertain", "internal_error"),
-)
-PROCESSED: Final = (
+PROCESSED: Final[Sequence[tuple[DeliveryOutcome, str]]] = (
     ("sent", "none"),
-    *(("retried", reason) for reason in RETRY_REASONS),
-    *(("dead", reason) for reason in DEAD_REASONS),
+    *(("retried", reason) for reason in get_args(RetryReason)),
+    *(("dead", reason) for reason in get_args(DeadReason)),
     ("released", "shutdown"),
     ("dropped", "duplicate"),
-)
-PROVIDER_RESULTS: Final = (
-    *("success", "rejected", "unauthorized", "rate_limited"),
-    *("server_error", "timeout", "connection_error", "protocol_error"),
 )
 # Any other status counts as `other`.
 PROVIDER_CODES: Final = frozenset(
@@ -36,10 +34,6 @@ PROVIDER_CODES: Final = frozenset(
         *(200, 201, 202, 204, 400, 401, 402, 403, 404, 408, 409),
         *(413, 415, 422, 429, 500, 502, 503, 504),
     )
-)
-PAUSE_REASONS: Final = (
-    *("credentials_rejected", "insufficient_funds", "misconfigured", "tls_failed"),
-    *("outage", "rate_limited", "broker_blocked", "operator"),
 )
 
 
@@ -84,7 +78,7 @@ class WorkerMetrics(Catalogue):
             "From delivery to ack.",
             WORK,
             ("queue", "outcome"),
-            [(queue, outcome) for outcome in ("sent", "retried", "dead", "released", "dropped")],
+            [(queue, outcome) for outcome in get_args(DeliveryOutcome)],
         )
         self.wait_duration = self._histogram(
             "sms_bridge_worker_wait_duration_seconds",
@@ -118,13 +112,13 @@ class WorkerMetrics(Catalogue):
             "Attempts that a finished request took.",
             ATTEMPTS,
             ("outcome",),
-            ("sent", "dead"),
+            get_args(FinalOutcome),
         )
         self.segments = self._counter(
             "sms_bridge_worker_segments_total",
             "SMS segments of the accepted texts.",
             ("encoding",),
-            ("gsm7", "ucs2"),
+            get_args(Encoding),
         )
 
     def _provider(self) -> None:
@@ -132,7 +126,7 @@ class WorkerMetrics(Catalogue):
             "sms_bridge_worker_provider_requests_total",
             "POSTs to the SMS API, by result.",
             ("result",),
-            PROVIDER_RESULTS,
+            get_args(Result),
         )
         self.provider_responses = self._counter(
             "sms_bridge_worker_provider_responses_total", "Answers, by status.", ("code",)
@@ -142,7 +136,7 @@ class WorkerMetrics(Catalogue):
             "How long a POST took.",
             HTTP,
             ("result",),
-            PROVIDER_RESULTS,
+            get_args(Result),
         )
         self.provider_in_flight = self._gauge(
             "sms_bridge_worker_provider_requests_in_flight", "POSTs that wait for an answer."
@@ -157,10 +151,10 @@ class WorkerMetrics(Catalogue):
             "sms_bridge_worker_paused",
             "1 while nothing new is taken.",
             ("reason",),
-            PAUSE_REASONS,
+            get_args(PauseReason),
         )
         self.pauses = self._counter(
-            "sms_bridge_worker_pauses_total", "Pauses begun.", ("reason",), PAUSE_REASONS
+            "sms_bridge_worker_pauses_total", "Pauses begun.", ("reason",), get_args(PauseReason)
         )
 
     def _state(self, queue: str, retry_queues: Sequence[str], dead: str) -> None:

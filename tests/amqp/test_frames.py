@@ -17,8 +17,9 @@ from pamqp.frame import marshal, unmarshal
 from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
 
-from bridge.amqp.frames import Confirm, Confirms, Notices, publish_pieces
+from bridge.amqp.frames import Confirms, Notices, publish_pieces
 from bridge.amqp.properties import Properties
+from bridge.errors import Confirm
 
 CHANNEL = 1
 HEAD_BYTES = 7

@@ -21,11 +21,11 @@ from pamqp.header import ContentHeader
 
 from bridge.amqp import publisher, wire
 from bridge.amqp.client import Connection
-from bridge.amqp.frames import LARGE_BODY_BYTES, Confirm
+from bridge.amqp.frames import LARGE_BODY_BYTES
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import MAX_UNCONFIRMED, MAX_UNWRITTEN_BYTES, Publication, Publisher
 from bridge.amqp.wire import Wire
-from bridge.errors import BrokerError, PublishError
+from bridge.errors import BrokerError, Confirm, PublishError
 from bridge.metrics import BridgeMetrics, new_registry
 
 CHANNEL = 1

@@ -3,8 +3,8 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from bridge.amqp.frames import Confirm
 from bridge.amqp.publisher import Publication
+from bridge.errors import Confirm
 from bridge.metrics import BridgeMetrics, new_registry
 
 GUARD_SECONDS = 6.0

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.amqp.frames import Confirm
 from bridge.amqp.publisher import Publication
-from bridge.errors import PublishError
+from bridge.errors import Confirm, PublishError
 from bridge.inbound.repeats import RecentEvents
 from tests.inbound.publications import GUARD_SECONDS, Gate, write
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from bridge.amqp.frames import Confirm
 from bridge.amqp.publisher import Publication, Publisher
 from bridge.config import SignatureSettings, WebhookSettings
 from bridge.credentials import Credential
+from bridge.errors import Confirm
 from bridge.http_server.request import Request, Response
 from bridge.inbound.metrics import WebhookMetrics
 from bridge.inbound.repeats import MAX_RECENT_EVENTS

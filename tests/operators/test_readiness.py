@@ -80,7 +80,7 @@ async def test_silence_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("reason", get_args(PauseReason))
-def test_every_reason_is_explained(reason: str) -> None:
+def test_every_reason_is_explained(reason: PauseReason) -> None:
     """Each reason for a pause has a cause and a remedy."""
     text, remedy = explain(reason)
 
