@@ -20,7 +20,8 @@ from bridge.exit_codes import EXIT_FAILED
 
 if TYPE_CHECKING:
     from bridge.config import Settings
-    from bridge.topology.declarations import Difference, Topology
+    from bridge.topology.declarations import Topology
+    from bridge.topology.differences import Difference
 
 app = typer.Typer(
     help="Show, compare or make the queues, exchanges and bindings that the bridge needs.",
@@ -165,7 +166,7 @@ def declare(context: typer.Context, *, role: OneRole = None, config: ConfigFile 
     import asyncio
 
     from bridge.topology.declarations import bridge_topology, name_of
-    from bridge.topology.upkeep import is_unusable
+    from bridge.topology.differences import is_unusable
 
     settings = read_settings(context, config)
     topology = bridge_topology(settings, roles_of(role))

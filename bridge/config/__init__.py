@@ -12,6 +12,7 @@ from bridge.config.settings import (
     Settings,
     SignatureSettings,
     SmsApiSettings,
+    TopologyMode,
     WebhookSettings,
     WorkerSettings,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "Settings",
     "SignatureSettings",
     "SmsApiSettings",
+    "TopologyMode",
     "WebhookSettings",
     "WorkerSettings",
     "load_settings",

@@ -32,6 +32,7 @@ from bridge.config.fields import (
 from bridge.config.urls import BaseUrl, BrokerUrls, HttpUrl, ProxyUrl, mask_url
 
 Role = Literal["worker", "webhook"]
+TopologyMode = Literal["declare", "verify", "off"]
 # How services sign their webhooks.
 Preset = Literal["plain", "github", "stripe", "slack", "shopify", "standard-webhooks", "twilio"]
 Algorithm = Literal["sha256", "sha1", "sha384", "sha512"]
@@ -77,7 +78,7 @@ class RabbitMQSettings(_Section):
     connect_timeout_seconds: Duration = 10
     publish_timeout_seconds: Duration = 3
     tls: TlsSettings = TlsSettings()
-    topology: Literal["declare", "verify", "off"] = "declare"
+    topology: TopologyMode = "declare"
 
 
 class SmsApiSettings(_Section):

@@ -9,8 +9,7 @@ from typing import Any
 
 from bridge.amqp.client import Connection
 from bridge.inbound.metrics import WebhookMetrics
-from bridge.topology.backlog import watch_queues
-from bridge.topology.declarations import QueueSizes
+from bridge.topology.queue_sizes import QueueSizes, watch_queues
 
 Serve = Callable[[Connection], Coroutine[Any, Any, None]]
 

@@ -28,7 +28,7 @@ from bridge.config import Settings
 from bridge.errors import BridgeError, BrokerError
 from bridge.operators.readiness import UNKNOWN, explain, read_standing
 from bridge.outbound.request import parse_request
-from bridge.topology.declarations import read_queue
+from bridge.topology.queue_sizes import read_queue
 
 PUBLISH_SECONDS = 10.0
 POLL_SECONDS = 0.1

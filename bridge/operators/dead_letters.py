@@ -37,7 +37,8 @@ from bridge.errors import BridgeError, BrokerError, PublishError
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.outbound import envelope
 from bridge.outbound.envelope import moved_properties, read_moment
-from bridge.topology.declarations import dead_queue, read_queue
+from bridge.topology.declarations import dead_queue
+from bridge.topology.queue_sizes import read_queue
 
 PREFETCH: Final = 1000
 ACK_SECONDS: Final = 5.0

@@ -33,7 +33,7 @@ from bridge.amqp.client import Channel, ChannelAccessRefused, ChannelClosed, Con
 from bridge.amqp.connecting import close_quietly, host_of, open_connection
 from bridge.amqp.login import tls_context
 from bridge.amqp.properties import Properties
-from bridge.config import RabbitMQSettings, Role, Settings
+from bridge.config import RabbitMQSettings, Role, Settings, TopologyMode
 from bridge.credentials import load_authorities
 from bridge.errors import BrokerError, ConfigError, causes_of
 from bridge.happy_eyeballs import create_connection
@@ -42,23 +42,22 @@ from bridge.operators.readiness import UNKNOWN, Standing, explain, read_standing
 from bridge.topology.comparison import compare
 from bridge.topology.declarations import (
     Binding,
-    Difference,
     Exchange,
     Queue,
     Topology,
     bridge_topology,
     dead_queue,
     name_of,
-    read_queue,
 )
+from bridge.topology.differences import Difference, is_unusable
 from bridge.topology.queue_rules import (
+    CheckResult,
     Finding,
-    Result,
     judge_bindings,
     judge_queue,
     judge_retry_queue,
 )
-from bridge.topology.upkeep import Mode, is_unusable
+from bridge.topology.queue_sizes import read_queue
 
 PROBE_SECONDS: Final = 15.0
 CERTIFICATE_DAYS: Final = 14
@@ -245,7 +244,7 @@ async def _examine_topology(
     return findings
 
 
-def _judge_difference(difference: Difference, mode: Mode) -> Finding:
+def _judge_difference(difference: Difference, mode: TopologyMode) -> Finding:
     subject, text, fix = name_of(difference.entity), difference.text, difference.fix
     match difference.kind, mode:
         case "not_compared", _:
@@ -501,7 +500,7 @@ async def _examine_queue(
     if queue.name.startswith(f"{settings.worker.queue}.retry.") and len(queue.arguments) > 1:
         return list(judge_retry_queue(facts, queue))
     # What subscribers do with a message of theirs that keeps coming back is theirs to say.
-    drops: Result = "warn" if queue.use == "subscribed" else "fail"
+    drops: CheckResult = "warn" if queue.use == "subscribed" else "fail"
     found = list(judge_queue(facts, version=version, drops=drops))
     if queue.use == "own":
         return found

@@ -15,14 +15,9 @@ from yarl import URL
 from bridge.amqp.login import tls_context, with_credentials
 from bridge.config import RabbitMQSettings
 from bridge.errors import BrokerError, ConfigError
-from bridge.topology.declarations import Binding, Difference, Exchange, Queue, Topology
-from bridge.topology.queue_rules import (
-    ExchangeFacts,
-    QueueFacts,
-    compare_exchange,
-    compare_queue,
-    merge_policies,
-)
+from bridge.topology.declarations import Binding, Entity, Exchange, Queue, Topology
+from bridge.topology.differences import Difference, compare_exchange, compare_queue
+from bridge.topology.facts import ExchangeFacts, QueueFacts, merge_policies
 
 ANSWER_SECONDS: Final = 5.0
 _PORTS: Final = {"amqp": ("http", 15672), "amqps": ("https", 15671)}
@@ -158,7 +153,7 @@ class Management:
         return [_missing(needed)]
 
 
-def _missing(entity: Queue | Exchange | Binding) -> Difference:
+def _missing(entity: Entity) -> Difference:
     return Difference(entity, "missing", "is missing", _MISSING)
 
 

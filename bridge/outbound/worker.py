@@ -39,8 +39,8 @@ from bridge.outbound.request import SendRequest, parse_request
 from bridge.outbound.sender import Sender
 from bridge.outbound.settle import Settler, accepted
 from bridge.segments import count_segments
-from bridge.topology.backlog import look_at_queue, watch_queues
-from bridge.topology.declarations import QueueSizes, dead_queue, retry_queue
+from bridge.topology.declarations import dead_queue, retry_queue
+from bridge.topology.queue_sizes import QueueSizes, try_to_read_queue, watch_queues
 from bridge.topology.upkeep import Upkeep
 
 log = Log(__name__)
@@ -402,7 +402,7 @@ class Worker:
         """Count the queue's workers every second, from when this one has become one of them."""
         while True:
             await self._registered.wait()
-            sizes = await look_at_queue(connection, self._queue)
+            sizes = await try_to_read_queue(connection, self._queue)
             heed_cancellation()
             if sizes is not None and self.consumer.is_registered:
                 self._pace.share_with(sizes.consumers)

@@ -18,18 +18,18 @@ from bridge.amqp.client import (
     ChannelPreconditionFailed,
     Connection,
 )
-from bridge.topology.declarations import Binding, Difference, Exchange, Queue, Topology
-from bridge.topology.queue_rules import (
+from bridge.topology.declarations import Entity, Exchange, Queue, Topology
+from bridge.topology.differences import (
+    NOT_COMPARED,
     RECREATE,
-    ExchangeFacts,
-    QueueFacts,
+    Difference,
     compare_exchange,
     compare_queue,
 )
+from bridge.topology.facts import ExchangeFacts, QueueFacts
 
 # More than there are arguments that RabbitMQ compares.
 MAX_ARGUMENTS: Final = 40
-NOT_COMPARED: Final = "grant the permission to configure it, to have them compared"
 _INEQUIVALENT: Final = re.compile(
     r"inequivalent arg '(?P<key>[^']+)' for .*"
     r"current is (?:none|(?:the value )?'(?P<value>.*?)'(?: of type '(?P<type>\w+)')?)$",
@@ -75,7 +75,7 @@ async def compare_one(connection: Connection, entity: Queue | Exchange) -> list[
     return list(compare_exchange(entity, _exchange_facts(found)))
 
 
-def refusal(entity: Queue | Exchange | Binding, error: ChannelClosed) -> Difference:
+def refusal(entity: Entity, error: ChannelClosed) -> Difference:
     """Make of the broker's refusal what is wrong and what to do."""
     match error:
         case ChannelNotFoundEntity():

@@ -1,4 +1,4 @@
-"""The queues, exchanges and bindings as data; how one of them is declared.
+"""The queues, exchanges and bindings that the bridge needs, as data, and their names.
 
 A retry queue is a quorum queue whose messages expire and go back to the main queue with
 `at-least-once` dead-lettering, which needs `reject-publish`. Every other combination loses all
@@ -6,13 +6,10 @@ waiting messages when the broker restarts after their time is up (RabbitMQ docs,
 Exchanges", section "Safety").
 """
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
-from bridge.amqp.client import ChannelClosed, ChannelNotFoundEntity, Connection
 from bridge.config import Role, Settings, WebhookSettings, WorkerSettings
 from bridge.config.durations import format_duration
 
@@ -46,6 +43,9 @@ class Binding:
     exchange: str
     queue: str
     routing_key: str = "#"
+
+
+Entity = Queue | Exchange | Binding
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,68 +121,7 @@ def bridge_topology(settings: Settings, roles: Iterable[Role]) -> Topology:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Where the broker is not as it should be, and what to do.
-
-    `locked` is a queue that another connection has for itself, `refused` what the user may not do.
-    """
-
-    entity: Queue | Exchange | Binding
-    kind: Literal["missing", "different", "locked", "refused", "not_compared"]
-    text: str
-    fix: str
-
-    @property
-    def why(self) -> str:
-        """Name the entity, what is wrong with it, and the remedy."""
-        return f"{name_of(self.entity)}: {self.text}; {self.fix}"
-
-
-async def declare(connection: Connection, entity: Queue | Exchange | Binding) -> None:
-    """Create it unless it exists, on a channel of its own, because a refusal closes one.
-
-    Raises aiormq's ChannelClosed, whose kind says why, or TimeoutError.
-    """
-    channel = await open_channel(connection)
-    async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
-        match entity:
-            case Queue():
-                await channel.queue_declare(entity.name, durable=True, arguments=entity.arguments)
-            case Exchange():
-                await channel.exchange_declare(entity.name, exchange_type="topic", durable=True)
-            case Binding():
-                await channel.queue_bind(entity.queue, entity.exchange, entity.routing_key)
-        await close_channel(channel)
-
-
-def name_of(entity: Queue | Exchange | Binding) -> str:
+def name_of(entity: Entity) -> str:
     """Write which entity is meant: `queue sms.outbound`."""
     name = f"{entity.exchange} -> {entity.queue}" if isinstance(entity, Binding) else entity.name
     return f"{type(entity).__name__.lower()} {name}"
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSizes:
-    """What a passive declare tells: messages ready, consumers, and whether it is there at all."""
-
-    ready: int
-    consumers: int
-    exists: bool = True
-
-
-async def read_queue(connection: Connection, name: str) -> QueueSizes | None:
-    """Read a queue's sizes, or None when they cannot be had now.
-
-    A queue that does not exist holds nothing: its last size must not be shown for ever.
-    """
-    try:
-        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
-            channel = await open_channel(connection)
-            answer = await channel.queue_declare(name, passive=True)
-            await close_channel(channel)
-    except ChannelNotFoundEntity:
-        return QueueSizes(ready=0, consumers=0, exists=False)
-    except (ChannelClosed, TimeoutError):
-        return None
-    return QueueSizes(answer.message_count or 0, answer.consumer_count or 0)

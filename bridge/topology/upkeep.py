@@ -3,28 +3,26 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection
-from typing import Final, Literal, NoReturn
+from typing import Final, NoReturn
 
+from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
 from bridge.amqp.client import ChannelClosed, ChannelPreconditionFailed, Connection
+from bridge.config import TopologyMode
 from bridge.logs import Log
 from bridge.metrics import BridgeMetrics
-from bridge.topology.comparison import NOT_COMPARED, compare, compare_one, refusal
-from bridge.topology.declarations import (
-    Binding,
+from bridge.topology.comparison import compare, compare_one, refusal
+from bridge.topology.declarations import Binding, Entity, Exchange, Queue, Topology, name_of
+from bridge.topology.differences import (
+    NOT_COMPARED,
+    USED_AS_IT_IS,
     Difference,
-    Exchange,
-    Queue,
-    Topology,
-    declare,
-    name_of,
+    is_unusable,
 )
-from bridge.topology.queue_rules import USED_AS_IT_IS
 
 log = Log(__name__)
 
-Mode = Literal["declare", "verify", "off"]
 MEND_SECONDS: Final = 5.0
-# What is of no use is looked at so often, and told so often.
+# A topology that the role cannot work with is looked at, and told of, again after so long.
 LOOK_SECONDS: Final = 5.0
 TELL_SECONDS: Final = 60.0
 _REMEDIES: Final = {
@@ -33,7 +31,9 @@ _REMEDIES: Final = {
 }
 
 
-async def provide(connection: Connection, topology: Topology, mode: Mode) -> list[Difference]:
+async def provide(
+    connection: Connection, topology: Topology, mode: TopologyMode
+) -> list[Difference]:
     """Declare what is missing, or only look, or neither; return what is not as needed.
 
     Nothing that exists is changed. Raises BrokerError or TimeoutError without an answer.
@@ -48,9 +48,9 @@ async def provide(connection: Connection, topology: Topology, mode: Mode) -> lis
     return found
 
 
-async def _declare(connection: Connection, entity: Queue | Exchange | Binding) -> list[Difference]:
+async def _declare(connection: Connection, entity: Entity) -> list[Difference]:
     try:
-        await declare(connection, entity)
+        await _create(connection, entity)
     except ChannelPreconditionFailed as error:
         if isinstance(entity, Binding):
             return [refusal(entity, error)]
@@ -60,26 +60,18 @@ async def _declare(connection: Connection, entity: Queue | Exchange | Binding) -
     return []
 
 
-def is_unusable(difference: Difference, mode: Mode) -> bool:
-    """Whether a role cannot work with it.
-
-    Publishers declare the queue that the worker consumes, subscribers what the events go to, and
-    both are used as they are where the bridge may declare. With a queue of its own that is not as
-    it has to be it would lose messages.
-    """
-    match difference.kind:
-        case "not_compared":
-            return False
-        case "missing" | "refused":
-            return True
-        case "locked":
-            return mode == "verify" or _use(difference) != "subscribed"
-        case _:
-            return mode == "verify" or _use(difference) == "own"
-
-
-def _use(difference: Difference) -> str:
-    return difference.entity.use if isinstance(difference.entity, Queue) else "subscribed"
+async def _create(connection: Connection, entity: Entity) -> None:
+    """Create it unless it exists, on a channel of its own, because a refusal closes one."""
+    channel = await open_channel(connection)
+    async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+        match entity:
+            case Queue():
+                await channel.queue_declare(entity.name, durable=True, arguments=entity.arguments)
+            case Exchange():
+                await channel.exchange_declare(entity.name, exchange_type="topic", durable=True)
+            case Binding():
+                await channel.queue_bind(entity.queue, entity.exchange, entity.routing_key)
+        await close_channel(channel)
 
 
 class Upkeep:
@@ -88,9 +80,9 @@ class Upkeep:
     `is_settled` while the role can work with what is there; `changed` is called when that changes.
     """
 
-    def __init__(self, needed: Topology, mode: Mode, *, metrics: BridgeMetrics) -> None:
+    def __init__(self, needed: Topology, mode: TopologyMode, *, metrics: BridgeMetrics) -> None:
         self._needed = needed
-        self._mode: Mode = mode
+        self._mode: TopologyMode = mode
         self._metrics = metrics
         self._told_used: dict[str, str] = {}
         self._told_unusable = ""

@@ -13,7 +13,7 @@ from bridge.config import Settings
 from bridge.inbound.metrics import WebhookMetrics
 from bridge.inbound.own_queue import watched
 from bridge.metrics import Registry, new_registry
-from bridge.topology.declarations import QueueSizes, read_queue
+from bridge.topology.queue_sizes import QueueSizes, read_queue
 from tests.integration.conftest import Amqp, eventually, unique
 
 EVENTS = 3

@@ -5,17 +5,9 @@ from typing import Any
 import pytest
 
 from bridge.config import WorkerSettings
-from bridge.topology.declarations import Exchange, Queue, worker_topology
-from bridge.topology.queue_rules import (
-    ExchangeFacts,
-    QueueFacts,
-    compare_exchange,
-    compare_queue,
-    judge_bindings,
-    judge_queue,
-    judge_retry_queue,
-    merge_policies,
-)
+from bridge.topology.declarations import Queue, worker_topology
+from bridge.topology.facts import QueueFacts
+from bridge.topology.queue_rules import judge_bindings, judge_queue, judge_retry_queue
 
 OLD = (3, 10, 8)
 NEW = (4, 2, 0)
@@ -65,31 +57,6 @@ def test_the_default_delivery_limit_of_rabbitmq_4_is_found() -> None:
     assert _results(NEW, policy=UNLIMITED) == []
     assert _results(NEW, type="classic") == []
     assert _results(OLD) == []
-
-
-def test_the_smaller_limit_holds() -> None:
-    """Of a limit in an argument and one in a policy the smaller holds; of the rest the argument."""
-    facts = QueueFacts(
-        name="q",
-        arguments={"x-message-ttl": 7, "x-overflow": "reject-publish", "x-delivery-limit": -1},
-        policy={"message-ttl": 5, "overflow": "drop-head", "delivery-limit": 3},
-    )
-
-    assert [facts.value(key) for key in ("message-ttl", "overflow", "delivery-limit")] == [
-        5,
-        "reject-publish",
-        3,
-    ]
-
-
-def test_an_operators_policy_comes_before_an_ordinary_one() -> None:
-    """Of an ordinary and an operator policy the smaller limit holds, else the operator's word."""
-    merged = merge_policies(
-        {"max-length": 10, "overflow": "drop-head", "expires": 5},
-        {"max-length": 20, "overflow": "reject-publish"},
-    )
-
-    assert merged == {"max-length": 10, "overflow": "reject-publish", "expires": 5}
 
 
 @pytest.mark.parametrize(
@@ -145,6 +112,12 @@ def test_a_classic_retry_queue_is_found() -> None:
     assert [one.result for one in judge_retry_queue(facts, needed)] == ["fail"]
 
 
+def test_a_mirrored_queue_is_found() -> None:
+    """A policy that mirrors a classic queue is a warning; on a quorum queue it does nothing."""
+    assert _results(OLD, type="classic", policy={"ha-mode": "all"}) == ["warn"]
+    assert _results(OLD, policy={"ha-mode": "all"}) == []
+
+
 @pytest.mark.parametrize(
     ("bound", "result"),
     [
@@ -162,94 +135,3 @@ def test_events_need_a_queue_that_lasts(bound: list[dict[str, Any]], result: str
     queues = {f"q{n}": QueueFacts(name=f"q{n}", **given) for n, given in enumerate(bound)}
 
     assert [one.result for one in judge_bindings("x", queues)] == [result]
-
-
-# What differs
-
-
-@pytest.mark.parametrize(
-    ("given", "texts"),
-    [
-        ({}, []),
-        ({"arguments": {}, "type": "classic"}, ["x-queue-type is not set instead of quorum: a cl"]),
-        ({"arguments": {"x-queue-type": "stream"}, "type": "stream"}, ["nothing is taken off"]),
-        ({"durable": False}, ["durable is False instead of True: it is gone after a restart"]),
-        ({"auto_delete": True}, ["it is deleted with its last consumer"]),
-        ({"exclusive": True}, ["it is gone with the connection that declared it"]),
-        ({"x-expires": 60_000}, ["x-expires is 60000: it is deleted, messages and all"]),
-        ({"x-message-ttl": 5000}, ["messages are dropped after 5 s"]),
-        (
-            {"x-message-ttl": 5000, "x-dead-letter-exchange": ""},
-            ["x-dead-letter-exchange is : what RabbitMQ", "dead-lettered after 5 s"],
-        ),
-        ({"x-max-length": 9}, ["the oldest message is dropped"]),
-        (
-            {"x-max-length-bytes": 9, "x-overflow": "reject-publish"},
-            ["publishers are refused", "publishers are refused"],
-        ),
-        ({"x-overflow": "reject-publish"}, ["no message is lost by it"]),
-        ({"x-delivery-limit": 3}, ["came back 4 times is dropped"]),
-        ({"x-delivery-limit": -1}, ["before RabbitMQ 4"]),
-        ({"x-max-priority": 3}, ["overtakes"]),
-        ({"x-single-active-consumer": True}, ["one worker at a time"]),
-        ({"x-queue-leader-locator": "balanced"}, ["no message is lost by it"]),
-    ],
-    ids=str,
-)
-def test_what_others_have_declared_is_told_with_what_it_costs(
-    given: dict[str, Any], texts: list[str]
-) -> None:
-    """Each argument that differs is told once, with what it can cost and what to do."""
-    arguments = {key: value for key, value in given.items() if key.startswith("x-")}
-    facts: dict[str, Any] = {"arguments": {"x-queue-type": "quorum", **arguments}}
-    facts |= {key: value for key, value in given.items() if not key.startswith("x-")}
-    needed = Queue("q", use="consumed")
-    found = list(compare_queue(needed, QueueFacts(name="q", **facts)))
-
-    assert len(found) == len(texts)
-    assert [t for t, one in zip(texts, found, strict=True) if t not in one.text] == []
-    assert {one.kind for one in found} <= {"different"}
-    assert all("used as it is" in one.fix for one in found)
-
-
-def test_a_queue_of_our_own_has_to_be_as_it_is_needed() -> None:
-    """Of a retry queue it is told what each argument has to be, and that it must be made anew."""
-    needed = _retry_queue()
-    facts = QueueFacts(name=needed.name, arguments=needed.arguments | {"x-message-ttl": 7000})
-    (found,) = compare_queue(needed, facts)
-
-    assert found.text == "x-message-ttl is 7000 and has to be 5000"
-    assert "re-create it" in found.why
-    assert [queue.use for queue in worker_topology(WorkerSettings(retry_delays=(5,))).queues] == [
-        "consumed",
-        "own",
-        "own",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("given", "texts"),
-    [
-        ({}, []),
-        ({"type": "fanout"}, ["type is fanout instead of topic: it routes by its own rules"]),
-        ({"durable": False}, ["it is gone, bindings and all"]),
-        ({"auto_delete": True}, ["with its last binding"]),
-        ({"internal": True}, ["no client may publish to it"]),
-        ({"arguments": {"alternate-exchange": "x"}}, ["counts as stored"]),
-    ],
-    ids=str,
-)
-def test_an_exchange_of_others_is_told_with_what_it_costs(
-    given: dict[str, Any], texts: list[str]
-) -> None:
-    """Each argument of an exchange that differs is told with what it can cost."""
-    found = list(compare_exchange(Exchange("e"), ExchangeFacts(**given)))
-
-    assert len(found) == len(texts)
-    assert [t for t, one in zip(texts, found, strict=True) if t not in one.text] == []
-
-
-def test_a_mirrored_queue_is_found() -> None:
-    """A policy that mirrors a classic queue is a warning; on a quorum queue it does nothing."""
-    assert _results(OLD, type="classic", policy={"ha-mode": "all"}) == ["warn"]
-    assert _results(OLD, policy={"ha-mode": "all"}) == []

@@ -8,18 +8,12 @@ from typing import Any, cast
 import pytest
 
 from bridge.amqp.client import Connection
-from bridge.config import WorkerSettings
+from bridge.config import TopologyMode, WorkerSettings
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.topology import upkeep
-from bridge.topology.declarations import (
-    Binding,
-    Difference,
-    Exchange,
-    Queue,
-    name_of,
-    worker_topology,
-)
-from bridge.topology.upkeep import MEND_SECONDS, TELL_SECONDS, Mode, Upkeep, is_unusable
+from bridge.topology.declarations import name_of, worker_topology
+from bridge.topology.differences import Difference
+from bridge.topology.upkeep import MEND_SECONDS, TELL_SECONDS, Upkeep
 from tests.clock import LeapingLoop
 from tests.ears import Ears
 
@@ -66,7 +60,7 @@ def broker(loop: LeapingLoop, monkeypatch: pytest.MonkeyPatch) -> Broker:
     return ours
 
 
-def make_upkeep(mode: Mode = "declare") -> tuple[Upkeep, BridgeMetrics]:
+def make_upkeep(mode: TopologyMode = "declare") -> tuple[Upkeep, BridgeMetrics]:
     """Make one for a worker."""
     entities = [name_of(entity) for entity in NEEDED.declarable]
     labels: dict[str, Any] = {"component": "worker", "version": "0", "revision": "0"}
@@ -170,34 +164,3 @@ def test_a_broker_that_hangs_does_not_end_the_mending(loop: LeapingLoop, broker:
     loop.run_until_complete(run())
 
     assert (len(broker.looks), ours.is_settled) == (2, True)
-
-
-EVENTS = Queue("sms.inbound", use="subscribed")
-EXCHANGE = Exchange("sms.inbound")
-BINDING = Binding("sms.inbound", "sms.inbound")
-
-
-@pytest.mark.parametrize(
-    ("entity", "kind", "declare", "verify"),
-    [
-        (MAIN, "different", False, True),
-        (EVENTS, "different", False, True),
-        (EXCHANGE, "different", False, True),
-        (BINDING, "different", False, True),
-        (RETRY, "different", True, True),
-        (DEAD, "different", True, True),
-        (MAIN, "locked", True, True),
-        (RETRY, "locked", True, True),
-        (EVENTS, "locked", False, True),
-        (BINDING, "locked", False, True),
-        (MAIN, "missing", True, True),
-        (EXCHANGE, "refused", True, True),
-        (RETRY, "not_compared", False, False),
-    ],
-)
-def test_what_a_role_can_use(entity: Any, kind: Any, declare: bool, verify: bool) -> None:  # noqa: FBT001
-    """Others' queues and exchanges are used where the bridge may declare; its own must be right."""
-    difference = Difference(entity, kind, "it is another one", "make it anew")
-
-    assert is_unusable(difference, "declare") is declare
-    assert is_unusable(difference, "verify") is verify

@@ -1,0 +1,188 @@
+"""Where the broker is not as it should be, what that can cost, and who can work with it.
+
+Pure: `comparison` asks over AMQP what is there, the operators' `management` over HTTP.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from bridge.config import TopologyMode
+from bridge.topology import message_loss
+from bridge.topology.declarations import Entity, Exchange, Queue, Use, name_of
+from bridge.topology.facts import ExchangeFacts, QueueFacts
+
+DifferenceKind = Literal["missing", "different", "locked", "refused", "not_compared"]
+
+RECREATE: Final = "delete and re-create it with the arguments named, once it is empty"
+# Others may rely on what they have declared.
+USED_AS_IT_IS: Final = (
+    "with rabbitmq.topology: declare it is used as it is; if that costs too much, agree with "
+    "whoever declares it, and delete it once it is empty"
+)
+NOT_COMPARED: Final = "grant the permission to configure it, to have them compared"
+_HARMLESS: Final = "no message is lost by it"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where the broker is not as it should be, and what to do.
+
+    `locked` is a queue that another connection has for itself, `refused` what the user may not do.
+    """
+
+    entity: Entity
+    kind: DifferenceKind
+    text: str
+    fix: str
+
+    @property
+    def why(self) -> str:
+        """Name the entity, what is wrong with it, and the remedy."""
+        return f"{name_of(self.entity)}: {self.text}; {self.fix}"
+
+
+def is_unusable(difference: Difference, mode: TopologyMode) -> bool:
+    """Whether a role cannot work with it.
+
+    Publishers declare the queue that the worker consumes, subscribers what the events go to, and
+    both are used as they are where the bridge may declare. With a queue of its own that is not as
+    it has to be it would lose messages.
+    """
+    match difference.kind:
+        case "not_compared":
+            return False
+        case "missing" | "refused":
+            return True
+        case "locked":
+            return mode == "verify" or _use(difference.entity) != "subscribed"
+        case "different":
+            return mode == "verify" or _use(difference.entity) == "own"
+
+
+def _use(entity: Entity) -> Use:
+    return entity.use if isinstance(entity, Queue) else "subscribed"
+
+
+def compare_queue(needed: Queue, facts: QueueFacts) -> Iterator[Difference]:
+    """Find each argument of a queue that is not as needed; policies are no arguments.
+
+    Of a queue that others may have declared each is told with what it can cost.
+    """
+    found = {
+        "durable": facts.durable,
+        "auto_delete": facts.auto_delete,
+        "exclusive": facts.exclusive,
+        **facts.arguments,
+    }
+    wanted = {"durable": True, "auto_delete": False, "exclusive": False, **needed.arguments}
+    for key in _differing(found, wanted):
+        if needed.use == "own":
+            text = f"{key} is {_value(found, key)} and has to be {_value(wanted, key)}"
+            yield Difference(needed, "different", text, RECREATE)
+        else:
+            text = f"{_is_not(key, found, wanted)}: {_cost(key, facts)}"
+            yield Difference(needed, "different", text, USED_AS_IT_IS)
+
+
+def compare_exchange(needed: Exchange, facts: ExchangeFacts) -> Iterator[Difference]:
+    """Find each argument of an exchange that is not as needed, with what it can cost."""
+    found = {
+        "type": facts.type,
+        "durable": facts.durable,
+        "auto_delete": facts.auto_delete,
+        "internal": facts.internal,
+        **facts.arguments,
+    }
+    wanted = {"type": "topic", "durable": True, "auto_delete": False, "internal": False}
+    for key in _differing(found, wanted):
+        cost = _EXCHANGE_COSTS.get(key, _HARMLESS)
+        text = f"{_is_not(key, found, wanted)}: {cost}"
+        yield Difference(needed, "different", text, USED_AS_IT_IS)
+
+
+def _differing(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    keys = dict.fromkeys((*wanted, *sorted(found)))
+    return [key for key in keys if found.get(key) != wanted.get(key)]
+
+
+def _is_not(key: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    said = f"{key} is {_value(found, key)}"
+    return f"{said} instead of {wanted[key]}" if key in wanted else said
+
+
+def _value(values: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401  numbers and texts
+    return values.get(key, "not set")
+
+
+def _cost(key: str, facts: QueueFacts) -> str:
+    rule = _COSTS.get(key)
+    return _HARMLESS if rule is None else rule(facts)
+
+
+def _cost_of_type(facts: QueueFacts) -> str:
+    if facts.type == "stream":
+        return "nothing is taken off a stream, and what came while nobody consumed is not delivered"
+    return (
+        f"a {facts.type} queue is on one node: it is away while that is, and lost with its disk; "
+        "a mirror that is not in step loses messages when it takes over"
+    )
+
+
+def _cost_of_ttl(facts: QueueFacts) -> str:
+    return _cost_of_dropping(facts, message_loss.dropped_by_age(facts))
+
+
+def _cost_of_length(facts: QueueFacts) -> str:
+    return _cost_of_dropping(facts, message_loss.dropped_by_length(facts))
+
+
+def _cost_of_dropping(facts: QueueFacts, text: str | None) -> str:
+    if text is None:
+        return "publishers are refused when it is full"
+    return message_loss.dropped_to(facts, text)
+
+
+def _cost_of_delivery_limit(facts: QueueFacts) -> str:
+    limit = facts.value("delivery-limit")
+    if limit < 0:
+        return "before RabbitMQ 4 this drops what comes back once"
+    return message_loss.dropped_to(
+        facts, message_loss.dropped_by_delivery_limit(limit, "delivery-limit")
+    )
+
+
+def _cost_of_overflow(facts: QueueFacts) -> str:
+    has_limit = any(facts.value(key) is not None for key in ("max-length", "max-length-bytes"))
+    return _cost_of_length(facts) if has_limit else _HARMLESS
+
+
+def _cost_of_dead_letters(facts: QueueFacts) -> str:
+    where = message_loss.dead_letters_of(facts)
+    return f"what RabbitMQ itself drops goes to {where}, past the bridge"
+
+
+_COSTS: Final[Mapping[str, Callable[[QueueFacts], str]]] = {
+    "durable": lambda _: message_loss.NOT_DURABLE,
+    "auto_delete": lambda _: message_loss.AUTO_DELETED,
+    "exclusive": lambda _: "it is gone with the connection that declared it",
+    "x-queue-type": _cost_of_type,
+    "x-expires": message_loss.deleted_when_unused,
+    "x-message-ttl": _cost_of_ttl,
+    "x-max-length": _cost_of_length,
+    "x-max-length-bytes": _cost_of_length,
+    "x-overflow": _cost_of_overflow,
+    "x-delivery-limit": _cost_of_delivery_limit,
+    "x-dead-letter-exchange": _cost_of_dead_letters,
+    "x-max-priority": lambda _: (
+        "what has a higher priority overtakes, and may keep the rest waiting"
+    ),
+    "x-single-active-consumer": lambda _: "one worker at a time gets messages",
+}
+_EXCHANGE_COSTS: Final[Mapping[str, str]] = {
+    "type": "it routes by its own rules: what no queue takes is answered 503",
+    "durable": "it is gone, bindings and all, after a restart of the broker",
+    "auto_delete": "it is deleted with its last binding",
+    "internal": "no client may publish to it: every event is answered 503",
+    "alternate-exchange": "what no queue takes goes there, and counts as stored",
+}

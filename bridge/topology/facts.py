@@ -1,0 +1,61 @@
+"""What the broker knows of a queue or an exchange, and which of an argument and a policy holds.
+
+Pure. The rules are RabbitMQ's: of a limit that stands in an argument and in a policy the smaller
+one holds, of everything else the argument.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+_LIMITS: Final = ("message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFacts:
+    """What the broker knows of a queue. `policy` holds what policies set, operator's included."""
+
+    name: str
+    type: str = "quorum"
+    durable: bool = True
+    auto_delete: bool = False
+    exclusive: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    policy: Mapping[str, Any] = field(default_factory=dict)
+
+    def value(self, key: str) -> Any:  # noqa: ANN401  numbers and texts
+        """Return what holds for a key such as `message-ttl`, or None."""
+        argument, policy = self.arguments.get(f"x-{key}"), self.policy.get(key)
+        if argument is None or policy is None:
+            return policy if argument is None else argument
+        return _smaller(argument, policy) if key in _LIMITS else argument
+
+    @property
+    def has_dead_letters(self) -> bool:
+        """Whether RabbitMQ dead-letters what it would drop."""
+        return self.value("dead-letter-exchange") is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeFacts:
+    """What the broker knows of an exchange."""
+
+    type: str = "topic"
+    durable: bool = True
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def merge_policies(ordinary: Mapping[str, Any], operators: Mapping[str, Any]) -> dict[str, Any]:
+    """Put a policy and an operator policy together: the smaller limit, else the operator's."""
+    merged = {**ordinary, **operators}
+    for key in _LIMITS:
+        if key in ordinary and key in operators:
+            merged[key] = _smaller(ordinary[key], operators[key])
+    return merged
+
+
+def _smaller(first: int, second: int) -> int:
+    # Below zero is no limit.
+    return min((value for value in (first, second) if value >= 0), default=first)

@@ -1,0 +1,56 @@
+"""The ways in which a queue's arguments and policies lose messages, with a sentence for each.
+
+Pure. The rules are RabbitMQ's. A message over the delivery limit is dropped when there is no
+dead-letter exchange; each look at a queue, and each client that dies with messages in hand, counts.
+"""
+
+from typing import Final
+
+from bridge.topology.facts import QueueFacts
+
+NOT_DURABLE: Final = "it is gone after a restart of the broker"
+AUTO_DELETED: Final = (
+    "it is deleted with its last consumer, messages and all: a restart or a pause is enough"
+)
+
+
+def deleted_when_unused(facts: QueueFacts) -> str:
+    """Say after what time a queue with `expires` is deleted."""
+    return f"it is deleted, messages and all, when unused for {facts.value('expires') / 1000:g} s"
+
+
+def dropped_by_age(facts: QueueFacts) -> str | None:
+    """Say after what time a message is dropped; None when no age drops one."""
+    ttl_ms = facts.value("message-ttl")
+    return (
+        None if ttl_ms is None else f"messages are dropped after {ttl_ms / 1000:g} s (message-ttl)"
+    )
+
+
+def dropped_by_length(facts: QueueFacts) -> str | None:
+    """Say by which limit the oldest message is dropped; None when no limit drops one."""
+    limits = [key for key in ("max-length", "max-length-bytes") if facts.value(key) is not None]
+    if not limits or facts.value("overflow") in {"reject-publish", "reject-publish-dlx"}:
+        return None
+    return f"the oldest message is dropped when it is full ({' and '.join(limits)}, drop-head)"
+
+
+def dropped_by_delivery_limit(limit: int, whose: str) -> str:
+    """Say after how many returns a message is dropped; `whose` names where the limit comes from."""
+    return (
+        f"a message that came back {limit + 1} times is dropped ({whose}): "
+        "each crash of a consumer and each look counts"
+    )
+
+
+def dropped_to(facts: QueueFacts, text: str) -> str:
+    """Say of what is dropped where it goes, when the queue has a dead-letter exchange."""
+    if not facts.has_dead_letters:
+        return text
+    dead_lettered = text.replace("dropped", "dead-lettered")
+    return f"{dead_lettered}, past the bridge, to {dead_letters_of(facts)}"
+
+
+def dead_letters_of(facts: QueueFacts) -> str:
+    """Name the exchange to which RabbitMQ dead-letters."""
+    return facts.value("dead-letter-exchange") or "the default exchange"

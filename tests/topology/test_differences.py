@@ -1,0 +1,135 @@
+"""Where the broker is not as it should be, what that can cost, and who can work with it."""
+
+from typing import Any
+
+import pytest
+
+from bridge.config import WorkerSettings
+from bridge.topology.declarations import Binding, Entity, Exchange, Queue, worker_topology
+from bridge.topology.differences import (
+    Difference,
+    DifferenceKind,
+    compare_exchange,
+    compare_queue,
+    is_unusable,
+)
+from bridge.topology.facts import ExchangeFacts, QueueFacts
+
+
+@pytest.mark.parametrize(
+    ("given", "texts"),
+    [
+        ({}, []),
+        ({"arguments": {}, "type": "classic"}, ["x-queue-type is not set instead of quorum: a cl"]),
+        ({"arguments": {"x-queue-type": "stream"}, "type": "stream"}, ["nothing is taken off"]),
+        ({"durable": False}, ["durable is False instead of True: it is gone after a restart"]),
+        ({"auto_delete": True}, ["it is deleted with its last consumer"]),
+        ({"exclusive": True}, ["it is gone with the connection that declared it"]),
+        ({"x-expires": 60_000}, ["x-expires is 60000: it is deleted, messages and all"]),
+        ({"x-message-ttl": 5000}, ["messages are dropped after 5 s"]),
+        (
+            {"x-message-ttl": 5000, "x-dead-letter-exchange": ""},
+            ["x-dead-letter-exchange is : what RabbitMQ", "dead-lettered after 5 s"],
+        ),
+        ({"x-max-length": 9}, ["the oldest message is dropped"]),
+        (
+            {"x-max-length-bytes": 9, "x-overflow": "reject-publish"},
+            ["publishers are refused", "publishers are refused"],
+        ),
+        ({"x-overflow": "reject-publish"}, ["no message is lost by it"]),
+        ({"x-delivery-limit": 3}, ["came back 4 times is dropped"]),
+        ({"x-delivery-limit": -1}, ["before RabbitMQ 4"]),
+        ({"x-max-priority": 3}, ["overtakes"]),
+        ({"x-single-active-consumer": True}, ["one worker at a time"]),
+        ({"x-queue-leader-locator": "balanced"}, ["no message is lost by it"]),
+    ],
+    ids=str,
+)
+def test_what_others_have_declared_is_told_with_what_it_costs(
+    given: dict[str, Any], texts: list[str]
+) -> None:
+    """Each argument that differs is told once, with what it can cost and what to do."""
+    arguments = {key: value for key, value in given.items() if key.startswith("x-")}
+    facts: dict[str, Any] = {"arguments": {"x-queue-type": "quorum", **arguments}}
+    facts |= {key: value for key, value in given.items() if not key.startswith("x-")}
+    needed = Queue("q", use="consumed")
+    found = list(compare_queue(needed, QueueFacts(name="q", **facts)))
+
+    assert len(found) == len(texts)
+    assert [t for t, one in zip(texts, found, strict=True) if t not in one.text] == []
+    assert {one.kind for one in found} <= {"different"}
+    assert all("used as it is" in one.fix for one in found)
+
+
+def test_a_queue_of_our_own_has_to_be_as_it_is_needed() -> None:
+    """Of a retry queue it is told what each argument has to be, and that it must be made anew."""
+    needed = worker_topology(WorkerSettings(retry_delays=(5,))).queues[1]
+    facts = QueueFacts(name=needed.name, arguments=needed.arguments | {"x-message-ttl": 7000})
+    (found,) = compare_queue(needed, facts)
+
+    assert found.text == "x-message-ttl is 7000 and has to be 5000"
+    assert "re-create it" in found.why
+    assert [queue.use for queue in worker_topology(WorkerSettings(retry_delays=(5,))).queues] == [
+        "consumed",
+        "own",
+        "own",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "texts"),
+    [
+        ({}, []),
+        ({"type": "fanout"}, ["type is fanout instead of topic: it routes by its own rules"]),
+        ({"durable": False}, ["it is gone, bindings and all"]),
+        ({"auto_delete": True}, ["with its last binding"]),
+        ({"internal": True}, ["no client may publish to it"]),
+        ({"arguments": {"alternate-exchange": "x"}}, ["counts as stored"]),
+    ],
+    ids=str,
+)
+def test_an_exchange_of_others_is_told_with_what_it_costs(
+    given: dict[str, Any], texts: list[str]
+) -> None:
+    """Each argument of an exchange that differs is told with what it can cost."""
+    found = list(compare_exchange(Exchange("e"), ExchangeFacts(**given)))
+
+    assert len(found) == len(texts)
+    assert [t for t, one in zip(texts, found, strict=True) if t not in one.text] == []
+
+
+# Who can work with it
+
+
+MAIN, RETRY, DEAD = worker_topology(WorkerSettings(retry_delays=(5,))).queues
+EVENTS = Queue("sms.inbound", use="subscribed")
+EXCHANGE = Exchange("sms.inbound")
+BINDING = Binding("sms.inbound", "sms.inbound")
+
+
+@pytest.mark.parametrize(
+    ("entity", "kind", "declare", "verify"),
+    [
+        (MAIN, "different", False, True),
+        (EVENTS, "different", False, True),
+        (EXCHANGE, "different", False, True),
+        (BINDING, "different", False, True),
+        (RETRY, "different", True, True),
+        (DEAD, "different", True, True),
+        (MAIN, "locked", True, True),
+        (RETRY, "locked", True, True),
+        (EVENTS, "locked", False, True),
+        (BINDING, "locked", False, True),
+        (MAIN, "missing", True, True),
+        (EXCHANGE, "refused", True, True),
+        (RETRY, "not_compared", False, False),
+    ],
+)
+def test_what_a_role_can_use(
+    entity: Entity, kind: DifferenceKind, *, declare: bool, verify: bool
+) -> None:
+    """Others' queues and exchanges are used where the bridge may declare; its own must be right."""
+    difference = Difference(entity, kind, "it is another one", "make it anew")
+
+    assert is_unusable(difference, "declare") is declare
+    assert is_unusable(difference, "verify") is verify
