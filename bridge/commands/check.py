@@ -19,7 +19,7 @@ from bridge.exit_codes import EXIT_FAILED
 
 if TYPE_CHECKING:
     from bridge.config import Role, Settings
-    from bridge.topology.queue_rules import Finding
+    from bridge.operators.finding import Finding
 
 CHECK_EXAMPLES = examples(
     "sms-bridge check --config config.yaml",
@@ -90,10 +90,10 @@ def _examine(
 ) -> "list[Finding]":
     import asyncio
 
-    from bridge.operators.doctor import examine, look_over
+    from bridge.operators.doctor import examine, examine_offline
 
     roles = [role for role, why in missing.items() if why is None]
-    findings = look_over(settings, roles)
+    findings = examine_offline(settings, roles)
     if not online:
         return findings
     if not roles:

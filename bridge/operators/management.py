@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import re
-import time
 from collections.abc import AsyncIterator, Collection
-from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -15,6 +13,7 @@ from yarl import URL
 from bridge.amqp.login import tls_context, with_credentials
 from bridge.config import RabbitMQSettings
 from bridge.errors import BrokerError, ConfigError
+from bridge.operators.clock_skew import clock_skew_seconds
 from bridge.topology.declarations import Binding, Entity, Exchange, Queue, Topology
 from bridge.topology.differences import Difference, compare_exchange, compare_queue
 from bridge.topology.facts import ExchangeFacts, QueueFacts, merge_policies
@@ -26,7 +25,10 @@ _MISSING: Final = "create it: sms-bridge topology declare"
 
 
 class Management:
-    """The management API of one broker, for one vhost."""
+    """The management API of one broker, for one vhost.
+
+    `clock_skew_seconds` is by how much the broker's clock was ahead at the last answer.
+    """
 
     def __init__(self, client: httpx.AsyncClient, url: URL, vhost: str) -> None:
         self.url = url
@@ -48,7 +50,7 @@ class Management:
                 answer = await self._client.get(address)
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise BrokerError(f"no answer ({type(error).__name__})") from None
-        self._note_date(answer)
+        self.clock_skew_seconds = clock_skew_seconds(answer.headers.get("Date"))
         if answer.status_code == httpx.codes.NOT_FOUND:
             return None
         if answer.status_code != httpx.codes.OK:
@@ -58,9 +60,6 @@ class Management:
             return answer.json()
         except ValueError:
             raise BrokerError("the answer is not JSON; another program is there") from None
-
-    def _note_date(self, answer: httpx.Response) -> None:
-        self.clock_skew_seconds = clock_skew(answer)
 
     async def queue(self, name: str) -> QueueFacts | None:
         """Read a queue's arguments and policies; None when it is missing."""
@@ -166,16 +165,6 @@ def _choose(policies: list[dict[str, Any]], name: str, kinds: Collection[str]) -
     ]
     best = max(matching, key=lambda policy: int(policy["priority"]), default=None)
     return {} if best is None else dict(best["definition"])
-
-
-def clock_skew(answer: httpx.Response) -> float | None:
-    """Return by how many seconds the other side's clock is ahead of ours, from its Date header."""
-    try:
-        theirs = parsedate_to_datetime(answer.headers["Date"]).timestamp()
-    except (KeyError, ValueError):
-        return None
-    # The header has whole seconds, cut off.
-    return theirs + 0.5 - time.time()
 
 
 def management_url(settings: RabbitMQSettings) -> URL:

@@ -17,11 +17,12 @@ from yarl import URL
 
 from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.config import Role, Settings
-from bridge.operators import doctor
+from bridge.operators.checks.certificates import judge_certificate
+from bridge.operators.checks.connections import read_certificate
 from bridge.operators.doctor import examine
+from bridge.operators.finding import Finding
 from bridge.sandbox.broker import Broker
 from bridge.topology.declarations import bridge_topology
-from bridge.topology.queue_rules import Finding
 from bridge.topology.upkeep import provide
 from tests.alarms import memory_alarm
 from tests.certificates import make_certificate
@@ -511,10 +512,10 @@ async def test_the_brokers_certificate_is_read(certificate: Path) -> None:
     settings = Settings.model_validate({"rabbitmq": {"tls": {"ca_file": certificate}}})
     async with _api(b"", ssl=context) as (port, _):
         url = URL(f"amqps://127.0.0.1:{port}/")
-        found = await doctor._read_certificate(settings.rabbitmq, url)
+        found = await read_certificate(settings.rabbitmq, url)
 
     assert found is not None
-    assert doctor._judge_certificate("broker", found).result == "warn"
+    assert judge_certificate("broker", found).result == "warn"
 
 
 @pytest.mark.parametrize(
@@ -538,18 +539,3 @@ async def test_certificates_are_looked_at(
         found = await site.examine("worker", sms_api=api)
 
     assert text in _said(found[result])
-
-
-# This computer
-
-
-@pytest.mark.parametrize(("limit", "result"), [(163, "warn"), (164, "ok")])
-async def test_open_files_are_counted_by_the_connections(
-    monkeypatch: pytest.MonkeyPatch, limit: int, result: str
-) -> None:
-    """The webhook needs a file for each connection that its port takes, and a few more."""
-    settings = Settings.model_validate({"webhook": {"max_connections": 100, "max_in_flight": 10}})
-    monkeypatch.setattr("resource.getrlimit", lambda _what: (limit, limit))
-    (finding,) = await doctor._examine_files(settings, ["webhook"])
-
-    assert (finding.result, finding.text) == (result, f"{limit} may be open, about 164 are needed")

@@ -4,26 +4,13 @@ Pure. Since RabbitMQ 4.0 a quorum queue has a delivery limit of 20 when none is 
 zero is none there, and drops what comes back once in older versions.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Iterator
+from typing import Final
 
+from bridge.operators.finding import CheckResult, Finding
 from bridge.topology import message_loss
 from bridge.topology.declarations import Queue
 from bridge.topology.facts import QueueFacts
-
-CheckResult = Literal["ok", "warn", "fail"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of a check: `fail` would lose messages or cannot work; `fix` is what to do."""
-
-    subject: str
-    result: CheckResult
-    text: str
-    fix: str | None = None
-
 
 DEFAULT_DELIVERY_LIMIT: Final = 20
 _DEFAULT_LIMIT_SINCE: Final = (4, 0)
@@ -135,38 +122,3 @@ def _lift_delivery_limit(name: str, version: tuple[int, ...]) -> str:
         f"rabbitmqctl set_policy --apply-to queues sms-bridge-{name} "
         f"'^{name.replace('.', '[.]')}$' '{{\"delivery-limit\":-1}}'"
     )
-
-
-def judge_bindings(exchange: str, bound: Mapping[str, QueueFacts]) -> Iterator[Finding]:
-    """Find events that would be answered 200 and lost: no bound queue outlives the broker."""
-    subject = f"exchange {exchange}"
-    fragile = sorted(name for name, facts in bound.items() if _is_fragile(facts))
-    if not bound:
-        yield Finding(
-            subject,
-            "fail",
-            "no queue is bound to it: every webhook is answered 503",
-            "set webhook.queue, or bind a durable queue",
-        )
-    elif len(fragile) == len(bound):
-        yield Finding(
-            subject,
-            "fail",
-            f"no bound queue outlives a restart of the broker: {', '.join(fragile)}",
-            "set webhook.queue, or bind a durable queue",
-        )
-    elif fragile:
-        yield Finding(
-            subject,
-            "warn",
-            f"what these queues hold is gone after a restart of the broker: {', '.join(fragile)}",
-            "make them durable, if their subscribers need every event",
-        )
-    else:
-        yield Finding(subject, "ok", f"bound to durable queues: {', '.join(sorted(bound))}")
-
-
-def _is_fragile(facts: QueueFacts) -> bool:
-    """Whether a queue can go away, with all that it holds."""
-    is_temporary = facts.auto_delete or facts.exclusive or facts.value("expires") is not None
-    return is_temporary or not facts.durable

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from bridge.config import WorkerSettings
+from bridge.operators.checks.queue_rules import judge_queue, judge_retry_queue
 from bridge.topology.declarations import Queue, worker_topology
 from bridge.topology.facts import QueueFacts
-from bridge.topology.queue_rules import judge_bindings, judge_queue, judge_retry_queue
 
 OLD = (3, 10, 8)
 NEW = (4, 2, 0)
@@ -116,22 +116,3 @@ def test_a_mirrored_queue_is_found() -> None:
     """A policy that mirrors a classic queue is a warning; on a quorum queue it does nothing."""
     assert _results(OLD, type="classic", policy={"ha-mode": "all"}) == ["warn"]
     assert _results(OLD, policy={"ha-mode": "all"}) == []
-
-
-@pytest.mark.parametrize(
-    ("bound", "result"),
-    [
-        ([], "fail"),
-        ([{"durable": False}], "fail"),
-        ([{"auto_delete": True}, {"exclusive": True}], "fail"),
-        ([{}, {"durable": False}], "warn"),
-        ([{"arguments": {"x-expires": 5}}], "fail"),
-        ([{}, {}], "ok"),
-    ],
-    ids=str,
-)
-def test_events_need_a_queue_that_lasts(bound: list[dict[str, Any]], result: str) -> None:
-    """An exchange without a durable queue fails: its events are lost, or never taken."""
-    queues = {f"q{n}": QueueFacts(name=f"q{n}", **given) for n, given in enumerate(bound)}
-
-    assert [one.result for one in judge_bindings("x", queues)] == [result]

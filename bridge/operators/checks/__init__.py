@@ -1,0 +1,1 @@
+"""The checks that `doctor` lists, a module for each subject."""

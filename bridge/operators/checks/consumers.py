@@ -1,0 +1,54 @@
+"""Whether anybody takes what waits: the requests, the dead letters, the events."""
+
+from bridge.amqp.client import Connection
+from bridge.operators.checks.set_up import ConnectedBroker
+from bridge.operators.finding import Finding
+from bridge.operators.readiness import UNKNOWN, Standing, explain, read_standing
+from bridge.topology.declarations import dead_queue
+from bridge.topology.queue_sizes import read_queue
+
+
+async def check_consumers(broker: ConnectedBroker) -> list[Finding]:
+    """Look at the worker on this computer, and at who consumes the queues of both roles."""
+    settings, roles, connection = broker.set_up.settings, broker.set_up.roles, broker.connection
+    findings = []
+    if "worker" in roles:
+        name = settings.worker.queue
+        fix = "start a worker; where one runs, its /readyz says why it takes nothing"
+        findings.append(_judge_worker(await read_standing(settings)))
+        findings += await _judge_consumers(connection, name, "nothing is sent", fix)
+        findings += await _judge_dead_letters(connection, dead_queue(name))
+    if "webhook" in roles and settings.webhook.queue is not None:
+        fix = "subscribe to it, or set webhook.queue to null when subscribers have their own queues"
+        name = settings.webhook.queue
+        findings += await _judge_consumers(connection, name, "events pile up", fix)
+    return findings
+
+
+def _judge_worker(status: Standing | None) -> Finding:
+    if status is None:
+        return Finding("worker", "ok", UNKNOWN)
+    if status.paused is None:
+        return Finding("worker", "ok", "that on this computer is not paused")
+    return Finding("worker", "fail", *explain(status.paused))
+
+
+async def _judge_consumers(
+    connection: Connection, name: str, what_happens: str, fix: str
+) -> list[Finding]:
+    sizes = await read_queue(connection, name)
+    if sizes is None or not sizes.exists:
+        return []
+    subject = f"queue {name}"
+    if not sizes.consumers:
+        text = f"nobody consumes it, so {what_happens}; {sizes.ready} messages wait"
+        return [Finding(subject, "warn", text, fix)]
+    return [Finding(subject, "ok", f"{sizes.consumers} consumers, {sizes.ready} messages wait")]
+
+
+async def _judge_dead_letters(connection: Connection, name: str) -> list[Finding]:
+    sizes = await read_queue(connection, name)
+    if sizes is None or not sizes.ready:
+        return []
+    text = f"{sizes.ready} dead letters wait"
+    return [Finding(f"queue {name}", "warn", text, "`sms-bridge dlq list` shows them")]

@@ -1,0 +1,141 @@
+"""Whether the user may do on the broker what the roles do.
+
+Each is tried with a request that RabbitMQ refuses after it has checked the permission, so that
+nothing is taken, published or created, and only the kind of the refusal differs.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, NamedTuple
+
+from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
+from bridge.amqp.client import Channel, ChannelAccessRefused, ChannelClosed, Connection
+from bridge.amqp.connecting import close_quietly, host_of, open_connection
+from bridge.amqp.properties import Properties
+from bridge.operators.checks.set_up import WAIT_SECONDS, ConnectedBroker, SetUp
+from bridge.operators.finding import Finding
+from bridge.topology.declarations import Binding, Exchange, Queue, name_of
+
+
+class Need(NamedTuple):
+    """A permission by what it allows, and a request that needs it."""
+
+    what: str
+    attempt: Callable[[Channel], Awaitable[object]]
+
+
+async def check_permissions(broker: ConnectedBroker) -> list[Finding]:
+    """Try what the roles do, in a way that is refused in any case.
+
+    On a connection of its own: one that publishes is not read any more during an alarm.
+    """
+    connection = await open_connection(
+        broker.set_up.settings.rabbitmq, broker.url, name="check permissions"
+    )
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            return await _try_all(connection, list(_needs(broker.set_up)))
+    except TimeoutError:
+        if not connection.wire.is_blocked:
+            raise
+        return [
+            Finding(
+                f"broker {host_of(broker.url)}",
+                "fail",
+                "takes no messages (a memory or disk alarm); permissions were not tried",
+                "look at `rabbitmq-diagnostics check_local_alarms`, and run this again after it",
+            )
+        ]
+    finally:
+        await close_quietly(connection)
+
+
+async def _try_all(connection: Connection, needs: list[Need]) -> list[Finding]:
+    refused = [need.what for need in needs if not await _is_permitted(connection, need)]
+    if not refused:
+        return [Finding("permissions", "ok", f"all {len(needs)} that are needed")]
+    return [
+        Finding(
+            "permissions",
+            "fail",
+            f"the user may not {what}",
+            "grant it with rabbitmqctl set_permissions"
+            + (", or set rabbitmq.topology to verify" if what.startswith("configure") else ""),
+        )
+        for what in refused
+    ]
+
+
+async def _is_permitted(connection: Connection, need: Need) -> bool:
+    channel = await open_channel(connection)
+    try:
+        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+            await need.attempt(channel)
+            await close_channel(channel)
+    except ChannelAccessRefused:
+        return False
+    except ChannelClosed:
+        # Refused for what is wrong with it, or because the entity is missing: told elsewhere.
+        return True
+    return True
+
+
+def _needs(set_up: SetUp) -> Iterator[Need]:
+    settings = set_up.settings
+    if "worker" in set_up.roles:
+        yield _to_read(settings.worker.queue)
+        yield Need("write amq.default", lambda channel: _publish(channel, ""))
+        if settings.worker.outcome_exchange is not None:
+            yield _to_write(settings.worker.outcome_exchange)
+    if "webhook" in set_up.roles:
+        yield _to_write(settings.webhook.exchange)
+    if settings.rabbitmq.topology == "declare":
+        yield from map(_to_configure, set_up.topology.declarable)
+        yield from map(_to_bind, set_up.topology.bindings)
+
+
+def _to_read(queue: str) -> Need:
+    return Need(f"read {queue}", lambda channel: _consume(channel, queue))
+
+
+def _to_write(exchange: str) -> Need:
+    return Need(f"write {exchange}", lambda channel: _publish(channel, exchange))
+
+
+def _to_configure(entity: Queue | Exchange) -> Need:
+    return Need(f"configure {name_of(entity)}", lambda channel: _declare(channel, entity))
+
+
+def _to_bind(binding: Binding) -> Need:
+    # To unbind what is not bound does nothing, and needs the permissions of binding.
+    return Need(
+        f"write queue {binding.queue} and read exchange {binding.exchange}",
+        lambda channel: channel.queue_unbind(binding.queue, binding.exchange, "sms-bridge-check"),
+    )
+
+
+async def _consume(channel: Channel, queue: str) -> None:
+    async def ignore(_message: object) -> None: ...
+
+    await channel.basic_consume(queue, ignore, arguments={"x-priority": "no number"})
+
+
+async def _publish(channel: Channel, exchange: str) -> None:
+    # Both properties are wrong, and neither is looked at before the permission.
+    wrong = Properties(user_id="sms-bridge-check", expiration="no number")
+    await channel.basic_publish(
+        b"", exchange=exchange, routing_key="sms-bridge-check", properties=wrong, mandatory=True
+    )
+    # The refusal of a publish comes by itself, at the latest before the answer to this.
+    await channel.basic_qos(prefetch_count=1)
+
+
+async def _declare(channel: Channel, entity: Queue | Exchange) -> None:
+    if isinstance(entity, Queue):
+        arguments = entity.arguments | {"x-message-ttl": "no number"}
+        await channel.queue_declare(entity.name, durable=True, arguments=arguments)
+    else:
+        wrong: dict[str, Any] = {"alternate-exchange": 1}
+        await channel.exchange_declare(
+            entity.name, exchange_type="topic", durable=True, arguments=wrong
+        )

@@ -1,0 +1,105 @@
+"""Whether the SMS API answers, with a certificate and a clock that can be trusted.
+
+It is asked for the head of its root, without the key: that cannot send anything.
+"""
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import httpx
+from yarl import URL
+
+from bridge.config import SmsApiSettings
+from bridge.credentials import load_authorities
+from bridge.errors import causes_of
+from bridge.operators.checks.certificates import judge_certificate
+from bridge.operators.checks.clock import judge_clock
+from bridge.operators.checks.set_up import WAIT_SECONDS, SetUp
+from bridge.operators.clock_skew import clock_skew_seconds
+from bridge.operators.finding import Finding
+
+API_PATH: Final = "/v1/messages"
+
+
+def judge_base_url(set_up: SetUp) -> list[Finding]:
+    """Warn of a base URL that has already the path that the worker adds; nothing is asked."""
+    url = set_up.settings.sms_api.base_url or ""
+    if "worker" not in set_up.roles or not url.endswith(("/v1", API_PATH)):
+        return []
+    fix = f"leave {API_PATH} out of sms_api.base_url: the worker adds it"
+    return [Finding("SMS API", "warn", f"messages will be posted to {url}{API_PATH}", fix)]
+
+
+async def check_sms_api(set_up: SetUp) -> list[Finding]:
+    """Ask the API that the worker posts to, as far as that goes without a message."""
+    if "worker" not in set_up.roles:
+        return []
+    api = set_up.settings.sms_api
+    url = URL(api.base_url or "")
+    subject = f"SMS API {url.host}"
+    if api.proxy is None and not await _is_resolved(url):
+        fix = "check sms_api.base_url and the resolver"
+        return [Finding(subject, "fail", "its name is not found", fix)]
+    started = time.monotonic()
+    try:
+        async with asyncio.timeout(WAIT_SECONDS), _ask(api) as answer:
+            milliseconds = round((time.monotonic() - started) * 1000)
+            text = f"answers {answer.status_code} to HEAD in {milliseconds} ms"
+            return [
+                Finding(subject, "ok", f"{text}; whether it takes the key, only a message shows"),
+                *_judge_tls(subject, answer),
+                *judge_clock(subject, clock_skew_seconds(answer.headers.get("Date"))),
+            ]
+    except (httpx.HTTPError, OSError, TimeoutError) as error:
+        return [_judge_failure(subject, error)]
+
+
+async def _is_resolved(url: URL) -> bool:
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            await asyncio.get_running_loop().getaddrinfo(url.host, url.port)
+    except (OSError, TimeoutError):
+        return False
+    return True
+
+
+@contextlib.asynccontextmanager
+async def _ask(api: SmsApiSettings) -> AsyncIterator[httpx.Response]:
+    proxy = None if api.proxy is None else api.proxy.get_secret_value()
+    context = load_authorities("sms_api.ca_file", api.ca_file)
+    async with (
+        httpx.AsyncClient(
+            verify=context, proxy=proxy, timeout=api.connect_timeout_seconds, trust_env=False
+        ) as client,
+        client.stream("HEAD", f"{api.base_url}/") as answer,
+    ):
+        yield answer
+
+
+def _judge_tls(subject: str, answer: httpx.Response) -> list[Finding]:
+    if answer.url.scheme == "http":
+        if answer.url.host in {"localhost", "127.0.0.1", "::1"}:
+            return []
+        text = "http: the key and the texts travel in clear"
+        return [Finding(subject, "warn", text, "use https in sms_api.base_url")]
+    stream: Any = answer.extensions.get("network_stream")
+    secure = None if stream is None else stream.get_extra_info("ssl_object")
+    certificate = None if secure is None else secure.getpeercert()
+    return [judge_certificate(subject, certificate)] if certificate else []
+
+
+def _judge_failure(subject: str, error: Exception) -> Finding:
+    for cause in causes_of(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            why = cause.verify_message or "not trusted"
+            fix = "check sms_api.ca_file, or the service's certificate"
+            return Finding(subject, "fail", f"its certificate is refused: {why}", fix)
+        if isinstance(cause, ssl.SSLError):
+            return Finding(subject, "fail", "no TLS is spoken there", "check sms_api.base_url")
+    timed_out = isinstance(error, TimeoutError | httpx.TimeoutException)
+    text = "no answer in time" if timed_out else f"no connection ({type(error).__name__})"
+    return Finding(subject, "fail", text, "check sms_api.base_url, the network and the proxy")
