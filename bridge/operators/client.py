@@ -26,7 +26,7 @@ from bridge.amqp.client import (
 from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.config import Settings
 from bridge.errors import BridgeError, BrokerError
-from bridge.operators.readiness import UNKNOWN, explain, read_standing
+from bridge.operators.worker_status import UNKNOWN, explain_pause, read_worker_status
 from bridge.outbound.request import parse_request
 from bridge.topology.queue_sizes import read_queue
 
@@ -124,9 +124,9 @@ class _Silence:
         return self.why if self.why != before else None
 
     async def _find_out(self) -> str | None:
-        standing = await read_standing(self._settings)
-        if standing is not None and standing.paused is not None:
-            return "; ".join(explain(standing.paused))
+        status = await read_worker_status(self._settings)
+        if status is not None and status.paused is not None:
+            return "; ".join(explain_pause(status.paused))
         queue = self._settings.worker.queue
         sizes = await read_queue(self._connection, queue)
         if sizes is not None and not sizes.consumers:
@@ -134,7 +134,7 @@ class _Silence:
                 f"no worker takes from {queue}; start one, or ask one that runs: /readyz says why"
             )
         # A worker that is not paused has it on the ladder, or waits for its turn.
-        return None if standing is not None else UNKNOWN
+        return None if status is not None else UNKNOWN
 
 
 async def _publish(channel: AbstractChannel, message: Message, queue: str) -> None:

@@ -29,7 +29,7 @@ from bridge.__main__ import app
 from bridge.config import Settings, load_settings
 from bridge.errors import BrokerError
 from bridge.operators import client
-from bridge.operators.readiness import read_standing
+from bridge.operators.worker_status import read_worker_status
 from bridge.sandbox.broker import Broker
 from tests.alarms import memory_alarm
 from tests.integration.conftest import (
@@ -549,7 +549,7 @@ async def test_send_says_that_the_worker_is_paused(
     assert re.fullmatch(r"[0-9a-f-]{36}\n", result.stdout.decode())
     assert checked.returncode == 1
     assert f"fail  worker: {why}" in checked.stdout.decode().splitlines()
-    assert await read_standing(load_settings(None, make_environ(other))) is None
+    assert await read_worker_status(load_settings(None, make_environ(other))) is None
 
 
 async def test_send_says_what_it_cannot_know(amqp: Amqp, amqp_url: str, canaries: Canaries) -> None:

@@ -3,7 +3,7 @@
 from bridge.amqp.client import Connection
 from bridge.operators.checks.set_up import ConnectedBroker
 from bridge.operators.finding import Finding
-from bridge.operators.readiness import UNKNOWN, Standing, explain, read_standing
+from bridge.operators.worker_status import UNKNOWN, WorkerStatus, explain_pause, read_worker_status
 from bridge.topology.declarations import dead_queue
 from bridge.topology.queue_sizes import read_queue
 
@@ -15,7 +15,7 @@ async def check_consumers(broker: ConnectedBroker) -> list[Finding]:
     if "worker" in roles:
         name = settings.worker.queue
         fix = "start a worker; where one runs, its /readyz says why it takes nothing"
-        findings.append(_judge_worker(await read_standing(settings)))
+        findings.append(_judge_worker(await read_worker_status(settings)))
         findings += await _judge_consumers(connection, name, "nothing is sent", fix)
         findings += await _judge_dead_letters(connection, dead_queue(name))
     if "webhook" in roles and settings.webhook.queue is not None:
@@ -25,12 +25,12 @@ async def check_consumers(broker: ConnectedBroker) -> list[Finding]:
     return findings
 
 
-def _judge_worker(status: Standing | None) -> Finding:
+def _judge_worker(status: WorkerStatus | None) -> Finding:
     if status is None:
         return Finding("worker", "ok", UNKNOWN)
     if status.paused is None:
         return Finding("worker", "ok", "that on this computer is not paused")
-    return Finding("worker", "fail", *explain(status.paused))
+    return Finding("worker", "fail", *explain_pause(status.paused))
 
 
 async def _judge_consumers(

@@ -14,13 +14,13 @@ _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 UNKNOWN: Final = "no worker answers on this computer; whether one is paused, its own /readyz says"
 
 
-class Standing(NamedTuple):
+class WorkerStatus(NamedTuple):
     """What a worker says of itself: why it is paused, None when it is not."""
 
     paused: PauseReason | None
 
 
-async def read_standing(settings: Settings) -> Standing | None:
+async def read_worker_status(settings: Settings) -> WorkerStatus | None:
     """Ask the worker on `admin.port` of this computer whether it is paused, and why.
 
     None when that cannot be known: no worker of `worker.queue` answers there within
@@ -40,15 +40,15 @@ async def read_standing(settings: Settings) -> Standing | None:
     return _read(answer, settings.worker.queue)
 
 
-def _read(answer: Any, queue: str) -> Standing | None:  # noqa: ANN401  JSON of whoever listens
+def _read(answer: Any, queue: str) -> WorkerStatus | None:  # noqa: ANN401  JSON of whoever listens
     worker = answer.get("worker") if isinstance(answer, dict) else None
     if not isinstance(worker, dict) or worker.get("queue") != queue:
         return None
     reason = worker.get("paused")
-    return Standing(reason) if reason is None or reason in get_args(PauseReason) else None
+    return WorkerStatus(reason) if reason is None or reason in get_args(PauseReason) else None
 
 
-def explain(reason: PauseReason) -> tuple[str, str]:
+def explain_pause(reason: PauseReason) -> tuple[str, str]:
     """Say what a pause is for, and what to do."""
     cause, remedy = _meaning_of(reason)
     return f"the worker on this computer is paused ({reason}): {cause}", remedy

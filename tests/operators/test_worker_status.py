@@ -7,12 +7,12 @@ from typing import get_args
 import pytest
 
 from bridge.config import Settings
-from bridge.operators import readiness
-from bridge.operators.readiness import Standing, explain, read_standing
+from bridge.operators import worker_status
+from bridge.operators.worker_status import WorkerStatus, explain_pause, read_worker_status
 from bridge.outbound.fates import PauseReason
 
 
-async def ask(body: bytes | None, host: str = "127.0.0.1") -> Standing | None:
+async def ask(body: bytes | None, host: str = "127.0.0.1") -> WorkerStatus | None:
     """Ask a port that gives this answer, or none."""
     asked = asyncio.Event()
 
@@ -29,9 +29,9 @@ async def ask(body: bytes | None, host: str = "127.0.0.1") -> Standing | None:
     async with await asyncio.start_server(answer, host, 0) as server:
         port = server.sockets[0].getsockname()[1]
         admin = {"host": {"127.0.0.1": "0.0.0.0"}.get(host, host), "port": port}
-        standing = await read_standing(Settings.model_validate({"admin": admin}))
+        status = await read_worker_status(Settings.model_validate({"admin": admin}))
     assert asked.is_set()
-    return standing
+    return status
 
 
 def page(**worker: object) -> bytes:
@@ -42,12 +42,12 @@ def page(**worker: object) -> bytes:
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_reason_of_a_paused_worker(host: str) -> None:
     """The reason is the worker's own, wherever it listens on this computer."""
-    assert await ask(page(queue="sms.outbound", paused="outage"), host) == Standing("outage")
+    assert await ask(page(queue="sms.outbound", paused="outage"), host) == WorkerStatus("outage")
 
 
 async def test_worker_that_is_not_paused() -> None:
     """A worker that is not paused is told from none."""
-    assert await ask(page(queue="sms.outbound", paused=None)) == Standing(None)
+    assert await ask(page(queue="sms.outbound", paused=None)) == WorkerStatus(None)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ async def test_no_reason_is_made_up(body: bytes) -> None:
 
 async def test_silence_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A port that answers nothing is not waited for."""
-    monkeypatch.setattr(readiness, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(worker_status, "ANSWER_SECONDS", 0.5)
 
     assert await ask(None) is None
 
@@ -82,7 +82,7 @@ async def test_silence_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("reason", get_args(PauseReason))
 def test_every_reason_is_explained(reason: PauseReason) -> None:
     """Each reason for a pause has a cause and a remedy."""
-    text, remedy = explain(reason)
+    text, remedy = explain_pause(reason)
 
     assert text.startswith(f"the worker on this computer is paused ({reason}): ")
     assert remedy
