@@ -64,7 +64,7 @@ def test_nothing_that_is_there_is_installed_again(clone: Path, target: str) -> N
 def test_an_upgrade_is_tried_beside_the_environment(clone: Path) -> None:
     """`make upgrade-check` installs and runs in an environment of its own, and locks nothing."""
     printed = subprocess.run(
-        ["make", "--dry-run", "upgrade-check", "TESTS=tests/amqp/test_wire.py"],
+        ["make", "--dry-run", "upgrade-check", "TESTS=tests/amqp/test_stream_wire.py"],
         cwd=clone,
         check=True,
         capture_output=True,
@@ -74,7 +74,7 @@ def test_an_upgrade_is_tried_beside_the_environment(clone: Path) -> None:
     own = [
         line
         for line in lines
-        if "uv pip install" in line or line.endswith("tests/amqp/test_wire.py")
+        if "uv pip install" in line or line.endswith("tests/amqp/test_stream_wire.py")
     ]
 
     assert len(own) == 2

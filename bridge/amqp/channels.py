@@ -1,6 +1,7 @@
 """Channels of a connection: open one, close it, say why it has ended."""
 
 import asyncio
+import sys
 from typing import Final, cast
 
 from bridge.amqp.client import Channel, ChannelClosed, Connection
@@ -30,6 +31,12 @@ def closed_channel(channel: Channel, use: str) -> BrokerError:
     error = None if not closing.done() or closing.cancelled() else closing.exception()
     why = f": {describe_end(error)}" if isinstance(error, ChannelClosed) else ""
     return BrokerError(f"the {use} channel was closed{why}")
+
+
+def max_payload_bytes(channel: Channel) -> int:
+    """Return how many bytes the payload of a frame may have: `frame-max` less what is around it."""
+    # A broker without a limit of frames says 0, of which aiormq makes less than nothing.
+    return channel.max_content_size if channel.max_content_size > 0 else sys.maxsize
 
 
 async def close_channel(channel: Channel) -> None:

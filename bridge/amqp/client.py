@@ -4,8 +4,10 @@ import aio_pika
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from aiormq import Channel
-from aiormq.abc import DeliveredMessage
+from aiormq.abc import ConsumerCallback, DeliveredMessage
+from aiormq.connection import SSLContextProvider, TransportFactory
 from aiormq.exceptions import (
+    AMQPConnectionError,
     AMQPError,
     AuthenticationError,
     ChannelAccessRefused,
@@ -16,6 +18,7 @@ from aiormq.exceptions import (
     ChannelPreconditionFailed,
     ConnectionNotAllowed,
     DeliveryError,
+    InvalidFrameError,
     ProbableAuthenticationError,
     PublishError,
 )
@@ -23,6 +26,7 @@ from aiormq.exceptions import (
 from bridge.amqp.wire import Wire
 
 __all__ = [
+    "AMQPConnectionError",
     "AMQPError",
     "AbstractChannel",
     "AbstractIncomingMessage",
@@ -37,12 +41,16 @@ __all__ = [
     "ChannelPreconditionFailed",
     "Connection",
     "ConnectionNotAllowed",
+    "ConsumerCallback",
     "DeliveredMessage",
     "DeliveryError",
     "DeliveryMode",
+    "InvalidFrameError",
     "Message",
     "ProbableAuthenticationError",
     "PublishError",
+    "SSLContextProvider",
+    "TransportFactory",
 ]
 
 

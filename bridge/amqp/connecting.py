@@ -11,7 +11,7 @@ from bridge.amqp.client import Connection
 from bridge.amqp.connect_faults import OTHER_INTERFACE, is_unreachable, refusal, unsupported
 from bridge.amqp.login import tls_context, with_credentials
 from bridge.amqp.properties import tolerate_broken_properties
-from bridge.amqp.wire import FOREIGN_BYTES, Wire
+from bridge.amqp.stream_wire import FOREIGN_BYTES, StreamWire
 from bridge.config import RabbitMQSettings
 from bridge.errors import BrokerError, ConfigError, ConnectError
 
@@ -101,8 +101,7 @@ def _new_connection(settings: RabbitMQSettings, url: SecretStr, name: str) -> Co
     except ConfigError as error:
         raise ConnectError("tls_failed", str(error)) from error
     connection = Connection(target, ssl_context=context)
-    connection.wire = Wire()
-    connection.kwargs["transport_factory"] = connection.wire
+    connection.wire = connection.kwargs["transport_factory"] = StreamWire()
     if settings.tls.server_name is not None and target.scheme == "amqps":
         connection.kwargs["server_hostname"] = settings.tls.server_name
     return connection

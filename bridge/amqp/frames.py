@@ -1,6 +1,7 @@
 """AMQP frames of the hot path as bytes: deliveries and acks, publishes and their confirms.
 
-Nothing here does I/O. AMQP 0-9-1, 2.3.5 and 4.2, and RabbitMQ's confirms extension.
+Nothing here does I/O. The terms are those of AMQP 0-9-1, 2.3.5 and 4.2; confirms are RabbitMQ's
+extension of it.
 """
 
 import asyncio
@@ -10,64 +11,61 @@ import struct
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from aiormq.exceptions import InvalidFrameError
-
+from bridge.amqp.client import InvalidFrameError
 from bridge.amqp.properties import (
     Properties,
     encode_short_string,
     read_properties,
     write_properties,
 )
+from bridge.amqp.wire import LARGE_BODY_BYTES, Body, Take
 from bridge.errors import Confirm
 
-# A frame: type, channel and size, the payload, the end.
-HEAD: Final = struct.Struct(">BHI")
-AROUND_BYTES: Final = 8
-END: Final = 0xCE
-_END: Final = bytes((END,))
-METHOD, HEADER, BODY, _HEARTBEAT = 1, 2, 3, 8
-KINDS: Final = frozenset({METHOD, HEADER, BODY, _HEARTBEAT})
-HEARTBEAT: Final = HEAD.pack(_HEARTBEAT, 0, 0) + bytes((END,))
+# What a frame begins with: type, channel, size of the payload. It ends with the frame-end octet.
+FRAME_HEADER: Final = struct.Struct(">BHI")
+FRAME_END: Final = 0xCE
+_FRAME_END: Final = bytes((FRAME_END,))
+FRAME_OVERHEAD_BYTES: Final = FRAME_HEADER.size + len(_FRAME_END)
+# The types: method frame, content header frame, content body frame, heartbeat frame.
+METHOD, CONTENT_HEADER, CONTENT_BODY, _HEARTBEAT = 1, 2, 3, 8
+FRAME_TYPES: Final = frozenset({METHOD, CONTENT_HEADER, CONTENT_BODY, _HEARTBEAT})
+HEARTBEAT: Final = FRAME_HEADER.pack(_HEARTBEAT, 0, 0) + _FRAME_END
 
-# Class and method.
-_OPEN_OK, _CLOSE = b"\x00\x0a\x00\x29", b"\x00\x0a\x00\x32"
-_BLOCKED, _UNBLOCKED = b"\x00\x0a\x00\x3c", b"\x00\x0a\x00\x3d"
-_PUBLISH, _RETURN, _DELIVER = b"\x00\x3c\x00\x28", b"\x00\x3c\x00\x32", b"\x00\x3c\x00\x3c"
-_ACK, _NACK = b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x78"
-_METHOD_BYTES: Final = 4
-# Where the text begins with which a connection is closed, behind the code.
-_CLOSE_TEXT: Final = _METHOD_BYTES + 2
+# How the payload of a method frame begins: class id and method id. The arguments follow.
+_METHOD_ID: Final = struct.Struct(">HH")
+_CONNECTION, _BASIC = 10, 60
+_OPEN_OK, _CLOSE = _METHOD_ID.pack(_CONNECTION, 41), _METHOD_ID.pack(_CONNECTION, 50)
+_BLOCKED, _UNBLOCKED = _METHOD_ID.pack(_CONNECTION, 60), _METHOD_ID.pack(_CONNECTION, 61)
+_PUBLISH, _RETURN = _METHOD_ID.pack(_BASIC, 40), _METHOD_ID.pack(_BASIC, 50)
+_DELIVER = _METHOD_ID.pack(_BASIC, 60)
+_ACK, _NACK = _METHOD_ID.pack(_BASIC, 80), _METHOD_ID.pack(_BASIC, 120)
+_ARGUMENTS: Final = _METHOD_ID.size
+# Where the reply text begins with which a connection is closed: behind the reply code, a short.
+_CLOSE_TEXT: Final = _ARGUMENTS + 2
 
-# A delivery tag, and bits: `redelivered` of a delivery, `multiple` of a confirm.
-_TAG: Final = struct.Struct(">QB")
+# A delivery tag and an octet of bits: `redelivered` of a delivery, `multiple` of a confirm.
+_TAG_AND_BITS: Final = struct.Struct(">QB")
 _MULTIPLE: Final = 1
-# A content header: class, weight, size of the body; then the properties.
-CONTENT: Final = struct.Struct(">HHQ")
-_BASIC: Final = 60
+# How the payload of a content header frame begins: class id, weight, body size. The property flags
+# and the property list follow.
+CONTENT_HEADER_START: Final = struct.Struct(">HHQ")
 
-# To whom RabbitMQ hands a reply without a queue; what names the client follows.
+# To whom RabbitMQ hands a reply without a queue; the rest of the routing key names the client.
 _DIRECT_REPLY: Final = "amq.rabbitmq.reply-to"
 
-Body = bytes | bytearray
+# A part of what is written; parts that follow each other are whole frames.
 Piece = bytes | memoryview
-# Called with the tag, whether it was delivered before, the properties and the body.
-Take = Callable[[int, bool, Properties, Body], None]
 
 
-class Feedable(Protocol):
+class FrameTaker(Protocol):
     """Whoever wants the frames of a channel."""
 
-    def feed(self, kind: int, payload: bytes) -> bool:
+    def feed(self, frame_type: int, payload: bytes) -> bool:
         """Take a frame; returns False for one that the client library is to have."""
 
 
-# A body of more bytes than any request is put together as a bytearray and written piece by piece:
-# each copy would take as much memory once more.
-LARGE_BODY_BYTES: Final = 1024 * 1024
-
-
 class _Content:
-    """Puts the header and the body of one message together."""
+    """Puts the content of one message together: its content header and its content bodies."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -76,21 +74,21 @@ class _Content:
         self._parts: list[bytes] = []
         self._large: bytearray | None = None
 
-    def add(self, kind: int, payload: bytes) -> tuple[Properties, Body] | None:
+    def add(self, frame_type: int, payload: bytes) -> tuple[Properties, Body] | None:
         """Take the next frame, and return the message when it was the last.
 
         Raises InvalidFrameError when it is none of the message, ValueError when its properties
         cannot be read.
         """
-        if kind == BODY and self._properties is not None:
+        if frame_type == CONTENT_BODY and self._properties is not None:
             if self._large is None:
                 self._parts.append(payload)
             else:
                 self._large += payload
             self._missing_bytes -= len(payload)
-        elif kind == HEADER and self._properties is None:
-            _, _, self._missing_bytes = CONTENT.unpack_from(payload)
-            self._properties = read_properties(payload[CONTENT.size :])
+        elif frame_type == CONTENT_HEADER and self._properties is None:
+            _, _, self._missing_bytes = CONTENT_HEADER_START.unpack_from(payload)
+            self._properties = read_properties(payload[CONTENT_HEADER_START.size :])
             self._large = bytearray() if self._missing_bytes > LARGE_BODY_BYTES else None
         else:
             raise InvalidFrameError("a message was interrupted")
@@ -109,23 +107,24 @@ class Deliveries:
     def __init__(self, take: Take) -> None:
         self._take = take
         self._content = _Content()
-        self._tag = 0
+        self._delivery_tag = 0
         self._redelivered = False
 
-    def feed(self, kind: int, payload: bytes) -> bool:
+    def feed(self, frame_type: int, payload: bytes) -> bool:
         """Take a frame; returns False for one that is no part of a delivery."""
         if not self._content.is_open:
-            return kind == METHOD and self._begin(payload)
-        message = self._content.add(kind, payload)
+            return frame_type == METHOD and self._begin(payload)
+        message = self._content.add(frame_type, payload)
         if message is not None:
-            self._take(self._tag, self._redelivered, *message)
+            self._take(self._delivery_tag, self._redelivered, *message)
         return True
 
     def _begin(self, payload: bytes) -> bool:
         if not payload.startswith(_DELIVER):
             return False
-        # Behind the consumer's tag, a short string; exchange and routing key follow.
-        self._tag, bits = _TAG.unpack_from(payload, _METHOD_BYTES + 1 + payload[_METHOD_BYTES])
+        # Behind the consumer tag, a short string; exchange and routing key follow.
+        at = _ARGUMENTS + 1 + payload[_ARGUMENTS]
+        self._delivery_tag, bits = _TAG_AND_BITS.unpack_from(payload, at)
         self._redelivered = bool(bits)
         self._content.is_open = True
         return True
@@ -165,14 +164,14 @@ class Confirms:
             _resolve(confirm, "error")
         self._waiting.clear()
 
-    def feed(self, kind: int, payload: bytes) -> bool:
+    def feed(self, frame_type: int, payload: bytes) -> bool:
         """Take a frame; returns False for one that says nothing of a publish."""
         if self._returned.is_open:
-            message = self._returned.add(kind, payload)
+            message = self._returned.add(frame_type, payload)
             if message is not None:
                 _resolve(self._by_id.get(message[0].message_id), "returned")
             return True
-        if kind != METHOD:
+        if frame_type != METHOD:
             return False
         if payload.startswith(_ACK):
             self._settle(payload, "confirmed")
@@ -186,7 +185,7 @@ class Confirms:
         return True
 
     def _settle(self, payload: bytes, confirm: Confirm) -> None:
-        tag, bits = _TAG.unpack_from(payload, _METHOD_BYTES)
+        tag, bits = _TAG_AND_BITS.unpack_from(payload, _ARGUMENTS)
         if bits & _MULTIPLE:
             # The oldest come first: however many are open, only those that end are looked at.
             for earlier in list(itertools.takewhile(tag.__gt__, self._waiting)):
@@ -217,17 +216,17 @@ class Notices:
         self.on_blocked: Callable[[str | None], object] = lambda _reason: None
         self.closed: tuple[int, str] | None = None
 
-    def feed(self, _kind: int, payload: bytes) -> bool:
+    def feed(self, _frame_type: int, payload: bytes) -> bool:
         """Look at a frame of channel 0, and leave it to the client library."""
         if payload.startswith((_BLOCKED, _UNBLOCKED)):
             is_blocked = payload.startswith(_BLOCKED)
             if is_blocked != self.is_blocked:
                 self.is_blocked = is_blocked
-                self.on_blocked(_short_string(payload, _METHOD_BYTES) if is_blocked else None)
+                self.on_blocked(_short_string(payload, _ARGUMENTS) if is_blocked else None)
         elif payload.startswith(_OPEN_OK):
             self.is_open = True
         elif payload.startswith(_CLOSE):
-            code = int.from_bytes(payload[_METHOD_BYTES:_CLOSE_TEXT])
+            code = int.from_bytes(payload[_ARGUMENTS:_CLOSE_TEXT])
             self.closed = code, _short_string(payload, _CLOSE_TEXT)
         return False
 
@@ -237,9 +236,9 @@ def _short_string(payload: bytes, at: int) -> str:
     return payload[at + 1 : at + 1 + size].decode("utf-8", "replace")
 
 
-def ack_frame(channel: int, tag: int) -> bytes:
+def ack_frame(channel: int, delivery_tag: int) -> bytes:
     """Write the ack of one delivery."""
-    return _frame(METHOD, channel, _ACK + _TAG.pack(tag, 0))
+    return _frame(METHOD, channel, _ACK + _TAG_AND_BITS.pack(delivery_tag, 0))
 
 
 def publish_pieces(
@@ -251,34 +250,49 @@ def publish_pieces(
     properties: Properties,
     max_payload_bytes: int,
 ) -> list[Piece]:
-    """Write a message that the broker is to return when no queue takes it (`mandatory`).
+    """Write a message that the broker is to return when no queue takes it (`is_mandatory`).
 
-    A direct reply is in no queue: RabbitMQ would return it although it delivers it.
     Its pieces are to be written one after the other; none is a copy of the body.
 
     Raises ValueError when the exchange, the routing key or the properties do not fit: the broker
     would end the connection, and with it every other publish.
     """
-    header = CONTENT.pack(_BASIC, 0, len(body)) + write_properties(properties)
-    if len(header) > max_payload_bytes:
-        raise ValueError("the properties have more bytes than a frame")
+    header = content_header(len(body), properties, max_payload_bytes)
     pieces: list[Piece] = [
         _publish_frame(channel, exchange, routing_key),
-        _frame(HEADER, channel, header),
+        _frame(CONTENT_HEADER, channel, header),
     ]
     whole = memoryview(body)
     for at in range(0, len(body), max_payload_bytes):
         payload = whole[at : at + max_payload_bytes]
-        pieces += (HEAD.pack(BODY, channel, len(payload)), payload, _END)
+        pieces += (FRAME_HEADER.pack(CONTENT_BODY, channel, len(payload)), payload, _FRAME_END)
     return pieces
 
 
 @functools.lru_cache(maxsize=256)
 def _publish_frame(channel: int, exchange: str, routing_key: str) -> bytes:
     names = encode_short_string(exchange) + encode_short_string(routing_key)
-    is_mandatory = exchange != "" or not routing_key.startswith(_DIRECT_REPLY)
-    return _frame(METHOD, channel, b"%s\x00\x00%s%c" % (_PUBLISH, names, is_mandatory))
+    mandatory = is_mandatory(exchange, routing_key)
+    # Between method and names a short that is reserved, behind them the bits.
+    return _frame(METHOD, channel, b"%s\x00\x00%s%c" % (_PUBLISH, names, mandatory))
 
 
-def _frame(kind: int, channel: int, payload: bytes) -> bytes:
-    return b"%s%s\xce" % (HEAD.pack(kind, channel, len(payload)), payload)
+def content_header(body_size: int, properties: Properties, max_payload_bytes: int) -> bytes:
+    """Write the payload of a content header frame; raises ValueError when it does not fit one."""
+    header = CONTENT_HEADER_START.pack(_BASIC, 0, body_size) + write_properties(properties)
+    if len(header) > max_payload_bytes:
+        raise ValueError("the properties have more bytes than a frame")
+    return header
+
+
+def is_mandatory(exchange: str, routing_key: str) -> bool:
+    """Whether the broker is to return what no queue takes.
+
+    A direct reply is in no queue: RabbitMQ would return it although it delivers it.
+    """
+    return exchange != "" or not routing_key.startswith(_DIRECT_REPLY)
+
+
+def _frame(frame_type: int, channel: int, payload: bytes) -> bytes:
+    header = FRAME_HEADER.pack(frame_type, channel, len(payload))
+    return b"%s%s\xce" % (header, payload)

@@ -1,22 +1,21 @@
 """Publish one message and know that it is stored, or raise."""
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from bridge.amqp.channels import closed_channel, open_channel
 from bridge.amqp.client import Connection
-from bridge.amqp.frames import AROUND_BYTES, CONTENT, LARGE_BODY_BYTES, Body
+from bridge.amqp.frames import CONTENT_HEADER_START, FRAME_OVERHEAD_BYTES
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import PublishingChannel
+from bridge.amqp.wire import LARGE_BODY_BYTES, Body, PublishingChannel
 from bridge.errors import Confirm, PublishError
 from bridge.metrics import BridgeMetrics
 
 MAX_UNCONFIRMED: Final = 4096
-# By RabbitMQ's default for a frame of 128 KiB, less what is around the properties.
-USUAL_PROPERTIES_BYTES: Final = 128 * 1024 - AROUND_BYTES - CONTENT.size
+# By RabbitMQ's default of `frame_max`, 128 KiB, less what is around the properties.
+USUAL_PROPERTIES_BYTES: Final = 128 * 1024 - FRAME_OVERHEAD_BYTES - CONTENT_HEADER_START.size
 # What a time-out leaves behind is in no other limit any more, and waits for a broker that hangs.
 MAX_UNWRITTEN_BYTES: Final = 64 * 1024 * 1024
 # Turns of the event loop until a confirm that has come is told to who waits, whichever loop it is.
@@ -48,10 +47,7 @@ class Publisher:
     async def serve(self, connection: Connection) -> None:
         """Publish on this connection until its channel ends; `Link.run` calls it."""
         channel = await open_channel(connection, confirms=True)
-        # A broker without a limit of frames says 0, of which aiormq makes less than nothing.
-        most = channel.max_content_size if channel.max_content_size > 0 else sys.maxsize
-        wire = connection.wire
-        with wire.publishing(channel.number, max_payload_bytes=most) as publishing:
+        with connection.wire.publishing(channel) as publishing:
             self._channel = publishing
             self._open.set()
             try:

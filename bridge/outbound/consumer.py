@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Final
 
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, closed_channel, open_channel
-from bridge.amqp.client import Connection
-from bridge.amqp.frames import Body
+from bridge.amqp.client import Connection, ConsumerCallback
 from bridge.amqp.properties import Properties
+from bridge.amqp.wire import Body
 from bridge.errors import BrokerError
 from bridge.logs import Log
 from bridge.outbound.delivery import Delivery, Session
@@ -107,15 +107,14 @@ class Consumer:
     async def flush(self) -> None:
         """Return when the broker has taken every ack that was written, or the session is over.
 
-        A channel's methods are read in order, so an answer to one shows that the acks before it
-        have been read. A busy broker keeps acks of a quorum queue back for a moment even so, and
-        drops them when the channel ends (seen with 3.10.8): hence the wait.
+        A busy broker keeps an ack of a quorum queue back for a moment after it has read it, and
+        drops it when the channel ends (seen with 3.10.8): hence the wait.
         """
         session = self._session
         if session is None:
             return
         # In a task of its own: a closing channel cancels what waits on it.
-        answer = asyncio.ensure_future(session.channel.basic_qos(prefetch_count=1))
+        answer = asyncio.ensure_future(session.wire.acks_read(session.channel))
         try:
             await asyncio.wait({answer}, timeout=RPC_TIMEOUT_SECONDS)
         finally:
@@ -139,12 +138,12 @@ class Consumer:
         tag: str | None = None
         take = functools.partial(self._on_delivery, session)
         try:
-            with wire.deliveries(channel.number, take):
+            with wire.deliveries(channel, take) as callback:
                 self._regulate()
                 while True:
                     self._check(session, tag)
                     if wire.is_reading:
-                        tag = await self._follow(session, tag)
+                        tag = await self._follow(session, tag, callback)
                     wire.keep_alive()
                     await self._wait_for_change()
         finally:
@@ -154,7 +153,9 @@ class Consumer:
             self._lost(session)
             self._idle.set()
 
-    async def _follow(self, session: Session, tag: str | None) -> str | None:
+    async def _follow(
+        self, session: Session, tag: str | None, callback: ConsumerCallback
+    ) -> str | None:
         """Start, stop or restart consuming so that it is as it should be."""
         wanted = 0 if self._stopped else min(self._prefetch(), self._most_that_fit())
         if wanted == self._consuming_with and not self._is_to_renew:
@@ -173,7 +174,7 @@ class Consumer:
             # What an earlier consumer of the channel was given is no part of the new prefetch.
             session.most_unacked += wanted
             await channel.basic_qos(prefetch_count=wanted)
-            result = await channel.basic_consume(self._queue, _taken_from_the_wire)
+            result = await channel.basic_consume(self._queue, callback)
         self._mark(wanted)
         self._registered()
         return result.consumer_tag
@@ -270,7 +271,3 @@ class Consumer:
         if self._empty_sessions > POISON_SESSIONS:
             self._metrics.poison_suspected.set(1)
             log.warning("protocol_poison_suspected", queue=self._queue)
-
-
-async def _taken_from_the_wire(_message: object) -> None:
-    """Do nothing: aiormq wants a callback, and sees no delivery."""

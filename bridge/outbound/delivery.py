@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from bridge.amqp.client import Channel
-from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import Wire
+from bridge.amqp.wire import Body, Wire
 from bridge.outbound.envelope import Envelope
 
 # What a delivery may wait for here; a POST that is in flight is no wait.
@@ -68,7 +67,7 @@ class Session:
         if self.is_over or self.channel.is_closed:
             return False
         self.last_ack_at = time.monotonic()
-        self.wire.ack(self.channel.number, tag)
+        self.wire.ack(self.channel, tag)
         return True
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from bridge.amqp.frames import Body
+from bridge.amqp.wire import Body
 from bridge.outbound.delivery import Waits
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Outcome

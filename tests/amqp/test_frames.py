@@ -17,18 +17,17 @@ from pamqp.frame import marshal, unmarshal
 from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
 
-from bridge.amqp.frames import Confirms, Notices, publish_pieces
+from bridge.amqp.frames import FRAME_HEADER, Confirms, Notices, publish_pieces
 from bridge.amqp.properties import Properties
 from bridge.errors import Confirm
 
 CHANNEL = 1
-HEAD_BYTES = 7
 Future = asyncio.Future[Confirm]
 
 
 def feed(confirms: Confirms | Notices, *frames: bytes) -> list[bool]:
     """Let frames arrive; return which of them were taken."""
-    return [confirms.feed(frame[0], frame[HEAD_BYTES:-1]) for frame in frames]
+    return [confirms.feed(frame[0], frame[FRAME_HEADER.size : -1]) for frame in frames]
 
 
 def ack(tag: int, *, multiple: bool = False) -> bytes:

@@ -19,12 +19,12 @@ from pamqp.body import ContentBody
 from pamqp.frame import marshal, unmarshal
 from pamqp.header import ContentHeader
 
-from bridge.amqp import publisher, wire
+from bridge.amqp import publisher, stream_wire
 from bridge.amqp.client import Connection
-from bridge.amqp.frames import LARGE_BODY_BYTES
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import MAX_UNCONFIRMED, MAX_UNWRITTEN_BYTES, Publication, Publisher
-from bridge.amqp.wire import Wire
+from bridge.amqp.stream_wire import StreamWire
+from bridge.amqp.wire import LARGE_BODY_BYTES
 from bridge.errors import BrokerError, Confirm, PublishError
 from bridge.metrics import BridgeMetrics, new_registry
 
@@ -134,10 +134,10 @@ class Far:
 
 def connect(max_content_size: int = FRAME_PAYLOAD_BYTES) -> Far:
     """Make a connection."""
-    ours, transport = Wire(), Transport()
+    ours, transport = StreamWire(), Transport()
     ours._transport = cast("asyncio.Transport", transport)
     loop = asyncio.get_running_loop()
-    protocol = wire._Protocol(asyncio.StreamReader(loop=loop), ours._takers, lambda: 0.0)
+    protocol = stream_wire._Protocol(asyncio.StreamReader(loop=loop), ours._takers, lambda: 0.0)
     closing: asyncio.Future[None] = loop.create_future()
 
     async def open_channel(**_: Any) -> Any:

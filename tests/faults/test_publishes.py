@@ -12,6 +12,7 @@ from aio_pika.abc import AbstractIncomingMessage
 
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import MAX_UNWRITTEN_BYTES, Publisher
+from bridge.amqp.stream_wire import StreamPublishing
 from bridge.errors import PublishError
 from bridge.metrics import BridgeMetrics, new_registry
 from tests.faults.amqp_proxy import ACK, PUBLISH, Method, Sender
@@ -49,6 +50,7 @@ async def publisher(bench: Bench) -> AsyncIterator[Publisher]:
         channel = ours._channel
         if channel is not None:
             await eventually(lambda: channel.unconfirmed == 0, what="all answered")
+            assert isinstance(channel, StreamPublishing)
             assert channel._confirms._by_id == {}
     assert ours.unconfirmed == 0
 

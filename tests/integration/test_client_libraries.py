@@ -22,8 +22,9 @@ from yarl import URL
 from bridge.amqp.channels import open_channel
 from bridge.amqp.client import Connection
 from bridge.amqp.connecting import close_quietly, open_connection
-from bridge.amqp.frames import Body
 from bridge.amqp.properties import Properties
+from bridge.amqp.stream_wire import StreamWire
+from bridge.amqp.wire import Body
 from bridge.config import Settings
 from bridge.errors import ConnectError
 from tests.integration.conftest import SECONDS, Amqp, eventually, unique
@@ -62,10 +63,17 @@ async def no_delivery(_message: object) -> None:
     raise AssertionError
 
 
+def stream_of(connection: Connection) -> StreamWire:
+    """Return the wire that reads and writes past aiormq."""
+    wire = connection.wire
+    assert isinstance(wire, StreamWire)
+    return wire
+
+
 def tap(connection: Connection) -> list[bytes]:
     """Return the pieces that the connection writes from now on, each as it is handed over."""
     pieces: list[bytes] = []
-    transport: Any = connection.wire._transport
+    transport: Any = stream_of(connection)._transport
 
     class Tap:
         """Writes down, and passes on."""
@@ -106,7 +114,7 @@ async def ended(channel: aiormq.Channel) -> None:
 
 async def test_the_stream_is_ours(amqp_url: str, connection: Connection) -> None:
     """aio-pika hands our stream to aiormq, and the host of the certificate; aiormq uses it."""
-    assert connection.wire.is_open
+    assert stream_of(connection).is_open
     given: list[dict[str, Any]] = []
 
     class Factory(aiormq.connection.TransportFactory):
@@ -161,7 +169,7 @@ async def test_deliveries_that_are_taken_never_reach_the_client(
     def take(_tag: int, _redelivered: bool, _properties: Properties, body: Body) -> None:  # noqa: FBT001
         taken.put_nowait(body)
 
-    with connection.wire.deliveries(channel.number, take):
+    with stream_of(connection).deliveries(channel, take):
         await channel.basic_qos(prefetch_count=5)
         answer = await channel.basic_consume(queue, no_delivery)
         await amqp.publish(queue, b"hello")
@@ -178,7 +186,7 @@ async def test_deliveries_that_are_taken_never_reach_the_client(
 async def test_tags_of_publishes_begin_with_one(connection: Connection, queue: str) -> None:
     """On a channel with confirms aiormq publishes nothing itself, so that the tags are ours."""
     channel = await open_channel(connection, confirms=True)
-    with connection.wire.publishing(channel.number, max_payload_bytes=4000) as publishing:
+    with stream_of(connection).publishing(channel) as publishing:
         told = []
         for number, key in enumerate((queue, f"{queue}.missing", queue)):
             confirm = publishing.publish(
@@ -240,7 +248,7 @@ async def test_a_cancelled_consumer_is_told(connection: Connection, queue: str, 
 async def _by_the_broker(channel: aiormq.Channel, connection: Connection) -> None:
     """Ack what was never delivered."""
     assert not connection.is_closed
-    connection.wire.ack(channel.number, 4711)
+    connection.wire.ack(channel, 4711)
 
 
 async def _by_us(_channel: aiormq.Channel, connection: Connection) -> None:
@@ -250,7 +258,7 @@ async def _by_us(_channel: aiormq.Channel, connection: Connection) -> None:
 
 async def _by_the_network(_channel: aiormq.Channel, connection: Connection) -> None:
     """Cut the connection."""
-    transport = connection.wire._transport
+    transport = stream_of(connection)._transport
     assert transport is not None
     transport.abort()
 

@@ -1,4 +1,4 @@
-"""The wire alone: deliveries are taken out of the stream, and all else is there as it came."""
+"""The stream wire alone: deliveries are taken out of the stream, the rest is there as it came."""
 
 import asyncio
 import itertools
@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, SupportsIndex, cast
 
 import pytest
@@ -24,15 +25,25 @@ from pamqp.header import ContentHeader, ProtocolHeader
 from pamqp.heartbeat import Heartbeat
 from yarl import URL
 
-from bridge.amqp import wire
-from bridge.amqp.frames import LARGE_BODY_BYTES, Body, Piece, publish_pieces
+from bridge.amqp import stream_wire
+from bridge.amqp.client import Channel
+from bridge.amqp.frames import Piece, publish_pieces
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import SIGN_OF_LIFE_SECONDS, Wire
+from bridge.amqp.stream_wire import SIGN_OF_LIFE_SECONDS, StreamWire
+from bridge.amqp.wire import LARGE_BODY_BYTES, Body
 from tests.addresses import give_addresses, hold_full_port
 from tests.certificates import make_certificate
 from tests.clock import Clock
 
 TAKEN = 1
+
+
+def numbered(number: int) -> Channel:
+    """Make what a wire needs of aiormq's channel."""
+    return cast("Channel", SimpleNamespace(number=number))
+
+
+CHANNEL = numbered(TAKEN)
 HEARTBEAT = marshal(Heartbeat(), 0)
 SECONDS = 10
 MIB = 1 << 20
@@ -82,9 +93,9 @@ class Stream:
     def __init__(self) -> None:
         self.clock = Clock()
         self.taken: list[Delivered] = []
-        self.wire = Wire(clock=self.clock)
+        self.wire = StreamWire(clock=self.clock)
         self.reader = Reader()
-        self._protocol = wire._Protocol(self.reader, self.wire._takers, self.clock)
+        self._protocol = stream_wire._Protocol(self.reader, self.wire._takers, self.clock)
 
     def take(self, tag: int, redelivered: bool, properties: Properties, body: Body) -> None:  # noqa: FBT001
         """Write down a delivery."""
@@ -101,7 +112,7 @@ class Stream:
 async def stream() -> AsyncIterator[Stream]:
     """Give a connection on which the deliveries of one channel are taken."""
     ours = Stream()
-    with ours.wire.deliveries(TAKEN, ours.take):
+    with ours.wire.deliveries(CHANNEL, ours.take):
         yield ours
 
 
@@ -187,7 +198,7 @@ def streams(draw: st.DrawFn) -> Sent:
 async def test_any_stream_is_sorted_however_it_is_cut(sent: Sent) -> None:
     """Deliveries of the taken channel are taken; every other frame passes, unchanged, in order."""
     stream = Stream()
-    with stream.wire.deliveries(TAKEN, stream.take):
+    with stream.wire.deliveries(CHANNEL, stream.take):
         passed = stream.feed(*sent.pieces)
 
     assert stream.taken == sent.deliveries
@@ -222,7 +233,7 @@ async def test_only_a_channel_that_is_taken_is_taken() -> None:
     stream = Stream()
     data = b"".join(Message().frames())
     stream.feed(data)
-    with stream.wire.deliveries(TAKEN, stream.take):
+    with stream.wire.deliveries(CHANNEL, stream.take):
         stream.feed(data)
     passed = stream.feed(data)
 
@@ -285,7 +296,7 @@ ALIEN = st.one_of(
 async def test_what_is_no_amqp_passes_at_once(alien: bytes, first: bytes, data: bytes) -> None:
     """Bytes that begin no frame, and all that follow, reach the reader as they come."""
     stream = Stream()
-    with stream.wire.deliveries(TAKEN, stream.take):
+    with stream.wire.deliveries(CHANNEL, stream.take):
         seen = [stream.feed(piece) for piece in (first, alien, data, *Message().frames())]
 
     assert seen[1:3] == [first + alien, first + alien + data]
@@ -312,7 +323,7 @@ async def test_a_delivery_that_is_interrupted_is_an_error(stream: Stream) -> Non
         (method, header, header),
     ):
         ours = Stream()
-        with ours.wire.deliveries(TAKEN, ours.take), pytest.raises(InvalidFrameError):
+        with ours.wire.deliveries(CHANNEL, ours.take), pytest.raises(InvalidFrameError):
             ours.feed(*frames)
 
     assert stream.taken == []
@@ -351,7 +362,7 @@ class Peer:
     faults: list[str] = field(default_factory=list)
 
 
-Connected = tuple[Wire, asyncio.StreamReader, asyncio.StreamWriter, Peer]
+Connected = tuple[StreamWire, asyncio.StreamReader, asyncio.StreamWriter, Peer]
 
 
 @asynccontextmanager
@@ -371,7 +382,7 @@ async def connected(certificate: Path | None = None) -> AsyncIterator[Connected]
     trust = None if certificate is None else ssl.create_default_context(cafile=certificate)
     certificates = SSLCerts(None, None, None, None, None, True)
     provider = SSLContextProvider(ssl_context=trust, ssl_certs=certificates, loop=loop)
-    ours = Wire()
+    ours = StreamWire()
     async with server, asyncio.timeout(SECONDS):
         reader, writer = await ours.create(url, ssl_context_provider=provider)
         peer = await accepted
@@ -401,9 +412,9 @@ async def test_acks_are_those_of_the_client_library(
     channels = (1, 65535)
     expected = b"".join(marshal(commands.Basic.Ack(tag), ch) for ch in channels for tag in tags)
     async with connected(certificate if secure else None) as (ours, _, _, peer):
-        for channel in channels:
+        for number in channels:
             for tag in tags:
-                ours.ack(channel, tag)
+                ours.ack(numbered(number), tag)
         assert await peer.reader.readexactly(len(expected)) == expected
 
 
@@ -416,7 +427,7 @@ async def test_a_large_body_is_never_copied(size: int) -> None:
         marshal(commands.Basic.Deliver("tag", 1, False, "", "queue"), TAKEN),
         *(bytes(piece) for piece in written(source)[1:]),
     ]
-    with ours.wire.deliveries(TAKEN, ours.take):
+    with ours.wire.deliveries(CHANNEL, ours.take):
         ours.feed(b"".join(delivery))
     ((*_, body),) = ours.taken
     pieces = written(body)
@@ -458,7 +469,7 @@ async def test_what_is_large_is_written_in_its_turn_and_not_joined() -> None:
         def writelines(self, pieces: Iterable[Piece]) -> None:
             self.written += pieces
 
-    ours, transport = Wire(), Transport()
+    ours, transport = StreamWire(), Transport()
     ours._transport = cast("asyncio.Transport", transport)
     pieces: list[Piece] = [b"head", memoryview(bytearray(b"body")), b"end"]
     ours.write(b"first")
@@ -519,12 +530,12 @@ def test_publishes_are_those_of_the_client_library(
 
 async def test_an_ack_without_a_connection_is_nothing() -> None:
     """Before there is a connection, while it closes and when it is closed, an ack does nothing."""
-    Wire().ack(TAKEN, 1)
+    StreamWire().ack(CHANNEL, 1)
     async with connected() as (ours, _, writer, peer):
         writer.close()
-        ours.ack(TAKEN, 1)
+        ours.ack(CHANNEL, 1)
         await writer.wait_closed()
-        ours.ack(TAKEN, 1)
+        ours.ack(CHANNEL, 1)
 
         assert await peer.reader.read() == b""
         assert peer.faults == []
@@ -555,7 +566,7 @@ async def test_a_delivery_that_fails_ends_its_connection(
 ) -> None:
     """The reader learns of it, the peer sees the end, the loop goes on."""
     async with connected(certificate if secure else None) as (ours, reader, _, peer):
-        with ours.deliveries(TAKEN, take):
+        with ours.deliveries(CHANNEL, take):
             peer.writer.write(METHODS[0] + Message().frames()[0])
             assert await reader.readexactly(len(METHODS[0])) == METHODS[0]
             peer.writer.write(header)
@@ -563,7 +574,7 @@ async def test_a_delivery_that_fails_ends_its_connection(
                 await reader.read()
             with suppress(ConnectionResetError):
                 assert await peer.reader.read() == b""
-            ours.ack(TAKEN, 1)
+            ours.ack(CHANNEL, 1)
 
         assert len(peer.faults) == 1
 
@@ -602,7 +613,7 @@ async def test_a_reader_that_is_slow_loses_nothing(
     parts = [b"%08d" % number * 10_000 for number in range(20)]
     returned = [b"".join([RETURN, *Message(parts=(part,)).content(TAKEN)]) for part in parts]
     async with connected(certificate if secure else None) as (ours, reader, _, peer):
-        with ours.deliveries(TAKEN, lambda *delivered: taken.append(delivered[-1])):
+        with ours.deliveries(CHANNEL, lambda *delivered: taken.append(delivered[-1])):
             for part, frames in zip(parts, returned, strict=True):
                 peer.writer.write(frames + b"".join(Message(parts=(part,)).frames()))
             peer.writer.write_eof() if not secure else peer.writer.close()
@@ -622,7 +633,7 @@ async def test_a_silent_address_is_overtaken(monkeypatch: pytest.MonkeyPatch) ->
     async with server, asyncio.timeout(SECONDS):
         with hold_full_port("::1", port):
             url = URL(f"amqp://broker.test:{port}/")
-            _, writer = await Wire().create(url, ssl_context_provider=None)
+            _, writer = await StreamWire().create(url, ssl_context_provider=None)
         writer.write(b"hello")
         end = await accepted
         end.transport.abort()
@@ -636,4 +647,4 @@ async def test_a_port_where_nobody_listens_is_a_connection_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(AMQPConnectionError):
-        await Wire().create(URL(f"amqp://127.0.0.1:{port}/"), ssl_context_provider=None)
+        await StreamWire().create(URL(f"amqp://127.0.0.1:{port}/"), ssl_context_provider=None)
