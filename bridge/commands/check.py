@@ -21,14 +21,17 @@ if TYPE_CHECKING:
     from bridge.config import Role, Settings
     from bridge.operators.finding import Finding
 
-CHECK_EXAMPLES = examples(
-    "sms-bridge check --config config.yaml",
-    "sms-bridge check --role worker --online",
-    "sms-bridge check --online --quiet",
-    "sms-bridge check --online --json | jq '.findings[] | select(.result != \"ok\")'",
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "sms-bridge check --config config.yaml",
+        "sms-bridge check --role worker --online",
+        "sms-bridge check --online --quiet",
+        "sms-bridge check --online --json | jq '.findings[] | select(.result != \"ok\")'",
+    )
 )
-
-
 def check(
     context: typer.Context,
     *,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar, get_args
 
 import typer
 
-from bridge.commands.options import AsJson, ConfigFile, examples, printable, read_settings
+from bridge.commands.options import AsJson, ConfigFile, examples, read_settings
+from bridge.commands.output import printable
 from bridge.errors import BridgeError, ConfigError
 from bridge.outbound.fates import DeadReason
 

@@ -1,7 +1,6 @@
-"""What commands have in common: the configuration, the role, examples, a table."""
+"""What commands have in common: the configuration, the role, examples."""
 
 import os
-from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,19 +48,3 @@ def roles_of(role: RoleName | None) -> "list[Role]":
 def examples(*lines: str) -> str:
     """Make the end of a command's help; the first character keeps the lines as they are."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
-    """Yield the lines of a table; the last column is as wide as it is."""
-    cells = [head, *rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head) - 1)]
-    for row in cells:
-        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        yield "  ".join([*padded, row[-1]]).rstrip()
-
-
-def printable(text: str) -> str:
-    """Write what came from outside so that a terminal takes nothing of it for a command."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )

@@ -11,10 +11,10 @@ from bridge.commands.options import (
     ConfigFile,
     OneRole,
     examples,
-    format_table,
     read_settings,
     roles_of,
 )
+from bridge.commands.output import format_table
 from bridge.errors import BrokerError
 from bridge.exit_codes import EXIT_FAILED
 

@@ -1,0 +1,105 @@
+"""`sms-bridge sandbox` and `demo`: the SMS service, and the whole flow, on this computer."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from bridge.commands.options import examples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+app = typer.Typer()
+
+
+_SANDBOX_HELP: Final = """\
+Run a stand-in for the SMS service, with faults to order.
+
+It takes POST /v1/messages, keeps what it is sent, and sends signed webhooks on order; GET / lists
+all that it does. Pages of other sites are refused.
+
+\b
+PUT /sandbox/faults takes a list; of those that fit a message the first is done to it:
+  to               the number; null or left out: every number
+  count            how often; null or left out: until DELETE /sandbox/faults
+  mode             answer           with status and headers (the default)
+                   hang             take the request and never answer
+                   cut              close the connection unanswered
+                   accept_then_cut  send the message, then close unanswered
+  status           200 to 599, 202 when left out; the message is sent below 300
+  headers          of the answer, such as {"Retry-After": "2"}
+  latency_seconds  how long to wait first, 0 to 600
+"""
+
+
+@app.command(
+    help=_SANDBOX_HELP,
+    epilog=examples(
+        "sms-bridge sandbox",
+        "sms-bridge sandbox --webhook-url http://localhost:8080/webhooks --webhook-secret S",
+        "curl -X PUT localhost:8025/sandbox/faults -H 'Content-Type: application/json' \\",
+        """     -d '[{"count": 10, "status": 503, "headers": {"Retry-After": "2"}}]'""",
+    ),
+)
+def sandbox(
+    *,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 = any free one.", min=0, max=65535)] = 8025,
+    webhook_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where replies and events are sent.")
+    ] = None,
+    webhook_secret: Annotated[
+        str | None, typer.Option(metavar="S", help="The secret that signs them.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="The only API key that is accepted.")] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name with dots by which it is asked for; may be repeated.",
+        ),
+    ] = None,
+) -> None:
+    """Run a stand-in for the SMS service; _SANDBOX_HELP says the rest."""
+    import asyncio
+
+    import uvloop
+
+    from bridge.sandbox.routes import create_app
+    from bridge.sandbox.server import serve
+
+    signing = None if webhook_secret is None else _plain_signer(webhook_secret)
+    hosts = (host, *(name.lower() for name in allow_host or ()))
+    service = create_app(sign=signing, webhook_url=webhook_url, key=key, hosts=hosts)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(service, host=host, port=port))
+
+
+def _plain_signer(secret: str) -> "Callable[[bytes], Sequence[tuple[str, str]]]":
+    import uuid
+
+    from bridge.inbound.schemes import PRESETS, decode_secret
+    from bridge.inbound.signature import sign
+
+    scheme = PRESETS["plain"]
+    key = decode_secret(scheme, secret)
+
+    def signed(body: bytes) -> "Sequence[tuple[str, str]]":
+        return sign(scheme, key, body, now=time.time(), event_id=uuid.uuid4().hex).headers
+
+    return signed
+
+
+@app.command(epilog=examples("sms-bridge demo", "sms-bridge demo --keep"))
+def demo(
+    *,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave it running until Ctrl-C.")] = False,
+    messages: Annotated[int, typer.Option(help="Send requests.", min=50)] = 1000,
+    events: Annotated[int, typer.Option(help="Webhooks.", min=20)] = 200,
+) -> None:
+    """Run the whole flow on this computer: broker, sandbox, both roles, traffic, faults."""
+    from bridge.sandbox.demo import run_demo
+
+    sys.exit(run_demo(keep=keep, messages=messages, events=events))
