@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer._click.core import Command
@@ -13,6 +14,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from bridge.__main__ import app
+from bridge.outbound.fates import DeadReason, PauseReason, RetryReason
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -33,6 +35,44 @@ def test_tests_that_are_named_exist(document: Path) -> None:
 def test_pages_name_tests(page: str, count: int) -> None:
     """These pages name tests at all, so that the test above looks at something."""
     assert len(NAMED.findall((ROOT / page).read_text(encoding="utf-8"))) > count
+
+
+# As prose speaks of them.
+REASONED = re.compile(r"(?:[Rr]easons?|[Dd]ead letter|[Pp]auses?) `(\w+)`")
+REASONS = {*get_args(DeadReason), *get_args(RetryReason), *get_args(PauseReason)}
+# No worker pauses for it: it is for a command that operators have not got.
+UNUSED = {"operator"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_reasons_that_are_named_exist(page: Path) -> None:
+    """Every reason for a pause, a retry or a dead letter that a page names is one."""
+    assert set(REASONED.findall(page.read_text(encoding="utf-8"))) <= REASONS
+
+
+def test_pages_name_reasons() -> None:
+    """The pages name reasons at all, so that the test above looks at something."""
+    assert len({r for page in PAGES for r in REASONED.findall(page.read_text("utf-8"))}) > 10
+
+
+def test_the_readme_lists_the_reasons_of_dead_letters() -> None:
+    """What the header of a dead letter may say is all there, and nothing else."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"`sms-bridge-reason` \(`([a-z_ ]+)`\)", readme)
+
+    assert listed.split() == list(get_args(DeadReason))
+
+
+def test_every_reason_is_explained() -> None:
+    """Operators find each reason of a dead letter, a retry and a pause in a table of its own."""
+    text = (ROOT / "docs" / "operation.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| reason \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    letters, retries = ([row.split("`")[1] for row in table.splitlines()] for table in tables)
+    pauses = re.findall(r"^\| reason `(\w+)` \|", text, re.MULTILINE)
+
+    assert sorted(letters) == sorted(get_args(DeadReason))
+    assert sorted(retries) == sorted(get_args(RetryReason))
+    assert sorted([*pauses, *UNUSED]) == sorted(get_args(PauseReason))
 
 
 def test_targets_that_are_named_exist() -> None:

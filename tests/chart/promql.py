@@ -105,10 +105,17 @@ def _matches(value: str, operator: str, pattern: str) -> bool:
 
 
 def selectors(expression: str) -> Iterator[Selector]:
-    """Yield every selector of a series in an expression, one for each alternative of a `=~`."""
+    """Yield every selector of a series in an expression, one for each alternative of a `=~`.
+
+    What an expression leaves out has a selector of its own: a word that nothing has leaves nothing
+    out, and nobody would see it.
+    """
     for found in _SELECTOR.finditer(expression):
         matchers = _MATCHER.findall(found[2] or "")
         yield from _alternatives(found[1], matchers)
+        for label, operator, value in matchers:
+            if operator in {"!=", "!~"}:
+                yield from _alternatives(found[1], [(label, "=~", value)])
 
 
 def _alternatives(name: str, matchers: list[tuple[str, str, str]]) -> Iterator[Selector]:

@@ -19,7 +19,9 @@ from tests.chart.promql import (
 from tests.chart.rendering import CHART
 
 HERE = Path(__file__).parent
-RUNBOOKS = HERE.parents[1] / "docs" / "runbooks.md"
+DOCS = HERE.parents[1] / "docs"
+RUNBOOKS = DOCS / "runbooks.md"
+PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
 ALERTS = alerts()
 
 
@@ -128,6 +130,7 @@ def test_it_looks_at_series_that_exist(rule: dict[str, Any]) -> None:
 def test_a_misspelt_label_value_is_found() -> None:
     """The test above tells a metric or a value that nobody counts."""
     assert unknown_in('rate(sms_bridge_worker_pauses_total{reason=~"outage|outrage"}[5m])')
+    assert unknown_in('rate(sms_bridge_worker_pauses_total{reason!~"outage|outrage"}[5m])')
     assert unknown_in("sms_bridge_worker_naps_total")
 
 
@@ -186,17 +189,27 @@ def test_a_runbook_says_what_to_look_at_and_what_to_do(alert: str) -> None:
     assert all(part in text for part in ("**Messages.**", "**Look.**", "**Do.**"))
 
 
-def test_runbooks_name_metrics_that_exist() -> None:
-    """What the runbooks tell to look at is there."""
-    expressions = re.findall(r"`([^`\n]*sms_bridge_[^`\n]*)`", RUNBOOKS.read_text())
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_metrics_that_exist(page: Path) -> None:
+    """Every metric and label value that a page tells to look at is there."""
+    # Prose names a histogram as a whole, an expression one of its series.
+    assert [
+        text for text in _asked_in(page) if unknown_in(text) and unknown_in(f"{text}_sum")
+    ] == []
 
-    assert expressions
-    assert [unknown for text in expressions for unknown in unknown_in(text)] == []
+
+def test_runbooks_name_metrics() -> None:
+    """The runbooks name metrics at all, so that the test above looks at something."""
+    assert len(_asked_in(RUNBOOKS)) > 20
+
+
+def _asked_in(page: Path) -> list[str]:
+    return re.findall(r"`([^`\n]*sms_bridge_[^`\n]*)`", page.read_text())
 
 
 def test_documents_and_examples_name_metrics_that_exist() -> None:
     """Metrics that a reader copies into an autoscaler or a query are there."""
-    files = [HERE.parents[1] / "docs" / "deployment.md", *(CHART / "ci").glob("*.yaml")]
+    files = [DOCS / "deployment.md", *(CHART / "ci").glob("*.yaml")]
     named = {
         name
         for file in files
