@@ -105,7 +105,7 @@ class Listener:
         await _read_all()
         for connection in list(occupancy.connections):
             connection.drain()
-        occupancy.check_end()
+        occupancy.shut()
         loop = asyncio.get_running_loop()
         await self._sweep_until(occupancy.is_over, loop.time() + self._drain_timeout_seconds)
 

@@ -49,12 +49,18 @@ class Occupancy(Generic[OccupantT]):
         self.held_bytes = 0
         # Whether each response is the last of its connection.
         self.is_closing = False
-        # Set when the last connection and the last task are gone after `close`.
+        self._is_shut = False
+        # Set when the last connection and the last task are gone after `shut`.
         self.is_over = asyncio.Event()
 
     def close(self) -> None:
-        """Let nobody stay for another request."""
+        """Let nobody stay for another request; newcomers may still come for one."""
         self.is_closing = True
+
+    def shut(self) -> None:
+        """Note that no newcomer can come any more."""
+        self._is_shut = True
+        self.check_end()
 
     def admit(self, newcomer: OccupantT) -> bool:
         """Give a newcomer a place; when there is none, the one that waited longest has to go.
@@ -100,5 +106,5 @@ class Occupancy(Generic[OccupantT]):
 
     def check_end(self) -> None:
         """Set `is_over` when nothing is left to do."""
-        if self.is_closing and not self.connections and not self.tasks:
+        if self._is_shut and not self.connections and not self.tasks:
             self.is_over.set()

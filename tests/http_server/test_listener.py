@@ -1215,6 +1215,24 @@ async def test_stop_serves_who_is_not_accepted_yet() -> None:
     assert (has_ended, status_of(answer), b"connection: close" in answer) == (False, 200, True)
 
 
+@pytest.mark.parametrize("turns", range(3))
+async def test_stop_serves_who_is_not_accepted_yet_when_all_others_leave(turns: int) -> None:
+    """Who waits in the kernel's queue is answered, even if the last other client leaves then."""
+    async with listening(App()) as listener:
+        with socket.create_connection(("127.0.0.1", listener.port)):
+            await until(lambda: listener.occupancy.connections)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        with socket.create_connection(("127.0.0.1", listener.port)) as queued:
+            queued.sendall(GET.replace(b"/ ", b"/soon "))
+            listener.stop()
+            queued.setblocking(False)
+            loop = asyncio.get_running_loop()
+            answer = await asyncio.wait_for(loop.sock_recv(queued, 65536), GUARD_SECONDS)
+
+    assert status_of(answer) == 200
+
+
 async def test_stop_resets_nobody_who_comes_as_the_port_closes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
