@@ -7,6 +7,7 @@ import pytest
 from bridge.sandbox.broker import Broker, private_broker
 from tests.ears import logging_kept
 from tests.faults.bench import Bench, Service, open_bench, open_service
+from tests.faults.http_proxy import HttpProxy, open_http_proxy
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +29,13 @@ async def bench(broker: Broker, service: Service) -> AsyncIterator[Bench]:
     """Lend a test its own queues, proxy and client."""
     async with open_bench(broker, service) as ours:
         yield ours
+
+
+@pytest.fixture
+async def api(bench: Bench) -> AsyncIterator[HttpProxy]:
+    """Put a proxy in front of the SMS service."""
+    async with open_http_proxy(bench.service.url) as proxy:
+        yield proxy
 
 
 @pytest.fixture(autouse=True)

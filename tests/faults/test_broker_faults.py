@@ -1,0 +1,117 @@
+"""A broker that refuses, deletes or holds up what the worker needs."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from aio_pika.abc import AbstractIncomingMessage
+from pamqp.common import FieldTable
+
+from tests.alarms import memory_alarm
+from tests.faults.bench import Bench, eventually, make_numbers
+from tests.faults.traffic import NOT_SENT, REFUSED, once_each
+
+
+async def test_consumer_cancelled_by_the_deletion_of_its_queue(bench: Bench) -> None:
+    """A worker whose queue is deleted says so at once, declares it and consumes again."""
+    async with bench.worker() as live:
+        await bench.amqp.channel.queue_delete(bench.queue)
+        await eventually(
+            lambda: live.metric("sms_bridge_worker_consumer_up") == 0,
+            what="consumer_up at 0",
+            seconds=5,
+        )
+        await live.until_consuming(seconds=15)
+
+        numbers = await bench.publish(5)
+        await bench.until_taken(numbers)
+        assert live.logged("consumer_cancelled") == [{"queue": bench.queue}]
+
+
+async def test_memory_alarm_during_a_storm_of_errors(bench: Bench) -> None:
+    """What cannot be stored is held, nothing more is taken, and all goes on after the alarm."""
+    bench.service.misbehave(NOT_SENT)
+    await bench.declare_main()
+    numbers = await bench.publish(30)
+    async with memory_alarm(bench.broker), bench.worker() as live:
+        await eventually(lambda: live.paused == {"broker_blocked"}, what="broker_blocked")
+        held = live.metric("sms_bridge_worker_messages_in_progress")
+        posts = len(bench.service.posts(numbers))
+
+        assert 0 < held <= 10
+        assert posts <= 10
+        bench.service.behave()
+        await asyncio.to_thread(bench.broker.ctl, "set_vm_memory_high_watermark", "0.6")
+        await eventually(lambda: not live.paused, what="resumed")
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+        assert bench.sent_twice(numbers) == {}
+        assert await bench.dead_letters() == []
+
+
+async def test_retry_queue_deleted_by_an_operator(bench: Bench) -> None:
+    """A copy that finds no queue is held until the queue is declared again, and then delivered."""
+    numbers = make_numbers(5)
+    bench.service.misbehave(*once_each(numbers, NOT_SENT))
+    async with bench.worker() as live:
+        await bench.amqp.channel.queue_delete(f"{bench.queue}.retry.1s")
+        await bench.publish(numbers)
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+
+        assert set(bench.extra_posts(numbers).values()) == {2}
+        # For a moment after the deletion the broker still routes to the queue, and nacks.
+        faults = {entry["fault"] for entry in live.logged("not_stored")} - {"nacked"}
+        assert faults == {"returned"}
+        assert not live.paused
+
+
+async def test_dead_letter_queue_that_is_full(bench: Bench) -> None:
+    """A dead letter for which there is no room is held until there is."""
+    declare = bench.amqp.channel.declare_queue
+    full: FieldTable = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    for name in (bench.queue, f"{bench.queue}.retry.1s", f"{bench.queue}.retry.2s"):
+        await declare(name, durable=True)
+    await declare(bench.dead_queue, durable=True, arguments=full)
+    bench.service.misbehave(REFUSED)
+    async with bench.worker(rabbitmq__topology="off") as live:
+        numbers = await bench.publish(3)
+        await eventually(lambda: live.paused == {"broker_blocked"}, what="broker_blocked")
+        letters: list[AbstractIncomingMessage] = []
+        while len(letters) < 3:
+            letters += await eventually(bench.dead_letters, what="a dead letter")
+        await bench.until_settled(live)
+
+        assert {letter.message_id for letter in letters} == {f"id-{n}" for n in numbers}
+        assert await bench.dead_letters() == []
+        assert bench.extra_posts(numbers) == {}
+        assert not live.paused
+
+
+async def test_broker_password_changed_while_running(bench: Bench, tmp_path: Path) -> None:
+    """A new password in the file is used at the next connection, without a restart."""
+    username, password = tmp_path / "username", tmp_path / "password"
+    username.write_text("rotated\n")
+    password.write_text("old password\n")
+    permissions = '<<"rotated">>, <<"/">>, <<".*">>, <<".*">>, <<".*">>, <<"test">>'
+    make = (
+        'rabbit_auth_backend_internal:add_user(<<"rotated">>, <<"old password">>, <<"test">>), '
+        f"rabbit_auth_backend_internal:set_permissions({permissions})."
+    )
+    await asyncio.to_thread(bench.broker.ctl, "eval", make)
+    url = bench.proxy.url.replace("guest:guest@", "")
+    files: dict[str, Any] = {
+        "rabbitmq__username_file": str(username),
+        "rabbitmq__password_file": str(password),
+    }
+    async with bench.worker(rabbitmq__url=[url], **files) as live:
+        await asyncio.to_thread(bench.broker.ctl, "change_password", "rotated", "new:p@ss/w%rd")
+        bench.proxy.reset()
+        await eventually(
+            lambda: live.metric("sms_bridge_amqp_connections_total", outcome="auth_failed"),
+            what="a refused login",
+        )
+        password.write_text("new:p@ss/w%rd\n")
+        await live.until_consuming()
+        numbers = await bench.publish(3)
+        await bench.until_taken(numbers)

@@ -1,0 +1,97 @@
+"""Headers of a publisher that leave no room in a frame for ours."""
+
+import struct
+
+import pamqp.encode
+import pytest
+
+from bridge.amqp.properties import Headers
+from tests.faults.bench import Bench, eventually, make_numbers
+from tests.faults.traffic import NOT_SENT, REFUSED, once_each
+
+
+def table_of(*entries: bytes) -> bytes:
+    """Write a table from its entries."""
+    joined = b"".join(entries)
+    return struct.pack(">I", len(joined)) + joined
+
+
+def header(name: str, kind: bytes, value: bytes) -> bytes:
+    """Write an entry of a table."""
+    return bytes([len(name)]) + name.encode() + kind + value
+
+
+def text_header(name: str, length: int) -> bytes:
+    """Write an entry whose value is a text of so many bytes."""
+    return header(name, b"S", struct.pack(">I", length) + b"x" * length)
+
+
+def nested_table() -> bytes:
+    """Write a header `deep` that is a table in a table, a thousand times."""
+    inner = table_of()
+    for _ in range(1000):
+        inner = table_of(header("deep", b"F", inner))
+    return inner
+
+
+# Of 32 bits each: 90 KB, and twice as much if they were written as 64.
+FLOATS = table_of(*[b"f" + struct.pack(">f", number % 10) for number in range(18_000)])
+# What a frame has beside its ends, the content header, and the flags of the properties.
+FRAME_BYTES = 131_072 - 8 - 12 - 2
+# The entries of a table, and the names of those that a copy has.
+ODD_HEADERS: dict[str, tuple[list[bytes], set[str]]] = {
+    "too_deep": ([header("deep", b"F", nested_table())], {"deep"}),
+    "floats": ([header("floats", b"A", FLOATS)], {"floats"}),
+    "one_too_large": (
+        [text_header("small", 10), text_header("large", FRAME_BYTES - 150)],
+        {"small"},
+    ),
+    "ours_too_large": ([text_header("sms-bridge-ordering-key", FRAME_BYTES - 150)], set()),
+    # The broker itself adds what makes a copy too large for another one.
+    "nearly_too_large": ([text_header("large", FRAME_BYTES - 700)], {"large"}),
+}
+
+
+async def publish_raw(bench: Bench, number: str, table: bytes) -> None:
+    """Publish a send request whose headers are these bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(pamqp.encode.METHODS, "table", lambda _headers: table)
+        await bench.publish([number], headers={"any": 1})
+
+
+@pytest.mark.parametrize("odd", ODD_HEADERS)
+async def test_headers_that_hardly_fit(bench: Bench, odd: str) -> None:
+    """A dead letter has its message's headers to the byte, but for those that no frame holds."""
+    entries, kept = ODD_HEADERS[odd]
+    numbers = make_numbers(1)
+    bench.service.misbehave({**REFUSED, "to": numbers[0]})
+    async with bench.worker() as live:
+        await publish_raw(bench, numbers[0], table_of(*entries))
+        await eventually(lambda: bench.service.posts(numbers), what="a POST")
+        # The next one waits for nothing.
+        await bench.until_taken(await bench.publish(1))
+        await bench.until_settled(live)
+
+    (letter,) = await bench.dead_letters()
+    named = {entry[1 : 1 + entry[0]].decode(): entry for entry in entries}
+    assert letter.headers["sms-bridge-reason"] == "refused"
+    assert {name for name in named if name in letter.headers} == kept
+    headers = letter.headers
+    assert isinstance(headers, Headers)
+    assert all(named[name] in headers.written for name in kept)
+
+
+@pytest.mark.parametrize("odd", ODD_HEADERS)
+async def test_headers_that_hardly_fit_are_no_matter_for_retries(bench: Bench, odd: str) -> None:
+    """A message with odd headers is sent after two waits on the ladder, and holds up no other."""
+    entries, _ = ODD_HEADERS[odd]
+    numbers = make_numbers(1)
+    bench.service.misbehave(*once_each(numbers, NOT_SENT), *once_each(numbers, NOT_SENT))
+    async with bench.worker() as live:
+        await publish_raw(bench, numbers[0], table_of(*entries))
+        await eventually(lambda: bench.service.posts(numbers), what="a POST")
+        await bench.until_taken(await bench.publish(1))
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+
+        assert len(bench.service.posts(numbers)) == 3
