@@ -22,13 +22,17 @@ import anyio
 import pytest
 from yarl import URL
 
-from bridge.amqp.properties import Properties, tolerate_broken_properties
+from bridge.amqp.properties import tolerate_broken_properties
 from bridge.config import Settings
 from bridge.errors import BridgeError
-from bridge.operators import dead_letters, replay
-from bridge.operators.dead_letter_records import as_record
-from bridge.operators.dead_letters import Filter, open_dead_letters
-from bridge.operators.replay import Order
+from bridge.operators.dead_letters import queue as dead_letter_queue
+from bridge.operators.dead_letters import remembered_ids
+from bridge.operators.dead_letters.discard import discard
+from bridge.operators.dead_letters.letter import Filter
+from bridge.operators.dead_letters.order import Order, Tally
+from bridge.operators.dead_letters.queue import open_dead_letters
+from bridge.operators.dead_letters.records import as_record
+from bridge.operators.dead_letters.replay import replay
 from bridge.sandbox.broker import Broker
 from tests.integration.conftest import (
     PROGRAM,
@@ -256,7 +260,7 @@ async def test_more_are_listed_than_are_held_at_once(
     graveyard: Graveyard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each letter of a queue that is longer than the prefetch is shown once, in order."""
-    monkeypatch.setattr(dead_letters, "PREFETCH", 20)
+    monkeypatch.setattr(dead_letter_queue, "PREFETCH", 20)
     ids = [await graveyard.bury() for _ in range(105)]
 
     found = await _look(graveyard)
@@ -279,46 +283,6 @@ async def test_a_body_that_is_no_text_is_shown(graveyard: Graveyard) -> None:
     assert (record["message_id"], record["attempts"], letter.to) == (message_id, None, None)
     assert record["body_base64"] == "/wA="
     assert json.loads(json.dumps(record)) == record
-
-
-@pytest.mark.parametrize(
-    ("wanted", "taken"),
-    [
-        (Filter(), {"a", "b", "c"}),
-        (Filter(reasons=["refused"]), {"a", "c"}),
-        (Filter(ids=["b", "c"]), {"b", "c"}),
-        (Filter(older_than=100), {"a"}),
-        (Filter(newer_than=100), {"b"}),
-        (Filter(reasons=["refused"], newer_than=100), set()),
-    ],
-    ids=["all", "reason", "id", "older", "newer", "both"],
-)
-def test_a_filter_says_which_letters_are_meant(wanted: Filter, taken: set[str]) -> None:
-    """Reason, id and age choose; a letter without a moment of death has no age to go by."""
-    letters = {
-        "a": _letter("a", "refused", dead_at=800),
-        "b": _letter("b", "expired", dead_at=990),
-        "c": _letter("c", "refused", dead_at=None),
-    }
-
-    assert {name for name, one in letters.items() if wanted.takes(one, now=1000)} == taken
-
-
-def _letter(message_id: str, reason: str, *, dead_at: float | None) -> dead_letters.DeadLetter:
-    return dead_letters.DeadLetter(
-        tag=1,
-        body=BODY,
-        properties=Properties(),
-        message_id=message_id,
-        reason=reason,
-        detail=None,
-        attempts=None,
-        uncertain_attempts=0,
-        status=None,
-        dead_at=dead_at,
-        expires_at=None,
-        looks=0,
-    )
 
 
 @pytest.mark.parametrize("command", [("list",), ("list", "--json"), ("show", "x"), ("replay",)])
@@ -421,10 +385,10 @@ async def test_an_id_that_is_left_out_is_there(graveyard: Graveyard) -> None:
 # replay
 
 
-async def _replay(graveyard: Graveyard, **order: Any) -> replay.Tally:
+async def _replay(graveyard: Graveyard, **order: Any) -> Tally:
     async with open_dead_letters(graveyard.settings) as queue:
         given: dict[str, Any] = {"wanted": Filter(), "apply": True, **order}
-        return await replay.replay(queue, graveyard.queue, Order(**given))
+        return await replay(queue, graveyard.queue, Order(**given))
 
 
 async def test_a_replay_only_says_what_it_would_do(graveyard: Graveyard) -> None:
@@ -597,7 +561,7 @@ async def test_ids_are_remembered_up_to_a_bound(
     graveyard: Graveyard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over the bound a replay forgets the oldest id first, so that its memory does not grow."""
-    monkeypatch.setattr(replay, "MAX_REMEMBERED_IDS", 2)
+    monkeypatch.setattr(remembered_ids, "MAX_REMEMBERED_IDS", 2)
     for message_id in ("a", "b", "c", "b", "a"):
         await graveyard.bury(message_id=message_id)
     tally = await _replay(graveyard)
@@ -667,7 +631,7 @@ async def test_a_killed_replay_loses_nothing(graveyard: Graveyard, launcher: Lau
 
     assert (moved >= 700, last.returncode) == (True, 0)
     assert set(times) == ids
-    assert times.total() - 1000 <= 3 * dead_letters.IN_FLIGHT
+    assert times.total() - 1000 <= 3 * dead_letter_queue.IN_FLIGHT
     assert {message.body for message in messages} == {BODY}
     await graveyard.amqp.until_count(graveyard.dead, 0)
 
@@ -750,7 +714,7 @@ async def test_a_file_is_never_overwritten(graveyard: Graveyard, tmp_path: Path)
     await graveyard.bury()
     async with open_dead_letters(graveyard.settings) as queue:
         with pytest.raises(BridgeError, match="--to"):
-            await replay.discard(queue, file, Order(wanted=Filter(), apply=True))
+            await discard(queue, file, Order(wanted=Filter(), apply=True))
 
     assert file.read_text(encoding="ascii") == "mine"
     await graveyard.until_at_rest(0, 1)
@@ -761,7 +725,7 @@ async def test_a_discard_only_counts_without_a_yes(graveyard: Graveyard, tmp_pat
     await graveyard.fill(3)
     file = tmp_path / "gone.jsonl"
     async with open_dead_letters(graveyard.settings) as queue:
-        tally = await replay.discard(queue, file, Order(wanted=Filter(), apply=False))
+        tally = await discard(queue, file, Order(wanted=Filter(), apply=False))
 
     assert (tally.total, file.exists()) == (3, False)
     await graveyard.until_at_rest(0, 3)

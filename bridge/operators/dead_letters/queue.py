@@ -1,4 +1,4 @@
-"""Dead letters: look at them, move them, take them away; safe to kill at any point.
+"""The dead-letter queue, gone through from its oldest letter on; safe to kill at any point.
 
 A look takes the messages with a consumer, unacked, and gives them back by closing the channel.
 RabbitMQ has nothing more harmless: a quorum queue counts each time that a message comes back,
@@ -14,9 +14,7 @@ but the messages in hand: at most `PREFETCH` and a half.
 
 import asyncio
 import contextlib
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
 
 from bridge import __version__
@@ -35,114 +33,23 @@ from bridge.amqp.publisher import Publisher
 from bridge.config import Settings
 from bridge.errors import BridgeError, BrokerError, PublishError
 from bridge.metrics import BridgeMetrics, new_registry
-from bridge.outbound import envelope
-from bridge.outbound.envelope import moved_properties, read_moment
+from bridge.operators.dead_letters.letter import DeadLetter, read_dead_letter
+from bridge.outbound.envelope import moved_properties
 from bridge.topology.declarations import dead_queue
 from bridge.topology.queue_sizes import read_queue
 
 PREFETCH: Final = 1000
 ACK_SECONDS: Final = 5.0
+# So many letters are moved at the same time.
 IN_FLIGHT: Final = 50
 MAX_LOOKS: Final = 4
-# Without a delivery for so long, look whether another one took what is missing.
+# Without a delivery for so long, look whether another consumer took what is missing, and after so
+# many looks at a queue that is not empty, give up.
 IDLE_SECONDS: Final = 2.0
-IDLE_TRIES: Final = 5
+IDLE_LOOKS: Final = 5
 PUBLISH_SECONDS: Final = 10.0
-WORDS_SECONDS: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
-    """One message of the dead-letter queue. Moments are unix seconds."""
-
-    tag: int
-    body: bytes
-    properties: Properties
-    message_id: str | None
-    reason: str | None
-    detail: str | None
-    attempts: int | None
-    uncertain_attempts: int
-    status: int | None
-    dead_at: float | None
-    expires_at: float | None
-    looks: int
-
-    @property
-    def may_be_sent(self) -> bool:
-        """Whether an attempt may have reached the phone, so that a replay may be a second SMS."""
-        return self.reason == "uncertain" or self.uncertain_attempts > 0
-
-    @property
-    def to(self) -> str | None:
-        """The number, when the body has one."""
-        try:
-            document = json.loads(self.body)
-        except (ValueError, RecursionError):
-            return None
-        number = document.get("to") if isinstance(document, dict) else None
-        return number if isinstance(number, str) else None
-
-
-def read_dead_letter(message: DeliveredMessage) -> DeadLetter:
-    """Read what a dead letter's headers say; what is not as we write it counts as not there."""
-    properties = message.header.properties
-    headers = properties.headers or {}
-    return DeadLetter(
-        tag=message.delivery_tag or 0,
-        body=message.body,
-        properties=properties,
-        message_id=properties.message_id or None,
-        reason=_text(headers.get(envelope.REASON)),
-        detail=_text(headers.get(envelope.DETAIL)),
-        attempts=_count(headers.get(envelope.ATTEMPTS)),
-        uncertain_attempts=_count(headers.get(envelope.UNCERTAIN_ATTEMPTS)) or 0,
-        status=_count(headers.get(envelope.STATUS)),
-        dead_at=read_moment(headers, envelope.DEAD_AT),
-        expires_at=read_moment(headers, envelope.EXPIRES_AT),
-        looks=_count(headers.get(envelope.DELIVERY_COUNT)) or 0,
-    )
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
-def _count(value: object) -> int | None:
-    return value if type(value) is int and value >= 0 else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """Which dead letters are meant; an age is counted from `sms-bridge-dead-at`, in seconds."""
-
-    reasons: Collection[str] = ()
-    ids: Collection[str] = ()
-    older_than: float | None = None
-    newer_than: float | None = None
-
-    @property
-    def takes_all(self) -> bool:
-        """Whether every letter is meant."""
-        return not (self.reasons or self.ids) and self.older_than is self.newer_than is None
-
-    def takes(self, letter: DeadLetter, *, now: float) -> bool:
-        """Say whether a letter is meant; one without a moment of death has no age to go by."""
-        if self.reasons and letter.reason not in self.reasons:
-            return False
-        if self.ids and letter.message_id not in self.ids:
-            return False
-        return self._has_age(letter, now)
-
-    def _has_age(self, letter: DeadLetter, now: float) -> bool:
-        if self.older_than is None and self.newer_than is None:
-            return True
-        if letter.dead_at is None:
-            return False
-        age = now - letter.dead_at
-        return (self.older_than is None or age > self.older_than) and (
-            self.newer_than is None or age < self.newer_than
-        )
+# What the broker says of the end of a channel comes after the end.
+REFUSAL_SECONDS: Final = 1.0
 
 
 class DeadLetterQueue:
@@ -229,7 +136,7 @@ class DeadLetterQueue:
 
     async def _next(self) -> DeliveredMessage | None:
         """Return the next delivery, or None when there are no more or they are not wanted."""
-        for _ in range(IDLE_TRIES):
+        for _ in range(IDLE_LOOKS):
             if self.is_stopped or self._fault is not None:
                 return None
             try:
@@ -326,7 +233,7 @@ class DeadLetterQueue:
         if error.fault != "error":
             return str(error)
         # The channel has ended. The broker's words, such as a missing permission, come with that.
-        await asyncio.wait({self._serving}, timeout=WORDS_SECONDS)
+        await asyncio.wait({self._serving}, timeout=REFUSAL_SECONDS)
         ended = self._serving.exception() if self._serving.done() else None
         return str(ended) if isinstance(ended, BrokerError) else str(error)
 

@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from bridge.operators.dead_letters import DeadLetter
+from bridge.operators.dead_letters.letter import DeadLetter
 from bridge.outbound import envelope
 
 
