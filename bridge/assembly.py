@@ -13,6 +13,7 @@ from bridge import __version__
 from bridge.amqp.link import Link
 from bridge.amqp.publisher import Publisher
 from bridge.config import Role, Settings
+from bridge.config.environment import REVISION_VARIABLE
 from bridge.credentials import Secrets
 from bridge.http_server.admin import LIMITS as ADMIN_LIMITS
 from bridge.http_server.admin import Health, admin_handler
@@ -243,7 +244,7 @@ def _bridge_metrics(
         registry,
         component="all" if len(roles) > 1 else next(iter(roles)),
         version=__version__,
-        revision=os.environ.get("SMS_BRIDGE_REVISION", "unknown"),
+        revision=os.environ.get(REVISION_VARIABLE, "unknown"),
         exchanges=(
             "default",
             settings.webhook.exchange,

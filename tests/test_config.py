@@ -433,29 +433,42 @@ def test_null_is_refused_where_it_means_nothing(faults: Faults, key: str) -> Non
 # --- What Kubernetes adds by itself --------------------------------------------------------------
 
 
+OF_KUBERNETES = {
+    "SERVICE_HOST": "10.0.0.1",
+    "SERVICE_PORT": "8080",
+    "SERVICE_PORT_HTTP": "8080",
+    "PORT": "tcp://10.0.0.1:8080",
+    "PORT_8080_TCP": "tcp://10.0.0.1:8080",
+    "PORT_8080_TCP_PROTO": "tcp",
+    "PORT_8080_TCP_PORT": "8080",
+    "PORT_8080_TCP_ADDR": "10.0.0.1",
+    "PORT_53_UDP": "udp://10.0.0.1:53",
+    "PORT_53_UDP_ADDR": "10.0.0.1",
+    "PORT_9_SCTP_PROTO": "sctp",
+}
+
+
+@pytest.mark.parametrize("service", ["", "WORKER_", "WEBHOOK_", "ADMIN_", "A__B_"])
+@pytest.mark.parametrize(("name", "value"), OF_KUBERNETES.items(), ids=OF_KUBERNETES)
+def test_variable_of_a_service_is_ignored(load: Load, service: str, name: str, value: str) -> None:
+    """What Kubernetes tells of a Service called `sms-bridge`, or so at its start, is no setting."""
+    assert load("", **{f"SMS_BRIDGE_{service}{name}": value}) == load_settings(None, {})
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        "SMS_BRIDGE_SERVICE_HOST",
-        "SMS_BRIDGE_PORT",
-        "SMS_BRIDGE_WORKER_PORT",
-        "SMS_BRIDGE_WEBHOOK_PORT",
-        "SMS_BRIDGE_ADMIN_PORT",
-        "SMS_BRIDGE_WORKER_SERVICE_PORT",
-        "SMS_BRIDGE_WEBHOOK_SERVICE_HOST",
-        "SMS_BRIDGE_WEBHOOK_SERVICE_PORT",
-        "SMS_BRIDGE_WEBHOOK_SERVICE_PORT_HTTP",
-        "SMS_BRIDGE_WEBHOOK_PORT_8080_TCP",
-        "SMS_BRIDGE_WEBHOOK_PORT_8080_TCP_ADDR",
         "SMS_BRIDGE_CONFIG",
         "SMS_BRIDGE_REVISION",
+        "SMS_BRIDGE_TEST_AMQP_URL",
         "SMS_BRIDGED__WORKER",
+        "_SMS_BRIDGE_COMPLETE",
         "PATH",
     ],
 )
 def test_variable_that_is_no_setting_is_ignored(load: Load, name: str) -> None:
-    """A variable that is no setting, as those for a Service, changes and refuses nothing."""
-    assert load("", **{name: "tcp://10.0.0.1:8080"}) == load_settings(None, {})
+    """What names the file, the image's revision, the tests' broker, or others' things is let be."""
+    assert load("", **{name: "x"}) == load_settings(None, {})
 
 
 # --- Unknown names -------------------------------------------------------------------------------
@@ -562,6 +575,34 @@ def test_unknown_key_of_the_environment(faults: Faults, name: str, fault: str) -
 def test_variable_with_one_underscore_is_refused(faults: Faults, name: str, meant: str) -> None:
     """A setting that is written with one underscore would have no effect, so it is refused."""
     assert faults("", **{name: "8081"}) == (f"{name}: is not read; did you mean {meant}?",)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("SMS_BRIDGE_CONFG", "SMS_BRIDGE_CONFIG"),
+        ("sms_bridge_config", "SMS_BRIDGE_CONFIG"),
+        ("SMS_BRIDGE_REVISON", "SMS_BRIDGE_REVISION"),
+        ("SMS_BRIDGE_WORKR", "SMS_BRIDGE_WORKER"),
+        ("SMS_BRIDGE_WORKER_CONCURENCY", "SMS_BRIDGE_WORKER__CONCURRENCY"),
+        ("SMS_BRIDGE_API_KEY", "SMS_BRIDGE_SMS_API__KEY"),
+        ("SMS_BRIDGE_RABBIT_URL", "SMS_BRIDGE_RABBITMQ__URL"),
+        ("SMS_BRIDGE_WEBHOOK_PORTS", "SMS_BRIDGE_WEBHOOK__PORT"),
+    ],
+)
+def test_misspelt_variable_without_a_section_is_refused(
+    faults: Faults, name: str, meant: str
+) -> None:
+    """A variable that nobody reads is refused by its name, with the nearest one that is read."""
+    assert faults("", **{name: "x"}) == (f"{name}: is not read; did you mean {meant}?",)
+
+
+@pytest.mark.parametrize("name", ["SMS_BRIDGE_PORT", "SMS_BRIDGE_", "SMS_BRIDGE_XYZZY"])
+def test_variable_like_nothing_is_refused(faults: Faults, name: str) -> None:
+    """A variable that is like none that is read is refused with how a setting is written."""
+    assert faults("", **{name: "8080"}) == (
+        f"{name}: is not read; a setting is written like SMS_BRIDGE_WORKER__QUEUE",
+    )
 
 
 def test_unknown_key_in_small_letters_is_refused(faults: Faults) -> None:

@@ -1,13 +1,26 @@
 """Settings of the environment: `SMS_BRIDGE_<SECTION>__<KEY>`, and variables that look like one."""
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pydantic_settings import BaseSettings, EnvSettingsSource
 from pydantic_settings.sources.utils import parse_env_vars
 
-from bridge.config.faults import did_you_mean, unknown_key
+from bridge.config.faults import did_you_mean, nearest, unknown_key
 from bridge.config.settings import ENV_PREFIX, Settings, known_keys
+
+# The configuration file, and the commit that the image was built from.
+CONFIG_VARIABLE: Final = f"{ENV_PREFIX}CONFIG"
+REVISION_VARIABLE: Final = f"{ENV_PREFIX}REVISION"
+# How the names go on that tell this repository's tests what to run with.
+_TESTS: Final = "TEST_"
+# How the names go on by which Kubernetes tells every container of a Service called `sms-bridge`,
+# or so at its start: SERVICE_HOST=10.0.0.1, WEBHOOK_PORT_8080_TCP_ADDR=10.0.0.1.
+_SERVICE: Final = re.compile(
+    r"(?:\w+_)?"
+    r"(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
+)
 
 
 def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
@@ -45,24 +58,39 @@ def _variable(path: str) -> str:
 
 
 def _fault_of(variable: str, value: str) -> str | None:
-    """Describe a variable that looks like a setting and is none."""
+    """Describe a variable that looks like ours and is not read."""
     name = variable.upper()
-    path = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
-    if not name.startswith(ENV_PREFIX) or path in known_keys():
+    if not name.startswith(ENV_PREFIX) or _is_of_others(variable, value):
         return None
-    if "." not in path:
-        # Kubernetes adds such names by itself for a Service: SMS_BRIDGE_WEBHOOK_PORT=tcp://...
-        is_of_kubernetes = value.startswith(("tcp://", "udp://", "sctp://"))
-        meant = None if is_of_kubernetes else _flat_keys().get(name)
-        return f"{variable}: is not read; did you mean {meant}?" if meant else None
-    section = path.partition(".")[0]
+    path = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
+    if path in known_keys():
+        return None
+    section, _, below = path.partition(".")
+    if not below:
+        return f"{variable}: is not read; {_remedy(path)}"
     if section not in Settings.model_fields:
         return f"{variable}: unknown section{did_you_mean(section, Settings.model_fields)}"
     return unknown_key(path.split("."), variable)
 
 
-def _flat_keys() -> dict[str, str]:
-    """Map each variable, written with single underscores, to how it is written."""
-    return {
-        _variable(path).replace("__", "_"): _variable(path) for path in known_keys() if "." in path
-    }
+def _is_of_others(variable: str, value: str) -> bool:
+    """Whether a variable is read elsewhere, or is there for other programs."""
+    name = variable.upper().removeprefix(ENV_PREFIX)
+    if variable in {CONFIG_VARIABLE, REVISION_VARIABLE} or name.startswith(_TESTS):
+        return True
+    # WEBHOOK_PORT=8081 may be meant for WEBHOOK__PORT; a Service's is always a URL.
+    is_port = name.endswith("PORT") and value.startswith(("tcp://", "udp://", "sctp://"))
+    return is_port or bool(_SERVICE.fullmatch(name))
+
+
+def _remedy(name: str) -> str:
+    """Name the variable that was meant by one without a section, or say how one is written."""
+    # With single underscores: where two belong is what is easiest to get wrong.
+    variables = {_variable(path).replace("__", "_"): _variable(path) for path in known_keys()}
+    variables |= {CONFIG_VARIABLE: CONFIG_VARIABLE, REVISION_VARIABLE: REVISION_VARIABLE}
+    # Without what all begin with, which would make every name like every other.
+    by_name = {flat.removeprefix(ENV_PREFIX).lower(): real for flat, real in variables.items()}
+    found = nearest(name, by_name)
+    if found is None:
+        return f"a setting is written like {_variable('worker.queue')}"
+    return f"did you mean {by_name[found]}?"

@@ -100,6 +100,12 @@ def may_be_shown(key: str, *, is_known: bool = False) -> bool:
 
 def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
     """Write the end of a fault that names the nearest of `names`; nothing when none is near."""
+    found = nearest(name, names)
+    return "" if found is None else f"; did you mean {prefix}{found}?"
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Return which of `names`, in small letters, is most like a name; None when none is like it."""
     wanted = name[:MAX_NAME_BYTES].lower()
     found = difflib.get_close_matches(wanted, list(names), n=1, cutoff=_LIKENESS)
-    return f"; did you mean {prefix}{found[0]}?" if found else ""
+    return found[0] if found else None
