@@ -792,6 +792,48 @@ def test_every_pattern_has_its_words() -> None:
     assert {json.loads(f'"{found}"') for found in PATTERN.findall(schema)} == PATTERNS.keys()
 
 
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("rabbitmq.url", "must be an address like amqp://host:5672/vhost, or a list of them"),
+        ("worker.queue", "must be text; a number needs quotes"),
+        ("worker.concurrency", "must be a whole number from 1 to 5000, or auto"),
+        ("worker.retry_delays", "must be a list"),
+        ("worker.outage_after", "must be a number"),
+        ("webhook.port", "must be a whole number"),
+        ("log.level", "must be 'debug', 'info', 'warning' or 'error'"),
+    ],
+)
+@pytest.mark.parametrize("source", ["file", "environment"])
+def test_key_that_is_left_empty(faults: Faults, key: str, told: str, source: str) -> None:
+    """A key with nothing behind it is told so, with what may stand there, and the remedy."""
+    section, _, name = key.partition(".")
+    in_file = f"{section}:\n  {name}:\n" if source == "file" else ""
+    environ = {} if source == "file" else {env_name(key): "null"}
+
+    assert faults(in_file, **environ) == (
+        f"{key}: {told}; it has no value: write one, or leave the key out for its default",
+    )
+
+
+def test_nothing_in_a_list(faults: Faults) -> None:
+    """An empty place in a list is told by its number; no single place has a default."""
+    (fault,) = faults("rabbitmq:\n  url:\n  - amqp://one/\n  -\n")
+
+    assert fault == (
+        "rabbitmq.url.1: must be text; a number needs quotes; "
+        "it has no value: write one, or take its place out of the list"
+    )
+
+
+@pytest.mark.parametrize("url", [5, {"a": 1}])
+def test_address_that_is_none(faults: Faults, url: object) -> None:
+    """What is neither an address nor a list of them is told what either looks like."""
+    assert faults({"rabbitmq": {"url": url}}) == (
+        "rabbitmq.url: must be an address like amqp://host:5672/vhost, or a list of them",
+    )
+
+
 @pytest.mark.parametrize("key", ["webhook.port", "worker.max_age", "worker.concurrency"])
 def test_yes_is_no_number(faults: Faults, key: str) -> None:
     """YAML's `yes` is refused where a number is meant, and does not become 1."""

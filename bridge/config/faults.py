@@ -48,7 +48,7 @@ Lines = Mapping[tuple[str, ...], int]
 
 def describe(error: ValidationError, lines: Lines) -> list[str]:
     """Write a line for each fault that pydantic found; of very many only the first, and a count."""
-    errors = error.errors(include_input=False, include_url=False)
+    errors = error.errors(include_url=False)
     faults = [_describe_one(one, lines) for one in errors[:MAX_FAULTS]]
     if len(errors) > MAX_FAULTS:
         faults.append(f"and {len(errors) - MAX_FAULTS} faults more")
@@ -61,8 +61,17 @@ def _describe_one(error: ErrorDetails, lines: Lines) -> str:
         line = f", line {lines[path]}" if path in lines else ""
         return unknown_key(path, (".".join(path[:-1]) or "the top") + line)
     key = ".".join(path)
-    text = _text_of(error)
+    text = _text_of(error) + _remedy_of(error)
     return f"{key}: {text}" if key else text
+
+
+def _remedy_of(error: ErrorDetails) -> str:
+    """Say what to do about nothing at all, which YAML reads from a key that is left empty."""
+    if error["input"] is not None:
+        return ""
+    if isinstance(error["loc"][-1], int):
+        return "; it has no value: write one, or take its place out of the list"
+    return "; it has no value: write one, or leave the key out for its default"
 
 
 def _text_of(error: ErrorDetails) -> str:

@@ -45,7 +45,8 @@ def read_json(value: object, otherwise: str) -> object:
         raise ValueError(otherwise) from None
 
 
-def _read_list(value: object) -> object:
+def read_list(value: object) -> object:
+    """Read a list of the environment, which is JSON text; return all else as it is."""
     return read_json(value, 'must be a list; in the environment as JSON, like ["a", "b"]')
 
 
@@ -111,4 +112,4 @@ RequestPath = Annotated[str, StringConstraints(pattern=_PATH)]
 SignatureFormat = Annotated[str, StringConstraints(pattern=_FORMAT)]
 SignedContent = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=_SIGNED)]
 # Marks a list, so that the environment can give it as JSON.
-List = BeforeValidator(_read_list)
+List = BeforeValidator(read_list)

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from yarl import URL
 
-from bridge.config.fields import read_json
+from bridge.config.fields import read_list
 
 _MASK: Final = "***"
 _BROKER: Final = "amqp://host:5672/vhost"
@@ -32,7 +32,10 @@ def mask_url(url: SecretStr) -> str:
 def _one_or_many(value: object) -> object:
     if isinstance(value, str) and not value.lstrip().startswith("["):
         return [value]
-    return read_json(value, 'must be a list; in the environment as JSON, like ["a", "b"]')
+    many = read_list(value)
+    if not isinstance(many, list | tuple):
+        raise ValueError(f"must be an address like {_BROKER}, or a list of them")  # noqa: TRY004
+    return many
 
 
 def _check_broker(value: SecretStr) -> SecretStr:
