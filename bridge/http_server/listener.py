@@ -2,6 +2,15 @@
 
 `connection` is the protocol of each connection, `occupancy` says who has to go when there are too
 many. Here are the socket, the deadlines of all, and the end.
+
+Why our own: uvicorn waits without end for a first request, the rest of a header or of a body, and
+holds headers of any size (`tests/http_server/test_uvicorn.py`); its limit of connections counts
+idle sockets, so that strangers lock the service out (`tests/faults/test_naive_ways.py`). What
+strangers can do here, `tests/faults/test_webhook_strangers.py` tries. And it costs: the scene
+`make bench SCENES=receivers` has the receiver beside the least that can be written on Starlette and
+uvicorn, which does less than half as much per CPU second (docs/benchmarks.md).
+To swap it in, have `app` run uvicorn with the 26 lines of `tests/http_server/asgi.py`, and put a
+proxy in front that bounds what it does not; refusals and evictions are then counted by nobody.
 """
 
 import asyncio
