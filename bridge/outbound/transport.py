@@ -8,10 +8,10 @@ No redirects, cookies, decompression or proxies from the environment; at most 64
 are kept; one deadline holds over the whole attempt.
 
 Why our own: a cancelled request can block a slot of httpx's pool for ever (httpcore issue 1093), so
-that httpx's transport is safe only with a new connection for each request; and it costs many times
-the CPU time, with new connections or kept ones: `make bench SCENES=post` measures it, and
-docs/benchmarks.md has the figures. To swap it in, have `open_transport` return HttpxTransport; the
-tests of what both promise run with it too.
+that httpx's transport is safe only with a new connection for each request; and each costs fifty
+times the CPU time, with kept connections too: `make bench SCENES=post` measures it, and
+docs/benchmarks.md has the figures. To swap httpx's in, have `open_transport` return HttpxTransport
+always; the tests of what both promise run with it.
 """
 
 import asyncio

@@ -70,6 +70,7 @@ TITLES: Final = {
     "several-workers": "Our worker: several processes on one queue",
     "start-up": "From the start of the process to its first POST",
     "log-line": "The log line of one delivery",
+    "post": "One POST over our transport, and over httpx's",
 }
 COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
     "http": (_NAME, _CPU, _TO_BARE, _WALL, *_DELAYS, _MEMORY),
@@ -100,6 +101,7 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
     ),
     "start-up": (_NAME, Column("seconds", _number("seconds", ".2f"))),
     "log-line": (_NAME, Column("CPU time", _number("microseconds", ".1f", " µs"))),
+    "post": (_NAME, Column("CPU time", _number("microseconds", ".0f", " µs"))),
 }
 
 

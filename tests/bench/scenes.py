@@ -45,6 +45,7 @@ SHARED_IN_FLIGHT: Final = 40
 MIN_MESSAGES: Final = 500
 HELP_SECONDS: Final = 60
 LOG_SECONDS: Final = 120
+POST_SECONDS: Final = 120
 MIN_GUARD_ROUNDS: Final = 3
 
 
@@ -170,6 +171,19 @@ def log_line(rig: Rig, options: Options, tell: Tell) -> list[Row]:
     return rows
 
 
+def post(rig: Rig, options: Options, tell: Tell) -> list[Row]:
+    """Post to the instant API over our transport and over httpx's: the CPU time of one POST."""
+    with rig.api() as api:
+        runs = [_time_posts(api.url("http")) for _ in range(options.rounds)]
+    rows = [
+        {"name": name, "runs": len(runs), "microseconds": median(run[name] for run in runs)}
+        for name in runs[0]
+    ]
+    for row in rows:
+        tell(f"{row['name']}: {row['microseconds']:.0f} us")
+    return rows
+
+
 SCENES: Final[dict[str, Callable[[Rig, Options, Tell], list[Row]]]] = {
     "http": workers_over_http,
     "https": workers_over_https,
@@ -179,6 +193,7 @@ SCENES: Final[dict[str, Callable[[Rig, Options, Tell], list[Row]]]] = {
     "several-workers": several_workers,
     "start-up": start_up,
     "log-line": log_line,
+    "post": post,
 }
 
 
@@ -303,4 +318,15 @@ def _time_log_lines(lines: IO[bytes]) -> dict[str, float]:
         check=True,
     )
     figures: dict[str, float] = json.loads(result.stderr)
+    return figures
+
+
+def _time_posts(base_url: str) -> dict[str, float]:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.bench.post", f"{base_url}/v1/messages"],
+        stdout=subprocess.PIPE,
+        timeout=POST_SECONDS,
+        check=True,
+    )
+    figures: dict[str, float] = json.loads(result.stdout)
     return figures
