@@ -57,11 +57,17 @@ class _KeptConnections:
 
 def _transports() -> dict[str, ApiTransport]:
     tls = ssl.create_default_context()
-    seconds = {"timeout_seconds": TIMEOUT_SECONDS, "connect_timeout_seconds": TIMEOUT_SECONDS}
     return {
-        OURS: Transport(tls=tls, max_connections=AT_ONCE, **seconds),
+        OURS: Transport(
+            timeout_seconds=TIMEOUT_SECONDS,
+            connect_timeout_seconds=TIMEOUT_SECONDS,
+            tls=tls,
+            max_connections=AT_ONCE,
+        ),
         KEPT: _KeptConnections(),
-        ANEW: HttpxTransport(tls=tls, **seconds),
+        ANEW: HttpxTransport(
+            timeout_seconds=TIMEOUT_SECONDS, connect_timeout_seconds=TIMEOUT_SECONDS, tls=tls
+        ),
     }
 
 
