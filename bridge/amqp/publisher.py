@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Final
 
 from bridge.amqp.channels import closed_channel, open_channel
@@ -64,6 +65,11 @@ class Publisher:
         return USUAL_PROPERTIES_BYTES if channel is None else channel.max_properties_bytes
 
     @property
+    def is_blocked(self) -> bool:
+        """Whether the broker takes no messages now (a memory or disk alarm)."""
+        return self._channel is not None and self._channel.is_blocked
+
+    @property
     def unconfirmed(self) -> int:
         """How many messages the broker has not confirmed yet."""
         return 0 if self._channel is None else self._channel.unconfirmed
@@ -81,38 +87,38 @@ class Publisher:
 
         Raises PublishError otherwise, at the latest after `timeout_seconds` (default:
         `rabbitmq.publish_timeout_seconds`), at once when the broker blocks or does not read, or
-        too many publishes wait. After a time-out the broker may have it nevertheless. A body of
-        more than 1 MiB waits for the one before it, and has a second more for each MiB: what is
-        written and not read takes up memory.
+        too many publishes wait. After a time-out the broker may have it nevertheless: who must
+        not publish it twice takes `write`.
         """
+        async with self.deadline_for(body, timeout_seconds=timeout_seconds) as deadline:
+            publication = await self.write(
+                body,
+                exchange=exchange,
+                routing_key=routing_key,
+                properties=properties,
+                deadline=deadline,
+            )
+            try:
+                await publication.stored(deadline)
+            finally:
+                publication.abandon()
+
+    @asynccontextmanager
+    async def deadline_for(
+        self, body: Body, *, timeout_seconds: float | None = None
+    ) -> AsyncIterator[float]:
+        """Give the publish of a body its deadline, a time of the event loop.
+
+        A body of more than 1 MiB waits for the one before it, and has a second more for each MiB:
+        what is written and not read takes up memory.
+        """
+        loop = asyncio.get_running_loop()
         seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
         if len(body) <= LARGE_BODY_BYTES:
-            await self._publish(body, exchange, routing_key, properties, seconds)
+            yield loop.time() + seconds
             return
         async with self._large:
-            seconds += len(body) * SECONDS_A_BYTE
-            await self._publish(body, exchange, routing_key, properties, seconds)
-
-    async def _publish(
-        self,
-        body: Body,
-        exchange: str,
-        routing_key: str,
-        properties: Properties,
-        timeout_seconds: float,
-    ) -> None:
-        deadline = asyncio.get_running_loop().time() + timeout_seconds
-        publication = await self.write(
-            body,
-            exchange=exchange,
-            routing_key=routing_key,
-            properties=properties,
-            deadline=deadline,
-        )
-        try:
-            await publication.stored(deadline)
-        finally:
-            publication.abandon()
+            yield loop.time() + seconds + len(body) * SECONDS_A_BYTE
 
     async def write(
         self,
@@ -178,7 +184,7 @@ class Publisher:
 class Publication:
     """A message that was written, of which the broker has yet to say whether it is stored."""
 
-    __slots__ = ("_confirm", "_label", "_metrics", "_routing_key", "_started")
+    __slots__ = ("_confirm", "_is_counted", "_label", "_metrics", "_routing_key", "_started")
 
     def __init__(
         self,
@@ -193,19 +199,31 @@ class Publication:
         self._routing_key = routing_key
         self._confirm = confirm
         self._started = started
+        self._is_counted = False
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it may be published anew.
+
+        The broker has refused it, or its channel has ended, so that no confirm can come.
+        """
+        return self._confirm.done() and self._confirm.result() != "confirmed"
 
     async def stored(self, deadline: float) -> None:
         """Return when the broker has confirmed it.
 
-        Raises PublishError otherwise, at the latest at the deadline, a time of the event loop. Its
-        outcome counts then; whoever waits again would count it twice.
+        Raises PublishError otherwise, at the latest at the deadline, a time of the event loop.
+        After a time-out it may be waited for again. It is counted once, as what it is at first.
         """
         confirm = await _wait(self._confirm, deadline)
-        self._metrics.published.labels(self._label, confirm).inc()
+        if not self._is_counted:
+            self._is_counted = True
+            self._metrics.published.labels(self._label, confirm).inc()
+            if confirm == "confirmed":
+                duration = self._metrics.publish_duration.labels(self._label)
+                duration.observe(time.perf_counter() - self._started)
         if confirm != "confirmed":
             raise PublishError(confirm, _DETAILS[confirm].format(self._routing_key))
-        duration = self._metrics.publish_duration.labels(self._label)
-        duration.observe(time.perf_counter() - self._started)
 
     def when_known(self, tell: Callable[[bool], object]) -> None:
         """Call `tell` with whether it is stored, once the broker has said so or its channel ends.

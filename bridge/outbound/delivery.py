@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from bridge.amqp.client import Channel
 from bridge.amqp.properties import Properties
+from bridge.amqp.publisher import Publication
 from bridge.amqp.wire import Body, Wire
 from bridge.outbound.envelope import Envelope
 
@@ -76,7 +77,7 @@ class Delivery:
     """A message that the broker has given us and that we have not settled.
 
     `waiting_for` is what it waits for, `waited_seconds` how long it has waited for what. Times are
-    of `clock`.
+    of `clock`. `replacement` is the copy that is published and may yet be confirmed.
     """
 
     body: Body
@@ -88,6 +89,7 @@ class Delivery:
     clock: Callable[[], float] = time.monotonic
     received: float = field(default_factory=time.monotonic)
     waiting_for: WaitCause | None = None
+    replacement: Publication | None = None
     waited_seconds: dict[WaitCause, float] = field(default_factory=dict)
     _waiting_since: float = 0.0
 

@@ -7,8 +7,8 @@ back unsettled comes again for certain, and so goes before one whose ack may hav
 are only as many acks as the prefetch leaves room for: what the broker delivered beyond it shows
 that it has read the earlier ones.
 
-A copy of ours can be there twice: it is published again when its confirm does not come. What has
-replaced the first of the two replaces the second as well.
+A copy of ours can be there twice: it is published again when its channel ends before its confirm.
+What has replaced the first of the two replaces the second as well.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from bridge.amqp.publisher import Publication
 from bridge.amqp.wire import Body
 from bridge.outbound.delivery import Waits
 from bridge.outbound.envelope import Envelope
@@ -98,10 +99,14 @@ class Repeat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is known of a delivery that went back unsettled: its key and counts, and its outcome."""
+    """What is known of a delivery that went back unsettled: its key and counts, and its outcome.
+
+    `replacement`: the copy that was published for the outcome, and may yet be confirmed.
+    """
 
     envelope: Envelope
     outcome: Outcome | None
+    replacement: Publication | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -178,7 +183,7 @@ class Ledger:
         """Take a delivery to work on, unless it is a repeat.
 
         Waits while the same message is in flight here; with `may_wait` false it returns None for
-        one that the publisher sent again. A claim must be given to `settle` or `release`; that a
+        one that the publisher sent again. A claim must be given to `settle` or `give_back`; that a
         repeat was acked is told to `note_repeat`.
         """
         while (earlier := self._earlier(entry, redelivered=redelivered)) is not None:
@@ -223,8 +228,8 @@ class Ledger:
         if entry.message not in self._sent:
             self._note_ack(entry, acked=acked)
 
-    def release(self, claim: Claim, kept: Kept) -> None:
-        """Let go of a delivery that goes back to the queue unsettled.
+    def give_back(self, claim: Claim, kept: Kept) -> None:
+        """Remember that a delivery goes back to the queue unsettled.
 
         What was decided about it is kept: when it comes again, it must not be sent again.
         """

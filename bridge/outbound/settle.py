@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Final, Literal
 
 from bridge.amqp.properties import Properties
-from bridge.amqp.publisher import Publisher
+from bridge.amqp.publisher import Publication, Publisher
 from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, PublishError
 from bridge.logs import Log
@@ -23,13 +23,14 @@ from bridge.outbound.envelope import Envelope, copy_properties
 from bridge.outbound.fates import Dead, Outcome, Retried, Sent
 from bridge.outbound.ledger import Accepted
 from bridge.outbound.metrics import WorkerMetrics
-from bridge.outbound.pace import Pace
 from bridge.topology.declarations import dead_queue, retry_queue
 
 log = Log(__name__)
 
 FIRST_WAIT_SECONDS: Final = 0.5
 MAX_WAIT_SECONDS: Final = 5.0
+# A confirm that a broker which takes messages has not given by then is lost for good.
+MAX_UNCONFIRMED_SECONDS: Final = 300.0
 JITTER_SHARE: Final = 0.2
 MAX_JITTER_SECONDS: Final = 1.0
 # A shorter wait made no message late.
@@ -37,15 +38,26 @@ MIN_WAITED_SECONDS: Final = 0.001
 
 
 class Settler:
-    """Gives each delivery its end."""
+    """Gives each delivery its end.
+
+    `block` is called when the broker does not store a copy, so that nothing more is taken or sent,
+    `unblock` when none waits for it any more.
+    """
 
     def __init__(
-        self, settings: WorkerSettings, *, publisher: Publisher, pace: Pace, metrics: WorkerMetrics
+        self,
+        settings: WorkerSettings,
+        *,
+        publisher: Publisher,
+        block: Callable[[], None],
+        unblock: Callable[[], None],
+        metrics: WorkerMetrics,
     ) -> None:
         self._queue = settings.queue
         self._outcome_exchange = settings.outcome_exchange
         self._publisher = publisher
-        self._pace = pace
+        self._block = block
+        self._unblock = unblock
         self._metrics = metrics
         self._waiting: set[object] = set()
         self._hurried = asyncio.Event()
@@ -54,8 +66,10 @@ class Settler:
     async def replace(self, delivery: Delivery, outcome: Outcome) -> None:
         """Publish the copy that an outcome asks for, and return when it is confirmed.
 
-        The delivery stays held while the broker takes nothing. Raises BrokerError when its
-        session is over: then the broker delivers the message again.
+        The delivery stays held while the broker takes nothing. A copy that may yet be confirmed is
+        waited for, and not published anew: the broker would store both, and two workers would
+        send both. Raises BrokerError when the delivery's session is over: then the broker delivers
+        the message again.
         """
         if isinstance(outcome, Sent):
             return
@@ -66,14 +80,23 @@ class Settler:
             await self._publish_until_confirmed(delivery, outcome)
 
     async def _publish_until_confirmed(self, delivery: Delivery, outcome: Retried | Dead) -> None:
-        wait = FIRST_WAIT_SECONDS
+        wait, clock = FIRST_WAIT_SECONDS, asyncio.get_running_loop().time
+        give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
         with self._held_up() as note_held_up:
             while (error := await self._try_to_publish(delivery, outcome)) is not None:
                 note_held_up(error)
                 if delivery.is_stale:
                     raise BrokerError("the channel is gone")
-                await asyncio.sleep(wait)
-                wait = min(wait * 2, MAX_WAIT_SECONDS)
+                if delivery.replacement is None:
+                    await asyncio.sleep(wait)
+                    wait = min(wait * 2, MAX_WAIT_SECONDS)
+                elif self._publisher.is_blocked:
+                    # It has not been read yet.
+                    give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
+                elif clock() >= give_up_at:
+                    delivery.replacement.abandon()
+                    delivery.replacement = None
+                    give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
 
     def hurry(self) -> None:
         """Leave out waits that only serve to spread load: the worker stops."""
@@ -94,7 +117,21 @@ class Settler:
     async def _try_to_publish(
         self, delivery: Delivery, outcome: Retried | Dead
     ) -> PublishError | None:
-        # Made each time: another broker may take less in a frame.
+        """Publish the copy, unless there is one that may yet be confirmed, and wait for that."""
+        try:
+            async with self._publisher.deadline_for(delivery.body) as deadline:
+                if delivery.replacement is None:
+                    delivery.replacement = await self._write_copy(delivery, outcome, deadline)
+                await delivery.replacement.stored(deadline)
+        except PublishError as error:
+            if delivery.replacement is not None and delivery.replacement.is_refused:
+                delivery.replacement = None
+            return error
+        return None
+
+    async def _write_copy(
+        self, delivery: Delivery, outcome: Retried | Dead, deadline: float
+    ) -> Publication:
         copy = copy_properties(
             delivery.properties,
             count_attempt(delivery.envelope, outcome),
@@ -102,15 +139,16 @@ class Settler:
             detail=outcome.detail,
             status=outcome.status,
             dead=isinstance(outcome, Dead),
+            # Another broker may take less in a frame.
             max_bytes=self._publisher.max_properties_bytes,
         )
-        try:
-            await self._publisher.publish(
-                delivery.body, exchange="", routing_key=self._target(outcome), properties=copy
-            )
-        except PublishError as error:
-            return error
-        return None
+        return await self._publisher.write(
+            delivery.body,
+            exchange="",
+            routing_key=self._target(outcome),
+            properties=copy,
+            deadline=deadline,
+        )
 
     async def announce(self, delivery: Delivery, outcome: Outcome, at: float) -> None:
         """Publish the outcome event to whoever asked, once: it is news, and holds nothing up.
@@ -145,7 +183,7 @@ class Settler:
         self._report(delivery, outcome)
         return delivery.session.ack(delivery.tag)
 
-    def release(self, delivery: Delivery) -> None:
+    def report_given_back(self, delivery: Delivery) -> None:
         """Report a delivery that goes back to the queue, because we stop or its channel is gone."""
         self._count(delivery, "released", "shutdown", None)
 
@@ -188,14 +226,14 @@ class Settler:
             if error.fault == "returned":
                 self.queue_missing.set()
             self._waiting.add(waiting)
-            self._pace.block()
+            self._block()
 
         try:
             yield note
         finally:
             self._waiting.discard(waiting)
             if not self._waiting:
-                self._pace.unblock()
+                self._unblock()
 
     def _report(self, delivery: Delivery, outcome: Outcome | None) -> None:
         if outcome is None:

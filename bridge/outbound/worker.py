@@ -80,7 +80,13 @@ class Worker:
         self._sender = sender
         self._pace = pace
         self._metrics = metrics
-        self._settler = Settler(settings, publisher=publisher, pace=pace, metrics=metrics)
+        self._settler = Settler(
+            settings,
+            publisher=publisher,
+            block=pace.block,
+            unblock=pace.unblock,
+            metrics=metrics,
+        )
         self._ledger = Ledger(heartbeat_seconds=rabbitmq.heartbeat_seconds)
         # After a pause a new consumer brings deliveries while older ones are still being sent.
         self._limit = (
@@ -142,7 +148,8 @@ class Worker:
             outcome = self._recall(delivery, entry) or await self._work(delivery)
             await self._settler.replace(delivery, outcome)
         except BaseException:
-            self._ledger.release(claim, Kept(delivery.envelope, outcome))
+            kept = Kept(delivery.envelope, outcome, delivery.replacement)
+            self._ledger.give_back(claim, kept)
             raise
         acked = self._settler.ack(delivery, outcome)
         at = time.time()
@@ -169,7 +176,7 @@ class Worker:
         kept = self._ledger.recall(entry, redelivered=delivery.redelivered)
         if kept is None:
             return None
-        delivery.envelope = kept.envelope
+        delivery.envelope, delivery.replacement = kept.envelope, kept.replacement
         return kept.outcome
 
     async def _work(self, delivery: Delivery) -> Outcome:
@@ -526,13 +533,13 @@ class Worker:
             await self._process(delivery)
         except (BrokerError, asyncio.CancelledError):
             # Unacked: the broker delivers it again, at the latest when the channel closes.
-            self._settler.release(delivery)
+            self._settler.report_given_back(delivery)
             if self._stopping and delivery.redelivered:
                 # Something that is to be acked may come behind it. Behind a new one nothing does.
                 self.consumer.renew()
         except Exception:
             log.exception("internal_error", message_id=delivery.envelope.key)
-            self._settler.release(delivery)
+            self._settler.report_given_back(delivery)
 
     def _count_received(self, delivery: Delivery) -> None:
         now = time.time()

@@ -516,6 +516,7 @@ async def test_a_late_fate_is_told(ours: Publisher, fate: Confirm) -> None:
             await late.stored(asyncio.get_running_loop().time())
         await far.transport.until(1)
         assert (error.value.fault, told, ours.unconfirmed) == ("timeout", [], 1)
+        assert not late.is_refused
         match fate:
             case "error":
                 far.closing.set_result(None)
@@ -528,6 +529,31 @@ async def test_a_late_fate_is_told(ours: Publisher, fate: Confirm) -> None:
         await turns(10)
 
     assert told == [fate == "confirmed"]
+    assert late.is_refused == (fate != "confirmed")
+
+
+async def test_who_waits_again_is_told_and_counted_once() -> None:
+    """A time-out is how it counts; the confirm that comes late is success all the same."""
+    registry = new_registry()
+    metrics = BridgeMetrics(
+        registry, component="worker", version="0", revision="0", exchanges=("default",)
+    )
+    confirm: asyncio.Future[Confirm] = asyncio.get_running_loop().create_future()
+    late = Publication(metrics, "default", "queue", confirm, 0.0)
+    now = asyncio.get_running_loop().time
+    for _ in range(2):
+        with pytest.raises(PublishError):
+            await late.stored(now())
+    confirm.set_result("confirmed")
+    await late.stored(now() + GUARD_SECONDS)
+    counted = {
+        outcome: registry.get_sample_value(
+            "sms_bridge_amqp_published_total", {"exchange": "default", "outcome": outcome}
+        )
+        for outcome in ("timeout", "confirmed")
+    }
+
+    assert counted == {"timeout": 1, "confirmed": 0}
 
 
 async def test_a_cancelled_one_is_confirmed_late(ours: Publisher, far: Far) -> None:

@@ -8,7 +8,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from pamqp.common import FieldTable
 
 from tests.alarms import memory_alarm
-from tests.faults.bench import Bench, eventually, make_numbers
+from tests.faults.bench import CONSUME_LINK, Bench, eventually, make_numbers
 from tests.faults.traffic import NOT_SENT, REFUSED, once_each
 
 
@@ -47,6 +47,56 @@ async def test_memory_alarm_during_a_storm_of_errors(bench: Bench) -> None:
         await bench.until_settled(live)
         assert bench.sent_twice(numbers) == {}
         assert await bench.dead_letters() == []
+
+
+async def test_a_copy_whose_confirm_is_late_is_published_once(bench: Bench) -> None:
+    """However many publish time-outs pass: what the broker has stored it is not given again."""
+    bench.service.misbehave(NOT_SENT)
+    async with bench.worker(rabbitmq__publish_timeout_seconds=0.5) as live:
+        numbers = await bench.publish(5)
+        await eventually(lambda: len(bench.service.posts(numbers)) == 5, what="POSTs")
+        bench.proxy.freeze("broker")
+        await eventually(lambda: len(live.logged("not_stored")) >= 15, what="late confirms")
+        bench.service.behave()
+        bench.proxy.thaw()
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+
+        # Of two copies the second would have been taken too, and dropped.
+        assert live.metric("sms_bridge_worker_messages_received_total") == 10
+        assert live.metric("sms_bridge_worker_messages_processed_total", reason="duplicate") == 0
+    assert bench.sent_twice(numbers) == {}
+    assert await bench.dead_letters() == []
+
+
+async def test_a_copy_outlives_its_session_in_an_alarm(bench: Bench) -> None:
+    """What comes again while its copy is unread goes on waiting for that, and makes no second."""
+    bench.service.misbehave(NOT_SENT)
+    await bench.declare_main()
+    numbers = await bench.publish(5)
+    received = "sms_bridge_worker_messages_received_total"
+    processed = "sms_bridge_worker_messages_processed_total"
+    async with (
+        memory_alarm(bench.broker),
+        bench.worker(rabbitmq__publish_timeout_seconds=0.5) as live,
+    ):
+        await eventually(
+            lambda: any(line["why"] == "no confirm in time" for line in live.logged("not_stored")),
+            what="a copy that is not read",
+        )
+        bench.proxy.cut(CONSUME_LINK)
+        await eventually(
+            lambda: live.metric(processed, outcome="released") >= 5, what="all given back"
+        )
+        await eventually(lambda: live.metric(received, redelivered="true") >= 5, what="all back")
+        bench.service.behave()
+        await asyncio.to_thread(bench.broker.ctl, "set_vm_memory_high_watermark", "0.6")
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+
+        # Each message and one copy of it.
+        assert live.metric(received, redelivered="false") == 10
+    assert bench.sent_twice(numbers) == {}
 
 
 async def test_retry_queue_deleted_by_an_operator(bench: Bench) -> None:

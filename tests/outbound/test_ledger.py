@@ -92,9 +92,9 @@ class Book:
         claim = self._claims[one].pop(0)
         self._ledger.settle(claim, ACCEPTED if sent else None, acked=acked)
 
-    def release(self, one: Entry, kept: Kept | None) -> None:
-        """Release the oldest claim of an entry."""
-        self._ledger.release(self._claims[one].pop(0), kept or NOTHING_DECIDED)
+    def give_back(self, one: Entry, kept: Kept | None) -> None:
+        """Give the oldest claim of an entry back."""
+        self._ledger.give_back(self._claims[one].pop(0), kept or NOTHING_DECIDED)
 
     def recall(self, one: Entry, *, redelivered: bool = True) -> Kept | None:
         """Return what was kept."""
@@ -196,10 +196,10 @@ async def test_unknown_delivery_is_taken(ledger: Book, one: Entry, *, redelivere
 
 
 @each_kind
-async def test_released_delivery_is_taken_again(ledger: Book, one: Entry) -> None:
+async def test_delivery_that_was_given_back_is_taken_again(ledger: Book, one: Entry) -> None:
     """What was given back undecided is worked on when it comes again."""
     await ledger.claim(one, redelivered=False)
-    ledger.release(one, None)
+    ledger.give_back(one, None)
 
     assert await ledger.claim(one, redelivered=True)
 
@@ -369,7 +369,7 @@ async def test_what_went_back_goes_before_what_is_in_doubt(ledger: Book, *, acke
     await done(ledger, NAMELESS, acked=acked)
     await ledger.claim(NAMELESS, redelivered=False)
     ledger.connection_lost()
-    ledger.release(NAMELESS, None)
+    ledger.give_back(NAMELESS, None)
 
     assert await ledger.claim(NAMELESS, redelivered=True)
     assert ledger.recall(NAMELESS) is NOTHING_DECIDED
@@ -563,7 +563,7 @@ async def test_copy_that_went_back_is_taken_again(ledger: Book) -> None:
     """A copy that was not replaced is no repeat."""
     one = entry("m-1", copies=1)
     assert await ledger.claim(one, redelivered=False)
-    ledger.release(one, None)
+    ledger.give_back(one, None)
 
     assert await ledger.claim(one, redelivered=False)
 
@@ -669,13 +669,13 @@ async def test_redelivery_of_what_is_settled_meanwhile(
 
 
 @each_kind
-async def test_redelivery_of_what_is_released_meanwhile(ledger: Book, one: Entry) -> None:
+async def test_redelivery_of_what_is_given_back_meanwhile(ledger: Book, one: Entry) -> None:
     """A redelivery that waited is worked on once the first is given back."""
     await ledger.claim(one, redelivered=False)
     ledger.connection_lost()
     again = asyncio.create_task(ledger.claim(one, redelivered=True))
     await others_run()
-    ledger.release(one, None)
+    ledger.give_back(one, None)
 
     assert await again
 
@@ -685,7 +685,7 @@ async def test_one_of_many_redeliveries_is_taken(ledger: Book) -> None:
     await ledger.claim(NAMED, redelivered=False)
     again = [asyncio.create_task(ledger.claim(NAMED, redelivered=True)) for _ in range(3)]
     await others_run()
-    ledger.release(NAMED, None)
+    ledger.give_back(NAMED, None)
     await others_run()
     taken = [task.result() for task in again if task.done()]
     for task in again:
@@ -771,7 +771,7 @@ async def test_waiting_redelivery_that_is_cancelled(ledger: Book) -> None:
 async def decided(ledger: Book, one: Entry) -> None:
     """Take a delivery, decide about it and give it back unsettled."""
     await ledger.claim(one, redelivered=False)
-    ledger.release(one, DECISION)
+    ledger.give_back(one, DECISION)
 
 
 async def test_decision_is_recalled(ledger: Book) -> None:
@@ -803,15 +803,15 @@ async def test_later_decision_counts(ledger: Book) -> None:
     await decided(ledger, NAMED)
     await ledger.claim(NAMED, redelivered=True)
     ledger.recall(NAMED)
-    ledger.release(NAMED, later)
+    ledger.give_back(NAMED, later)
 
     assert ledger.recall(NAMED) is later
 
 
-async def test_undecided_release_keeps_the_envelope(ledger: Book) -> None:
+async def test_what_went_back_undecided_keeps_its_envelope(ledger: Book) -> None:
     """What was given back undecided goes on with its key and its counts."""
     await ledger.claim(NAMED, redelivered=False)
-    ledger.release(NAMED, None)
+    ledger.give_back(NAMED, None)
 
     assert ledger.recall(NAMED) is NOTHING_DECIDED
 
@@ -978,7 +978,7 @@ async def test_long_absence_of_the_broker_forgets_no_decision(ledger: Book, cloc
     """What must not be sent again is known when it comes again."""
     await ledger.claim(NAMED, redelivered=False)
     ledger.connection_lost(and_back=False)
-    ledger.release(NAMED, DECISION)
+    ledger.give_back(NAMED, DECISION)
     clock.now += LONG
     ledger.consuming_again()
     await ledger.claim(NAMED, redelivered=True)

@@ -7,22 +7,24 @@ as it is told.
 import asyncio
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from datetime import UTC
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import pytest
 
 from bridge.amqp.properties import Properties
-from bridge.amqp.publisher import Publisher
+from bridge.amqp.publisher import READ_TURNS, Publication, Publisher
 from bridge.config import RateLimitSettings, WorkerSettings
-from bridge.errors import BrokerError, PublishError, PublishFault
+from bridge.errors import BrokerError, Confirm, PublishError, PublishFault
+from bridge.metrics import BridgeMetrics, new_registry
 from bridge.outbound import envelope
 from bridge.outbound.delivery import Delivery, WaitCause
 from bridge.outbound.fates import Dead, Outcome, Retried, Sent
 from bridge.outbound.ledger import Accepted
 from bridge.outbound.pace import Pace
-from bridge.outbound.settle import Settler, accepted
+from bridge.outbound.settle import MAX_UNCONFIRMED_SECONDS, Settler, accepted
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.ears import Ears
@@ -49,23 +51,76 @@ class Published(NamedTuple):
         return (self.properties.headers or {}).get(name)
 
 
+# What a broker says of a message that was not written at all, or that was, sooner or later.
+Fault = PublishFault | Literal["late"]
+PUBLISH_SECONDS = 10.0
+
+
 class Broker:
-    """What stands in for the publisher: fails as often as it has faults, then confirms."""
+    """What stands in for the publisher: fails as often as it has faults, then confirms.
+
+    `late` writes the message and says nothing of it: its future is the last one of `pending`.
+    """
 
     max_properties_bytes = 131_000
 
-    def __init__(self) -> None:
-        self.faults: list[PublishFault] = []
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._metrics = BridgeMetrics(
+            new_registry(), component="worker", version="0", revision="0", exchanges=("default",)
+        )
+        self.faults: list[Fault] = []
         self.published: list[Published] = []
+        self.written = 0
+        self.pending: list[asyncio.Future[Confirm]] = []
+        self.is_blocked = False
+
+    @asynccontextmanager
+    async def deadline_for(self, _body: bytes) -> AsyncIterator[float]:
+        """Give every body the same time."""
+        yield self._loop.time() + PUBLISH_SECONDS
+
+    async def write(
+        self,
+        body: bytes,
+        *,
+        exchange: str,
+        routing_key: str,
+        properties: Properties,
+        deadline: float,
+    ) -> Publication:
+        """Write a message, and have its fault become known; or write nothing."""
+        assert deadline > self._loop.time()
+        fault = self.faults.pop(0) if self.faults else None
+        if fault in {"timeout", "error"}:
+            raise PublishError(cast("PublishFault", fault), str(fault))
+        self.written += 1
+        confirm: asyncio.Future[Confirm] = self._loop.create_future()
+
+        def note(done: asyncio.Future[Confirm]) -> None:
+            if done.result() == "confirmed":
+                self.published.append(Published(body, exchange, routing_key, properties))
+
+        confirm.add_done_callback(note)
+        if fault == "late":
+            self.pending.append(confirm)
+        else:
+            confirm.set_result(fault or "confirmed")
+        return Publication(self._metrics, "default", routing_key, confirm, 0.0)
 
     async def publish(
         self, body: bytes, *, exchange: str, routing_key: str, properties: Properties
     ) -> None:
         """Confirm a message, or fail."""
-        if self.faults:
-            fault = self.faults.pop(0)
-            raise PublishError(fault, f"for {routing_key}" if fault == "returned" else "")
-        self.published.append(Published(body, exchange, routing_key, properties))
+        async with self.deadline_for(body) as deadline:
+            publication = await self.write(
+                body,
+                exchange=exchange,
+                routing_key=routing_key,
+                properties=properties,
+                deadline=deadline,
+            )
+            await publication.stored(deadline)
 
 
 class Channel:
@@ -93,7 +148,7 @@ class World(LeapingWorld):
 
     def __init__(self, outcome_exchange: str | None = None) -> None:
         super().__init__()
-        self.broker = Broker()
+        self.broker = Broker(self.loop)
         self.channel = Channel()
         self.pace = Pace(
             RateLimitSettings(),
@@ -105,7 +160,8 @@ class World(LeapingWorld):
         self.settler = Settler(
             WorkerSettings(queue="q", outcome_exchange=outcome_exchange),
             publisher=cast("Publisher", self.broker),
-            pace=self.pace,
+            block=self.pace.block,
+            unblock=self.pace.unblock,
             metrics=self.metrics,
         )
 
@@ -299,6 +355,89 @@ def test_nothing_new_is_taken_while_anything_is_held_up(world: World) -> None:
 
     assert states == [True, True, False]
     assert len(world.broker.published) == 2
+
+
+def confirm_in(world: World, seconds: float, confirm: Confirm) -> None:
+    """Have the broker say then what became of what it has said nothing of."""
+    world.loop.call_later(seconds, lambda: world.broker.pending.pop().set_result(confirm))
+
+
+def test_a_copy_whose_confirm_is_late_is_published_once(world: World, ears: Ears) -> None:
+    """The broker may have stored it: it is waited for, with the worker at rest, and ends so."""
+    world.broker.faults = ["late"]
+    confirm_in(world, 47.0, "confirmed")
+
+    assert world.replace(UNSENT) == pytest.approx(47.0)
+    assert (world.broker.written, len(world.broker.published)) == (1, 1)
+    assert [line["fault"] for line in ears.heard("not_stored")] == ["timeout"] * 4
+    assert not world.pace.broker_blocked
+    assert world.value("pauses_total", reason="broker_blocked") == 1
+
+
+@pytest.mark.parametrize("refusal", ["nacked", "error", "returned"])
+def test_a_copy_that_is_late_and_not_stored_is_published_anew(
+    world: World, refusal: Confirm
+) -> None:
+    """Once the broker has refused it, or its channel has ended, there is no other."""
+    world.broker.faults = ["late"]
+    confirm_in(world, 27.0, refusal)
+
+    assert world.replace(UNSENT) == pytest.approx(27.0 + 0.5)
+    assert (world.broker.written, len(world.broker.published)) == (2, 1)
+    assert world.settler.queue_missing.is_set() == (refusal == "returned")
+
+
+def test_a_confirm_that_comes_as_its_time_is_up_counts(world: World) -> None:
+    """Between the time-out and what is done about it the broker may have confirmed the copy."""
+    world.broker.faults = ["late"]
+    turns = READ_TURNS + 1
+
+    def confirm_soon() -> None:
+        nonlocal turns
+        turns -= 1
+        if turns:
+            world.loop.call_soon(confirm_soon)
+        else:
+            world.broker.pending.pop().set_result("confirmed")
+
+    world.loop.call_later(PUBLISH_SECONDS, confirm_soon)
+    world.replace(UNSENT)
+
+    assert (world.broker.written, len(world.broker.published)) == (1, 1)
+
+
+def test_a_confirm_that_is_lost_holds_nothing_up_for_ever(world: World) -> None:
+    """A broker that takes messages and says nothing of one for so long never will."""
+    world.broker.faults = ["late"]
+
+    assert world.replace(UNSENT) == pytest.approx(MAX_UNCONFIRMED_SECONDS)
+    assert (world.broker.written, len(world.broker.published)) == (2, 1)
+    # The next message with its id need not wait for it.
+    assert world.broker.pending[0].done()
+
+
+def test_an_alarm_may_last_for_longer(world: World) -> None:
+    """While the broker blocks it has not even read the copy, which it stores at the end."""
+    world.broker.faults = ["late"]
+    world.broker.is_blocked = True
+    confirm_in(world, 4 * MAX_UNCONFIRMED_SECONDS, "confirmed")
+
+    assert world.replace(UNSENT) == pytest.approx(4 * MAX_UNCONFIRMED_SECONDS)
+    assert (world.broker.written, len(world.broker.published)) == (1, 1)
+
+
+def test_what_comes_again_goes_on_with_its_copy(world: World) -> None:
+    """A delivery whose session ends before the confirm does not have its copy published anew."""
+    first, again = world.delivery(), world.delivery(redelivered=True)
+    world.broker.faults = ["late"]
+    world.channel.is_over = True
+    with pytest.raises(BrokerError):
+        world.run(world.settler.replace(first, UNSENT))
+    again.replacement = first.replacement
+    confirm_in(world, 3.0, "confirmed")
+
+    assert world.seconds(world.settler.replace(again, UNSENT)) == pytest.approx(3.0)
+    assert (world.broker.written, len(world.broker.published)) == (1, 1)
 
 
 def test_a_copy_of_what_the_broker_delivers_again_is_given_up(world: World) -> None:
@@ -511,10 +650,10 @@ def test_the_ack_of_a_session_that_is_over_is_in_doubt(world: World) -> None:
 
 
 def test_what_goes_back_to_the_queue_is_counted_and_not_acked(world: World, ears: Ears) -> None:
-    """A delivery that is released is the broker's again."""
+    """A delivery that is given back is the broker's again."""
     delivery = world.delivery(redelivered=True)
     world.passes(12.5)
-    world.settler.release(delivery)
+    world.settler.report_given_back(delivery)
     (line,) = ears.heard("delivery")
 
     assert world.channel.acked == []
