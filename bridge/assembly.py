@@ -26,6 +26,7 @@ from bridge.inbound.schemes import scheme_from
 from bridge.inbound.webhook import Receiver, webhook_limits
 from bridge.logs import LineWriter, Log, configure_logging
 from bridge.metrics import BridgeMetrics, Registry, new_registry
+from bridge.outbound.fates import Policy
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.pace import Pace
 from bridge.outbound.sender import Sender
@@ -80,8 +81,8 @@ class Assembly:
         metrics = _worker_metrics(settings, self.registry)
         pace = Pace(
             settings.worker.rate_limit,
+            policy=Policy.of(settings.worker),
             outage_after_seconds=settings.worker.outage_after,
-            first_step_seconds=settings.worker.retry_delays[0],
             metrics=metrics,
         )
         publisher = self._make_publisher()

@@ -1,8 +1,25 @@
-"""How many requests may be in flight at once."""
+"""How many requests may be in flight at once, and how many deliveries to hold for them.
+
+Both are fixed, or follow the service with `worker.concurrency: auto` (see `adaptive_limit`).
+"""
 
 import asyncio
 import contextlib
+import time
 from collections import deque
+from collections.abc import Callable
+from typing import Final, Self
+
+from bridge.config import WorkerSettings
+from bridge.logs import Log
+from bridge.outbound.adaptive_limit import AdaptiveLimit
+from bridge.outbound.delivery import Waits
+from bridge.outbound.fates import Answer
+
+log = Log(__name__)
+
+# A limit that follows the service is logged when it is higher or lower by this factor.
+LOGGED_FACTOR: Final = 2
 
 
 class Slots:
@@ -13,10 +30,16 @@ class Slots:
         self._taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def acquire(self) -> None:
-        """Take a slot; wait for one in the order of the calls."""
+    def acquire_free(self) -> bool:
+        """Take a slot if there is one that nobody waits for, and say whether."""
         if self._taken < self.limit and not self._waiting:
             self._taken += 1
+            return True
+        return False
+
+    async def acquire(self) -> None:
+        """Take a slot; wait for one in the order of the calls."""
+        if self.acquire_free():
             return
         handed_over = asyncio.get_running_loop().create_future()
         self._waiting.append(handed_over)
@@ -49,3 +72,98 @@ class Slots:
             if not handed_over.done():
                 self._taken += 1
                 handed_over.set_result(None)
+
+
+class Capacity:
+    """The slots of one worker, of which each request in flight has one.
+
+    `most_held`: how many deliveries to hold, so that there is always one to send. `changed` is set
+    when it is another number than before.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        *,
+        changed: asyncio.Event,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue = settings.queue
+        self._changed = changed
+        self._adaptive = (
+            AdaptiveLimit(settings.max_concurrency, clock=clock)
+            if settings.concurrency == "auto"
+            else None
+        )
+        self._slots = Slots(self._adaptive.limit if self._adaptive else settings.most_in_flight)
+        self._logged_limit = self._slots.limit
+        # In order, deliveries wait for each other, and no other worker for what is held here.
+        self._holds_most = self._adaptive is None or settings.ordering == "recipient"
+        self.most_held = settings.most_in_flight
+        if self._adaptive is not None:
+            self._follow(self._adaptive)
+
+    @property
+    def limit(self) -> int:
+        """How many requests may be in flight now."""
+        return self._slots.limit
+
+    def slot(self, waits: Waits) -> "Slot":
+        """Hold a slot for the length of an `async with` block; `waits` measures the wait for it."""
+        return Slot(self, self._slots, waits)
+
+    def log_limit(self) -> None:
+        """Log the limit now and then: it moves all the time, and the metric shows each move."""
+        low, high = sorted((self.limit, self._logged_limit))
+        if high >= low * LOGGED_FACTOR:
+            self._logged_limit = self.limit
+            log.info("concurrency_changed", queue=self._queue, limit=self.limit)
+
+    def begin(self) -> float:
+        """Note that a request goes out; `end` wants the moment that is returned."""
+        return 0.0 if self._adaptive is None else self._adaptive.begin()
+
+    def end(self, began: float, answer: Answer | None) -> None:
+        """Note how a request ended, None when nobody waited for its answer; the limit follows."""
+        if self._adaptive is not None:
+            self._adaptive.end(began, answer)
+            if self._adaptive.limit != self.limit:
+                self._follow(self._adaptive)
+
+    def _follow(self, adaptive: AdaptiveLimit) -> None:
+        """Have so many requests in flight from now on; those that are stay so."""
+        self._slots.resize(adaptive.limit)
+        if not self._holds_most and (held := adaptive.most_held()) != self.most_held:
+            self.most_held = held
+            self._changed.set()
+
+
+class Slot:
+    """The place of one request among those in flight.
+
+    Call `begin` when the request leaves, and set `answer` when it is there.
+    """
+
+    __slots__ = ("_began", "_capacity", "_slots", "_waits", "answer")
+
+    def __init__(self, capacity: Capacity, slots: Slots, waits: Waits) -> None:
+        self._capacity = capacity
+        self._slots = slots
+        self._waits = waits
+        self._began: float | None = None
+        self.answer: Answer | None = None
+
+    async def __aenter__(self) -> Self:
+        if not self._slots.acquire_free():
+            with self._waits("slot"):
+                await self._slots.acquire()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._began is not None:
+            self._capacity.end(self._began, self.answer)
+        self._slots.give_back()
+
+    def begin(self) -> None:
+        """Note that the request leaves."""
+        self._began = self._capacity.begin()

@@ -14,6 +14,10 @@ from bridge.amqp.publisher import Publication
 from bridge.amqp.wire import Body, Wire
 from bridge.outbound.envelope import Envelope
 
+# A delivery that has been held for longer is given up; one wait more may lie before that. The
+# broker's own limit is 30 minutes (consumer_timeout).
+MAX_HOLD_SECONDS: Final = 60.0
+
 # What a delivery may wait for here; a POST that is in flight is no wait.
 WaitCause = Literal[
     # The same message, which is being worked on.

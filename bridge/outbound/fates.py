@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, NamedTuple, assert_never
 
+from bridge.config import WorkerSettings
 from bridge.errors import AttemptFault
 
 
@@ -178,11 +179,22 @@ _NO_ANSWER: Final = "no answer from the SMS API; the request may have arrived"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The numbers that decide between again and dead."""
+    """What decides between again and dead, as far as a message does not ask for something else."""
 
     max_attempts: int
     max_uncertain_attempts: int
     retry_delays_seconds: tuple[float, ...]
+    on_uncertain: Literal["retry", "park"] = "retry"
+
+    @classmethod
+    def of(cls, settings: WorkerSettings) -> "Policy":
+        """Make the policy of a worker."""
+        return cls(
+            max_attempts=settings.max_attempts,
+            max_uncertain_attempts=settings.max_uncertain_attempts,
+            retry_delays_seconds=settings.retry_delays,
+            on_uncertain=settings.on_uncertain,
+        )
 
     def is_last_try(self, *, attempts: int, uncertain_attempts: int) -> bool:
         """Whether one more failure may be the end of a message that has had so many."""
@@ -259,7 +271,7 @@ def decide(
         case Fate.REFUSED:
             return Dead(reason="refused", detail=answer.detail, status=answer.status, burned=True)
         case Fate.SETUP | Fate.AMBIGUOUS | Fate.SLOW_DOWN:
-            return put_off(answer, policy)
+            return put_off_for(answer, policy)
         case Fate.UNCERTAIN if park or uncertain_attempts + 1 >= policy.max_uncertain_attempts:
             return _dead("uncertain", answer)
         case _ if attempts + 1 >= policy.max_attempts:
@@ -287,17 +299,37 @@ def _dead(reason: DeadReason, answer: Answer) -> Dead:
     )
 
 
-def put_off(answer: Answer, policy: Policy, *, times: int = 1) -> Retried:
-    """Send a delivery up the ladder without burning an attempt; `times` says to which step."""
-    wait = answer.retry_after_seconds or 0
-    step = policy.delay_for(times, at_least_seconds=wait)
-    if wait and step > 2 * wait:
-        # One that comes back too early is put off again.
-        step = policy.longest_within(wait)
+def put_off(
+    reason: RetryReason,
+    policy: Policy,
+    *,
+    detail: str,
+    wait_seconds: float = 0,
+    times: int = 1,
+    status: int | None = None,
+    uncertain: bool = False,
+) -> Retried:
+    """Send a delivery up the ladder without burning an attempt.
+
+    It goes to the step that `times` says, or to one that lasts for `wait_seconds` if that is
+    longer, but not for more than twice as long: one that comes back too early is put off again.
+    """
+    step = policy.delay_for(times, at_least_seconds=wait_seconds)
+    if wait_seconds and step > 2 * wait_seconds:
+        step = policy.longest_within(wait_seconds)
     return Retried(
-        reason=_PUT_OFF_REASONS.get(answer.fate, "paused"),
-        delay_seconds=step,
+        reason=reason, delay_seconds=step, detail=detail, status=status, uncertain=uncertain
+    )
+
+
+def put_off_for(answer: Answer, policy: Policy, *, times: int = 1) -> Retried:
+    """Send a delivery up the ladder for an answer that is not to burn an attempt."""
+    return put_off(
+        _PUT_OFF_REASONS.get(answer.fate, "paused"),
+        policy,
         detail=answer.detail,
+        wait_seconds=answer.retry_after_seconds or 0,
+        times=times,
         status=answer.status,
         uncertain=answer.fate is Fate.UNCERTAIN,
     )

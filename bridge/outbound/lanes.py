@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.errors import BrokerError
-from bridge.outbound.delivery import Delivery
+from bridge.outbound.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.outbound.fates import Policy
-from bridge.outbound.rates import MAX_HOLD_SECONDS
 
 # A message that does not come back from the ladder by then was taken out by somebody.
 MAX_LATE_SECONDS: Final = 900.0
@@ -23,20 +22,20 @@ MAX_MESSAGES: Final = 100_000
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
-    """One delivery's turn. `behind_seconds`: the step to wait on instead, None when it may go."""
+class Place:
+    """One delivery's place. `behind_seconds`: the step to wait on instead, None when it may go."""
 
     behind_seconds: float | None = None
     stays_seconds: float | None = None
     goes_back: bool = False
 
     def stay_ahead(self, delay_seconds: float) -> None:
-        """Keep the place in the order: the message comes back from the ladder after a delay."""
+        """Keep the place: the message comes back from the ladder after a delay."""
         self.stays_seconds = delay_seconds
 
 
 @dataclass(slots=True, eq=False)
-class _Place:
+class _Unsettled:
     """A message that is not settled: when it comes back from the ladder, and what brings it there.
 
     `leaving` ends when the copy that waits on the ladder is there.
@@ -51,7 +50,7 @@ class _Place:
 class _Lane:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
-    order: dict[str, _Place] = field(default_factory=dict)
+    order: dict[str, _Unsettled] = field(default_factory=dict)
 
 
 class Lanes:
@@ -65,41 +64,46 @@ class Lanes:
         self._messages = 0
 
     @asynccontextmanager
-    async def turn(
-        self, key: str, delivery: Delivery, *, waits: bool = True
-    ) -> AsyncIterator[Turn]:
-        """Wait for a delivery's turn, for no longer than a delivery is held.
+    async def place(
+        self, key: str, delivery: Delivery, *, may_wait: bool = True
+    ) -> AsyncIterator[Place]:
+        """Wait until a delivery is the first of its key, for no longer than a delivery is held.
 
-        With `waits` false it goes behind one that is held at once. Raising BrokerError or
-        CancelledError out of the turn gives the delivery back to the queue, and keeps its place
+        Unless it may wait it goes behind one that is held at once. Raising BrokerError or
+        CancelledError out of the block gives the delivery back to the queue, and keeps its place
         for a moment.
         """
         lane, message = self._lanes.setdefault(key, _Lane()), delivery.envelope.key
         lane.users += 1
         self._line_up(lane, message)
-        turn, is_locked = Turn(), False
+        place, is_locked = Place(), False
         try:
-            with delivery.waits("order"):
-                is_locked = await _lock(lane, MAX_HOLD_SECONDS if waits else 0)
-                turn.behind_seconds = await self._step_behind(lane, message, is_locked=is_locked)
-            yield turn
+            if lane.users == 1 and next(iter(lane.order)) == message:
+                is_locked = await lane.lock.acquire()
+            else:
+                with delivery.waits("order"):
+                    is_locked = await _lock(lane, MAX_HOLD_SECONDS if may_wait else 0)
+                    place.behind_seconds = await self._step_behind(
+                        lane, message, is_locked=is_locked
+                    )
+            yield place
         except (BrokerError, asyncio.CancelledError):
             # It comes again, ahead of those that are on the ladder behind it.
-            turn.goes_back = True
+            place.goes_back = True
             raise
         finally:
             if is_locked:
                 lane.lock.release()
             lane.users -= 1
-            self._leave(key, lane, message, turn)
+            self._leave(key, lane, message, place)
 
     def _line_up(self, lane: _Lane, message: str) -> None:
         now = self._clock()
-        place = lane.order.get(message)
-        if place is None:
-            place = lane.order[message] = _Place(now + self._step_seconds, 0.0)
+        record = lane.order.get(message)
+        if record is None:
+            record = lane.order[message] = _Unsettled(now + self._step_seconds, 0.0)
             self._messages += 1
-        place.given_up_at = now + MAX_LATE_SECONDS
+        record.given_up_at = now + MAX_LATE_SECONDS
 
     async def _step_behind(self, lane: _Lane, message: str, *, is_locked: bool) -> float | None:
         """Return the step of the ladder that ends soon after the first of the lane comes back.
@@ -107,23 +111,23 @@ class Lanes:
         It is late by the first step at most. Of two that go up one step the queue keeps the order.
         """
         while lane.order and (first := next(iter(lane.order))) != message:
-            place = lane.order[first]
-            if place.given_up_at <= self._clock():
+            record = lane.order[first]
+            if record.given_up_at <= self._clock():
                 self._forget(lane, first)
                 continue
-            if place.leaving is not None:
-                await asyncio.wait({place.leaving}, timeout=MAX_HOLD_SECONDS)
-            left = max(0.0, place.back_at - self._clock())
+            if record.leaving is not None:
+                await asyncio.wait({record.leaving}, timeout=MAX_HOLD_SECONDS)
+            left = max(0.0, record.back_at - self._clock())
             return self._policy.longest_within(left + self._step_seconds)
         return None if is_locked else self._step_seconds
 
-    def _leave(self, key: str, lane: _Lane, message: str, turn: Turn) -> None:
-        place = lane.order.get(message)
-        if place is not None and turn.goes_back:
-            place.back_at = self._clock()
-            place.given_up_at = place.back_at + MAX_HOLD_SECONDS
-        elif place is not None and turn.stays_seconds is not None:
-            self._go_up(place, turn.stays_seconds)
+    def _leave(self, key: str, lane: _Lane, message: str, place: Place) -> None:
+        record = lane.order.get(message)
+        if record is not None and place.goes_back:
+            record.back_at = self._clock()
+            record.given_up_at = record.back_at + MAX_HOLD_SECONDS
+        elif record is not None and place.stays_seconds is not None:
+            self._go_up(record, place.stays_seconds)
         else:
             self._forget(lane, message)
         if not lane.users and not lane.order:
@@ -131,17 +135,17 @@ class Lanes:
         if self._messages > MAX_MESSAGES:
             self._make_room()
 
-    def _go_up(self, place: _Place, delay_seconds: float) -> None:
+    def _go_up(self, record: _Unsettled, delay_seconds: float) -> None:
         """Note when it comes back: after its delay, from when what settles it here has ended."""
 
         def note(_: object = None) -> None:
-            place.back_at = self._clock() + delay_seconds
-            place.given_up_at = place.back_at + MAX_LATE_SECONDS
+            record.back_at = self._clock() + delay_seconds
+            record.given_up_at = record.back_at + MAX_LATE_SECONDS
 
         note()
-        place.leaving = asyncio.current_task()
-        if place.leaving is not None:
-            place.leaving.add_done_callback(note)
+        record.leaving = asyncio.current_task()
+        if record.leaving is not None:
+            record.leaving.add_done_callback(note)
 
     def _forget(self, lane: _Lane, message: str) -> None:
         if lane.order.pop(message, None) is not None:

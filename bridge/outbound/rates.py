@@ -12,97 +12,23 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Final
 
 from bridge.config import RateLimitSettings
+from bridge.outbound.delivery import MAX_HOLD_SECONDS, Waits
 from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.token_bucket import SlowStart, TokenBucket
 
-# A delivery that has been held for longer is given up; one wait more may lie before that. The
-# broker's own limit is 30 minutes (consumer_timeout).
-MAX_HOLD_SECONDS: Final = 60.0
 MAX_SENDERS: Final = 1000
 # So many deliveries may wait for the limits of their senders beside those that are to be sent.
 # The room follows the need in large steps: each change interrupts consuming for a moment.
 FIRST_ROOM: Final = 16
 MAX_ROOM: Final = 1024
 ROOM_FACTOR: Final = 4
-# How often to look how many workers share a limit, and how long to wait for that at the start.
+# How often to count the workers that share a limit, and how long to wait for the first count.
 SHARE_SECONDS: Final = 1.0
-UNKNOWN_SECONDS: Final = 10.0
-# After an outage: so many requests a second at first, doubled every second.
-SLOW_START_PER_SECOND: Final = 10.0
-SLOW_START_SECONDS: Final = 10.0
-
-
-class TokenBucket:
-    """Lets `per_second` through on average and `burst` at once."""
-
-    def __init__(self, per_second: float, burst: float, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.per_second = per_second
-        self._burst = burst
-        self._tokens = burst
-        self._at = clock()
-
-    def take(self) -> float:
-        """Take a token, on credit if need be, and return how many seconds to wait for it."""
-        self._fill()
-        self._tokens -= 1
-        return max(0.0, -self._tokens / self.per_second)
-
-    def seconds_until(self, number: int) -> float:
-        """Return how many seconds it takes until there are so many tokens."""
-        self._fill()
-        return max(0.0, (number - self._tokens) / self.per_second)
-
-    def give_back(self) -> None:
-        """Undo a `take` that is not used."""
-        self._tokens += 1
-
-    def fill_from(self, moment: float) -> None:
-        """Have no more than the tokens since a moment."""
-        self._fill()
-        self._tokens = min(self._tokens, (self._clock() - moment) * self.per_second)
-
-    def resize(self, per_second: float, burst: float) -> None:
-        """Change the rate; what has been used stays used."""
-        self._fill()
-        self.per_second = per_second
-        self._burst = burst
-        self._tokens = min(self._tokens, burst)
-
-    def _fill(self) -> None:
-        now = self._clock()
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self.per_second)
-        self._at = now
-
-
-class _SlowStart(TokenBucket):
-    """Lets a few through a second, and twice as many each second later."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        super().__init__(SLOW_START_PER_SECOND, 1, clock)
-        self._began_at = clock()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it need not be asked any more."""
-        return self._clock() - self._began_at > SLOW_START_SECONDS
-
-    def _fill(self) -> None:
-        seconds = min(self._clock() - self._began_at, SLOW_START_SECONDS)
-        self.per_second = SLOW_START_PER_SECOND * 2.0**seconds
-        super()._fill()
-
-
-class Turn:
-    """One delivery's turn; set `is_used` when it goes, else the next one has the token."""
-
-    __slots__ = ("is_used",)
-
-    def __init__(self) -> None:
-        self.is_used = False
+FIRST_SHARE_SECONDS: Final = 10.0
 
 
 class _Line:
@@ -113,29 +39,43 @@ class _Line:
         self.waiting = 0
         self._lock = asyncio.Lock()
 
+    @property
+    def holds_up(self) -> bool:
+        """Whether who comes now has to wait."""
+        return self.waiting > 0 or self.wait_seconds() > 0
+
     def wait_seconds(self) -> float:
         """Return how long who comes now waits for its token."""
         without_token = self.waiting - self._lock.locked() + 1
         return max((bucket.seconds_until(without_token) for bucket in self.buckets), default=0.0)
 
-    @asynccontextmanager
-    async def first(self, turn: Turn) -> AsyncIterator[None]:
-        """Be the first of the line, and have a token."""
+    async def come_first(self) -> tuple[TokenBucket, ...]:
+        """Wait to be the first of the line, then for a token; return the buckets it is taken from.
+
+        `leave` must be called then, with these buckets if the token is given back.
+        """
         self.waiting += 1
         try:
-            async with self._lock:
-                buckets = tuple(self.buckets)
-                wait = max((bucket.take() for bucket in buckets), default=0.0)
-                try:
-                    if wait:
-                        await asyncio.sleep(wait)
-                    yield
-                finally:
-                    if not turn.is_used:
-                        for bucket in buckets:
-                            bucket.give_back()
-        finally:
+            await self._lock.acquire()
+        except BaseException:
             self.waiting -= 1
+            raise
+        buckets = tuple(self.buckets)
+        wait = max((bucket.take() for bucket in buckets), default=0.0)
+        try:
+            if wait:
+                await asyncio.sleep(wait)
+        except BaseException:
+            self.leave(give_back=buckets)
+            raise
+        return buckets
+
+    def leave(self, *, give_back: tuple[TokenBucket, ...] = ()) -> None:
+        """Let the next one be the first, with the token of this one where it is given back."""
+        for bucket in give_back:
+            bucket.give_back()
+        self._lock.release()
+        self.waiting -= 1
 
 
 class _SenderLine(_Line):
@@ -147,6 +87,47 @@ class _SenderLine(_Line):
     def __init__(self, bucket: TokenBucket, plan: TokenBucket) -> None:
         super().__init__(bucket)
         self.plan = plan
+
+
+class Token:
+    """A delivery's leave to go under the limits: the first place of some lines, a token of each.
+
+    Spend it when the delivery goes. Until then the next one in line waits behind it.
+    """
+
+    def __init__(self) -> None:
+        self.is_spent = False
+        self._held: list[tuple[_Line, tuple[TokenBucket, ...]]] = []
+
+    async def wait_in(self, line: _Line) -> None:
+        """Wait for the first place of one more line, and for a token there."""
+        self._held.append((line, await line.come_first()))
+
+    def spend(self) -> None:
+        """Go, and let the next one in line wait for a token of its own."""
+        self.is_spent = True
+        while self._held:
+            line, _ = self._held.pop()
+            line.leave()
+
+    def give_back(self) -> None:
+        """Stay after all, and let the next one in line have the token."""
+        while self._held:
+            line, buckets = self._held.pop()
+            line.leave(give_back=buckets)
+
+
+class _Unlimited:
+    """Hands out one token for all: where there is no limit a message should not pay for one."""
+
+    def __init__(self) -> None:
+        self._token = Token()
+
+    async def __aenter__(self) -> Token:
+        return self._token
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
 
 
 class RateLimits:
@@ -182,8 +163,9 @@ class RateLimits:
         if limit.per_second is not None:
             self._bucket = self._new_bucket(limit.per_second)
             self._common.buckets.append(self._bucket)
-        self._slow_start: _SlowStart | None = None
+        self._slow_start: SlowStart | None = None
         self._by_sender: OrderedDict[str, _SenderLine] = OrderedDict()
+        self._unlimited = _Unlimited()
         self._waiting = 0
         self._room = FIRST_ROOM
 
@@ -216,12 +198,16 @@ class RateLimits:
             bucket.fill_from(self._shared_since)
         self._is_share_known.set()
 
+    @property
+    def _knows_share(self) -> bool:
+        return not self.is_shared or self._is_share_known.is_set()
+
     async def _until_share_is_known(self) -> None:
         """Wait for it, but not for ever: a broker may not say it."""
-        if not self.is_shared or self._is_share_known.is_set():
+        if self._knows_share:
             return
         try:
-            async with asyncio.timeout(UNKNOWN_SECONDS):
+            async with asyncio.timeout(FIRST_SHARE_SECONDS):
                 await self._is_share_known.wait()
         except TimeoutError:
             self._start()
@@ -259,47 +245,49 @@ class RateLimits:
             wait = line.plan.take()
         return max(wait, here)
 
-    def turn(self, sender: str) -> AbstractAsyncContextManager[Turn]:
-        """Wait in line until a request of this sender may go, and keep the next one behind it."""
+    def token(self, sender: str, waits: Waits) -> AbstractAsyncContextManager[Token]:
+        """Wait in line until a request of this sender may go; `waits` measures that.
+
+        What is not spent within the `async with` block is given back at its end.
+        """
         line, common = self._sender_line(sender), self._common_line()
-        if line is not None:
-            return self._turn_of_sender(line, common)
-        return self._turn_of_all(common) if common.buckets else _Unlimited()
+        if line is None and not common.buckets:
+            return self._unlimited
+        return self._limited(line, common, waits)
 
     def start_slowly(self) -> None:
         """Let few requests through at first, and twice as many each second."""
         self._end_slow_start()
-        self._slow_start = _SlowStart(self._clock)
+        self._slow_start = SlowStart(self._clock)
         self._common.buckets.append(self._slow_start)
 
     @asynccontextmanager
-    async def _turn_of_all(self, common: _Line) -> AsyncIterator[Turn]:
-        turn, came_at = Turn(), self._clock()
-        await self._until_share_is_known()
-        async with common.first(turn):
-            self._count_wait(came_at)
-            yield turn
+    async def _limited(
+        self, line: _SenderLine | None, common: _Line, waits: Waits
+    ) -> AsyncIterator[Token]:
+        token, came_at = Token(), self._clock()
+        is_held_up = common.holds_up or (line is not None and line.holds_up)
+        try:
+            with waits("rate") if is_held_up or not self._knows_share else nullcontext():
+                await self._wait_in_lines(token, line, common)
+            self._metrics.throttled.labels("local_limit").inc(self._clock() - came_at)
+            yield token
+        finally:
+            if not token.is_spent:
+                token.give_back()
+                if line is not None:
+                    line.plan.give_back()
 
-    @asynccontextmanager
-    async def _turn_of_sender(self, line: _SenderLine, common: _Line) -> AsyncIterator[Turn]:
-        turn, came_at = Turn(), self._clock()
-        takes_room = line.wait_seconds() > 0
+    async def _wait_in_lines(self, token: Token, line: _SenderLine | None, common: _Line) -> None:
+        takes_room = line is not None and line.wait_seconds() > 0
         self._waiting += takes_room
         try:
             await self._until_share_is_known()
-            async with line.first(turn):
-                self._waiting -= takes_room
-                takes_room = False
-                async with common.first(turn):
-                    self._count_wait(came_at)
-                    yield turn
+            if line is not None:
+                await token.wait_in(line)
         finally:
             self._waiting -= takes_room
-            if not turn.is_used:
-                line.plan.give_back()
-
-    def _count_wait(self, came_at: float) -> None:
-        self._metrics.throttled.labels("local_limit").inc(self._clock() - came_at)
+        await token.wait_in(common)
 
     def _has_room(self) -> bool:
         if self._waiting < self._room:
@@ -346,13 +334,3 @@ class RateLimits:
         """Return this worker's rate and burst."""
         burst = self._limit.burst or per_second
         return per_second / self._consumers, max(1.0, burst / self._consumers)
-
-
-class _Unlimited:
-    """The turn of a delivery that no limit holds up: two context managers would cost too much."""
-
-    async def __aenter__(self) -> Turn:
-        return Turn()
-
-    async def __aexit__(self, *_: object) -> None:
-        pass

@@ -21,7 +21,7 @@ from bridge.outbound.fates import (
     decide,
     judge_failure,
     judge_status,
-    put_off,
+    put_off_for,
 )
 
 # --- Statuses: the table of the documents, written out a second time ----------------------------
@@ -472,7 +472,7 @@ def test_no_outcome_repeats_a_message_for_ever(attempts: int) -> None:
 )
 def test_put_off(fate: Fate, reason: str) -> None:
     """A delivery that the worker must not hold any longer waits a step and burns nothing."""
-    ended = put_off(answer(fate), POLICY)
+    ended = put_off_for(answer(fate), POLICY)
 
     assert (ended.reason, ended.delay_seconds, ended.detail) == (reason, 5, "why")
     assert (ended.status, ended.burned) == (500, False)
@@ -482,7 +482,7 @@ def test_put_off(fate: Fate, reason: str) -> None:
 @pytest.mark.parametrize(("times", "delay"), [(1, 5), (2, 30), (5, 3600), (99, 3600)])
 def test_put_off_again_and_again(times: int, delay: float) -> None:
     """A delivery that is put off once more for its own sake waits a step higher."""
-    assert put_off(answer(Fate.AMBIGUOUS), POLICY, times=times).delay_seconds == delay
+    assert put_off_for(answer(Fate.AMBIGUOUS), POLICY, times=times).delay_seconds == delay
 
 
 @pytest.mark.parametrize(
@@ -499,4 +499,4 @@ def test_last_try(attempts: int, uncertain: int, *, is_last: bool) -> None:
 )
 def test_put_off_as_long_as_asked(wait: float, delay: float) -> None:
     """A delivery that is put off comes back when the service wants it; not twice as late."""
-    assert put_off(answer(Fate.SLOW_DOWN, wait=wait), POLICY).delay_seconds == delay
+    assert put_off_for(answer(Fate.SLOW_DOWN, wait=wait), POLICY).delay_seconds == delay

@@ -1,4 +1,4 @@
-"""Order per recipient: whose turn it is, and who goes up the ladder behind whom."""
+"""Order per recipient: who goes first, and who goes up the ladder behind whom."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,9 +8,9 @@ import pytest
 
 from bridge.errors import BrokerError
 from bridge.outbound import lanes
+from bridge.outbound.delivery import MAX_HOLD_SECONDS
 from bridge.outbound.fates import Policy
-from bridge.outbound.lanes import MAX_LATE_SECONDS, Lanes, Turn
-from bridge.outbound.rates import MAX_HOLD_SECONDS
+from bridge.outbound.lanes import MAX_LATE_SECONDS, Lanes, Place
 from tests.clock import Clock
 from tests.deliveries import make_delivery
 
@@ -34,10 +34,10 @@ def line(clock: Clock) -> Lanes:
 
 
 @asynccontextmanager
-async def turn_of(line: Lanes, message: str, key: str = KEY) -> AsyncIterator[Turn]:
-    """Wait for a message's turn."""
-    async with line.turn(key, make_delivery(message)) as turn:
-        yield turn
+async def place_of(line: Lanes, message: str, key: str = KEY) -> AsyncIterator[Place]:
+    """Wait for a message's place."""
+    async with line.place(key, make_delivery(message)) as place:
+        yield place
 
 
 async def settle() -> None:
@@ -46,36 +46,38 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def go(line: Lanes, message: str, key: str = KEY) -> float | None:
-    """Have a turn and settle the message, unless it has to wait on the ladder; return the step."""
+async def go(line: Lanes, message: str, key: str = KEY, *, may_wait: bool = True) -> float | None:
+    """Be the first and settle the message, unless it has to wait on the ladder; return the step."""
 
     async def process() -> float | None:
-        async with turn_of(line, message, key) as turn:
-            if turn.behind_seconds is not None:
-                turn.stay_ahead(turn.behind_seconds)
-            return turn.behind_seconds
+        async with line.place(key, make_delivery(message), may_wait=may_wait) as place:
+            if place.behind_seconds is not None:
+                place.stay_ahead(place.behind_seconds)
+            return place.behind_seconds
 
     # As in the worker: each delivery has a task, which ends when it is settled.
     return await asyncio.create_task(process())
 
 
 async def go_at_once(line: Lanes, message: str) -> float | None:
-    """Have a turn without waiting for one that is held; return the step of the ladder if any."""
-    async with line.turn(KEY, make_delivery(message), waits=False) as turn:
-        if turn.behind_seconds is not None:
-            turn.stay_ahead(turn.behind_seconds)
-        return turn.behind_seconds
+    """Settle a message without waiting for one that is held; return the step of the ladder."""
+    return await go(line, message, may_wait=False)
 
 
 async def fail(
-    line: Lanes, message: str, step: float, *, published: asyncio.Event | None = None
+    line: Lanes,
+    message: str,
+    step: float,
+    key: str = KEY,
+    *,
+    published: asyncio.Event | None = None,
 ) -> None:
-    """Have a turn and go up the ladder, when the copy has been `published`."""
+    """Be the first and go up the ladder, when the copy has been `published`."""
 
     async def process() -> None:
-        async with turn_of(line, message) as turn:
-            assert turn.behind_seconds is None
-            turn.stay_ahead(step)
+        async with place_of(line, message, key) as place:
+            assert place.behind_seconds is None
+            place.stay_ahead(step)
         if published is not None:
             await published.wait()
 
@@ -84,29 +86,29 @@ async def fail(
 
 
 async def test_settled_message_holds_up_nobody(line: Lanes) -> None:
-    """One after the other has its turn."""
+    """One after the other has its place."""
     assert [await go(line, message) for message in "abc"] == [None, None, None]
 
 
-async def test_turns_of_a_key_do_not_overlap(line: Lanes) -> None:
+async def test_messages_of_a_key_do_not_overlap(line: Lanes) -> None:
     """The second waits for the first; one of another key does not."""
-    async with turn_of(line, "a"):
+    async with place_of(line, "a"):
         second = asyncio.create_task(go(line, "b"))
         assert await go(line, "c", key="another") is None
         assert not second.done()
     assert await second is None
 
 
-async def test_the_wait_for_a_turn_is_measured(line: Lanes) -> None:
+async def test_the_wait_for_those_before_it_is_measured(line: Lanes) -> None:
     """Who is behind another waits for `order`, and may be given back to the queue meanwhile."""
     clock, second = Clock(), make_delivery("b")
     second.clock = clock
 
     async def go_second() -> None:
-        async with line.turn(KEY, second):
+        async with line.place(KEY, second):
             assert second.waiting_for is None
 
-    async with turn_of(line, "a"):
+    async with place_of(line, "a"):
         waiting = asyncio.create_task(go_second())
         await settle()
         assert second.may_be_given_back
@@ -117,7 +119,7 @@ async def test_the_wait_for_a_turn_is_measured(line: Lanes) -> None:
 
 
 async def test_nobody_passes_one_on_the_ladder(line: Lanes) -> None:
-    """Those behind go up behind it, and have their turn after it."""
+    """Those behind go up behind it, and go after it."""
     await fail(line, "a", 30.0)
 
     assert await go(line, "b") == 30.0
@@ -194,10 +196,10 @@ async def test_a_copy_that_cannot_be_published_holds_nobody_for_long(
     first.cancel()
 
 
-async def test_turn_that_ends_with_an_error_gives_the_place_up(line: Lanes) -> None:
+async def test_an_error_gives_the_place_up(line: Lanes) -> None:
     """A message with which something went wrong holds up nobody."""
     with pytest.raises(RuntimeError):
-        async with turn_of(line, "a"):
+        async with place_of(line, "a"):
             raise RuntimeError
 
     assert await go(line, "b") is None
@@ -205,7 +207,7 @@ async def test_turn_that_ends_with_an_error_gives_the_place_up(line: Lanes) -> N
 
 async def test_cancelled_wait_keeps_its_place(line: Lanes) -> None:
     """A delivery that is given back while it waits comes again, and nobody passes it."""
-    async with turn_of(line, "a"):
+    async with place_of(line, "a"):
         second = asyncio.create_task(go(line, "b"))
         await settle()
         second.cancel()
@@ -222,7 +224,7 @@ async def test_what_goes_back_to_the_queue_stays_ahead(line: Lanes, reason: Base
     await fail(line, "a", 30.0)
     await go(line, "b")
     with pytest.raises(type(reason)):
-        async with turn_of(line, "a"):
+        async with place_of(line, "a"):
             raise reason
 
     assert await go(line, "a") is None
@@ -232,7 +234,7 @@ async def test_what_goes_back_to_the_queue_stays_ahead(line: Lanes, reason: Base
 async def test_what_another_worker_has_taken_is_given_up_soon(line: Lanes, clock: Clock) -> None:
     """What went back to the queue and does not come again holds up its number for a minute."""
     with pytest.raises(BrokerError):
-        async with turn_of(line, "a"):
+        async with place_of(line, "a"):
             raise BrokerError("gone")
     clock.now += MAX_HOLD_SECONDS - 1
     assert await go(line, "b") == FIRST_STEP
@@ -245,7 +247,7 @@ async def test_late_one_that_is_back_keeps_its_place(line: Lanes, clock: Clock) 
     """One that comes back later than it was expected is not given up while it waits."""
     await fail(line, "a", 30.0)
     clock.now += 30 + MAX_LATE_SECONDS - 1
-    async with turn_of(line, "a"):
+    async with place_of(line, "a"):
         clock.now += 2
         second = asyncio.create_task(go(line, "b"))
         await settle()
@@ -256,7 +258,7 @@ async def test_late_one_that_is_back_keeps_its_place(line: Lanes, clock: Clock) 
 
 async def test_nobody_waits_who_must_not(line: Lanes) -> None:
     """Who does not wait goes up behind one that is held at once, and keeps its place."""
-    async with turn_of(line, "a"):
+    async with place_of(line, "a"):
         assert await go_at_once(line, "b") == FIRST_STEP
     assert await go_at_once(line, "c") == FIRST_STEP
     assert await go_at_once(line, "b") is None
@@ -265,10 +267,10 @@ async def test_nobody_waits_who_must_not(line: Lanes) -> None:
 async def test_wait_ends_before_a_delivery_is_held_for_long(
     line: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One whose turn does not come goes to the ladder, and keeps its place."""
+    """One that does not become the first goes to the ladder, and keeps its place."""
     monkeypatch.setattr(lanes, "MAX_HOLD_SECONDS", 0.01)
 
-    async with turn_of(line, "a"):
+    async with place_of(line, "a"):
         assert await go(line, "b") == FIRST_STEP
     assert await go(line, "c") == FIRST_STEP
     assert await go(line, "b") is None
@@ -283,8 +285,8 @@ async def test_one_that_does_not_come_back_is_given_up(line: Lanes, clock: Clock
 
 
 async def test_two_of_one_id(line: Lanes) -> None:
-    """Two messages that were given one id both have their turn."""
-    async with turn_of(line, "a"):
+    """Two messages that were given one id both have their place."""
+    async with place_of(line, "a"):
         second = asyncio.create_task(go(line, "a"))
         await asyncio.sleep(0)
 
@@ -296,8 +298,7 @@ async def test_oldest_are_forgotten_for_room(line: Lanes, monkeypatch: pytest.Mo
     """The memory is bounded; what is forgotten is the oldest key."""
     monkeypatch.setattr(lanes, "MAX_MESSAGES", 2)
     for key in ("one", "two", "three"):
-        async with turn_of(line, f"first of {key}", key) as turn:
-            turn.stay_ahead(30.0)
+        await fail(line, f"first of {key}", 30.0, key)
 
     assert await go(line, "second", "one") is None
     assert await go(line, "second", "three") == 30.0

@@ -4,6 +4,7 @@ All run on an event loop whose time leaps to the next timer, so that nobody wait
 """
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -11,14 +12,28 @@ from typing import Any
 import pytest
 
 from bridge.config import RateLimitSettings
-from bridge.outbound.fates import Answer, Fate, PauseReason, judge_failure, judge_status
+from bridge.outbound.delivery import MAX_HOLD_SECONDS
+from bridge.outbound.fates import (
+    Answer,
+    Dead,
+    Outcome,
+    PauseReason,
+    Policy,
+    Retried,
+    Sent,
+    judge_failure,
+    judge_status,
+)
 from bridge.outbound.pace import PATIENCE_SECONDS, Pace
-from bridge.outbound.rates import MAX_HOLD_SECONDS
 from tests.clock import LeapingWorld
+from tests.deliveries import make_delivery
 from tests.ears import Ears
 
 OUTAGE_AFTER = 10.0
 FIRST_STEP = 5.0
+POLICY = Policy(
+    max_attempts=6, max_uncertain_attempts=3, retry_delays_seconds=(FIRST_STEP, 30.0, 120.0)
+)
 NO_LIMIT = RateLimitSettings()
 # Chance is left in: what holds, holds in each of so many runs.
 RUNS = 60
@@ -27,12 +42,12 @@ RUNS = 60
 class World(LeapingWorld):
     """A pace, the clock that it goes by, and the metrics that it writes."""
 
-    def pace(self, limit: RateLimitSettings = NO_LIMIT) -> Pace:
+    def pace(self, limit: RateLimitSettings = NO_LIMIT, policy: Policy = POLICY) -> Pace:
         """Make a pace on this world's clock."""
         return Pace(
             limit,
+            policy=policy,
             outage_after_seconds=OUTAGE_AFTER,
-            first_step_seconds=FIRST_STEP,
             metrics=self.metrics,
             clock=self.loop.time,
         )
@@ -41,9 +56,9 @@ class World(LeapingWorld):
         """Let deliveries wait for their turn together; return when each one went."""
 
         async def one() -> None:
-            async with pace.rates.turn(sender) as turn:
+            async with pace.rates.token(sender, make_delivery().waits) as token:
                 await pace.until_open()
-                turn.is_used = True
+                token.spend()
 
         return self.moments(one() for _ in range(number))
 
@@ -63,6 +78,8 @@ def status(code: int, *, wait: float | None = None) -> Answer:
 
 ACCEPTED = status(200)
 FAILED = status(500)
+NOT_FOUND = status(404)
+FORBIDDEN = status(403)
 LOST = judge_failure("answer_timeout")
 
 
@@ -74,16 +91,23 @@ def fresh() -> str:
     return f"m{next(_serials)}"
 
 
+def rule(pace: Pace, answer: Answer, key: str, to: str = "", **envelope: Any) -> Outcome | None:
+    """Send a message, and return what its answer means; `to` is its own number if unnamed."""
+    delivery = make_delivery(key, **envelope)
+    return pace.rule(answer, delivery, to or key, began=pace.begin(key))
+
+
 def note(pace: Pace, answer: Answer, times: int = 1) -> None:
-    """Tell of an answer to a message of its own, some times."""
+    """Have messages that nobody knows answered so, each settled before the next one."""
     for _ in range(times):
         key = fresh()
-        pace.note(answer, key=key, recipient=key, began=pace.begin(key))
+        rule(pace, answer, key)
+        pace.give_up_probe(key)
 
 
-def down(world: World, limit: RateLimitSettings = NO_LIMIT) -> Pace:
+def down(world: World, policy: Policy = POLICY) -> Pace:
     """Make a pace that is paused for an outage."""
-    pace = world.pace(limit)
+    pace = world.pace(policy=policy)
     world.passes(OUTAGE_AFTER)
     note(pace, FAILED, 10)
     assert pace.paused == "outage"
@@ -242,10 +266,15 @@ def test_the_log_says_with_what_status_a_pause_began(world: World, ears: Ears) -
 
 
 def admit(
-    pace: Pace, key: str = "m", to: str = "", *, has_failed: bool = False, is_last_try: bool = False
+    pace: Pace, key: str = "m", to: str = "", *, attempts: int = 0
 ) -> Coroutine[Any, Any, float | None]:
-    """Ask whether a message may go; `to` is its own number, if it is not named."""
-    return pace.admit(key, to or key, has_failed=has_failed, is_last_try=is_last_try)
+    """Ask whether a message may go; `to` is its own number if unnamed."""
+    return pace.admit(make_delivery(key, attempts=attempts), to or key)
+
+
+def is_probe(pace: Pace, key: str) -> bool:
+    """Say whether a message is the probe of a pause."""
+    return pace.paused is not None and pace.lets_through(key)
 
 
 def test_nothing_is_held_for_a_long_wait(world: World) -> None:
@@ -537,14 +566,14 @@ def test_change_wakes_the_consumer(world: World, change: Callable[[Pace], object
 def pause_with_probe(pace: Pace) -> None:
     """Pause, and have a probe."""
     pace.pause("operator")
-    pace.keep_probe("d")
+    rule(pace, NOT_FOUND, "d")
 
 
 ENDS: dict[str, tuple[Callable[[Pace], object], Callable[[Pace], object]]] = {
     "resume": (lambda pace: pace.pause("operator"), Pace.resume),
     "unblock": (Pace.block, Pace.unblock),
-    "probe taken": (lambda pace: pace.pause("operator"), lambda pace: pace.keep_probe("d")),
-    "probe given up": (pause_with_probe, lambda pace: pace.release_probe("d")),
+    "probe taken": (lambda pace: pace.pause("operator"), lambda pace: rule(pace, NOT_FOUND, "d")),
+    "probe given up": (pause_with_probe, lambda pace: pace.give_up_probe("d")),
 }
 
 
@@ -561,6 +590,16 @@ def test_end_wakes_the_consumer(
     assert pace.changed.is_set()
 
 
+def reason(outcome: Outcome | None) -> str | None:
+    """Return why a message is put off or dead, `held` when it is tried again from here."""
+    return "held" if outcome is None else getattr(outcome, "reason", None)
+
+
+def delay(outcome: Outcome | None) -> float | None:
+    """Return how long a message waits on the ladder, None when it does not."""
+    return outcome.delay_seconds if isinstance(outcome, Retried) else None
+
+
 # --- The probe -----------------------------------------------------------------------------------
 
 
@@ -571,14 +610,14 @@ def paused(world: World, reason: PauseReason = "misconfigured") -> Pace:
     return pace
 
 
-def claims(world: World, pace: Pace, key: str, to: str = "", **facts: bool) -> bool:
+def claims(world: World, pace: Pace, key: str, to: str = "", *, attempts: int = 0) -> bool:
     """Say whether a message that asks is the probe then; it may go, or waits."""
 
     async def ask() -> bool:
-        asking = asyncio.ensure_future(admit(pace, key, to, **facts))
+        asking = asyncio.ensure_future(admit(pace, key, to, attempts=attempts))
         await asyncio.sleep(0)
         asking.cancel()
-        return pace.is_probe(key)
+        return is_probe(pace, key)
 
     found: bool = world.run(ask())
     return found
@@ -586,8 +625,7 @@ def claims(world: World, pace: Pace, key: str, to: str = "", **facts: bool) -> b
 
 def fails(pace: Pace, key: str) -> None:
     """Tell that the probe has found things as they were."""
-    answer = FAILED if pace.paused == "outage" else status(302)
-    pace.note(answer, key=key, recipient=key, began=pace.begin(key))
+    rule(pace, FAILED if pace.paused == "outage" else status(302), key)
 
 
 def waits_of(world: World, pace: Pace, number: int, key: str | None = None) -> list[float]:
@@ -596,10 +634,10 @@ def waits_of(world: World, pace: Pace, number: int, key: str | None = None) -> l
     for _ in range(number):
         probe = key or fresh()
         waits.append(world.seconds(admit(pace, probe)))
-        assert pace.is_probe(probe)
+        assert is_probe(pace, probe)
         fails(pace, probe)
         if key is None:
-            pace.release_probe(probe)
+            pace.give_up_probe(probe)
     return waits
 
 
@@ -613,8 +651,7 @@ def test_no_probe_without_a_pause(world: World) -> None:
     """While nothing is wrong there is no probe, and everything may go."""
     pace = world.pace()
 
-    assert (pace.keep_probe("m"), pace.is_probe("m"), pace.probes_wanted) == (False, False, 0)
-    assert not pace.is_wary
+    assert (pace.is_wary, pace.lets_through("m"), pace.probes_wanted) == (False, True, 0)
     assert world.run(admit(pace)) is None
 
 
@@ -638,7 +675,7 @@ def test_next_message_becomes_the_probe(world: World) -> None:
     """When the probe is settled the next message becomes it."""
     pace = paused(world)
     claims(world, pace, "first")
-    pace.release_probe("first")
+    pace.give_up_probe("first")
 
     assert (pace.probes_wanted, claims(world, pace, "second")) == (1, True)
 
@@ -647,9 +684,9 @@ def test_only_the_probe_can_give_up(world: World) -> None:
     """Another message that ends does not take the probe's place away."""
     pace = paused(world)
     claims(world, pace, "first")
-    pace.release_probe("second")
+    pace.give_up_probe("second")
 
-    assert pace.is_probe("first")
+    assert is_probe(pace, "first")
 
 
 def test_probe_ends_with_the_pause(world: World) -> None:
@@ -659,7 +696,7 @@ def test_probe_ends_with_the_pause(world: World) -> None:
     pace.resume()
     pace.pause("misconfigured")
 
-    assert (pace.is_probe("first"), pace.probes_wanted) == (False, 1)
+    assert (is_probe(pace, "first"), pace.probes_wanted) == (False, 1)
 
 
 def test_probe_is_another_message_than_the_last(world: World) -> None:
@@ -669,7 +706,7 @@ def test_probe_is_another_message_than_the_last(world: World) -> None:
     wanted = pace.probes_wanted
     replaced = world.run(_both(pace, "first", "second"))
 
-    assert (wanted, pace.is_probe("second")) == (2, True)
+    assert (wanted, is_probe(pace, "second")) == (2, True)
     assert replaced is not None
 
 
@@ -690,8 +727,8 @@ def test_message_that_began_a_pause_is_held(world: World) -> None:
     """The message whose answer began the pause is tried again after a second, if no other is."""
     pace = paused(world)
 
-    assert pace.keep_probe("first")
-    assert not pace.keep_probe("second")
+    assert rule(pace, status(302), "first") is None
+    assert rule(pace, status(302), "second") is not None
     assert fits(waits_of(world, pace, 3, "first"), [1, 2, 4])
 
 
@@ -727,7 +764,7 @@ def test_answer_about_the_probe_ends_the_pause(world: World, answer: Answer) -> 
     """When the service speaks about messages again, the pause is over."""
     pace = paused(world)
     world.run(admit(pace, "probe"))
-    pace.note(answer, key="probe", recipient="probe", began=pace.begin("probe"))
+    rule(pace, answer, "probe")
 
     assert pace.paused is None
 
@@ -741,8 +778,8 @@ def test_other_answer_of_the_probe_ends_no_pause(world: World, answer: Answer) -
     """What does not speak about the message leaves the pause, and the waits double."""
     pace = paused(world)
     world.run(admit(pace, "probe"))
-    pace.note(answer, key="probe", recipient="probe", began=pace.begin("probe"))
-    pace.release_probe("probe")
+    rule(pace, answer, "probe")
+    pace.give_up_probe("probe")
 
     assert pace.paused is not None
     assert world.seconds(admit(pace, "next")) >= 1.6
@@ -849,6 +886,10 @@ def test_old_new_key_does_not_hurry_a_later_pause(world: World) -> None:
 
 # --- Outages and the attempts of messages ---------------------------------------------------------
 
+ONE_TRY = Policy(
+    max_attempts=1, max_uncertain_attempts=1, retry_delays_seconds=POLICY.retry_delays_seconds
+)
+
 
 def test_what_has_failed_waits_while_it_looks_like_an_outage(world: World) -> None:
     """After ten failures only messages that have not failed yet find out whether it is one."""
@@ -858,9 +899,9 @@ def test_what_has_failed_waits_while_it_looks_like_an_outage(world: World) -> No
 
     assert pace.paused is None
     assert world.run(admit(pace, "new")) is None
-    assert world.run(admit(pace, "failed", has_failed=True)) == 0
+    assert world.run(admit(pace, "failed", attempts=1)) == 0
     note(pace, ACCEPTED)
-    assert world.run(admit(pace, "failed", has_failed=True)) is None
+    assert world.run(admit(pace, "failed", attempts=1)) is None
 
 
 def test_outage_is_seen_without_another_failure(world: World) -> None:
@@ -876,23 +917,23 @@ def test_outage_is_seen_without_another_failure(world: World) -> None:
 
 def test_last_try_is_kept_while_others_can_probe(world: World) -> None:
     """A message whose next failure is its end leaves its place to one that has attempts left."""
-    pace = down(world)
-    claims(world, pace, "last", has_failed=True, is_last_try=True)
+    pace = down(world, ONE_TRY)
+    claims(world, pace, "last", attempts=1)
     wanted = pace.probes_wanted
 
-    assert (wanted, claims(world, pace, "first", is_last_try=True)) == (2, True)
-    assert not claims(world, pace, "another last", has_failed=True, is_last_try=True)
+    assert (wanted, claims(world, pace, "first")) == (2, True)
+    assert not claims(world, pace, "another last", attempts=1)
 
 
 def test_last_try_is_not_held_for_long(world: World) -> None:
     """A message that would wait for minutes as the probe is none, and another may be."""
     pace = down(world)
     waits_of(world, pace, 8)
-    away = world.run(admit(pace, "last", has_failed=True, is_last_try=True))
+    away = world.run(admit(pace, "last", attempts=5))
 
     assert away is not None
     assert away > MAX_HOLD_SECONDS
-    assert (pace.is_probe("last"), pace.probes_wanted) == (False, 1)
+    assert (is_probe(pace, "last"), pace.probes_wanted) == (False, 1)
 
 
 def test_an_hour_of_failures_costs_a_handful(world: World) -> None:
@@ -901,26 +942,18 @@ def test_an_hour_of_failures_costs_a_handful(world: World) -> None:
     end = world.loop.time() + 3600
     while world.loop.time() < end:
         key = fresh()
-        away = world.run(admit(pace, key, has_failed=True, is_last_try=True))
+        away = world.run(admit(pace, key, attempts=5))
         if away is None:
             fails(pace, key)
             dead += 1
         else:
             world.passes(away)
-        pace.release_probe(key)
+        pace.give_up_probe(key)
 
     assert dead <= 20
 
 
 # --- Ambiguous answers ----------------------------------------------------------------------------
-
-NOT_FOUND = status(404)
-FORBIDDEN = status(403)
-
-
-def answer(pace: Pace, key: str, given: Answer) -> Answer:
-    """Send a message, and return what its answer means."""
-    return pace.note(given, key=key, recipient=key, began=pace.begin(key))
 
 
 def test_three_doubts_in_a_row_pause(world: World) -> None:
@@ -945,7 +978,7 @@ def test_three_doubts_about_one_message_pause(world: World) -> None:
     """It need not be three messages: one that is alone cannot be told from the set-up."""
     pace = world.pace()
     for _ in range(3):
-        answer(pace, "only", NOT_FOUND)
+        rule(pace, NOT_FOUND, "only")
 
     assert pace.paused == "misconfigured"
 
@@ -975,11 +1008,12 @@ def test_refusals_that_are_proven_are_no_doubts(world: World) -> None:
     """However many messages are refused on evidence, nothing pauses."""
     pace = world.pace()
     for number in range(5):
-        answer(pace, f"bad{number}", NOT_FOUND)
+        rule(pace, NOT_FOUND, f"bad{number}")
         note(pace, ACCEPTED)
-    fates = [answer(pace, f"bad{number}", NOT_FOUND).fate for number in range(5)]
+    outcomes = [rule(pace, NOT_FOUND, f"bad{number}") for number in range(5)]
 
-    assert (set(fates), pace.paused) == ({Fate.REFUSED}, None)
+    assert [isinstance(outcome, Dead) for outcome in outcomes] == [True] * 5
+    assert pace.paused is None
 
 
 def test_doubts_are_counted_anew(world: World) -> None:
@@ -998,26 +1032,27 @@ def test_doubts_are_counted_anew(world: World) -> None:
 def test_doubts_about_a_message_end(world: World, ends: str) -> None:
     """With a new key, or another answer about it, a message starts anew."""
     pace = world.pace()
-    answer(pace, "m", FORBIDDEN)
+    rule(pace, FORBIDDEN, "m")
     if ends == "new key":
         pace.renew_key()
     else:
-        answer(pace, "m", status(400))
+        rule(pace, status(400), "m")
     note(pace, ACCEPTED)
 
-    assert answer(pace, "m", FORBIDDEN).fate is Fate.AMBIGUOUS
+    assert reason(rule(pace, FORBIDDEN, "m")) == "ambiguous"
 
 
 def test_refusal_that_is_proven_says_so(world: World) -> None:
     """The dead letter tells on what evidence, and the set-up is not suspected any more."""
     pace = world.pace()
-    answer(pace, "bad", NOT_FOUND)
+    rule(pace, NOT_FOUND, "bad")
     note(pace, ACCEPTED)
 
-    assert answer(pace, "bad", NOT_FOUND) == NOT_FOUND._replace(
-        fate=Fate.REFUSED,
-        pause=None,
+    assert rule(pace, NOT_FOUND, "bad") == Dead(
+        reason="refused",
         detail="the SMS API answered 404, twice, and took another message between",
+        status=404,
+        burned=True,
     )
 
 
@@ -1036,28 +1071,32 @@ def test_new_key_ends_a_row_of_doubts(world: World) -> None:
 def test_nothing_is_refused_in_a_pause(world: World) -> None:
     """While the set-up is in doubt evidence of before convicts nobody."""
     pace = world.pace()
-    answer(pace, "bad", FORBIDDEN)
+    rule(pace, FORBIDDEN, "bad")
     note(pace, ACCEPTED)
     note(pace, FORBIDDEN, 3)
 
-    assert answer(pace, "bad", FORBIDDEN).fate is Fate.AMBIGUOUS
+    rule(pace, FORBIDDEN, "probe")
+    assert reason(rule(pace, FORBIDDEN, "bad")) == "ambiguous"
 
 
 def test_key_revoked_under_load(world: World) -> None:
     """When fifty requests in flight are answered 403 at once, all are put off and none is dead."""
     pace = world.pace()
     note(pace, ACCEPTED)
-    keys = [fresh() for _ in range(50)]
-    began = {key: pace.begin(key) for key in keys}
-    late = pace.begin("late")
+    messages = [make_delivery(fresh()) for _ in range(50)]
+    late = make_delivery("late")
+    began = [pace.begin(message.envelope.key) for message in messages]
+    late_began = pace.begin("late")
     for _ in range(2):
-        fates = {
-            pace.note(FORBIDDEN, key=key, recipient=key, began=began[key]).fate for key in keys
-        }
-        assert fates == {Fate.AMBIGUOUS}
+        outcomes = [
+            pace.rule(FORBIDDEN, message, message.envelope.key, began=moment)
+            for message, moment in zip(messages, began, strict=True)
+        ]
+        # The one that is held is the probe.
+        assert {reason(outcome) for outcome in outcomes} == {"ambiguous", "held"}
         # It was sent before the key was revoked, by a slow backend.
-        pace.note(ACCEPTED, key="late", recipient="late", began=late)
-        began = {key: pace.begin(key) for key in keys}
+        pace.rule(ACCEPTED, late, "late", began=late_began)
+        began = [pace.begin(message.envelope.key) for message in messages]
 
     assert pace.paused == "credentials_rejected"
 
@@ -1065,35 +1104,32 @@ def test_key_revoked_under_load(world: World) -> None:
 def test_steps_grow_until_a_pause(world: World) -> None:
     """The steps of the ladder grow with each ambiguous answer; in a pause they do not."""
     pace = world.pace()
-    times = []
-    for _ in range(3):
-        answer(pace, "bad", NOT_FOUND)
-        times.append(pace.put_off_times("bad"))
+    outcomes = [rule(pace, NOT_FOUND, "bad") for _ in range(3)]
+    assert [delay(outcome) for outcome in outcomes] == [5, 30, None]
 
-    assert times == [1, 2, 1]
+    assert pace.paused == "misconfigured"
+    assert [delay(rule(pace, NOT_FOUND, "worse")) for _ in range(3)] == [5, 5, 5]
 
 
 def test_suspect_leaves_its_place_to_others(world: World) -> None:
     """However often a bad message has been probed with, another one goes at once."""
     pace = world.pace()
     for _ in range(3):
-        answer(pace, "bad", NOT_FOUND)
-    pace.keep_probe("bad")
+        rule(pace, NOT_FOUND, "bad")
     for _ in range(8):
         world.run(admit(pace, "bad"))
-        answer(pace, "bad", NOT_FOUND)
+        rule(pace, NOT_FOUND, "bad")
 
     assert pace.probes_wanted == 2
     assert world.seconds(admit(pace, "good")) == 0
-    assert pace.is_probe("good")
+    assert is_probe(pace, "good")
 
 
 def test_many_messages_to_a_bad_number_are_no_probes(world: World) -> None:
     """Messages to a number that is answered 404 go away at once, and leave the way to others."""
     pace = world.pace()
     for key in ("one", "two", "three"):
-        pace.note(NOT_FOUND, key=key, recipient="bad", began=pace.begin(key))
-    pace.keep_probe("three")
+        rule(pace, NOT_FOUND, key, "bad")
     claims(world, pace, "four", to="bad")
     waited = [world.seconds(admit(pace, fresh(), "bad")) for _ in range(20)]
 
@@ -1105,7 +1141,8 @@ def test_suspect_that_comes_back_does_not_take_the_place_of_others(world: World)
     """A message that has had an ambiguous answer is a probe only if there is no other."""
     pace = world.pace()
     for key in ("one", "two", "three"):
-        answer(pace, key, NOT_FOUND)
+        rule(pace, NOT_FOUND, key)
+        pace.give_up_probe(key)
 
     assert claims(world, pace, "one")
     assert pace.probes_wanted == 2
@@ -1217,3 +1254,162 @@ def test_no_slow_start_after_other_pauses(world: World) -> None:
     pace.resume()
 
     assert world.turns(pace, 500) == [0] * 500
+
+
+# --- What an answer means for its delivery --------------------------------------------------------
+
+
+def test_acceptance_is_sent(world: World) -> None:
+    """An accepted message is sent."""
+    assert rule(world.pace(), status(202), "m") == Sent(status=202)
+
+
+def test_short_slow_down_holds_the_message(world: World) -> None:
+    """After a 429 with a wait that it can be held for, a message is tried again from here."""
+    assert rule(world.pace(), status(429, wait=30), "m") is None
+
+
+def test_slow_down_does_not_hold_a_message_for_ever(world: World) -> None:
+    """A message that has been held for a minute goes to the ladder, unburned."""
+    outcomes = []
+    for held_seconds in (MAX_HOLD_SECONDS, MAX_HOLD_SECONDS + 1):
+        pace, delivery = world.pace(), make_delivery("m", clock=world.loop.time)
+        world.passes(held_seconds)
+        outcomes.append(pace.rule(status(429), delivery, "m", began=pace.begin("m")))
+
+    assert outcomes == [None, Retried("rate_limited", 5.0, "the SMS API answered 429", status=429)]
+
+
+def test_slow_down_holds_nothing_in_a_pause(world: World) -> None:
+    """A 429 with a wait that begins a pause, or in another one, sends its message to the ladder."""
+    long = rule(world.pace(), status(429, wait=120), "m")
+    short = rule(paused(world), status(429, wait=3), "m")
+
+    assert long == Retried("rate_limited", 120.0, "the SMS API answered 429", status=429)
+    assert short == Retried("rate_limited", 5.0, "the SMS API answered 429", status=429)
+
+
+def test_slow_down_after_doubts_takes_the_first_step(world: World) -> None:
+    """Only ambiguous answers make the step grow, whatever else a message was answered."""
+    pace = world.pace()
+    delivery = make_delivery("m", clock=world.loop.time)
+    for _ in range(2):
+        pace.rule(NOT_FOUND, delivery, "m", began=pace.begin("m"))
+    world.passes(MAX_HOLD_SECONDS + 1)
+
+    assert delay(pace.rule(status(429), delivery, "m", began=pace.begin("m"))) == 5
+
+
+@pytest.mark.parametrize("answer", [status(302), NOT_FOUND], ids=["302", "404"])
+def test_fault_of_the_setup_holds_the_probe(world: World, answer: Answer) -> None:
+    """In a pause one message with such an answer is held as the probe, the others go away."""
+    pace = paused(world)
+
+    assert rule(pace, answer, "first") is None
+    assert rule(pace, answer, "first") is None
+    assert delay(rule(pace, answer, "second")) == 5
+
+
+def test_probe_is_not_held_for_ever(world: World) -> None:
+    """A probe that has been held for more than a minute goes to the ladder, unburned."""
+    pace, delivery = paused(world), make_delivery("m", clock=world.loop.time)
+    world.passes(MAX_HOLD_SECONDS + 1)
+
+    assert pace.rule(status(302), delivery, "m", began=pace.begin("m")) == Retried(
+        "paused", 5.0, "the SMS API answered 302", status=302
+    )
+
+
+def test_failure_burns_an_attempt(world: World) -> None:
+    """Without a pause a message that the service failed on has one attempt less."""
+    outcome = rule(world.pace(), FAILED, "m")
+
+    assert isinstance(outcome, Retried)
+    assert (outcome.reason, outcome.burned, outcome.uncertain) == ("uncertain", True, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "attempts", "uncertain"),
+    [(FAILED, 4, True), (LOST, 4, True), (status(503, wait=1), 5, False)],
+    ids=["500", "lost", "503 with Retry-After"],
+)
+def test_failure_in_a_pause_burns_nothing(
+    world: World, answer: Answer, attempts: int, *, uncertain: bool
+) -> None:
+    """In a pause a failure of the service burns no attempt; what may have been sent is counted."""
+    outcome = rule(down(world), answer, "m", attempts=attempts)
+
+    assert isinstance(outcome, Retried)
+    assert (outcome.reason, outcome.burned, outcome.uncertain) == ("paused", False, uncertain)
+
+
+def test_last_uncertain_attempt_ends_in_a_pause_too(world: World) -> None:
+    """What may have been sent too often is dead, pause or not."""
+    outcome = rule(down(world), FAILED, "m", uncertain_attempts=2)
+
+    assert isinstance(outcome, Dead)
+    assert outcome.reason == "uncertain"
+
+
+def test_probe_burns_its_attempt(world: World) -> None:
+    """The probe of an outage pays for what it finds out."""
+    pace = down(world)
+    world.run(admit(pace, "probe"))
+    outcome = rule(pace, FAILED, "probe")
+
+    assert isinstance(outcome, Retried)
+    assert outcome.burned
+
+
+def test_answer_about_the_message_counts_in_a_pause(world: World) -> None:
+    """A message in flight that is refused when a pause has begun is dead."""
+    outcome = rule(paused(world), status(400), "m")
+
+    assert isinstance(outcome, Dead)
+    assert outcome.reason == "refused"
+
+
+@pytest.mark.parametrize(
+    ("worker", "message", "ends"),
+    [
+        ("retry", None, Retried),
+        ("park", None, Dead),
+        ("retry", "park", Dead),
+        ("park", "retry", Retried),
+    ],
+)
+def test_parking(world: World, worker: Any, message: Any, ends: type[Outcome]) -> None:
+    """What may have been sent is dead at once where the message, or else the worker, says so."""
+    pace = world.pace(policy=dataclasses.replace(POLICY, on_uncertain=worker))
+
+    assert isinstance(rule(pace, LOST, "m", on_uncertain=message), ends)
+
+
+def test_acceptance_ends_what_is_known_of_a_message(world: World) -> None:
+    """A message that was accepted between is no suspect: its next doubtful answer is its first."""
+    pace = world.pace()
+    rule(pace, NOT_FOUND, "m")
+    rule(pace, ACCEPTED, "m")
+
+    assert rule(pace, NOT_FOUND, "m") == Retried(
+        "ambiguous", 5.0, "the SMS API answered 404", status=404
+    )
+
+
+def test_first_probe_waits_though_no_key_is_new(world: World) -> None:
+    """The first pause of a worker that has had one key all along begins with a wait."""
+    pace = paused(world)
+
+    assert claims(world, pace, "m")
+    assert world.seconds(admit(pace, "m")) >= 0.8
+
+
+def test_wait_to_probe_is_measured(world: World) -> None:
+    """What a message waits for in a pause is the probe; without a pause it waits for nothing."""
+    pace, delivery = world.pace(), make_delivery("m", clock=world.loop.time)
+    world.run(pace.admit(delivery, "m"))
+    assert delivery.waited_seconds == {}
+
+    pace.pause("misconfigured")
+    waited = world.seconds(pace.admit(delivery, "m"))
+    assert delivery.waited_seconds == {"probe": pytest.approx(waited)}

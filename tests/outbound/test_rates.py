@@ -10,16 +10,11 @@ from typing import Any
 import pytest
 
 from bridge.config import RateLimitSettings
-from bridge.outbound.rates import (
-    FIRST_ROOM,
-    MAX_HOLD_SECONDS,
-    MAX_ROOM,
-    MAX_SENDERS,
-    UNKNOWN_SECONDS,
-    RateLimits,
-    TokenBucket,
-)
+from bridge.outbound.delivery import MAX_HOLD_SECONDS, Delivery
+from bridge.outbound.rates import FIRST_ROOM, FIRST_SHARE_SECONDS, MAX_ROOM, MAX_SENDERS, RateLimits
+from bridge.outbound.token_bucket import TokenBucket
 from tests.clock import Clock, LeapingWorld
+from tests.deliveries import make_delivery
 
 FIRST_STEP = 5.0
 NO_LIMIT = RateLimitSettings()
@@ -51,10 +46,10 @@ class World(LeapingWorld):
 
 async def go(rates: RateLimits, sender: str = "A", *, until: asyncio.Event | None = None) -> None:
     """Wait for a turn, then for something else if need be, and use the turn."""
-    async with rates.turn(sender) as turn:
+    async with rates.token(sender, make_delivery().waits) as token:
         if until is not None:
             await until.wait()
-        turn.is_used = True
+        token.spend()
 
 
 @pytest.fixture
@@ -253,7 +248,9 @@ def test_a_share_that_nobody_tells_is_not_awaited_for_ever(world: World) -> None
     """When the queue cannot be looked at, the limit is held as if there were no other worker."""
     rates = world.rates(RateLimitSettings(per_second=1, scope="cluster"))
 
-    assert world.turns(rates, 2) == pytest.approx([UNKNOWN_SECONDS + 1, UNKNOWN_SECONDS + 2])
+    assert world.turns(rates, 2) == pytest.approx(
+        [FIRST_SHARE_SECONDS + 1, FIRST_SHARE_SECONDS + 2]
+    )
 
 
 def test_a_new_sender_has_a_burst_after_a_while(world: World) -> None:
@@ -346,12 +343,55 @@ def test_turn_that_is_not_used_is_the_next_ones(world: World) -> None:
     rates = world.rates(RateLimitSettings(per_second=1, burst=1, per_sender=1))
 
     async def stay() -> None:
-        async with rates.turn("A"):
+        async with rates.token("A", make_delivery().waits):
             pass
 
     world.run(stay())
 
     assert world.turns(rates, 2) == pytest.approx([0, 1])
+
+
+def test_wait_for_a_token_is_measured(world: World) -> None:
+    """Who has its token at once has waited for nothing; the others wait for the rate."""
+    rates = world.rates(RateLimitSettings(per_second=1, burst=1, per_sender=5))
+    deliveries = [make_delivery(clock=world.loop.time) for _ in range(3)]
+
+    async def one(delivery: Delivery) -> None:
+        async with rates.token("A", delivery.waits) as token:
+            token.spend()
+
+    world.moments(one(delivery) for delivery in deliveries)
+
+    waited = [delivery.waited_seconds for delivery in deliveries]
+    assert waited[0] == {}
+    assert waited[1:] == [{"rate": pytest.approx(1)}, {"rate": pytest.approx(2)}]
+
+
+def test_wait_for_the_share_is_measured(world: World) -> None:
+    """What waits until the number of workers is known waits for the rate, and may be given back."""
+    rates = world.rates(RateLimitSettings(per_second=1000, scope="cluster"))
+    delivery = make_delivery(clock=world.loop.time)
+    world.loop.call_later(3, share, rates, 1)
+
+    async def wait() -> None:
+        async with rates.token("A", delivery.waits):
+            pass
+
+    world.run(wait())
+
+    assert delivery.waited_seconds == {"rate": pytest.approx(3, abs=0.01)}
+
+
+def test_token_that_is_spent_is_not_given_back(world: World) -> None:
+    """Who goes keeps its token, and lets the next one be the first while it is still on its way."""
+    rates = world.rates(RateLimitSettings(per_second=1, burst=1))
+
+    async def one() -> None:
+        async with rates.token("A", make_delivery().waits) as token:
+            token.spend()
+            await asyncio.sleep(10)
+
+    assert world.moments(one() for _ in range(3)) == pytest.approx([10, 11, 12])
 
 
 def test_cancelled_wait_costs_no_token(world: World) -> None:

@@ -21,7 +21,7 @@ from bridge.errors import BrokerError, Confirm, PublishError, PublishFault
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.outbound import envelope
 from bridge.outbound.delivery import Delivery, WaitCause
-from bridge.outbound.fates import Dead, Outcome, Retried, Sent
+from bridge.outbound.fates import Dead, Outcome, Policy, Retried, Sent
 from bridge.outbound.ledger import Accepted
 from bridge.outbound.pace import Pace
 from bridge.outbound.settle import MAX_UNCONFIRMED_SECONDS, Settler, accepted
@@ -152,8 +152,8 @@ class World(LeapingWorld):
         self.channel = Channel()
         self.pace = Pace(
             RateLimitSettings(),
+            policy=Policy.of(WorkerSettings()),
             outage_after_seconds=10.0,
-            first_step_seconds=5.0,
             metrics=self.metrics,
             clock=self.loop.time,
         )

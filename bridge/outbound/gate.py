@@ -1,0 +1,42 @@
+"""The gate that the service closes for a while with a 429: for `Retry-After`, or a wait of ours."""
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+from bridge.outbound.delivery import MAX_HOLD_SECONDS
+
+# Without `Retry-After` the wait begins with this, and doubles with each 429 up to a minute.
+FIRST_WAIT_SECONDS: Final = 1.0
+MAX_DOUBLINGS: Final = 6
+
+
+class Gate:
+    """When requests may go again, as the service wants it. Times are of `clock`."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._slow_downs = 0
+        self.opens_at = 0.0
+
+    @property
+    def closed_seconds(self) -> float:
+        """How long it stays closed; zero or less when it is open."""
+        return self.opens_at - self._clock()
+
+    def close(self, retry_after_seconds: float | None) -> float:
+        """Close it after a 429, and return for how many seconds, but for a little jitter."""
+        now = self._clock()
+        if self.opens_at <= now:
+            # Of many answers at once only the first makes the own wait grow.
+            self._slow_downs += 1
+        own = FIRST_WAIT_SECONDS * 2.0 ** min(self._slow_downs - 1, MAX_DOUBLINGS)
+        wait = retry_after_seconds or min(own, MAX_HOLD_SECONDS)
+        # Jitter upwards only: too early is refused again.
+        opens_at = now + wait * random.uniform(1.0, 1.1)  # noqa: S311
+        self.opens_at = max(self.opens_at, opens_at)
+        return wait
+
+    def note_acceptance(self) -> None:
+        """Begin with the shortest wait of our own again."""
+        self._slow_downs = 0

@@ -1,0 +1,44 @@
+"""When failures are the service's own: many in a row, while nothing is accepted."""
+
+from collections.abc import Callable
+from typing import Final
+
+# So many requests in a row must have failed.
+OUTAGE_REQUESTS: Final = 10
+
+
+class OutageWatch:
+    """Counts failures in a row, and how long nothing has been accepted. Times are of `clock`."""
+
+    def __init__(self, after_seconds: float, clock: Callable[[], float]) -> None:
+        self._after_seconds = after_seconds
+        self._clock = clock
+        self._failures = 0
+        self._last_accepted_at = clock()
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether so many have failed that it may be an outage, if it lasts."""
+        return self._failures >= OUTAGE_REQUESTS
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it has lasted for long enough."""
+        return self.is_likely and self._clock() - self._last_accepted_at >= self._after_seconds
+
+    def note_failure(self) -> None:
+        """Note that the service looked down: 5xx, a time-out, no connection."""
+        self._failures += 1
+
+    def note_answer(self) -> None:
+        """Note that it answered otherwise."""
+        self._failures = 0
+
+    def note_acceptance(self) -> None:
+        """Note that it accepted a message."""
+        self._last_accepted_at = self._clock()
+
+    def start_anew(self) -> None:
+        """Forget what was before: a pause is over."""
+        self._failures = 0
+        self._last_accepted_at = self._clock()
