@@ -28,7 +28,9 @@ LIMITS: Final = Limits(
     body_timeout_seconds=10,
     keep_alive_seconds=75,
 )
+# How long the event loop may wake no timer before the process counts as dead.
 MAX_SILENCE_SECONDS: Final = 10.0
+# Between two measurements of how late it wakes one.
 BEAT_SECONDS: Final = 0.5
 
 

@@ -43,11 +43,11 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._parser = RequestParser(service.limits, service.hooks.judge)
         self._task: asyncio.Task[None] | None = None
-        # Of the request that is being answered.
+        # What the request takes up that is being answered.
         self._request_bytes = 0
         # Read while a request was being answered; parsed after it.
         self._unparsed = b""
-        # What all of it takes up.
+        # The memory that all of it takes up, as the occupancy knows it.
         self.held_bytes = 0
         # The client does not read its answer; it has said all; it is told no more.
         self._is_clogged = self._has_eof = self._is_over = False
@@ -124,7 +124,7 @@ class Connection(asyncio.BufferedProtocol):
     # The listener's side
 
     def expire(self) -> None:
-        """Say that time is up where somebody may be listening, and close."""
+        """Close because the deadline is over, with 408 if a request has begun."""
         if self._is_mute:
             self.abort()
         else:
@@ -143,9 +143,10 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def drain(self) -> None:
-        """Close soon unless there is something to answer; a request may be on its way.
+        """Close within `END_SECONDS` unless there is something to answer.
 
-        On a connection that was silent for long no request is more likely to be than later.
+        A request may be on its way. Between two requests the silence so far counts, so that a
+        connection that has been silent for that long is closed at once.
         """
         phase = self._parser.phase
         if self._task is not None or phase is Phase.BODY:
@@ -155,14 +156,14 @@ class Connection(asyncio.BufferedProtocol):
         self.deadline = min(self.deadline, begin + END_SECONDS)
 
     def abort(self) -> None:
-        """Close without a word."""
+        """Close at once, without a response."""
         self._give_up()
         self._leave()
         self._transport.abort()
 
     @property
     def _is_mute(self) -> bool:
-        """Whether a client would not expect, or not read, a word from us."""
+        """Whether the client expects no response, or would not read it."""
         return self._is_over or self._is_clogged or self._parser.phase is Phase.IDLE
 
     def _line_up(self) -> None:
@@ -260,7 +261,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_over:
             return
         is_last = self._has_eof and not self._has_more
-        keep_alive = request.keep_alive and not self._occupancy.is_closing and not is_last
+        keep_alive = request.keep_alive and not self._occupancy.is_draining and not is_last
         self._is_answered = True
         self._is_trusted = self._is_trusted or response.status < HTTPStatus.MULTIPLE_CHOICES
         self._start_clock()

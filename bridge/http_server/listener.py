@@ -102,7 +102,7 @@ class Listener:
 
         Then `has_cut_off` says whether some were not.
         """
-        self.occupancy.close()
+        self.occupancy.drain()
         self._stopping.set()
 
     async def _drain(self, server: asyncio.Server) -> None:
@@ -114,7 +114,7 @@ class Listener:
         await _read_all()
         for connection in list(occupancy.connections):
             connection.drain()
-        occupancy.shut()
+        occupancy.close()
         loop = asyncio.get_running_loop()
         await self._sweep_until(occupancy.is_over, loop.time() + self._drain_timeout_seconds)
 

@@ -39,8 +39,9 @@ class Occupancy(Generic[OccupantT]):
         self._limits = limits
         self.connections: set[OccupantT] = set()
         # Those that may have to go, each in one of these lines, the one that came into it first in
-        # front: nothing of a request has come; the same, but the client is known for a good one; a
-        # request has begun and is not complete. One whose request is complete is in none.
+        # front: nothing of a request has come; the same, but the client has been answered with
+        # success before; a request has begun and is not complete. One whose request is complete is
+        # in none.
         self.silent: dict[OccupantT, None] = {}
         self.trusted: dict[OccupantT, None] = {}
         self.receiving: dict[OccupantT, None] = {}
@@ -48,18 +49,18 @@ class Occupancy(Generic[OccupantT]):
         self.tasks: set[asyncio.Task[None]] = set()
         self.held_bytes = 0
         # Whether each response is the last of its connection.
-        self.is_closing = False
-        self._is_shut = False
-        # Set when the last connection and the last task are gone after `shut`.
+        self.is_draining = False
+        self._is_closed = False
+        # Set when the last connection and the last task are gone after `close`.
         self.is_over = asyncio.Event()
 
-    def close(self) -> None:
+    def drain(self) -> None:
         """Let nobody stay for another request; newcomers may still come for one."""
-        self.is_closing = True
+        self.is_draining = True
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """Note that no newcomer can come any more."""
-        self._is_shut = True
+        self._is_closed = True
         self.check_end()
 
     def admit(self, newcomer: OccupantT) -> bool:
@@ -76,21 +77,22 @@ class Occupancy(Generic[OccupantT]):
         return True
 
     def _find_longest(self) -> OccupantT | None:
-        """Find who has waited longest; strangers must not drive out who is known for a good one."""
+        """Find who has waited longest; strangers must not drive out trusted clients."""
         first = [next(iter(line)) for line in (self.silent, self.receiving) if line]
         if first:
             return min(first, key=lambda connection: connection.since)
         return next(iter(self.trusted), None)
 
     def forget(self, connection: OccupantT) -> None:
-        """Take a connection off the list."""
+        """Note that a connection is gone."""
         self.connections.discard(connection)
         self.check_end()
 
     def count(self, change_bytes: int) -> None:
-        """Count what requests take up; when it is too much, those that began first have to go.
+        """Note that requests take up more memory, or less when `change_bytes` is negative.
 
-        Only those that are not complete: whoever has sent all is answered.
+        When it is too much, those that began first have to go, unless they are complete: whoever
+        has sent a whole request is answered.
         """
         self.held_bytes += change_bytes
         while change_bytes > 0 and self.held_bytes > self._limits.max_buffered_bytes:
@@ -106,5 +108,5 @@ class Occupancy(Generic[OccupantT]):
 
     def check_end(self) -> None:
         """Set `is_over` when nothing is left to do."""
-        if self._is_shut and not self.connections and not self.tasks:
+        if self._is_closed and not self.connections and not self.tasks:
             self.is_over.set()

@@ -235,7 +235,7 @@ class RequestParser:
         self._move(Phase.BODY)
 
     def take_continue(self) -> bool:
-        """Whether the client waits, with its body, for an interim answer; said once."""
+        """Whether the client waits with its body to be told to go on; true once for a request."""
         is_due = self._is_continue_due and self.phase is Phase.BODY and not self._body
         self._is_continue_due = False
         return is_due

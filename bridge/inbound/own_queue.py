@@ -1,4 +1,4 @@
-"""Watch the webhook's own queue, which gets every event, be there a subscriber or not.
+"""Watch the webhook's own queue, which gets every event, whether anybody subscribes or not.
 
 One that nobody reads grows until an alarm of the broker stops both directions.
 """

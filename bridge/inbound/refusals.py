@@ -46,7 +46,7 @@ class RefusedError(Exception):
 class Refusals:
     """Refuses requests for their header alone, and counts all that strangers can cause.
 
-    Anybody can cause as many as he likes, so their lines in the log are few, with a number.
+    Anybody can cause any number of them, so the log has few lines, each with a number.
     """
 
     def __init__(self, *, path: str, signature_header: str, metrics: WebhookMetrics) -> None:

@@ -1,7 +1,7 @@
 """From the service's webhooks to the exchange: receive, verify, name, publish, answer.
 
-`Receiver._accept` is the whole line. 200 means that the broker has confirmed the event; nothing
-that is authentic is ever refused.
+`Receiver._accept` is the whole line. 200 means that the broker has confirmed the event. Nothing
+authentic is refused for what it says; 503 has the service send it again.
 """
 
 import asyncio

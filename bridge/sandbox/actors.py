@@ -20,12 +20,15 @@ from bridge.topology.declarations import dead_queue
 
 # Spread over some seconds, so that there is something to watch and latencies are no backlog's.
 SPREAD_SECONDS: Final = 10
+# In how many slices everything is sent over that time.
 _SLICES: Final = 100
-_AT_ONCE: Final = 20
-_HTTP_SECONDS: Final = 10
+_MAX_WEBHOOKS_IN_FLIGHT: Final = 20
+# For one request to the sandbox or an admin port.
+_HTTP_TIMEOUT_SECONDS: Final = 10
+# Until the first webhook gets through.
 _PREPARE_SECONDS: Final = 20
 _POLL_SECONDS: Final = 0.2
-_FIRST: Final = b'{"type": "demo.ready"}'
+_FIRST_EVENT: Final = b'{"type": "demo.ready"}'
 
 T = TypeVar("T")
 
@@ -50,7 +53,7 @@ class Actors:
         answer = await self._client.put(f"{self._stage.sandbox_url}/sandbox/faults", json=faults)
         answer.raise_for_status()
         deadline = time.monotonic() + _PREPARE_SECONDS
-        while (answers := await self._order("/sandbox/events", _FIRST)) != [200]:
+        while (answers := await self._order("/sandbox/events", _FIRST_EVENT)) != [200]:
             if time.monotonic() > deadline:
                 raise BridgeError(f"webhooks are answered {answers} for {_PREPARE_SECONDS} s")
             await asyncio.sleep(_POLL_SECONDS)
@@ -66,7 +69,7 @@ class Actors:
 
     async def send_webhooks(self, webhooks: Sequence[Webhook]) -> None:
         """Have the sandbox send the webhooks, and keep the bridge's answers."""
-        limit = asyncio.Semaphore(_AT_ONCE)
+        limit = asyncio.Semaphore(_MAX_WEBHOOKS_IN_FLIGHT)
         async for some in _in_slices(webhooks):
             await asyncio.gather(*(self._send_webhook(webhook, limit) for webhook in some))
 
@@ -151,7 +154,7 @@ async def bring_on(stage: Stage, seen: Seen) -> AsyncIterator[Actors]:
     connection = await stage.connect("demo")
     try:
         async with (
-            httpx.AsyncClient(trust_env=False, timeout=_HTTP_SECONDS) as client,
+            httpx.AsyncClient(trust_env=False, timeout=_HTTP_TIMEOUT_SECONDS) as client,
             connection.channel(on_return_raises=True) as channel,
         ):
             yield Actors(stage, channel, client, seen)

@@ -21,6 +21,7 @@ from bridge.sandbox.processes import Child, Guard, accepts, free_ports, guarded,
 
 URL_VARIABLE = "SMS_BRIDGE_RABBITMQ__URL"
 
+# How long each may take before it counts as failed.
 START_SECONDS = 90
 STOP_SECONDS = 30
 HANDSHAKE_SECONDS = 3
@@ -203,7 +204,7 @@ def _shakes_hands(url: URL) -> bool:
         with socket.create_connection(address, HANDSHAKE_SECONDS) as plain:
             if not secure:
                 return _greets(plain)
-            # Who it is, is checked by the client that sends a password, not here.
+            # The certificate is checked by the client that sends a password; here nobody does.
             context = ssl._create_unverified_context()  # noqa: S323, SLF001
             with context.wrap_socket(plain, server_hostname=address[0]) as wrapped:
                 return _greets(wrapped)

@@ -49,11 +49,14 @@ from bridge.sandbox.traffic import (
     plan_webhooks,
 )
 
+# The demo from its start to its end, at most.
 DEMO_SECONDS: Final = 110
 # What is kept of them for the summary and the end of all processes.
 END_SECONDS: Final = 10
+# Between two looks at everything, and between two lines about it where there is no terminal.
 LOOK_SECONDS: Final = 0.5
 LINE_SECONDS: Final = 3
+# Characters in a line where there is no terminal.
 PLAIN_WIDTH: Final = 110
 
 EXIT_INTERRUPTED: Final = 130

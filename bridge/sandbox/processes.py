@@ -12,7 +12,9 @@ from pathlib import Path
 
 from bridge.errors import BridgeError
 
+# Between two looks whether something is ready.
 POLL_SECONDS = 0.05
+# For a connection to a port of this computer.
 CONNECT_SECONDS = 3
 
 # Below every system's range for outgoing connections: a client that tries again and again to

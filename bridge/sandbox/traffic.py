@@ -19,6 +19,7 @@ MARKER: Final = re.compile(r"demo-[0-9a-f]+-[0-9]{5,}")
 # Numbers that nobody has. Ordinary messages share a few phones, so that the sandbox's page stays
 # readable; a message with a fault has a number of its own, by which the sandbox knows it.
 _PHONES: Final = [f"+49171392{n:05}" for n in range(50)]
+# How many names a line about a problem lists at most.
 _SHOWN: Final = 5
 
 

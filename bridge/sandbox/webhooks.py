@@ -16,6 +16,7 @@ from bridge.errors import ConfigError
 Sign = Callable[[bytes], Sequence[tuple[str, str]]]
 
 MAX_WEBHOOKS_IN_FLIGHT: Final = 50
+# Longer than any receiver takes that answers within its own deadline.
 WEBHOOK_TIMEOUT_SECONDS: Final = 30
 
 
