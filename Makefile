@@ -17,7 +17,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 
 .DEFAULT_GOAL := help
-.PHONY: help env broker prometheus demo test upgrade-check soak side-by-side scenes adaptive soak-webhook \
+.PHONY: help env broker prometheus demo test test-plain-wire upgrade-check soak side-by-side scenes adaptive soak-webhook \
     forgeries mutants pictures nginx redpanda-connect bench bench-guard bench-profile chart \
     chart-cluster chart-files image release-image lint-image image-proof check format clean
 
@@ -81,6 +81,10 @@ demo: $(STAMP) broker  ## run both directions for real, with faults, and account
 
 test: $(DEV_STAMP) broker prometheus  ## run all tests, those with a real RabbitMQ and Prometheus too
 	$(BIN)/pytest
+
+test-plain-wire: $(DEV_STAMP) broker  ## run the roles' integration tests on the wire through aiormq, in five minutes
+	SMS_BRIDGE_TEST_WIRE=plain $(BIN)/pytest tests/integration/test_worker.py \
+	    tests/integration/test_webhook.py tests/integration/test_lifecycle.py
 
 # What is newer than uv.lock, or not in it at all, is printed before the tests run with it.
 NEWEST := .upgrade

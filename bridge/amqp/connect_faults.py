@@ -9,6 +9,7 @@ from typing import Final
 from bridge.amqp.client import (
     AuthenticationError,
     ConnectionNotAllowed,
+    InvalidFrameError,
     ProbableAuthenticationError,
 )
 from bridge.errors import ConnectError, ConnectFault, causes_of
@@ -44,10 +45,19 @@ def refusal(error: Exception, host: str, closed: tuple[int, str], foreign: bytes
     if isinstance(error, OTHER_INTERFACE):
         return unsupported(host)
     code, said = closed
-    fault = "auth_failed" if code in _REFUSED_LOGIN else _classify(error)
+    is_refused = code in _REFUSED_LOGIN or (not code and _is_closed_instead_of_opened(error))
+    fault = "auth_failed" if is_refused else _classify(error)
     why = f"{fault}: {said}" if said else fault
     cause, remedy = _look_closer(error, foreign) or (why, _REMEDIES[fault])
     return ConnectError(fault, f"no connection to {host} ({cause}); {remedy}")
+
+
+def _is_closed_instead_of_opened(error: Exception) -> bool:
+    """Whether the broker has answered, with a user that it knows, but not opened the virtual host.
+
+    aiormq does not say what came in place of the answer that it names: the broker can only close.
+    """
+    return isinstance(error, InvalidFrameError) and "Connection.OpenOk" in str(error)
 
 
 def unsupported(host: str) -> ConnectError:

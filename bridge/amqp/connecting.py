@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from typing import Final
 
 from pydantic import SecretStr
@@ -10,14 +11,27 @@ from yarl import URL
 from bridge.amqp.client import Connection
 from bridge.amqp.connect_faults import OTHER_INTERFACE, is_unreachable, refusal, unsupported
 from bridge.amqp.login import tls_context, with_credentials
+from bridge.amqp.plain_wire import PlainWire
 from bridge.amqp.properties import tolerate_broken_properties
 from bridge.amqp.stream_wire import FOREIGN_BYTES, StreamWire
 from bridge.config import RabbitMQSettings
+from bridge.config.environment import WIRE_VARIABLE
 from bridge.errors import BrokerError, ConfigError, ConnectError
 
 CLOSE_TIMEOUT_SECONDS: Final = 3.0
 # How long a port may take to answer an HTTP request.
 ASK_HTTP_SECONDS: Final = 1.0
+
+
+def uses_plain_wire() -> bool:
+    """Whether the environment chooses `PlainWire`; raises ConfigError for a wire that there is not.
+
+    No setting: nobody needs it but on the day that `PlainWire` is there for, and in tests.
+    """
+    chosen = os.environ.get(WIRE_VARIABLE, "")
+    if chosen not in {"", "stream", "plain"}:
+        raise ConfigError(f"{WIRE_VARIABLE}: is {chosen}; it must be plain or stream, or not set")
+    return chosen == "plain"
 
 
 async def open_connection(
@@ -29,9 +43,10 @@ async def open_connection(
     With `ask_http` a port that answers nothing is asked whether it speaks HTTP, for another second:
     RabbitMQ's management page is silent to AMQP.
     """
+    is_plain = uses_plain_wire()
     try:
         tolerate_broken_properties()
-        connection = _new_connection(settings, url, name)
+        connection = _new_connection(settings, url, name, is_plain=is_plain)
     except ConfigError as error:  # a file of the login
         raise ConnectError("auth_failed", str(error)) from error
     except OTHER_INTERFACE as error:
@@ -91,7 +106,9 @@ async def _ask_http(settings: RabbitMQSettings, url: URL) -> bytes:
     return b""
 
 
-def _new_connection(settings: RabbitMQSettings, url: SecretStr, name: str) -> Connection:
+def _new_connection(
+    settings: RabbitMQSettings, url: SecretStr, name: str, *, is_plain: bool
+) -> Connection:
     target = URL(url.get_secret_value()).update_query(
         heartbeat=settings.heartbeat_seconds, name=f"sms-bridge {name}"
     )
@@ -101,7 +118,10 @@ def _new_connection(settings: RabbitMQSettings, url: SecretStr, name: str) -> Co
     except ConfigError as error:
         raise ConnectError("tls_failed", str(error)) from error
     connection = Connection(target, ssl_context=context)
-    connection.wire = connection.kwargs["transport_factory"] = StreamWire()
+    if is_plain:
+        connection.wire = PlainWire(connection)
+    else:
+        connection.wire = connection.kwargs["transport_factory"] = StreamWire()
     if settings.tls.server_name is not None and target.scheme == "amqps":
         connection.kwargs["server_hostname"] = settings.tls.server_name
     return connection

@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 from bridge.amqp.channels import describe_end
 from bridge.amqp.client import Connection
-from bridge.amqp.connecting import close_quietly, host_of, open_connection
+from bridge.amqp.connecting import close_quietly, host_of, open_connection, uses_plain_wire
 from bridge.config import RabbitMQSettings
 from bridge.errors import BrokerError, ConnectError
 from bridge.logs import Log
@@ -36,6 +36,8 @@ class Link:
     """One named connection, made again for as long as the process runs."""
 
     def __init__(self, name: str, settings: RabbitMQSettings, metrics: BridgeMetrics) -> None:
+        # A wire that there is not stops the start, not each connection.
+        uses_plain_wire()
         self.name = name
         self._settings = settings
         self._metrics = metrics
@@ -109,7 +111,7 @@ class Link:
         self._is_refused = False
         self._metrics.connections.labels("opened").inc()
         connection.wire.on_blocked(self._log_blocked)
-        log.info("broker_connected", link=self.name, host=host_of(url))
+        log.info("broker_connected", link=self.name, host=host_of(url), wire=connection.wire.name)
         return connection
 
     def _log_blocked(self, reason: str | None) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from yarl import URL
 
@@ -82,6 +82,11 @@ class StreamWire(TransportFactory):
             raise AMQPConnectionError(*error.args) from error
         self._transport, self._protocol = transport, protocol
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+    @property
+    def name(self) -> Literal["stream"]:
+        """Which wire it is."""
+        return "stream"
 
     @property
     def foreign(self) -> bytes:

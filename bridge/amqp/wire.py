@@ -1,12 +1,13 @@
 """What a wire is: how deliveries and acks, publishes and confirms pass between a connection and us.
 
-`StreamWire` reads and writes their frames past aiormq.
+There are two behind one interface. `StreamWire` reads and writes their frames past aiormq, which
+costs a fraction; `PlainWire` has aiormq do it, and leans on nothing but what aiormq documents.
 """
 
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from aiormq import Channel
 from aiormq.abc import ConsumerCallback
@@ -23,6 +24,10 @@ LARGE_BODY_BYTES: Final = 1024 * 1024
 
 class Wire(Protocol):
     """How the messages of one connection pass."""
+
+    @property
+    def name(self) -> Literal["stream", "plain"]:
+        """Which of the two it is."""
 
     @property
     def is_open(self) -> bool:

@@ -10,9 +10,12 @@ from pydantic_settings.sources.utils import parse_env_vars
 from bridge.config.faults import did_you_mean, nearest, unknown_key
 from bridge.config.settings import ENV_PREFIX, Settings, known_keys
 
-# The configuration file, and the commit that the image was built from.
+# The configuration file, the commit that the image was built from, and what carries messages
+# between us and the broker, which `amqp.connecting` explains.
 CONFIG_VARIABLE: Final = f"{ENV_PREFIX}CONFIG"
 REVISION_VARIABLE: Final = f"{ENV_PREFIX}REVISION"
+WIRE_VARIABLE: Final = f"{ENV_PREFIX}WIRE"
+_OURS: Final = (CONFIG_VARIABLE, REVISION_VARIABLE, WIRE_VARIABLE)
 # How the names go on that tell this repository's tests what to run with.
 _TESTS: Final = "TEST_"
 # How the names go on by which Kubernetes tells every container of a Service called `sms-bridge`,
@@ -76,7 +79,7 @@ def _fault_of(variable: str, value: str) -> str | None:
 def _is_of_others(variable: str, value: str) -> bool:
     """Whether a variable is read elsewhere, or is there for other programs."""
     name = variable.upper().removeprefix(ENV_PREFIX)
-    if variable in {CONFIG_VARIABLE, REVISION_VARIABLE} or name.startswith(_TESTS):
+    if variable in _OURS or name.startswith(_TESTS):
         return True
     # WEBHOOK_PORT=8081 may be meant for WEBHOOK__PORT; a Service's is always a URL.
     is_port = name.endswith("PORT") and value.startswith(("tcp://", "udp://", "sctp://"))
@@ -87,7 +90,7 @@ def _remedy(name: str) -> str:
     """Name the variable that was meant by one without a section, or say how one is written."""
     # With single underscores: where two belong is what is easiest to get wrong.
     variables = {_variable(path).replace("__", "_"): _variable(path) for path in known_keys()}
-    variables |= {CONFIG_VARIABLE: CONFIG_VARIABLE, REVISION_VARIABLE: REVISION_VARIABLE}
+    variables |= dict(zip(_OURS, _OURS, strict=True))
     # Without what all begin with, which would make every name like every other.
     by_name = {flat.removeprefix(ENV_PREFIX).lower(): real for flat, real in variables.items()}
     found = nearest(name, by_name)

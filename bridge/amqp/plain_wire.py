@@ -1,0 +1,274 @@
+"""The wire through aiormq: each delivery, ack, publish and confirm passes its documented methods.
+
+It is there for the day on which a new version of a client library breaks `StreamWire`:
+`SMS_BRIDGE_WIRE=plain` in the environment of a process chooses it. The same holds on it: an ack is
+sent last and once, a publish is mandatory and confirmed. What is weaker:
+
+- speed: see below;
+- memory: aiormq takes all that comes, so the bodies that are held are bounded by the prefetch
+  alone, which shrinks once the first large ones have come;
+- addresses: the event loop tries those of a name one after another, without a race;
+- words: a virtual host is refused without the broker's own, another program at the port is told
+  as `refused` or `timeout`, an alarm of the broker up to a second late and without its reason;
+- a message without an id is published with one that aiormq makes up: by it a return is told.
+"""
+
+import asyncio
+import copy
+import functools
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, Literal
+
+from bridge.amqp.channels import max_payload_bytes
+from bridge.amqp.client import (
+    Channel,
+    Connection,
+    ConsumerCallback,
+    DeliveredMessage,
+    DeliveryError,
+    PublishError,
+)
+from bridge.amqp.frames import CONTENT_HEADER_START, content_header, is_mandatory
+from bridge.amqp.properties import Properties, encode_short_string
+from bridge.amqp.wire import Body, Take
+from bridge.errors import Confirm
+from bridge.logs import Log
+
+log = Log(__name__)
+
+# aiormq tells nobody of an alarm: how often it is asked.
+LOOK_SECONDS: Final = 1.0
+
+
+class PlainWire:
+    """The messages of one connection, as aiormq hands them over and takes them."""
+
+    # aiormq reads whatever comes, and sees by itself whether the broker lives.
+    is_reading: Final = True
+    # What it knows of a connection that does not open is in the exception that it raises.
+    foreign: Final = b""
+    closed: Final = None
+    is_open: Final = True
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._acks: deque[tuple[Channel, int]] = deque()
+        self._sending: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> Literal["plain"]:
+        """Which wire it is."""
+        return "plain"
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the broker takes no messages on this connection (a memory or disk alarm)."""
+        transport = self._connection.transport
+        return transport is not None and _would_wait(transport.ready())
+
+    def on_blocked(self, tell: Callable[[str | None], object]) -> None:
+        """Call `tell` within a second of an alarm, and with None of its end."""
+        self._look(tell, was_blocked=False)
+
+    def _look(self, tell: Callable[[str | None], object], *, was_blocked: bool) -> None:
+        if self._connection.is_closed:
+            return
+        is_blocked = self.is_blocked
+        if is_blocked is not was_blocked:
+            tell("a memory or disk alarm" if is_blocked else None)
+        look = functools.partial(self._look, tell, was_blocked=is_blocked)
+        asyncio.get_running_loop().call_later(LOOK_SECONDS, look)
+
+    @contextmanager
+    def deliveries(self, channel: Channel, take: Take) -> Iterator[ConsumerCallback]:
+        """Hand what is delivered on a channel to `take`, in the order of the deliveries.
+
+        The channel ends when `take` raises.
+        """
+        is_over = False
+
+        async def on_delivery(message: DeliveredMessage) -> None:
+            # What is handed over later is not acked: the broker delivers it again.
+            if is_over:
+                return
+            properties: Properties = message.header.properties
+            try:
+                take(
+                    message.delivery_tag or 0,
+                    bool(message.redelivered),
+                    properties,
+                    message.body,
+                )
+            except Exception as error:
+                # In a task of its own: a closing channel cancels what runs on it, this too.
+                self._ending = asyncio.create_task(channel.close(error))
+                raise
+
+        try:
+            yield on_delivery
+        finally:
+            is_over = True
+            if self._sending is not None:
+                self._sending.cancel()
+
+    def ack(self, channel: Channel, delivery_tag: int) -> None:
+        """Send the ack of a delivery, behind those before it."""
+        self._acks.append((channel, delivery_tag))
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send_acks())
+
+    async def _send_acks(self) -> None:
+        while self._acks:
+            channel, delivery_tag = self._acks.popleft()
+            try:
+                await channel.basic_ack(delivery_tag, wait=False)
+            except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
+                # The channel is closed, and the broker delivers the message again.
+                log.debug("ack_not_sent", error=type(error).__name__)
+
+    async def acks_read(self, channel: Channel) -> None:
+        """Return when the broker has read each ack that was sent on a channel."""
+        if self._sending is not None:
+            await asyncio.wait({self._sending})
+        await channel.basic_qos(prefetch_count=1)
+
+    @contextmanager
+    def publishing(self, channel: Channel) -> Iterator["PlainPublishing"]:
+        """Publish on a channel with confirms."""
+        publishing = PlainPublishing(self, channel)
+        try:
+            yield publishing
+        finally:
+            publishing.close()
+
+    def read(self, *, go_on: bool) -> None:
+        """Do nothing: aiormq reads whatever comes."""
+
+    def keep_alive(self) -> None:
+        """Do nothing: aiormq sees by itself whether the broker lives."""
+
+
+class PlainPublishing:
+    """A channel whose publishes aiormq sends, each in a task that waits for its confirm."""
+
+    def __init__(self, wire: PlainWire, channel: Channel) -> None:
+        self._wire = wire
+        self._channel = channel
+        self._max_payload_bytes = max_payload_bytes(channel)
+        self._by_id: dict[str, asyncio.Future[Confirm]] = {}
+        self._unconfirmed: set[asyncio.Task[None]] = set()
+        self._unconfirmed_bytes = 0
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the broker takes no messages now (a memory or disk alarm)."""
+        return self._wire.is_blocked
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many messages the broker has said nothing of, those that nobody waits for too."""
+        return len(self._unconfirmed)
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """How many bytes of bodies are not confirmed: the broker may have read none of them."""
+        return self._unconfirmed_bytes
+
+    @property
+    def max_properties_bytes(self) -> int:
+        """How many bytes of properties one frame holds: a content header cannot be split."""
+        return self._max_payload_bytes - CONTENT_HEADER_START.size
+
+    def awaited(self, message_id: str | None) -> "asyncio.Future[Confirm] | None":
+        """Return what will become of the message in flight that has this id.
+
+        One without an id needs none to itself: aiormq gives each its own.
+        """
+        return self._by_id.get(message_id or "")
+
+    def publish(
+        self, body: Body, *, exchange: str, routing_key: str, properties: Properties
+    ) -> "asyncio.Future[Confirm]":
+        """Send a mandatory message behind those before it, and return what will become of it.
+
+        Raises ValueError when the exchange, the routing key or the properties do not fit AMQP.
+        """
+        for name in (exchange, routing_key):
+            encode_short_string(name)
+        content_header(len(body), properties, self._max_payload_bytes)
+        confirm: asyncio.Future[Confirm] = asyncio.get_running_loop().create_future()
+        if properties.message_id:
+            self._by_id[properties.message_id] = confirm
+            confirm.add_done_callback(functools.partial(self._forget_id, properties.message_id))
+        else:
+            # aiormq writes the id that it makes up into what it is given.
+            properties = copy.copy(properties)
+        send = functools.partial(
+            self._channel.basic_publish,
+            bytes(body),
+            exchange=exchange,
+            routing_key=routing_key,
+            properties=properties,
+            mandatory=is_mandatory(exchange, routing_key),
+            wait=False,
+        )
+        task = asyncio.create_task(_follow(send, confirm))
+        self._unconfirmed.add(task)
+        self._unconfirmed_bytes += len(body)
+        task.add_done_callback(functools.partial(self._forget, confirm, len(body)))
+        return confirm
+
+    def close(self) -> None:
+        """End the waiting for what no confirm can come of any more."""
+        for task in self._unconfirmed:
+            task.cancel()
+
+    def _forget(
+        self, confirm: "asyncio.Future[Confirm]", size: int, task: "asyncio.Task[None]"
+    ) -> None:
+        # One that was cancelled before it began has told nobody.
+        _resolve(confirm, "error")
+        self._unconfirmed.remove(task)
+        self._unconfirmed_bytes -= size
+
+    def _forget_id(self, message_id: str, confirm: "asyncio.Future[Confirm]") -> None:
+        if self._by_id.get(message_id) is confirm:
+            del self._by_id[message_id]
+
+
+async def _follow(
+    send: Callable[[], Awaitable[object]], confirm: "asyncio.Future[Confirm]"
+) -> None:
+    """Tell what becomes of a publish; whatever is no word of the broker's is an `error`."""
+    outcome: Confirm = "error"
+    try:
+        await send()
+        outcome = "confirmed"
+    except PublishError:
+        outcome = "returned"
+    except DeliveryError:
+        outcome = "nacked"
+    except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
+        log.debug("publish_not_confirmed", error=type(error).__name__)
+    finally:
+        _resolve(confirm, outcome)
+
+
+def _resolve(confirm: "asyncio.Future[Confirm]", outcome: Confirm) -> None:
+    if not confirm.done():
+        confirm.set_result(outcome)
+
+
+def _would_wait(ready: Awaitable[object]) -> bool:
+    """Whether something is not ready, by the first step of waiting for it."""
+    step = ready.__await__()
+    try:
+        next(step)
+    except StopIteration:
+        return False
+    finally:
+        step.close()
+    return True

@@ -1,0 +1,80 @@
+"""The roles on the wire through aiormq: the core of what the files beside show of the other wire.
+
+`make test-plain-wire` runs all of these files on it.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.conftest import Canaries, Launcher, Service, unique
+from tests.integration.test_lifecycle import (
+    ANOTHER_STREAM,
+    WEBHOOK,
+    _worker_settings,
+    drained,
+    outage,
+    stage,
+    test_a_drain_ends_clean,
+    test_a_drain_finishes_what_is_being_posted,
+    test_a_drain_gives_back_what_waits,
+    test_a_killed_broker_costs_no_event,
+    test_a_killed_broker_costs_no_request_and_no_repeat,
+)
+from tests.integration.test_worker import (
+    line,
+    shared_line,
+    test_a_broken_property_stops_nothing,
+    test_a_dead_letter_waits_for_its_queue,
+    test_a_direct_reply,
+    test_a_missing_reply_queue_does_no_harm,
+    test_a_passing_fault_is_survived,
+    test_every_settled_message_is_somewhere,
+    test_nothing_is_acked_before_its_copy_is_stored,
+)
+
+# Fixtures and tests that are collected here once more.
+__all__ = [
+    "drained",
+    "line",
+    "outage",
+    "shared_line",
+    "stage",
+    "test_a_broken_property_stops_nothing",
+    "test_a_dead_letter_waits_for_its_queue",
+    "test_a_direct_reply",
+    "test_a_drain_ends_clean",
+    "test_a_drain_finishes_what_is_being_posted",
+    "test_a_drain_gives_back_what_waits",
+    "test_a_killed_broker_costs_no_event",
+    "test_a_killed_broker_costs_no_request_and_no_repeat",
+    "test_a_missing_reply_queue_does_no_harm",
+    "test_a_passing_fault_is_survived",
+    "test_every_settled_message_is_somewhere",
+    "test_nothing_is_acked_before_its_copy_is_stored",
+]
+
+
+@pytest.fixture(scope="module")
+def wire() -> str:
+    """Run the processes of this file on the wire through aiormq."""
+    return "plain"
+
+
+@pytest.mark.parametrize("role", ["worker", "webhook"])
+async def test_a_client_library_that_passes_the_other_wire_by_does_no_harm(
+    launcher: Launcher,
+    session_service: Service,
+    canaries: Canaries,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    role: str,
+) -> None:
+    """With a library that ignores the stream of the other wire a role is on this one, and works."""
+    (tmp_path / "sitecustomize.py").write_text(ANOTHER_STREAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    settings = _worker_settings(session_service, canaries, unique("plain"))
+    ours = await launcher.role(role, settings={**settings, **WEBHOOK})
+    await ours.until_metric("sms_bridge_amqp_connection_up", 1)
+
+    assert {line["wire"] for line in ours.logged("broker_connected")} == {"plain"}

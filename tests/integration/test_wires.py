@@ -1,0 +1,345 @@
+"""Both wires against a real broker: what the publisher and the consumer lean on is the same."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import pytest
+from pydantic import SecretStr
+
+from bridge.amqp.channels import open_channel
+from bridge.amqp.client import Channel, ChannelClosed, Connection
+from bridge.amqp.connecting import close_quietly, open_connection
+from bridge.amqp.plain_wire import PlainWire
+from bridge.amqp.properties import Properties
+from bridge.amqp.stream_wire import StreamWire
+from bridge.amqp.wire import Body, PublishingChannel
+from bridge.config import RabbitMQSettings
+from bridge.config.environment import WIRE_VARIABLE
+from bridge.errors import ConfigError, Confirm
+from bridge.sandbox.broker import Broker
+from tests.alarms import memory_alarm
+from tests.integration.conftest import SECONDS, Amqp, eventually, unique
+
+WIRES = {"stream": StreamWire, "plain": PlainWire}
+
+
+class Taken(NamedTuple):
+    """A delivery as it was handed over."""
+
+    delivery_tag: int
+    redelivered: bool
+    message_id: str | None
+    headers: Any
+    body: Body
+
+
+@pytest.fixture(params=WIRES, autouse=True)
+def chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Choose a wire as the environment of a process does."""
+    name: str = request.param
+    monkeypatch.setenv(WIRE_VARIABLE, name)
+    return name
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Connection]:
+    """Connect as the roles do."""
+    settings = RabbitMQSettings.model_validate({"url": url})
+    connection = await open_connection(settings, SecretStr(url), name="test")
+    try:
+        yield connection
+    finally:
+        await close_quietly(connection)
+
+
+@pytest.fixture
+async def connection(amqp_url: str) -> AsyncIterator[Connection]:
+    """Lend a connection."""
+    async with connected(amqp_url) as ours:
+        yield ours
+
+
+@pytest.fixture
+async def queue(amqp: Amqp) -> AsyncIterator[str]:
+    """Lend a queue."""
+    name = unique("wires")
+    await amqp.channel.declare_queue(name, durable=True)
+    yield name
+    await amqp.delete([name])
+
+
+class Consumption:
+    """Consumes on a channel of its own, and writes down what it is given."""
+
+    def __init__(self, connection: Connection, channel: Channel) -> None:
+        self.connection = connection
+        self.channel = channel
+        self.taken: list[Taken] = []
+
+    def take(
+        self,
+        delivery_tag: int,
+        redelivered: bool,  # noqa: FBT001  as the wire calls it
+        properties: Properties,
+        body: Body,
+    ) -> None:
+        """Write down a delivery."""
+        self.taken.append(
+            Taken(delivery_tag, redelivered, properties.message_id, properties.headers, body)
+        )
+
+    async def until(self, count: int) -> list[Taken]:
+        """Return what was given, once it is so much."""
+
+        async def is_there() -> bool:
+            return len(self.taken) >= count
+
+        await eventually(is_there, what=f"{count} deliveries")
+        return self.taken
+
+    def ack(self, *deliveries: Taken) -> None:
+        """Ack these."""
+        for delivery in deliveries:
+            self.connection.wire.ack(self.channel, delivery.delivery_tag)
+
+
+@asynccontextmanager
+async def consuming(connection: Connection, queue: str) -> AsyncIterator[Consumption]:
+    """Consume from a queue."""
+    ours = Consumption(connection, await open_channel(connection))
+    with connection.wire.deliveries(ours.channel, ours.take) as callback:
+        await ours.channel.basic_qos(prefetch_count=1000)
+        await ours.channel.basic_consume(queue, callback)
+        yield ours
+
+
+@asynccontextmanager
+async def publishing(connection: Connection) -> AsyncIterator[tuple[Channel, PublishingChannel]]:
+    """Publish on a channel of its own."""
+    channel = await open_channel(connection, confirms=True)
+    with connection.wire.publishing(channel) as ours:
+        yield channel, ours
+
+
+def put(ours: PublishingChannel, queue: str, **changed: Any) -> "asyncio.Future[Confirm]":
+    """Publish a message to a queue."""
+    body = changed.pop("body", b"hello")
+    changed.setdefault("message_id", uuid.uuid4().hex)
+    properties = Properties(delivery_mode=2, **changed)
+    return ours.publish(body, exchange="", routing_key=queue, properties=properties)
+
+
+async def told(*confirms: "asyncio.Future[Confirm]") -> list[Confirm]:
+    """Return what became of publishes."""
+    async with asyncio.timeout(SECONDS):
+        return await asyncio.gather(*confirms)
+
+
+async def test_the_environment_chooses(chosen: str, connection: Connection) -> None:
+    """The connection has the wire that the environment names, and it is open."""
+    assert type(connection.wire) is WIRES[chosen]
+    assert (connection.wire.name, connection.wire.is_open) == (chosen, True)
+
+
+@pytest.mark.parametrize("chosen", ["plane"], indirect=True)
+async def test_a_wire_that_there_is_not_is_told(
+    amqp_url: str,
+) -> None:
+    """A misspelt wire is named, with those that there are."""
+    with pytest.raises(ConfigError, match="SMS_BRIDGE_WIRE: is plane; it must be plain or stream"):
+        async with connected(amqp_url):
+            pass
+
+
+# Deliveries and acks
+
+
+async def test_deliveries_come_in_order(connection: Connection, queue: str, amqp: Amqp) -> None:
+    """Each comes with its tag, properties and body, whatever its size, in the queue's order."""
+    bodies = [b"", b"hello", bytes(300_000), *(b"%d" % number for number in range(100))]
+    for number, body in enumerate(bodies):
+        await amqp.publish(queue, body, message_id=str(number), headers={"n": number})
+    async with consuming(connection, queue) as ours:
+        taken = await ours.until(len(bodies))
+
+    assert taken == [
+        Taken(number + 1, False, str(number), {"n": number}, body)
+        for number, body in enumerate(bodies)
+    ]
+
+
+async def test_what_is_acked_is_gone_and_the_rest_comes_again(
+    amqp_url: str, queue: str, amqp: Amqp
+) -> None:
+    """Acks in any order hold; what was not acked is redelivered, and told as that."""
+    for number in range(200):
+        await amqp.publish(queue, b"", message_id=str(number))
+    async with connected(amqp_url) as connection, consuming(connection, queue) as ours:
+        taken = await ours.until(200)
+        ours.ack(*reversed(taken[::2]))
+        async with asyncio.timeout(SECONDS):
+            await connection.wire.acks_read(ours.channel)
+        # A delivery that is acked twice, or never was, would have closed it.
+        assert not ours.channel.is_closed
+    async with connected(amqp_url) as connection, consuming(connection, queue) as ours:
+        again = await ours.until(100)
+
+    assert {delivery.message_id for delivery in again} == {str(n) for n in range(1, 200, 2)}
+    assert all(delivery.redelivered for delivery in again)
+
+
+async def test_nothing_is_taken_behind_the_block(
+    connection: Connection, queue: str, amqp: Amqp
+) -> None:
+    """What is delivered when nobody takes it any more is left to the broker."""
+    async with consuming(connection, queue) as ours:
+        await amqp.publish(queue, b"first")
+        (first,) = await ours.until(1)
+    await amqp.publish(queue, b"second")
+    # An answer comes behind the delivery.
+    await ours.channel.basic_qos(prefetch_count=1)
+    await asyncio.sleep(0)
+
+    assert ours.taken == [first]
+
+
+@pytest.mark.parametrize("chosen", ["plain"], indirect=True)
+async def test_a_delivery_that_cannot_be_taken_ends_its_channel(
+    connection: Connection, queue: str, amqp: Amqp
+) -> None:
+    """It is not left unacked on a channel that goes on: the broker delivers it again.
+
+    On the other wire the connection ends: tests/amqp/test_stream_wire.py.
+    """
+    channel = await open_channel(connection)
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError
+
+    await amqp.publish(queue, b"hello")
+    with connection.wire.deliveries(channel, refuse) as callback:
+        await channel.basic_consume(queue, callback)
+        async with asyncio.timeout(SECONDS):
+            await asyncio.wait({channel.closing})
+
+    assert channel.is_closed
+    await amqp.until_count(queue, 1)
+
+
+# Publishes and confirms
+
+
+async def test_publishes_are_confirmed_and_arrive(
+    connection: Connection, queue: str, amqp: Amqp
+) -> None:
+    """Many at once are each confirmed, and are in the queue in the order of their publishing."""
+    bodies = [b"", bytes(300_000), *(b"%d" % number for number in range(300))]
+    async with publishing(connection) as (_, ours):
+        confirms = [put(ours, queue, body=body, headers={"n": 1}) for body in bodies]
+        assert ours.unconfirmed == len(bodies)
+        assert await told(*confirms) == ["confirmed"] * len(bodies)
+        assert (ours.unconfirmed, ours.unwritten_bytes) == (0, 0)
+    async with consuming(connection, queue) as read:
+        taken = await read.until(len(bodies))
+
+    assert [delivery.body for delivery in taken] == bodies
+    assert taken[0].headers == {"n": 1}
+    await amqp.channel.queue_delete(queue)
+
+
+async def test_each_is_told_its_own(connection: Connection, queue: str, amqp: Amqp) -> None:
+    """Among publishes that are confirmed, those that no queue takes, or one refuses, are told."""
+    full = unique("full")
+    arguments: Any = {"x-max-length": 0, "x-overflow": "reject-publish"}
+    await amqp.channel.declare_queue(full, durable=True, arguments=arguments)
+    keys = [queue, full, f"{queue}.missing"] * 100
+    async with publishing(connection) as (_, ours):
+        confirms = await told(*(put(ours, key) for key in keys))
+    await amqp.delete([full])
+
+    assert confirms == ["confirmed", "nacked", "returned"] * 100
+    assert await amqp.count(queue) == 100
+
+
+async def test_a_return_without_an_id_is_told(connection: Connection, queue: str) -> None:
+    """A message without an id is no less returned."""
+    async with publishing(connection) as (_, ours):
+        for key, outcome in ((f"{queue}.missing", "returned"), (queue, "confirmed")):
+            properties = Properties(delivery_mode=2)
+            confirm = ours.publish(b"", exchange="", routing_key=key, properties=properties)
+            assert await told(confirm) == [outcome]
+            assert properties.message_id is None
+
+
+async def test_a_message_in_flight_is_known_by_its_id(connection: Connection, queue: str) -> None:
+    """Until it is told its fate, and no longer; who gives it up sets the id free."""
+    async with publishing(connection) as (_, ours):
+        first = put(ours, queue, message_id="same")
+        assert ours.awaited("same") is first
+        first.set_result("timeout")
+        await asyncio.sleep(0)
+        assert ours.awaited("same") is None
+        assert ours.unconfirmed == 1
+        second = put(ours, queue, message_id="same")
+        assert ours.awaited("same") is second
+        assert await told(second) == ["confirmed"]
+        await asyncio.sleep(0)
+
+        assert (ours.awaited("same"), ours.unconfirmed) == (None, 0)
+
+
+@pytest.mark.parametrize("field", ["routing key", "headers"])
+async def test_what_does_not_fit_is_refused_before_it_is_sent(
+    connection: Connection, queue: str, field: str
+) -> None:
+    """What would end the connection raises, and the next publish is confirmed."""
+    async with publishing(connection) as (_, ours):
+        key = "x" * 256 if field == "routing key" else queue
+        headers = {"x": "x" * ours.max_properties_bytes} if field == "headers" else {}
+        with pytest.raises(ValueError, match=r"255 bytes|more bytes than a frame"):
+            _ = put(ours, key, headers=headers)
+
+        assert await told(put(ours, queue)) == ["confirmed"]
+
+
+async def test_the_end_of_a_channel_is_an_error(connection: Connection, queue: str) -> None:
+    """What the broker has said nothing of when it closes the channel is told as an error."""
+    async with publishing(connection) as (channel, ours):
+        properties = Properties(message_id="m")
+        lost = ours.publish(b"", exchange=unique("no"), routing_key="", properties=properties)
+        await asyncio.wait({channel.closing}, timeout=SECONDS)
+        late = put(ours, queue)
+    assert await told(lost, late) == ["error", "error"]
+
+    assert isinstance(channel.closing.exception(), ChannelClosed)
+    assert ours.unconfirmed == 0
+
+
+async def test_an_alarm_is_seen_and_told(managed_broker: Broker) -> None:
+    """While the broker takes no messages the wire is blocked; it says when that begins and ends."""
+    seen: list[tuple[bool, bool]] = []
+    async with (
+        connected(managed_broker.url) as connection,
+        publishing(connection) as (_, ours),
+    ):
+        before = ours.is_blocked
+        wire = connection.wire
+        wire.on_blocked(lambda reason: seen.append((reason is not None, wire.is_blocked)))
+
+        async def is_told() -> bool:
+            # The broker blocks a connection once it publishes.
+            _ = put(ours, "nowhere")
+            return len(seen) == 1
+
+        async def is_over() -> bool:
+            return len(seen) == 2
+
+        async with memory_alarm(managed_broker):
+            await eventually(is_told, what="the alarm")
+        await eventually(is_over, what="its end")
+
+    assert not before
+    assert seen == [(True, True), (False, False)]
