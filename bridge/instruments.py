@@ -1,7 +1,11 @@
 """Counters and histograms that cost little to count with; prometheus-client writes them out.
 
-Its own take a lock for each number, which is most of their cost. These have none: they belong to
-one thread, the event loop's.
+Why our own: prometheus-client's take a lock for each number, which is most of their cost. These
+have none, for they belong to one thread, the event loop's: counting one more takes a seventh of
+the CPU time, noting a duration a fifth (38 ns for 274, 135 ns for 666; `python -m
+tests.bench.counting`). To swap theirs in, make `prometheus_client.Counter` and `Histogram` in
+`metrics`, which is the one place that makes these; their registry is given by its name, and
+`disable_created_metrics` keeps the series as they are.
 """
 
 from abc import abstractmethod

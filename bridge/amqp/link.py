@@ -41,7 +41,7 @@ class Link:
         self.name = name
         self._settings = settings
         self._metrics = metrics
-        self._turn = 0
+        self._tries = 0
         self._last_fault = ""
         self._is_refused = False
         self._connection: Connection | None = None
@@ -100,8 +100,8 @@ class Link:
             await close_quietly(connection)
 
     async def _connect(self) -> Connection:
-        url = self._settings.url[self._turn % len(self._settings.url)]
-        self._turn += 1
+        url = self._settings.url[self._tries % len(self._settings.url)]
+        self._tries += 1
         try:
             connection = await open_connection(self._settings, url, name=self.name)
         except ConnectError as error:

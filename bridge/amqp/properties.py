@@ -1,4 +1,11 @@
-"""AMQP properties as other clients send them, read so that one message cannot stop all."""
+"""AMQP properties as other clients send them, read so that one message cannot stop all.
+
+Why our own: pamqp ends the connection over a text that is no UTF-8 or a time in milliseconds, so
+that one such message stops the queue (`tolerate_broken_properties` has the list); and reading those
+of one message takes it almost twice the CPU time, 5.8 µs for 3.3: `python -m tests.bench.wires`. To
+swap pamqp in, leave `tolerate_broken_properties` out, and read with `Properties.unmarshal` and
+write with `.marshal`; tests/amqp/test_properties.py shows what breaks then.
+"""
 
 import functools
 import struct
@@ -73,7 +80,7 @@ def header_bytes(name: str, value: Any) -> int:  # noqa: ANN401  a header may be
 def read_properties(data: bytes) -> Properties:
     """Read the properties of a content header, flags first (AMQP 0-9-1, 4.2.6.1).
 
-    The same as the client library's own, in half the time. Raises ValueError, which quotes nothing.
+    Raises ValueError, which quotes nothing.
     """
     properties = Properties()
     try:

@@ -14,15 +14,18 @@ from bridge.amqp.wire import LARGE_BODY_BYTES, Body, PublishingChannel
 from bridge.errors import Confirm, PublishError
 from bridge.metrics import BridgeMetrics
 
+# More publishes may not wait for their confirm at a time: each holds its body in memory.
 MAX_UNCONFIRMED: Final = 4096
 # By RabbitMQ's default of `frame_max`, 128 KiB, less what is around the properties.
 USUAL_PROPERTIES_BYTES: Final = 128 * 1024 - FRAME_OVERHEAD_BYTES - CONTENT_HEADER_START.size
-# What a time-out leaves behind is in no other limit any more, and waits for a broker that hangs.
+# What is written and not read counts when its publisher has given up, too: with a broker that
+# hangs nothing else bounds it.
 MAX_UNWRITTEN_BYTES: Final = 64 * 1024 * 1024
-# Turns of the event loop until a confirm that has come is told to who waits, whichever loop it is.
+# In so many turns of the event loop, asyncio's or uvloop's, a confirm that has arrived is read and
+# told to whoever waits for it.
 READ_TURNS: Final = 4
-# A large body has more time: so long for each of its bytes.
-SECONDS_A_BYTE: Final = 1 / (1024 * 1024)
+# So much more time a large body has, for each of its bytes: a second for 1 MiB.
+SECONDS_PER_BYTE: Final = 1 / (1024 * 1024)
 _DETAILS: Final[Mapping[Confirm, str]] = {
     "returned": "no queue takes it: {}",
     "nacked": "the broker refused to store it",
@@ -118,7 +121,7 @@ class Publisher:
             yield loop.time() + seconds
             return
         async with self._large:
-            yield loop.time() + seconds + len(body) * SECONDS_A_BYTE
+            yield loop.time() + seconds + len(body) * SECONDS_PER_BYTE
 
     async def write(
         self,
@@ -153,7 +156,7 @@ class Publisher:
         """Return a channel that takes a message with this id now, or raise PublishError."""
         channel = self._channel
         if channel is not None:
-            _see_room(channel)
+            _check_room(channel)
         if channel is None or channel.awaited(message_id) is not None:
             try:
                 async with asyncio.timeout_at(deadline):
@@ -162,7 +165,7 @@ class Publisher:
                 raise PublishError("timeout", _DETAILS["timeout"]) from None
             if channel is None:
                 raise PublishError("error", _DETAILS["error"])
-            _see_room(channel)
+            _check_room(channel)
         if asyncio.get_running_loop().time() >= deadline:
             raise PublishError("timeout", _DETAILS["timeout"])
         return channel
@@ -263,7 +266,7 @@ def _time_out(waiter: "asyncio.Future[Confirm]", turns: int = READ_TURNS) -> Non
         asyncio.get_running_loop().call_soon(_time_out, waiter, turns - 1)
 
 
-def _see_room(channel: PublishingChannel) -> None:
+def _check_room(channel: PublishingChannel) -> None:
     """Raise PublishError when nothing may be written now."""
     if channel.is_blocked:
         raise PublishError("timeout", "the broker blocks publishing (memory or disk alarm)")

@@ -1,9 +1,15 @@
 """The stream beneath the client library: what is hot leaves it early, the rest is aiormq's.
 
-aiormq makes three frame objects, six queue passes and a task of each delivery, and as much of
-each publish. That costs more than all that the bridge does with the message, so these frames are
-taken out of the stream as they arrive, and written past it. Everything else on the connection
-reaches aiormq unchanged.
+The frames of deliveries, publishes and confirms are taken out of the stream as they arrive, and
+those of acks and publishes are written past aiormq. Everything else on the connection reaches it
+unchanged.
+
+Why our own: of each delivery aiormq makes three frame objects, six passes through queues and a
+task, of each publish as much, which costs more than all that the bridge does with the message.
+A publish with its confirm takes a tenth of the CPU time here, a delivery with its ack an eighth
+(10 µs for 103, 8 µs for 66; `python -m tests.bench.wires`). And aiormq reads whatever comes: only
+below it can reading stop while too many bytes are held. To swap it for `PlainWire`, set
+`SMS_BRIDGE_WIRE=plain`.
 """
 
 import asyncio
