@@ -2,7 +2,7 @@
 
 import json
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,9 @@ from bridge.errors import BrokerError
 from bridge.exit_codes import EXIT_FAILED
 
 if TYPE_CHECKING:
+    from bridge.amqp.client import Connection
     from bridge.config import Settings
+    from bridge.operators.management import Management
     from bridge.topology.declarations import Topology
     from bridge.topology.differences import Difference
 
@@ -196,20 +198,35 @@ async def _declare(settings: "Settings", topology: "Topology") -> "list[Differen
 async def _compare(
     settings: "Settings", topology: "Topology", url: str | None
 ) -> "tuple[list[Difference], str | None]":
+    """Compare through the management API; without it as far as AMQP goes, with a hint why."""
     from bridge.amqp.connecting import close_quietly, open_first_connection
     from bridge.operators.management import open_management
     from bridge.topology.comparison import compare
 
-    try:
-        async with open_management(settings.rabbitmq, url) as management:
-            return await management.compare(topology), None
-    except BrokerError as error:
-        hint = f"bindings were not compared: management API: {error}"
     connection = await open_first_connection(settings.rabbitmq, name="topology")
     try:
+        try:
+            async with open_management(settings.rabbitmq, url) as management:
+                await _check_same_cluster(connection, management)
+                return await management.compare(topology), None
+        except BrokerError as error:
+            hint = f"bindings were not compared: management API: {error}"
         return [difference async for difference in compare(connection, topology)], hint
     finally:
         await close_quietly(connection)
+
+
+async def _check_same_cluster(connection: "Connection", management: "Management") -> None:
+    """Raise BrokerError when the management API is not that of the broker we are connected to."""
+    transport = connection.transport
+    told: Any = {} if transport is None else transport.connection.server_properties
+    ours = told.get("cluster_name")
+    theirs = (await management.read("overview") or {}).get("cluster_name")
+    if ours and theirs and ours != theirs:
+        raise BrokerError(
+            f"it belongs to the cluster {theirs}, and rabbitmq.url leads to {ours}; "
+            "give --management-url the API of the same broker"
+        )
 
 
 def _as_plain(difference: "Difference") -> dict[str, str]:

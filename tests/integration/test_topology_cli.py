@@ -128,6 +128,34 @@ async def test_differences_are_told_one_by_one(
     assert any("x-message-ttl is 7000 and has to be 5000" in line for line in told)
 
 
+async def test_verify_needs_the_broker_of_the_settings(
+    managed_broker: Broker, values: dict[str, object]
+) -> None:
+    """The management API alone says nothing of a broker that the roles cannot reach."""
+    await run_program("topology", "declare", settings=values)
+    away = values | {"rabbitmq.url": "amqp://127.0.0.1:9/"}
+    result = await run_program(*_verify(managed_broker), settings=away)
+
+    assert (result.returncode, result.stdout) == (1, b"")
+    assert result.stderr.startswith(b"sms-bridge: ")
+    assert b"127.0.0.1:9" in result.stderr
+
+
+async def test_verify_does_not_take_one_broker_for_another(
+    managed_broker: Broker, values: dict[str, object], amqp_url: str
+) -> None:
+    """What the management API of another broker says is not taken for the settings' own broker."""
+    await run_program("topology", "declare", settings=values)
+    elsewhere = values | {"rabbitmq.url": amqp_url}
+    result = await run_program(*_verify(managed_broker), settings=elsewhere)
+    told = result.stdout.decode().splitlines()
+
+    # Two exchanges and five queues; without the management API bindings are not compared.
+    assert (result.returncode, len(told)) == (1, 7)
+    assert all(line.startswith("missing: ") for line in told)
+    assert b"management API: it belongs to the cluster " in result.stderr
+
+
 async def test_nothing_is_asked_of_a_broker_to_show() -> None:
     """`topology show` needs no broker and no role's settings; JSON and table agree."""
     settings = {"rabbitmq.url": "amqp://127.0.0.1:9/"}
