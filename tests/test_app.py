@@ -79,6 +79,7 @@ async def test_a_part_that_fails_ends_the_process(ears: Ears, part: str) -> None
     bridge.assembly.parts[part] = fail
 
     assert await _run(bridge, is_stopped=False) == EXIT_FAILED
+    assert not bridge.assembly.health.live["tasks"]()
     ((told,), (stopped,)) = (ears.heard("part_failed"), ears.heard("stopped"))
     assert (told["part"], told["error"], stopped) == (part, "RuntimeError", {"clean": False})
 

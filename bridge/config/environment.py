@@ -88,12 +88,9 @@ def _is_of_others(variable: str, value: str) -> bool:
 
 def _remedy(name: str) -> str:
     """Name the variable that was meant by one without a section, or say how one is written."""
-    # With single underscores: where two belong is what is easiest to get wrong.
-    variables = {_variable(path).replace("__", "_"): _variable(path) for path in known_keys()}
-    variables |= dict(zip(_OURS, _OURS, strict=True))
-    # Without what all begin with, which would make every name like every other.
-    by_name = {flat.removeprefix(ENV_PREFIX).lower(): real for flat, real in variables.items()}
-    found = nearest(name, by_name)
+    variables = [*map(_variable, known_keys()), *_OURS]
+    # Without what all begin with, for that would make every name like every other.
+    found = nearest(name, (one.removeprefix(ENV_PREFIX).lower() for one in variables))
     if found is None:
         return f"a setting is written like {_variable('worker.queue')}"
-    return f"did you mean {by_name[found]}?"
+    return f"did you mean {ENV_PREFIX}{found.upper()}?"

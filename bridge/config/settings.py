@@ -1,6 +1,6 @@
 """Every key of the configuration with its type and its default, a class for each section.
 
-`config.example.yaml` says what each is for.
+`config.example.yaml` says what each is for. A `Duration` is in seconds, however it was written.
 """
 
 from collections.abc import Iterator

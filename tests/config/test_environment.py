@@ -153,6 +153,7 @@ def test_variable_of_a_service_is_ignored(load: Load, service: str, name: str, v
     [
         "SMS_BRIDGE_CONFIG",
         "SMS_BRIDGE_REVISION",
+        "SMS_BRIDGE_WIRE",
         "SMS_BRIDGE_TEST_AMQP_URL",
         "SMS_BRIDGED__WORKER",
         "_SMS_BRIDGE_COMPLETE",
@@ -231,6 +232,21 @@ def test_misspelt_variable_without_a_section_is_refused(
 ) -> None:
     """A variable that nobody reads is refused by its name, with the nearest one that is read."""
     assert faults("", **{name: "x"}) == (f"{name}: is not read; did you mean {meant}?",)
+
+
+@pytest.mark.parametrize("key", [key for key in known_keys() if "." in key])
+def test_every_setting_with_one_underscore_is_told_by_itself(faults: Faults, key: str) -> None:
+    """However like two settings are, the one is meant whose name lacks nothing but underscores."""
+    name = env_name(key).replace("__", "_")
+
+    assert faults("", **{name: "x"}) == (f"{name}: is not read; did you mean {env_name(key)}?",)
+
+
+def test_a_url_makes_no_variable_that_of_a_service(faults: Faults) -> None:
+    """A Service's variable is told by its name too: a misspelt setting may hold a URL as well."""
+    (fault,) = faults("", SMS_BRIDGE_WORKER_QUEUE="tcp://10.0.0.1:8080")
+
+    assert fault.startswith("SMS_BRIDGE_WORKER_QUEUE: is not read; ")
 
 
 @pytest.mark.parametrize("name", ["SMS_BRIDGE_PORT", "SMS_BRIDGE_", "SMS_BRIDGE_XYZZY"])
