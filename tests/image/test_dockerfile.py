@@ -13,6 +13,8 @@ import yaml
 from packaging.markers import Marker
 from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from bridge.__main__ import app as cli
 from bridge.config import Settings
@@ -148,12 +150,11 @@ def test_the_user_is_a_number() -> None:
 
 def test_the_bridge_is_process_one() -> None:
     """Entry point and command are in exec form: the bridge gets the signals itself."""
+    program = get_command(cli)
+
+    assert isinstance(program, TyperGroup)
     assert FINAL.command("ENTRYPOINT") == ["sms-bridge"]
-    assert FINAL.command("CMD")[0] in {
-        command.name or command.callback.__name__
-        for command in cli.registered_commands
-        if command.callback
-    }
+    assert FINAL.command("CMD")[0] in program.commands
     assert FINAL.texts("STOPSIGNAL") == ["SIGTERM"]
 
 
