@@ -24,7 +24,8 @@ from bridge.inbound.metrics import WebhookMetrics
 from bridge.inbound.own_queue import watched
 from bridge.inbound.schemes import scheme_from
 from bridge.inbound.webhook import Receiver, webhook_limits
-from bridge.logs import LineWriter, Log, configure_logging
+from bridge.line_writer import LineWriter
+from bridge.logs import Log, configure_logging
 from bridge.metrics import BridgeMetrics, Registry, new_registry
 from bridge.outbound.fates import Policy
 from bridge.outbound.metrics import WorkerMetrics
@@ -57,11 +58,13 @@ class Assembly:
         self._settings = settings
         self.registry = new_registry()
         self.metrics = _bridge_metrics(settings, roles, self.registry)
+        writer = LineWriter(sys.stdout, dropped=self.metrics.log_lines_dropped.inc)
         configure_logging(
             settings.log.level,
             settings.log.format,
-            stream=LineWriter(sys.stdout, dropped=self.metrics.log_lines_dropped.inc),
+            stream=writer,
             count=lambda level: self.metrics.log_records.labels(level).inc(),
+            finish=writer.finish,
         )
         self.health = Health(self.metrics)
         self.parts: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}

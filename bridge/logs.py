@@ -5,43 +5,38 @@ What libraries log with it is reduced to the template of the message, never its 
 aiormq and asyncio put whole messages into theirs. Of an exception the type and the places are
 written, never its text, which may quote a value.
 
-`LineWriter` keeps a reader of standard output that has stopped, such as a full pipe, from
-stopping the event loop.
-
 Why our own: a line takes a third of the CPU time that `logging` takes with a formatter for JSON
 (`make bench SCENES=log-line`, docs/benchmarks.md), and `logging.StreamHandler` waits for the reader
-in the event loop, as `tests/test_logs.py::test_line_writer_does_not_wait_for_a_reader` shows of
-ours that it does not. To swap `logging` or structlog in, have the methods of `Log` call it with the
-event and the facts, and give `configure_logging` its handler; what libraries log must still pass
-the handler here, or personal data gets out.
+of standard output in the event loop, which `line_writer` does not. To swap `logging` or structlog
+in, have the methods of `Log` call it with the event and the facts, and give `configure_logging` its
+handler; what libraries log must still pass the handler here, or personal data gets out.
 """
 
 import asyncio
 import functools
-import io
-import json
 import logging
-import os
-import select
 import sys
-import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, Protocol, TextIO
+from typing import Any, Final, Literal, Protocol
 
-from pydantic_core import PydanticSerializationError, to_json
+from bridge.log_lines import Facts, console_line, json_line
 
-MAX_LINES: Final = 10_000
-# Lines that come so close together leave in one write.
-GATHER_SECONDS: Final = 0.02
-FINISH_SECONDS: Final = 1.0
-# How often a line may be about the same thing, where strangers have it in their hands.
+# How often strangers may cause a line about the same thing.
 COUNT_SECONDS: Final = 1.0
 
-Facts = dict[str, object]
 Level = Literal["debug", "info", "warning", "error", "critical"]
+
+
+class Stream(Protocol):
+    """What lines are written to: standard output, or a writer in front of it."""
+
+    def write(self, text: str, /) -> object:
+        """Take one line, its end included."""
+
+    def isatty(self) -> bool:
+        """Whether somebody is looking."""
 
 
 class Output(Protocol):
@@ -136,16 +131,19 @@ def configure_logging(
     level: str,
     form: Literal["json", "console", "auto"],
     *,
-    stream: "TextIO | LineWriter",
+    stream: Stream,
     count: Callable[[Level], object] = lambda _level: None,
+    finish: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write what is logged from `level` on to `stream`; `count` is called with the level of each.
+    """Write what is logged from `level` on to `stream`, which must take a line at once.
 
-    Takes the place of an earlier call.
+    `count` is called with the level of each, `finish` when the program ends. Takes the place of an
+    earlier call.
     """
     console = form == "console" or (form == "auto" and stream.isatty())
     configured = logging.getLevelNamesMapping()[level.upper()]
-    lines = _Lines(stream, configured, console_line if console else json_line, count)
+    write = console_line if console else json_line
+    lines = _Lines(stream, configured, write, count, finish)
     outputs[:] = [one for one in outputs if not isinstance(one, _Lines)] + [lines]
     logging.basicConfig(level=configured, handlers=[lines], force=True)
     # At DEBUG these write whole frames, bodies included, into the message itself.
@@ -164,15 +162,17 @@ class _Lines(logging.Handler):
 
     def __init__(
         self,
-        stream: "TextIO | LineWriter",
+        stream: Stream,
         level: int,
         form: Callable[[float, str, str, str, Facts], str],
         count: Callable[[Level], object],
+        finish: Callable[[], object],
     ) -> None:
         super().__init__(level)
         self._stream = stream
         self._form = form
         self._count = count
+        self._finish = finish
 
     def take(self, level: int, logger: str, event: str, facts: Facts) -> None:
         """Write a line; the stream takes it at once, so that no lock is needed."""
@@ -196,95 +196,7 @@ class _Lines(logging.Handler):
     def close(self) -> None:
         """Write what is left; `logging.shutdown` calls this when the program ends."""
         super().close()
-        if isinstance(self._stream, LineWriter):
-            self._stream.finish()
-
-
-class LineWriter(io.TextIOBase):
-    """A stream whose `write` never blocks: a thread hands the lines on to a file descriptor.
-
-    At most `MAX_LINES` wait, and what finds no room, or cannot be written, is dropped: `dropped`
-    is called with the number of lines, and a warning says it once lines are written again. Both
-    come with the next line, in its thread; only one thread may write.
-    """
-
-    def __init__(self, stream: TextIO, *, dropped: Callable[[int], object]) -> None:
-        super().__init__()
-        self._fd = stream.fileno()
-        self._is_terminal = stream.isatty()
-        self._tell_dropped = dropped
-        self._lines: deque[str] = deque()
-        # What the thread could not write, and whether it could the last time.
-        self._unwritten: deque[int] = deque()
-        # The end of a line whose beginning is written, as on a disk that is full: it comes first
-        # when there is room again, or the next line would be glued to half of one.
-        self._torn = b""
-        self._is_writable = True
-        self._dropped = 0
-        self._wanted = threading.Event()
-        self._finishing = threading.Event()
-        self._thread = threading.Thread(target=self._write_on, name="log", daemon=True)
-        self._thread.start()
-
-    def isatty(self) -> bool:
-        """Whether somebody is looking."""
-        return self._is_terminal
-
-    def write(self, text: str) -> int:
-        """Take one line, or drop it when too many wait."""
-        while self._unwritten:
-            self._drop(self._unwritten.popleft())
-        if len(self._lines) >= MAX_LINES:
-            self._drop(1)
-        else:
-            self._lines.append(text)
-            if not self._wanted.is_set():
-                self._wanted.set()
-            if self._dropped and self._is_writable and len(self._lines) < MAX_LINES:
-                missing, self._dropped = self._dropped, 0
-                log.warning("log_lines_dropped", lines=missing)
-        return len(text)
-
-    def finish(self) -> None:
-        """Write what waits, for at most `FINISH_SECONDS`, and take no more time."""
-        self._finishing.set()
-        self._wanted.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(FINISH_SECONDS)
-
-    def _write_on(self) -> None:
-        while self._lines or not self._finishing.is_set():
-            self._wanted.wait()
-            self._finishing.wait(GATHER_SECONDS)
-            self._wanted.clear()
-            self._write_all()
-
-    def _write_all(self) -> None:
-        lines = [self._lines.popleft() for _ in range(len(self._lines))]
-        data = self._torn + "".join(lines).encode("utf-8", "backslashreplace")
-        rest = self._write_bytes(data)
-        self._is_writable = not rest
-        written = data[: len(data) - len(rest)]
-        is_torn = not written.endswith(b"\n") if written else bool(self._torn)
-        self._torn = b"".join(rest.partition(b"\n")[:2]) if is_torn else b""
-        if lost := rest.count(b"\n") - is_torn:
-            self._unwritten.append(lost)
-
-    def _write_bytes(self, data: bytes) -> bytes:
-        """Write, and return what cannot be written."""
-        rest = memoryview(data)
-        while rest:
-            try:
-                rest = rest[os.write(self._fd, rest) :]
-            except BlockingIOError:
-                select.select([], [self._fd], [], FINISH_SECONDS)
-            except OSError:
-                break
-        return bytes(rest)
-
-    def _drop(self, lines: int) -> None:
-        self._dropped += lines
-        self._tell_dropped(lines)
+        self._finish()
 
 
 def log_loop_faults(loop: asyncio.AbstractEventLoop) -> None:
@@ -300,46 +212,6 @@ def log_loop_faults(loop: asyncio.AbstractEventLoop) -> None:
         )
 
     loop.set_exception_handler(handle)
-
-
-def json_line(now: float, level: str, logger: str, event: str, facts: Facts) -> str:
-    """Make a line of JSON: time, level, logger, event, then the facts."""
-    second = int(now)
-    moment = f'{{"time":"{_format_second(second)}.{int((now - second) * 1000):03d}Z'
-    head = _format_head(level, logger, event)
-    return f"{moment}{head},{dump_json(facts)[1:]}\n" if facts else f"{moment}{head}}}\n"
-
-
-def console_line(now: float, level: str, _logger: str, event: str, facts: Facts) -> str:
-    """Make a line for a person: time of day, level, event, then the facts as `name=value`."""
-    clock = time.strftime("%H:%M:%S", time.localtime(now))
-    pairs = " ".join(f"{name}={value}" for name, value in facts.items())
-    line = f"{clock} {level:<8} {event} {pairs}".rstrip()
-    return "".join(char if char.isprintable() else "?" for char in line) + "\n"
-
-
-def dump_json(value: object) -> str:
-    """Write a value as one line of JSON."""
-    try:
-        # A quarter of the time of the standard library's.
-        text = to_json(value, fallback=str)
-    except PydanticSerializationError:  # half of a surrogate pair has no UTF-8
-        pass
-    else:
-        if text.isascii():
-            return text.decode()
-    return json.dumps(value, default=str, separators=(",", ":"))
-
-
-@functools.lru_cache(maxsize=4)
-def _format_second(second: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-
-
-# Of our own lines there are few; a library's may have any text.
-@functools.lru_cache(maxsize=256)
-def _format_head(level: str, logger: str, event: str) -> str:
-    return f'","level":"{level}","logger":{dump_json(logger)},"event":{dump_json(event)}'
 
 
 @functools.lru_cache(maxsize=16)

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from bridge.logs import Facts, outputs
+from bridge.log_lines import Facts
+from bridge.logs import outputs
 
 
 class Line(NamedTuple):

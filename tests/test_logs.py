@@ -5,13 +5,8 @@ import asyncio
 import io
 import json
 import logging
-import os
-import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,13 +16,9 @@ import uvloop
 import bridge
 from bridge import logs
 from bridge.logs import (
-    MAX_LINES,
     CountedLog,
-    LineWriter,
     Log,
     configure_logging,
-    dump_json,
-    json_line,
     log_loop_faults,
 )
 from tests.ears import Ears, logging_kept
@@ -100,13 +91,6 @@ def test_line_of_json(start: Start) -> None:
         "outcome": "sent",
         "attempts": 1,
     }
-
-
-def test_time_is_utc_with_milliseconds() -> None:
-    """The time is RFC 3339 in UTC, wherever we run."""
-    line = json.loads(json_line(1_900_000_000.25, "info", "bridge.anything", "delivery", {}))
-
-    assert line["time"] == "2030-03-17T17:46:40.250Z"
 
 
 ODD_FACTS: dict[str, object] = {
@@ -211,11 +195,6 @@ def test_form(
     OURS.info("delivery")
 
     assert written.getvalue().startswith("{") == is_json
-
-
-def test_dump_json_is_one_line() -> None:
-    """JSON that we write is one line without blanks."""
-    assert dump_json({"a": [1, "b\n"]}) == '{"a":[1,"b\\n"]}'
 
 
 def test_facts_leave_out_none(start: Start) -> None:
@@ -582,120 +561,6 @@ def test_fault_of_the_loop_holds_nothing(
     fail_in_a_loop(way, loop)
 
     assert "17012345678" not in stream.getvalue() + capsys.readouterr().err
-
-
-@dataclass
-class Pipe:
-    """A pipe, a writer to its one end, and how many lines that dropped."""
-
-    read_end: int
-    writer: LineWriter
-    dropped: list[int]
-
-
-@pytest.fixture
-def pipe() -> Iterator[Pipe]:
-    """Open a pipe with a writer."""
-    read_end, write_end = os.pipe()
-    dropped: list[int] = []
-    with open(write_end, "w", encoding="utf-8") as stream:  # noqa: PTH123  a descriptor, no path
-        writer = LineWriter(stream, dropped=dropped.append)
-        yield Pipe(read_end, writer, dropped)
-        os.close(read_end)
-        # Before the descriptor's number is another file's.
-        writer.finish()
-
-
-def read_lines(descriptor: int, count: int) -> list[str]:
-    """Read so many lines from a pipe."""
-    with open(descriptor, encoding="utf-8", closefd=False) as stream:
-        return [stream.readline() for _ in range(count)]
-
-
-def test_line_writer_keeps_lines_in_order(pipe: Pipe) -> None:
-    """All that was written arrives, in order, when the writer is finished."""
-    for number in range(1000):
-        pipe.writer.write(f"{number}\n")
-    pipe.writer.finish()
-
-    assert read_lines(pipe.read_end, 1000) == [f"{number}\n" for number in range(1000)]
-
-
-def test_line_writer_does_not_wait_for_a_reader(pipe: Pipe) -> None:
-    """While nobody reads, lines are dropped and counted, and no write waits."""
-    for _ in range(3 * MAX_LINES):
-        pipe.writer.write("x" * 200 + "\n")
-
-    assert 0 < sum(pipe.dropped) < 3 * MAX_LINES
-
-
-def test_line_writer_tells_what_it_dropped(pipe: Pipe, start: Start) -> None:
-    """A warning says how many lines are missing as soon as lines find room again."""
-    written = start("info")
-    for _ in range(3 * MAX_LINES):
-        pipe.writer.write("x" * 200 + "\n")
-    missing = sum(pipe.dropped)
-    read_lines(pipe.read_end, 3 * MAX_LINES - missing)
-    pipe.writer.write("y\n")
-
-    line = only_line(written)
-    assert (line["event"], line["lines"]) == ("log_lines_dropped", missing)
-
-
-def test_line_writer_outlives_a_reader_that_is_gone(start: Start) -> None:
-    """A broken pipe costs its lines and nothing else; no warning follows them into it."""
-    warned = start("info")
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    dropped: list[int] = []
-    with open(write_end, "w", encoding="utf-8") as stream:  # noqa: PTH123
-        writer = LineWriter(stream, dropped=dropped.append)
-        writer.write("lost\n")
-        writer.finish()
-        writer.write("lost, too\n")
-
-    assert (dropped, warned.getvalue()) == ([1], "")
-
-
-FULL_DISK = """
-import itertools, resource, sys, time
-from bridge.logs import LineWriter
-
-most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-lost, numbers = [], itertools.count()
-with open(sys.argv[1], "w") as stream:
-    writer = LineWriter(stream, dropped=lost.append)
-    for room in (1000, 1010, 3333, 3334):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
-        told = len(lost)
-        while len(lost) == told:
-            writer.write(f"line {next(numbers):4} {'x' * 50}\\n")
-            time.sleep(0.001)
-    # What failed last is told with the next line.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    while not writer._is_writable:
-        writer.write(f"line {next(numbers):4} {'x' * 50}\\n")
-        time.sleep(0.001)
-    writer.write(f"line {next(numbers):4} {'x' * 50}\\n")
-    writer.finish()
-print(next(numbers), sum(lost))
-"""
-
-
-def test_full_disk_tears_no_line(tmp_path: Path) -> None:
-    """A disk that is full in the middle of a line, again and again, loses whole lines only."""
-    file = tmp_path / "log"
-    ran = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(file)], capture_output=True, check=True, timeout=30
-    )
-    written, lost = map(int, ran.stdout.split())
-    lines = file.read_text(encoding="utf-8").splitlines()
-    numbers = [int(line[5:9]) for line in lines]
-
-    assert all(re.fullmatch("line [ 0-9]{4} x{50}", line) for line in lines)
-    assert numbers == sorted(set(numbers))
-    assert lost > 0
-    assert len(lines) + lost == written
 
 
 # --- What strangers cause -------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from prometheus_client.exposition import choose_encoder
 
 from bridge.http_server.limits import Limits
 from bridge.http_server.request import Handler, Request, Response, problem
-from bridge.logs import dump_json
+from bridge.log_lines import dump_json
 from bridge.metrics import BridgeMetrics, Registry
 
 Check = Callable[[], bool]

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from bridge.logs import dump_json
+from bridge.log_lines import dump_json
 
 # Names are in lower case; repeated headers are repeated.
 Headers = list[tuple[bytes, bytes]]

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from bridge.logs import LineWriter, Log, configure_logging
+from bridge.line_writer import LineWriter
+from bridge.logs import Log, configure_logging
 from bridge.metrics import BridgeMetrics, new_registry
 from tests.bench.lineup import OURS
 
@@ -67,11 +68,13 @@ def _our_log() -> LogLine:
     metrics = BridgeMetrics(
         new_registry(), component="worker", version="", revision="", exchanges=()
     )
+    writer = LineWriter(sys.stdout, dropped=metrics.log_lines_dropped.inc)
     configure_logging(
         "info",
         "json",
-        stream=LineWriter(sys.stdout, dropped=metrics.log_lines_dropped.inc),
+        stream=writer,
         count=lambda level: metrics.log_records.labels(level).inc(),
+        finish=writer.finish,
     )
     log = Log("bridge.outbound.settle")
     return lambda number: log.info(

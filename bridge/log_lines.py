@@ -1,0 +1,49 @@
+"""A line of the log, of JSON or for a person: pure, and whatever the facts are one line."""
+
+import functools
+import json
+import time
+
+from pydantic_core import PydanticSerializationError, to_json
+
+Facts = dict[str, object]
+
+
+def json_line(now: float, level: str, logger: str, event: str, facts: Facts) -> str:
+    """Make a line of JSON: time, level, logger, event, then the facts."""
+    second = int(now)
+    moment = f'{{"time":"{_format_second(second)}.{int((now - second) * 1000):03d}Z'
+    head = _format_head(level, logger, event)
+    return f"{moment}{head},{dump_json(facts)[1:]}\n" if facts else f"{moment}{head}}}\n"
+
+
+def console_line(now: float, level: str, _logger: str, event: str, facts: Facts) -> str:
+    """Make a line for a person: time of day, level, event, then the facts as `name=value`."""
+    clock = time.strftime("%H:%M:%S", time.localtime(now))
+    pairs = " ".join(f"{name}={value}" for name, value in facts.items())
+    line = f"{clock} {level:<8} {event} {pairs}".rstrip()
+    return "".join(char if char.isprintable() else "?" for char in line) + "\n"
+
+
+def dump_json(value: object) -> str:
+    """Write a value as one line of JSON."""
+    try:
+        # A quarter of the time of the standard library's.
+        text = to_json(value, fallback=str)
+    except PydanticSerializationError:  # half of a surrogate pair has no UTF-8
+        pass
+    else:
+        if text.isascii():
+            return text.decode()
+    return json.dumps(value, default=str, separators=(",", ":"))
+
+
+@functools.lru_cache(maxsize=4)
+def _format_second(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+
+
+# Of our own lines there are few; a library's may have any text.
+@functools.lru_cache(maxsize=256)
+def _format_head(level: str, logger: str, event: str) -> str:
+    return f'","level":"{level}","logger":{dump_json(logger)},"event":{dump_json(event)}'
