@@ -1,7 +1,8 @@
-"""Every metric by name, on an injected registry, created at zero for every label combination.
+"""How metrics are declared, on an injected registry, and those that both roles have.
 
-Labels come from closed sets only. A counter that first appears as 1 fires no alert, hence the
-zeros; `_created` series would double their number, hence their absence.
+Each is there at zero for every combination of its labels, whose values come from closed sets only:
+a counter that first appears as 1 fires no alert. `_created` series would double their number, hence
+their absence.
 """
 
 import functools
@@ -21,13 +22,14 @@ from bridge.errors import Confirm, ConnectOutcome
 from bridge.instruments import Counter, Histogram
 from bridge.logs import Level
 
-FAST: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-AGE: Final = (
+# Upper bounds of buckets.
+FAST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+AGE_SECONDS: Final = (
     *(0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
     *(1800, 3600, 7200, 21600, 86400),
 )
-SIZE: Final = (256, 1024, 4096, 16384, 65536, 262144, 1048576)
-LAG: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
+SIZE_BYTES: Final = (256, 1024, 4096, 16384, 65536, 262144, 1048576)
+LAG_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
 
 SECRETS: Final = ("rabbitmq", "sms_api", "webhook")
 
@@ -53,7 +55,7 @@ class Catalogue:
     def _counter(
         self, name: str, text: str, labels: Sequence[str] = (), values: Iterable[Any] = ()
     ) -> Counter:
-        return _at_zero(Counter(name, text, labels, self._registry), values)
+        return _at_zero(Counter(name, text, labels, registry=self._registry), values)
 
     def _gauge(
         self, name: str, text: str, labels: Sequence[str] = (), values: Iterable[Any] = ()
@@ -71,7 +73,7 @@ class Catalogue:
         labels: Sequence[str] = (),
         values: Iterable[Any] = (),
     ) -> Histogram:
-        histogram = Histogram(name, text, labels, self._registry, buckets=buckets)
+        histogram = Histogram(name, text, labels, registry=self._registry, buckets=buckets)
         return _at_zero(histogram, values)
 
 
@@ -125,7 +127,7 @@ class BridgeMetrics(Catalogue):
         self.publish_duration = self._histogram(
             "sms_bridge_amqp_publish_duration_seconds",
             "From publishing to the confirm.",
-            FAST,
+            FAST_SECONDS,
             ("exchange",),
             exchanges,
         )
@@ -143,7 +145,9 @@ class BridgeMetrics(Catalogue):
             "sms_bridge_shutdown_timestamp_seconds", "When the drain began; 0 before."
         )
         self.loop_lag = self._histogram(
-            "sms_bridge_event_loop_lag_seconds", "How late the event loop wakes a timer.", LAG
+            "sms_bridge_event_loop_lag_seconds",
+            "How late the event loop wakes a timer.",
+            LAG_SECONDS,
         )
         self.secret_reloads = self._counter(
             "sms_bridge_secret_reloads_total",

@@ -5,7 +5,7 @@ from typing import Final, Literal, get_args
 
 from bridge.errors import SignatureFault
 from bridge.http_server.occupancy import Eviction
-from bridge.metrics import AGE, FAST, SIZE, Catalogue, Registry
+from bridge.metrics import AGE_SECONDS, FAST_SECONDS, SIZE_BYTES, Catalogue, Registry
 
 # What became of a webhook.
 EventOutcome = Literal[
@@ -18,8 +18,8 @@ EventOutcome = Literal[
     "overloaded",
     "publish_failed",
 ]
-# Seconds; the usual tolerance of 300 is one of the bounds.
-SIGNATURE_AGE: Final = (0.5, 1, 5, 10, 30, 60, 120, 300, 600)
+# Upper bounds of buckets; the usual tolerance is one of them.
+SIGNATURE_AGE_SECONDS: Final = (0.5, 1, 5, 10, 30, 60, 120, 300, 600)
 VERIFICATIONS: Final = (
     ("valid", "current"),
     ("valid", "previous"),
@@ -58,7 +58,7 @@ class WebhookMetrics(Catalogue):
         self.http_duration = self._histogram(
             "sms_bridge_webhook_http_request_duration_seconds",
             "From the complete request to its answer; the broker's confirm is inside.",
-            FAST,
+            FAST_SECONDS,
             ("route",),
             routes,
         )
@@ -74,7 +74,7 @@ class WebhookMetrics(Catalogue):
         self.http_size = self._histogram(
             "sms_bridge_webhook_http_request_size_bytes",
             "Size of complete bodies.",
-            SIZE,
+            SIZE_BYTES,
             ("route",),
             routes,
         )
@@ -95,12 +95,12 @@ class WebhookMetrics(Catalogue):
         self.signature_age = self._histogram(
             "sms_bridge_webhook_signature_age_seconds",
             "Age of a valid signature's timestamp, where the scheme has one.",
-            SIGNATURE_AGE,
+            SIGNATURE_AGE_SECONDS,
         )
         self.event_lag = self._histogram(
             "sms_bridge_webhook_event_lag_seconds",
             "From the signature's timestamp to the broker's confirm.",
-            AGE,
+            AGE_SECONDS,
             ("event_type",),
             types,
         )

@@ -92,9 +92,15 @@ class Answer(NamedTuple):
     @property
     def counts_as_outage(self) -> bool:
         """Whether the service itself looks down: 5xx, time-outs, no connection."""
-        return self.fate in {Fate.UNCERTAIN, Fate.NOT_SENT} or (
-            self.fate is Fate.RETRY and self.result == "server_error"
-        )
+        match self.fate:
+            case Fate.SENT | Fate.REFUSED | Fate.SETUP | Fate.AMBIGUOUS | Fate.SLOW_DOWN:
+                return False
+            case Fate.UNCERTAIN | Fate.NOT_SENT:
+                return True
+            case Fate.RETRY:
+                return self.result == "server_error"
+            case _:
+                assert_never(self.fate)
 
     @property
     def counts_as_overload(self) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, get_args
 
-from bridge.metrics import AGE, Catalogue, Registry
+from bridge.metrics import AGE_SECONDS, Catalogue, Registry
 from bridge.outbound.delivery import WaitCause
 from bridge.outbound.fates import (
     DeadReason,
@@ -15,10 +15,11 @@ from bridge.outbound.fates import (
 )
 from bridge.segments import Encoding
 
-HTTP: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30)
-WORK: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+# Upper bounds of buckets.
+HTTP_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30)
+WORK_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 # There are as many of these as there are causes; the sums tell more.
-WAIT: Final = (0.1, 1, 10)
+WAIT_SECONDS: Final = (0.1, 1, 10)
 ATTEMPTS: Final = (1, 2, 3, 5, 8, 13, 21)
 
 PROCESSED: Final[Sequence[tuple[DeliveryOutcome, str]]] = (
@@ -76,28 +77,28 @@ class WorkerMetrics(Catalogue):
         self.processing_duration = self._histogram(
             "sms_bridge_worker_processing_duration_seconds",
             "From delivery to ack.",
-            WORK,
+            WORK_SECONDS,
             ("queue", "outcome"),
             [(queue, outcome) for outcome in get_args(DeliveryOutcome)],
         )
         self.wait_duration = self._histogram(
             "sms_bridge_worker_wait_duration_seconds",
             "How long a delivery waited here for one cause; only of those that did.",
-            WAIT,
+            WAIT_SECONDS,
             ("queue", "cause"),
             [(queue, cause) for cause in get_args(WaitCause)],
         )
         self.queue_age = self._histogram(
             "sms_bridge_worker_queue_age_seconds",
             "From publishing to the first delivery.",
-            AGE,
+            AGE_SECONDS,
             ("queue",),
             [queue],
         )
         self.acceptance_latency = self._histogram(
             "sms_bridge_worker_acceptance_latency_seconds",
             "From publishing to the API's acceptance.",
-            AGE,
+            AGE_SECONDS,
             ("queue",),
             [queue],
         )
@@ -134,7 +135,7 @@ class WorkerMetrics(Catalogue):
         self.provider_duration = self._histogram(
             "sms_bridge_worker_provider_request_duration_seconds",
             "How long a POST took.",
-            HTTP,
+            HTTP_SECONDS,
             ("result",),
             get_args(Result),
         )

@@ -25,7 +25,6 @@ from tests.bench.lineup import (
     Contestant,
     present,
 )
-from tests.bench.log_line import STANDARD
 from tests.bench.outbound import delay, drain, first_post
 from tests.bench.rig import Rig
 
@@ -45,7 +44,7 @@ SHARED_IN_FLIGHT: Final = 40
 MIN_MESSAGES: Final = 500
 HELP_SECONDS: Final = 60
 LOG_SECONDS: Final = 120
-POST_SECONDS: Final = 120
+PART_SECONDS: Final = 120
 MIN_GUARD_ROUNDS: Final = 3
 
 
@@ -162,25 +161,24 @@ def log_line(rig: Rig, options: Options, tell: Tell) -> list[Row]:
     """Log deliveries, our way and with the standard library alone: the CPU time of a line."""
     with rig.folder("lines").open("wb") as lines:
         runs = [_time_log_lines(lines) for _ in range(options.rounds)]
-    rows = [
-        {"name": name, "runs": len(runs), "microseconds": median(run[name] for run in runs)}
-        for name in (OURS, STANDARD)
-    ]
-    for row in rows:
-        tell(f"{row['name']}: {row['microseconds']:.1f} us")
-    return rows
+    return _in_microseconds(runs, tell)
 
 
 def post(rig: Rig, options: Options, tell: Tell) -> list[Row]:
     """Post to the instant API over our transport and over httpx's: the CPU time of one POST."""
     with rig.api() as api:
-        runs = [_time_posts(api.url("http")) for _ in range(options.rounds)]
+        url = f"{api.url('http')}/v1/messages"
+        runs = [_time_in("tests.bench.post", url) for _ in range(options.rounds)]
+    return _in_microseconds(runs, tell)
+
+
+def _in_microseconds(runs: list[dict[str, float]], tell: Tell) -> list[Row]:
     rows = [
         {"name": name, "runs": len(runs), "microseconds": median(run[name] for run in runs)}
         for name in runs[0]
     ]
     for row in rows:
-        tell(f"{row['name']}: {row['microseconds']:.0f} us")
+        tell(f"{row['name']}: {row['microseconds']:.1f} us")
     return rows
 
 
@@ -321,11 +319,12 @@ def _time_log_lines(lines: IO[bytes]) -> dict[str, float]:
     return figures
 
 
-def _time_posts(base_url: str) -> dict[str, float]:
+def _time_in(module: str, *arguments: str) -> dict[str, float]:
+    """Measure parts of ours and others' in a process of their own: microseconds by name."""
     result = subprocess.run(
-        [sys.executable, "-m", "tests.bench.post", f"{base_url}/v1/messages"],
+        [sys.executable, "-m", module, *arguments],
         stdout=subprocess.PIPE,
-        timeout=POST_SECONDS,
+        timeout=PART_SECONDS,
         check=True,
     )
     figures: dict[str, float] = json.loads(result.stdout)
