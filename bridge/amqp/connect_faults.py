@@ -2,9 +2,8 @@
 
 import socket
 import ssl
-from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Final
+from typing import Final, assert_never
 
 from bridge.amqp.client import (
     AuthenticationError,
@@ -14,14 +13,6 @@ from bridge.amqp.client import (
 )
 from bridge.errors import ConnectError, ConnectFault, causes_of
 
-_REMEDIES: Final[Mapping[ConnectFault, str]] = {
-    "auth_failed": "check rabbitmq.username, rabbitmq.password and the vhost in rabbitmq.url",
-    "refused": "check that RabbitMQ runs and that rabbitmq.url names its host and port",
-    "tls_failed": "check rabbitmq.tls and the broker's certificate",
-    "timeout": "check the network to the broker, and the port in rabbitmq.url: nothing answered",
-    "client_unsupported": "nothing would be delivered: install the versions that uv.lock names, or "
-    "use the released image",
-}
 _CLIENT: Final = ("aio-pika", "aiormq", "pamqp")
 
 # What a library of another version raises when it is called as this one is.
@@ -48,7 +39,7 @@ def refusal(error: Exception, host: str, closed: tuple[int, str], foreign: bytes
     is_refused = code in _REFUSED_LOGIN or (not code and _is_closed_instead_of_opened(error))
     fault = "auth_failed" if is_refused else _classify(error)
     why = f"{fault}: {said}" if said else fault
-    cause, remedy = _look_closer(error, foreign) or (why, _REMEDIES[fault])
+    cause, remedy = _look_closer(error, foreign) or (why, _remedy_for(fault))
     return ConnectError(fault, f"no connection to {host} ({cause}); {remedy}")
 
 
@@ -65,7 +56,7 @@ def unsupported(host: str) -> ConnectError:
     installed = ", ".join(f"{name} {version(name)}" for name in _CLIENT)
     fault: ConnectFault = "client_unsupported"
     cause = f"no connection to {host} ({fault}: {installed})"
-    return ConnectError(fault, f"{cause}; {_REMEDIES[fault]}")
+    return ConnectError(fault, f"{cause}; {_remedy_for(fault)}")
 
 
 def is_unreachable(error: BaseException) -> bool:
@@ -80,6 +71,23 @@ def _classify(error: BaseException) -> ConnectFault:
     if any(isinstance(cause, _LOGIN_FAULTS) for cause in causes):
         return "auth_failed"
     return "timeout" if any(isinstance(cause, TimeoutError) for cause in causes) else "refused"
+
+
+def _remedy_for(fault: ConnectFault) -> str:
+    match fault:
+        case "auth_failed":
+            return "check rabbitmq.username, rabbitmq.password and the vhost in rabbitmq.url"
+        case "refused":
+            return "check that RabbitMQ runs and that rabbitmq.url names its host and port"
+        case "tls_failed":
+            return "check rabbitmq.tls and the broker's certificate"
+        case "timeout":
+            return "check the network to the broker, and the port in rabbitmq.url: nothing answered"
+        case "client_unsupported":
+            versions = "install the versions that uv.lock names, or use the released image"
+            return f"nothing would be delivered: {versions}"
+        case _:
+            assert_never(fault)
 
 
 def _look_closer(error: BaseException, foreign: bytes) -> tuple[str, str] | None:

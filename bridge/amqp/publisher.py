@@ -2,16 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, assert_never
 
 from bridge.amqp.channels import closed_channel, open_channel
 from bridge.amqp.client import Connection
 from bridge.amqp.frames import CONTENT_HEADER_START, FRAME_OVERHEAD_BYTES
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import LARGE_BODY_BYTES, Body, PublishingChannel
-from bridge.errors import Confirm, PublishError
+from bridge.errors import Confirm, PublishError, PublishFault
 from bridge.metrics import BridgeMetrics
 
 # More publishes may not wait for their confirm at a time: each holds its body in memory.
@@ -26,12 +26,6 @@ MAX_UNWRITTEN_BYTES: Final = 64 * 1024 * 1024
 READ_TURNS: Final = 4
 # So much more time a large body has, for each of its bytes: a second for 1 MiB.
 SECONDS_PER_BYTE: Final = 1 / (1024 * 1024)
-_DETAILS: Final[Mapping[Confirm, str]] = {
-    "returned": "no queue takes it: {}",
-    "nacked": "the broker refused to store it",
-    "timeout": "no confirm in time",
-    "error": "the connection to the broker ended",
-}
 
 
 class Publisher:
@@ -162,12 +156,12 @@ class Publisher:
                 async with asyncio.timeout_at(deadline):
                     channel = await self._wait_for_turn(message_id)
             except TimeoutError:
-                raise PublishError("timeout", _DETAILS["timeout"]) from None
+                raise _not_stored("timeout") from None
             if channel is None:
-                raise PublishError("error", _DETAILS["error"])
+                raise _not_stored("error")
             _check_room(channel)
         if asyncio.get_running_loop().time() >= deadline:
-            raise PublishError("timeout", _DETAILS["timeout"])
+            raise _not_stored("timeout")
         return channel
 
     async def _wait_for_turn(self, message_id: str | None) -> PublishingChannel | None:
@@ -226,7 +220,7 @@ class Publication:
                 duration = self._metrics.publish_duration.labels(self._label)
                 duration.observe(time.perf_counter() - self._started)
         if confirm != "confirmed":
-            raise PublishError(confirm, _DETAILS[confirm].format(self._routing_key))
+            raise _not_stored(confirm, self._routing_key)
 
     def when_known(self, tell: Callable[[bool], object]) -> None:
         """Call `tell` with whether it is stored, once the broker has said so or its channel ends.
@@ -279,3 +273,18 @@ def _check_room(channel: PublishingChannel) -> None:
 def _resolve(confirm: "asyncio.Future[Confirm]", outcome: Confirm) -> None:
     if not confirm.done():
         confirm.set_result(outcome)
+
+
+def _not_stored(fault: PublishFault, routing_key: str = "") -> PublishError:
+    """Make the error of a publish without a confirm; the routing key is told where it matters."""
+    match fault:
+        case "returned":
+            return PublishError(fault, f"no queue takes it: {routing_key}")
+        case "nacked":
+            return PublishError(fault, "the broker refused to store it")
+        case "timeout":
+            return PublishError(fault, "no confirm in time")
+        case "error":
+            return PublishError(fault, "the connection to the broker ended")
+        case _:
+            assert_never(fault)
