@@ -123,7 +123,7 @@ class Consumer:
             session.has_failed = True
             self._changed.set()
             await session.over.wait()
-        kept_back = session.last_ack_at + ACK_SECONDS - time.monotonic()
+        kept_back = session.last_ack_at + ACK_SECONDS - asyncio.get_running_loop().time()
         if kept_back > 0 and not session.is_over:
             await asyncio.sleep(kept_back)
 

@@ -52,6 +52,7 @@ class Session:
     """One stretch of consuming on one channel; over when nothing can be acked on it any more.
 
     `most_unacked`: how many deliveries the broker may have made on it before it reads an ack.
+    `last_ack_at` is a time of the event loop.
     """
 
     def __init__(self, channel: Channel, wire: Wire) -> None:
@@ -71,7 +72,7 @@ class Session:
         """Write an ack, or return False: the broker delivers the message again."""
         if self.is_over or self.channel.is_closed:
             return False
-        self.last_ack_at = time.monotonic()
+        self.last_ack_at = asyncio.get_running_loop().time()
         self.wire.ack(self.channel, tag)
         return True
 
