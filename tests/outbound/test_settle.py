@@ -421,6 +421,9 @@ def test_an_alarm_may_last_for_longer(world: World) -> None:
     world.broker.faults = ["late"]
     world.broker.is_blocked = True
     confirm_in(world, 4 * MAX_UNCONFIRMED_SECONDS, "confirmed")
+    # It says first that it takes messages, and then stores what it had not read.
+    before = 4 * MAX_UNCONFIRMED_SECONDS - 5 * PUBLISH_SECONDS
+    world.loop.call_later(before, setattr, world.broker, "is_blocked", False)
 
     assert world.replace(UNSENT) == pytest.approx(4 * MAX_UNCONFIRMED_SECONDS)
     assert (world.broker.written, len(world.broker.published)) == (1, 1)
@@ -629,6 +632,17 @@ def test_a_delivery_tells_what_it_has_waited_for(world: World, ears: Ears) -> No
         "slot": (1, 1.75),
         "due": (1, 0.25),
     }
+
+
+def test_a_moment_is_not_worth_a_word(world: World, ears: Ears) -> None:
+    """The line of a delivery that waited for nothing says nothing of waits."""
+    delivery = world.delivery()
+    with delivery.waits("slot"):
+        world.passes(0.0005)
+    world.settler.ack(delivery, SENT)
+    (line,) = ears.heard("delivery")
+
+    assert "waited_seconds" not in line
 
 
 @pytest.mark.usefixtures("longest")
