@@ -40,7 +40,7 @@ def send(
     """
     import asyncio
 
-    from bridge.operators import client
+    from bridge.operators.send import send as send_request
 
     def published(message_id: str) -> None:
         try:
@@ -52,7 +52,7 @@ def send(
 
     settings = read_settings(context, config)
     outcome = asyncio.run(
-        client.send(
+        send_request(
             settings,
             {"to": to, "from": sender, "text": text},
             wait_seconds=timeout if wait else None,
@@ -74,13 +74,13 @@ def listen(context: typer.Context, config: ConfigFile = None) -> None:
     """
     import asyncio
 
-    from bridge.operators import client
+    from bridge.operators.listen import listen as listen_to_events
 
     def listening(exchange: str) -> None:
         typer.echo(f"listening on the exchange {exchange}", err=True)
 
     async def show() -> None:
-        async for event in client.listen(settings, listening=listening):
+        async for event in listen_to_events(settings, listening=listening):
             typer.echo(json.dumps(event))
 
     settings = read_settings(context, config)

@@ -28,7 +28,7 @@ from yarl import URL
 from bridge.__main__ import app
 from bridge.config import Settings, load_settings
 from bridge.errors import BrokerError
-from bridge.operators import client
+from bridge.operators import send
 from bridge.operators.worker_status import read_worker_status
 from bridge.sandbox.broker import Broker
 from tests.alarms import memory_alarm
@@ -462,7 +462,7 @@ async def test_send_during_an_alarm_tells_what_to_do(
     managed_broker: Broker, canaries: Canaries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request that the broker does not confirm is told with its id, the cause and the remedy."""
-    monkeypatch.setattr(client, "PUBLISH_SECONDS", 0.5)
+    monkeypatch.setattr(send, "PUBLISH_SECONDS", 0.5)
     queue, ids = unique("alarm"), list[str]()
     settings = Settings.model_validate(
         {"rabbitmq": {"url": managed_broker.url}, "worker": {"queue": queue}}
@@ -472,7 +472,7 @@ async def test_send_during_an_alarm_tells_what_to_do(
         await (await connection.channel()).declare_queue(queue, durable=True)
         async with memory_alarm(managed_broker):
             with pytest.raises(BrokerError) as caught:
-                await client.send(
+                await send.send(
                     settings, dict(canaries.request()), wait_seconds=None, published=ids.append
                 )
         await (await connection.channel()).queue_delete(queue)
@@ -505,7 +505,7 @@ async def test_send_that_is_not_confirmed_tells_what_to_do(error: Exception, tol
     channel: Any = Failing()
     channel.default_exchange = channel
     with pytest.raises(BrokerError) as caught:
-        await client._publish(channel, aio_pika.Message(b"", message_id="7"), "q")
+        await send._publish(channel, aio_pika.Message(b"", message_id="7"), "q")
 
     assert told in str(caught.value)
 

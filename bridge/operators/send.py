@@ -1,39 +1,39 @@
-"""The two ends of the bridge as a team would use them: publish a send request, hear events."""
+"""Publish one send request, as a team would, and wait for its outcome.
+
+While none comes it is found out why, as far as that can be known here.
+"""
 
 import asyncio
 import contextlib
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from bridge.amqp.client import (
     AbstractChannel,
-    AbstractIncomingMessage,
     AbstractQueue,
     AMQPError,
     ChannelAccessRefused,
-    ChannelNotFoundEntity,
     Connection,
     DeliveryError,
     DeliveryMode,
     Message,
     PublishError,
 )
-from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.config import Settings
 from bridge.errors import BridgeError, BrokerError
+from bridge.operators.broker_session import open_session
 from bridge.operators.worker_status import UNKNOWN, explain_pause, read_worker_status
 from bridge.outbound.request import parse_request
 from bridge.topology.queue_sizes import read_queue
 
-PUBLISH_SECONDS = 10.0
-POLL_SECONDS = 0.1
-# Without an outcome for so long, look why.
-LOOK_SECONDS = 2.0
+PUBLISH_SECONDS: Final = 10.0
+POLL_SECONDS: Final = 0.1
+# Without an outcome for so long, find out why; that itself takes no longer.
+LOOK_SECONDS: Final = 2.0
 
 
 async def send(
@@ -54,7 +54,7 @@ async def send(
     body = json.dumps({name: value for name, value in request.items() if value is not None})
     parse_request(body.encode(), settings.worker)
     message_id = str(uuid.uuid4())
-    async with _connection(settings) as (connection, channel):
+    async with open_session(settings) as (connection, channel):
         replies = None if wait_seconds is None else await _open_replies(channel)
         message = Message(
             body.encode(),
@@ -164,61 +164,3 @@ async def _publish(channel: AbstractChannel, message: Message, queue: str) -> No
             f"queue {queue}: not confirmed ({type(error).__name__}); see the broker's log; "
             f"the request {message.message_id} may be stored"
         ) from None
-
-
-async def listen(
-    settings: Settings, *, listening: Callable[[str], object]
-) -> AsyncIterator[dict[str, Any]]:
-    """Yield the events of the inbound exchange from now on, as plain data.
-
-    `listening` is called with the exchange's name once none is missed. Nothing is made but a queue
-    that ends with the connection. Raises BrokerError when there is no such exchange, when the user
-    may not do this, and when the connection ends.
-    """
-    name = settings.webhook.exchange
-    async with _connection(settings) as (_, channel):
-        try:
-            await channel.declare_exchange(name, passive=True)
-            queue = await channel.declare_queue(exclusive=True)
-            await queue.bind(name, "#")
-        except ChannelNotFoundEntity:
-            raise BrokerError(
-                f"exchange {name}: there is none; start the webhook receiver once, or run "
-                "`sms-bridge topology declare`; is webhook.exchange right?"
-            ) from None
-        except ChannelAccessRefused:
-            raise BrokerError(
-                f"exchange {name}: no permission to listen; the user needs to read it, and to "
-                "configure, write and read queues amq.gen-*"
-            ) from None
-        async with queue.iterator(no_ack=True) as messages:
-            listening(name)
-            async for message in messages:
-                yield _event(message)
-    raise BrokerError("the broker ended the connection; run it again")
-
-
-def _event(message: AbstractIncomingMessage) -> dict[str, Any]:
-    try:
-        body: Any = json.loads(message.body)
-    except ValueError:
-        body = message.body.decode("utf-8", "replace")
-    stamp = message.timestamp
-    return {
-        "routing_key": message.routing_key,
-        "type": message.type,
-        "event_id": message.headers.get("sms-bridge-event-id"),
-        "received_at": None if stamp is None else stamp.isoformat(),
-        "body": body,
-    }
-
-
-@asynccontextmanager
-async def _connection(settings: Settings) -> AsyncIterator[tuple[Connection, AbstractChannel]]:
-    connection = await open_first_connection(settings.rabbitmq, name="cli")
-    try:
-        yield connection, await connection.channel(on_return_raises=True)
-    except AMQPError as error:
-        raise BrokerError(f"the broker ended the conversation: {type(error).__name__}") from None
-    finally:
-        await close_quietly(connection)

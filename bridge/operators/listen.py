@@ -1,0 +1,57 @@
+"""Hear the inbound events, as a subscriber would."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from bridge.amqp.client import AbstractIncomingMessage, ChannelAccessRefused, ChannelNotFoundEntity
+from bridge.config import Settings
+from bridge.errors import BrokerError
+from bridge.operators.broker_session import open_session
+
+
+async def listen(
+    settings: Settings, *, listening: Callable[[str], object]
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the events of the inbound exchange from now on, as plain data.
+
+    `listening` is called with the exchange's name once none is missed. Nothing is made but a queue
+    that ends with the connection. Raises BrokerError when there is no such exchange, when the user
+    may not do this, and when the connection ends.
+    """
+    name = settings.webhook.exchange
+    async with open_session(settings) as (_, channel):
+        try:
+            await channel.declare_exchange(name, passive=True)
+            queue = await channel.declare_queue(exclusive=True)
+            await queue.bind(name, "#")
+        except ChannelNotFoundEntity:
+            raise BrokerError(
+                f"exchange {name}: there is none; start the webhook receiver once, or run "
+                "`sms-bridge topology declare`; is webhook.exchange right?"
+            ) from None
+        except ChannelAccessRefused:
+            raise BrokerError(
+                f"exchange {name}: no permission to listen; the user needs to read it, and to "
+                "configure, write and read queues amq.gen-*"
+            ) from None
+        async with queue.iterator(no_ack=True) as messages:
+            listening(name)
+            async for message in messages:
+                yield _event(message)
+    raise BrokerError("the broker ended the connection; run it again")
+
+
+def _event(message: AbstractIncomingMessage) -> dict[str, Any]:
+    try:
+        body: Any = json.loads(message.body)
+    except ValueError:
+        body = message.body.decode("utf-8", "replace")
+    stamp = message.timestamp
+    return {
+        "routing_key": message.routing_key,
+        "type": message.type,
+        "event_id": message.headers.get("sms-bridge-event-id"),
+        "received_at": None if stamp is None else stamp.isoformat(),
+        "body": body,
+    }
