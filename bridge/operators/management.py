@@ -84,7 +84,7 @@ class Management:
         """
         if self._policies is None:
             self._policies = [await self.read(which, self._vhost) or [] for which in _POLICIES]
-        ordinary, operators = (_choose(policies, name, kinds) for policies in self._policies)
+        ordinary, operators = (_in_force(policies, name, kinds) for policies in self._policies)
         return merge_policies(ordinary, operators)
 
     async def bound_queues(self, exchange: str) -> dict[str, QueueFacts]:
@@ -156,8 +156,8 @@ def _missing(entity: Entity) -> Difference:
     return Difference(entity, "missing", "is missing", _MISSING)
 
 
-def _choose(policies: list[dict[str, Any]], name: str, kinds: Collection[str]) -> dict[str, Any]:
-    """Return the definition of the one policy that holds for an entity."""
+def _in_force(policies: list[dict[str, Any]], name: str, kinds: Collection[str]) -> dict[str, Any]:
+    """Return what the one policy in force says: of those that match, the highest priority's."""
     matching = [
         policy
         for policy in policies

@@ -1,7 +1,8 @@
 """What is on the broker in the place of what is needed, as far as AMQP tells.
 
-A passive declare compares nothing, and a refused one names one argument. So what is named is taken
-over, and declared again, until the broker finds nothing to refuse: then all of it is known.
+A passive declare compares nothing, and a declare that is refused names one argument that differs,
+with the broker's value. So that value is put into the next declare, and so on, until the broker
+refuses none: then all that differs is known.
 """
 
 import asyncio
@@ -28,8 +29,8 @@ from bridge.topology.differences import (
 )
 from bridge.topology.facts import ExchangeFacts, QueueFacts
 
-# More than there are arguments that RabbitMQ compares.
-MAX_ARGUMENTS: Final = 40
+# So many declares for one queue or exchange: more than there are arguments that RabbitMQ compares.
+MAX_DECLARES: Final = 40
 _INEQUIVALENT: Final = re.compile(
     r"inequivalent arg '(?P<key>[^']+)' for .*"
     r"current is (?:none|(?:the value )?'(?P<value>.*?)'(?: of type '(?P<type>\w+)')?)$",
@@ -57,7 +58,7 @@ async def compare_one(connection: Connection, entity: Queue | Exchange) -> list[
         found |= entity.arguments
     else:
         found |= {"type": "topic", "internal": False}
-    for _ in range(MAX_ARGUMENTS):
+    for _ in range(MAX_DECLARES):
         try:
             await _declare_existing(connection, entity.name, found, type(entity))
         except ChannelPreconditionFailed as error:

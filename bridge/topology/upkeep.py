@@ -21,6 +21,7 @@ from bridge.topology.differences import (
 
 log = Log(__name__)
 
+# What is missing is declared again at most so often.
 MEND_SECONDS: Final = 5.0
 # A topology that the role cannot work with is looked at, and told of, again after so long.
 LOOK_SECONDS: Final = 5.0

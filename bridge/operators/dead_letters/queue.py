@@ -55,7 +55,8 @@ REFUSAL_SECONDS: Final = 1.0
 class DeadLetterQueue:
     """The dead letters that are there when it is opened, each taken once.
 
-    Whatever is not moved or removed goes back when it is closed.
+    `total` is how many there were then, `done` how many have been moved away or removed. Whatever
+    is in hand goes back when it is closed.
     """
 
     def __init__(
@@ -73,9 +74,10 @@ class DeadLetterQueue:
         self._channel = channel
         self._publisher = publisher
         self._serving = serving
+        # None where there is something to look at before the next letter: a stop, a fault, an end.
         self._arrived: asyncio.Queue[DeliveredMessage | None] = asyncio.Queue()
-        self._delivered = self._unacked = self._credit = 0
-        self._places = asyncio.Semaphore(IN_FLIGHT)
+        self._delivered = self._unacked = self._prefetch = 0
+        self._slots = asyncio.Semaphore(IN_FLIGHT)
         self._moves: set[asyncio.Task[None]] = set()
         self._fault: BridgeError | None = None
         self._stopping = asyncio.Event()
@@ -112,22 +114,23 @@ class DeadLetterQueue:
             yield read_dead_letter(message)
 
     async def _ask_for_more(self, total: int) -> None:
-        # A letter that is kept uses up a place for good, so another consumer brings new ones.
+        # A letter that is kept stays unacked and takes up prefetch for good, so another consumer
+        # asks for the next ones.
         if not self._arrived.empty() or self._delivered >= total:
             return
-        if self._credit - self._unacked > PREFETCH // 2:
+        if self._prefetch - self._unacked > PREFETCH // 2:
             return
-        places = min(PREFETCH, total - self._delivered)
+        prefetch = min(PREFETCH, total - self._delivered)
         try:
             async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
-                await self._channel.basic_qos(prefetch_count=places)
+                await self._channel.basic_qos(prefetch_count=prefetch)
                 await self._channel.basic_consume(self.name, self._on_delivery)
         except ChannelAccessRefused:
             raise BrokerError(
                 f"queue {self.name}: no permission to read; grant it with rabbitmqctl "
                 "set_permissions, or name a user that may in rabbitmq.username"
             ) from None
-        self._credit += places
+        self._prefetch += prefetch
 
     async def _on_delivery(self, message: DeliveredMessage) -> None:
         self._delivered += 1
@@ -159,14 +162,14 @@ class DeadLetterQueue:
     async def keep(self, letter: DeadLetter) -> None:
         """Leave a letter in the queue; one that was looked at often is renewed."""
         if letter.looks >= MAX_LOOKS:
-            await self._start(letter, self.name, moved_properties(letter.properties), done=0)
+            await self._start(letter, self.name, moved_properties(letter.properties), counts=False)
 
     async def move(self, letter: DeadLetter, queue: str, properties: Properties) -> None:
         """Publish a letter to a queue, have that confirmed, then ack it; at most 50 at once.
 
         Returns when it has begun; `finish` tells what became of it.
         """
-        await self._start(letter, queue, properties, done=1)
+        await self._start(letter, queue, properties, counts=True)
 
     async def remove(self, letter: DeadLetter) -> None:
         """Ack a letter: it is gone."""
@@ -179,11 +182,7 @@ class DeadLetterQueue:
             async with asyncio.timeout(ACK_SECONDS):
                 # Until it is written: a kill would undo an ack that is only queued.
                 await self._channel.basic_ack(letter.tag, wait=True)
-        except (
-            AMQPError,
-            ChannelInvalidStateError,
-            TimeoutError,
-        ):
+        except (AMQPError, ChannelInvalidStateError, TimeoutError):
             return False
         self._unacked -= 1
         return True
@@ -196,26 +195,26 @@ class DeadLetterQueue:
             raise self._fault
 
     async def _start(
-        self, letter: DeadLetter, queue: str, properties: Properties, *, done: int
+        self, letter: DeadLetter, queue: str, properties: Properties, *, counts: bool
     ) -> None:
-        await self._places.acquire()
+        await self._slots.acquire()
         if self._fault is not None:
-            self._places.release()
+            self._slots.release()
             return
-        task = asyncio.create_task(self._move(letter, queue, properties, done))
+        task = asyncio.create_task(self._move(letter, queue, properties, counts=counts))
         self._moves.add(task)
         task.add_done_callback(self._moves.discard)
-        task.add_done_callback(lambda _: self._places.release())
+        task.add_done_callback(lambda _: self._slots.release())
 
     async def _move(
-        self, letter: DeadLetter, queue: str, properties: Properties, done: int
+        self, letter: DeadLetter, queue: str, properties: Properties, *, counts: bool
     ) -> None:
         try:
             await self._publisher.publish(
                 letter.body, exchange="", routing_key=queue, properties=properties
             )
             if await self._ack(letter):
-                self.done += done
+                self.done += counts
             else:
                 self._fault = BrokerError(
                     f"queue {self.name}: the broker is gone; some letters may be in both queues, "
