@@ -103,6 +103,19 @@ class Answer(NamedTuple):
                 assert_never(self.fate)
 
     @property
+    def ends_pause(self) -> bool:
+        """Whether the service speaks of messages, as it does not while a pause is due."""
+        match self.fate:
+            case Fate.SENT | Fate.REFUSED:
+                return True
+            case Fate.RETRY:
+                return not self.counts_as_outage
+            case Fate.SETUP | Fate.AMBIGUOUS | Fate.SLOW_DOWN | Fate.UNCERTAIN | Fate.NOT_SENT:
+                return False
+            case _:
+                assert_never(self.fate)
+
+    @property
     def counts_as_overload(self) -> bool:
         """Whether the service may have had too much at once: 429, 503, 504, time-outs."""
         return self.status in _OVERLOADED or self.result == "timeout"
@@ -256,12 +269,6 @@ class Dead(NamedTuple):
 
 Outcome = Sent | Retried | Dead
 
-_RETRY_REASONS: Final[dict[Result, RetryReason]] = {
-    "timeout": "timeout",
-    "connection_error": "connection_error",
-    "rate_limited": "rate_limited",
-}
-
 
 def decide(
     answer: Answer, policy: Policy, *, attempts: int, uncertain_attempts: int, park: bool
@@ -278,21 +285,39 @@ def decide(
             return Dead(reason="refused", detail=answer.detail, status=answer.status, burned=True)
         case Fate.SETUP | Fate.AMBIGUOUS | Fate.SLOW_DOWN:
             return put_off_for(answer, policy)
-        case Fate.UNCERTAIN if park or uncertain_attempts + 1 >= policy.max_uncertain_attempts:
-            return _dead("uncertain", answer)
-        case _ if attempts + 1 >= policy.max_attempts:
-            return _dead("uncertain" if answer.fate is Fate.UNCERTAIN else "exhausted", answer)
-    uncertain = answer.fate is Fate.UNCERTAIN
+        case Fate.UNCERTAIN:
+            is_last = park or uncertain_attempts + 1 >= policy.max_uncertain_attempts
+            if is_last or attempts + 1 >= policy.max_attempts:
+                return _dead("uncertain", answer)
+            return _try_again("uncertain", answer, policy, attempts)
+        case Fate.RETRY | Fate.NOT_SENT:
+            if attempts + 1 >= policy.max_attempts:
+                return _dead("exhausted", answer)
+            return _try_again(_reason_to_try_again(answer.result), answer, policy, attempts)
+        case _:
+            assert_never(answer.fate)
+
+
+def _try_again(reason: RetryReason, answer: Answer, policy: Policy, attempts: int) -> Retried:
+    wait_seconds = answer.retry_after_seconds or 0
     return Retried(
-        reason="uncertain" if uncertain else _RETRY_REASONS.get(answer.result, "server_error"),
-        delay_seconds=policy.delay_for(
-            attempts + 1, at_least_seconds=answer.retry_after_seconds or 0
-        ),
+        reason=reason,
+        delay_seconds=policy.delay_for(attempts + 1, at_least_seconds=wait_seconds),
         detail=answer.detail,
         status=answer.status,
         burned=True,
-        uncertain=uncertain,
+        uncertain=answer.fate is Fate.UNCERTAIN,
     )
+
+
+def _reason_to_try_again(result: Result) -> RetryReason:
+    match result:
+        case "timeout" | "connection_error" | "rate_limited":
+            return result
+        case "success" | "rejected" | "unauthorized" | "server_error" | "protocol_error":
+            return "server_error"
+        case _:
+            assert_never(result)
 
 
 def _dead(reason: DeadReason, answer: Answer) -> Dead:
@@ -331,7 +356,7 @@ def put_off(
 def put_off_for(answer: Answer, policy: Policy, *, times: int = 1) -> Retried:
     """Send a delivery up the ladder for an answer that is not to burn an attempt."""
     return put_off(
-        _PUT_OFF_REASONS.get(answer.fate, "paused"),
+        _reason_to_put_off(answer.fate),
         policy,
         detail=answer.detail,
         wait_seconds=answer.retry_after_seconds or 0,
@@ -341,7 +366,13 @@ def put_off_for(answer: Answer, policy: Policy, *, times: int = 1) -> Retried:
     )
 
 
-_PUT_OFF_REASONS: Final[dict[Fate, RetryReason]] = {
-    Fate.SLOW_DOWN: "rate_limited",
-    Fate.AMBIGUOUS: "ambiguous",
-}
+def _reason_to_put_off(fate: Fate) -> RetryReason:
+    match fate:
+        case Fate.SLOW_DOWN:
+            return "rate_limited"
+        case Fate.AMBIGUOUS:
+            return "ambiguous"
+        case Fate.SENT | Fate.REFUSED | Fate.SETUP | Fate.RETRY | Fate.UNCERTAIN | Fate.NOT_SENT:
+            return "paused"
+        case _:
+            assert_never(fate)

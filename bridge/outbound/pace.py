@@ -39,8 +39,6 @@ log = Log(__name__)
 MAX_DOUBTS: Final = 3
 # What is held when a pause begins waits so long for the first probe to end it.
 PATIENCE_SECONDS: Final = 2.5
-# With these the service speaks of messages again, whatever it says.
-_ABOUT_MESSAGES: Final = {Fate.SENT, Fate.REFUSED, Fate.RETRY}
 
 
 class Pace:
@@ -232,7 +230,7 @@ class Pace:
             self._learn_from_answer(answer, key, recipient, began)
         pause = self._pause
         if pause is not None and pause.probe == key:
-            if answer.fate in _ABOUT_MESSAGES and not answer.counts_as_outage:
+            if answer.ends_pause:
                 self.resume()
             else:
                 pause.note_failure()
