@@ -20,10 +20,13 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Literal, NamedTuple, assert_never
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, assert_never
 
-from bridge.config import WorkerSettings
 from bridge.errors import AttemptFault
+
+# Commands name reasons of ours in their help, which is to be quick: settings are slow to import.
+if TYPE_CHECKING:
+    from bridge.config import WorkerSettings
 
 
 class Fate(Enum):
@@ -206,7 +209,7 @@ class Policy:
     on_uncertain: Literal["retry", "park"] = "retry"
 
     @classmethod
-    def of(cls, settings: WorkerSettings) -> "Policy":
+    def of(cls, settings: "WorkerSettings") -> "Policy":
         """Make the policy of a worker."""
         return cls(
             max_attempts=settings.max_attempts,
