@@ -5,7 +5,9 @@ It is there for the day on which a new version of a client library breaks `Strea
 sent last and once, a publish is mandatory and confirmed. What is weaker:
 
 - speed: a publish with its confirm takes ten times the CPU time, a delivery with its ack eight
-  times (103 µs for 10, 66 µs for 8; `python -m tests.bench.wires`);
+  times (103 µs for 10, 66 µs for 8; `python -m tests.bench.wires`), a message through the worker
+  1.8 times: 1.26 times the bare loop's messages per CPU second for 2.26, so that
+  `SMS_BRIDGE_WIRE=plain make bench-guard` fails;
 - memory: aiormq takes all that comes, so the bodies that are held are bounded by the prefetch
   alone, which shrinks once the first large ones have come;
 - addresses: the event loop tries those of a name one after another, without a race;

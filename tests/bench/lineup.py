@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from bridge.config import ENV_PREFIX
+from bridge.config.environment import WIRE_VARIABLE
 from tests.bench.queues import EXCHANGE, OUTBOUND
 
 FOLDER: Final = Path(__file__).parent / "contestants"
@@ -107,7 +108,10 @@ def present(contestants: tuple[Contestant, ...]) -> list[Contestant]:
 
 def environ_for(task: Task) -> Mapping[str, str]:
     """Make the environment of a run; each program finds its own settings there."""
-    others = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
+    # Only the wire may be chosen, to measure one beside the other.
+    others = {
+        k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX) or k == WIRE_VARIABLE
+    }
     ours = {
         "RABBITMQ__URL": task.amqp_url,
         "SMS_API__BASE_URL": task.api_url,
