@@ -574,6 +574,7 @@ ENDS: dict[str, tuple[Callable[[Pace], object], Callable[[Pace], object]]] = {
     "unblock": (Pace.block, Pace.unblock),
     "probe taken": (lambda pace: pace.pause("operator"), lambda pace: rule(pace, NOT_FOUND, "d")),
     "probe given up": (pause_with_probe, lambda pace: pace.give_up_probe("d")),
+    "probe failed": (pause_with_probe, lambda pace: rule(pace, NOT_FOUND, "d")),
 }
 
 

@@ -1,0 +1,269 @@
+"""The line of a delivery: claimed, dispatched, replaced, acked, announced, and in this order.
+
+All run on an event loop whose time leaps to the next timer. The publisher, the session and the
+service are stand-ins; what is between them is the real worker.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, cast
+
+import pytest
+
+from bridge.amqp.properties import Properties
+from bridge.amqp.publisher import Publication, Publisher
+from bridge.config import RabbitMQSettings, WorkerSettings
+from bridge.outbound.delivery import Delivery, Session
+from bridge.outbound.fates import Answer, Policy, judge_status
+from bridge.outbound.pace import Pace
+from bridge.outbound.request import SendRequest
+from bridge.outbound.sender import Sender
+from bridge.outbound.worker import Worker
+from bridge.topology.upkeep import Upkeep
+from tests.clock import LeapingWorld
+from tests.deliveries import make_delivery
+from tests.ears import Ears
+from tests.outbound.test_settle import Broker, Channel
+
+BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
+ACCEPTED = judge_status(202, retry_after_seconds=None)
+
+
+class Story(Broker):
+    """A publisher that tells what was written where."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, told: list[str]) -> None:
+        super().__init__(loop)
+        self._told = told
+
+    async def write(self, body: bytes, *, routing_key: str, **facts: Any) -> Publication:
+        """Write a message, and tell of it."""
+        self._told.append(f"publish to {routing_key}")
+        return await super().write(body, routing_key=routing_key, **facts)
+
+
+class Connection(Channel):
+    """A session that tells of its acks."""
+
+    def __init__(self, told: list[str]) -> None:
+        super().__init__()
+        self._told = told
+        self.most_unacked = 10
+
+    def ack(self, tag: int) -> bool:
+        """Ack a delivery, and tell of it."""
+        self._told.append("ack")
+        return super().ack(tag)
+
+
+class Service:
+    """What stands in for the sender, and tells of each request."""
+
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+        self.latency_seconds = 1.0
+        self.answers: list[Answer | Exception] = []
+
+    async def send(self, _request: SendRequest, _delivery: Delivery) -> Answer:
+        """Answer as told, else accept."""
+        self._told.append("post")
+        await asyncio.sleep(self.latency_seconds)
+        answer = self.answers.pop(0) if self.answers else ACCEPTED
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class FixedTopology:
+    """What stands in for the upkeep of a topology that is as it should be."""
+
+    is_settled = True
+
+
+class World(LeapingWorld):
+    """A worker, and what is told of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+        self.broker = Story(self.loop, self.told)
+        self.service = Service(self.told)
+        self.connection = Connection(self.told)
+        settings = WorkerSettings(queue="q")
+        self.pace = Pace(
+            settings.rate_limit,
+            policy=Policy.of(settings),
+            outage_after_seconds=10.0,
+            metrics=self.metrics,
+            clock=self.loop.time,
+        )
+        self.worker = Worker(
+            settings,
+            RabbitMQSettings(),
+            sender=cast("Sender", self.service),
+            pace=self.pace,
+            publisher=cast("Publisher", self.broker),
+            upkeep=cast("Upkeep", FixedTopology()),
+            metrics=self.metrics,
+        )
+
+    def take(
+        self, *, body: bytes = BODY, redelivered: bool = False, reply_to: str | None = None
+    ) -> "asyncio.Task[None]":
+        """Have the broker deliver a message (a look inside: the consumer calls this)."""
+        before = set(self.worker._tasks)
+        self.worker._take(
+            make_delivery(
+                body=body,
+                properties=Properties(message_id="m-1", reply_to=reply_to),
+                redelivered=redelivered,
+                session=self.connection,
+                clock=self.loop.time,
+            )
+        )
+        (task,) = set(self.worker._tasks) - before
+        return task
+
+    def lose_connection(self) -> None:
+        """Have the session end, as the consumer tells of it, and begin anew with the next one."""
+        self.connection.is_over = True
+        self.worker._on_session_over(cast("Session", self.connection))
+        self.connection = Connection(self.told)
+        self.worker._on_registered()
+
+    def settle(self, **facts: Any) -> list[str]:
+        """Take a delivery, and return all that was told when it has its end."""
+
+        async def process() -> None:
+            await self.take(**facts)
+
+        self.run(process())
+        return self.told
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Give a worker that has nothing to do."""
+    with closing(World()) as made:
+        yield made
+
+
+def test_sent_then_acked_then_told(world: World) -> None:
+    """What the service accepts is acked, and then whoever asked is told."""
+    assert world.settle(reply_to="answers") == ["post", "ack", "publish to answers"]
+
+
+def test_copy_is_stored_before_the_ack(world: World) -> None:
+    """What is to be tried again is acked when its copy is confirmed, however often that fails."""
+    world.service.answers = [judge_status(409, retry_after_seconds=None)]
+    world.broker.faults = ["nacked"]
+
+    assert world.settle() == ["post", *["publish to q.retry.5s"] * 2, "ack"]
+
+
+def test_what_is_no_request_is_never_posted(world: World) -> None:
+    """A body that cannot be read is a dead letter."""
+    assert world.settle(body=b"{}") == ["publish to q.dead", "ack"]
+    assert world.value("messages_processed_total", queue="q", outcome="dead", reason="invalid")
+
+
+def test_bug_holds_no_message(world: World, ears: Ears) -> None:
+    """Whatever goes wrong within the bridge, the message is a dead letter and the log has it."""
+    world.service.answers = [RuntimeError("a bug")]
+
+    assert world.settle() == ["post", "publish to q.dead", "ack"]
+    assert len(ears.heard("internal_error")) == 1
+
+
+def test_repeat_is_acked_and_answered(world: World) -> None:
+    """What the publisher sends twice is posted once, and both askers are told."""
+    world.settle(reply_to="first")
+
+    assert world.settle(reply_to="second")[3:] == ["ack", "publish to second"]
+
+
+def test_repeat_waits_for_the_first(world: World) -> None:
+    """A repeat that comes while the first is in flight is settled after it."""
+
+    async def both() -> None:
+        await asyncio.wait([world.take(), world.take(reply_to="second")])
+
+    world.run(both())
+
+    assert world.told == ["post", "ack", "ack", "publish to second"]
+
+
+def test_repeat_in_a_pause_does_not_wait(world: World) -> None:
+    """In a pause a repeat goes to the ladder, and leaves its place to one that may end it."""
+    world.service.answers = [judge_status(401, retry_after_seconds=None)]
+
+    async def both() -> None:
+        first = world.take()
+        await asyncio.sleep(1.1)
+        assert world.pace.paused == "credentials_rejected"
+        await world.take()
+        assert not first.done()
+        await first
+
+    world.run(both())
+
+    assert world.told == ["post", "publish to q.retry.5s", "ack", "post", "ack"]
+
+
+def test_what_comes_again_is_not_sent_again(world: World) -> None:
+    """When the connection goes while a request is in flight, its redelivery is acked only."""
+
+    async def play() -> None:
+        first = world.take()
+        await asyncio.sleep(0.5)
+        world.lose_connection()
+        again = world.take(redelivered=True)
+        await asyncio.wait([first, again])
+
+    world.run(play())
+
+    assert world.told == ["post", "ack", "ack"]
+    assert world.connection.acked
+
+
+def test_outcome_is_kept_for_the_redelivery(world: World) -> None:
+    """What was answered, but could not be written down, is written down when it comes again."""
+    world.service.answers = [judge_status(409, retry_after_seconds=None)]
+    world.broker.faults = ["nacked"] * 9
+
+    async def play() -> None:
+        first = world.take()
+        await asyncio.sleep(5)
+        world.lose_connection()
+        await first
+        assert "ack" not in world.told
+        world.broker.faults.clear()
+        world.told.clear()
+        await world.take(redelivered=True)
+
+    world.run(play())
+
+    assert world.told == ["publish to q.retry.5s", "ack"]
+
+
+def test_what_waits_goes_back_when_the_worker_stops(world: World) -> None:
+    """A drain gives back what waits, finishes what is in flight, and takes nothing new."""
+
+    async def play() -> None:
+        in_flight = world.take()
+        await asyncio.sleep(0.5)
+        world.pace.pause("operator")
+        waiting = world.take(body=BODY.replace(b"Hi", b"Ho"))
+        await asyncio.sleep(0.1)
+        await world.worker.drain(5.0)
+        assert in_flight.done()
+        assert waiting.done()
+
+    world.run(play())
+
+    assert world.told == ["post", "ack"]
+    assert (
+        world.value("messages_processed_total", queue="q", outcome="released", reason="shutdown")
+        == 1
+    )
