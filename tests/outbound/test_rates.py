@@ -370,6 +370,8 @@ def test_wait_for_a_token_is_measured(world: World) -> None:
 def test_wait_for_the_share_is_measured(world: World) -> None:
     """What waits until the number of workers is known waits for the rate, and may be given back."""
     rates = world.rates(RateLimitSettings(per_second=1000, scope="cluster"))
+    # Its bucket has tokens by then.
+    world.passes(5)
     delivery = make_delivery(clock=world.loop.time)
     world.loop.call_later(3, share, rates, 1)
 
@@ -380,6 +382,27 @@ def test_wait_for_the_share_is_measured(world: World) -> None:
     world.run(wait())
 
     assert delivery.waited_seconds == {"rate": pytest.approx(3, abs=0.01)}
+
+
+def test_wait_behind_the_first_is_measured(world: World) -> None:
+    """Where there are tokens for all, who is behind one that is held up waits for the rate too."""
+    rates = world.rates(RateLimitSettings(per_second=1, burst=10))
+    free, behind = asyncio.Event(), make_delivery(clock=world.loop.time)
+
+    async def wait() -> None:
+        async with rates.token("A", behind.waits) as token:
+            token.spend()
+
+    async def both() -> None:
+        first, second = asyncio.create_task(go(rates, until=free)), asyncio.create_task(wait())
+        await asyncio.sleep(3)
+        assert behind.may_be_given_back
+        free.set()
+        await asyncio.wait([first, second])
+
+    world.run(both())
+
+    assert behind.waited_seconds == {"rate": 3}
 
 
 def test_token_that_is_spent_is_not_given_back(world: World) -> None:
