@@ -17,8 +17,8 @@ UV := $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 
 .DEFAULT_GOAL := help
-.PHONY: help env broker prometheus demo test test-plain-wire upgrade-check soak side-by-side scenes adaptive soak-webhook \
-    forgeries mutants pictures nginx redpanda-connect bench bench-guard bench-profile chart \
+.PHONY: help env broker prometheus demo test test-plain-wire upgrade-check soak side-by-side scenes \
+    adaptive soak-webhook forgeries mutants pictures nginx redpanda-connect bench bench-guard bench-profile chart \
     chart-cluster chart-files image release-image lint-image image-proof check format clean
 
 help:  ## list the targets
