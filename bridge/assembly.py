@@ -27,8 +27,8 @@ from bridge.inbound.webhook import Receiver, webhook_limits
 from bridge.line_writer import LineWriter
 from bridge.logs import Log, configure_logging
 from bridge.metrics import BridgeMetrics, Registry, new_registry
-from bridge.outbound.fates import Policy
 from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.outcomes import Policy
 from bridge.outbound.pace import Pace
 from bridge.outbound.sender import Sender
 from bridge.outbound.transport import open_transport

@@ -12,9 +12,9 @@ from bridge.config import WorkerSettings
 from bridge.errors import BrokerError
 from bridge.outbound.capacity import Capacity
 from bridge.outbound.delivery import MAX_HOLD_SECONDS, Delivery
-from bridge.outbound.fates import Dead, Outcome, Policy, Retried, Sent, put_off
 from bridge.outbound.lanes import Lanes
 from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.outcomes import Dead, Outcome, Policy, Retried, Sent, put_off
 from bridge.outbound.pace import Pace
 from bridge.outbound.request import SendRequest
 from bridge.outbound.sender import Sender

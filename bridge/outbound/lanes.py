@@ -14,7 +14,7 @@ from typing import Final
 
 from bridge.errors import BrokerError
 from bridge.outbound.delivery import MAX_HOLD_SECONDS, Delivery
-from bridge.outbound.fates import Policy
+from bridge.outbound.outcomes import Policy
 
 # A message that does not come back from the ladder by then was taken out by somebody.
 MAX_LATE_SECONDS: Final = 900.0

@@ -25,7 +25,7 @@ from bridge.amqp.publisher import Publication
 from bridge.amqp.wire import Body
 from bridge.outbound.delivery import Waits
 from bridge.outbound.envelope import Envelope
-from bridge.outbound.fates import Outcome
+from bridge.outbound.outcomes import Outcome
 
 MAX_ENTRIES: Final = 100_000
 SENT_SECONDS: Final = 900.0

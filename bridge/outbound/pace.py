@@ -17,19 +17,11 @@ from bridge.logs import Log
 from bridge.outbound.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.evidence import Evidence
-from bridge.outbound.fates import (
-    Answer,
-    Dead,
-    Fate,
-    Outcome,
-    PauseReason,
-    Policy,
-    decide,
-    put_off_for,
-)
+from bridge.outbound.fates import Answer, Fate, PauseReason
 from bridge.outbound.gate import Gate
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.outage import OutageWatch
+from bridge.outbound.outcomes import Dead, Outcome, Policy, decide, put_off_for
 from bridge.outbound.pause import Pause, Rank
 from bridge.outbound.rates import RateLimits
 

@@ -20,9 +20,9 @@ from bridge.errors import BrokerError, PublishError
 from bridge.logs import Log
 from bridge.outbound.delivery import Delivery, WaitCause
 from bridge.outbound.envelope import Envelope, copy_properties
-from bridge.outbound.fates import Dead, Outcome, Retried, Sent
 from bridge.outbound.ledger import Accepted
 from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.outcomes import Dead, Outcome, Retried, Sent
 from bridge.topology.declarations import dead_queue, retry_queue
 
 log = Log(__name__)

@@ -19,9 +19,9 @@ from bridge.outbound.consumer import Consumer
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.dispatch import Dispatcher
 from bridge.outbound.envelope import read_envelope
-from bridge.outbound.fates import Dead, Outcome, Retried
 from bridge.outbound.ledger import COMES_AGAIN_SECONDS, Claim, Entry, Kept, Ledger, Repeat, entry_of
 from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.outcomes import Dead, Outcome, Retried
 from bridge.outbound.pace import Pace
 from bridge.outbound.rates import SHARE_SECONDS
 from bridge.outbound.request import parse_request

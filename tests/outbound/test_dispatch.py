@@ -17,15 +17,8 @@ from bridge.errors import BrokerError
 from bridge.outbound.capacity import Capacity
 from bridge.outbound.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.outbound.dispatch import Dispatcher
-from bridge.outbound.fates import (
-    Answer,
-    Dead,
-    Outcome,
-    Policy,
-    Retried,
-    Sent,
-    judge_status,
-)
+from bridge.outbound.fates import Answer, judge_status
+from bridge.outbound.outcomes import Dead, Outcome, Policy, Retried, Sent
 from bridge.outbound.pace import Pace
 from bridge.outbound.request import SendRequest
 from bridge.outbound.sender import Sender

@@ -9,8 +9,8 @@ import pytest
 from bridge.errors import BrokerError
 from bridge.outbound import lanes
 from bridge.outbound.delivery import MAX_HOLD_SECONDS
-from bridge.outbound.fates import Policy
 from bridge.outbound.lanes import MAX_LATE_SECONDS, Lanes, Place
+from bridge.outbound.outcomes import Policy
 from tests.clock import Clock
 from tests.deliveries import make_delivery
 

@@ -10,7 +10,6 @@ import pytest
 
 from bridge.outbound.delivery import WaitCause
 from bridge.outbound.envelope import Envelope
-from bridge.outbound.fates import Dead, Sent
 from bridge.outbound.ledger import (
     COMES_AGAIN_SECONDS,
     DOUBT_SECONDS,
@@ -25,6 +24,7 @@ from bridge.outbound.ledger import (
     entry_of,
     unsure_ack_seconds,
 )
+from bridge.outbound.outcomes import Dead, Sent
 from tests.clock import Clock
 from tests.deliveries import make_delivery
 

@@ -13,17 +13,8 @@ import pytest
 
 from bridge.config import RateLimitSettings
 from bridge.outbound.delivery import MAX_HOLD_SECONDS
-from bridge.outbound.fates import (
-    Answer,
-    Dead,
-    Outcome,
-    PauseReason,
-    Policy,
-    Retried,
-    Sent,
-    judge_failure,
-    judge_status,
-)
+from bridge.outbound.fates import Answer, PauseReason, judge_failure, judge_status
+from bridge.outbound.outcomes import Dead, Outcome, Policy, Retried, Sent
 from bridge.outbound.pace import PATIENCE_SECONDS, Pace
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery

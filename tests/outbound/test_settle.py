@@ -21,8 +21,8 @@ from bridge.errors import BrokerError, Confirm, PublishError, PublishFault
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.outbound import envelope
 from bridge.outbound.delivery import Delivery, WaitCause
-from bridge.outbound.fates import Dead, Outcome, Policy, Retried, Sent
 from bridge.outbound.ledger import Accepted
+from bridge.outbound.outcomes import Dead, Outcome, Policy, Retried, Sent
 from bridge.outbound.pace import Pace
 from bridge.outbound.settle import MAX_UNCONFIRMED_SECONDS, Settler, accepted
 from tests.clock import LeapingWorld

@@ -15,7 +15,8 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publication, Publisher
 from bridge.config import RabbitMQSettings, WorkerSettings
 from bridge.outbound.delivery import Delivery, Session
-from bridge.outbound.fates import Answer, Policy, judge_status
+from bridge.outbound.fates import Answer, judge_status
+from bridge.outbound.outcomes import Policy
 from bridge.outbound.pace import Pace
 from bridge.outbound.request import SendRequest
 from bridge.outbound.sender import Sender
