@@ -23,9 +23,12 @@ from bridge.outbound.metrics import WorkerMetrics
 
 log = Log(__name__)
 
+# How often to compare without a change.
 WATCH_SECONDS: Final = 5.0
+# So many sessions in a row may end without a delivery before a message is suspected of ending them.
 POISON_SESSIONS: Final = 3
-OFTEN: Final = 4
+# From so many earlier deliveries of a message on each is told.
+WARN_FROM_COUNT: Final = 4
 # The bodies that are held may have so many bytes before nothing more is read; that which is being
 # read may come on top.
 MAX_HELD_BYTES: Final = 32 * 1024 * 1024
@@ -257,7 +260,7 @@ class Consumer:
     def _warn_of_count(self, delivery: Delivery) -> None:
         # A quorum queue drops a message whose count is over its limit, by default 20 since 4.0.
         count = (delivery.properties.headers or {}).get(DELIVERY_COUNT, 0)
-        if isinstance(count, int) and count >= OFTEN:
+        if isinstance(count, int) and count >= WARN_FROM_COUNT:
             message_id = delivery.envelope.key
             log.warning("delivered_often", message_id=message_id, before=count)
 

@@ -3,9 +3,9 @@
 A request is known by its publisher's `message_id` and its body. Without an id two equal bodies
 are two messages, unless the broker says `redelivered` and the first was taken from a connection
 that has been lost since: then, once for each such first, the second is the first. One that went
-back unsettled comes again for certain, and so goes before one whose ack may have arrived. In doubt
-are only as many acks as the prefetch leaves room for: what the broker delivered beyond it shows
-that it has read the earlier ones.
+back unsettled comes again for certain, and so goes before one whose ack may have arrived. Only the
+last acks are in doubt, as many as the prefetch: had the broker not read those before them, it would
+have delivered no more.
 
 A copy of ours can be there twice: it is published again when its channel ends before its confirm.
 What has replaced the first of the two replaces the second as well.
@@ -16,19 +16,20 @@ import hashlib
 import math
 import struct
 import time
-from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from bridge.amqp.publisher import Publication
 from bridge.amqp.wire import Body
 from bridge.outbound.delivery import Waits
 from bridge.outbound.envelope import Envelope
+from bridge.outbound.memory import Memory
 from bridge.outbound.outcomes import Outcome
 
-MAX_ENTRIES: Final = 100_000
+# How long a message that was sent, or replaced by a copy, is known by its id.
 SENT_SECONDS: Final = 900.0
+# How long a delivery whose ack may be lost, or that went back unsettled, is expected again.
 DOUBT_SECONDS: Final = 300.0
 # A broker that is there delivers again as soon as a connection is lost.
 COMES_AGAIN_SECONDS: Final = 2.0
@@ -77,7 +78,7 @@ _NUMBERS: Final = struct.Struct(">QHd")
 
 
 def _pack(accepted: Accepted) -> bytes:
-    # There may be 100,000, and this is half of what the tuple takes.
+    # There may be `memory.MAX_ENTRIES`, and this is half of what the tuple takes.
     numbers = _NUMBERS.pack(accepted.attempts, accepted.status, accepted.at)
     return numbers + (accepted.provider_id or "").encode()
 
@@ -150,14 +151,14 @@ class Ledger:
         self._last_sent_at = -self._unsure_ack_seconds
         self._unsure_until = clock()
         self._in_flight: dict[bytes, list[Claim]] = {}
-        self._sent: _Memory[bytes, bytes] = _Memory(SENT_SECONDS, self._now)
-        self._replaced: _Memory[Entry, None] = _Memory(SENT_SECONDS, self._now)
+        self._sent: Memory[bytes, bytes] = Memory(SENT_SECONDS, self._now)
+        self._replaced: Memory[Entry, None] = Memory(SENT_SECONDS, self._now)
         self._acks = 0
         # With the number of the ack.
-        self._settled: _Memory[Entry, int] = _Memory(self._unsure_ack_seconds, self._now)
-        self._doubtful: _Memory[Entry, None] = _Memory(DOUBT_SECONDS, self._now)
-        self._owed: _Memory[Entry, None] = _Memory(DOUBT_SECONDS, self._now)
-        self._kept: _Memory[Entry, Kept] = _Memory(DOUBT_SECONDS, self._now)
+        self._settled: Memory[Entry, int] = Memory(self._unsure_ack_seconds, self._now)
+        self._doubtful: Memory[Entry, None] = Memory(DOUBT_SECONDS, self._now)
+        self._owed: Memory[Entry, None] = Memory(DOUBT_SECONDS, self._now)
+        self._kept: Memory[Entry, Kept] = Memory(DOUBT_SECONDS, self._now)
 
     def _now(self) -> float:
         now = self._clock() if self._away_since is None else self._away_since
@@ -300,88 +301,3 @@ class Ledger:
         if not claims:
             del self._in_flight[claim.entry.message]
         claim.end(settled=settled)
-
-
-_Key = TypeVar("_Key", bound=Hashable)
-_Value = TypeVar("_Value")
-
-
-@dataclass(slots=True, eq=False)
-class _Mark(Generic[_Value]):
-    """One value of a key. `later` is the next one; the oldest knows the `last`, if it is another.
-
-    A key may have as many as there is room for: nothing walks along them.
-    """
-
-    at: float
-    value: _Value
-    later: "_Mark[_Value] | None" = None
-    last: "_Mark[_Value] | None" = None
-    is_taken: bool = False
-
-
-class _Memory(Generic[_Key, _Value]):
-    """Values by key, several for one key; forgotten with time, and the oldest for room."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        self._seconds = seconds
-        self._clock = clock
-        self._order: deque[tuple[_Key, _Mark[_Value]]] = deque()
-        self._oldest: dict[_Key, _Mark[_Value]] = {}
-
-    def __contains__(self, key: _Key) -> bool:
-        self._forget()
-        return key in self._oldest
-
-    def __bool__(self) -> bool:
-        self._forget()
-        return bool(self._oldest)
-
-    def get(self, key: _Key) -> _Value | None:
-        """Return the oldest value of a key."""
-        self._forget()
-        mark = self._oldest.get(key)
-        return None if mark is None else mark.value
-
-    def add(self, key: _Key, value: _Value) -> None:
-        mark = _Mark(self._clock(), value)
-        oldest = self._oldest.setdefault(key, mark)
-        if oldest is not mark:
-            (oldest.last or oldest).later = mark
-            oldest.last = mark
-        self._order.append((key, mark))
-        self._forget()
-
-    def take(self, key: _Key) -> tuple[_Value] | None:
-        """Remove and return the oldest value of a key, in a tuple of its own."""
-        self._forget()
-        mark = self._oldest.get(key)
-        if mark is None:
-            return None
-        self._remove(key, mark)
-        return (mark.value,)
-
-    def clear(self) -> list[tuple[_Key, _Value]]:
-        """Forget all, and return it, the oldest first."""
-        self._forget()
-        items = [(key, mark.value) for key, mark in self._order if not mark.is_taken]
-        self._order.clear()
-        self._oldest.clear()
-        return items
-
-    def _remove(self, key: _Key, oldest: _Mark[_Value]) -> None:
-        # It leaves its place in the order when its time is over.
-        oldest.is_taken = True
-        second = oldest.later
-        if second is None:
-            del self._oldest[key]
-        else:
-            second.last = None if oldest.last is second else oldest.last
-            self._oldest[key] = second
-
-    def _forget(self) -> None:
-        limit = self._clock() - self._seconds
-        while self._order and (self._order[0][1].at <= limit or len(self._order) > MAX_ENTRIES):
-            key, mark = self._order.popleft()
-            if not mark.is_taken:
-                self._remove(key, mark)

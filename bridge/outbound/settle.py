@@ -27,10 +27,12 @@ from bridge.topology.declarations import dead_queue, retry_queue
 
 log = Log(__name__)
 
+# Between two tries of a copy that the broker does not take: doubled each time, up to the second.
 FIRST_WAIT_SECONDS: Final = 0.5
 MAX_WAIT_SECONDS: Final = 5.0
 # A confirm that a broker which takes messages has not given by then is lost for good.
 MAX_UNCONFIRMED_SECONDS: Final = 300.0
+# The wait that spreads retries: at most this share of their step, and no longer than a second.
 JITTER_SHARE: Final = 0.2
 MAX_JITTER_SECONDS: Final = 1.0
 # A shorter wait made no message late.

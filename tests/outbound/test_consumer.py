@@ -21,9 +21,9 @@ from bridge.outbound.consumer import (
     ACK_SECONDS,
     LARGE_RPC_TIMEOUT_SECONDS,
     MAX_HELD_BYTES,
-    OFTEN,
     POISON_SESSIONS,
     USUAL_BODY_BYTES,
+    WARN_FROM_COUNT,
     WATCH_SECONDS,
     Consumer,
 )
@@ -353,7 +353,9 @@ def test_a_delivery_is_what_the_wire_brought(world: World) -> None:
     assert world.wire.acked == [1]
 
 
-@pytest.mark.parametrize(("count", "warned"), [(OFTEN - 1, False), (OFTEN, True), ("x", False)])
+@pytest.mark.parametrize(
+    ("count", "warned"), [(WARN_FROM_COUNT - 1, False), (WARN_FROM_COUNT, True), ("x", False)]
+)
 def test_what_is_delivered_again_and_again_is_told(
     world: World, ears: Ears, count: object, *, warned: bool
 ) -> None:

@@ -13,7 +13,6 @@ from bridge.outbound.envelope import Envelope
 from bridge.outbound.ledger import (
     COMES_AGAIN_SECONDS,
     DOUBT_SECONDS,
-    MAX_ENTRIES,
     SENT_SECONDS,
     Accepted,
     Claim,
@@ -24,6 +23,7 @@ from bridge.outbound.ledger import (
     entry_of,
     unsure_ack_seconds,
 )
+from bridge.outbound.memory import MAX_ENTRIES
 from bridge.outbound.outcomes import Dead, Sent
 from tests.clock import Clock
 from tests.deliveries import make_delivery

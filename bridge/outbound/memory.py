@@ -1,0 +1,95 @@
+"""What is remembered for a while: values by key, bounded in number and in time."""
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+MAX_ENTRIES: Final = 100_000
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
+
+
+@dataclass(slots=True, eq=False)
+class _Mark(Generic[_Value]):
+    """One value of a key. `later` is the next one; the oldest knows the `last` of several."""
+
+    at: float
+    value: _Value
+    later: "_Mark[_Value] | None" = None
+    last: "_Mark[_Value] | None" = None
+    is_taken: bool = False
+
+
+class Memory(Generic[_Key, _Value]):
+    """Values by key, several for one key; each is forgotten after `seconds`, the oldest for room.
+
+    Times are of `clock`. However many values a key has, no operation walks along them.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._order: deque[tuple[_Key, _Mark[_Value]]] = deque()
+        self._oldest: dict[_Key, _Mark[_Value]] = {}
+
+    def __contains__(self, key: _Key) -> bool:
+        """Say whether a key has a value."""
+        self._forget()
+        return key in self._oldest
+
+    def __bool__(self) -> bool:
+        """Say whether any key has a value."""
+        self._forget()
+        return bool(self._oldest)
+
+    def get(self, key: _Key) -> _Value | None:
+        """Return the oldest value of a key."""
+        self._forget()
+        mark = self._oldest.get(key)
+        return None if mark is None else mark.value
+
+    def add(self, key: _Key, value: _Value) -> None:
+        """Remember a value, behind the others of its key."""
+        mark = _Mark(self._clock(), value)
+        oldest = self._oldest.setdefault(key, mark)
+        if oldest is not mark:
+            (oldest.last or oldest).later = mark
+            oldest.last = mark
+        self._order.append((key, mark))
+        self._forget()
+
+    def take(self, key: _Key) -> tuple[_Value] | None:
+        """Remove and return the oldest value of a key, in a tuple of its own."""
+        self._forget()
+        mark = self._oldest.get(key)
+        if mark is None:
+            return None
+        self._remove(key, mark)
+        return (mark.value,)
+
+    def clear(self) -> list[tuple[_Key, _Value]]:
+        """Forget all, and return it, the oldest first."""
+        self._forget()
+        items = [(key, mark.value) for key, mark in self._order if not mark.is_taken]
+        self._order.clear()
+        self._oldest.clear()
+        return items
+
+    def _remove(self, key: _Key, oldest: _Mark[_Value]) -> None:
+        # It leaves its place in the order when its time is over.
+        oldest.is_taken = True
+        second = oldest.later
+        if second is None:
+            del self._oldest[key]
+        else:
+            second.last = None if oldest.last is second else oldest.last
+            self._oldest[key] = second
+
+    def _forget(self) -> None:
+        limit = self._clock() - self._seconds
+        while self._order and (self._order[0][1].at <= limit or len(self._order) > MAX_ENTRIES):
+            key, mark = self._order.popleft()
+            if not mark.is_taken:
+                self._remove(key, mark)

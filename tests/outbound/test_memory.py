@@ -1,0 +1,77 @@
+"""What is remembered for a while: the values of a key in order, for a time, up to a number."""
+
+import pytest
+
+from bridge.outbound import memory
+from bridge.outbound.memory import Memory
+from tests.clock import Clock
+
+SECONDS = 60.0
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Give a clock that stands still."""
+    return Clock()
+
+
+@pytest.fixture
+def remembered(clock: Clock) -> Memory[str, int]:
+    """Give a memory with nothing in it."""
+    return Memory(SECONDS, clock)
+
+
+def test_values_of_a_key_are_taken_in_order(remembered: Memory[str, int]) -> None:
+    """The oldest first, each once, and apart from those of other keys."""
+    for key, value in (("a", 1), ("b", 2), ("a", 3), ("a", 4)):
+        remembered.add(key, value)
+
+    assert (remembered.get("a"), remembered.get("b"), remembered.get("c")) == (1, 2, None)
+    assert [remembered.take("a") for _ in range(4)] == [(1,), (3,), (4,), None]
+    assert ("a" in remembered, "b" in remembered, bool(remembered)) == (False, True, True)
+
+
+def test_a_value_is_forgotten_with_time(remembered: Memory[str, int], clock: Clock) -> None:
+    """Each has its own time; what came later stays."""
+    remembered.add("a", 1)
+    clock.now += SECONDS / 2
+    remembered.add("a", 2)
+    clock.now += SECONDS / 2
+
+    assert remembered.get("a") == 2
+    clock.now += SECONDS / 2
+    assert ("a" in remembered, bool(remembered)) == (False, False)
+
+
+def test_a_value_that_was_taken_is_not_forgotten_twice(
+    remembered: Memory[str, int], clock: Clock
+) -> None:
+    """The end of its time takes no other value of its key away."""
+    remembered.add("a", 1)
+    clock.now += 1.0
+    remembered.add("a", 2)
+    assert remembered.take("a") == (1,)
+    clock.now += SECONDS - 1.0
+
+    assert remembered.take("a") == (2,)
+
+
+def test_the_oldest_makes_room(
+    remembered: Memory[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are never more than the bound, whatever their keys."""
+    monkeypatch.setattr(memory, "MAX_ENTRIES", 3)
+    for value, key in enumerate("abca"):
+        remembered.add(key, value)
+
+    assert remembered.clear() == [("b", 1), ("c", 2), ("a", 3)]
+    assert (bool(remembered), remembered.clear()) == (False, [])
+
+
+def test_what_was_taken_is_not_cleared(remembered: Memory[str, int]) -> None:
+    """Only what is still remembered comes back, the oldest first."""
+    for value, key in enumerate("aab"):
+        remembered.add(key, value)
+    remembered.take("a")
+
+    assert remembered.clear() == [("a", 1), ("b", 2)]
