@@ -17,9 +17,10 @@ UV := $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 
 .DEFAULT_GOAL := help
-.PHONY: help env broker prometheus demo test test-plain-wire upgrade-check soak side-by-side scenes \
-    adaptive soak-webhook forgeries mutants pictures nginx redpanda-connect bench bench-guard bench-profile chart \
-    chart-cluster chart-files image release-image lint-image image-proof check format clean
+.PHONY: help env broker prometheus demo test test-fast test-changed test-plain-wire upgrade-check \
+    soak side-by-side scenes adaptive soak-webhook forgeries mutants pictures nginx redpanda-connect \
+    bench bench-guard bench-profile chart chart-cluster chart-files image release-image lint-image \
+    image-proof check format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -79,8 +80,28 @@ prometheus:  ## install Prometheus and promtool, unless they are there
 demo: $(STAMP) broker  ## run both directions for real, with faults, and account for every message (KEEP=1 leaves it running)
 	$(BIN)/python -m bridge demo $(if $(KEEP),--keep)
 
-test: $(DEV_STAMP) broker prometheus  ## run all tests, those with a real RabbitMQ and Prometheus too
-	$(BIN)/pytest
+# More processes than two cores, for most tests wait rather than compute; a file at a time, for its
+# tests share what it starts.
+PROCESSES ?= 4
+IN_PARALLEL = -n $(PROCESSES) --dist loadfile
+# $(call run_tests,FOLDER OF PYTEST,PATHS) runs what measures by itself; 5 means that there is none.
+define run_tests
+$(1)/pytest $(IN_PARALLEL) -m 'not serial' $(2) || [ $$? -eq 5 ]
+$(1)/pytest -m serial $(2) || [ $$? -eq 5 ]
+endef
+
+test: $(DEV_STAMP) broker prometheus  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/outbound PROCESSES=4)
+	$(call run_tests,$(BIN),$(TESTS))
+
+test-fast: $(DEV_STAMP)  ## run the tests that need no broker and no Prometheus, in less than a minute
+	$(BIN)/pytest $(IN_PARALLEL) -m 'not slow and not serial' \
+	    --ignore tests/faults --ignore tests/integration --ignore tests/cluster
+
+SINCE ?= origin/main
+test-changed: $(DEV_STAMP)  ## run the tests that what differs from a commit concerns (SINCE=origin/main)
+	@tests=$$($(BIN)/python -m tests.changed $(SINCE)) || exit; \
+	echo "What differs from $(SINCE) concerns $${tests:-no test}."; \
+	[ -z "$$tests" ] || $(MAKE) --no-print-directory test TESTS="$$tests"
 
 test-plain-wire: $(DEV_STAMP) broker  ## run the roles' integration tests on the wire through aiormq, in five minutes
 	SMS_BRIDGE_TEST_WIRE=plain $(BIN)/pytest tests/integration/test_worker.py \
@@ -97,7 +118,7 @@ upgrade-check: $(DEV_STAMP) broker prometheus  ## run all tests with the newest 
 	@echo 'The client of RabbitMQ:'; grep -E '^(aio-pika|aiormq|pamqp) ' $(NEWEST)/newest
 	@echo 'Not as in uv.lock (locked, newest):'; \
 	    join -a 2 $(NEWEST)/locked $(NEWEST)/newest | awk '$$2 != $$3 { print; n++ } END { if (!n) print "none" }'
-	$(NEWEST)/bin/pytest $(TESTS)
+	$(call run_tests,$(NEWEST)/bin,$(TESTS))
 
 pictures: $(BENCH_STAMP) broker prometheus  ## run the demo and draw the dashboards from it, as docs/img/*.png
 	PYTHONPATH=. $(BIN)/python docs/pictures.py

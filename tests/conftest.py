@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bridge.sandbox import processes
 from bridge.sandbox.broker import private_broker
 from tests.ears import Ears, listening
 
@@ -26,6 +27,16 @@ def amqp_url() -> Iterator[str]:
         return
     with private_broker() as broker:
         yield broker.url
+
+
+def pytest_configure() -> None:
+    """Give each of several pytest processes ports of its own.
+
+    A free port is found some time before a server takes it, and another process may find it too.
+    """
+    index = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    processes._PORTS = processes._PORTS[index::count]
 
 
 @pytest.fixture(scope="session", autouse=True)

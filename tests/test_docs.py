@@ -1,6 +1,7 @@
 """The documents against the code: what they name is there."""
 
 import ast
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -185,6 +186,7 @@ def _code(page: Path) -> str:
     return "\n".join(re.sub(r"#.*", "", line) for line in [*"".join(blocks).splitlines(), *spans])
 
 
+@functools.cache
 def _tests_in(file: Path) -> set[str]:
     if not file.is_file():
         return set()

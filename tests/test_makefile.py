@@ -32,6 +32,7 @@ def test_a_configuration_is_not_committed() -> None:
     assert "/config.yaml" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
 
 
+TESTS = "tests/amqp/test_stream_wire.py"
 RUNNING = "--locked --no-dev --inexact"
 
 
@@ -64,19 +65,15 @@ def test_nothing_that_is_there_is_installed_again(clone: Path, target: str) -> N
 def test_an_upgrade_is_tried_beside_the_environment(clone: Path) -> None:
     """`make upgrade-check` installs and runs in an environment of its own, and locks nothing."""
     printed = subprocess.run(
-        ["make", "--dry-run", "upgrade-check", "TESTS=tests/amqp/test_stream_wire.py"],
+        ["make", "--dry-run", "upgrade-check", f"TESTS={TESTS}"],
         cwd=clone,
         check=True,
         capture_output=True,
         text=True,
     ).stdout
     lines = printed.splitlines()
-    own = [
-        line
-        for line in lines
-        if "uv pip install" in line or line.endswith("tests/amqp/test_stream_wire.py")
-    ]
+    own = [line for line in lines if "uv pip install" in line or TESTS in line]
 
-    assert len(own) == 2
+    assert len(own) == 3
     assert all(".upgrade" in line and ".venv" not in line for line in own)
     assert "uv lock" not in printed

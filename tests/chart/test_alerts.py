@@ -60,6 +60,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # The rules
 
 
+@pytest.mark.slow
 def test_prometheus_takes_the_rules(shipped: Path) -> None:
     """Prometheus' own check finds nothing to complain about."""
     checked = promtool("check", "rules", "--lint=all", "--lint-fatal", shipped)
@@ -68,6 +69,7 @@ def test_prometheus_takes_the_rules(shipped: Path) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_it_fires_in_trouble_and_only_then(case: str, tmp_path: Path) -> None:
     """Promtool plays the series of a test, and exactly the expected alerts fire."""
     interval, test = CASES[case]

@@ -94,6 +94,7 @@ EXPRESSIONS = [
 # What is asked
 
 
+@pytest.mark.slow
 def test_prometheus_reads_every_expression(tmp_path: Path) -> None:
     """Prometheus' own parser takes every expression of every dashboard."""
     named = {
@@ -105,6 +106,7 @@ def test_prometheus_reads_every_expression(tmp_path: Path) -> None:
     assert check_expressions(named, tmp_path) == ""
 
 
+@pytest.mark.slow
 def test_an_expression_that_cannot_be_read_is_found(tmp_path: Path) -> None:
     """The test above tells what Prometheus does not take."""
     assert check_expressions({"broken": "sum by (x) (rate(up[5m])"}, tmp_path)
@@ -173,6 +175,7 @@ DEAD = 'sms_bridge_worker_queue_messages_ready{queue="sms.outbound.dead",role="d
     ],
     ids=["none", "one", "replayed", "unseen", "restarted", "old"],
 )
+@pytest.mark.slow
 def test_dead_letters_show_while_they_wait_and_when_they_were_made(
     died: str, dead: str, shown: dict[str, int], tmp_path: Path
 ) -> None:

@@ -79,6 +79,7 @@ def test_alerts_on_the_broker_look_at_the_queue_that_is_configured() -> None:
 SELECTOR = 'namespace=~"sms$|x",cluster="a"'
 
 
+@pytest.mark.slow
 def test_a_selector_stands_in_every_expression(tmp_path: Path) -> None:
     """Each series of the bridge's is selected by it, beside what the rule selects anyway."""
     plain, selected = rules(brokerAlerts=True), rules(brokerAlerts=True, selector=SELECTOR)

@@ -6,8 +6,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from bridge.sandbox.processes import Child, guarded
 from tests.faults.bench import PROGRAM, Bench, eventually, make_environ, make_numbers
+
+# What is sent in a second is measured.
+pytestmark = pytest.mark.serial
 
 SENDER = "Acme"
 

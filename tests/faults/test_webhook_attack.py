@@ -119,6 +119,7 @@ async def attacked(port: int) -> AsyncIterator[dict[str, Any]]:
             await process.wait()
 
 
+@pytest.mark.serial  # It measures how long good senders wait.
 async def test_good_sender_is_served_while_everybody_attacks(target: Target) -> None:
     """Under every attack at once good events get 200 soon, probes answer, strangers get theirs."""
     port = target.facts["webhook_port"]

@@ -211,6 +211,7 @@ def test_prometheus_reads_both_roles_and_the_alerts() -> None:
     assert set(prometheus["rule_files"]) <= mounted
 
 
+@pytest.mark.slow
 def test_prometheus_accepts_its_configuration(tmp_path: Path) -> None:
     """Every key is one that Prometheus knows, and so is every rule that it loads."""
     prometheus = content("prometheus")

@@ -96,28 +96,33 @@ async def _get(url: str) -> bytes:
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_answers_an_amqp_handshake(life: Life) -> None:
     """The broker that was started is found by the URL it names."""
     assert life.found is not None
     assert life.found.startswith("amqp://guest:guest@127.0.0.1:")
 
 
+@pytest.mark.slow
 def test_runs_the_control_tool_on_its_own_node(life: Life) -> None:
     """The control tool reaches the private node and returns what it prints."""
     assert tuple(int(part) for part in life.version.split(".")[:2]) >= (3, 10)
 
 
+@pytest.mark.slow
 def test_keeps_durable_messages_over_a_kill(life: Life) -> None:
     """A persistent message is there after SIGKILL and a new start, in a new process."""
     assert life.survivor == b"durable"
     assert life.pids[0] != life.pids[1]
 
 
+@pytest.mark.slow
 def test_a_paused_broker_does_not_answer(life: Life) -> None:
     """A frozen broker takes connections and says nothing."""
     assert not life.answered_while_paused
 
 
+@pytest.mark.slow
 def test_leaves_nothing_behind(life: Life) -> None:
     """After the exit no process, no open port and no folder is left."""
     assert not life.answers_after_exit

@@ -17,6 +17,7 @@ URL = "amqp://guest:guest@127.0.0.1:29000/"
 NAMES = {"WORKER__QUEUE": "demo.outbound", "WEBHOOK__QUEUE": "demo.inbound"}
 
 
+@pytest.mark.slow
 def test_the_demo_accounts_for_every_message() -> None:
     """A short demo ends with exit code 0 and says that nothing is unaccounted for."""
     command = [sys.executable, "-m", "bridge", "demo", "--messages", "50", "--events", "20"]

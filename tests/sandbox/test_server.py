@@ -585,6 +585,7 @@ with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.serial  # Two seconds are short on a busy computer.
 async def test_signal_stops_it_while_requests_hang(number: signal.Signals) -> None:
     """A signal ends the process cleanly within two seconds, hanging and half-sent requests too."""
     process = await asyncio.create_subprocess_exec(
