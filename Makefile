@@ -20,7 +20,7 @@ APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 .PHONY: help env broker prometheus demo test test-fast test-changed test-plain-wire upgrade-check \
     soak side-by-side scenes adaptive soak-webhook forgeries mutants pictures nginx redpanda-connect \
     bench bench-guard bench-profile chart chart-cluster chart-files image release-image lint-image \
-    image-proof check format clean
+    image-proof check pre-commit format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -258,6 +258,9 @@ check: $(DEV_STAMP)  ## lint, formatting, types, import rules
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+pre-commit: $(DEV_STAMP)  ## have Git run `make check` at each commit and `make test-fast` at each push
+	$(BIN)/pre-commit install
 
 format: $(DEV_STAMP)  ## format the code and fix what can be fixed by itself
 	$(BIN)/ruff check --fix-only
