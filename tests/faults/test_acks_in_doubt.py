@@ -104,7 +104,10 @@ async def test_drain_acks_what_has_come_again_before_it(bench: Bench, *, ids: bo
 
 
 async def test_drain_does_not_wait_for_what_others_have_taken(bench: Bench, tmp_path: Path) -> None:
-    """SIGTERM long after a cut ends the worker when nothing comes again for two seconds."""
+    """SIGTERM long after a cut ends the worker when nothing comes again for two seconds.
+
+    Takes the seconds after which the wait ends.
+    """
     numbers = make_numbers(5)
     async with owing_worker(bench, tmp_path, numbers, others=True) as scenario:
         await bench.proxy.accept()
@@ -117,7 +120,10 @@ async def test_drain_does_not_wait_for_what_others_have_taken(bench: Bench, tmp_
 
 
 async def test_drain_holds_one_message_of_others(bench: Bench, tmp_path: Path) -> None:
-    """A worker that waits for what comes again keeps one new message from others, no more."""
+    """A worker that waits for what comes again keeps one new message from others, no more.
+
+    Takes the seconds after which the wait ends.
+    """
     numbers, fresh = make_numbers(5), make_numbers(20)
     async with owing_worker(bench, tmp_path, numbers, others=True) as scenario:
         await bench.publish(fresh)
@@ -134,7 +140,10 @@ async def test_drain_holds_one_message_of_others(bench: Bench, tmp_path: Path) -
 
 
 async def test_drain_ends_while_messages_of_others_come_again(bench: Bench, tmp_path: Path) -> None:
-    """However long the broker delivers again what is not ours, the wait ends, and it is told."""
+    """However long the broker delivers again what is not ours, the wait ends, and it is told.
+
+    Takes the seconds after which the wait ends.
+    """
     numbers, returned = make_numbers(5), make_numbers(50)
     async with owing_worker(bench, tmp_path, numbers, others=True) as scenario:
         await bench.publish(returned)

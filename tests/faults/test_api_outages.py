@@ -46,6 +46,8 @@ async def test_api_outage(bench: Bench, api: HttpProxy, kind: str, count: int) -
     """An outage costs a handful of dead letters, and its end starts slowly.
 
     What the service takes without saying so is repeated with its key, no more than allowed.
+
+    Takes the seconds of the outage, and of the slow start after it.
     """
     await bench.declare_main()
     numbers = await bench.publish(count)
@@ -112,7 +114,10 @@ async def _begin_outage(kind: str, bench: Bench, api: HttpProxy) -> None:
 async def test_last_uncertain_attempt_in_an_outage(
     bench: Bench, policy: dict[str, Any], fault: dict[str, Any]
 ) -> None:
-    """What must not be tried again after an attempt in doubt is POSTed once, in a pause too."""
+    """What must not be tried again after an attempt in doubt is POSTed once, in a pause too.
+
+    Takes the seconds of the outage, of two probes, and of the slow start after it.
+    """
     await bench.declare_main()
     numbers = await bench.publish(400)
     # Slow enough that the queue outlasts the time after which it counts as an outage.

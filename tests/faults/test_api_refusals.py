@@ -39,7 +39,10 @@ async def send_until_refused(bench: Bench, count: int) -> None:
 
 @pytest.mark.parametrize("messages", [1, 5])
 async def test_a_number_that_is_never_found(bench: Bench, messages: int) -> None:
-    """A number that is answered 404 for ever is refused, and holds others up for no longer."""
+    """A number that is answered 404 for ever is refused, and holds others up for no longer.
+
+    Takes the seconds of the probes, and of twenty messages one after the other.
+    """
     (bad,) = make_numbers(1)
     bench.service.misbehave({"to": bad, "status": 404})
     async with bench.worker() as live:
@@ -111,9 +114,12 @@ async def test_first_answer_of_a_fresh_worker_is_403(bench: Bench) -> None:
 
 @pytest.mark.parametrize("status", [403, 404])
 async def test_key_or_path_that_goes_away(bench: Bench, status: int) -> None:
-    """A key revoked with 403, or a path that goes away, under load costs no message."""
+    """A key revoked with 403, or a path that goes away, under load costs no message.
+
+    Takes the seconds of three probes, each twice as late as the one before, and of the slow start.
+    """
     await bench.declare_main()
-    numbers = await bench.publish(600)
+    numbers = await bench.publish(300)
     bench.service.misbehave({"latency_seconds": 0.1})
     async with bench.worker(worker__concurrency=50, worker__max_attempts=1) as live:
         await eventually(partial(has_taken, bench, numbers, 100), what="100 are sent")

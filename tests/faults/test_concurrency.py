@@ -8,7 +8,10 @@ from tests.faults.traffic import has_taken
 
 
 async def test_no_more_than_concurrency_after_a_pause(bench: Bench) -> None:
-    """Requests that are slow over a pause leave no room for more than `worker.concurrency`."""
+    """Requests that are slow over a pause leave no room for more than `worker.concurrency`.
+
+    Takes three rounds of requests that are slow enough to outlast the pause.
+    """
     await bench.declare_main()
     slow, bad, rest = make_numbers(9), make_numbers(1), make_numbers(20)
     for numbers in (slow, bad, rest):
@@ -27,7 +30,10 @@ async def test_no_more_than_concurrency_after_a_pause(bench: Bench) -> None:
 
 
 async def test_the_limit_follows_the_service(bench: Bench) -> None:
-    """With `auto` it grows while all is well, a 503 halves it, and everything is sent once."""
+    """With `auto` it grows while all is well, a 503 halves it, and everything is sent once.
+
+    Takes the seconds in which the limit grows, and in which it is found again.
+    """
     await bench.declare_main()
     numbers = await bench.publish(500)
     bench.service.misbehave({"latency_seconds": 0.3})

@@ -29,7 +29,7 @@ from tests.faults.bench import (
     make_settings,
     running,
 )
-from tests.faults.traffic import NOT_SENT, REFUSED, WITH_AND_WITHOUT_IDS, has_taken, once_each
+from tests.faults.traffic import REFUSED, TOO_EARLY, WITH_AND_WITHOUT_IDS, has_taken, once_each
 
 
 def has_opened(live: Live, count: int) -> bool:
@@ -129,7 +129,7 @@ async def test_cut_between_the_confirm_of_a_copy_and_the_ack(
 ) -> None:
     """A message whose retry copy is confirmed and whose own ack is lost goes on as one message."""
     proxy, numbers = bench.proxy, make_numbers(20)
-    bench.service.misbehave(*once_each(numbers, NOT_SENT))
+    bench.service.misbehave(*once_each(numbers, TOO_EARLY))
     async with bench.worker() as live:
         if point == "ack":
             trap = proxy.trap("client", ACK, "cut", nth=7, again=True, link=CONSUME_LINK)
@@ -150,7 +150,7 @@ async def test_a_copy_that_is_stored_twice_is_tried_once(bench: Bench) -> None:
     """Where a channel ended before its confirms, and so two copies are there, one is dropped."""
     numbers = make_numbers(5)
     bench.service.misbehave(
-        *once_each(numbers, {"latency_seconds": 0.5, **NOT_SENT}),
+        *once_each(numbers, {"latency_seconds": 0.5, **TOO_EARLY}),
         *once_each(numbers, {"mode": "accept_then_cut"}),
     )
     async with bench.worker(

@@ -136,7 +136,10 @@ async def declare_ladder(amqp: Amqp, name: str, arguments: dict[str, Any]) -> No
 
 
 async def test_retry_queues_survive_a_restart(bench: Bench) -> None:
-    """Messages whose wait ends while the broker is down are lost on all retry queues but ours."""
+    """Messages whose wait ends while the broker is down are lost on all retry queues but ours.
+
+    Takes a start of the broker.
+    """
     rungs = worker_topology(WorkerSettings(queue=bench.queue, retry_delays=(2.0,))).queues
     ours = next(queue for queue in rungs if queue.name.endswith(".retry.2s"))
     ladders = {f"{bench.queue}.classic": {}, f"{bench.queue}.quorum": QUORUM, bench.queue: {}}
@@ -204,7 +207,10 @@ async def test_connection_death_does_not_cancel_the_post(
 async def test_broker_kill_costs_no_message_and_no_post(
     bench: Bench, client: httpx.AsyncClient
 ) -> None:
-    """A killed broker makes callbacks POST again what was in flight; ours does not."""
+    """A killed broker makes callbacks POST again what was in flight; ours does not.
+
+    Takes a start of the broker.
+    """
     bench.service.misbehave({"latency_seconds": 0.3})
     ours = Bench(bench.broker, bench.proxy, bench.service, bench.amqp)
     async with naive_consumer(bench, naive_sender(bench, client)), ours.worker() as live:

@@ -40,6 +40,8 @@ async def test_followers_come_back_soon_after_their_leader(
     """Those behind a message on the ladder wait for what is left of its step, not for a whole one.
 
     It goes up as late as it can here: a message that fails waits a moment before, to be spread.
+
+    Takes the two steps of the ladder, of which the second must be long to tell them apart.
     """
     monkeypatch.setattr("bridge.outbound.settle.random.uniform", lambda _, most: most)
     (number,) = make_numbers(1)
@@ -80,7 +82,10 @@ async def test_one_message_of_a_number_at_a_time(bench: Bench) -> None:
 
 
 async def test_order_is_kept_over_a_lost_connection(bench: Bench) -> None:
-    """A message that goes back to the queue comes again ahead of those on the ladder behind it."""
+    """A message that goes back to the queue comes again ahead of those on the ladder behind it.
+
+    Takes two steps of the ladder, and the seconds for which the service asks.
+    """
     (number,) = make_numbers(1)
     bench.service.misbehave(
         {"status": 425, "count": 2}, {"status": 429, "headers": {"Retry-After": "3"}, "count": 1}
@@ -112,7 +117,10 @@ async def test_repeats_of_a_message_to_a_bad_number(bench: Bench) -> None:
 
 
 async def test_many_ordered_messages_to_a_bad_number(bench: Bench) -> None:
-    """Messages that wait for one to a bad number leave room for those that end the pause."""
+    """Messages that wait for one to a bad number leave room for those that end the pause.
+
+    Takes the seconds of the probes.
+    """
     (bad,) = make_numbers(1)
     bench.service.misbehave({"to": bad, "status": 404})
     async with bench.worker(worker__ordering="recipient") as live:

@@ -134,7 +134,10 @@ async def test_a_full_queue_is_told(bench: Bench, publisher: Publisher) -> None:
 
 
 async def test_no_confirmed_message_is_missing_after_a_kill(bench: Bench) -> None:
-    """The broker dies in the midst of publishes: what was told confirmed is there afterwards."""
+    """The broker dies in the midst of publishes: what was told confirmed is there afterwards.
+
+    Takes a start of the broker.
+    """
     await bench.declare_main()
     await asyncio.to_thread(bench.broker.flush)
     told: Told = {}

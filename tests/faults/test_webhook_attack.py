@@ -121,7 +121,10 @@ async def attacked(port: int) -> AsyncIterator[dict[str, Any]]:
 
 @pytest.mark.serial  # It measures how long good senders wait.
 async def test_good_sender_is_served_while_everybody_attacks(target: Target) -> None:
-    """Under every attack at once good events get 200 soon, probes answer, strangers get theirs."""
+    """Under every attack at once good events get 200 soon, probes answer, strangers get theirs.
+
+    Takes the patience with strangers, and up to three rounds of measuring among them.
+    """
     port = target.facts["webhook_port"]
     _, calm = await measure(target)
     # A host that is too busy for the limit without an attack cannot show that it holds.

@@ -191,7 +191,10 @@ async def lose_publishes(bench: Bench, storm: Storm) -> None:
 async def test_what_is_answered_200_is_stored(
     bench: Bench, client: httpx.AsyncClient, fault: Callable[[Bench, Storm], Awaitable[None]]
 ) -> None:
-    """Whatever the broker does, 200 means stored, and all else is 503 in time."""
+    """Whatever the broker does, 200 means stored, and all else is 503 in time.
+
+    Takes a start of the broker, or the seconds for which it is held up.
+    """
     async with bench.webhook() as live, raging(client, live) as storm:
         await fault(bench, storm)
 

@@ -10,6 +10,8 @@ from tests.faults.bench import Bench, make_numbers
 
 WITH_AND_WITHOUT_IDS = pytest.mark.parametrize("ids", [True, False], ids=["with_id", "without_id"])
 NOT_SENT: dict[str, Any] = {"status": 503, "headers": {"Retry-After": "1"}}
+# Goes up the ladder as well, and does not slow the worker down.
+TOO_EARLY: dict[str, Any] = {"status": 425}
 REFUSED: dict[str, Any] = {"status": 400}
 
 
