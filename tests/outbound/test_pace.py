@@ -933,7 +933,7 @@ def test_an_hour_of_failures_costs_a_handful(world: World, monkeypatch: pytest.M
 
     The random part of their distance is as short as it can be.
     """
-    monkeypatch.setattr("bridge.outbound.pace.random.uniform", lambda least, _: least)
+    monkeypatch.setattr("random.uniform", lambda least, _: least)
     pace, dead = down(world), 0
     end = world.loop.time() + 3600
     while world.loop.time() < end:
