@@ -42,6 +42,7 @@ OUTAGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("kind", "count"), [("hang", 300), ("error", 150), ("refused", 150), ("accepted", 150)]
 )
+@pytest.mark.serial  # A request times out after a second.
 async def test_api_outage(bench: Bench, api: HttpProxy, kind: str, count: int) -> None:
     """An outage costs a handful of dead letters, and its end starts slowly.
 

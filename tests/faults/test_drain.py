@@ -15,6 +15,9 @@ from tests.faults.bench import PROGRAM, Bench, Service, eventually, make_environ
 from tests.faults.endings import SHUTDOWN_SECONDS, Ending, Scenario
 from tests.faults.traffic import NOT_SENT
 
+# A worker has two seconds to end in, which other tests would use up.
+pytestmark = pytest.mark.serial
+
 
 async def end_idle(scenario: Scenario) -> Ending:
     """End a worker that has nothing to do."""
