@@ -8,7 +8,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Self
+from typing import Final, NoReturn, Self
 
 from bridge.config import WorkerSettings
 from bridge.logs import Log
@@ -20,6 +20,8 @@ log = Log(__name__)
 
 # A limit that follows the service is logged when it is higher or lower by this factor.
 LOGGED_FACTOR: Final = 2
+# It moves all the time, and the metric shows each move.
+LOG_SECONDS: Final = 15.0
 
 
 class Slots:
@@ -112,8 +114,14 @@ class Capacity:
         """Hold a slot for the length of an `async with` block; `waits` measures the wait for it."""
         return Slot(self, self._slots, waits)
 
+    async def keep_logging(self) -> NoReturn:
+        """Log the limit every few seconds, if it is another one than was logged last."""
+        while True:
+            self.log_limit()
+            await asyncio.sleep(LOG_SECONDS)
+
     def log_limit(self) -> None:
-        """Log the limit now and then: it moves all the time, and the metric shows each move."""
+        """Log the limit if it has at least doubled or halved since it was logged last."""
         low, high = sorted((self.limit, self._logged_limit))
         if high >= low * LOGGED_FACTOR:
             self._logged_limit = self.limit

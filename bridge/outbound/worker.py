@@ -5,8 +5,6 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import Final
 
 from bridge.amqp.channels import heed_cancellation
 from bridge.amqp.client import Connection
@@ -18,25 +16,22 @@ from bridge.outbound.capacity import Capacity
 from bridge.outbound.consumer import Consumer
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.dispatch import Dispatcher
+from bridge.outbound.drain import finish
 from bridge.outbound.envelope import read_envelope
-from bridge.outbound.ledger import COMES_AGAIN_SECONDS, Claim, Entry, Kept, Ledger, Repeat, entry_of
+from bridge.outbound.held import HeldDeliveries
+from bridge.outbound.ledger import Claim, Entry, Kept, Ledger, Repeat, entry_of
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.outcomes import Dead, Outcome, Retried
+from bridge.outbound.own_queues import OwnQueues
 from bridge.outbound.pace import Pace
 from bridge.outbound.rates import SHARE_SECONDS
 from bridge.outbound.request import parse_request
 from bridge.outbound.sender import Sender
 from bridge.outbound.settle import Settler, accepted
-from bridge.topology.declarations import dead_queue, retry_queue
-from bridge.topology.queue_sizes import QueueSizes, try_to_read_queue, watch_queues
+from bridge.topology.queue_sizes import try_to_read_queue
 from bridge.topology.upkeep import Upkeep
 
 log = Log(__name__)
-
-# In a drain: how often to see whether what is done and not acked has come again, and for how long
-# to take it while it does.
-OWED_POLL_SECONDS: Final = 0.1
-MAX_OWED_SECONDS: Final = 5.0
 
 
 class Worker:
@@ -60,7 +55,6 @@ class Worker:
         upkeep.changed = pace.changed.set
         self._sender = sender
         self._pace = pace
-        self._metrics = metrics
         self._settler = Settler(
             settings,
             publisher=publisher,
@@ -73,30 +67,22 @@ class Worker:
         self._dispatcher = Dispatcher(
             settings, sender=sender, pace=pace, capacity=self._capacity, metrics=metrics
         )
-        self._roles = {
-            settings.queue: "main",
-            dead_queue(settings.queue): "dead_letter",
-            **{retry_queue(settings.queue, d): "retry" for d in settings.retry_delays},
-        }
-        self._tasks: dict[asyncio.Task[None], Delivery] = {}
+        self._queues = OwnQueues(settings, metrics)
+        self._held = HeldDeliveries(settings.queue, process=self._run, metrics=metrics)
         self._stopping = False
         self._registered = asyncio.Event()
-        self._redeliveries = 0
-        self._last_delivery_at = 0.0
         self.consumer = Consumer(
             settings.queue,
             prefetch=self._prefetch,
             changed=pace.changed,
-            take=self._take,
+            take=self._held.take,
             registered=self._on_registered,
             lost=self._on_session_over,
             metrics=metrics,
         )
+        self._held.let_go = self.consumer.let_go
         limit = metrics.concurrency_limit.labels(settings.queue)
         limit.set_function(lambda: self._capacity.limit)
-        metrics.in_progress.labels(settings.queue).set_function(lambda: len(self._tasks))
-        metrics.oldest_held.labels(settings.queue).set_function(self._oldest_held)
-        metrics.last_delivery.labels(settings.queue).set_function(lambda: self._last_delivery_at)
 
     # The straight line
 
@@ -186,7 +172,8 @@ class Worker:
         await self._upkeep.settle(connection)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(watch_queues(connection, self._roles, self._note_sizes))
+                group.create_task(self._queues.watch(connection))
+                group.create_task(self._capacity.keep_logging())
                 missing = self._settler.queue_missing
                 group.create_task(self._upkeep.mend(connection, missing))
                 if self._pace.rates.is_shared:
@@ -214,61 +201,17 @@ class Worker:
         self._stopping = True
         self._dispatcher.stop()
         self._settler.hurry()
-        for task, delivery in list(self._tasks.items()):
-            if delivery.may_be_given_back:
-                task.cancel()
+        self._held.cancel(lambda delivery: delivery.may_be_given_back)
         is_finished = False
         try:
             async with asyncio.timeout(timeout_seconds):
-                is_finished = await self._finish()
+                is_finished = await finish(self._held, self.consumer, self._ledger)
         except TimeoutError:
             log.warning("drain_timed_out")
-        cut_off = list(self._tasks)
-        for task in cut_off:
-            task.cancel()
-        await asyncio.gather(*cut_off, return_exceptions=True)
+        await self._held.cut_off()
         if not is_finished and self._ledger.expects_redeliveries:
             log.warning("acks_in_doubt")
         return is_finished
-
-    async def _finish(self) -> bool:
-        """Take nothing more and settle what is held; then see that the broker has read the acks.
-
-        What is done but not acked comes again, and only this process knows it: it is taken once
-        more. Everything else that is delivered then is left to the next worker.
-        """
-        await self._settle_what_is_held()
-        has_come = await self._take_what_comes_again()
-        await self._settle_what_is_held()
-        return has_come
-
-    async def _settle_what_is_held(self) -> None:
-        await self.consumer.stop()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        await self.consumer.flush()
-
-    async def _take_what_comes_again(self) -> bool:
-        """Return True when that is acked, or none of it comes; False when it still does at the end.
-
-        What another worker has taken never comes here, so that silence of a broker that is there
-        ends the wait. A broker that is away is waited for.
-        """
-        quiet = consuming = 0.0
-        while self._ledger.expects_redeliveries:
-            if quiet >= COMES_AGAIN_SECONDS:
-                log.info("not_redelivered")
-                return True
-            if consuming >= MAX_OWED_SECONDS:
-                return False
-            self.consumer.resume()
-            began, taken = time.monotonic(), self._redeliveries
-            await asyncio.sleep(OWED_POLL_SECONDS)
-            if self.consumer.is_registered:
-                seconds = time.monotonic() - began
-                consuming += seconds
-                quiet = quiet + seconds if self._redeliveries == taken else 0.0
-        return True
 
     async def aclose(self) -> None:
         """Close the connections to the API."""
@@ -292,18 +235,11 @@ class Worker:
     def _on_session_over(self, session: Session) -> None:
         """Let go of what waits: it comes again, and a probe must not keep its place meanwhile."""
         self._ledger.connection_lost(most_unacked=session.most_unacked)
-        for task, delivery in list(self._tasks.items()):
-            if (delivery.may_be_given_back or delivery.awaits_first) and delivery.is_stale:
-                task.cancel()
-
-    def _take(self, delivery: Delivery) -> None:
-        self._count_received(delivery)
-        task = asyncio.get_running_loop().create_task(self._run(delivery))
-        self._tasks[task] = delivery
-        task.add_done_callback(self._let_go)
-
-    def _let_go(self, task: asyncio.Task[None]) -> None:
-        self.consumer.let_go(self._tasks.pop(task))
+        self._held.cancel(
+            lambda delivery: (
+                (delivery.may_be_given_back or delivery.awaits_first) and delivery.is_stale
+            )
+        )
 
     async def _run(self, delivery: Delivery) -> None:
         """Process a delivery; nothing that it raises leaves the task."""
@@ -318,32 +254,3 @@ class Worker:
         except Exception:
             log.exception("internal_error", message_id=delivery.envelope.key)
             self._settler.report_given_back(delivery)
-
-    def _count_received(self, delivery: Delivery) -> None:
-        now = time.time()
-        self._metrics.received.labels(
-            self._queue, "true" if delivery.redelivered else "false"
-        ).inc()
-        self._last_delivery_at = now
-        self._redeliveries += delivery.redelivered
-        if delivery.redelivered or delivery.envelope.copies:
-            return
-        if delivery.envelope.published_at is None:
-            self._metrics.without_timestamp.labels(self._queue).inc()
-        else:
-            age = max(0.0, now - delivery.envelope.published_at)
-            self._metrics.queue_age.labels(self._queue).observe(age)
-
-    def _oldest_held(self) -> float:
-        envelopes = [delivery.envelope for delivery in self._tasks.values()]
-        due = (max(e.age_starts_at, e.not_before or 0) for e in envelopes)
-        return min(due, default=0.0)
-
-    def _note_sizes(self, found: Mapping[str, QueueSizes]) -> None:
-        for name, sizes in found.items():
-            self._metrics.queue_ready.labels(name, self._roles[name]).set(sizes.ready)
-        if (main := found.get(self._queue)) is not None:
-            self._metrics.queue_consumers.labels(self._queue).set(main.consumers)
-        if len(found) == len(self._roles):
-            self._metrics.queue_stats_timestamp.set(time.time())
-        self._capacity.log_limit()

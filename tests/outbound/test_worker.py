@@ -113,8 +113,8 @@ class World(LeapingWorld):
         self, *, body: bytes = BODY, redelivered: bool = False, reply_to: str | None = None
     ) -> "asyncio.Task[None]":
         """Have the broker deliver a message (a look inside: the consumer calls this)."""
-        before = set(self.worker._tasks)
-        self.worker._take(
+        before = set(self.worker._held._tasks)
+        self.worker._held.take(
             make_delivery(
                 body=body,
                 properties=Properties(message_id="m-1", reply_to=reply_to),
@@ -123,7 +123,7 @@ class World(LeapingWorld):
                 clock=self.loop.time,
             )
         )
-        (task,) = set(self.worker._tasks) - before
+        (task,) = set(self.worker._held._tasks) - before
         return task
 
     def lose_connection(self) -> None:

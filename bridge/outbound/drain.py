@@ -1,0 +1,59 @@
+"""The end of a worker: settle what is held, and see that the broker has read the acks."""
+
+import asyncio
+import time
+from typing import Final
+
+from bridge.logs import Log
+from bridge.outbound.consumer import Consumer
+from bridge.outbound.held import HeldDeliveries
+from bridge.outbound.ledger import COMES_AGAIN_SECONDS, Ledger
+
+log = Log(__name__)
+
+# How often to see whether what is done and not acked has come again, and for how long to take it
+# while it does.
+OWED_POLL_SECONDS: Final = 0.1
+MAX_OWED_SECONDS: Final = 5.0
+
+
+async def finish(held: HeldDeliveries, consumer: Consumer, ledger: Ledger) -> bool:
+    """Take nothing more and settle what is held; then see that the broker has read the acks.
+
+    What is done but not acked comes again, and only this process knows it: it is taken once more.
+    Everything else that is delivered then is left to the next worker. Returns False when the
+    broker may not have read the acks of some; the caller sets the deadline.
+    """
+    await _settle(held, consumer)
+    has_come = await _take_what_comes_again(held, consumer, ledger)
+    await _settle(held, consumer)
+    return has_come
+
+
+async def _settle(held: HeldDeliveries, consumer: Consumer) -> None:
+    await consumer.stop()
+    await held.all_done()
+    await consumer.flush()
+
+
+async def _take_what_comes_again(held: HeldDeliveries, consumer: Consumer, ledger: Ledger) -> bool:
+    """Return True when that is acked, or none of it comes; False when it still does at the end.
+
+    What another worker has taken never comes here, so that silence of a broker that is there ends
+    the wait. A broker that is away is waited for.
+    """
+    quiet_seconds = consuming_seconds = 0.0
+    while ledger.expects_redeliveries:
+        if quiet_seconds >= COMES_AGAIN_SECONDS:
+            log.info("not_redelivered")
+            return True
+        if consuming_seconds >= MAX_OWED_SECONDS:
+            return False
+        consumer.resume()
+        began, taken = time.monotonic(), held.redeliveries
+        await asyncio.sleep(OWED_POLL_SECONDS)
+        if consumer.is_registered:
+            seconds = time.monotonic() - began
+            consuming_seconds += seconds
+            quiet_seconds = quiet_seconds + seconds if held.redeliveries == taken else 0.0
+    return True

@@ -1,0 +1,84 @@
+"""The deliveries that are taken and not settled, each with the task that works on it."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from bridge.outbound.delivery import Delivery
+from bridge.outbound.metrics import WorkerMetrics
+
+
+class HeldDeliveries:
+    """Runs `process` for each delivery in a task of its own, and counts what comes.
+
+    `process` must raise nothing. `let_go` is called with each delivery at its end.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        process: Callable[[Delivery], Coroutine[Any, Any, None]],
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._queue = queue
+        self._process = process
+        self._metrics = metrics
+        self._tasks: dict[asyncio.Task[None], Delivery] = {}
+        self._last_delivery_at = 0.0
+        self.let_go: Callable[[Delivery], None] = lambda _: None
+        # How many redelivered messages have come so far.
+        self.redeliveries = 0
+        metrics.in_progress.labels(queue).set_function(lambda: len(self._tasks))
+        metrics.oldest_held.labels(queue).set_function(self._oldest)
+        metrics.last_delivery.labels(queue).set_function(lambda: self._last_delivery_at)
+
+    def take(self, delivery: Delivery) -> None:
+        """Begin to work on a delivery."""
+        self._count(delivery)
+        task = asyncio.get_running_loop().create_task(self._process(delivery))
+        self._tasks[task] = delivery
+        task.add_done_callback(self._forget)
+
+    def cancel(self, which: Callable[[Delivery], bool]) -> None:
+        """Cancel the work on some of them; they go back to the queue."""
+        for task, delivery in list(self._tasks.items()):
+            if which(delivery):
+                task.cancel()
+
+    async def all_done(self) -> None:
+        """Wait until nothing that is held now is held any more; the caller sets the deadline."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def cut_off(self) -> None:
+        """Cancel the work on all of them, and wait for its end."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self.let_go(self._tasks.pop(task))
+
+    def _count(self, delivery: Delivery) -> None:
+        now = time.time()
+        self._metrics.received.labels(
+            self._queue, "true" if delivery.redelivered else "false"
+        ).inc()
+        self._last_delivery_at = now
+        self.redeliveries += delivery.redelivered
+        if delivery.redelivered or delivery.envelope.copies:
+            return
+        if delivery.envelope.published_at is None:
+            self._metrics.without_timestamp.labels(self._queue).inc()
+        else:
+            age = max(0.0, now - delivery.envelope.published_at)
+            self._metrics.queue_age.labels(self._queue).observe(age)
+
+    def _oldest(self) -> float:
+        """Return when the one that has been due for longest was due, in unix seconds."""
+        envelopes = [delivery.envelope for delivery in self._tasks.values()]
+        due = (max(e.age_starts_at, e.not_before or 0) for e in envelopes)
+        return min(due, default=0.0)

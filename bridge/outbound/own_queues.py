@@ -1,0 +1,36 @@
+"""Watch how many messages wait in the worker's queues, and who takes them."""
+
+import time
+from collections.abc import Mapping
+from typing import NoReturn
+
+from bridge.amqp.client import Connection
+from bridge.config import WorkerSettings
+from bridge.outbound.metrics import WorkerMetrics
+from bridge.topology.declarations import dead_queue, retry_queue
+from bridge.topology.queue_sizes import QueueSizes, watch_queues
+
+
+class OwnQueues:
+    """The queue of requests, that of its dead letters, and the steps of the retry ladder."""
+
+    def __init__(self, settings: WorkerSettings, metrics: WorkerMetrics) -> None:
+        self._queue = settings.queue
+        self._metrics = metrics
+        self._roles = {
+            settings.queue: "main",
+            dead_queue(settings.queue): "dead_letter",
+            **{retry_queue(settings.queue, d): "retry" for d in settings.retry_delays},
+        }
+
+    async def watch(self, connection: Connection) -> NoReturn:
+        """Read the sizes every few seconds, as long as the connection is served."""
+        await watch_queues(connection, self._roles, self._note)
+
+    def _note(self, found: Mapping[str, QueueSizes]) -> None:
+        for name, sizes in found.items():
+            self._metrics.queue_ready.labels(name, self._roles[name]).set(sizes.ready)
+        if (main := found.get(self._queue)) is not None:
+            self._metrics.queue_consumers.labels(self._queue).set(main.consumers)
+        if len(found) == len(self._roles):
+            self._metrics.queue_stats_timestamp.set(time.time())
