@@ -35,7 +35,7 @@ def closed_channel(channel: Channel, use: str) -> BrokerError:
 
 def max_payload_bytes(channel: Channel) -> int:
     """Return how many bytes the payload of a frame may have: `frame-max` less what is around it."""
-    # A broker without a limit of frames says 0, of which aiormq makes less than nothing.
+    # A broker that sets no limit says 0, from which aiormq computes a negative size.
     return channel.max_content_size if channel.max_content_size > 0 else sys.maxsize
 
 
@@ -48,8 +48,8 @@ async def close_channel(channel: Channel) -> None:
 def heed_cancellation() -> None:
     """Raise CancelledError when this task is cancelled.
 
-    Where the connection ends at the same moment, aiormq swallows it or raises an error of its own
-    in its place; who goes on after that must ask.
+    When the connection ends at the same moment, aiormq swallows the cancellation, or replaces it by
+    an error of its own. So call this before going on.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():

@@ -15,23 +15,23 @@ from bridge.errors import ConnectError, ConnectFault, causes_of
 
 _CLIENT: Final = ("aio-pika", "aiormq", "pamqp")
 
-# What a library of another version raises when it is called as this one is.
+# What another version of a library raises when we call it like the one that we know.
 OTHER_INTERFACE = (AttributeError, TypeError)
 _LOGIN_FAULTS = (ProbableAuthenticationError, AuthenticationError, ConnectionNotAllowed)
 # The reply codes `access-refused` and `not-allowed` (AMQP 0-9-1, 1.2): the broker knows no such
 # virtual host, or the user has no right to it.
 _REFUSED_LOGIN: Final = (403, 530)
-# What OpenSSL calls a first answer that is no TLS; the second with Python 3.13.
+# OpenSSL's reasons when the peer's first bytes are not TLS; the second comes with Python 3.13.
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
-# The type of an alert and the major version (RFC 8446, 5.1).
+# How a TLS alert begins: its record type and the major version (RFC 8446, 5.1).
 _TLS_ALERT: Final = b"\x15\x03"
 
 
 def refusal(error: Exception, host: str, closed: tuple[int, str], foreign: bytes) -> ConnectError:
     """Make the error that names the fault and the remedy of a connection that did not open.
 
-    `closed` is the code and the text with which the broker closed it, `foreign` the start of what
-    answered when that was no AMQP.
+    `closed` is the code and the text with which the broker closed it, `foreign` how the answer
+    began if it was not AMQP.
     """
     if isinstance(error, OTHER_INTERFACE):
         return unsupported(host)
@@ -46,7 +46,8 @@ def refusal(error: Exception, host: str, closed: tuple[int, str], foreign: bytes
 def _is_closed_instead_of_opened(error: Exception) -> bool:
     """Whether the broker has answered, with a user that it knows, but not opened the virtual host.
 
-    aiormq does not say what came in place of the answer that it names: the broker can only close.
+    aiormq does not say which frame came in place of the one that it names, but a broker has only
+    one choice: it closes the connection.
     """
     return isinstance(error, InvalidFrameError) and "Connection.OpenOk" in str(error)
 
@@ -60,7 +61,7 @@ def unsupported(host: str) -> ConnectError:
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Whether nobody has answered as far as the error tells: refused, or silent."""
+    """Whether nothing answered at all: the connection was refused, or it timed out."""
     return _classify(error) in {"refused", "timeout"}
 
 
@@ -91,9 +92,9 @@ def _remedy_for(fault: ConnectFault) -> str:
 
 
 def _look_closer(error: BaseException, foreign: bytes) -> tuple[str, str] | None:
-    """Name the cause and the remedy where more is known than the kind of the fault.
+    """Name the cause and the remedy where more is known than the fault itself.
 
-    `foreign` is the start of what answered, when that was no AMQP.
+    `foreign` is how the answer began if it was not AMQP.
     """
     ports = "it is usually 5672, with TLS 5671"
     if any(isinstance(cause, socket.gaierror) for cause in causes_of(error)):

@@ -19,14 +19,14 @@ from bridge.config.environment import WIRE_VARIABLE
 from bridge.errors import BrokerError, ConfigError, ConnectError
 
 CLOSE_TIMEOUT_SECONDS: Final = 3.0
-# How long a port may take to answer an HTTP request.
+# How long a port may take to answer the HTTP request that finds out what listens there.
 ASK_HTTP_SECONDS: Final = 1.0
 
 
 def uses_plain_wire() -> bool:
-    """Whether the environment chooses `PlainWire`; raises ConfigError for a wire that there is not.
+    """Whether the environment chooses `PlainWire`; raises ConfigError for an unknown wire.
 
-    No setting: nobody needs it but on the day that `PlainWire` is there for, and in tests.
+    It is not a setting, because it is for emergencies and tests only: `PlainWire` says which.
     """
     chosen = os.environ.get(WIRE_VARIABLE, "")
     if chosen not in {"", "stream", "plain"}:
@@ -40,8 +40,8 @@ async def open_connection(
     """Open one connection; user, password and certificates are read anew each time.
 
     Raises ConnectError within `connect_timeout_seconds`; its text names the fault and the remedy.
-    With `ask_http` a port that answers nothing is asked whether it speaks HTTP, for another second:
-    RabbitMQ's management page is silent to AMQP.
+    With `ask_http`, a port that answers nothing is also sent an HTTP request, which takes up to a
+    second more: RabbitMQ's management port does not answer AMQP.
     """
     is_plain = uses_plain_wire()
     try:
@@ -66,7 +66,7 @@ async def open_connection(
             foreign = await _ask_http(settings, URL(url.get_secret_value()))
         raise refusal(error, host_of(url), closed or (0, ""), foreign) from error
     if not connection.wire.is_open:
-        # It would live, and hear nothing of what is delivered and confirmed.
+        # It would stay open, but no delivery and no confirm would ever reach us.
         await close_quietly(connection)
         raise unsupported(host_of(url))
     return connection
@@ -87,9 +87,9 @@ async def open_first_connection(settings: RabbitMQSettings, *, name: str) -> Con
 
 
 async def _ask_http(settings: RabbitMQSettings, url: URL) -> bytes:
-    """Return how the answer to an HTTP request begins, or nothing when it is none.
+    """Return how the answer to an HTTP request begins, or nothing when it is not HTTP.
 
-    A broker that is merely slow answers it too, with the versions of AMQP that it speaks.
+    A broker that is merely slow answers too, but with the AMQP version that it speaks.
     """
     secure = url.scheme == "amqps"
     with contextlib.suppress(OSError, TimeoutError):
@@ -143,6 +143,6 @@ async def close_quietly(connection: Connection) -> None:
         async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
             await connection.close()
     if not connection.is_closed:
-        # It has let go of its transport, so this only marks it as closed. Its finaliser would
-        # close it otherwise, in whatever thread collects it.
+        # Its transport is gone, so this only marks it as closed. Otherwise its finaliser would
+        # close it, in whichever thread the garbage collector runs.
         await connection.close()

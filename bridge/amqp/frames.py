@@ -3,8 +3,8 @@
 Nothing here does I/O. The terms are those of AMQP 0-9-1, 2.3.5 and 4.2; confirms are RabbitMQ's
 extension of it.
 
-Why our own: pamqp makes an object of each frame, of which `StreamWire` would need three for each
-message; its docstring has the figures of `python -m tests.bench.wires`. To swap pamqp in, have
+Why our own: pamqp makes an object for each frame, and `StreamWire` would need three of them for
+each message; its docstring has the figures of `python -m tests.bench.wires`. To swap pamqp in, have
 `feed` take what `pamqp.frame.unmarshal` returns, and write with `pamqp.frame.marshal`: the tests of
 this module compare with both.
 """
@@ -23,7 +23,7 @@ from bridge.amqp.properties import (
     read_properties,
     write_properties,
 )
-from bridge.amqp.wire import LARGE_BODY_BYTES, Body, Take
+from bridge.amqp.wire import LARGE_BODY_BYTES, Body, DeliveryHandler
 from bridge.errors import Confirm
 
 # What a frame begins with: type, channel, size of the payload. It ends with the frame-end octet.
@@ -45,7 +45,7 @@ _PUBLISH, _RETURN = _METHOD_ID.pack(_BASIC, 40), _METHOD_ID.pack(_BASIC, 50)
 _DELIVER = _METHOD_ID.pack(_BASIC, 60)
 _ACK, _NACK = _METHOD_ID.pack(_BASIC, 80), _METHOD_ID.pack(_BASIC, 120)
 _ARGUMENTS: Final = _METHOD_ID.size
-# Where the reply text begins with which a connection is closed: behind the reply code, a short.
+# Where the reply text of `Connection.Close` begins: after the reply code, a short.
 _CLOSE_TEXT: Final = _ARGUMENTS + 2
 
 # A delivery tag and an octet of bits: `redelivered` of a delivery, `multiple` of a confirm.
@@ -55,18 +55,18 @@ _MULTIPLE: Final = 1
 # and the property list follow.
 CONTENT_HEADER_START: Final = struct.Struct(">HHQ")
 
-# To whom RabbitMQ hands a reply without a queue; the rest of the routing key names the client.
+# Routing keys of direct reply-to begin so: the reply goes to a client and passes no queue.
 _DIRECT_REPLY: Final = "amq.rabbitmq.reply-to"
 
-# A part of what is written; parts that follow each other are whole frames.
+# A part of what is written. A sequence of pieces is always whole frames.
 Piece = bytes | memoryview
 
 
 class FrameTaker(Protocol):
-    """Whoever wants the frames of a channel."""
+    """Takes the frames of one channel before the client library sees them."""
 
     def feed(self, frame_type: int, payload: bytes) -> bool:
-        """Take a frame; returns False for one that the client library is to have."""
+        """Take a frame, or return False to leave it to the client library."""
 
 
 class _Content:
@@ -82,8 +82,8 @@ class _Content:
     def add(self, frame_type: int, payload: bytes) -> tuple[Properties, Body] | None:
         """Take the next frame, and return the message when it was the last.
 
-        Raises InvalidFrameError when it is none of the message, ValueError when its properties
-        cannot be read.
+        Raises InvalidFrameError when the frame does not belong to the message, and ValueError when
+        its properties cannot be read.
         """
         if frame_type == CONTENT_BODY and self._properties is not None:
             if self._large is None:
@@ -109,14 +109,14 @@ class _Content:
 class Deliveries:
     """What is delivered on one channel."""
 
-    def __init__(self, take: Take) -> None:
+    def __init__(self, take: DeliveryHandler) -> None:
         self._take = take
         self._content = _Content()
         self._delivery_tag = 0
         self._redelivered = False
 
     def feed(self, frame_type: int, payload: bytes) -> bool:
-        """Take a frame; returns False for one that is no part of a delivery."""
+        """Take a frame, or return False when it is no part of a delivery."""
         if not self._content.is_open:
             return frame_type == METHOD and self._begin(payload)
         message = self._content.add(frame_type, payload)
@@ -136,7 +136,7 @@ class Deliveries:
 
 
 class Confirms:
-    """What the broker says of the messages that are published on one channel, all of them here."""
+    """Matches confirms and returns to the publishes of one channel; all of them pass here."""
 
     def __init__(self) -> None:
         self._last_tag = 0
@@ -145,17 +145,18 @@ class Confirms:
         self._returned = _Content()
 
     def __len__(self) -> int:
-        """Return how many the broker has said nothing of."""
+        """Return how many publishes have no confirm yet."""
         return len(self._waiting)
 
     def awaited(self, message_id: str | None) -> "asyncio.Future[Confirm] | None":
-        """Return what somebody waits for under this id."""
+        """Return the confirm that is awaited for this message id, if any."""
         return self._by_id.get(message_id)
 
     def expect(self, message_id: str | None) -> "asyncio.Future[Confirm]":
-        """Await the confirm of the next publish on the channel.
+        """Register the next publish on the channel, and return its confirm as a future.
 
-        A returned message is told by its id, so no two at a time should have the same.
+        A returned message is recognised by its message id alone, so no two in flight should share
+        one.
         """
         self._last_tag += 1
         confirm = self._waiting[self._last_tag] = asyncio.get_running_loop().create_future()
@@ -164,13 +165,13 @@ class Confirms:
         return confirm
 
     def close(self) -> None:
-        """End the waiting for what no confirm can come of any more."""
+        """Resolve every open confirm as `error`: the channel has ended, and none can come."""
         for confirm in self._waiting.values():
             _resolve(confirm, "error")
         self._waiting.clear()
 
     def feed(self, frame_type: int, payload: bytes) -> bool:
-        """Take a frame; returns False for one that says nothing of a publish."""
+        """Take a frame, or return False when it is no confirm and no part of a returned message."""
         if self._returned.is_open:
             message = self._returned.add(frame_type, payload)
             if message is not None:
@@ -179,9 +180,9 @@ class Confirms:
         if frame_type != METHOD:
             return False
         if payload.startswith(_ACK):
-            self._settle(payload, "confirmed")
+            self._resolve_up_to(payload, "confirmed")
         elif payload.startswith(_NACK):
-            self._settle(payload, "nacked")
+            self._resolve_up_to(payload, "nacked")
         elif payload.startswith(_RETURN):
             # The ack of the returned message comes after it.
             self._returned.is_open = True
@@ -189,10 +190,10 @@ class Confirms:
             return False
         return True
 
-    def _settle(self, payload: bytes, confirm: Confirm) -> None:
+    def _resolve_up_to(self, payload: bytes, confirm: Confirm) -> None:
         tag, bits = _TAG_AND_BITS.unpack_from(payload, _ARGUMENTS)
         if bits & _MULTIPLE:
-            # The oldest come first: however many are open, only those that end are looked at.
+            # They are in order of their tags, so only those that this confirms are looked at.
             for earlier in list(itertools.takewhile(tag.__gt__, self._waiting)):
                 _resolve(self._waiting.pop(earlier), confirm)
         _resolve(self._waiting.pop(tag, None), confirm)
@@ -208,11 +209,11 @@ def _resolve(waiting: "asyncio.Future[Confirm] | None", confirm: Confirm) -> Non
 
 
 class Notices:
-    """What the broker says of the connection itself, which the client library hears as well.
+    """Reads what the broker says about the connection itself; the client library reads it too.
 
-    `is_open`: it has opened the connection. `is_blocked`: it takes no messages now, because of a
-    memory or disk alarm; `on_blocked` is called with the reason, or None when that ends. `closed`:
-    the code and the text with which it ended the connection.
+    `is_open`: the broker has opened the connection. `is_blocked`: it accepts no publishes now,
+    because of a memory or disk alarm; `on_blocked` is called with the reason, and with None at the
+    end. `closed`: the code and the text with which the broker closed the connection.
     """
 
     def __init__(self) -> None:
@@ -255,9 +256,9 @@ def publish_pieces(
     properties: Properties,
     max_payload_bytes: int,
 ) -> list[Piece]:
-    """Write a message that the broker is to return when no queue takes it (`is_mandatory`).
+    """Encode a publish; the broker returns the message when no queue takes it (`is_mandatory`).
 
-    Its pieces are to be written one after the other; none is a copy of the body.
+    Write its pieces one after the other; none is a copy of the body.
 
     Raises ValueError when the exchange, the routing key or the properties do not fit: the broker
     would end the connection, and with it every other publish.
@@ -278,7 +279,7 @@ def publish_pieces(
 def _publish_frame(channel: int, exchange: str, routing_key: str) -> bytes:
     names = encode_short_string(exchange) + encode_short_string(routing_key)
     mandatory = is_mandatory(exchange, routing_key)
-    # Between method and names a short that is reserved, behind them the bits.
+    # A reserved short comes before the names, and the bits come after them.
     return _frame(METHOD, channel, b"%s\x00\x00%s%c" % (_PUBLISH, names, mandatory))
 
 
@@ -293,7 +294,7 @@ def content_header(body_size: int, properties: Properties, max_payload_bytes: in
 def is_mandatory(exchange: str, routing_key: str) -> bool:
     """Whether the broker is to return what no queue takes.
 
-    A direct reply is in no queue: RabbitMQ would return it although it delivers it.
+    A direct reply is in no queue, so RabbitMQ would return it although it delivers it.
     """
     return exchange != "" or not routing_key.startswith(_DIRECT_REPLY)
 

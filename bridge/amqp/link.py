@@ -23,12 +23,13 @@ log = Log(__name__)
 
 Serve = Callable[[Connection], Awaitable[object]]
 
-# Between two tries it waits for a random part of at most these times.
+# Upper limits of the random wait between two tries; see `Link.run`.
 MIN_BACKOFF_SECONDS: Final = 0.5
 MAX_BACKOFF_SECONDS: Final = 30.0
-# A refused connection costs a broker that starts next to nothing; a login costs it much more.
+# While the port refuses connections: a refusal costs a starting broker next to nothing, a login
+# costs much more.
 MAX_BACKOFF_REFUSED_SECONDS: Final = 5.0
-# A session that ends sooner was of no use: the back-off goes on growing.
+# A session that ends sooner counts as a failed try, and the back-off goes on growing.
 USEFUL_SECONDS: Final = 1.0
 
 
@@ -36,7 +37,7 @@ class Link:
     """One named connection, made again for as long as the process runs."""
 
     def __init__(self, name: str, settings: RabbitMQSettings, metrics: BridgeMetrics) -> None:
-        # A wire that there is not stops the start, not each connection.
+        # So that an unknown wire stops the process at its start, not at each connection.
         uses_plain_wire()
         self.name = name
         self._settings = settings
@@ -53,15 +54,15 @@ class Link:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the broker refuses to take messages on this connection (an alarm)."""
+        """Whether the broker accepts no publishes on this connection now (an alarm)."""
         return self._connection is not None and self._connection.wire.is_blocked
 
     async def run(self, serve: Serve) -> NoReturn:
-        """Connect and `serve`, for ever. `serve` ends or raises when the connection is no use.
+        """Connect and `serve`, for ever. `serve` returns or raises when the connection is unusable.
 
-        Between two tries it waits for a random time of at most half of the time that the broker
-        has been away, 0.5 to 30 s, to 5 s while nobody listens there: quick after a restart, and
-        no storm when many come back.
+        Between two tries it waits for a random time. Its upper limit is half of the time that the
+        broker has been away, at least 0.5 s and at most 30 s, or 5 s while the port refuses
+        connections: quick after a restart, and no storm when many clients come back.
         """
         down_since = time.monotonic()
         while True:
@@ -84,7 +85,7 @@ class Link:
         self._last_fault = why
 
     async def _session(self, serve: Serve) -> None:
-        """Serve one connection until it ends; raise BrokerError when it was never of use."""
+        """Serve one connection until it ends; raise BrokerError when that was too soon."""
         connection = await self._connect()
         started = time.monotonic()
         self._connection = connection

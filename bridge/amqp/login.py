@@ -1,4 +1,4 @@
-"""With what we log in to RabbitMQ: user, password and certificates, read anew each time."""
+"""How we log in to RabbitMQ: user, password and certificates, read anew for each connection."""
 
 import ssl
 
@@ -10,7 +10,7 @@ from bridge.errors import ConfigError
 
 
 def with_credentials(url: URL, settings: RabbitMQSettings) -> URL:
-    """Lay `rabbitmq.username` and `.password`, or their files, over those of a URL."""
+    """Put `rabbitmq.username` and `.password`, or their files, in place of those in a URL."""
     username, password = settings.username, None
     if settings.username_file is not None:
         username = read_secret("rabbitmq.username_file", settings.username_file)
@@ -23,7 +23,7 @@ def with_credentials(url: URL, settings: RabbitMQSettings) -> URL:
 
 
 def tls_context(settings: RabbitMQSettings) -> ssl.SSLContext:
-    """Make what trusts the broker; raises ConfigError when a file of `rabbitmq.tls` is no use."""
+    """Make the TLS context; raises ConfigError when a file of `rabbitmq.tls` cannot be used."""
     tls = settings.tls
     context = load_authorities("rabbitmq.tls.ca_file", tls.ca_file)
     for name, path in (("cert_file", tls.cert_file), ("key_file", tls.key_file)):

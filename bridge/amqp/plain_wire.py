@@ -1,4 +1,4 @@
-"""The wire through aiormq: each delivery, ack, publish and confirm passes its documented methods.
+"""The wire that uses aiormq's documented methods for deliveries, acks, publishes and confirms.
 
 It is there for the day on which a new version of a client library breaks `StreamWire`:
 `SMS_BRIDGE_WIRE=plain` in the environment of a process chooses it. The same holds on it: an ack is
@@ -8,12 +8,14 @@ sent last and once, a publish is mandatory and confirmed. What is weaker:
   times (103 µs for 10, 66 µs for 8; `python -m tests.bench.wires`), a message through the worker
   1.8 times: 1.26 times the bare loop's messages per CPU second for 2.26, so that
   `SMS_BRIDGE_WIRE=plain make bench-guard` fails;
-- memory: aiormq takes all that comes, so the bodies that are held are bounded by the prefetch
-  alone, which shrinks once the first large ones have come;
+- memory: aiormq reads whatever the broker sends, so only the prefetch bounds the bodies that are
+  held, and it shrinks only once the first large ones have arrived;
 - addresses: the event loop tries those of a name one after another, without a race;
-- words: a virtual host is refused without the broker's own, another program at the port is told
-  as `refused` or `timeout`, an alarm of the broker up to a second late and without its reason;
-- a message without an id is published with one that aiormq makes up: by it a return is told.
+- error texts: a refused virtual host comes without the broker's explanation, another program at the
+  port shows as `refused` or `timeout`, and an alarm is noticed up to a second late, without its
+  reason;
+- message ids: a message without one is published with an id that aiormq makes up, to recognise its
+  return by.
 """
 
 import asyncio
@@ -35,13 +37,13 @@ from bridge.amqp.client import (
 )
 from bridge.amqp.frames import CONTENT_HEADER_START, content_header, is_mandatory
 from bridge.amqp.properties import Properties, encode_short_string
-from bridge.amqp.wire import Body, Take
+from bridge.amqp.wire import Body, DeliveryHandler
 from bridge.errors import Confirm
 from bridge.logs import Log
 
 log = Log(__name__)
 
-# aiormq tells nobody of an alarm: how often it is asked.
+# aiormq has no callback for an alarm, so its state is polled this often.
 LOOK_SECONDS: Final = 1.0
 
 
@@ -50,7 +52,7 @@ class PlainWire:
 
     # aiormq reads whatever comes, and sees by itself whether the broker lives.
     is_reading: Final = True
-    # What it knows of a connection that does not open is in the exception that it raises.
+    # Why a connection did not open, aiormq says only in the exception that it raises.
     foreign: Final = b""
     closed: Final = None
     is_open: Final = True
@@ -72,21 +74,21 @@ class PlainWire:
         transport = self._connection.transport
         return transport is not None and _would_wait(transport.ready())
 
-    def on_blocked(self, tell: Callable[[str | None], object]) -> None:
-        """Call `tell` within a second of an alarm, and with None of its end."""
-        self._look(tell, was_blocked=False)
+    def on_blocked(self, notify: Callable[[str | None], object]) -> None:
+        """Call `notify` within a second of an alarm, and again with None when it is over."""
+        self._look(notify, was_blocked=False)
 
-    def _look(self, tell: Callable[[str | None], object], *, was_blocked: bool) -> None:
+    def _look(self, notify: Callable[[str | None], object], *, was_blocked: bool) -> None:
         if self._connection.is_closed:
             return
         is_blocked = self.is_blocked
         if is_blocked is not was_blocked:
-            tell("a memory or disk alarm" if is_blocked else None)
-        look = functools.partial(self._look, tell, was_blocked=is_blocked)
+            notify("a memory or disk alarm" if is_blocked else None)
+        look = functools.partial(self._look, notify, was_blocked=is_blocked)
         asyncio.get_running_loop().call_later(LOOK_SECONDS, look)
 
     @contextmanager
-    def deliveries(self, channel: Channel, take: Take) -> Iterator[ConsumerCallback]:
+    def deliveries(self, channel: Channel, take: DeliveryHandler) -> Iterator[ConsumerCallback]:
         """Hand what is delivered on a channel to `take`, in the order of the deliveries.
 
         The channel ends when `take` raises.
@@ -94,7 +96,7 @@ class PlainWire:
         is_over = False
 
         async def on_delivery(message: DeliveredMessage) -> None:
-            # What is handed over later is not acked: the broker delivers it again.
+            # Nothing that arrives after the block is acked: the broker delivers it again.
             if is_over:
                 return
             properties: Properties = message.header.properties
@@ -133,7 +135,7 @@ class PlainWire:
                 log.debug("ack_not_sent", error=type(error).__name__)
 
     async def acks_read(self, channel: Channel) -> None:
-        """Return when the broker has read each ack that was sent on a channel."""
+        """Return when the broker has read every ack that was sent on a channel."""
         if self._sending is not None:
             await asyncio.wait({self._sending})
         await channel.basic_qos(prefetch_count=1)
@@ -147,7 +149,7 @@ class PlainWire:
         finally:
             publishing.close()
 
-    def read(self, *, go_on: bool) -> None:
+    def set_reading(self, *, enabled: bool) -> None:
         """Do nothing: aiormq reads whatever comes."""
 
     def keep_alive(self) -> None:
@@ -172,30 +174,30 @@ class PlainPublishing:
 
     @property
     def unconfirmed(self) -> int:
-        """How many messages the broker has said nothing of, those that nobody waits for too."""
+        """How many publishes have no confirm yet, abandoned ones included."""
         return len(self._unconfirmed)
 
     @property
     def unwritten_bytes(self) -> int:
-        """How many bytes of bodies are not confirmed: the broker may have read none of them."""
+        """How many bytes of bodies are unconfirmed: the broker may not have read any of them."""
         return self._unconfirmed_bytes
 
     @property
     def max_properties_bytes(self) -> int:
-        """How many bytes of properties one frame holds: a content header cannot be split."""
+        """How many bytes of properties fit into a frame: a content header cannot be split."""
         return self._max_payload_bytes - CONTENT_HEADER_START.size
 
     def awaited(self, message_id: str | None) -> "asyncio.Future[Confirm] | None":
-        """Return what will become of the message in flight that has this id.
+        """Return the confirm of the message in flight that has this id, or None.
 
-        One without an id needs none to itself: aiormq gives each its own.
+        Messages without an id never collide: aiormq gives each its own.
         """
         return self._by_id.get(message_id or "")
 
     def publish(
         self, body: Body, *, exchange: str, routing_key: str, properties: Properties
     ) -> "asyncio.Future[Confirm]":
-        """Send a mandatory message behind those before it, and return what will become of it.
+        """Send a mandatory message after those before it, and return its confirm as a future.
 
         Raises ValueError when the exchange, the routing key or the properties do not fit AMQP.
         """
@@ -207,7 +209,7 @@ class PlainPublishing:
             self._by_id[properties.message_id] = confirm
             confirm.add_done_callback(functools.partial(self._forget_id, properties.message_id))
         else:
-            # aiormq writes the id that it makes up into what it is given.
+            # aiormq writes the id that it makes up into the object that it is given.
             properties = copy.copy(properties)
         send = functools.partial(
             self._channel.basic_publish,
@@ -225,14 +227,14 @@ class PlainPublishing:
         return confirm
 
     def close(self) -> None:
-        """End the waiting for what no confirm can come of any more."""
+        """Resolve every open confirm as `error`: the channel has ended, and none can come."""
         for task in self._unconfirmed:
             task.cancel()
 
     def _forget(
         self, confirm: "asyncio.Future[Confirm]", size: int, task: "asyncio.Task[None]"
     ) -> None:
-        # One that was cancelled before it began has told nobody.
+        # A task that was cancelled before it began has not resolved its confirm.
         _resolve(confirm, "error")
         self._unconfirmed.remove(task)
         self._unconfirmed_bytes -= size
@@ -245,7 +247,7 @@ class PlainPublishing:
 async def _follow(
     send: Callable[[], Awaitable[object]], confirm: "asyncio.Future[Confirm]"
 ) -> None:
-    """Tell what becomes of a publish; whatever is no word of the broker's is an `error`."""
+    """Resolve a publish's confirm; it is `error` unless the broker itself decided."""
     outcome: Confirm = "error"
     try:
         await send()
@@ -266,7 +268,7 @@ def _resolve(confirm: "asyncio.Future[Confirm]", outcome: Confirm) -> None:
 
 
 def _would_wait(ready: Awaitable[object]) -> bool:
-    """Whether something is not ready, by the first step of waiting for it."""
+    """Whether awaiting `ready` would block: take its first step, and see whether it ends."""
     step = ready.__await__()
     try:
         next(step)

@@ -19,9 +19,10 @@ from pamqp.commands import Basic
 
 Properties = Basic.Properties
 
-# What is nested deeper in a header stays bytes: reading it would overflow the stack.
+# A header's value that is nested deeper stays bytes: decoding it could overflow the stack.
 MAX_HEADER_DEPTH: Final = 32
-# How many bytes a value of a header takes behind its type; the others begin with their length.
+# How many bytes a header's value takes after its type octet. Types that are not here begin with a
+# length of four bytes.
 _VALUE_BYTES: Final[Mapping[bytes, int]] = {
     **dict.fromkeys((b"V", b"\0"), 0),
     **dict.fromkeys((b"t", b"b", b"B"), 1),
@@ -33,7 +34,7 @@ _VALUE_BYTES: Final[Mapping[bytes, int]] = {
 
 
 class Headers(dict[str, Any]):
-    """Headers that were read; `written` is their table as it came, its length first."""
+    """Decoded headers; `written` is the table's bytes as they came, beginning with its length."""
 
     __slots__ = ("written",)
 
@@ -43,7 +44,7 @@ class Headers(dict[str, Any]):
 
 
 class Written(bytes):
-    """A header's value as it came, its type first; it is written back as it is."""
+    """A header's value as the bytes that came, its type octet first; written back unchanged."""
 
     __slots__ = ()
 
@@ -51,7 +52,7 @@ class Written(bytes):
 def as_they_came(headers: dict[str, Any] | None) -> dict[str, Any]:
     """Return headers to write back, with the bytes and types that they came with.
 
-    What was read is not enough for that: 1 may have been a byte or a number of 64 bits.
+    The decoded values are not enough for that: 1 may have been one byte or 64 bits.
     """
     if not isinstance(headers, Headers):
         return dict(headers or {})
@@ -80,7 +81,7 @@ def header_bytes(name: str, value: Any) -> int:  # noqa: ANN401  a header may be
 def read_properties(data: bytes) -> Properties:
     """Read the properties of a content header, flags first (AMQP 0-9-1, 4.2.6.1).
 
-    Raises ValueError, which quotes nothing.
+    Raises ValueError, whose text quotes nothing of the message.
     """
     properties = Properties()
     try:
@@ -213,7 +214,7 @@ def _encode_table(value: Mapping[str, Any] | None) -> bytes:
 def _encode_value(value: Any) -> bytes:  # noqa: ANN401  a header may be anything
     # pamqp writes a float in 32 bits, cannot write bytes, and refuses large numbers. A bytearray
     # is a type of its own, which it writes as it came.
-    # Most are texts.
+    # Texts come first, because most values are texts.
     if isinstance(value, str):
         value = value.encode("utf-8", "replace")
     if isinstance(value, bytes):

@@ -14,17 +14,18 @@ from bridge.amqp.wire import LARGE_BODY_BYTES, Body, PublishingChannel
 from bridge.errors import Confirm, PublishError, PublishFault
 from bridge.metrics import BridgeMetrics
 
-# More publishes may not wait for their confirm at a time: each holds its body in memory.
+# How many publishes may wait for their confirm at a time: each holds its body in memory.
 MAX_UNCONFIRMED: Final = 4096
-# By RabbitMQ's default of `frame_max`, 128 KiB, less what is around the properties.
+# Used while there is no connection: RabbitMQ's default `frame_max` of 128 KiB, less what is around
+# the properties.
 USUAL_PROPERTIES_BYTES: Final = 128 * 1024 - FRAME_OVERHEAD_BYTES - CONTENT_HEADER_START.size
-# What is written and not read counts when its publisher has given up, too: with a broker that
-# hangs nothing else bounds it.
+# How many bytes may be written that the broker has not read. Those of abandoned publishes count
+# too: with a broker that hangs nothing else bounds them.
 MAX_UNWRITTEN_BYTES: Final = 64 * 1024 * 1024
-# In so many turns of the event loop, asyncio's or uvloop's, a confirm that has arrived is read and
-# told to whoever waits for it.
-READ_TURNS: Final = 4
-# So much more time a large body has, for each of its bytes: a second for 1 MiB.
+# Within this many iterations of the event loop, asyncio's or uvloop's, a confirm that has arrived
+# is read and handed to whoever waits for it.
+READ_ITERATIONS: Final = 4
+# A large body gets this much more time for each of its bytes: one second for 1 MiB.
 SECONDS_PER_BYTE: Final = 1 / (1024 * 1024)
 
 
@@ -63,7 +64,7 @@ class Publisher:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the broker takes no messages now (a memory or disk alarm)."""
+        """Whether the broker accepts no publishes now (a memory or disk alarm)."""
         return self._channel is not None and self._channel.is_blocked
 
     @property
@@ -83,9 +84,9 @@ class Publisher:
         """Return when the broker has confirmed that the message is in a queue.
 
         Raises PublishError otherwise, at the latest after `timeout_seconds` (default:
-        `rabbitmq.publish_timeout_seconds`), at once when the broker blocks or does not read, or
-        too many publishes wait. After a time-out the broker may have it nevertheless: who must
-        not publish it twice takes `write`.
+        `rabbitmq.publish_timeout_seconds`), at once when the broker blocks or does not read, or too
+        many publishes wait. After a time-out the broker may have it nevertheless: a caller that
+        must not publish it twice uses `write`.
         """
         async with self.deadline_for(body, timeout_seconds=timeout_seconds) as deadline:
             publication = await self.write(
@@ -106,8 +107,8 @@ class Publisher:
     ) -> AsyncIterator[float]:
         """Give the publish of a body its deadline, a time of the event loop.
 
-        A body of more than 1 MiB waits for the one before it, and has a second more for each MiB:
-        what is written and not read takes up memory.
+        Bodies of more than 1 MiB go one at a time, because unread bytes take up memory, and each
+        has a second more for each MiB.
         """
         loop = asyncio.get_running_loop()
         seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
@@ -126,10 +127,10 @@ class Publisher:
         properties: Properties,
         deadline: float,
     ) -> "Publication":
-        """Write a message, and return what tells whether the broker has stored it.
+        """Write a message, and return the `Publication` that waits for its confirm.
 
         Nothing is written after `deadline`, a time of the event loop. Raises PublishError when
-        nothing was: `publish` says when.
+        nothing was written, in the cases that `publish` names.
         """
         started = time.perf_counter()
         label = exchange or "default"
@@ -154,7 +155,7 @@ class Publisher:
         if channel is None or channel.awaited(message_id) is not None:
             try:
                 async with asyncio.timeout_at(deadline):
-                    channel = await self._wait_for_turn(message_id)
+                    channel = await self._wait_for_channel(message_id)
             except TimeoutError:
                 raise _not_stored("timeout") from None
             if channel is None:
@@ -164,10 +165,10 @@ class Publisher:
             raise _not_stored("timeout")
         return channel
 
-    async def _wait_for_turn(self, message_id: str | None) -> PublishingChannel | None:
+    async def _wait_for_channel(self, message_id: str | None) -> PublishingChannel | None:
         """Return a channel when there is one, and no other message with this id is in flight.
 
-        Returns None when the channel has ended as soon as it was there.
+        Returns None when the channel opened and ended again before this could use it.
         """
         await self._open.wait()
         while (channel := self._channel) is not None:
@@ -179,7 +180,7 @@ class Publisher:
 
 
 class Publication:
-    """A message that was written, of which the broker has yet to say whether it is stored."""
+    """A message that was written; the broker has yet to say whether it stored it."""
 
     __slots__ = ("_confirm", "_is_counted", "_label", "_metrics", "_routing_key", "_started")
 
@@ -210,7 +211,7 @@ class Publication:
         """Return when the broker has confirmed it.
 
         Raises PublishError otherwise, at the latest at the deadline, a time of the event loop.
-        After a time-out it may be waited for again. It is counted once, as what it is at first.
+        After a time-out it may be waited for again. The metric counts it once, by the first result.
         """
         confirm = await _wait(self._confirm, deadline)
         if not self._is_counted:
@@ -222,20 +223,20 @@ class Publication:
         if confirm != "confirmed":
             raise _not_stored(confirm, self._routing_key)
 
-    def when_known(self, tell: Callable[[bool], object]) -> None:
-        """Call `tell` with whether it is stored, once the broker has said so or its channel ends.
+    def when_known(self, notify: Callable[[bool], object]) -> None:
+        """Call `notify` with whether it is stored, once the broker has said so or its channel ends.
 
         That may be long after the deadline.
         """
-        self._confirm.add_done_callback(lambda confirm: tell(confirm.result() == "confirmed"))
+        self._confirm.add_done_callback(lambda confirm: notify(confirm.result() == "confirmed"))
 
     def abandon(self) -> None:
-        """Want to know nothing more of it: the next message with its id need not wait."""
+        """Stop waiting for its confirm, so that the next message with the same id need not wait."""
         _resolve(self._confirm, "timeout")
 
 
 async def _wait(confirm: "asyncio.Future[Confirm]", deadline: float) -> Confirm:
-    """Return what has become of a publish, `timeout` at the deadline; others may wait on."""
+    """Return a publish's confirm, or `timeout` at the deadline; others may go on waiting for it."""
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[Confirm] = loop.create_future()
 
@@ -252,12 +253,12 @@ async def _wait(confirm: "asyncio.Future[Confirm]", deadline: float) -> Confirm:
         confirm.remove_done_callback(pass_on)
 
 
-def _time_out(waiter: "asyncio.Future[Confirm]", turns: int = READ_TURNS) -> None:
-    """Tell `timeout` when what has come is read: after a stall timers run first."""
-    if turns == 0:
+def _time_out(waiter: "asyncio.Future[Confirm]", iterations: int = READ_ITERATIONS) -> None:
+    """Resolve as `timeout`, but read what has arrived first: after a stall timers run first."""
+    if iterations == 0:
         _resolve(waiter, "timeout")
     elif not waiter.done():
-        asyncio.get_running_loop().call_soon(_time_out, waiter, turns - 1)
+        asyncio.get_running_loop().call_soon(_time_out, waiter, iterations - 1)
 
 
 def _check_room(channel: PublishingChannel) -> None:
@@ -276,7 +277,7 @@ def _resolve(confirm: "asyncio.Future[Confirm]", outcome: Confirm) -> None:
 
 
 def _not_stored(fault: PublishFault, routing_key: str = "") -> PublishError:
-    """Make the error of a publish without a confirm; the routing key is told where it matters."""
+    """Make the error of a publish without a confirm; it names the key where that matters."""
     match fault:
         case "returned":
             return PublishError(fault, f"no queue takes it: {routing_key}")

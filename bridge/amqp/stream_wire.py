@@ -1,14 +1,14 @@
-"""The stream beneath the client library: what is hot leaves it early, the rest is aiormq's.
+"""The byte stream beneath aiormq: deliveries, acks, publishes and confirms pass it by.
 
 The frames of deliveries, publishes and confirms are taken out of the stream as they arrive, and
 those of acks and publishes are written past aiormq. Everything else on the connection reaches it
 unchanged.
 
-Why our own: of each delivery aiormq makes three frame objects, six passes through queues and a
-task, of each publish as much, which costs more than all that the bridge does with the message.
-A publish with its confirm takes a tenth of the CPU time here, a delivery with its ack an eighth
-(10 µs for 103, 8 µs for 66; `python -m tests.bench.wires`). And aiormq reads whatever comes: only
-below it can reading stop while too many bytes are held. To swap it for `PlainWire`, set
+Why our own: for each delivery aiormq makes three frame objects, six passes through queues and a
+task, and as much for each publish, which costs more than all that the bridge does with the message.
+A publish with its confirm takes a tenth of the CPU time here, a delivery with its ack an eighth (10
+µs for 103, 8 µs for 66; `python -m tests.bench.wires`). And aiormq reads whatever comes: only below
+it can reading stop while too many bytes are held. To swap it for `PlainWire`, set
 `SMS_BRIDGE_WIRE=plain`.
 """
 
@@ -44,13 +44,13 @@ from bridge.amqp.frames import (
     publish_pieces,
 )
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import LARGE_BODY_BYTES, Body, Take
+from bridge.amqp.wire import LARGE_BODY_BYTES, Body, DeliveryHandler
 from bridge.errors import Confirm
 from bridge.happy_eyeballs import create_connection
 
-# How often aiormq is told that the broker lives while there is nothing else for it.
+# How often aiormq is shown that the broker is alive while we keep all other frames from it.
 SIGN_OF_LIFE_SECONDS: Final = 1.0
-# Enough to tell another protocol by.
+# Enough bytes of a foreign answer to recognise its protocol.
 FOREIGN_BYTES: Final = 8
 
 
@@ -96,12 +96,12 @@ class StreamWire(TransportFactory):
 
     @property
     def foreign(self) -> bytes:
-        """What came that is no AMQP frame, or the start of it: another program is there."""
+        """How the answer began if it was not AMQP, because another program is there; else empty."""
         return b"" if self._protocol is None else self._protocol.foreign
 
     @property
     def is_open(self) -> bool:
-        """Whether the broker has opened the connection over this stream, and no other."""
+        """Whether the broker has opened the connection over this very stream."""
         return self._notices.is_open
 
     @property
@@ -109,9 +109,9 @@ class StreamWire(TransportFactory):
         """Whether the broker takes no messages on this connection (a memory or disk alarm)."""
         return self._notices.is_blocked
 
-    def on_blocked(self, tell: Callable[[str | None], object]) -> None:
-        """Call `tell` with the broker's reason when it blocks the connection, None at the end."""
-        self._notices.on_blocked = tell
+    def on_blocked(self, notify: Callable[[str | None], object]) -> None:
+        """Call `notify` with the broker's reason when it blocks the connection, None at the end."""
+        self._notices.on_blocked = notify
 
     @property
     def closed(self) -> tuple[int, str] | None:
@@ -119,7 +119,7 @@ class StreamWire(TransportFactory):
         return self._notices.closed
 
     @contextmanager
-    def deliveries(self, channel: Channel, take: Take) -> Iterator[ConsumerCallback]:
+    def deliveries(self, channel: Channel, take: DeliveryHandler) -> Iterator[ConsumerCallback]:
         """Hand what is delivered on a channel to `take`, past aiormq.
 
         `take` is called as the frames arrive and must not raise: the connection would end. So
@@ -130,7 +130,7 @@ class StreamWire(TransportFactory):
 
     @contextmanager
     def publishing(self, channel: Channel) -> Iterator["StreamPublishing"]:
-        """Publish on a channel with confirms, on which aiormq must publish nothing then."""
+        """Publish on a channel with confirms; aiormq must publish nothing on it meanwhile."""
         confirms = Confirms()
         try:
             with self._taken(channel, confirms):
@@ -147,34 +147,34 @@ class StreamWire(TransportFactory):
             del self._takers[channel.number]
 
     def ack(self, channel: Channel, delivery_tag: int) -> None:
-        """Write the ack of a delivery; it leaves at the end of this turn of the event loop."""
+        """Write the ack of a delivery; it leaves at the end of this iteration of the event loop."""
         self.write(ack_frame(channel.number, delivery_tag))
 
     async def acks_read(self, channel: Channel) -> None:
-        """Return when the broker has read each ack that was written on a channel."""
+        """Return when the broker has read every ack that was written on a channel."""
         await channel.basic_qos(prefetch_count=1)
 
     def write(self, *frames: Piece) -> None:
-        """Write whole frames; those of one turn of the event loop leave together."""
+        """Write whole frames; those of one iteration of the event loop leave together."""
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._write_out)
         self._unwritten += frames
 
     def write_large(self, frames: Sequence[Piece]) -> None:
-        """Write whole frames at once, behind those before, without a copy of them."""
+        """Write whole frames at once, after those before them, without copying them."""
         self._write_out()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(frames)
 
-    def read(self, *, go_on: bool) -> None:
+    def set_reading(self, *, enabled: bool) -> None:
         """Read no more of the connection, or go on.
 
-        The broker keeps what it has not sent, and hears of it by TCP alone. For as long as
-        nothing is read, aiormq must be told that the broker lives: `keep_alive`.
+        TCP alone makes the broker stop sending. While nothing is read, aiormq would take the broker
+        for dead, so call `keep_alive`.
         """
-        if go_on is not self._is_reading and self._transport is not None:
-            self._is_reading = go_on
-            (self._transport.resume_reading if go_on else self._transport.pause_reading)()
+        if enabled is not self._is_reading and self._transport is not None:
+            self._is_reading = enabled
+            (self._transport.resume_reading if enabled else self._transport.pause_reading)()
 
     @property
     def is_reading(self) -> bool:
@@ -182,13 +182,13 @@ class StreamWire(TransportFactory):
         return self._is_reading
 
     def keep_alive(self) -> None:
-        """Tell aiormq that the broker lives, when it is we who do not read."""
+        """Show aiormq a heartbeat while it is we who do not read."""
         if not self._is_reading and self._protocol is not None:
             self._protocol.pretend(HEARTBEAT)
 
     @property
     def unwritten_bytes(self) -> int:
-        """How much the broker has not read, that of this turn of the event loop left out."""
+        """How many bytes the broker has not read, but for those that `write` has just taken."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def _write_out(self) -> None:
@@ -218,30 +218,30 @@ class StreamPublishing:
 
     @property
     def unconfirmed(self) -> int:
-        """How many messages the broker has said nothing of, those that nobody waits for too."""
+        """How many publishes have no confirm yet, abandoned ones included."""
         return len(self._confirms)
 
     @property
     def max_properties_bytes(self) -> int:
-        """How many bytes of properties one frame holds, which cannot be split."""
+        """How many bytes of properties fit into a frame: a content header cannot be split."""
         return self._max_payload_bytes - CONTENT_HEADER_START.size
 
     @property
     def unwritten_bytes(self) -> int:
-        """How much the broker has not read of the connection."""
+        """How many bytes the broker has not read of the connection."""
         return self._wire.unwritten_bytes
 
     def awaited(self, message_id: str | None) -> "asyncio.Future[Confirm] | None":
-        """Return what will become of the message in flight that has this id."""
+        """Return the confirm of the message in flight that has this id, or None."""
         return self._confirms.awaited(message_id or None)
 
     def publish(
         self, body: Body, *, exchange: str, routing_key: str, properties: Properties
     ) -> "asyncio.Future[Confirm]":
-        """Write a mandatory message, and return what will become of it.
+        """Write a mandatory message, and return its confirm as a future.
 
-        A returned message is told by its id: no two in flight may have the same.
-        Raises ValueError when the exchange, the routing key or the properties do not fit AMQP.
+        A returned message is recognised by its message id: no two in flight may share one. Raises
+        ValueError when the exchange, the routing key or the properties do not fit AMQP.
         """
         pieces = publish_pieces(
             self._number,
@@ -279,7 +279,7 @@ class _Protocol(asyncio.StreamReaderProtocol):
         self._passed_on_at = self._clock()
 
     def data_received(self, data: bytes) -> None:
-        """Sort what has arrived; the start of a frame waits for its end."""
+        """Sort what has arrived; an incomplete frame waits for its end."""
         if self._held:
             self._held.append(data)
             self._missing_bytes -= len(data)
@@ -294,7 +294,7 @@ class _Protocol(asyncio.StreamReaderProtocol):
             super().data_received(data)
 
     def pretend(self, data: bytes) -> None:
-        """Hand on what did not come from the broker."""
+        """Hand bytes to aiormq that did not come from the broker."""
         super().data_received(data)
 
     def _sort(self, data: bytes) -> bytes:
@@ -320,18 +320,19 @@ class _Protocol(asyncio.StreamReaderProtocol):
         return b"".join(others) or self._sign_of_life(at)
 
     def _hold(self, data: bytes, at: int, end: int) -> int:
-        """Keep the start of a frame back; return to where all else may pass."""
+        """Keep back an incomplete frame; return the offset up to which all else passes."""
         if self._is_amqp and data[at] in FRAME_TYPES:
-            # Of less than its header the end is not known yet: the next piece is tried in any case.
+            # Without a whole frame header the end is not known yet: then any next piece is tried.
             self._held.append(data[at:])
             self._missing_bytes = end - len(data)
             return at
-        # No AMQP, such as the version that another one asks for. aiormq says so.
+        # Not AMQP frames: for instance the protocol header by which a broker asks for another
+        # version. aiormq reports it.
         self._is_amqp = False
         self.foreign = data[at : at + FOREIGN_BYTES]
         return len(data)
 
     def _sign_of_life(self, taken_bytes: int) -> bytes:
-        # aiormq gives a connection up on which it reads nothing for three heartbeats.
+        # aiormq gives up a connection from which it has read nothing for three heartbeats.
         silent = self._clock() - self._passed_on_at
         return HEARTBEAT if taken_bytes and silent > SIGN_OF_LIFE_SECONDS else b""

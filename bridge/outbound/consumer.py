@@ -208,7 +208,7 @@ class Consumer:
             return
         wire, has_room = self._session.wire, self._held_bytes <= MAX_HELD_BYTES
         if has_room is not wire.is_reading:
-            wire.read(go_on=has_room)
+            wire.set_reading(enabled=has_room)
             self._changed.set()
 
     def _check(self, session: Session, tag: str | None) -> None:

@@ -485,13 +485,13 @@ async def test_nothing_is_read_for_a_while(certificate: Path) -> None:
     """While nothing is read what the broker sends stays with it, and aiormq hears that it lives."""
     for secure in (None, certificate):
         async with connected(secure) as (ours, reader, _, peer):
-            ours.read(go_on=False)
+            ours.set_reading(enabled=False)
             peer.writer.write(HEARTBEAT * 1000)
             await peer.writer.drain()
             ours.keep_alive()
             assert await reader.readexactly(len(HEARTBEAT)) == HEARTBEAT
             assert (ours.is_reading, reader._buffer) == (False, b"")  # type: ignore[attr-defined]
-            ours.read(go_on=True)
+            ours.set_reading(enabled=True)
             ours.keep_alive()
             assert await reader.readexactly(1000 * len(HEARTBEAT)) == HEARTBEAT * 1000
 

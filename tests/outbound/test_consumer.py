@@ -15,7 +15,7 @@ import pytest
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS
 from bridge.amqp.client import Connection
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import Take
+from bridge.amqp.wire import DeliveryHandler
 from bridge.errors import BrokerError
 from bridge.outbound.consumer import (
     ACK_SECONDS,
@@ -84,7 +84,7 @@ class Wire:
     """What stands in for the stream: hands deliveries on, and notes acks and reading."""
 
     def __init__(self) -> None:
-        self.take: Take | None = None
+        self.take: DeliveryHandler | None = None
         self.acked: list[int] = []
         self.is_reading = True
         self.kept_alive = 0
@@ -92,7 +92,7 @@ class Wire:
         self.acks_read_fault: Exception | None = None
 
     @contextmanager
-    def deliveries(self, _channel: object, take: Take) -> Iterator[object]:
+    def deliveries(self, _channel: object, take: DeliveryHandler) -> Iterator[object]:
         """Hand deliveries to `take`."""
         self.take = take
         yield None
@@ -108,9 +108,9 @@ class Wire:
             raise self.acks_read_fault
         await self.acks_are_read.wait()
 
-    def read(self, *, go_on: bool) -> None:
+    def set_reading(self, *, enabled: bool) -> None:
         """Note whether to read."""
-        self.is_reading = go_on
+        self.is_reading = enabled
 
     def keep_alive(self) -> None:
         """Count it."""

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import pytest
 
 from bridge.amqp.properties import Properties
-from bridge.amqp.publisher import READ_TURNS, Publication, Publisher
+from bridge.amqp.publisher import READ_ITERATIONS, Publication, Publisher
 from bridge.config import RateLimitSettings, WorkerSettings
 from bridge.errors import BrokerError, Confirm, PublishError, PublishFault
 from bridge.metrics import BridgeMetrics, new_registry
@@ -390,7 +390,7 @@ def test_a_copy_that_is_late_and_not_stored_is_published_anew(
 def test_a_confirm_that_comes_as_its_time_is_up_counts(world: World) -> None:
     """Between the time-out and what is done about it the broker may have confirmed the copy."""
     world.broker.faults = ["late"]
-    turns = READ_TURNS + 1
+    turns = READ_ITERATIONS + 1
 
     def confirm_soon() -> None:
         nonlocal turns
