@@ -17,7 +17,7 @@ from bridge.log_lines import dump_json
 from bridge.metrics import BridgeMetrics, Registry
 
 Check = Callable[[], bool]
-# Who comes here is known, and has no body.
+# Clients of this port are our own probes and scrapers, whose requests have no body.
 LIMITS: Final = Limits(
     max_connections=64,
     max_header_bytes=16384,
@@ -28,16 +28,16 @@ LIMITS: Final = Limits(
     body_timeout_seconds=10,
     keep_alive_seconds=75,
 )
-# How long the event loop may wake no timer before the process counts as dead.
+# When the event loop has run no timer for this long, the process counts as dead.
 MAX_SILENCE_SECONDS: Final = 10.0
-# Between two measurements of how late it wakes one.
+# The time between two measurements of the event loop's lag.
 BEAT_SECONDS: Final = 0.5
 
 
 class Health:
-    """What the probes ask; `ready` and `live` map the name of a check to its function.
+    """What the probes report; `ready` and `live` map the name of a check to its function.
 
-    `facts` is what /readyz says besides, which makes nothing ready or not.
+    `facts` is what /readyz shows besides; it has no influence on readiness.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Health:
         metrics.ready.set_function(lambda: all(check() for check in self.ready.values()))
 
     async def beat(self) -> NoReturn:
-        """Measure for ever how late the event loop wakes a timer."""
+        """Measure, for ever, how late the event loop runs a timer."""
         while True:
             before = self._clock()
             await asyncio.sleep(BEAT_SECONDS)
@@ -101,6 +101,6 @@ def _expose(request: Request, registry: Registry) -> Response:
     try:
         encode, content_type = choose_encoder(request.header(b"accept") or "")
     except (TypeError, ValueError):
-        # A version that is no number.
+        # The client asked for a version that is not a number.
         encode, content_type = choose_encoder("")
     return Response(200, encode(registry), {"content-type": content_type})

@@ -1,7 +1,8 @@
-"""The protocol of one connection: reads requests, has them answered in turn, holds deadlines.
+"""The protocol of one connection: reads requests, has them answered in order, sets deadlines.
 
-A handler sees complete requests only; every other one is refused here. A deadline is only noted
-here: the listener looks at all of them now and then, which is cheaper than a timer for each.
+A handler sees complete requests only; every other one is refused here. A connection only stores its
+deadline: the listener checks all of them four times a second, which is cheaper than a timer for
+each.
 """
 
 import asyncio
@@ -17,10 +18,11 @@ from bridge.logs import Log
 
 log = Log(__name__)
 
-# When the listener stops: how long we wait for a request that may be on its way.
+# When the listener stops: how long a silent connection stays open for a request that may be on its
+# way.
 END_SECONDS: Final = 1.0
-# After a last response we go on reading: to close with unread data would reset the connection, and
-# the client might never see the response.
+# After the last response we go on reading for this long, and for this many bytes: closing with
+# unread data would reset the connection, and the client might never see the response.
 LINGER_SECONDS: Final = 2.0
 MAX_LINGER_BYTES: Final = 4 * 1024 * 1024
 
@@ -29,7 +31,7 @@ _FULL: Final = problem(503, "too many connections; try again later", Retry_After
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection: has its requests answered one by one, and holds the deadlines."""
+    """One connection: has its requests answered one by one, and sets its deadline."""
 
     def __init__(
         self,
@@ -43,30 +45,32 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._parser = RequestParser(service.limits, service.hooks.judge)
         self._task: asyncio.Task[None] | None = None
-        # What the request takes up that is being answered.
+        # The memory of the request that is being answered.
         self._request_bytes = 0
-        # Read while a request was being answered; parsed after it.
+        # Bytes that arrived while a request was being answered; they are parsed after it.
         self._unparsed = b""
-        # The memory that all of it takes up, as the occupancy knows it.
+        # The memory of all its requests, as last reported to the occupancy.
         self.held_bytes = 0
-        # The client does not read its answer; it has said all; it is told no more.
+        # The client does not read its response; it has sent its last byte; it gets no more
+        # responses.
         self._is_clogged = self._has_eof = self._is_over = False
-        # It has been answered, with success.
+        # A request of it was answered; one was answered with success.
         self._is_answered = self._is_trusted = False
         self._is_paused = False
         self._lingered_bytes = 0
         self.deadline = math.inf
-        # In which line we stand for the case that somebody has to go, and since when.
+        # The line of the occupancy in which it waits to be evicted, and since when: a time of the
+        # event loop.
         self._line: dict[Connection, None] | None = None
         self.since = 0.0
 
     # asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a place, or be turned away."""
+        """Start reading, or refuse the connection when there is no room for it."""
         # uvloop's transports are none of asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
-        # Any byte that the client does not take keeps us from answering more.
+        # As long as the client leaves one byte unread, its next request is not answered.
         self._transport.set_write_buffer_limits(high=0)
         if self._occupancy.admit(self):
             self._start_clock()
@@ -78,7 +82,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def get_buffer(self, _size_hint: int) -> memoryview:
-        """Lend the buffer that all connections share."""
+        """Return the buffer that all connections share."""
         return self._service.buffer
 
     def buffer_updated(self, count: int) -> None:
@@ -115,28 +119,28 @@ class Connection(asyncio.BufferedProtocol):
         self._advance()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's own
-        """Drop what is not complete; a request that is being answered is finished."""
+        """Drop an incomplete request; one that is being answered is finished."""
         if not self._is_over and self._parser.phase is Phase.BODY:
-            self._tell_refusal(HTTPStatus.BAD_REQUEST)
+            self._report_refusal(HTTPStatus.BAD_REQUEST)
         self._give_up()
         self._leave()
 
     # The listener's side
 
     def expire(self) -> None:
-        """Close because the deadline is over, with 408 if a request has begun."""
+        """Close because the deadline has passed, with 408 if a request has begun."""
         if self._is_mute:
             self.abort()
         else:
             self._refuse(problem(408, "the request did not arrive in time"))
 
     def evict(self, cause: Eviction) -> None:
-        """Make room at once for somebody else."""
+        """Close at once to make room for another connection."""
         self._service.hooks.on_eviction(cause)
         if self._is_mute:
             self.abort()
             return
-        self._tell_refusal(_FULL.status)
+        self._report_refusal(_FULL.status)
         self._give_up()
         self._leave()
         self._send(_FULL, keep_alive=False)
@@ -145,8 +149,8 @@ class Connection(asyncio.BufferedProtocol):
     def drain(self) -> None:
         """Close within `END_SECONDS` unless there is something to answer.
 
-        A request may be on its way. Between two requests the silence so far counts, so that a
-        connection that has been silent for that long is closed at once.
+        A request may be on its way. Between two requests the silence so far counts, so a connection
+        that has been silent for that long is closed at once.
         """
         phase = self._parser.phase
         if self._task is not None or phase is Phase.BODY:
@@ -167,13 +171,13 @@ class Connection(asyncio.BufferedProtocol):
         return self._is_over or self._is_clogged or self._parser.phase is Phase.IDLE
 
     def _line_up(self) -> None:
-        """Stand behind those who came into the same line before."""
+        """Join the end of the line that fits its state, unless it is in that line already."""
         occupancy = self._occupancy
         line: dict[Connection, None] | None
         if self._is_over:
             line = occupancy.silent
         elif self._is_clogged:
-            # What it has sent may be complete, but it does not let itself be answered.
+            # It may have sent a whole request, but it does not read the response.
             line = occupancy.receiving
         elif self._task is not None or self._parser.requests:
             line = None
@@ -273,7 +277,7 @@ class Connection(asyncio.BufferedProtocol):
             self._linger()
 
     def _start_clock(self) -> None:
-        """Set the deadline of what the client has to do next."""
+        """Set the deadline for what the client has to do next."""
         limits, phase = self._service.limits, self._parser.phase
         seconds = limits.idle_timeout_seconds
         if not self._is_clogged:
@@ -286,7 +290,7 @@ class Connection(asyncio.BufferedProtocol):
         self.deadline = self._loop.time() + seconds
 
     def _count(self) -> None:
-        """Tell the occupancy what our requests take up, until they are answered."""
+        """Report to the occupancy how much memory the unanswered requests take up."""
         size = 0
         if not self._is_over:
             size = self._parser.held_bytes + len(self._unparsed) + self._request_bytes
@@ -304,17 +308,17 @@ class Connection(asyncio.BufferedProtocol):
             head.append(response.body)
         self._transport.write(b"".join(head))
 
-    def _tell_refusal(self, status: int) -> None:
+    def _report_refusal(self, status: int) -> None:
         self._service.hooks.on_refusal(self._parser.method, self._parser.path, status)
 
     def _refuse(self, response: Response) -> None:
-        """Answer in the handler's place, and close."""
-        self._tell_refusal(response.status)
+        """Answer without the handler, and close."""
+        self._report_refusal(response.status)
         self._send(response, keep_alive=False)
         self._linger()
 
     def _linger(self) -> None:
-        """Answer nothing more, and let the client read and leave."""
+        """Answer nothing more, but give the client time to read the last response."""
         self._give_up()
         self._start_clock()
         self._line_up()

@@ -1,4 +1,4 @@
-"""What a listener takes at most, and how many connections the open files allow."""
+"""The limits of a listener, and how many connections the limit of open files allows."""
 
 import resource
 from dataclasses import dataclass, replace
@@ -14,11 +14,12 @@ MAX_OPEN_FILES: Final = 65536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one listener takes.
+    """The limits of one listener.
 
-    `max_buffered_bytes` is what its requests take up together, headers and all, until they are
-    answered. `keep_alive_seconds` is how long a connection may be silent between two requests,
-    `idle_timeout_seconds` how long before the first, in a header, or with an answer unread.
+    `max_buffered_bytes` bounds the memory of all unanswered requests together, headers included.
+    `keep_alive_seconds` is how long a connection may be silent between two requests,
+    `idle_timeout_seconds` how long before the first one, within a header, or with a response
+    unread.
     """
 
     max_connections: int
@@ -32,10 +33,11 @@ class Limits:
 
 
 def fit_open_files(limits: Limits, *, reserved: int, setting: str) -> Limits:
-    """Lower `max_connections` to what the open files allow, but not below a quarter of these.
+    """Lower `max_connections` to what open files allow, but not below a quarter of that limit.
 
-    `reserved` are for the rest of the process: without descriptors neither the broker could be
-    reached nor the admin port answer. A warning names `setting` and the remedy.
+    `reserved` is the number of files that the rest of the process needs: without descriptors it
+    could neither reach the broker nor answer on the admin port. A warning names `setting` and the
+    remedy.
     """
     open_files = allow_open_files()
     most = max(open_files - reserved, open_files // 4)

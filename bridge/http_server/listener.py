@@ -1,7 +1,7 @@
-"""Accepts HTTP/1.1 connections of strangers: every wait has a deadline, every count a bound.
+"""Accepts HTTP/1.1 connections from strangers: every wait has a deadline, every count a bound.
 
-`connection` is the protocol of each connection, `occupancy` says who has to go when there are too
-many. Here are the socket, the deadlines of all, and the end.
+`connection` is the protocol of each connection, `occupancy` decides which one is closed when there
+are too many. Here are the socket, the check of all deadlines, and the shutdown.
 
 Why our own: uvicorn waits without end for a first request, the rest of a header or of a body, and
 holds headers of any size (`tests/http_server/test_uvicorn.py`); its limit of connections counts
@@ -29,15 +29,15 @@ from bridge.http_server.occupancy import Occupancy
 from bridge.http_server.request import Handler
 from bridge.http_server.service import NO_HOOKS, Hooks, Service
 
-# Connections that the kernel makes before we accept them; it may allow fewer (somaxconn).
+# How many connections the kernel may hold before we accept them; `somaxconn` may allow fewer.
 BACKLOG: Final = 2048
 # How late a deadline may be noticed.
 SWEEP_SECONDS: Final = 0.25
-# Turns of the event loop in which every socket is looked at, whichever loop it is.
-READ_TURNS: Final = 2
-# When the port is to be closed: for accepting those whom the kernel has let in.
+# After this many iterations of the event loop, asyncio's or uvloop's, every socket has been read.
+READ_ITERATIONS: Final = 2
+# Before the port closes: how long to accept connections that the kernel has already made.
 ACCEPT_SECONDS: Final = 1.0
-# Why a port cannot be taken: the setting at fault, and what to do.
+# Why an address cannot be listened on: the setting at fault, and what to do.
 _BIND_FAULTS: Final = {
     errno.EADDRINUSE: ("port", "it is in use; stop what listens there, or set another port"),
     errno.EACCES: ("port", "this user may not; set a port above 1023"),
@@ -68,7 +68,7 @@ class Listener:
         self.port: int = self._socket.getsockname()[1]
         self._drain_timeout_seconds = drain_timeout_seconds
         self._is_started = False
-        # Whether the end came before all requests were answered.
+        # Whether the drain timed out before every request was answered.
         self.has_cut_off = False
         self._stopping = asyncio.Event()
         self._swept_at = math.inf
@@ -98,7 +98,7 @@ class Listener:
             await self._cut_off()
 
     def stop(self) -> None:
-        """Close the port; `run` returns when the open requests are answered or time is up.
+        """Close the port; `run` returns when all is answered, or the drain times out.
 
         Then `has_cut_off` says whether some were not.
         """
@@ -106,10 +106,10 @@ class Listener:
         self._stopping.set()
 
     async def _drain(self, server: asyncio.Server) -> None:
-        """Close the port, and wait until all is answered or time is up."""
+        """Close the port, and wait until every request is answered or the drain times out."""
         occupancy = self.occupancy
         await self._accept_queued()
-        # Without a turn in between, in which somebody could come who would be reset.
+        # No `await` in between: a connection that is made there would be reset.
         server.close()
         await _read_all()
         for connection in list(occupancy.connections):
@@ -128,7 +128,7 @@ class Listener:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _accept_queued(self) -> None:
-        """Take those whom the kernel has let in: to close the port would reset them."""
+        """Accept what the kernel has already connected: closing the port would reset it."""
         loop = asyncio.get_running_loop()
         queue = select.poll()
         queue.register(self._socket, select.POLLIN)
@@ -145,12 +145,12 @@ class Listener:
                     await event.wait()
 
     async def _sweep(self, now: float) -> None:
-        """Look at every deadline, which is cheaper than a timer for each connection."""
+        """Check every deadline, which is cheaper than a timer for each connection."""
         self._service.date_line = f"date: {formatdate(usegmt=True)}\r\n".encode()
         stalled = now - self._swept_at - SWEEP_SECONDS
         self._swept_at = now
         if stalled > SWEEP_SECONDS:
-            # We stood still (a paused machine, no processor time), and nobody could be in time.
+            # The process stood still (a paused machine, no CPU time), so nobody could be in time.
             for connection in self.occupancy.connections:
                 connection.deadline += stalled
         late = [c for c in self.occupancy.connections if c.deadline <= now]
@@ -162,13 +162,13 @@ class Listener:
 
 
 async def _read_all() -> None:
-    """Have everything read that has come: timers run first, however long ago it came."""
-    for _ in range(READ_TURNS):
+    """Read everything that has arrived: after a stall timers run before sockets are read."""
+    for _ in range(READ_ITERATIONS):
         await asyncio.sleep(0)
 
 
 def bind(host: str, port: int, *, settings: str) -> socket.socket:
-    """Take a port; `::` takes it for IPv4 too.
+    """Listen on a port; `::` listens on IPv4 too.
 
     Raises BridgeError that names `host` or `port` with `settings` before it, and the remedy.
     """

@@ -1,7 +1,8 @@
-"""Who is connected to a listener, what their requests take up, and who has to go for others.
+"""Which connections a listener has, how much memory they use, and which one is evicted for others.
 
-Places and memory are bounded, and strangers may ask for any number of both. Whoever has sent a
-whole request is answered; of all others the one that has waited longest goes first.
+Connections and memory are bounded, but strangers may ask for any amount of both. A connection that
+has sent a whole request is always answered; of all others, the one that has waited longest is
+evicted first.
 """
 
 import asyncio
@@ -9,20 +10,20 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from bridge.http_server.limits import Limits
 
-# Why a connection had to go: no place for a newcomer, or no room in memory.
+# Why a connection was evicted: no place for a new one, or no memory for its request.
 Eviction = Literal["connections", "memory"]
 
 
 class Occupant(Protocol):
-    """A connection, as far as it takes up something."""
+    """What the occupancy needs to know of a connection."""
 
-    # What its requests take up.
+    # The memory of its unanswered requests.
     held_bytes: int
-    # When it came into the line in which it stands, a time of the event loop.
+    # When it joined its line, a time of the event loop.
     since: float
 
     def evict(self, cause: Eviction) -> None:
-        """Make room at once."""
+        """Close at once to make room."""
 
 
 OccupantT = TypeVar("OccupantT", bound=Occupant)
@@ -31,21 +32,21 @@ OccupantT = TypeVar("OccupantT", bound=Occupant)
 class Occupancy(Generic[OccupantT]):
     """The connections of one listener, and the requests that it is answering.
 
-    Each connection tells it of every change: that it comes and goes, in which line it waits, what
-    its requests take up.
+    Each connection reports every change: that it opens or closes, in which line it waits, how much
+    memory its requests use.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.connections: set[OccupantT] = set()
-        # Those that may have to go, each in one of these lines, the one that came into it first in
-        # front: nothing of a request has come; the same, but the client has been answered with
-        # success before; a request has begun and is not complete. One whose request is complete is
-        # in none.
+        # The connections that may be evicted, each in one of three lines, the first to join it in
+        # front. `silent`: nothing of a request has arrived. `trusted`: the same, but an earlier
+        # request was answered with success. `receiving`: a request has begun and is not complete. A
+        # connection whose request is complete is in none.
         self.silent: dict[OccupantT, None] = {}
         self.trusted: dict[OccupantT, None] = {}
         self.receiving: dict[OccupantT, None] = {}
-        # Each answers one request.
+        # One task for each request that is being answered.
         self.tasks: set[asyncio.Task[None]] = set()
         self.held_bytes = 0
         # Whether each response is the last of its connection.
@@ -55,18 +56,18 @@ class Occupancy(Generic[OccupantT]):
         self.is_over = asyncio.Event()
 
     def drain(self) -> None:
-        """Let nobody stay for another request; newcomers may still come for one."""
+        """Close each connection after its next response; new ones are still accepted."""
         self.is_draining = True
 
     def close(self) -> None:
-        """Note that no newcomer can come any more."""
+        """Note that no new connection can come any more."""
         self._is_closed = True
         self.check_end()
 
     def admit(self, newcomer: OccupantT) -> bool:
-        """Give a newcomer a place; when there is none, the one that waited longest has to go.
+        """Give a new connection a place; when there is none, evict the one that has waited longest.
 
-        Returns False when nobody can be sent away, because all are being answered.
+        Returns False when none can be evicted, because all are being answered.
         """
         if len(self.connections) >= self._limits.max_connections:
             longest = self._find_longest()
@@ -77,7 +78,7 @@ class Occupancy(Generic[OccupantT]):
         return True
 
     def _find_longest(self) -> OccupantT | None:
-        """Find who has waited longest; strangers must not drive out trusted clients."""
+        """Find the connection that has waited longest; strangers must not evict trusted clients."""
         first = [next(iter(line)) for line in (self.silent, self.receiving) if line]
         if first:
             return min(first, key=lambda connection: connection.since)
@@ -91,8 +92,8 @@ class Occupancy(Generic[OccupantT]):
     def count(self, change_bytes: int) -> None:
         """Note that requests take up more memory, or less when `change_bytes` is negative.
 
-        When it is too much, those that began first have to go, unless they are complete: whoever
-        has sent a whole request is answered.
+        Above the limit, incomplete requests are evicted, the first to begin first; a connection
+        that has sent a whole request is always answered.
         """
         self.held_bytes += change_bytes
         while change_bytes > 0 and self.held_bytes > self._limits.max_buffered_bytes:

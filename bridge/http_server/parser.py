@@ -1,7 +1,7 @@
-"""Reads HTTP/1.1 requests off a stream of bytes: strict, and bounded in every direction.
+"""Parses HTTP/1.1 requests from a stream of bytes, strictly, with a bound on everything.
 
-The grammar is llhttp's (httptools), which is strict by itself; what it leaves open is closed here.
-Nothing here does I/O or knows the time.
+The grammar is llhttp's (httptools), which is strict by itself; the gaps that it leaves are closed
+here. Nothing here does I/O or reads the clock.
 
 Why our own: llhttp hands over pieces and bounds none of them, and h11, which bounds the header but
 neither the body nor the number of requests, takes four times the CPU time:
@@ -21,11 +21,11 @@ import httptools
 from bridge.http_server.limits import Limits
 from bridge.http_server.request import Headers, Judge, Request, Response, problem
 
-# Requests that one read may bring behind each other; no sender of webhooks comes near it.
+# How many pipelined requests may wait; no sender of webhooks comes near it.
 MAX_PIPELINED: Final = 16
-# What Python takes for a header besides its text: two bytes objects and a tuple.
+# The memory that Python needs for a header besides its text: two bytes objects and a tuple.
 HEADER_OVERHEAD_BYTES: Final = 144
-# What is kept of the line with a chunk's size: sixteen digits are the most that llhttp takes.
+# How much is kept of the line with a chunk's size; llhttp accepts at most sixteen digits.
 MAX_CHUNK_LINE_BYTES: Final = 64
 
 
@@ -33,7 +33,7 @@ _MALFORMED: Final = problem(400, "malformed HTTP request")
 
 
 class Phase(Enum):
-    """How far the request is that comes next."""
+    """How much of the next request has arrived."""
 
     IDLE = "nothing of it has come"
     HEADER = "in its header"
@@ -50,7 +50,7 @@ class _RefusedError(Exception):
 
 @functools.lru_cache(maxsize=64)
 def _read_target(url: bytes) -> tuple[str, bytes]:
-    """Return the path and the query; a service uses one target again and again."""
+    """Return the path and the query; cached, because a service uses the same target every time."""
     target = httptools.parse_url(url)
     return unquote((target.path or b"").decode("latin-1")), target.query or b""
 
@@ -66,7 +66,7 @@ class RequestParser:
         self._judge = judge
         self._parser = httptools.HttpRequestParser(self)
         self.requests: deque[Request] = deque()
-        # The response to what cannot be read; it comes after those to the requests.
+        # The response to what cannot be parsed; it is sent after those to the requests.
         self.refusal: Response | None = None
         self._begin()
         self._move(Phase.IDLE)
@@ -82,8 +82,8 @@ class RequestParser:
         self._body = bytearray()
         self._is_continue_due = False
         self._is_chunked = False
-        # How long the body was when the chunk began that is coming in; before that, what has come
-        # of the line that says its size.
+        # How long the body was when the current chunk began, or None before its first byte; until
+        # then `_chunk_line` is what has arrived of the line with its size.
         self._chunk_start: int | None = None
         self._chunk_line = b""
         self._has_new_chunk = False
@@ -94,10 +94,10 @@ class RequestParser:
         self.has_moved = True
 
     def close(self) -> None:
-        """Let go of what it holds; nothing may be fed to it any more."""
+        """Free what it holds; nothing may be fed to it any more."""
         self.requests.clear()
         self._headers, self._url, self._body = [], b"", bytearray()
-        # It refers to this object, and the two would wait for a search for garbage.
+        # The two refer to each other, and would stay in memory until the next search for cycles.
         self._parser = httptools.HttpRequestParser(None)
 
     @property
@@ -135,7 +135,7 @@ class RequestParser:
                 self._look_ahead(data)
 
     def _look_ahead(self, data: memoryview | bytes) -> None:
-        """Refuse what the rest of the body need not be read for."""
+        """Refuse early, where the rest of the body cannot change the verdict."""
         if self._verdict is not None:
             self.refusal = self._verdict
         elif self._is_chunked and self._chunk_start is None:
@@ -145,7 +145,7 @@ class RequestParser:
             self._check_chunk(bytes(data))
 
     def _check_chunk(self, data: bytes) -> None:
-        """Refuse a chunk by the size that it announces; llhttp tells only of what comes of it."""
+        """Refuse a chunk by its announced size; llhttp reports only the bytes that have arrived."""
         came = len(self._body) - (self._chunk_start or 0)
         line = self._chunk_line + data[: len(data) - came]
         if not line.endswith(b"\n"):  # in the trailers
@@ -156,7 +156,7 @@ class RequestParser:
                 self.refusal = self._body_too_large()
 
     def _count_wire(self, size: int) -> None:
-        """Bound what brings no request on: empty lines, half a header, frames of chunks."""
+        """Bound the bytes that complete nothing: empty lines, half a header, framing of chunks."""
         if self.has_moved:
             self._first_bytes = size
         else:
@@ -166,13 +166,13 @@ class RequestParser:
             if self._wire_bytes > limits.max_header_bytes:
                 self.refusal = self._header_too_large()
         elif self._wire_bytes > 2 * limits.max_body_bytes + limits.max_header_bytes:
-            # Twice the limit is chunks of five bytes each.
+            # Twice the limit allows for chunks of only five bytes each.
             self.refusal = self._body_too_large()
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Parse a request again without its wish for another protocol (RFC 9110, 7.8).
+        """Parse a request again without its Upgrade header (RFC 9110, 7.8).
 
-        Some clients ask for HTTP/2 so, with a body; the parser would not read that.
+        Some clients ask for HTTP/2 this way, with a body, which the parser would not read.
         """
         method = self._parser.get_method()
         if method == b"CONNECT":
@@ -225,7 +225,7 @@ class RequestParser:
         if length > self._limits.max_body_bytes:
             raise _RefusedError(self._body_too_large())
         self._verdict = self._judge(self.method, self.path, self._headers)
-        # HTTP/1.0 does not know it (RFC 9110, 10.1.1), and who is refused need not go on.
+        # HTTP/1.0 has no 100 Continue (RFC 9110, 10.1.1), and a refused client need not continue.
         self._is_continue_due = (
             b"expect" in names
             and parser.get_http_version() == "1.1"
@@ -235,7 +235,7 @@ class RequestParser:
         self._move(Phase.BODY)
 
     def take_continue(self) -> bool:
-        """Whether the client waits with its body to be told to go on; true once for a request."""
+        """Whether the client waits for 100 Continue; true at most once for each request."""
         is_due = self._is_continue_due and self.phase is Phase.BODY and not self._body
         self._is_continue_due = False
         return is_due

@@ -11,7 +11,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Request(NamedTuple):
-    """A complete request; `size_bytes` is what it takes up, headers and all."""
+    """A complete request; `size_bytes` is the memory it takes up, headers included."""
 
     method: str
     path: str
@@ -30,7 +30,7 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What a request is answered with; the length and the date are added."""
+    """A response; Content-Length and Date are added when it is sent."""
 
     status: int
     body: bytes = b""
@@ -38,7 +38,7 @@ class Response(NamedTuple):
 
 
 def problem(status: int, title: str, **headers: str) -> Response:
-    """Make an error response after RFC 9457 that says nothing about what was compared with what."""
+    """Make an error response (RFC 9457); its title must not help a forger."""
     fields = {name.replace("_", "-"): value for name, value in headers.items()}
     return Response(
         status,

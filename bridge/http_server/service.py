@@ -1,4 +1,4 @@
-"""What the connections of a listener have in common: who answers, what is taken, who is told."""
+"""What the connections of a listener share: the handler, the limits, the hooks, one buffer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,16 +8,17 @@ from bridge.http_server.limits import Limits
 from bridge.http_server.occupancy import Eviction
 from bridge.http_server.request import Handler, Judge
 
-# What one read takes; more waits in the kernel.
+# How much one read takes from the kernel at most.
 READ_BYTES: Final = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What a listener asks and tells besides.
+    """What a listener calls besides the handler.
 
-    `judge` looks at each header. `on_refusal` hears of what is answered without the handler: method
-    and path, if they were read, and the status. `on_eviction` hears of who had to go for another.
+    `judge` may refuse a request by its header. `on_refusal` is called for each response that is
+    sent without the handler: method and path, None if they were not read, and the status.
+    `on_eviction` is called for each connection that was closed to make room.
     """
 
     judge: Judge = lambda *_: None
@@ -30,10 +31,10 @@ NO_HOOKS: Final = Hooks()
 
 @dataclass(slots=True)
 class Service:
-    """What all connections of a listener are served with.
+    """What all connections of a listener share.
 
-    `date_line` is the header of each response; whoever has a clock renews it. They share one
-    `buffer`: what is read is parsed before the next read.
+    `date_line` is the Date header of each response; the listener renews it. One `buffer` is enough,
+    because what is read is parsed before the next read.
     """
 
     handler: Handler

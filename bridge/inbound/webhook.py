@@ -91,7 +91,7 @@ class Receiver:
 
     async def serve(self, connection: Connection) -> None:
         """Declare the topology and publish on this connection; `Link.run` calls it."""
-        await self._upkeep.settle(connection)
+        await self._upkeep.ensure(connection)
         mending = asyncio.create_task(self._upkeep.mend(connection, self._queue_missing))
         try:
             await self._publisher.serve(connection)

@@ -169,7 +169,7 @@ class Worker:
 
     async def serve(self, connection: Connection) -> None:
         """Declare the topology and consume on this connection; `Link.run` calls it."""
-        await self._upkeep.settle(connection)
+        await self._upkeep.ensure(connection)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._queues.watch(connection))
@@ -221,7 +221,7 @@ class Worker:
         if self._stopping:
             # What comes now is acked when it is a repeat, and left to the next worker otherwise.
             return 1
-        if self._pace.broker_blocked or not self._upkeep.is_settled:
+        if self._pace.broker_blocked or not self._upkeep.is_usable:
             return 0
         self._pace.reopen()
         if self._pace.paused:

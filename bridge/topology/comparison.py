@@ -1,8 +1,8 @@
-"""What is on the broker in the place of what is needed, as far as AMQP tells.
+"""How the broker's queues and exchanges differ from what is needed, as far as AMQP shows it.
 
-A passive declare compares nothing, and a declare that is refused names one argument that differs,
-with the broker's value. So that value is put into the next declare, and so on, until the broker
-refuses none: then all that differs is known.
+A passive declare compares nothing, and a refused declare names only one argument that differs, with
+the broker's value. So that value goes into the next declare, and so on, until the broker accepts
+one: then every difference is known.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from bridge.topology.differences import (
 )
 from bridge.topology.facts import ExchangeFacts, QueueFacts
 
-# So many declares for one queue or exchange: more than there are arguments that RabbitMQ compares.
+# How many declares one queue or exchange may take: more than RabbitMQ has arguments to compare.
 MAX_DECLARES: Final = 40
 _INEQUIVALENT: Final = re.compile(
     r"inequivalent arg '(?P<key>[^']+)' for .*"
@@ -52,7 +52,7 @@ async def compare(connection: Connection, topology: Topology) -> AsyncGenerator[
 
 async def compare_one(connection: Connection, entity: Queue | Exchange) -> list[Difference]:
     """Return what differs of one queue or exchange, as `compare` does."""
-    # What it would be if nothing differed.
+    # What the broker is assumed to have; its refusals correct it.
     found: dict[str, Any] = {"durable": True, "auto_delete": False}
     if isinstance(entity, Queue):
         found |= entity.arguments
@@ -62,10 +62,10 @@ async def compare_one(connection: Connection, entity: Queue | Exchange) -> list[
         try:
             await _declare_existing(connection, entity.name, found, type(entity))
         except ChannelPreconditionFailed as error:
-            if not _take_over(said(error), found):
+            if not _take_over(broker_text(error), found):
                 return [refusal(entity, error)]
         except ChannelAccessRefused as error:
-            text = f"exists; its arguments were not compared: {said(error)}"
+            text = f"exists; its arguments were not compared: {broker_text(error)}"
             return [Difference(entity, "not_compared", text, NOT_COMPARED)]
         except ChannelClosed as error:
             return [refusal(entity, error)]
@@ -77,25 +77,25 @@ async def compare_one(connection: Connection, entity: Queue | Exchange) -> list[
 
 
 def refusal(entity: Entity, error: ChannelClosed) -> Difference:
-    """Make of the broker's refusal what is wrong and what to do."""
+    """Turn the broker's refusal into what is wrong and what to do."""
     match error:
         case ChannelNotFoundEntity():
             fix = "create it, or set rabbitmq.topology to declare"
-            return Difference(entity, "missing", said(error), fix)
+            return Difference(entity, "missing", broker_text(error), fix)
         case ChannelLockedResource():
             fix = "have it declared without `exclusive`"
             text = "another connection has it for itself (exclusive): nobody else can use it"
             return Difference(entity, "locked", text, fix)
         case ChannelAccessRefused():
             fix = "grant the permission, or set rabbitmq.topology to verify or off"
-            return Difference(entity, "refused", said(error), fix)
+            return Difference(entity, "refused", broker_text(error), fix)
         case ChannelPreconditionFailed():
-            return Difference(entity, "different", said(error), RECREATE)
+            return Difference(entity, "different", broker_text(error), RECREATE)
         case _:
-            return Difference(entity, "different", said(error), "see the broker's log")
+            return Difference(entity, "different", broker_text(error), "see the broker's log")
 
 
-def said(error: ChannelClosed) -> str:
+def broker_text(error: ChannelClosed) -> str:
     """Return the broker's own words, which name entities and arguments, never a message."""
     return str(error.args[-1]) if error.args else type(error).__name__
 
@@ -122,10 +122,10 @@ async def _declare_existing(
 
 
 def _take_over(text: str, found: dict[str, Any]) -> bool:
-    """Put what the broker names in the place of what was supposed; say whether that was new."""
+    """Take the value that the broker names over into `found`; return False when that is not new."""
     named = _INEQUIVALENT.search(text)
     if named is None:
-        # Cut off behind 255 bytes, for example.
+        # The broker's text is cut off after 255 bytes, for example.
         return False
     key, value = named["key"], _read(named["value"], named["type"], found.get(named["key"]))
     if found.get(key) == value:
@@ -138,7 +138,7 @@ def _take_over(text: str, found: dict[str, Any]) -> bool:
 
 
 def _read(text: str | None, amqp_type: str | None, supposed: object) -> Any:  # noqa: ANN401
-    """Read a value as RabbitMQ writes it; the type is named only where none was supposed."""
+    """Read a value as RabbitMQ writes it; it names the type only of an argument we did not send."""
     if text is None:
         return None
     if isinstance(supposed, bool) or amqp_type == "bool":

@@ -15,14 +15,14 @@ from bridge.config.durations import format_duration
 
 QUORUM: Final = {"x-queue-type": "quorum"}
 
-# Who may have declared a queue in another way: nobody, whoever publishes to what we consume, or
-# whoever subscribes.
+# Who else may have declared a queue, with other arguments: nobody (our own queues), the publishers
+# of what we consume, or the subscribers.
 Use = Literal["own", "consumed", "subscribed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A durable quorum queue; one of our own has to be exactly so, or it loses messages."""
+    """A durable quorum queue; with other arguments one of our own would lose messages."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=lambda: dict(QUORUM))
@@ -38,7 +38,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What of an exchange goes to a queue."""
+    """Which messages of an exchange go to a queue."""
 
     exchange: str
     queue: str
@@ -122,6 +122,6 @@ def bridge_topology(settings: Settings, roles: Iterable[Role]) -> Topology:
 
 
 def name_of(entity: Entity) -> str:
-    """Write which entity is meant: `queue sms.outbound`."""
+    """Return an entity's kind and name: `queue sms.outbound`."""
     name = f"{entity.exchange} -> {entity.queue}" if isinstance(entity, Binding) else entity.name
     return f"{type(entity).__name__.lower()} {name}"

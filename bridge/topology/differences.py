@@ -1,6 +1,6 @@
-"""Where the broker is not as it should be, what that can cost, and who can work with it.
+"""How the broker differs from what is needed, what that can cost, and who can work with it.
 
-Pure: `comparison` asks over AMQP what is there, the operators' `management` over HTTP.
+Pure. What is there is read by `comparison` over AMQP, and by the operators' `management` over HTTP.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +15,7 @@ from bridge.topology.facts import ExchangeFacts, QueueFacts
 DifferenceKind = Literal["missing", "different", "locked", "refused", "not_compared"]
 
 RECREATE: Final = "delete and re-create it with the arguments named, once it is empty"
-# Others may rely on what they have declared.
+# The advice for a queue or an exchange that others declared, and may rely on.
 USED_AS_IT_IS: Final = (
     "with rabbitmq.topology: declare it is used as it is; if that costs too much, agree with "
     "whoever declares it, and delete it once it is empty"
@@ -26,9 +26,9 @@ _HARMLESS: Final = "no message is lost by it"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where the broker is not as it should be, and what to do.
+    """One thing on the broker that is not as needed, and what to do about it.
 
-    `locked` is a queue that another connection has for itself, `refused` what the user may not do.
+    `locked` is a queue that another connection uses exclusively, `refused` a missing permission.
     """
 
     entity: Entity
@@ -45,9 +45,9 @@ class Difference:
 def is_unusable(difference: Difference, mode: TopologyMode) -> bool:
     """Whether a role cannot work with it.
 
-    Publishers declare the queue that the worker consumes, subscribers what the events go to, and
-    both are used as they are where the bridge may declare. With a queue of its own that is not as
-    it has to be it would lose messages.
+    Publishers may have declared the queue that the worker consumes, and subscribers the entities
+    that events go to: in `declare` mode both are used as they are. One of the bridge's own queues
+    with other arguments would lose messages.
     """
     match difference.kind:
         case "not_compared":
@@ -67,7 +67,7 @@ def _use(entity: Entity) -> Use:
 def compare_queue(needed: Queue, facts: QueueFacts) -> Iterator[Difference]:
     """Find each argument of a queue that is not as needed; policies are no arguments.
 
-    Of a queue that others may have declared each is told with what it can cost.
+    For a queue that others may have declared, each difference says what it can cost.
     """
     found = {
         "durable": facts.durable,

@@ -1,7 +1,7 @@
-"""What the broker knows of a queue or an exchange, and which of an argument and a policy holds.
+"""A queue or an exchange as the broker has it, and which of an argument and a policy applies.
 
-Pure. The rules are RabbitMQ's: of a limit that stands in an argument and in a policy the smaller
-one holds, of everything else the argument.
+Pure. The rules are RabbitMQ's: where an argument and a policy both set a limit, the smaller one
+applies; for everything else the argument applies.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _LIMITS: Final = ("message-ttl", "expires", "max-length", "max-length-bytes", "d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFacts:
-    """What the broker knows of a queue. `policy` holds what policies set, operator's included."""
+    """A queue as the broker has it. `policy` is what policies set, operator policies included."""
 
     name: str
     type: str = "quorum"
@@ -24,7 +24,7 @@ class QueueFacts:
     policy: Mapping[str, Any] = field(default_factory=dict)
 
     def value(self, key: str) -> Any:  # noqa: ANN401  numbers and texts
-        """Return what holds for a key such as `message-ttl`, or None."""
+        """Return the value that applies for a key such as `message-ttl`, or None."""
         argument, policy = self.arguments.get(f"x-{key}"), self.policy.get(key)
         if argument is None or policy is None:
             return policy if argument is None else argument
@@ -38,7 +38,7 @@ class QueueFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeFacts:
-    """What the broker knows of an exchange."""
+    """An exchange as the broker has it."""
 
     type: str = "topic"
     durable: bool = True
@@ -48,7 +48,7 @@ class ExchangeFacts:
 
 
 def merge_policies(ordinary: Mapping[str, Any], operators: Mapping[str, Any]) -> dict[str, Any]:
-    """Put a policy and an operator policy together: the smaller limit, else the operator's."""
+    """Combine a policy with an operator policy: the smaller limit, else the operator's value."""
     merged = {**ordinary, **operators}
     for key in _LIMITS:
         if key in ordinary and key in operators:
@@ -57,5 +57,5 @@ def merge_policies(ordinary: Mapping[str, Any], operators: Mapping[str, Any]) ->
 
 
 def _smaller(first: int, second: int) -> int:
-    # Below zero is no limit.
+    # A negative value means no limit.
     return min((value for value in (first, second) if value >= 0), default=first)

@@ -1,7 +1,8 @@
 """The ways in which a queue's arguments and policies lose messages, with a sentence for each.
 
 Pure. The rules are RabbitMQ's. A message over the delivery limit is dropped when there is no
-dead-letter exchange; each look at a queue, and each client that dies with messages in hand, counts.
+dead-letter exchange. Every return to the queue counts: after somebody looked at the queue's
+messages, or when a client dies with messages unacked.
 """
 
 from typing import Final
@@ -44,7 +45,7 @@ def dropped_by_delivery_limit(limit: int, whose: str) -> str:
 
 
 def dropped_to(facts: QueueFacts, text: str) -> str:
-    """Say of what is dropped where it goes, when the queue has a dead-letter exchange."""
+    """Say instead where dropped messages go, when the queue has a dead-letter exchange."""
     if not facts.has_dead_letters:
         return text
     dead_lettered = text.replace("dropped", "dead-lettered")
@@ -52,5 +53,5 @@ def dropped_to(facts: QueueFacts, text: str) -> str:
 
 
 def dead_letters_of(facts: QueueFacts) -> str:
-    """Name the exchange to which RabbitMQ dead-letters."""
+    """Return the name of the exchange to which RabbitMQ dead-letters."""
     return facts.value("dead-letter-exchange") or "the default exchange"

@@ -1,4 +1,4 @@
-"""How many messages wait in a queue, and whether anybody takes them: read once, or watched."""
+"""How many messages wait in a queue, and how many consumers it has: read once, or watched."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
@@ -21,7 +21,7 @@ INTERVAL_SECONDS: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class QueueSizes:
-    """What a passive declare tells: messages ready, consumers, and whether it is there at all."""
+    """What a passive declare returns: messages ready, consumers, and whether the queue exists."""
 
     ready: int
     consumers: int
@@ -31,7 +31,8 @@ class QueueSizes:
 async def read_queue(connection: Connection, name: str) -> QueueSizes | None:
     """Read a queue's sizes, or None when the broker refuses them or does not answer in time.
 
-    A queue that does not exist holds nothing: its last size must not be shown for ever.
+    A queue that does not exist counts as empty, so that a metric does not show its last size for
+    ever.
     """
     try:
         async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
@@ -52,10 +53,10 @@ async def watch_queues(
 ) -> NoReturn:
     """Read the sizes of these queues every 15 s, on channels of their own, and `note` them.
 
-    What cannot be read is left out.
+    A queue that cannot be read is left out.
     """
     while True:
-        # A broker that blocks the connection reads no question either.
+        # A broker that blocks the connection would not read the request.
         if not connection.wire.is_blocked:
             found = {name: await try_to_read_queue(connection, name) for name in names}
             heed_cancellation()
@@ -68,6 +69,6 @@ async def try_to_read_queue(connection: Connection, queue: str) -> QueueSizes | 
     try:
         return await read_queue(connection, queue)
     except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
-        # What serves on the connection finds out by itself when it is gone.
+        # Whatever else runs on the connection notices by itself when it is gone.
         log.debug("queue_not_read", queue=queue, error=type(error).__name__)
         return None

@@ -1,4 +1,4 @@
-"""See that a role finds on the broker what it needs, when it connects and as long as it runs."""
+"""Provides what a role needs on the broker, when it connects and as long as it runs."""
 
 import asyncio
 import contextlib
@@ -21,11 +21,11 @@ from bridge.topology.differences import (
 
 log = Log(__name__)
 
-# What is missing is declared again at most so often.
+# The shortest time between two repairs of a missing queue.
 MEND_SECONDS: Final = 5.0
-# A topology that the role cannot work with is looked at, and told of, again after so long.
+# A topology that the role cannot work with is checked again, and logged again, this often.
 LOOK_SECONDS: Final = 5.0
-TELL_SECONDS: Final = 60.0
+LOG_AGAIN_SECONDS: Final = 60.0
 _REMEDIES: Final = {
     "topology_differs": USED_AS_IT_IS,
     "topology_not_compared": NOT_COMPARED,
@@ -35,9 +35,10 @@ _REMEDIES: Final = {
 async def provide(
     connection: Connection, topology: Topology, mode: TopologyMode
 ) -> list[Difference]:
-    """Declare what is missing, or only look, or neither; return what is not as needed.
+    """Declare what is missing, or only compare, or neither, as `mode` says; return the differences.
 
-    Nothing that exists is changed. Raises BrokerError or TimeoutError without an answer.
+    Nothing that exists is changed. Raises BrokerError or TimeoutError when the broker does not
+    answer.
     """
     if mode == "off":
         return []
@@ -62,7 +63,7 @@ async def _declare(connection: Connection, entity: Entity) -> list[Difference]:
 
 
 async def _create(connection: Connection, entity: Entity) -> None:
-    """Create it unless it exists, on a channel of its own, because a refusal closes one."""
+    """Create it unless it exists, on a channel of its own, because a refusal closes the channel."""
     channel = await open_channel(connection)
     async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
         match entity:
@@ -78,44 +79,44 @@ async def _create(connection: Connection, entity: Entity) -> None:
 class Upkeep:
     """Keeps one role's part of the topology, as `rabbitmq.topology` says.
 
-    `is_settled` while the role can work with what is there; `changed` is called when that changes.
+    `is_usable` while the role can work with what is there; `changed` is called when that changes.
     """
 
     def __init__(self, needed: Topology, mode: TopologyMode, *, metrics: BridgeMetrics) -> None:
         self._needed = needed
         self._mode: TopologyMode = mode
         self._metrics = metrics
-        self._told_used: dict[str, str] = {}
-        self._told_unusable = ""
-        self._told_at = 0.0
-        self.is_settled = False
+        self._logged_used: dict[str, str] = {}
+        self._logged_unusable = ""
+        self._logged_at = 0.0
+        self.is_usable = False
         self.changed: Callable[[], object] = lambda: None
 
-    async def settle(self, connection: Connection) -> None:
-        """Declare or verify, and return when the role can work with what is there.
+    async def ensure(self, connection: Connection) -> None:
+        """Declare or verify, and return once the role can work with what is there.
 
-        Until then it looks again every 5 s, and says once a minute what is wrong and what to do.
+        Until then it checks again every 5 s, and logs once a minute what is wrong and what to do.
         """
         while True:
             differences = await provide(connection, self._needed, self._mode)
             self._count(differences)
             unusable = [one for one in differences if is_unusable(one, self._mode)]
-            if (is_settled := not unusable) != self.is_settled:
-                self.is_settled = is_settled
+            if (is_usable := not unusable) != self.is_usable:
+                self.is_usable = is_usable
                 self.changed()
-            self._tell_unusable(unusable)
-            if self.is_settled:
-                self._tell_used(differences)
+            self._log_unusable(unusable)
+            if self.is_usable:
+                self._log_used(differences)
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
     async def mend(self, connection: Connection, missing: asyncio.Event) -> NoReturn:
-        """Settle again when `missing` is set, at most every 5 s."""
+        """Ensure it again when `missing` is set, at most every 5 s."""
         while True:
             await missing.wait()
             missing.clear()
-            with contextlib.suppress(TimeoutError):  # a broker that hangs; it is seen elsewhere
-                await self.settle(connection)
+            with contextlib.suppress(TimeoutError):  # a broker that hangs shows elsewhere
+                await self.ensure(connection)
             await asyncio.sleep(MEND_SECONDS)
 
     def _count(self, differences: Collection[Difference]) -> None:
@@ -124,18 +125,18 @@ class Upkeep:
             name = name_of(entity)
             self._metrics.topology_differences.labels(name).set(counted.count(name))
 
-    def _tell_unusable(self, differences: Collection[Difference]) -> None:
+    def _log_unusable(self, differences: Collection[Difference]) -> None:
         why = " | ".join(one.why for one in differences)
         now = asyncio.get_running_loop().time()
-        if why and (why != self._told_unusable or now - self._told_at >= TELL_SECONDS):
+        if why and (why != self._logged_unusable or now - self._logged_at >= LOG_AGAIN_SECONDS):
             log.warning("topology_unusable", why=why)
-            self._told_at = now
-        elif self._told_unusable and not why:
+            self._logged_at = now
+        elif self._logged_unusable and not why:
             log.info("topology_usable")
-        self._told_unusable = why
+        self._logged_unusable = why
 
-    def _tell_used(self, differences: Collection[Difference]) -> None:
-        told = {
+    def _log_used(self, differences: Collection[Difference]) -> None:
+        logged = {
             event: " | ".join(
                 f"{name_of(one.entity)}: {one.text}"
                 for one in differences
@@ -143,7 +144,7 @@ class Upkeep:
             )
             for event in _REMEDIES
         }
-        for event, why in told.items():
-            if why and why != self._told_used.get(event):
+        for event, why in logged.items():
+            if why and why != self._logged_used.get(event):
                 log.warning(event, why=why, remedy=_REMEDIES[event])
-        self._told_used = told
+        self._logged_used = logged

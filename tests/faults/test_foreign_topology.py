@@ -96,7 +96,7 @@ async def test_our_own_queues_have_to_be_right(
     What is wrong is told again and again, and it starts by itself when it is right.
     """
     monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(upkeep, "TELL_SECONDS", 0.5)
+    monkeypatch.setattr(upkeep, "LOG_AGAIN_SECONDS", 0.5)
     queue = f"{bench.queue}.{which}"
     await declare(bench, queue, {"x-message-ttl": 5000})
     async with starting(bench) as live:
@@ -143,7 +143,7 @@ async def test_a_retry_queue_that_turns_out_wrong_stops_the_worker(
 ) -> None:
     """When a copy finds no queue, and another one has become wrong, nothing more is taken."""
     monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(upkeep, "TELL_SECONDS", 0.5)
+    monkeypatch.setattr(upkeep, "LOG_AGAIN_SECONDS", 0.5)
     retry = f"{bench.queue}.retry.1s"
     async with bench.worker() as live:
         for queue in (bench.dead_queue, retry):

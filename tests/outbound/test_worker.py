@@ -79,7 +79,7 @@ class Service:
 class FixedTopology:
     """What stands in for the upkeep of a topology that is as it should be."""
 
-    is_settled = True
+    is_usable = True
 
 
 class World(LeapingWorld):

@@ -13,7 +13,7 @@ from bridge.metrics import BridgeMetrics, new_registry
 from bridge.topology import upkeep
 from bridge.topology.declarations import name_of, worker_topology
 from bridge.topology.differences import Difference
-from bridge.topology.upkeep import MEND_SECONDS, TELL_SECONDS, Upkeep
+from bridge.topology.upkeep import LOG_AGAIN_SECONDS, MEND_SECONDS, Upkeep
 from tests.clock import LeapingLoop
 from tests.ears import Ears
 
@@ -73,18 +73,20 @@ def test_what_is_of_no_use_is_told_once_a_minute(
 ) -> None:
     """It is told at once, again every minute, and anew when it changes; the end of it once."""
     ours, _ = make_upkeep()
-    per_minute = round(TELL_SECONDS / upkeep.LOOK_SECONDS)
+    per_minute = round(LOG_AGAIN_SECONDS / upkeep.LOOK_SECONDS)
     broker.answers = [*[[RETRY_DIFFERS]] * (2 * per_minute + 1), [DEAD_DIFFERS], [], []]
-    loop.run_until_complete(ours.settle(CONNECTION))
-    loop.run_until_complete(ours.settle(CONNECTION))
+    loop.run_until_complete(ours.ensure(CONNECTION))
+    loop.run_until_complete(ours.ensure(CONNECTION))
     told = [line["why"] for line in ears.heard("topology_unusable")]
 
     assert told == [RETRY_DIFFERS.why] * 3 + [DEAD_DIFFERS.why]
     assert len(ears.heard("topology_usable")) == 1
-    assert ours.is_settled
+    assert ours.is_usable
 
 
-def test_a_role_is_settled_only_with_what_it_can_use(loop: LeapingLoop, broker: Broker) -> None:
+def test_a_topology_is_usable_only_when_the_role_can_work_with_it(
+    loop: LeapingLoop, broker: Broker
+) -> None:
     """What turns out to be wrong later is no longer settled, until it is right again."""
     ours, metrics = make_upkeep()
     missing = asyncio.Event()
@@ -92,11 +94,11 @@ def test_a_role_is_settled_only_with_what_it_can_use(loop: LeapingLoop, broker: 
 
     def look() -> None:
         gauge = metrics.topology_differences.labels(name_of(RETRY))
-        seen.append((ours.is_settled, gauge._value.get()))
+        seen.append((ours.is_usable, gauge._value.get()))
 
     async def run() -> None:
         look()
-        await ours.settle(CONNECTION)
+        await ours.ensure(CONNECTION)
         look()
         broker.answers = [[RETRY_DIFFERS, RETRY_DIFFERS], []]
         missing.set()
@@ -117,7 +119,7 @@ def test_what_is_used_is_told_once(loop: LeapingLoop, broker: Broker, ears: Ears
     ours, _ = make_upkeep()
     broker.answers = [[MAIN_DIFFERS], [MAIN_DIFFERS], [UNSEEN], [MAIN_DIFFERS]]
     for _ in range(4):
-        loop.run_until_complete(ours.settle(CONNECTION))
+        loop.run_until_complete(ours.ensure(CONNECTION))
     told = [line["why"] for line in ears.heard("topology_differs")]
 
     assert told == ["queue sms.outbound: it is classic"] * 2
@@ -163,4 +165,4 @@ def test_a_broker_that_hangs_does_not_end_the_mending(loop: LeapingLoop, broker:
 
     loop.run_until_complete(run())
 
-    assert (len(broker.looks), ours.is_settled) == (2, True)
+    assert (len(broker.looks), ours.is_usable) == (2, True)
