@@ -14,13 +14,14 @@ sent last and once, a publish is mandatory and confirmed. What is weaker:
 - error texts: a refused virtual host comes without the broker's explanation, another program at the
   port shows as `refused` or `timeout`, and an alarm is noticed up to a second late, without its
   reason;
-- message ids: a message without one is published with an id that aiormq makes up, to recognise its
+- message ids: a message without one is published with an id that is made up, to recognise its
   return by.
 """
 
 import asyncio
 import copy
 import functools
+import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -190,7 +191,7 @@ class PlainPublishing:
     def awaited(self, message_id: str | None) -> "asyncio.Future[Confirm] | None":
         """Return the confirm of the message in flight that has this id, or None.
 
-        Messages without an id never collide: aiormq gives each its own.
+        Messages without an id never collide: each is published with its own.
         """
         return self._by_id.get(message_id or "")
 
@@ -203,14 +204,16 @@ class PlainPublishing:
         """
         for name in (exchange, routing_key):
             encode_short_string(name)
+        message_id = properties.message_id
+        if not message_id:
+            # aiormq would make one up behind the check, and write it into the object it is given.
+            properties = copy.copy(properties)
+            properties.message_id = uuid.uuid4().hex
         content_header(len(body), properties, self._max_payload_bytes)
         confirm: asyncio.Future[Confirm] = asyncio.get_running_loop().create_future()
-        if properties.message_id:
-            self._by_id[properties.message_id] = confirm
-            confirm.add_done_callback(functools.partial(self._forget_id, properties.message_id))
-        else:
-            # aiormq writes the id that it makes up into the object that it is given.
-            properties = copy.copy(properties)
+        if message_id:
+            self._by_id[message_id] = confirm
+            confirm.add_done_callback(functools.partial(self._forget_id, message_id))
         send = functools.partial(
             self._channel.basic_publish,
             bytes(body),

@@ -305,6 +305,20 @@ async def test_what_does_not_fit_is_refused_before_it_is_sent(
         assert await told(put(ours, queue)) == ["confirmed"]
 
 
+@pytest.mark.parametrize("chosen", ["plain"], indirect=True)
+async def test_an_id_that_is_made_up_has_to_fit_too(connection: Connection, queue: str) -> None:
+    """It would not fit the frame of the headers: that one is refused, and ends nothing."""
+    async with publishing(connection) as (_, ours):
+        # Around the text: the flags, the table, its name and its type; then the mode and the id.
+        most = ours.max_properties_bytes - 2 - 4 - 2 - 5 - 1 - 33
+        beside = [put(ours, queue) for _ in range(10)]
+        with pytest.raises(ValueError, match="more bytes than a frame"):
+            _ = put(ours, queue, message_id=None, headers={"l": "x" * (most + 1)})
+        fits = put(ours, queue, message_id=None, headers={"l": "x" * most})
+
+        assert await told(*beside, fits) == ["confirmed"] * 11
+
+
 async def test_the_end_of_a_channel_is_an_error(connection: Connection, queue: str) -> None:
     """What the broker has said nothing of when it closes the channel is told as an error."""
     async with publishing(connection) as (channel, ours):
