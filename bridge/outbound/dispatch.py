@@ -187,7 +187,9 @@ class Dispatcher:
                     began = self._pace.begin(key)
                     slot.begin()
                     slot.answer = answer = await self._sender.send(request, delivery)
-                    return self._pace.rule(answer, delivery, request.to, began=began)
+                # After its slot is given back: when this begins a pause, who waited for the slot
+                # becomes the probe before the consumer looks whether it has to take one.
+                return self._pace.rule(answer, delivery, request.to, began=began)
 
     def _count_acceptance(self, delivery: Delivery, request: SendRequest, outcome: Outcome) -> None:
         if not isinstance(outcome, Sent):

@@ -355,6 +355,23 @@ def test_pause_begins_while_it_waits_for_a_slot(world: World) -> None:
     assert LATENCY_SECONDS + 0.8 <= went <= LATENCY_SECONDS + 1
 
 
+def test_who_waited_for_the_slot_is_the_probe_before_more_is_taken(world: World) -> None:
+    """When a pause begins nothing is taken for a probe, where one that is held is a good one."""
+    world.service.script["first"] = [status(401)]
+
+    async def consumer() -> tuple[str | None, int]:
+        await world.pace.changed.wait()
+        return world.pace.paused, world.pace.probes_wanted
+
+    async def everyone() -> tuple[str | None, int]:
+        looked = asyncio.create_task(consumer())
+        sent = [world.start(world.delivery(key)) for key in ("first", "second")]
+        await asyncio.gather(*sent)
+        return await looked
+
+    assert world.run(everyone()) == ("credentials_rejected", 0)
+
+
 def test_what_is_no_probe_goes_away(world: World) -> None:
     """What is held when a pause begins, and is not the probe, goes to the ladder unburned."""
     world.service.script["first"] = [status(401)]
