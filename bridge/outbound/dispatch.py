@@ -17,8 +17,8 @@ from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.outcomes import Dead, Outcome, Policy, Retried, Sent, put_off
 from bridge.outbound.pace import Pace
 from bridge.outbound.request import SendRequest
+from bridge.outbound.segments import count_segments
 from bridge.outbound.sender import Sender
-from bridge.segments import count_segments
 
 
 class Dispatcher:

@@ -13,7 +13,7 @@ from bridge.outbound.fates import (
     Result,
     RetryReason,
 )
-from bridge.segments import Encoding
+from bridge.outbound.segments import Encoding
 
 # Upper bounds of buckets.
 HTTP_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from bridge.config import WorkerSettings
 from bridge.errors import InvalidMessageError
 from bridge.outbound.request import SendRequest, parse_request
+from bridge.outbound.segments import count_segments
 from bridge.pointers import NOT_JSON, find_id, read_document
-from bridge.segments import count_segments
 
 NUMBER = "+4917012345678"
 SENDER = "CanarySender"
