@@ -2,8 +2,11 @@
 
 import ast
 import functools
+import importlib
+import importlib.util
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -36,6 +39,81 @@ def test_tests_that_are_named_exist(document: Path) -> None:
 def test_pages_name_tests(page: str, count: int) -> None:
     """These pages name tests at all, so that the test above looks at something."""
     assert len(NAMED.findall((ROOT / page).read_text(encoding="utf-8"))) > count
+
+
+# In pages, and in what modules say of themselves.
+PATH = re.compile(r"(?<![\w/-])(?:bridge|docs|tests)/[\w/]+\.(?:py|md|yaml)\b")
+SOURCES = sorted((ROOT / "bridge").rglob("*.py"))
+
+
+@pytest.mark.parametrize("text", [*PAGES, *SOURCES], ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_are_named_exist(text: Path) -> None:
+    """Every file of ours that a page or a module names is there."""
+    named = set(PATH.findall(text.read_text(encoding="utf-8")))
+
+    assert {name for name in named if not (ROOT / name).is_file()} == set()
+
+
+def test_files_that_are_named_in_short_exist() -> None:
+    """Every module that CONTRIBUTING.md names without its folder is in some folder."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+\.py)`", text))
+
+    assert len(named) > 10
+    assert named <= {path.name for path in (*SOURCES, *(ROOT / "tests").rglob("*.py"))}
+
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+WINGS = sorted(path.parent.name for path in (ROOT / "bridge").glob("*/__init__.py"))
+# A function, a method or a module by its name below `bridge`, such as `amqp.link.Link.run`.
+OBJECT = re.compile(rf"`((?:{'|'.join(WINGS)})\.[\w.]+)`")
+
+
+@pytest.mark.parametrize("name", sorted(set(OBJECT.findall(ARCHITECTURE))))
+def test_what_the_architecture_names_exists(name: str) -> None:
+    """Every step of a message's way, on the page of the architecture, is a function there is."""
+    module, *rest = name.split(".")
+    found = importlib.import_module(f"bridge.{module}")
+    for part in rest:
+        inner = f"{found.__name__}.{part}"
+        is_module = hasattr(found, "__path__") and importlib.util.find_spec(inner) is not None
+        found = importlib.import_module(inner) if is_module else getattr(found, part)
+
+    assert callable(found)
+
+
+def test_each_way_has_twelve_steps_at_most() -> None:
+    """Both directions are told in full: each step names a function, its waits and its faults."""
+    ways = re.findall(r"(?:^\d+\. .*\n)+", ARCHITECTURE, re.MULTILINE)
+    steps = [step for way in ways for step in way.splitlines()]
+
+    assert [1 < len(way.splitlines()) <= 12 for way in ways] == [True, True]
+    assert [s for s in steps if not (OBJECT.search(s) and "*Waits*" in s and "*Wrong*" in s)] == []
+
+
+def test_the_wings_are_those_of_the_architecture() -> None:
+    """Each wing has its paragraph, and the paragraphs name no other."""
+    named = re.findall(r"^- `bridge/(\w+)`:", ARCHITECTURE, re.MULTILINE)
+
+    assert sorted([*named, "config"]) == WINGS
+
+
+def test_the_picture_has_the_floors_of_the_contract() -> None:
+    """The house is drawn as import-linter holds it, floor by floor and room by room."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (layers,) = (
+        contract["layers"]
+        for contract in project["tool"]["importlinter"]["contracts"]
+        if contract["type"] == "layers"
+    )
+    (picture,) = re.findall(r"^┌─.*?^└─", ARCHITECTURE, re.MULTILINE | re.DOTALL)
+    floors = re.split(r"^├.*\n", picture, flags=re.MULTILINE)
+    drawn = [
+        {room.rstrip("/") for line in re.findall(r"│.*│", floor) for room in line.split()} - {"│"}
+        for floor in floors
+    ]
+
+    assert drawn == [set(re.split(r" [|:] ", layer)) for layer in layers]
 
 
 # As prose speaks of them.
