@@ -40,8 +40,11 @@ from tests.image.dockerfile import PROJECT, Stage, build_context, read_dockerfil
 START_SECONDS = 60
 STOP_SECONDS = 60
 # What a base image has, taken from this computer.
-SYSTEM = ("usr", "bin", "sbin", "lib", "lib64", "etc")
+SYSTEM = ("usr", "bin", "sbin", "lib", "lib64")
 PATH = "/usr/local/bin:/usr/bin:/bin"
+# Where the Makefile puts uv when none is on PATH, and where the build stage gets whichever it is.
+OWN_UV = PROJECT / ".uv" / "bin" / "uv"
+UV_INSIDE = "/uv"
 # The Python of this computer is moved to where a base image has it, away from its libraries.
 MOVED = {"LD_LIBRARY_PATH": "/usr/local/lib"}
 IS_MOVED = not sys.base_prefix.startswith("/usr")
@@ -74,6 +77,8 @@ def mounts(root: Path, *, writable: Sequence[str], files: Mapping[str, Path]) ->
             lines.append(f"ln -s {source.readlink()} {root}/{name}")
         elif source.is_dir():
             lines += [f"mkdir {root}/{name}", *mount_read_only(source, f"{root}/{name}")]
+    # A copy, which takes the folders that a pod mounts there.
+    lines.append(f"cp -a /etc {root}/etc")
     if IS_MOVED:
         # Where the base image has its Python.
         lines += mount_read_only(Path(sys.base_prefix), f"{root}/usr/local")
@@ -105,17 +110,21 @@ def writable_places(pid: int) -> set[str]:
 def build(stage: Stage, scratch: Path) -> None:
     """Run the build stage: copy what it copies from the context, run what it runs."""
     allowed = build_context()
-    environment = {"PATH": PATH, "HOME": "/tmp", **stage.environment}
+    environment = {"PATH": f"{UV_INSIDE}:{PATH}", "HOME": "/tmp", **stage.environment}
     passed = ("UV_INDEX_URL", "UV_DEFAULT_INDEX", "SSL_CERT_FILE", "HTTPS_PROXY", "HTTP_PROXY")
     environment |= {name: os.environ[name] for name in passed if name in os.environ}
     environment["UV_PYTHON_PREFERENCE"] = "only-system"
-    cache = subprocess.run(["uv", "cache", "dir"], check=True, capture_output=True, text=True)
+    uv = find_uv()
+    shutil.copy(uv, scratch / "uv")
+    cache = subprocess.run([uv, "cache", "dir"], check=True, capture_output=True, text=True)
     files = {
+        UV_INSIDE: scratch / "uv",
         "/src": scratch / "src",
         "/opt": scratch / "opt",
         environment["UV_CACHE_DIR"]: Path(cache.stdout.strip()),
     }
-    prepare = mounts(scratch / "root", writable=list(files), files=files)
+    writable = [place for place in files if place != UV_INSIDE]
+    prepare = mounts(scratch / "root", writable=writable, files=files)
     for name, text in stage.steps:
         if name == "COPY" and not text.startswith("--from"):
             *sources, target = text.split()
@@ -128,6 +137,14 @@ def build(stage: Stage, scratch: Path) -> None:
         elif name == "RUN":
             command = re.sub(r"--mount=\S+\s+", "", text)
             run_step(f"cd /src && {command}", prepare, scratch, environment)
+
+
+def find_uv() -> Path:
+    """Find the uv that the build stage would copy from its image."""
+    found = shutil.which("uv") or shutil.which(OWN_UV)
+    if found is None:
+        raise ProofError("there is no uv: neither on PATH nor in .uv/bin, where `make env` puts it")
+    return Path(found)
 
 
 def finish(stage: Stage, scratch: Path) -> None:
@@ -327,7 +344,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sms-bridge-image-") as folder:
         scratch = Path(folder)
         scratch.chmod(0o755)
-        for name in ("root", "src", "opt"):
+        for name in ("root", "src", "opt", "uv"):
             (scratch / name).mkdir()
         shutil.copytree(STDLIB, scratch / "modules", ignore=shutil.ignore_patterns(*NOT_IN_BASE))
         try:
