@@ -23,15 +23,12 @@ CLOSE_TIMEOUT_SECONDS: Final = 3.0
 ASK_HTTP_SECONDS: Final = 1.0
 
 
-def uses_plain_wire() -> bool:
-    """Whether the environment chooses `PlainWire`; raises ConfigError for an unknown wire.
+def _uses_plain_wire() -> bool:
+    """Whether the environment chooses `PlainWire`; `config.environment` refuses other names.
 
     It is not a setting, because it is for emergencies and tests only: `PlainWire` says which.
     """
-    chosen = os.environ.get(WIRE_VARIABLE, "")
-    if chosen not in {"", "stream", "plain"}:
-        raise ConfigError(f"{WIRE_VARIABLE}: is {chosen}; it must be plain or stream, or not set")
-    return chosen == "plain"
+    return os.environ.get(WIRE_VARIABLE) == "plain"
 
 
 async def open_connection(
@@ -43,10 +40,9 @@ async def open_connection(
     With `ask_http`, a port that answers nothing is also sent an HTTP request, which takes up to a
     second more: RabbitMQ's management port does not answer AMQP.
     """
-    is_plain = uses_plain_wire()
     try:
         tolerate_broken_properties()
-        connection = _new_connection(settings, url, name, is_plain=is_plain)
+        connection = _new_connection(settings, url, name)
     except ConfigError as error:  # a file of the login
         raise ConnectError("auth_failed", str(error)) from error
     except OTHER_INTERFACE as error:
@@ -106,9 +102,7 @@ async def _ask_http(settings: RabbitMQSettings, url: URL) -> bytes:
     return b""
 
 
-def _new_connection(
-    settings: RabbitMQSettings, url: SecretStr, name: str, *, is_plain: bool
-) -> Connection:
+def _new_connection(settings: RabbitMQSettings, url: SecretStr, name: str) -> Connection:
     target = URL(url.get_secret_value()).update_query(
         heartbeat=settings.heartbeat_seconds, name=f"sms-bridge {name}"
     )
@@ -118,7 +112,7 @@ def _new_connection(
     except ConfigError as error:
         raise ConnectError("tls_failed", str(error)) from error
     connection = Connection(target, ssl_context=context)
-    if is_plain:
+    if _uses_plain_wire():
         connection.wire = PlainWire(connection)
     else:
         connection.wire = connection.kwargs["transport_factory"] = StreamWire()

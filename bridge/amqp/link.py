@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 from bridge.amqp.channels import describe_end
 from bridge.amqp.client import Connection
-from bridge.amqp.connecting import close_quietly, host_of, open_connection, uses_plain_wire
+from bridge.amqp.connecting import close_quietly, host_of, open_connection
 from bridge.config import RabbitMQSettings
 from bridge.errors import BrokerError, ConnectError
 from bridge.logs import Log
@@ -37,8 +37,6 @@ class Link:
     """One named connection, made again for as long as the process runs."""
 
     def __init__(self, name: str, settings: RabbitMQSettings, metrics: BridgeMetrics) -> None:
-        # So that an unknown wire stops the process at its start, not at each connection.
-        uses_plain_wire()
         self.name = name
         self._settings = settings
         self._metrics = metrics

@@ -16,6 +16,8 @@ CONFIG_VARIABLE: Final = f"{ENV_PREFIX}CONFIG"
 REVISION_VARIABLE: Final = f"{ENV_PREFIX}REVISION"
 WIRE_VARIABLE: Final = f"{ENV_PREFIX}WIRE"
 _OURS: Final = (CONFIG_VARIABLE, REVISION_VARIABLE, WIRE_VARIABLE)
+# What WIRE_VARIABLE may be; without it, or with it empty, the wire is `stream`.
+_WIRES: Final = ("plain", "stream", "")
 # How the names go on that tell this repository's tests what to run with.
 _TESTS: Final = "TEST_"
 # How the names go on by which Kubernetes tells every container of a Service called `sms-bridge`,
@@ -61,7 +63,9 @@ def _variable(path: str) -> str:
 
 
 def _fault_of(variable: str, value: str) -> str | None:
-    """Describe a variable that looks like ours and is not read."""
+    """Describe a variable that looks like ours and is not read, or cannot be used as it is."""
+    if variable == WIRE_VARIABLE and value not in _WIRES:
+        return f"{variable}: must be plain or stream, or not set"
     name = variable.upper()
     if not name.startswith(ENV_PREFIX) or _is_of_others(variable, value):
         return None

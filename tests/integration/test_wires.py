@@ -18,7 +18,7 @@ from bridge.amqp.stream_wire import StreamWire
 from bridge.amqp.wire import Body, PublishingChannel
 from bridge.config import RabbitMQSettings
 from bridge.config.environment import WIRE_VARIABLE
-from bridge.errors import ConfigError, Confirm
+from bridge.errors import Confirm
 from bridge.sandbox.broker import Broker
 from tests.alarms import memory_alarm
 from tests.integration.conftest import SECONDS, Amqp, eventually, unique
@@ -142,16 +142,6 @@ async def test_the_environment_chooses(chosen: str, connection: Connection) -> N
     """The connection has the wire that the environment names, and it is open."""
     assert type(connection.wire) is WIRES[chosen]
     assert (connection.wire.name, connection.wire.is_open) == (chosen, True)
-
-
-@pytest.mark.parametrize("chosen", ["plane"], indirect=True)
-async def test_a_wire_that_there_is_not_is_told(
-    amqp_url: str,
-) -> None:
-    """A misspelt wire is named, with those that there are."""
-    with pytest.raises(ConfigError, match="SMS_BRIDGE_WIRE: is plane; it must be plain or stream"):
-        async with connected(amqp_url):
-            pass
 
 
 # Deliveries and acks
