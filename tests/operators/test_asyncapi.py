@@ -8,7 +8,14 @@ import pytest
 
 from bridge.config import Settings
 from bridge.errors import InvalidMessageError
-from bridge.operators.asyncapi import JSON_SCHEMA, asyncapi, event_schema, request_schema
+from bridge.operators.asyncapi import (
+    JSON_SCHEMA,
+    RequestHeaders,
+    asyncapi,
+    event_schema,
+    request_schema,
+)
+from bridge.outbound import envelope
 from bridge.outbound.request import parse_request
 
 # What AsyncAPI 3.0 knows: https://www.asyncapi.com/docs/reference/specification/v3.0.0
@@ -124,3 +131,10 @@ def test_the_event_schema_is_a_json_schema() -> None:
 
     assert schema["$schema"] == JSON_SCHEMA
     assert schema["properties"]["routing_key"]["examples"] == ["a.b", "other", "unparsed"]
+
+
+def test_every_header_that_may_be_set_is_described() -> None:
+    """The document has each header that a publisher may set, but the one that no worker reads."""
+    described = {field.alias for field in RequestHeaders.model_fields.values() if field.alias}
+
+    assert described == {*envelope._SETTINGS} - {envelope.PRIORITY}
