@@ -22,7 +22,7 @@ from bridge.start_checks import check_start
 
 log = Log(__name__)
 
-# For what comes after the drain: closing connections and the admin port.
+# How long closing connections and the admin port may take after the drain.
 CLOSE_SECONDS: Final = 4.0
 
 
@@ -37,8 +37,8 @@ def run(settings: Settings, roles: Collection[Role]) -> int:
 
 async def _run(settings: Settings, roles: Collection[Role]) -> int:
     bridge = Bridge(settings, roles)
-    # Modules, settings and the roles live until the end. Frozen, they are left out when the garbage
-    # collector searches for cycles, which takes the longer the more objects it has to go through.
+    # Modules, settings and the roles live until the process ends. A search for
+    # garbage takes longer the more objects there are, and it skips those that are frozen.
     gc.freeze()
     stop = asyncio.Event()
     _own_signals(stop)
@@ -110,7 +110,7 @@ class Bridge:
         return bool(failed)
 
     async def _drain(self) -> bool:
-        """Not ready, stop taking, finish, settle; return whether all was finished in time."""
+        """Drain both roles; return whether all that was held could be settled in time."""
         self.assembly.health.is_draining = True
         self.assembly.metrics.shutdown_timestamp.set(time.time())
         drained = await asyncio.gather(self._drain_worker(), self._drain_webhook())
@@ -133,7 +133,7 @@ class Bridge:
         return bool(done) and not listener.has_cut_off
 
     async def _close(self, *others: asyncio.Task[Any]) -> None:
-        """End all that still runs; the admin port, which answers probes, ends by itself."""
+        """Cancel all that still runs; the admin port, which answers probes, ends by itself."""
         self.assembly.admin_listener.stop()
         tasks = [task for name, task in self._tasks.items() if name != ADMIN_LISTENER]
         for task in (*tasks, *others):

@@ -1,4 +1,4 @@
-"""Puts the objects of one process together: its roles, its connections, its ports, what they share.
+"""Makes the objects of one process: its roles, its connections, its ports, what they share.
 
 `app` runs them and ends them.
 """
@@ -47,9 +47,9 @@ WEBHOOK_LISTENER: Final = "webhook listener"
 
 
 class Assembly:
-    """The objects of one process; `parts` are what has to run, by name.
+    """The objects of one process; `parts` are the coroutines that have to run, by name.
 
-    Its ports are taken at once, until their listeners have run. From here on the process logs as
+    Its ports are bound here, and closed when their listeners end. From here on the process logs as
     configured. Raises ConfigError when a role lacks what it needs, BridgeError when a port cannot
     be taken.
     """
@@ -216,7 +216,7 @@ class Assembly:
 
 
 async def _serve_webhooks(listener: Listener, receiver: Receiver) -> None:
-    """Run the public port; at its end log what was only counted."""
+    """Run the public port; at its end log what was only counted so far."""
     try:
         await listener.run()
     finally:
@@ -224,7 +224,7 @@ async def _serve_webhooks(listener: Listener, receiver: Receiver) -> None:
 
 
 def _warn_of_short_drain(settings: Settings) -> None:
-    """Warn when a drain may cut a request off, of which nobody then knows whether it was sent."""
+    """Warn when a drain may cut a POST off: nobody would know then whether it was sent."""
     if settings.sms_api.timeout_seconds >= settings.worker.shutdown_timeout_seconds:
         longer = "make worker.shutdown_timeout_seconds longer than sms_api.timeout_seconds"
         log.warning("drain_may_cut_off", remedy=longer)

@@ -19,7 +19,7 @@ log = Log(__name__)
 
 MAX_SECRET_BYTES: Final = 64 * 1024
 REREAD_SECONDS: Final = 5.0
-# Files that change in every round are left to the next rereading, REREAD_SECONDS later.
+# A file that still changes after this many rounds is left to the next rereading.
 MAX_ROUNDS: Final = 3
 _REMEDY: Final = "put the secret alone into it"
 
@@ -45,7 +45,7 @@ def read_secret(key: str, path: Path) -> str:
 
 
 def unreadable(key: str, path: Path | None, error: OSError) -> ConfigError:
-    """Say that the file which a setting names cannot be read, and what to do."""
+    """Make the error of a file that a setting names and that cannot be read."""
     return ConfigError(
         f"{key}: {path} cannot be read: {error.strerror}; correct the path or its permissions"
     )
@@ -120,7 +120,7 @@ class Secrets:
         self._watched: list[_WatchedSecret] = []
 
     def watch(self, label: str, credential: Credential, on_change: Callable[[], None]) -> None:
-        """Read this one again too, and call back after each change."""
+        """Reread this secret too, and call `on_change` after each change."""
         self._watched.append(_WatchedSecret(label, credential, on_change))
 
     async def follow(self) -> NoReturn:
@@ -132,9 +132,9 @@ class Secrets:
     def reread(self) -> None:
         """Read all of them again, round after round until one finds nothing new.
 
-        Of files that are exchanged together, one round may read some before the exchange and the
-        others after it. Nothing is verified between two rounds, for none of this waits: what is
-        used are the secrets of the last one.
+        When several files are replaced together, one round may read some before the exchange and
+        the others after it. No request is verified between two rounds, because nothing here awaits,
+        so only the secrets of the last round are ever used.
         """
         for _ in range(MAX_ROUNDS):
             changed = [self._reread(secret) for secret in self._watched]

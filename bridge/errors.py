@@ -20,8 +20,7 @@ SignatureFault = Literal["missing", "malformed", "mismatch", "stale", "future"]
 ConnectFault = Literal["auth_failed", "refused", "tls_failed", "timeout", "client_unsupported"]
 # What became of a connection to the broker.
 ConnectOutcome = Literal["opened", ConnectFault, "closed_by_broker"]
-# `error` when the channel ended before the broker said anything, `timeout` when whoever waited has
-# given up.
+# `error`: the channel ended before the broker answered. `timeout`: whoever waited has given up.
 PublishFault = Literal["returned", "nacked", "timeout", "error"]
 # What became of a publish.
 Confirm = Literal["confirmed", PublishFault]

@@ -39,7 +39,7 @@ class Distribution:
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
-        # One more than there are bounds: the last has what is over all of them.
+        # One more than there are bounds: the last counts what is above all of them.
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
@@ -53,7 +53,7 @@ _Child = TypeVar("_Child")
 
 
 class _Family(Collector, Generic[_Child]):
-    """The children of one name, by the values of their labels."""
+    """All children of one metric, by the values of their labels."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class _Family(Collector, Generic[_Child]):
             return self._add(values)
 
     def describe(self) -> Iterable[Metric]:
-        """Give the registry the names, which nobody else may have."""
+        """Give the registry the metric's names, which must be unique."""
         return self.collect()
 
     @abstractmethod
@@ -136,7 +136,7 @@ class Histogram(_Family[Distribution]):
         self.labels().observe(value)
 
     def collect(self) -> Iterable[Metric]:
-        """Give the registry the counts; each bucket has those below it, too."""
+        """Give the registry the counts; each bucket includes those below it."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         for values, found in self._children.items():
             totals = accumulate(found.counts)

@@ -1,6 +1,6 @@
-"""A stream that never makes its writer wait, be its reader stopped, as behind a full pipe.
+"""A stream that never makes its writer wait, even when its reader has stopped.
 
-What is written to such a pipe would stop the event loop, and with it everything.
+A write to a full pipe would stop the event loop, and with it everything.
 """
 
 import io
@@ -16,7 +16,7 @@ from bridge.logs import Log
 log = Log(__name__)
 
 MAX_LINES: Final = 10_000
-# Lines that come so close together leave in one write.
+# The thread collects lines for this long, and writes them together.
 GATHER_SECONDS: Final = 0.02
 FINISH_SECONDS: Final = 1.0
 
@@ -24,21 +24,22 @@ FINISH_SECONDS: Final = 1.0
 class LineWriter(io.TextIOBase):
     """A stream whose `write` never blocks: a thread hands the lines on to a file descriptor.
 
-    At most `MAX_LINES` wait, and what finds no room, or cannot be written, is dropped: `dropped`
-    is called with the number of lines, and a warning says it once lines are written again. Both
-    come with the next line, in its thread; only one thread may write.
+    At most `MAX_LINES` wait; lines beyond that, and lines that cannot be written, are dropped.
+    `dropped` is called with their number, and a warning follows once lines can be written again;
+    both happen in the thread that calls `write`, with its next line. Only one thread may write.
     """
 
     def __init__(self, stream: TextIO, *, dropped: Callable[[int], object]) -> None:
         super().__init__()
         self._fd = stream.fileno()
         self._is_terminal = stream.isatty()
-        self._tell_dropped = dropped
+        self._on_dropped = dropped
         self._lines: deque[str] = deque()
-        # What the thread could not write, and whether it could the last time.
+        # The numbers of lines that the thread could not write, and whether its last write
+        # succeeded.
         self._unwritten: deque[int] = deque()
-        # The end of a line whose beginning is written, as on a disk that is full: it comes first
-        # when there is room again, or the next line would be glued to half of one.
+        # The rest of a line that was only partly written, as on a full disk. It is written first
+        # once there is room again, or the next line would follow half of this one.
         self._torn = b""
         self._is_writable = True
         self._dropped = 0
@@ -67,7 +68,7 @@ class LineWriter(io.TextIOBase):
         return len(text)
 
     def finish(self) -> None:
-        """Write what waits, for at most `FINISH_SECONDS`, and take no more time."""
+        """Write what waits, for at most `FINISH_SECONDS`."""
         self._finishing.set()
         self._wanted.set()
         if self._thread is not threading.current_thread():
@@ -105,4 +106,4 @@ class LineWriter(io.TextIOBase):
 
     def _drop(self, lines: int) -> None:
         self._dropped += lines
-        self._tell_dropped(lines)
+        self._on_dropped(lines)

@@ -1,4 +1,4 @@
-"""A line of the log, of JSON or for a person: pure, and whatever the facts are one line."""
+"""Formats a line of the log, as JSON or for a person. Pure; whatever the facts, it is one line."""
 
 import functools
 import json
@@ -43,7 +43,7 @@ def _format_second(second: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
-# Of our own lines there are few; a library's may have any text.
+# Our own events are few; those of libraries may be any text, hence the bound.
 @functools.lru_cache(maxsize=256)
 def _format_head(level: str, logger: str, event: str) -> str:
     return f'","level":"{level}","logger":{dump_json(logger)},"event":{dump_json(event)}'

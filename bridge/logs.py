@@ -1,9 +1,9 @@
-"""One JSON line for each fact, on standard output, that can hold no personal data.
+"""Logs constant events with facts, a line each, which cannot hold personal data.
 
-Our own modules log a constant event and named facts: `log.info("paused", reason="outage")`.
-What libraries log with it is reduced to the template of the message, never its arguments, because
-aiormq and asyncio put whole messages into theirs. Of an exception the type and the places are
-written, never its text, which may quote a value.
+Our own modules log a constant event and named facts: `log.info("paused", reason="outage")`. What
+libraries log through `logging` is reduced to the template of the message, without its arguments,
+because aiormq and asyncio put whole messages into theirs. Of an exception only the type and the
+traceback's places are written, never its text, which may quote a value.
 
 Why our own: a line takes a third of the CPU time that `logging` takes with a formatter for JSON
 (`make bench SCENES=log-line`, docs/benchmarks.md), and `logging.StreamHandler` waits for the reader
@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, Protocol
 
 from bridge.log_lines import Facts, console_line, json_line
 
-# How often strangers may cause a line about the same thing.
+# The shortest time between two lines about the same thing that strangers cause.
 COUNT_SECONDS: Final = 1.0
 
 Level = Literal["debug", "info", "warning", "error", "critical"]
@@ -87,9 +87,10 @@ class Log:
 
 
 class CountedLog:
-    """Logs what strangers cause at will: the first at once, then a line a second with their number.
+    """Logs what strangers can cause at will: the first at once, then a count once a second.
 
-    Of each set of facts, that is, so these must come from closed sets. Needs a running event loop.
+    It counts each set of facts by itself, so facts must come from closed sets. Needs a running
+    event loop.
     """
 
     def __init__(self, log: Log, event: str) -> None:
@@ -148,7 +149,7 @@ def configure_logging(
     logging.basicConfig(level=configured, handlers=[lines], force=True)
     # At DEBUG these write whole frames, bodies included, into the message itself.
     logging.getLogger("asyncio").setLevel(max(configured, logging.INFO))
-    # They raise what they log, a line or more for each try to connect; our links say it once.
+    # They log what they also raise, several lines for each try to connect; our links log it once.
     for name in ("aiormq", "aio_pika"):
         logging.getLogger(name).setLevel(
             logging.INFO if configured <= logging.DEBUG else logging.CRITICAL
@@ -175,7 +176,7 @@ class _Lines(logging.Handler):
         self._finish = finish
 
     def take(self, level: int, logger: str, event: str, facts: Facts) -> None:
-        """Write a line; the stream takes it at once, so that no lock is needed."""
+        """Write a line; the stream never blocks, so no lock is needed."""
         if level < self.level:
             return
         name = _level_name(level)
@@ -200,13 +201,13 @@ class _Lines(logging.Handler):
 
 
 def log_loop_faults(loop: asyncio.AbstractEventLoop) -> None:
-    """Log what nobody awaited; asyncio's own handler would quote the exception and its values."""
+    """Log errors that nobody awaited; asyncio's own handler would quote the exception's values."""
 
     def handle(_loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
         error = context.get("exception")
         log.error(
             "unhandled_error",
-            # Behind the words stands the repr of a callback, with its arguments.
+            # After the first words comes the repr of a callback, with its arguments.
             what=" ".join(str(context.get("message")).split()[:3]),
             cause=error if isinstance(error, BaseException) else None,
         )

@@ -1,8 +1,8 @@
 """How metrics are declared, on an injected registry, and those that both roles have.
 
-Each is there at zero for every combination of its labels, whose values come from closed sets only:
-a counter that first appears as 1 fires no alert. `_created` series would double their number, hence
-their absence.
+Each metric exists at zero for every combination of its labels, whose values come from closed sets
+only: a counter that first appears as 1 fires no alert. `_created` series are left out: they would
+double the number of series.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""JSON that others write: read for its ids, which pointers (RFC 6901) lead to."""
+"""Reads ids from other people's JSON, at the places that JSON pointers (RFC 6901) name."""
 
 import functools
 import json
@@ -14,15 +14,15 @@ NOT_JSON: Final = object()
 def read_document(body: bytes) -> Any:  # noqa: ANN401  JSON
     """Read JSON for its type and ids; return NOT_JSON for what is no JSON in UTF-8.
 
-    No size of a number and no depth is refused: an integer too long for an id, and what lies
-    deeper than `MAX_DEPTH`, are read as None.
+    Huge numbers and deep nesting are not refused: an integer too long for an id, and whatever lies
+    deeper than `MAX_DEPTH`, is read as None.
     """
     try:
         # A quarter of the time of the standard library's.
         return from_json(body, cache_strings="keys")
     except ValueError:
         pass
-    # That refuses half of a surrogate pair, long numbers and deep nesting.
+    # The fast parser refuses half of a surrogate pair, long numbers and deep nesting.
     try:
         text = body.decode()
         try:
@@ -34,14 +34,15 @@ def read_document(body: bytes) -> Any:  # noqa: ANN401  JSON
 
 
 def _parse_int(digits: str) -> int | None:
-    # Python refuses more than 4,300, and to read them takes the square of their count.
+    # Python refuses more than 4,300 digits, and the time to read them grows with their square.
     return int(digits) if len(digits) <= len("-") + MAX_ID_DIGITS else None
 
 
 MAX_ID_DIGITS: Final = 40
 MAX_DEPTH: Final = 100
 _DECODER: Final = json.JSONDecoder(parse_int=_parse_int)
-# A string to its end, or to that of the text, so that none is looked at twice; or a bracket.
+# A whole string, or to the end of the text if it never ends, so that nothing is scanned twice; or a
+# bracket.
 _TOKENS: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
@@ -59,7 +60,7 @@ def _cut_depths(text: str) -> str:
             depth -= 1
             if depth == MAX_DEPTH:
                 begin = token.end()
-    # Without its end it is no JSON, and is left so.
+    # A text that ends too deep is not JSON, and stays so.
     kept.append(text[begin:] if depth <= MAX_DEPTH else "")
     return "".join(kept)
 

@@ -9,7 +9,7 @@ from bridge.credentials import Credential, check_header_value, load_authorities
 from bridge.errors import ConfigError
 from bridge.inbound.schemes import Scheme, decode_secret, scheme_from
 
-# What a role that nobody has configured lacks first.
+# What to say of a role that nobody has configured.
 _MISSING: Final[Mapping[Role, str]] = {
     "worker": "sms_api.base_url: is missing; the worker needs it",
     "webhook": "webhook.secrets: is missing; set webhook.secrets or webhook.secret_files",
@@ -17,7 +17,7 @@ _MISSING: Final[Mapping[Role, str]] = {
 
 
 def check_start(settings: Settings, roles: Collection[Role]) -> None:
-    """Try all that these roles need to start; only whether their ports are free shows later.
+    """Try all that these roles need to start, except whether their ports are free.
 
     Raises ConfigError with one line for each fault.
     """
@@ -57,7 +57,7 @@ def check_roles(settings: Settings, roles: Collection[Role]) -> dict[Role, str |
 def broker_login(settings: Settings) -> list[Credential]:
     """Read the files of the broker's login; each connection reads them anew by itself.
 
-    They are watched all the same: one that cannot be read shows before a connection needs it.
+    They are watched all the same, so that an unreadable file shows before a connection needs it.
     """
     files = {
         "rabbitmq.username_file": settings.rabbitmq.username_file,

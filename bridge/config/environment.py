@@ -18,10 +18,10 @@ WIRE_VARIABLE: Final = f"{ENV_PREFIX}WIRE"
 _OURS: Final = (CONFIG_VARIABLE, REVISION_VARIABLE, WIRE_VARIABLE)
 # What WIRE_VARIABLE may be; without it, or with it empty, the wire is `stream`.
 _WIRES: Final = ("plain", "stream", "")
-# How the names go on that tell this repository's tests what to run with.
+# How the names continue that tell this repository's tests what to run with.
 _TESTS: Final = "TEST_"
-# How the names go on by which Kubernetes tells every container of a Service called `sms-bridge`,
-# or so at its start: SERVICE_HOST=10.0.0.1, WEBHOOK_PORT_8080_TCP_ADDR=10.0.0.1.
+# How the names continue that Kubernetes sets in every container for a Service whose name is or
+# begins with `sms-bridge`: SERVICE_HOST=10.0.0.1, WEBHOOK_PORT_8080_TCP_ADDR=10.0.0.1.
 _SERVICE: Final = re.compile(
     r"(?:\w+_)?"
     r"(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
@@ -81,7 +81,7 @@ def _fault_of(variable: str, value: str) -> str | None:
 
 
 def _is_of_others(variable: str, value: str) -> bool:
-    """Whether a variable is read elsewhere, or is there for other programs."""
+    """Whether a variable is read elsewhere, or is meant for other programs."""
     name = variable.upper().removeprefix(ENV_PREFIX)
     if variable in _OURS or name.startswith(_TESTS):
         return True
@@ -93,7 +93,7 @@ def _is_of_others(variable: str, value: str) -> bool:
 def _remedy(name: str) -> str:
     """Name the variable that was meant by one without a section, or say how one is written."""
     variables = [*map(_variable, known_keys()), *_OURS]
-    # Without what all begin with, for that would make every name like every other.
+    # Compared without the common prefix, which would make all names alike.
     found = nearest(name, (one.removeprefix(ENV_PREFIX).lower() for one in variables))
     if found is None:
         return f"a setting is written like {_variable('worker.queue')}"

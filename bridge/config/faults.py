@@ -16,10 +16,10 @@ from bridge.config.settings import known_keys
 
 MAX_FAULTS: Final = 20
 MAX_SHOWN_KEY_CHARACTERS: Final = 32
-# How alike two names are, from 0 to 1, of which one may be meant by the other.
+# How similar, from 0 to 1, an unknown name must be to a known one to be taken for a misspelling.
 _LIKENESS: Final = 0.6
 
-# What is said in place of pydantic's own words, by the type of its error.
+# Our texts in place of pydantic's, by the type of its error.
 _TEXTS: Final = {
     "string_type": "must be text; a number needs quotes",
     "string_too_short": "must not be empty",
@@ -47,7 +47,7 @@ Lines = Mapping[tuple[str, ...], int]
 
 
 def describe(error: ValidationError, lines: Lines) -> list[str]:
-    """Write a line for each fault that pydantic found; of very many only the first, and a count."""
+    """Write a line for each fault that pydantic found: the first MAX_FAULTS, then a count."""
     errors = error.errors(include_url=False)
     faults = [_describe_one(one, lines) for one in errors[:MAX_FAULTS]]
     if len(errors) > MAX_FAULTS:
@@ -66,7 +66,7 @@ def _describe_one(error: ErrorDetails, lines: Lines) -> str:
 
 
 def _remedy_of(error: ErrorDetails) -> str:
-    """Say what to do about nothing at all, which YAML reads from a key that is left empty."""
+    """Add the remedy for a key without a value, which YAML reads as null."""
     if error["input"] is not None:
         return ""
     if isinstance(error["loc"][-1], int):
@@ -114,7 +114,7 @@ def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return which of `names`, in small letters, is most like a name; None when none is like it."""
+    """Return the one of `names` (lower case) that is most similar to a name; None if none is."""
     wanted = name[:MAX_NAME_BYTES].lower()
     found = difflib.get_close_matches(wanted, list(names), n=1, cutoff=_LIKENESS)
     return found[0] if found else None

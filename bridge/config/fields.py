@@ -57,7 +57,8 @@ def _check_not_blank(value: SecretStr) -> SecretStr:
 
 
 def _check_concurrency(value: object) -> object:
-    # Checked before the types are: each member of a union that fails is a fault of its own.
+    # Checked before pydantic checks the types, which would report a fault for each member of the
+    # union.
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
     is_count = type(value) is int and 1 <= value <= MAX_CONCURRENCY
@@ -78,7 +79,8 @@ def _check_entity_name(name: str) -> str:
         raise ValueError("must not begin with amq., which RabbitMQ keeps for itself")
     if len(name.encode()) > MAX_NAME_BYTES:
         raise ValueError(f"must have at most {MAX_NAME_BYTES} bytes in UTF-8")
-    # All that pamqp writes into a frame; with another name a role would connect for ever.
+    # pamqp can write no other characters into a frame: with another name a role would try to
+    # connect for ever.
     if not re.fullmatch("[a-zA-Z0-9_.:@#,/+ -]*", name):
         raise ValueError("must be of letters and digits of ASCII, spaces and - _ . : @ # , / +")
     return name
@@ -95,7 +97,7 @@ def _check_header_name(value: str) -> str:
     return value
 
 
-# A number of seconds inside the program.
+# In seconds, once it is read.
 Duration = Annotated[float, BeforeValidator(parse_duration), Field(gt=0, allow_inf_nan=False)]
 RetryDelay = Annotated[Duration, AfterValidator(_check_retry_delay)]
 Concurrency = Annotated[int | Literal["auto"], BeforeValidator(_check_concurrency)]

@@ -9,7 +9,7 @@ import yaml
 from bridge.config.faults import Lines, may_be_shown
 from bridge.errors import ConfigError
 
-# A configuration is a few KiB of a few hundred values, three levels deep.
+# Far above any real configuration: a few KiB, a few hundred values, three levels deep.
 MAX_FILE_BYTES: Final = 256 * 1024
 MAX_VALUES: Final = 10_000
 MAX_DEPTH: Final = 20
@@ -31,7 +31,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
         where = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{path}{where}: {_explain(error)}") from None
     except (yaml.YAMLError, ValueError):
-        # A control character, or what looks like a date or a number and is none.
+        # A control character, or something that only looks like a date or a number.
         why = "it holds an impossible character, date or number; put text in quotes"
         raise ConfigError(f"{path}: is not YAML: {why}") from None
     if values is None:
@@ -71,7 +71,7 @@ def _lines_of(node: yaml.Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
 
 
 def _explain(error: yaml.MarkedYAMLError) -> str:
-    # PyYAML's own text may quote the file, so it is only looked into.
+    # PyYAML's own text may quote the file, so it is inspected but never shown.
     said = error.problem or ""
     match error:
         case _NotTakenError():

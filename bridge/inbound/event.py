@@ -34,15 +34,15 @@ class Event(NamedTuple):
     routing_key: str
     sha256: str
     event_id: str | None
-    # Seconds of Unix time; None where the scheme signs no time.
+    # Unix seconds; None where the scheme signs no time.
     signed_at: float | None
 
     @property
     def repeat_key(self) -> bytes | None:
-        """What a repeat has in common with the first; None where a repeat cannot be told.
+        """What a repeat has in common with the first; None where repeats cannot be recognised.
 
-        The id alone would not do: several events may speak of one message, and an id that is
-        not signed could be swapped. A digest of both takes a third of their memory.
+        The id alone is not enough: several events may be about one message, and an unsigned id
+        could be swapped. A digest of body and id takes a third of their memory.
         """
         if self.event_id is None:
             return None
@@ -51,9 +51,9 @@ class Event(NamedTuple):
 
 
 def name_event(body: bytes, verified: Verified, id_pointers: Sequence[str]) -> Event:
-    """Read the type and the id of an authentic body, whatever it is.
+    """Read the type and the id of an authentic body, whatever it holds.
 
-    The id is the signature's, or else what the first of the pointers finds that finds one.
+    The id is the signed one, or else the first that a pointer finds.
     """
     document = read_document(body)
     kind = document.get("type") if isinstance(document, dict) else None
@@ -69,9 +69,9 @@ def name_event(body: bytes, verified: Verified, id_pointers: Sequence[str]) -> E
 
 
 def properties_of(event: Event, request: Request, *, message_id: str) -> Properties:
-    """Say what subscribers are told of an event besides its body.
+    """Make the AMQP properties of an event.
 
-    `message_id` has to be another one for each publish: a returned message is told by it.
+    `message_id` must be unique for each publish: a returned message is recognised by it.
     """
     headers: dict[str, Any] = {BODY_SHA256: event.sha256}
     if event.event_id is not None:

@@ -1,6 +1,6 @@
-"""Watch the webhook's own queue, which gets every event, whether anybody subscribes or not.
+"""Watches the webhook's own queue, which receives every event whether or not anybody reads it.
 
-One that nobody reads grows until an alarm of the broker stops both directions.
+If nobody reads it, it grows until an alarm of the broker stops both directions.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ Serve = Callable[[Connection], Coroutine[Any, Any, None]]
 
 
 def watched(serve: Serve, queue: str | None, metrics: WebhookMetrics) -> Serve:
-    """Make a `serve` that watches the webhook's own queue, for as long as the given one serves."""
+    """Wrap `serve` so that the webhook's own queue is watched while it runs."""
     if queue is None:
         return serve
 

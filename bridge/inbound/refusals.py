@@ -1,4 +1,4 @@
-"""Refusals: what is no webhook, or cannot be taken now, and the account of what strangers do."""
+"""Refuses what is no webhook, or cannot be accepted now; counts and logs what strangers do."""
 
 from typing import Final
 
@@ -27,7 +27,7 @@ _OUTCOMES: Final[dict[int, EventOutcome]] = {
 
 
 class RefusedError(Exception):
-    """Ends the way of a webhook early; `event` is None as long as nothing is verified."""
+    """Stops a webhook with a response; `event` is None as long as nothing is verified."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class RefusedError(Exception):
 
 
 class Refusals:
-    """Refuses requests for their header alone, and counts all that strangers can cause.
+    """Refuses requests by their header alone, and counts whatever strangers can cause.
 
-    Anybody can cause any number of them, so the log has few lines, each with a number.
+    Anybody can cause any number of refusals, so the log has few lines, each with a count.
     """
 
     def __init__(self, *, path: str, signature_header: str, metrics: WebhookMetrics) -> None:
@@ -57,19 +57,19 @@ class Refusals:
         self._evicted = CountedLog(log, "connections_evicted")
 
     def judge(self, method: str, path: str, headers: Headers) -> Response | None:
-        """Refuse what its header alone shows to be no webhook, so that strangers buffer nothing."""
+        """Refuse by the header alone what is no webhook, so that no stranger's body is buffered."""
         if path != self._path:
             return NOT_FOUND
         if method != "POST":
             return NOT_ALLOWED
-        # No generator: every webhook comes by here twice.
+        # A loop, because a generator is slower, and this runs twice for every webhook.
         for name, _ in headers:
             if name == self._signature_header:
                 return None
         return NOT_SIGNED
 
     def count(self, method: str | None, path: str | None, status: int) -> None:
-        """Count what was refused for its header, or because no whole request came."""
+        """Count a request that was refused by its header, or that never arrived whole."""
         is_ours = path == self._path
         label = "POST" if method == "POST" else "other"
         route = self._path if is_ours else UNMATCHED
@@ -85,11 +85,11 @@ class Refusals:
         self.log(outcome, why, status)
 
     def log(self, outcome: EventOutcome, why: str | None, status: int) -> None:
-        """Log a refusal of which nothing was verified, or only count it for a later line."""
+        """Log a refusal of something unverified, or only count it for a later line."""
         self._refused.info(outcome=outcome, why=why, status=status)
 
     def count_eviction(self, cause: Eviction) -> None:
-        """Count a connection that had to go for another."""
+        """Count a connection that was closed to make room for another."""
         self._metrics.evictions.labels(cause).inc()
         self._evicted.info(cause=cause)
 

@@ -1,4 +1,4 @@
-"""Knows events again, so that each is published once however often it is delivered."""
+"""Recognises repeated events, so that each is published once however often it is delivered."""
 
 import asyncio
 import time
@@ -8,17 +8,17 @@ from typing import Final
 
 from bridge.amqp.publisher import Publication
 
-# How many are known again at most; with their keys they take less than 32 MiB.
+# How many events are remembered at most; with their keys they take less than 32 MiB.
 MAX_RECENT_EVENTS: Final = 100_000
 
 
 class RecentEvents:
     """Lets an event through once: repeats wait for the first, and are remembered for a while.
 
-    What has no confirm by its deadline keeps its place: the broker may store it yet, so the event
-    is published anew only when the broker has refused it or its channel has ended. Bounded in
-    number and time: by the publisher while the broker has not answered, by us from then on. An
-    event without a key is let through each time.
+    An event without a confirm at its deadline stays in flight here, because the broker may still
+    store it: it is published anew only when the broker has refused it or its channel has ended. The
+    publisher bounds how many are in flight; `MAX_RECENT_EVENTS` and the window bound how many are
+    remembered. An event without a key is let through each time.
     """
 
     def __init__(self, window_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:

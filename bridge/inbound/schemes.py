@@ -24,7 +24,7 @@ _TOUCHING_ID: Final = re.compile(r"\{id\}\{(?:body|url)\}|\{(?:body|url)\}\{id\}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """Every way in which services sign differently.
+    """How one service signs: all the ways in which services differ.
 
     Make one with `scheme_from`, which finds contradictions. `url` is what `{url}` stands for,
     without the query. In the kv format `timestamp_from` is a key, or a header if it has a dash.

@@ -1,7 +1,7 @@
 """Check that raw bytes and headers are authentic and fresh, or make such headers.
 
-`verify` asks as the receiver, `sign` answers as a sender would; a scheme is data, in `schemes`.
-Nothing here does I/O or knows the time.
+`verify` is the receiver's side, `sign` the sender's; a scheme is data, in `schemes`. Nothing here
+does I/O or reads the clock.
 """
 
 import base64
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from bridge.errors import InvalidSignatureError
 from bridge.inbound.schemes import DIGEST_BYTES, PLACEHOLDER, Scheme
 
-# Signatures that one header may hold: a service that rotates its secret sends two or three.
+# How many signatures one header may hold: a service that rotates its secret sends two or three.
 MAX_CANDIDATES: Final = 10
 
 # Names are in lower case; repeated headers are repeated.
@@ -38,9 +38,9 @@ _AFTER_URL: Final = re.compile(r"\{url\}(.*?)\{(?:body|id)\}")
 
 
 class Verified(NamedTuple):
-    """Which key signed, which event, and when (seconds of Unix time).
+    """Which key signed, which event, and when (unix seconds).
 
-    The id is a claim, and not proven, where the scheme does not sign `{id}`.
+    Where the scheme does not sign `{id}`, the id is only a claim.
     """
 
     key_index: int
@@ -67,9 +67,9 @@ def verify(
 ) -> Verified:
     """Check that a holder of one of the keys sent exactly this body, just now.
 
-    Headers are named in lower case, repeated ones are repeated; `now` is in seconds of Unix time.
-    Raises InvalidSignatureError. It says `stale` or `future` only of what is signed correctly,
-    so that these mean a clock or a replay and never a forgery. `body` is not looked into.
+    Header names are in lower case, and repeated headers are repeated; `now` is in unix seconds.
+    Raises InvalidSignatureError. It says `stale` or `future` only of what is signed correctly, so
+    that these mean a clock or a replay and never a forgery. `body` is not looked into.
     """
     given = list(headers)
     candidates, timestamp = _read_signature(scheme, given)

@@ -1,7 +1,7 @@
 """From the service's webhooks to the exchange: receive, verify, name, publish, answer.
 
-`Receiver._accept` is the whole line. 200 means that the broker has confirmed the event. Nothing
-authentic is refused for what it says; 503 has the service send it again.
+`Receiver._accept` is the whole way. 200 means that the broker has confirmed the event. Nothing
+authentic is refused for its content; after a 503 the service sends it again.
 """
 
 import asyncio
@@ -29,15 +29,15 @@ from bridge.topology.upkeep import Upkeep
 
 log = Log(__name__)
 
-# Routing keys of which we know that no queue takes them; more are not told.
+# How many unroutable routing keys are remembered; those of more events are not logged.
 MAX_UNROUTABLE: Final = 100
-# Of the time for a response, so that it arrives in time.
+# Kept back from the time for a response, so that it arrives in time.
 RESPONSE_RESERVE_SECONDS: Final = 0.1
 _OK: Final = Response(200)
 
 
 def webhook_limits(settings: WebhookSettings) -> Limits:
-    """Say what the public port takes."""
+    """Return the limits of the public port."""
     return Limits(
         max_connections=settings.max_connections,
         max_header_bytes=settings.max_header_bytes,
@@ -51,7 +51,7 @@ def webhook_limits(settings: WebhookSettings) -> Limits:
 
 
 class Receiver:
-    """Answers the service's webhooks; `refusals` answers and counts whatever is none."""
+    """Answers the service's webhooks; `refusals` refuses and counts everything else."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Receiver:
         metrics.http_in_flight.set_function(lambda: self._in_flight)
 
     def read_secrets(self) -> None:
-        """Take the secrets as they are now, after a change of their files."""
+        """Use the secrets as they are now, after a change of their files."""
         self._keys = [decode_secret(self._scheme, secret.current) for secret in self._secrets]
 
     async def serve(self, connection: Connection) -> None:
@@ -138,7 +138,7 @@ class Receiver:
         return verified
 
     async def _publish(self, event: Event, request: Request) -> bool:
-        """Publish an event unless it was before; return whether it was new."""
+        """Publish an event unless that was done before; return whether it was new."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.response_timeout_seconds - RESPONSE_RESERVE_SECONDS
 
@@ -169,7 +169,7 @@ class Receiver:
         return is_new
 
     def _note_unroutable(self, event: Event) -> None:
-        """Have our own queue declared again, and say once that such events find no queue."""
+        """Have our own queue declared again, and log once that such events find no queue."""
         self._queue_missing.set()
         if event.routing_key not in self._unroutable and len(self._unroutable) < MAX_UNROUTABLE:
             self._unroutable.add(event.routing_key)
@@ -181,7 +181,7 @@ class Receiver:
                 remedy="bind a queue to it with #: sms-bridge topology declare makes webhook.queue",
             )
 
-    # Around it: the response, the account
+    # Around it: the response, metrics and the log
 
     async def _receive(self, request: Request) -> Response:
         started = time.perf_counter()
