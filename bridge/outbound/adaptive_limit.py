@@ -20,24 +20,25 @@ from typing import Final
 from bridge.outbound.fates import Answer, Fate
 
 FIRST_LIMIT: Final = 4
-# A round has at least so many latencies, and at least as many as the limit.
+# The fewest latencies that make a round; where the limit is higher, a round has as many as that.
 MIN_SAMPLES: Final = 10
-# Latency up to so many times that of an unloaded service shows no queue yet.
+# Latency up to this multiple of an unloaded service's shows no queue yet.
 LATENCY_TOLERANCE: Final = 1.1
-# A round's mean may be wrong by so many standard errors: latencies that vary show no queue.
+# How many standard errors a round's mean may be off: latencies that merely vary show no queue.
 MARGIN_STANDARD_ERRORS: Final = 1.5
-# After a cut to this share of the limit or less, a latency that has not followed is no queue of
-# ours: it is how long the service takes now.
+# When the limit was cut to this share or less and the latency did not fall with it, we cause no
+# queue: the service itself has become slower.
 CONCLUSIVE_CUT_SHARE: Final = 0.75
-# A round takes away half at most, as a refusal does.
+# A round lowers the limit to half at most, as a refusal does.
 MIN_GRADIENT: Final = 0.5
-# A refused level is tried again after 15 s, and while it is refused ever later. Nothing goes during
-# Retry-After, so that the time between two trials is at least so many times as long.
+# A refused level is tried again after the first of these, then after twice as long each time, up to
+# the second. Nothing is sent during Retry-After, so two trials are also at least this many times
+# Retry-After apart.
 FIRST_TRIAL_SECONDS: Final = 15.0
 MAX_TRIAL_SECONDS: Final = 60.0
 RETRY_AFTERS_PER_TRIAL: Final = 20
-# How often the limit is halved for a round, to see the latency of a service that is less loaded:
-# after so many seconds, or so many times the latency where that is longer.
+# How often the limit is halved for one round, to measure the latency of a less loaded service:
+# after this many seconds, or this many latencies, whichever is longer.
 DIP_SECONDS: Final = 60.0
 DIP_LATENCIES: Final = 100
 # How many deliveries are held at first, and by what factor that number changes.
@@ -115,7 +116,7 @@ class AdaptiveLimit:
 
     def _refuse(self, began: float, retry_after_seconds: float) -> None:
         if began <= self._cut_at:
-            # It was in flight at the time of the cut: one more that was too many.
+            # It left before the cut, so the level was too high by one more.
             self._ceiling = max(self.limit, self._ceiling - 1)
             return
         now = self._clock()
@@ -128,7 +129,7 @@ class AdaptiveLimit:
             rarely = RETRY_AFTERS_PER_TRIAL * retry_after_seconds
             self._next_trial_at = now + max(self._trial_seconds, rarely)
         else:
-            # It refuses at any level: it is down rather than full, and what it takes is unknown.
+            # It refuses at any level: it is down rather than full, and its real limit is unknown.
             self._ceiling = self._maximum
         self._is_doubling = True
         self._accepted_since_cut = False
@@ -194,7 +195,7 @@ class AdaptiveLimit:
             return min(int(self.limit + step), self._ceiling)
         if now < self._next_trial_at or self.limit == self._maximum:
             return self.limit
-        # One request too many is refused at the most.
+        # A trial goes one above, so it costs one refusal at most.
         self._ceiling = self._maximum
         self._is_doubling = False
         self._trial_level = self.limit + 1

@@ -25,7 +25,7 @@ LOG_SECONDS: Final = 15.0
 
 
 class Slots:
-    """A semaphore whose size can change. Whoever holds a slot keeps it when there are fewer."""
+    """A semaphore whose size can change; slots that are held stay held when there are fewer."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -53,7 +53,7 @@ class Slots:
                     self._waiting.remove(handed_over)
                 self._hand_out()
             else:
-                # It had just been given one.
+                # It was given a slot just before it was cancelled.
                 self.give_back()
             raise
 
@@ -99,7 +99,8 @@ class Capacity:
         )
         self._slots = Slots(self._adaptive.limit if self._adaptive else settings.most_in_flight)
         self._logged_limit = self._slots.limit
-        # In order, deliveries wait for each other, and no other worker for what is held here.
+        # With ordering, deliveries wait for each other here, and holding fewer helps no other
+        # worker.
         self._holds_most = self._adaptive is None or settings.ordering == "recipient"
         self.most_held = settings.most_in_flight
         if self._adaptive is not None:
@@ -128,7 +129,7 @@ class Capacity:
             log.info("concurrency_changed", queue=self._queue, limit=self.limit)
 
     def begin(self) -> float:
-        """Note that a request goes out; `end` wants the moment that is returned."""
+        """Note that a request goes out; pass the time that is returned to `end`."""
         return 0.0 if self._adaptive is None else self._adaptive.begin()
 
     def end(self, began: float, answer: Answer | None) -> None:

@@ -14,9 +14,10 @@ import httptools
 
 from bridge.errors import AttemptError
 
-# Of the body, and of the header: what comes behind them is not read.
+# How much is kept of a body, and how long a header may be.
 MAX_ANSWER_BYTES: Final = 64 * 1024
-# Below what servers commonly keep idle connections for (5 s), to avoid the race at the end.
+# Shorter than servers commonly keep idle connections (5 s), so that none closes under a new
+# request.
 IDLE_SECONDS: Final = 2.0
 # Connections are made anew now and then, so that a change of DNS is followed.
 MAX_CONNECTION_AGE_SECONDS: Final = 300.0
@@ -76,7 +77,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def has_unread_bytes(self) -> bool:
-        """Whether something came that would be taken for the answer to the next request."""
+        """Whether bytes have arrived that would be read as the answer to the next request."""
         return bool(self._unread.poll(0))
 
     def close(self) -> None:
@@ -163,7 +164,7 @@ class Connection(asyncio.Protocol):
         error = AttemptError("connection_lost")
         error.__cause__ = exc
         self._finish(error)
-        # It refers to this object, and the two would wait for a search for garbage.
+        # The two refer to each other, and would stay in memory until the next search for cycles.
         self._parser = None
 
     # httptools' side
@@ -190,7 +191,7 @@ class Connection(asyncio.Protocol):
             self._reusable = self._reusable and self._parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:
-        """Keep the start of the body; what is longer is not worth the connection."""
+        """Keep the start of the body; a longer one is not read, and ends the connection."""
         if self._complete:
             return
         room = MAX_ANSWER_BYTES - len(self._body)

@@ -23,34 +23,34 @@ from bridge.outbound.metrics import WorkerMetrics
 
 log = Log(__name__)
 
-# How often to compare without a change.
+# How often to compare what is with what should be when nothing has changed.
 WATCH_SECONDS: Final = 5.0
-# So many sessions in a row may end without a delivery before a message is suspected of ending them.
+# When more sessions in a row end without a delivery, a message is suspected of ending them.
 POISON_SESSIONS: Final = 3
-# From so many earlier deliveries of a message on each is told.
+# A message that was delivered this often before is logged at each delivery.
 WARN_FROM_COUNT: Final = 4
-# The bodies that are held may have so many bytes before nothing more is read; that which is being
-# read may come on top.
+# When the bodies that are held have more bytes than this, nothing more is read; the one that is
+# being read comes on top.
 MAX_HELD_BYTES: Final = 32 * 1024 * 1024
 # Smaller bodies never make the prefetch shrink. It does so in large steps: each change interrupts
 # consuming for a moment.
 USUAL_BODY_BYTES: Final = 64 * 1024
 PREFETCH_FACTOR: Final = 4
-# Of the largest body so much is remembered with each that follows.
+# The remembered size of large bodies shrinks by this factor with each body that follows.
 FADING: Final = 0.95
-# An answer of the broker comes behind the bodies that it has sent.
+# While bodies are large: the broker's answer to a method comes after the bodies that it has sent.
 LARGE_RPC_TIMEOUT_SECONDS: Final = 60.0
-# How long a broker may keep an ack back that it has read.
+# How long a broker may hold back an ack that it has read.
 ACK_SECONDS: Final = 0.5
 
 
 class Consumer:
-    """Consumes while `prefetch()` is above zero, with that prefetch; hands deliveries to `take`.
+    """Consumes while `prefetch()` is above zero, with that prefetch.
 
-    Set `changed` when `prefetch()` may say something else. `registered` is called each time that
-    the broker has made this process a consumer, `lost` when what was delivered cannot be acked
-    any more and comes again. `let_go` must be called for each delivery at its end: the bytes that
-    are held have a bound.
+    Set `changed` when `prefetch()` may return something else. `on_delivery` is called with each
+    delivery, `on_registered` each time that the broker has registered this process as a consumer,
+    `on_session_over` when the deliveries of a session can no longer be acked and come again. Call
+    `let_go` for each delivery at its end: the bytes that are held have a bound.
     """
 
     def __init__(
@@ -59,17 +59,17 @@ class Consumer:
         *,
         prefetch: Callable[[], int],
         changed: asyncio.Event,
-        take: Callable[[Delivery], None],
-        registered: Callable[[], None],
-        lost: Callable[[Session], None],
+        on_delivery: Callable[[Delivery], None],
+        on_registered: Callable[[], None],
+        on_session_over: Callable[[Session], None],
         metrics: WorkerMetrics,
     ) -> None:
         self._queue = queue
         self._prefetch = prefetch
         self._changed = changed
-        self._take = take
-        self._registered = registered
-        self._lost = lost
+        self._hand_on = on_delivery
+        self._on_registered = on_registered
+        self._on_session_over = on_session_over
         self._metrics = metrics
         self._consuming_with = 0
         self._empty_sessions = 0
@@ -108,7 +108,7 @@ class Consumer:
         self._regulate()
 
     async def flush(self) -> None:
-        """Return when the broker has taken every ack that was written, or the session is over.
+        """Return when the broker has processed every ack that was written, or the session is over.
 
         A busy broker keeps an ack of a quorum queue back for a moment after it has read it, and
         drops it when the channel ends (seen with 3.10.8): hence the wait.
@@ -153,7 +153,7 @@ class Consumer:
             session.over.set()
             self._session = None
             self._mark(0)
-            self._lost(session)
+            self._on_session_over(session)
             self._idle.set()
 
     async def _follow(
@@ -179,7 +179,7 @@ class Consumer:
             await channel.basic_qos(prefetch_count=wanted)
             result = await channel.basic_consume(self._queue, callback)
         self._mark(wanted)
-        self._registered()
+        self._on_registered()
         return result.consumer_tag
 
     def _most_that_fit(self) -> int:
@@ -255,10 +255,11 @@ class Consumer:
         )
         self._warn_of_count(delivery)
         self._note_size(len(body))
-        self._take(delivery)
+        self._hand_on(delivery)
 
     def _warn_of_count(self, delivery: Delivery) -> None:
-        # A quorum queue drops a message whose count is over its limit, by default 20 since 4.0.
+        # A quorum queue drops a message whose delivery count exceeds its limit, by default 20 since
+        # RabbitMQ 4.0.
         count = (delivery.properties.headers or {}).get(DELIVERY_COUNT, 0)
         if isinstance(count, int) and count >= WARN_FROM_COUNT:
             message_id = delivery.envelope.key

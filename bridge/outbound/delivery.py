@@ -14,8 +14,8 @@ from bridge.amqp.publisher import Publication
 from bridge.amqp.wire import Body, Wire
 from bridge.outbound.envelope import Envelope
 
-# A delivery that has been held for longer is given up; one wait more may lie before that. The
-# broker's own limit is 30 minutes (consumer_timeout).
+# A delivery that has been held for longer is put off to the ladder, once the wait that it is in has
+# ended. The broker's own limit is 30 minutes (consumer_timeout).
 MAX_HOLD_SECONDS: Final = 60.0
 
 # What a delivery may wait for here; a POST that is in flight is no wait.
@@ -41,7 +41,7 @@ WaitCause = Literal[
     # The confirm of the copy that replaces it, with all tries of that.
     "publish",
 ]
-# Nothing has been sent then, nor decided.
+# The waits during which nothing has been sent or decided.
 _BEFORE_SENDING: Final = frozenset[WaitCause | None](
     ("order", "due", "slot", "pace", "rate", "probe")
 )
@@ -121,13 +121,13 @@ class Delivery:
     def waits(self, cause: WaitCause) -> "_Wait":
         """Measure a wait: a `with` block around what is waited for.
 
-        It reads the clock twice, so enter it where there is something to wait for. In a wait
-        within a wait only the inner one counts.
+        It reads the clock twice, so enter it only where there is something to wait for. In a wait
+        within a wait, only the inner one counts.
         """
         return _Wait(self, cause)
 
     def wait_for(self, cause: WaitCause | None) -> WaitCause | None:
-        """Note what it waits for from now on, None for nothing; return what it did until now."""
+        """Note what it waits for from now on, None for nothing; return what that replaces."""
         now, former = self.clock(), self.waiting_for
         if former is not None:
             waited = self.waited_seconds

@@ -184,12 +184,12 @@ class Dispatcher:
                     if delivery.is_stale:
                         raise BrokerError("the channel is gone")
                     token.spend()
-                    began = self._pace.begin(key)
+                    request_number = self._pace.begin(key)
                     slot.begin()
                     slot.answer = answer = await self._sender.send(request, delivery)
                 # After its slot is given back: when this begins a pause, who waited for the slot
                 # becomes the probe before the consumer looks whether it has to take one.
-                return self._pace.rule(answer, delivery, request.to, began=began)
+                return self._pace.rule(answer, delivery, request.to, request_number=request_number)
 
     def _count_acceptance(self, delivery: Delivery, request: SendRequest, outcome: Outcome) -> None:
         if not isinstance(outcome, Sent):

@@ -11,8 +11,8 @@ from bridge.outbound.ledger import COMES_AGAIN_SECONDS, Ledger
 
 log = Log(__name__)
 
-# How often to see whether what is done and not acked has come again, and for how long to take it
-# while it does.
+# How often to check whether settled but unacked messages have come again, and for how long to go on
+# taking them.
 OWED_POLL_SECONDS: Final = 0.1
 MAX_OWED_SECONDS: Final = 5.0
 

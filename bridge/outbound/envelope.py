@@ -36,7 +36,7 @@ TURN_AT: Final = "sms-bridge-turn-at"
 STATUS: Final = "sms-bridge-status"
 DEAD_AT: Final = "sms-bridge-dead-at"
 
-# What the broker says of a message's past; on a message that is published again it would be wrong.
+# Headers in which the broker describes a message's history; on a copy they would be wrong.
 DELIVERY_COUNT: Final = "x-delivery-count"
 _BROKERS_OWN: Final = re.compile("x-(delivery-count|acquired-count|(first-|last-)?death.*)")
 _MEMORY: Final = (
@@ -45,7 +45,7 @@ _MEMORY: Final = (
 )
 # What may be set for one message.
 _SETTINGS: Final = (EXPIRES_AT, NOT_BEFORE, ON_UNCERTAIN, ORDERING_KEY, PRIORITY)
-# Of inbound events, and of workers that know more services: whoever passes them on does no harm.
+# Headers of inbound events and of other versions of the worker: passing them on is harmless.
 _PASSED_ON: Final = tuple(
     PREFIX + name
     for name in ("event-id", "body-sha256", "delivery", "provider-id", "message-id", "code")
@@ -61,8 +61,8 @@ _YEAR_9999: Final = 253_402_300_799
 class Envelope(NamedTuple):
     """One message's facts. Moments are unix seconds.
 
-    `try_of`: what all copies of one publish have in common, and those of the next one have not.
-    `turn_at`: when the limit of its sender lets it through, if it waits on the ladder for that.
+    `try_of` tells the copies of one publish from those of the next one with the same id. `turn_at`:
+    when the limit of its sender lets it through, if it waits on the ladder for that.
     """
 
     key: str
@@ -112,7 +112,8 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
     if not headers and not properties.expiration:
         return bare
     if ATTEMPTS not in headers or DEAD_AT in headers:
-        # A copy from the ladder was looked at when it came first, and is a bridge's own work.
+        # A copy from the ladder was checked when the message first came, and a bridge wrote its
+        # headers.
         _refuse_unknown(headers)
     on_uncertain = _read_text(headers, ON_UNCERTAIN)
     if on_uncertain not in {None, "retry", "park"}:
@@ -125,7 +126,7 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
         trace=read_trace(headers.get("traceparent"), headers.get("tracestate")),
     )
     if DEAD_AT in headers:
-        # A dead letter that somebody moved back starts anew; only its copies are counted on.
+        # A dead letter that somebody moved back starts anew, but for the count of its copies.
         return full
     return full._replace(
         first_delivered_at=_read_moment(headers, FIRST_DELIVERED_AT) or bare.first_delivered_at,
@@ -207,7 +208,7 @@ def _read_moment(headers: dict[str, Any], name: str) -> float | None:
 
 
 def _write_moment(seconds: float) -> str:
-    # pamqp writes a float in 32 bits, which is wrong by up to a minute here.
+    # pamqp writes a float in 32 bits, which would be wrong by up to a minute here.
     return f"{seconds:.3f}"
 
 
@@ -245,10 +246,10 @@ def copy_properties(
 ) -> Properties:
     """Make the properties of the copy that replaces a delivery; `envelope` counts this attempt.
 
-    All stay as they came, but those with which the broker would refuse (`user_id`), drop
-    (`expiration`) or reroute (`CC`, `BCC`) the copy, and headers for which `max_bytes` leave no
-    room beside ours. A message without an id gets its key as id, so that every later attempt sends
-    the same key.
+    All stay as they came, except those for which the broker would refuse (`user_id`), drop
+    (`expiration`) or reroute (`CC`, `BCC`) the copy, and headers that do not fit into `max_bytes`
+    beside ours. A message without an id gets its key as id, so that every later attempt sends the
+    same key.
     """
     replaced = copy.copy(properties)
     replaced.user_id = None
@@ -284,7 +285,7 @@ def copy_properties(
 def _without_the_largest(
     headers: dict[str, Any], own: dict[str, Any], excess: int
 ) -> dict[str, Any]:
-    """Leave out as many of the largest headers as it takes, those that speak to us last.
+    """Leave out as many of the largest headers as it takes, the bridge's own ones last.
 
     A copy that is over the limit of a frame could never be published. With none of them it is
     small: all other properties are short, and the smallest frame of AMQP has 4,096 bytes.

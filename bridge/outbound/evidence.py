@@ -1,9 +1,9 @@
-"""Whom an ambiguous status speaks of: the set-up (a revoked key, a wrong path) or one message.
+"""Whose fault an ambiguous status is: the set-up's (a revoked key, a wrong path) or one message's.
 
-Evidence decides and no clock: such a status is the message's own when it gets one again, and the
-same key was good for another message between its two tries. Between means that the other request
-left after the first answer had come, and was accepted before the second try left; what was in
-flight when a key was revoked proves nothing.
+Evidence decides, not time: such a status is the message's own fault when the message gets one
+again, and the same key was accepted with another message between its two tries. Between means that
+the other request left after the first answer had come, and was accepted before the second try left;
+what was in flight when a key was revoked proves nothing.
 """
 
 from collections import OrderedDict
@@ -15,7 +15,7 @@ MAX_SUSPECTS: Final = 10_000
 
 @dataclass(slots=True)
 class _Suspect:
-    """A message that got such a status so many times, the last one after so many requests."""
+    """A message with ambiguous statuses: how many in a row, and the number of the last request."""
 
     times: int = 0
     answered_at: int = 0
@@ -25,8 +25,8 @@ class _Suspect:
 class Evidence:
     """Remembers messages with ambiguous statuses by their key; bounded, the oldest go first.
 
-    Their recipients are remembered too, but convict no other message. What is forgotten is found
-    out anew, at the cost of one more try. Moments are numbers of requests, counted from the start.
+    Their recipients are remembered too, but only to choose a better probe. What is forgotten is
+    found out again, at the cost of one more try. Time is counted in requests since the start.
     """
 
     def __init__(self) -> None:
@@ -42,22 +42,22 @@ class Evidence:
         return key in self._suspects or recipient in self._recipients
 
     def begin(self, key: str) -> int:
-        """Note that a request leaves; return the moment, for `accept` and `suspect`."""
+        """Note that a request leaves; return its number, for `accept` and `suspect`."""
         self._requests += 1
         if self._suspects and (suspect := self._suspects.get(key)) is not None:
             suspect.is_proven = self._accepted_at > suspect.answered_at
         return self._requests
 
-    def accept(self, key: str, recipient: str, *, began: int) -> None:
+    def accept(self, key: str, recipient: str, *, request_number: int) -> None:
         """Note that a message was accepted."""
-        self._accepted_at = max(self._accepted_at, began)
+        self._accepted_at = max(self._accepted_at, request_number)
         if self._recipients:
             self._recipients.pop(recipient, None)
         self.clear(key)
 
-    def suspect(self, key: str, recipient: str, *, began: int) -> bool:
+    def suspect(self, key: str, recipient: str, *, request_number: int) -> bool:
         """Note an ambiguous status, and say whether it is proven to be the message's own."""
-        if began <= self._key_changed_at:
+        if request_number <= self._key_changed_at:
             return False
         suspect = self._suspects.setdefault(key, _Suspect())
         self._suspects.move_to_end(key)

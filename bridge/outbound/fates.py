@@ -23,7 +23,7 @@ from typing import Final, Literal, NamedTuple, assert_never
 
 from bridge.errors import AttemptFault
 
-# Commands name reasons of ours in their help, which is to be quick: settings are slow to import.
+# Do not import settings here: commands show these reasons in their help, which must be quick.
 
 
 class Fate(Enum):

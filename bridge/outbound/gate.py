@@ -1,4 +1,4 @@
-"""The gate that the service closes for a while with a 429: for `Retry-After`, or a wait of ours."""
+"""Closed for a while after a 429: for `Retry-After`, or for a wait of our own choice."""
 
 import random
 from collections.abc import Callable
@@ -12,7 +12,7 @@ MAX_DOUBLINGS: Final = 6
 
 
 class Gate:
-    """When requests may go again, as the service wants it. Times are of `clock`."""
+    """When requests may go again after a 429. Times are of `clock`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -25,18 +25,18 @@ class Gate:
         return self.opens_at - self._clock()
 
     def close(self, retry_after_seconds: float | None) -> float:
-        """Close it after a 429, and return for how many seconds, but for a little jitter."""
+        """Close it after a 429, and return for how many seconds, without the jitter."""
         now = self._clock()
         if self.opens_at <= now:
-            # Of many answers at once only the first makes the own wait grow.
+            # Of many 429s at once only the first makes our own wait grow.
             self._slow_downs += 1
         own = FIRST_WAIT_SECONDS * 2.0 ** min(self._slow_downs - 1, MAX_DOUBLINGS)
         wait = retry_after_seconds or min(own, MAX_HOLD_SECONDS)
-        # Jitter upwards only: too early is refused again.
+        # Jitter upwards only: a request that comes too early is refused again.
         opens_at = now + wait * random.uniform(1.0, 1.1)  # noqa: S311
         self.opens_at = max(self.opens_at, opens_at)
         return wait
 
     def note_acceptance(self) -> None:
-        """Begin with the shortest wait of our own again."""
+        """Start again with the shortest wait of our own."""
         self._slow_downs = 0

@@ -1,4 +1,4 @@
-"""The order of `worker.ordering: recipient`: one message of a key at a time, none past another.
+"""The order of `worker.ordering: recipient`: one message of a key at a time, none overtakes.
 
 A message that went up the retry ladder stays ahead of those that came after it: they go up behind
 it, for what is left of its step, until it is settled. This is known to one process and forgotten
@@ -16,14 +16,14 @@ from bridge.errors import BrokerError
 from bridge.outbound.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.outbound.outcomes import Policy
 
-# A message that does not come back from the ladder by then was taken out by somebody.
+# How late a message may come back from the ladder; then somebody has taken it out of its queue.
 MAX_LATE_SECONDS: Final = 900.0
 MAX_MESSAGES: Final = 100_000
 
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """One delivery's place. `behind_seconds`: the step to wait on instead, None when it may go."""
+    """One delivery's place; `behind_seconds` is None when it may go, else its ladder step."""
 
     behind_seconds: float | None = None
     stays_seconds: float | None = None
@@ -69,9 +69,9 @@ class Lanes:
     ) -> AsyncIterator[Place]:
         """Wait until a delivery is the first of its key, for no longer than a delivery is held.
 
-        Unless it may wait it goes behind one that is held at once. Raising BrokerError or
-        CancelledError out of the block gives the delivery back to the queue, and keeps its place
-        for a moment.
+        With `may_wait` false it goes up the ladder at once when an earlier one is held. Raising
+        BrokerError or CancelledError out of the block gives the delivery back to the queue, and
+        keeps its place for a moment.
         """
         lane, message = self._lanes.setdefault(key, _Lane()), delivery.envelope.key
         lane.users += 1
@@ -106,7 +106,7 @@ class Lanes:
         record.given_up_at = now + MAX_LATE_SECONDS
 
     async def _step_behind(self, lane: _Lane, message: str, *, is_locked: bool) -> float | None:
-        """Return the step of the ladder that ends soon after the first of the lane comes back.
+        """Return the step of the ladder that ends soon after the first of the lane has come back.
 
         It is late by the first step at most. Of two that go up one step the queue keeps the order.
         """

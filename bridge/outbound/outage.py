@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-# So many requests in a row must have failed.
+# How many requests in a row must have failed.
 OUTAGE_REQUESTS: Final = 10
 
 
@@ -18,7 +18,7 @@ class OutageWatch:
 
     @property
     def is_likely(self) -> bool:
-        """Whether so many have failed that it may be an outage, if it lasts."""
+        """Whether enough have failed in a row that it is an outage if it lasts."""
         return self._failures >= OUTAGE_REQUESTS
 
     @property

@@ -1,6 +1,6 @@
 """What becomes of a delivery: sent, again later by the ladder, or dead; pure.
 
-`fates` says what an answer means; here that is held against what the message has behind it.
+`fates` says what an answer means; this weighs it against the attempts that the message has had.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from bridge.outbound.fates import Answer, DeadReason, Fate, Result, RetryReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What decides between again and dead, as far as a message does not ask for something else."""
+    """The settings that decide between a retry and a dead letter; a message may override them."""
 
     max_attempts: int
     max_uncertain_attempts: int
@@ -30,14 +30,14 @@ class Policy:
         )
 
     def is_last_try(self, *, attempts: int, uncertain_attempts: int) -> bool:
-        """Whether one more failure may be the end of a message that has had so many."""
+        """Whether the next failure may make a message with these attempts a dead letter."""
         return (
             attempts + 1 >= self.max_attempts
             or uncertain_attempts + 1 >= self.max_uncertain_attempts
         )
 
     def delay_for(self, attempts: int, *, at_least_seconds: float = 0) -> float:
-        """Return the step of the ladder after so many attempts, not shorter than asked if any."""
+        """Return the ladder's step after so many attempts, or a longer one if that is asked for."""
         step = self.retry_delays_seconds[min(attempts, len(self.retry_delays_seconds)) - 1]
         if step >= at_least_seconds:
             return step

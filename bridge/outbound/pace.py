@@ -27,9 +27,9 @@ from bridge.outbound.rates import RateLimits
 
 log = Log(__name__)
 
-# Ambiguous answers in a row, whichever messages got them.
-MAX_DOUBTS: Final = 3
-# What is held when a pause begins waits so long for the first probe to end it.
+# After this many ambiguous answers in a row, whichever messages got them, the worker pauses.
+MAX_AMBIGUOUS_IN_A_ROW: Final = 3
+# How long deliveries that are held when a pause begins wait for the first probe to end it.
 PATIENCE_SECONDS: Final = 2.5
 
 
@@ -55,7 +55,7 @@ class Pace:
         self._gate = Gate(clock)
         self._outage = OutageWatch(outage_after_seconds, clock)
         self._evidence = Evidence()
-        self._doubts = 0
+        self._ambiguous_in_a_row = 0
         self._pause: Pause | None = None
         self._storing = asyncio.Event()
         self._storing.set()
@@ -127,7 +127,7 @@ class Pace:
                 if wait <= 0 or rank is not Rank.WILLING or not pause.is_probed_soon:
                     return max(0.0, pause.seconds_to_probe)
             with delivery.waits("probe"):
-                await pause.stirred_within(wait)
+                await pause.wait_for_change(wait)
         return 0.0 if has_failed and self._outage.is_likely else None
 
     def _is_last_try(self, envelope: Envelope) -> bool:
@@ -163,7 +163,7 @@ class Pace:
     # After its answer
 
     def rule(
-        self, answer: Answer, delivery: Delivery, recipient: str, *, began: int
+        self, answer: Answer, delivery: Delivery, recipient: str, *, request_number: int
     ) -> Outcome | None:
         """Learn from the answer to a delivery's request, and say what becomes of the delivery.
 
@@ -171,7 +171,7 @@ class Pace:
         or when it is the probe. What is not the message's own fault burns no attempt of it.
         """
         key = delivery.envelope.key
-        answer = self._learn(answer, key, recipient, began)
+        answer = self._learn(answer, key, recipient, request_number)
         pause, times = self._pause, 1
         match answer.fate:
             case Fate.SLOW_DOWN:
@@ -207,19 +207,19 @@ class Pace:
 
     # What an answer tells of the service
 
-    def _learn(self, answer: Answer, key: str, recipient: str, began: int) -> Answer:
+    def _learn(self, answer: Answer, key: str, recipient: str, request_number: int) -> Answer:
         """Close the gate, begin or end a pause, or see that all is well.
 
         Returns what the answer means: one that is ambiguous may turn out to be the message's own.
         """
         if answer.fate is Fate.AMBIGUOUS:
-            answer = self._weigh(answer, key, recipient, began)
+            answer = self._weigh(answer, key, recipient, request_number)
         if answer.counts_as_outage:
             self._outage.note_failure()
             self._look_for_outage()
         else:
             self._outage.note_answer()
-            self._learn_from_answer(answer, key, recipient, began)
+            self._learn_from_answer(answer, key, recipient, request_number)
         pause = self._pause
         if pause is not None and pause.probe == key:
             if answer.ends_pause:
@@ -228,21 +228,23 @@ class Pace:
                 pause.note_failure()
         return answer
 
-    def _weigh(self, answer: Answer, key: str, recipient: str, began: int) -> Answer:
-        is_proven = self._evidence.suspect(key, recipient, began=began)
+    def _weigh(self, answer: Answer, key: str, recipient: str, request_number: int) -> Answer:
+        is_proven = self._evidence.suspect(key, recipient, request_number=request_number)
         # In a pause it is not certain that the set-up is as it was when the evidence was found.
         if not is_proven or self._pause is not None:
             return answer
         detail = f"{answer.detail}, twice, and took another message between"
         return answer._replace(fate=Fate.REFUSED, pause=None, detail=detail)
 
-    def _learn_from_answer(self, answer: Answer, key: str, recipient: str, began: int) -> None:
+    def _learn_from_answer(
+        self, answer: Answer, key: str, recipient: str, request_number: int
+    ) -> None:
         match answer.fate:
             case Fate.SENT:
-                self._doubts = 0
+                self._ambiguous_in_a_row = 0
                 self._gate.note_acceptance()
                 self._outage.note_acceptance()
-                self._evidence.accept(key, recipient, began=began)
+                self._evidence.accept(key, recipient, request_number=request_number)
                 if self.paused == "outage":
                     self.resume()
             case Fate.REFUSED:
@@ -251,8 +253,8 @@ class Pace:
                 if self._gate.close(answer.retry_after_seconds) > MAX_HOLD_SECONDS:
                     self.pause("rate_limited")
             case Fate.AMBIGUOUS:
-                self._doubts += 1
-                if self._doubts >= MAX_DOUBTS:
+                self._ambiguous_in_a_row += 1
+                if self._ambiguous_in_a_row >= MAX_AMBIGUOUS_IN_A_ROW:
                     self._pause_for(answer)
             case Fate.SETUP:
                 self._pause_for(answer)
@@ -286,7 +288,7 @@ class Pace:
         self._metrics.paused.labels(reason).set(1)
         self._metrics.pauses.labels(reason).inc()
         log.warning("paused", reason=reason, status=status)
-        pause.stir()
+        pause.notify()
 
     def resume(self) -> None:
         """Take new deliveries again."""
@@ -298,9 +300,9 @@ class Pace:
             self.rates.start_slowly()
         self._metrics.paused.labels(pause.reason).set(0)
         self._pause = None
-        self._doubts = 0
+        self._ambiguous_in_a_row = 0
         self._outage.start_anew()
-        pause.stir()
+        pause.notify()
 
     def reopen(self) -> None:
         """End a pause in which the service asked for a time that has passed, if nobody probes."""
@@ -313,7 +315,7 @@ class Pace:
         """Probe at once, and forget what is known of messages: the API key has changed."""
         if self._pause is not None:
             self._pause.renew_key()
-        self._doubts = 0
+        self._ambiguous_in_a_row = 0
         self._evidence.renew()
 
     def block(self) -> None:

@@ -17,7 +17,7 @@ from bridge.outbound.gate import Gate
 FIRST_PROBE_SECONDS: Final = 1.0
 MAX_PROBE_SECONDS: Final = 60.0
 MAX_OUTAGE_PROBE_SECONDS: Final = 15.0
-# For messages that have no attempt left to lose: an outage of an hour costs a handful of them.
+# For messages on their last attempt: an hour of outage makes only a handful of them dead letters.
 MAX_LAST_TRY_PROBE_SECONDS: Final = 300.0
 
 
@@ -34,7 +34,7 @@ class Rank(IntEnum):
     NOBODY = 3
 
 
-# Two while the probe had better be another message: the one that is held takes up a place.
+# Two while another message would be the better probe: the one that is held takes up a place.
 _PROBES_WANTED: Final = {
     Rank.WILLING: 0,
     Rank.RELUCTANT: 2,
@@ -85,12 +85,12 @@ class Pause:
         self._changed = changed
         self._clock = clock
         self._began_at = clock()
-        # Willing probes have a back-off of their own: however often a held one has failed, a
-        # message that comes has not to wait for it.
+        # Willing probes have a back-off of their own: a new message must not wait because a held
+        # one has failed often.
         self._willing = _BackOff(clock)
         self._others = _BackOff(clock)
         self._key_is_new = False
-        self._stirred = asyncio.Event()
+        self._next_change = asyncio.Event()
         self._rank = Rank.NOBODY
         self.probe: str | None = None
 
@@ -130,14 +130,14 @@ class Pause:
         if self.seconds_to_probe > MAX_HOLD_SECONDS:
             self.probe, self._rank = former
             return False
-        self.stir()
+        self.notify()
         return True
 
     def keep(self, key: str) -> bool:
         """Say whether a message that the pause is about is the probe; it is where no other is."""
         if self.probe is None:
             self.probe, self._rank = key, Rank.TRIED
-            self.stir()
+            self.notify()
         return self.probe == key
 
     def note_departure(self) -> None:
@@ -150,31 +150,31 @@ class Pause:
             self._willing.double()
         self._others.double()
         self._rank = Rank.TRIED
-        self.stir()
+        self.notify()
 
     def give_up(self, key: str) -> None:
         """Let another message become the probe, if this one was."""
         if self.probe == key:
             self.probe, self._rank = None, Rank.NOBODY
-            self.stir()
+            self.notify()
 
     def renew_key(self) -> None:
         """Have the next probe go at once: the API key has changed."""
         self._key_is_new = True
-        self.stir()
+        self.notify()
 
-    def stir(self) -> None:
-        """Wake the consumer, and who waits in `stirred_within`."""
+    def notify(self) -> None:
+        """Wake the consumer, and whoever waits in `wait_for_change`."""
         self._changed.set()
-        self._stirred.set()
-        self._stirred = asyncio.Event()
+        self._next_change.set()
+        self._next_change = asyncio.Event()
 
-    async def stirred_within(self, seconds: float) -> None:
-        """Wait until something about the pause has changed, for so long at most."""
-        stirred = self._stirred
+    async def wait_for_change(self, seconds: float) -> None:
+        """Wait until something about the pause has changed, or `seconds` have passed."""
+        change = self._next_change
         try:
             async with asyncio.timeout(seconds):
-                await stirred.wait()
+                await change.wait()
         except TimeoutError:
             pass
 

@@ -1,11 +1,11 @@
 """How fast to send: the worker's rate limit, that of each sender, and the start after an outage.
 
-Who is over a limit waits in its line. Only the first of a line has a token, and all who are behind
-it have none yet: whatever holds the first up, a slot that is not free or a service that wants a
-wait, no tokens gather behind it that would be spent in one moment later.
+A delivery over a limit waits in the limit's line. Only the first in line takes a token, so that
+while it is held up, by a missing slot or by `Retry-After`, no tokens pile up behind it to be spent
+in one burst later.
 
-A line of one sender is short. Who would have to wait for longer is given a time, and waits for it
-on the retry ladder, so that the prefetch is never full of one sender's messages.
+The line of one sender is short. A delivery that would have to wait for longer is given a time, and
+waits for it on the retry ladder, so that one sender's messages never fill the prefetch.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.token_bucket import SlowStart, TokenBucket
 
 MAX_SENDERS: Final = 1000
-# So many deliveries may wait for the limits of their senders beside those that are to be sent.
-# The room follows the need in large steps: each change interrupts consuming for a moment.
+# How many deliveries may wait here for the limits of their senders, besides those that can be sent.
+# The room grows and shrinks in large steps: each change interrupts consuming for a moment.
 FIRST_ROOM: Final = 16
 MAX_ROOM: Final = 1024
 ROOM_FACTOR: Final = 4
@@ -32,7 +32,7 @@ FIRST_SHARE_SECONDS: Final = 10.0
 
 
 class _Line:
-    """Those who wait for the same tokens, in the order of their coming."""
+    """The deliveries that wait for the same tokens, in order of arrival."""
 
     def __init__(self, *buckets: TokenBucket) -> None:
         self.buckets = list(buckets)
@@ -41,11 +41,11 @@ class _Line:
 
     @property
     def holds_up(self) -> bool:
-        """Whether who comes now has to wait."""
+        """Whether a delivery that comes now has to wait."""
         return self.waiting > 0 or self.wait_seconds() > 0
 
     def wait_seconds(self) -> float:
-        """Return how long who comes now waits for its token."""
+        """Return how long a delivery that comes now waits for its token."""
         without_token = self.waiting - self._lock.locked() + 1
         return max((bucket.seconds_until(without_token) for bucket in self.buckets), default=0.0)
 
@@ -118,7 +118,7 @@ class Token:
 
 
 class _Unlimited:
-    """Hands out one token for all: where there is no limit a message should not pay for one."""
+    """Hands out one shared token: without a limit, a message should cost nothing here."""
 
     def __init__(self) -> None:
         self._token = Token()
@@ -151,7 +151,7 @@ class RateLimits:
         self._changed = changed
         self._metrics = metrics
         self._clock = clock
-        # Nothing goes then before `share_with` has been told how many workers there are.
+        # Then nothing is sent before `share_with` has been called with the number of workers.
         self.is_shared = limit.scope == "cluster" and any((limit.per_second, limit.per_sender))
         self._consumers = 1
         self._last_seen: int | None = None
@@ -172,8 +172,8 @@ class RateLimits:
     def share_with(self, consumers: int) -> None:
         """Divide the limits by the number of workers on the queue, as seen every second.
 
-        Of two looks in a row the larger number counts: workers that start together do not see
-        each other at once.
+        The larger of two counts in a row is used: workers that start together do not see each other
+        at once.
         """
         seen, self._last_seen = self._last_seen, consumers
         if seen is None or not self.is_shared:
@@ -203,7 +203,7 @@ class RateLimits:
         return not self.is_shared or self._is_share_known.is_set()
 
     async def _until_share_is_known(self) -> None:
-        """Wait for it, but not for ever: a broker may not say it."""
+        """Wait for the first count, for FIRST_SHARE_SECONDS at most: the broker may not answer."""
         if self._knows_share:
             return
         try:
@@ -241,7 +241,8 @@ class RateLimits:
         if wait <= most and here <= most and (here == 0 or self._has_room()):
             return 0.0
         if planned_in_seconds is not None and wait <= most < here:
-            # Its time has come, and others are there: without another time all come back at once.
+            # Its time has come, but others are waiting: without a new time all would come back at
+            # once.
             wait = line.plan.take()
         return max(wait, here)
 

@@ -1,4 +1,4 @@
-"""What a send request is: its form, its strict reading, its length in SMS segments."""
+"""What a send request is: its form, and how strictly it is read."""
 
 import json
 import math
@@ -82,7 +82,7 @@ def _has_texts_only(body: bytes | bytearray, members: int) -> bool:
 
 
 def _refuse_ambiguity(body: bytes | bytearray) -> None:
-    # pydantic takes the last of two equal members, and NaN as a number; others read otherwise.
+    # pydantic takes the last of two equal members, and NaN as a number; other parsers differ.
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         members = dict(pairs)
         if len(members) != len(pairs):

@@ -62,7 +62,7 @@ class Sender:
         """POST a delivery's request and say what became of it; never raises for what the API does.
 
         A request that never left is tried again in place, at most three times in ten seconds.
-        Everything else is returned at once: what comes next is not for a held delivery to decide.
+        Everything else is returned at once: repeating it is up to `pace` and the ladder.
         """
         started, envelope = time.monotonic(), delivery.envelope
         answer = await self._post(request, envelope)

@@ -30,17 +30,17 @@ log = Log(__name__)
 # Between two tries of a copy that the broker does not take: doubled each time, up to the second.
 FIRST_WAIT_SECONDS: Final = 0.5
 MAX_WAIT_SECONDS: Final = 5.0
-# A confirm that a broker which takes messages has not given by then is lost for good.
+# A broker that accepts messages will not confirm later than this: the confirm is lost.
 MAX_UNCONFIRMED_SECONDS: Final = 300.0
 # The wait that spreads retries: at most this share of their step, and no longer than a second.
 JITTER_SHARE: Final = 0.2
 MAX_JITTER_SECONDS: Final = 1.0
-# A shorter wait made no message late.
+# Shorter waits are left out of the log and the metric: they made no message late.
 MIN_WAITED_SECONDS: Final = 0.001
 
 
 class Settler:
-    """Gives each delivery its end.
+    """Settles each delivery: publishes what replaces it, acks it, reports it.
 
     `block` is called when the broker does not store a copy, so that nothing more is taken or sent,
     `unblock` when none waits for it any more.
@@ -153,7 +153,7 @@ class Settler:
         )
 
     async def announce(self, delivery: Delivery, outcome: Outcome, at: float) -> None:
-        """Publish the outcome event to whoever asked, once: it is news, and holds nothing up.
+        """Publish the outcome event to whoever asked, once; a failure is only logged.
 
         `at` is when it came about, in unix seconds.
         """

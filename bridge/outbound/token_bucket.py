@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-# After an outage: so many requests a second at first, doubled every second for so long.
+# After an outage: the rate at first, and for how long it doubles every second.
 SLOW_START_PER_SECOND: Final = 10.0
 SLOW_START_SECONDS: Final = 10.0
 
@@ -34,7 +34,7 @@ class TokenBucket:
         self._tokens += 1
 
     def fill_from(self, moment: float) -> None:
-        """Have no more than the tokens since a moment."""
+        """Keep no more tokens than have been added since a moment."""
         self._fill()
         self._tokens = min(self._tokens, (self._clock() - moment) * self.per_second)
 
@@ -60,7 +60,7 @@ class SlowStart(TokenBucket):
 
     @property
     def is_over(self) -> bool:
-        """Whether it need not be asked any more."""
+        """Whether it limits nothing any more."""
         return self._clock() - self._began_at > SLOW_START_SECONDS
 
     def _fill(self) -> None:

@@ -1,4 +1,4 @@
-"""An HTTP/1.1 POST that knows whether the request left us: connections that are kept, or a proxy.
+"""An HTTP/1.1 POST that knows whether the request left us, over kept connections or a proxy.
 
 The promise: AttemptError with `connect_failed`, `connect_timeout`, `proxy_failed`, `pool_exhausted`
 or `tls_failed` means that not one byte of the body was written; with every other fault it may have
@@ -114,7 +114,7 @@ class Transport:
 
     def _idle_connection(self) -> Connection | None:
         while self._idle:
-            # The one used last: the others grow old and are closed.
+            # The most recently used one, so that the others grow old and are closed.
             connection = self._idle.pop()
             if connection.is_usable and not connection.has_unread_bytes:
                 return connection
@@ -211,7 +211,7 @@ class HttpxTransport:
                     if len(start) >= MAX_ANSWER_BYTES:
                         break
         except (httpx.HTTPError, OSError) as error:
-            # The status is in its text only.
+            # httpx gives the proxy's status only in the error's text.
             if isinstance(error, httpx.ProxyError) and str(error).startswith("407 "):
                 return Reply(407)
             if response is None:

@@ -1,6 +1,6 @@
 """From the queue to the SMS API: claim, dispatch, replace, ack, settle, announce.
 
-`Worker._process` is the whole line, a stage a line. Each delivery runs in a task of ours.
+`Worker._process` is the whole way, one stage after the other. Each delivery runs in a task of ours.
 """
 
 import asyncio
@@ -75,9 +75,9 @@ class Worker:
             settings.queue,
             prefetch=self._prefetch,
             changed=pace.changed,
-            take=self._held.take,
-            registered=self._on_registered,
-            lost=self._on_session_over,
+            on_delivery=self._held.take,
+            on_registered=self._on_registered,
+            on_session_over=self._on_session_over,
             metrics=metrics,
         )
         self._held.let_go = self.consumer.let_go
@@ -144,7 +144,7 @@ class Worker:
             return Dead(reason="internal_error", detail=f"a bug in the bridge: {name}")
 
     async def _end_repeat(self, delivery: Delivery, entry: Entry, repeat: Repeat | None) -> None:
-        """Ack a repeat of what is done; or (None) have it wait for what becomes of the first."""
+        """Ack a repeat of what is settled, or (None) put it off until the first is settled."""
         if repeat is None:
             outcome = self._put_off_repeat(delivery)
             await self._settler.replace(delivery, outcome)
@@ -219,7 +219,8 @@ class Worker:
 
     def _prefetch(self) -> int:
         if self._stopping:
-            # What comes now is acked when it is a repeat, and left to the next worker otherwise.
+            # In a drain, a delivery that is a repeat is acked, and any other is left to the next
+            # worker.
             return 1
         if self._pace.broker_blocked or not self._upkeep.is_usable:
             return 0
@@ -249,7 +250,8 @@ class Worker:
             # Unacked: the broker delivers it again, at the latest when the channel closes.
             self._settler.report_given_back(delivery)
             if self._stopping and delivery.redelivered:
-                # Something that is to be acked may come behind it. Behind a new one nothing does.
+                # Redeliveries come first: another one, which has to be acked, may come after this
+                # one.
                 self.consumer.renew()
         except Exception:
             log.exception("internal_error", message_id=delivery.envelope.key)

@@ -134,9 +134,9 @@ class World(LeapingWorld):
             "q",
             prefetch=lambda: self.prefetch,
             changed=self.changed,
-            take=self.taken.append,
-            registered=self._note_registration,
-            lost=self.lost.append,
+            on_delivery=self.taken.append,
+            on_registered=self._note_registration,
+            on_session_over=self.lost.append,
             metrics=self.metrics,
         )
 

@@ -85,7 +85,7 @@ def fresh() -> str:
 def rule(pace: Pace, answer: Answer, key: str, to: str = "", **envelope: Any) -> Outcome | None:
     """Send a message, and return what its answer means; `to` is its own number if unnamed."""
     delivery = make_delivery(key, **envelope)
-    return pace.rule(answer, delivery, to or key, began=pace.begin(key))
+    return pace.rule(answer, delivery, to or key, request_number=pace.begin(key))
 
 
 def note(pace: Pace, answer: Answer, times: int = 1) -> None:
@@ -1085,13 +1085,13 @@ def test_key_revoked_under_load(world: World) -> None:
     late_began = pace.begin("late")
     for _ in range(2):
         outcomes = [
-            pace.rule(FORBIDDEN, message, message.envelope.key, began=moment)
+            pace.rule(FORBIDDEN, message, message.envelope.key, request_number=moment)
             for message, moment in zip(messages, began, strict=True)
         ]
         # The one that is held is the probe.
         assert {reason(outcome) for outcome in outcomes} == {"ambiguous", "held"}
         # It was sent before the key was revoked, by a slow backend.
-        pace.rule(ACCEPTED, late, "late", began=late_began)
+        pace.rule(ACCEPTED, late, "late", request_number=late_began)
         began = [pace.begin(message.envelope.key) for message in messages]
 
     assert pace.paused == "credentials_rejected"
@@ -1271,7 +1271,7 @@ def test_slow_down_does_not_hold_a_message_for_ever(world: World) -> None:
     for held_seconds in (MAX_HOLD_SECONDS, MAX_HOLD_SECONDS + 1):
         pace, delivery = world.pace(), make_delivery("m", clock=world.loop.time)
         world.passes(held_seconds)
-        outcomes.append(pace.rule(status(429), delivery, "m", began=pace.begin("m")))
+        outcomes.append(pace.rule(status(429), delivery, "m", request_number=pace.begin("m")))
 
     assert outcomes == [None, Retried("rate_limited", 5.0, "the SMS API answered 429", status=429)]
 
@@ -1290,10 +1290,10 @@ def test_slow_down_after_doubts_takes_the_first_step(world: World) -> None:
     pace = world.pace()
     delivery = make_delivery("m", clock=world.loop.time)
     for _ in range(2):
-        pace.rule(NOT_FOUND, delivery, "m", began=pace.begin("m"))
+        pace.rule(NOT_FOUND, delivery, "m", request_number=pace.begin("m"))
     world.passes(MAX_HOLD_SECONDS + 1)
 
-    assert delay(pace.rule(status(429), delivery, "m", began=pace.begin("m"))) == 5
+    assert delay(pace.rule(status(429), delivery, "m", request_number=pace.begin("m"))) == 5
 
 
 @pytest.mark.parametrize("answer", [status(302), NOT_FOUND], ids=["302", "404"])
@@ -1311,7 +1311,7 @@ def test_probe_is_not_held_for_ever(world: World) -> None:
     pace, delivery = paused(world), make_delivery("m", clock=world.loop.time)
     world.passes(MAX_HOLD_SECONDS + 1)
 
-    assert pace.rule(status(302), delivery, "m", began=pace.begin("m")) == Retried(
+    assert pace.rule(status(302), delivery, "m", request_number=pace.begin("m")) == Retried(
         "paused", 5.0, "the SMS API answered 302", status=302
     )
 
