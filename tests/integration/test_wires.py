@@ -1,8 +1,9 @@
 """Both wires against a real broker: what the publisher and the consumer lean on is the same."""
 
 import asyncio
+import tracemalloc
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -220,6 +221,38 @@ async def test_a_delivery_that_cannot_be_taken_ends_its_channel(
 
 
 # Publishes and confirms
+
+
+@pytest.fixture
+def memory() -> Iterator[Callable[[], int]]:
+    """Measure how many bytes are held."""
+    tracemalloc.start()
+    yield lambda: tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+
+
+async def test_what_the_broker_does_not_read_is_told_with_all_that_it_takes(
+    managed_broker: Broker, memory: Callable[[], int]
+) -> None:
+    """While the broker hangs, what is unwritten is no less than what publishing holds."""
+    async with connected(managed_broker.url) as connection, publishing(connection) as (_, ours):
+        assert await told(put(ours, "nowhere")) == ["returned"]
+        before = memory()
+        managed_broker.pause()
+        try:
+            confirms = []
+            for number in range(100):
+                confirms.append(put(ours, "nowhere", body=bytes([number]) * 300_000))
+                await asyncio.sleep(0)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            held, unwritten = memory() - before, ours.unwritten_bytes
+        finally:
+            managed_broker.resume()
+        assert set(await told(*confirms)) == {"returned"}
+
+    # Besides the bodies there are frames, futures and tasks; what the kernel has taken is not held.
+    assert 20_000_000 < held < unwritten + 4_000_000
 
 
 async def test_publishes_are_confirmed_and_arrive(
