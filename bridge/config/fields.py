@@ -5,6 +5,7 @@ What a check raises becomes the text of a fault behind the key's path, so it nev
 
 import json
 import re
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints
@@ -91,6 +92,13 @@ def _check_exchange_name(name: str) -> str:
     return name if name == "amq.topic" else _check_entity_name(name)
 
 
+def _check_path(path: Path) -> Path:
+    # Opening it would raise ValueError, where everything else that is wrong raises OSError.
+    if "\0" in str(path):
+        raise ValueError("must be the path of a file, without the character NUL")
+    return path
+
+
 def _check_header_name(value: str) -> str:
     if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", value):
         raise ValueError("is not an HTTP header name")
@@ -110,6 +118,7 @@ ExchangeName = Annotated[Name, AfterValidator(_check_exchange_name)]
 HeaderName = Annotated[str, AfterValidator(_check_header_name)]
 Pointer = Annotated[str, StringConstraints(pattern=_POINTER)]
 SenderName = Annotated[str, StringConstraints(min_length=1, max_length=32, pattern=_SENDER)]
+FilePath = Annotated[Path, AfterValidator(_check_path)]
 RequestPath = Annotated[str, StringConstraints(pattern=_PATH)]
 SignatureFormat = Annotated[str, StringConstraints(pattern=_FORMAT)]
 SignedContent = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=_SIGNED)]

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
@@ -15,6 +14,7 @@ from bridge.config.fields import (
     Concurrency,
     Duration,
     ExchangeName,
+    FilePath,
     HeaderName,
     List,
     Name,
@@ -60,9 +60,9 @@ class _Section(BaseModel):
 class TlsSettings(_Section):
     """How to trust the broker and be trusted by it."""
 
-    ca_file: Path | None = None
-    cert_file: Path | None = None
-    key_file: Path | None = None
+    ca_file: FilePath | None = None
+    cert_file: FilePath | None = None
+    key_file: FilePath | None = None
     server_name: str | None = None
 
 
@@ -71,9 +71,9 @@ class RabbitMQSettings(_Section):
 
     url: BrokerUrls = (SecretStr("amqp://guest:guest@localhost:5672/"),)
     username: Name | None = None
-    username_file: Path | None = None
+    username_file: FilePath | None = None
     password: Secret | None = None
-    password_file: Path | None = None
+    password_file: FilePath | None = None
     heartbeat_seconds: Annotated[int, Field(ge=1, le=300)] = 10
     connect_timeout_seconds: Duration = 10
     publish_timeout_seconds: Duration = 3
@@ -86,11 +86,11 @@ class SmsApiSettings(_Section):
 
     base_url: BaseUrl | None = None
     key: Secret | None = None
-    key_file: Path | None = None
+    key_file: FilePath | None = None
     timeout_seconds: Duration = 20
     connect_timeout_seconds: Duration = 5
     proxy: ProxyUrl | None = None
-    ca_file: Path | None = None
+    ca_file: FilePath | None = None
     idempotency_header: HeaderName | None = "Idempotency-Key"
     message_id_pointers: Annotated[tuple[Pointer, ...], List] = (
         "/id",
@@ -171,7 +171,9 @@ class WebhookSettings(_Section):
     exchange: ExchangeName = "sms.inbound"
     queue: QueueName | None = "sms.inbound"
     secrets: Annotated[tuple[Secret, ...], List, Field(min_length=1, max_length=5)] | None = None
-    secret_files: Annotated[tuple[Path, ...], List, Field(min_length=1, max_length=5)] | None = None
+    secret_files: (
+        Annotated[tuple[FilePath, ...], List, Field(min_length=1, max_length=5)] | None
+    ) = None
     signature: SignatureSettings = SignatureSettings()
     event_id_pointers: Annotated[tuple[Pointer, ...], List] = (
         "/id",

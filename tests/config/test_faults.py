@@ -42,6 +42,7 @@ PATTERN = re.compile(r'"pattern": "((?:[^"\\]|\\.)*)"')
         ("tracing.sample_ratio", "a", "must be a number"),
         ("log.level", "loud", "must be 'debug', 'info', 'warning' or 'error'"),
         ("sms_api.key_file", 5, "must be the path of a file"),
+        ("sms_api.key_file", "\0", "must be the path of a file, without the character NUL"),
     ],
 )
 def test_refusal_says_what_to_write(faults: Faults, key: str, value: object, text: str) -> None:
