@@ -1,6 +1,6 @@
-"""The options that install, or print, what completes the commands in a shell.
+"""The options that install or print shell completion.
 
-Typer has such options of its own; they guess the shell, and ignore the one that is named.
+Typer's own options guess the shell, and ignore the one that is named.
 """
 
 from enum import StrEnum

@@ -66,7 +66,7 @@ def _format_age(dead_at: float | None) -> str | None:
     return f"{seconds}s"
 
 
-def tell_shown(shown: int, total: int, *, limit: int, repeats: int) -> None:
+def print_shown(shown: int, total: int, *, limit: int, repeats: int) -> None:
     """Say below the rows what they are not: all, or a message each."""
     if repeats:
         verb = "repeats" if repeats == 1 else "repeat"
@@ -106,7 +106,7 @@ class Account:
     as_json: bool
     file: Path | None = None
 
-    def tell_done(self, tally: "Tally | None", done: int) -> None:
+    def print_done(self, tally: "Tally | None", done: int) -> None:
         """Say how many are done; without a tally it was cut short, and an error says why."""
         if self.as_json:
             typer.echo(json.dumps(self._document(tally, done), indent=2))
@@ -129,7 +129,7 @@ class Account:
             document["file"] = str(self.file)
         return document
 
-    def tell_left_out(self, tally: "Tally", *, is_stopped: bool) -> None:
+    def print_left_out(self, tally: "Tally", *, is_stopped: bool) -> None:
         """Say which letters were left out and why, and what another run would take."""
         if self.as_json:
             return

@@ -26,8 +26,8 @@ from bridge.commands.dead_letter_output import (
     Account,
     format_head,
     format_letter,
+    print_shown,
     progress_bar,
-    tell_shown,
 )
 from bridge.commands.options import AsJson, ConfigFile, examples, read_settings
 from bridge.commands.output import printable
@@ -100,7 +100,7 @@ def list_letters(  # noqa: PLR0913  an option each
                 if shown == limit:
                     break
         await queue.finish()
-        tell_shown(shown, queue.total, limit=limit, repeats=repeats)
+        print_shown(shown, queue.total, limit=limit, repeats=repeats)
 
     _with_queue(read_settings(context, config), show)
 
@@ -265,11 +265,11 @@ def _carry_out(
             try:
                 tally = await work(queue, replace(order, step=step))
             finally:
-                account.tell_done(tally, queue.done)
+                account.print_done(tally, queue.done)
         return tally, queue.done, queue.is_stopped
 
     tally, done, is_stopped = _with_queue(settings, act)
-    account.tell_left_out(tally, is_stopped=is_stopped)
+    account.print_left_out(tally, is_stopped=is_stopped)
     if is_stopped:
         raise BridgeError(f"stopped after {done}; nothing is lost, run it again for the rest")
     if order.wanted.ids and not tally.met:

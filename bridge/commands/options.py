@@ -47,5 +47,5 @@ def roles_of(role: RoleName | None) -> "list[Role]":
 
 
 def examples(*lines: str) -> str:
-    """Make the end of a command's help; the first character keeps the lines as they are."""
+    """Make the end of a command's help; the leading backspace stops click from wrapping it."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

@@ -1,15 +1,15 @@
-"""What commands print: tables, what came from outside, and that output cannot be written."""
+"""What commands print: tables, text from outside made safe, the error of unwritable output."""
 
 import errno
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-# Of a file or a device that output goes to; typer itself ends when nobody reads a pipe any more.
+# Errors of a file or device that output goes to; a broken pipe is handled by typer itself.
 UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
-    """Yield the lines of a table; the last column is as wide as it is."""
+    """Yield the lines of a table; the last column is not padded."""
     cells = [head, *rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head) - 1)]
     for row in cells:
@@ -18,7 +18,7 @@ def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable
 
 
 def printable(text: str) -> str:
-    """Write what came from outside so that a terminal takes nothing of it for a command."""
+    """Escape text from outside, so that a terminal obeys nothing in it."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )

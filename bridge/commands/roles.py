@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-# So many objects made and not yet freed make the garbage collector search for cycles.
+# When this many objects were made and not yet freed, the garbage collector searches for cycles.
 GARBAGE_OBJECTS: Final = 10_000
 
 
@@ -37,8 +37,9 @@ def both(context: typer.Context, config: ConfigFile = None) -> None:
 
 
 def _run(context: typer.Context, config: Path | None, *roles: "Role") -> None:
-    # Hardly any garbage of the bridge is a cycle. To search for cycles as often as Python does by
-    # default (700 objects, or 2,000) takes a tenth of the time of a message, and of the imports.
+    # The bridge makes hardly any reference cycles. Searching for them as often as Python does by
+    # default (every 700 or 2,000 objects) takes a tenth of the time of a message, and of the
+    # imports.
     gc.set_threshold(GARBAGE_OBJECTS)
     from bridge.app import run
 

@@ -74,7 +74,7 @@ def _explain(error: yaml.MarkedYAMLError) -> str:
     # PyYAML's own text may quote the file, so it is inspected but never shown.
     said = error.problem or ""
     match error:
-        case _NotTakenError():
+        case _RejectedError():
             return said
         case yaml.scanner.ScannerError() if "'\\t'" in said:
             return "is not YAML: a tab stands where only spaces may"
@@ -116,18 +116,18 @@ class _Loader(yaml.SafeLoader):
         self._depth += 1
         if self._depth > MAX_DEPTH:
             problem = f"lies more than {MAX_DEPTH} levels deep; no setting does"
-            raise _NotTakenError(problem=problem, problem_mark=mark)
+            raise _RejectedError(problem=problem, problem_mark=mark)
         node = super().compose_node(parent, index)
         self._depth -= 1
         if node is None:
             return None
         if is_alias and node not in self._values_of:
             problem = "an alias (*) stands inside of what it names; write the value out"
-            raise _NotTakenError(problem=problem, problem_mark=mark)
+            raise _RejectedError(problem=problem, problem_mark=mark)
         self._values += self._values_of[node] if is_alias else 1
         if self._values > MAX_VALUES:
             problem = f"holds more than {MAX_VALUES:,} values, what aliases (*) repeat too"
-            raise _NotTakenError(problem=problem, problem_mark=mark)
+            raise _RejectedError(problem=problem, problem_mark=mark)
         if not is_alias:
             self._values_of[node] = self._values - before
         return node
@@ -138,16 +138,16 @@ class _Loader(yaml.SafeLoader):
         for name, _ in node.value:
             if not isinstance(name, yaml.ScalarNode):
                 problem = "a list or a map cannot be a key; text with a [ or { needs quotes"
-                raise _NotTakenError(problem=problem, problem_mark=name.start_mark)
+                raise _RejectedError(problem=problem, problem_mark=name.start_mark)
             if name.value in seen:
                 which = f"the key `{name.value}`" if may_be_shown(name.value) else "a key"
                 problem = f"{which} is there twice; keep one"
-                raise _NotTakenError(problem=problem, problem_mark=name.start_mark)
+                raise _RejectedError(problem=problem, problem_mark=name.start_mark)
             seen.add(name.value)
             if not name.tag.endswith(":merge"):
                 name.tag = "tag:yaml.org,2002:str"
         return super().construct_mapping(node, deep)
 
 
-class _NotTakenError(yaml.MarkedYAMLError):
+class _RejectedError(yaml.MarkedYAMLError):
     """A fault that PyYAML would not see; `problem` is our own text, which quotes nothing."""

@@ -11,7 +11,7 @@ from bridge.errors import BrokerError
 
 @asynccontextmanager
 async def open_session(settings: Settings) -> AsyncIterator[tuple[Connection, AbstractChannel]]:
-    """Connect to the first broker that answers; raise BrokerError also when it ends the session."""
+    """Connect to the first broker that answers; raise BrokerError when that fails or ends early."""
     connection = await open_first_connection(settings.rabbitmq, name="cli")
     try:
         yield connection, await connection.channel(on_return_raises=True)

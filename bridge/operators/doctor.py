@@ -26,10 +26,10 @@ from bridge.operators.checks.topology import check_topology
 from bridge.operators.finding import Finding
 from bridge.operators.management import open_management
 
-# Every check, in the order in which its findings are printed. The name stands for a check that ends
-# without any: too late, or with an error.
+# Every check, in the order in which its findings are printed. A check that fails or times out is
+# reported by its name.
 
-# Without --online, nothing is asked.
+# Without --online: these ask nothing of any server.
 OFFLINE: Final = (judge_base_url,)
 # Then whether each URL of the broker connects; on the first one that does:
 ON_THE_BROKER: Final[Mapping[str, Callable[[ConnectedBroker], Awaitable[list[Finding]]]]] = {
@@ -112,7 +112,7 @@ async def _check_through_management(broker: ConnectedBroker) -> list[Finding]:
 
 
 async def _run(checks: Mapping[str, Awaitable[list[Finding]]], seconds: float) -> list[Finding]:
-    """Run checks at the same time; one that ends early or late takes nothing from the others."""
+    """Run checks at the same time; one that fails or times out does not affect the others."""
     results = await asyncio.gather(*(_run_one(*named, seconds) for named in checks.items()))
     return [finding for found in results for finding in found]
 

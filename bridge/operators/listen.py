@@ -15,9 +15,9 @@ async def listen(
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield the events of the inbound exchange from now on, as plain data.
 
-    `listening` is called with the exchange's name once none is missed. Nothing is made but a queue
-    that ends with the connection. Raises BrokerError when there is no such exchange, when the user
-    may not do this, and when the connection ends.
+    `listening` is called with the exchange's name once no event is missed any more. Only a queue is
+    created, which ends with the connection. Raises BrokerError when there is no such exchange, when
+    the user may not do this, and when the connection ends.
     """
     name = settings.webhook.exchange
     async with open_session(settings) as (_, channel):

@@ -1,6 +1,6 @@
 """Publish one send request, as a team would, and wait for its outcome.
 
-While none comes it is found out why, as far as that can be known here.
+While there is none, it finds out why, as far as that can be known here.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from bridge.topology.queue_sizes import read_queue
 
 PUBLISH_SECONDS: Final = 10.0
 POLL_SECONDS: Final = 0.1
-# Without an outcome for so long, find out why; that itself takes no longer.
+# How often to find out why there is no outcome, and how long that may take.
 LOOK_SECONDS: Final = 2.0
 
 
@@ -46,10 +46,10 @@ async def send(
 ) -> dict[str, Any] | None:
     """Publish one request and, when it is waited for, return its outcome event.
 
-    `published` is called with the message id once the broker has the request; `waiting`, when it
-    is known why nothing is sent, with that. Raises InvalidMessageError for what the worker would
-    refuse, BrokerError when the broker does not take it, and BridgeError when there was no outcome
-    within `wait_seconds`.
+    `published` is called with the message id once the broker has the request; `waiting` with the
+    reason why nothing is sent, whenever that is known and new. Raises InvalidMessageError for what
+    the worker would refuse, BrokerError when the broker does not take it, and BridgeError when
+    there was no outcome within `wait_seconds`.
     """
     body = json.dumps({name: value for name, value in request.items() if value is not None})
     parse_request(body.encode(), settings.worker)
@@ -81,7 +81,7 @@ async def send(
 async def _open_replies(channel: AbstractChannel) -> AbstractQueue:
     try:
         queue = await channel.declare_queue(exclusive=True)
-        # Whoever may not read is told before anything is sent.
+        # Find a missing permission to read before anything is sent.
         await queue.get(fail=False, no_ack=True)
     except ChannelAccessRefused:
         raise BrokerError(
@@ -116,7 +116,7 @@ class _Silence:
         self.why: str | None = None
 
     async def look(self) -> str | None:
-        """Find out why, and return that when it is news."""
+        """Find out why, and return the reason if it is a new one."""
         before = self.why
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_SECONDS):

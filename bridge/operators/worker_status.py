@@ -9,7 +9,7 @@ from bridge.config import Settings
 from bridge.outbound.fates import PauseReason
 
 ANSWER_SECONDS: Final = 2.0
-# Where a role listens everywhere, it is asked here.
+# Where to reach a role that listens on every address.
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 UNKNOWN: Final = "no worker answers on this computer; whether one is paused, its own /readyz says"
 

@@ -21,7 +21,8 @@ from bridge.sandbox.processes import Child, Guard, accepts, free_ports, guarded,
 
 URL_VARIABLE = "SMS_BRIDGE_RABBITMQ__URL"
 
-# How long each may take before it counts as failed.
+# How long starting, stopping, a handshake and `rabbitmqctl` may each take before they count as
+# failed.
 START_SECONDS = 90
 STOP_SECONDS = 30
 HANDSHAKE_SECONDS = 3
@@ -132,7 +133,7 @@ class Broker:
                 child.kill()
 
     def _start_epmd(self) -> Child:
-        # The VM would start one that outlives it, so it gets one that is ours to end.
+        # The VM would start an epmd that outlives it, so we start one that we can end.
         child = Child(
             [_find_epmd(), "-port", str(self._epmd_port), "-address", "127.0.0.1"],
             guard=self._guard,
@@ -255,7 +256,7 @@ def _find_epmd() -> str:
 
 
 def _environment(folder: Path, node: str, distribution_port: int, epmd_port: int) -> dict[str, str]:
-    # A RabbitMQ or Erlang setting of the user's is meant for another node.
+    # The user's own RabbitMQ and Erlang variables are meant for another node.
     ours = {k: v for k, v in os.environ.items() if not k.startswith(("RABBITMQ_", "ERL_"))}
     local = "-kernel inet_dist_use_interface {127,0,0,1}"
     return {

@@ -49,11 +49,11 @@ from bridge.sandbox.traffic import (
     plan_webhooks,
 )
 
-# The demo from its start to its end, at most.
+# The demo takes this long at most, from its start to its end.
 DEMO_SECONDS: Final = 110
-# What is kept of them for the summary and the end of all processes.
+# How much of that is reserved for the summary and for ending all processes.
 END_SECONDS: Final = 10
-# Between two looks at everything, and between two lines about it where there is no terminal.
+# How often everything is looked at, and, where there is no terminal, how often a line is printed.
 LOOK_SECONDS: Final = 0.5
 LINE_SECONDS: Final = 3
 # Characters in a line where there is no terminal.

@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
 
-# How long a fault lasts at most that answers late or never.
+# The longest time that a fault may delay its answer, or hang.
 MAX_HANG_SECONDS: Final = 600
 
 

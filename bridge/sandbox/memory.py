@@ -9,7 +9,7 @@ from bridge.sandbox.messages import Attempt, Message
 class Memory:
     """Messages and attempts, oldest first and at most so many of each, faults, and the API key.
 
-    `key` is the only one that is taken; None is any.
+    `key` is the only API key that is accepted; None accepts any.
     """
 
     def __init__(self, max_messages: int, *, key: str | None) -> None:

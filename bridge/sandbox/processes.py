@@ -22,8 +22,8 @@ CONNECT_SECONDS = 3
 # end, connects to itself, and the server finds its port taken.
 _PORTS = range(20_000, 32_000)
 
-# Reads the groups to end, a line for each change, and ends those of the last line when our end
-# of the pipe is gone, whatever became of us.
+# Reads the process groups in its care, a line for each change, and kills those of the last line
+# when our end of the pipe closes, however this process ended.
 _GUARD = 'while read -r line; do groups=$line; done; [ -z "$groups" ] || kill -s KILL -- $groups'
 
 

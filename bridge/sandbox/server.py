@@ -18,7 +18,7 @@ from bridge.http_server.listener import bind
 
 T = TypeVar("T")
 
-# What still runs this long after the signal to stop is a fault at work, and is cut.
+# A request that still runs this long after the signal to stop is a hanging fault, and is cut.
 STOP_GRACE_SECONDS: Final = 0.3
 # Longer than clients keep idle connections, so that none is closed under a new request.
 KEEP_ALIVE_SECONDS: Final = 120

@@ -26,10 +26,10 @@ from bridge.topology.declarations import dead_queue, retry_queue
 
 READY_SECONDS: Final = 30
 ROLES: Final = ("worker", "webhook")
-# A little over what the roles allow themselves for a drain.
+# A little longer than the roles' own time limits for a drain.
 GRACE_SECONDS: Final = 30
 
-# The faults of a minute, in seconds.
+# Short limits, so that the faults of a minute play out within seconds.
 _WORKER: Final[Mapping[str, str]] = {
     "SMS_API__TIMEOUT_SECONDS": "2",
     "WORKER__CONCURRENCY": "50",

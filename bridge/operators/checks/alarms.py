@@ -1,4 +1,4 @@
-"""Whether a node of the broker takes no messages, for want of memory or disk."""
+"""Whether a node of the broker accepts no messages, because memory or disk runs out."""
 
 from typing import Final
 

@@ -9,7 +9,7 @@ MAX_SKEW_SECONDS: Final = 5.0
 
 
 async def check_brokers_clock(broker: ManagedBroker) -> list[Finding]:
-    """Compare the clocks, by the last answer of the management API."""
+    """Compare the clocks, by the Date of the management API's last answer."""
     return judge_clock("broker", broker.management.clock_skew_seconds)
 
 

@@ -19,7 +19,7 @@ from bridge.operators.checks.certificates import judge_certificate
 from bridge.operators.checks.set_up import ConnectedBroker, SetUp
 from bridge.operators.finding import Finding
 
-# Between what is wrong and the remedy, in the text of a BrokerError.
+# What stands between the fault and the remedy in the text of a BrokerError.
 _SEPARATOR: Final = "; "
 
 

@@ -1,7 +1,7 @@
 """Whether the user may do on the broker what the roles do.
 
-Each is tried with a request that RabbitMQ refuses after it has checked the permission, so that
-nothing is taken, published or created, and only the kind of the refusal differs.
+Each is tried with a request that RabbitMQ refuses in any case, but only after it has checked the
+permission. So nothing is consumed, published or created, and the kind of the refusal tells.
 """
 
 import asyncio
@@ -75,7 +75,8 @@ async def _is_permitted(connection: Connection, need: Need) -> bool:
     except ChannelAccessRefused:
         return False
     except ChannelClosed:
-        # Refused for what is wrong with it, or because the entity is missing: told elsewhere.
+        # Refused for the deliberate fault, or because the entity is missing, which another check
+        # reports.
         return True
     return True
 
@@ -121,7 +122,7 @@ async def _consume(channel: Channel, queue: str) -> None:
 
 
 async def _publish(channel: Channel, exchange: str) -> None:
-    # Both properties are wrong, and neither is looked at before the permission.
+    # Both properties are wrong, and RabbitMQ checks neither before the permission.
     wrong = Properties(user_id="sms-bridge-check", expiration="no number")
     await channel.basic_publish(
         b"", exchange=exchange, routing_key="sms-bridge-check", properties=wrong, mandatory=True

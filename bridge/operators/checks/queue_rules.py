@@ -1,7 +1,7 @@
 """What a queue's arguments and policies would do to messages: lose them, or leave them alone.
 
-Pure. Since RabbitMQ 4.0 a quorum queue has a delivery limit of 20 when none is set; a limit below
-zero is none there, and drops what comes back once in older versions.
+Pure. Since RabbitMQ 4.0 a quorum queue without a delivery limit has one of 20, and a negative limit
+means none; older versions read a negative limit as: drop whatever comes back once.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def judge_queue(
 ) -> Iterator[Finding]:
     """Find what would drop messages of a queue that is consumed from.
 
-    `drops` is how bad it is when a message is dropped there.
+    `drops` is the result to report when a message can be dropped there.
     """
     yield from _judge_existence(facts)
     yield from _judge_drops(facts, version, drops)

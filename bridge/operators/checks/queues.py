@@ -26,12 +26,12 @@ async def _check_queue(broker: ManagedBroker, queue: Queue) -> list[Finding]:
     main_queue = broker.set_up.settings.worker.queue
     if queue.name.startswith(f"{main_queue}.retry.") and len(queue.arguments) > 1:
         return list(judge_retry_queue(facts, queue))
-    # What subscribers do with a message of theirs that keeps coming back is theirs to say.
+    # Subscribers decide themselves about messages that keep coming back.
     drops: CheckResult = "warn" if queue.use == "subscribed" else "fail"
     found = list(judge_queue(facts, version=broker.version, drops=drops))
     if queue.use == "own":
         return found
-    # What others have declared is used as it is, but no policy has to be put up with.
+    # Arguments that others declared are used as they are; a policy can always be changed.
     as_needed = replace(
         facts, arguments=queue.arguments, durable=True, auto_delete=False, exclusive=False
     )

@@ -12,7 +12,7 @@ from bridge.config import Role, Settings
 from bridge.operators.management import Management
 from bridge.topology.declarations import Topology, bridge_topology
 
-# The deadline of whatever a check waits for, where the wait has no shorter one.
+# The deadline of each wait of a check, unless it has a shorter one.
 WAIT_SECONDS: Final = 15.0
 
 

@@ -1,6 +1,6 @@
 """Whether the SMS API answers, with a certificate and a clock that can be trusted.
 
-It is asked for the head of its root, without the key: that cannot send anything.
+A HEAD request to its root, without the key, cannot send anything.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ API_PATH: Final = "/v1/messages"
 
 
 def judge_base_url(set_up: SetUp) -> list[Finding]:
-    """Warn of a base URL that has already the path that the worker adds; nothing is asked."""
+    """Warn of a base URL that already has the path that the worker adds; no request is made."""
     url = set_up.settings.sms_api.base_url or ""
     if "worker" not in set_up.roles or not url.endswith(("/v1", API_PATH)):
         return []
@@ -35,7 +35,7 @@ def judge_base_url(set_up: SetUp) -> list[Finding]:
 
 
 async def check_sms_api(set_up: SetUp) -> list[Finding]:
-    """Ask the API that the worker posts to, as far as that goes without a message."""
+    """Try the API that the worker posts to, as far as that is possible without a message."""
     if "worker" not in set_up.roles:
         return []
     api = set_up.settings.sms_api

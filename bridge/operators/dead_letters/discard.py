@@ -14,13 +14,13 @@ from bridge.operators.dead_letters.order import Order, Tally
 from bridge.operators.dead_letters.queue import DeadLetterQueue
 from bridge.operators.dead_letters.records import as_record
 
-# Written to the disk and removed together.
+# How many letters, or bytes of them, are written to the disk and then removed together.
 BATCH_LETTERS: Final = 200
 BATCH_BYTES: Final = 4 * 1024 * 1024
 
 
 async def discard(queue: DeadLetterQueue, file: Path, order: Order) -> Tally:
-    """Write the letters that are meant to a new file, a line of JSON each, then remove them.
+    """Write the selected letters to a new file, a line of JSON each, then remove them.
 
     The file is the user's alone (0600) and on the disk before a letter is acked. Killed at any
     point, a letter is in the file, in the queue, or in both.

@@ -1,4 +1,4 @@
-"""One dead letter, as its properties and headers tell of it, and which letters are meant."""
+"""One dead letter, read from its properties and headers, and the filter that selects letters."""
 
 import json
 from collections.abc import Collection
@@ -44,7 +44,7 @@ class DeadLetter:
 
 
 def read_dead_letter(message: DeliveredMessage) -> DeadLetter:
-    """Read what a dead letter's headers say; what is not as we write it counts as not there."""
+    """Read a dead letter's headers; one that is not in the form that we write counts as missing."""
     properties = message.header.properties
     headers = properties.headers or {}
     return DeadLetter(
@@ -73,7 +73,7 @@ def _count(value: object) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which dead letters are meant; an age is counted from `sms-bridge-dead-at`."""
+    """Which dead letters to select; an age is counted from `sms-bridge-dead-at`."""
 
     reasons: Collection[str] = ()
     ids: Collection[str] = ()
@@ -82,7 +82,7 @@ class Filter:
 
     @property
     def takes_all(self) -> bool:
-        """Whether every letter is meant."""
+        """Whether every letter is selected."""
         return not (self.reasons or self.ids or self._goes_by_age)
 
     @property
@@ -90,7 +90,7 @@ class Filter:
         return self.older_than_seconds is not None or self.newer_than_seconds is not None
 
     def takes(self, letter: DeadLetter, *, now: float) -> bool:
-        """Say whether a letter is meant; one without a moment of death has no age to go by."""
+        """Say whether a letter is selected; without `sms-bridge-dead-at` it has no age to go by."""
         if self.reasons and letter.reason not in self.reasons:
             return False
         if self.ids and letter.message_id not in self.ids:

@@ -23,13 +23,13 @@ class Tally:
 
     @property
     def met(self) -> int:
-        """How many letters were meant, those that were left out too."""
+        """How many letters were selected, including those that were left out."""
         return self.total + self.maybe_sent.total() + self.expired + self.repeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What to replay or discard: `at_most` so many, and only when `apply` is set.
+    """What to replay or discard: `at_most` that many letters, and only when `apply` is set.
 
     `per_second` limits how fast a replay publishes; `step` is called after each letter looked at.
     """

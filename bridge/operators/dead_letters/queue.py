@@ -8,8 +8,8 @@ message that has come back `MAX_LOOKS` times is not given back but renewed: publ
 of the same queue, confirmed, then acked, which starts its count anew. No number of looks can drop
 a dead letter, unless the queue has a delivery limit of 4 or less.
 
-Only what is looked at is counted, so `list` takes no more than it shows. Nothing is kept in memory
-but the messages in hand: at most `PREFETCH` and a half.
+RabbitMQ counts only what it delivers, so `list` takes no more than it shows. Only unacked messages
+are kept in memory: at most one and a half times `PREFETCH`.
 """
 
 import asyncio
@@ -40,15 +40,15 @@ from bridge.topology.queue_sizes import read_queue
 
 PREFETCH: Final = 1000
 ACK_SECONDS: Final = 5.0
-# So many letters are moved at the same time.
+# How many letters are moved at the same time.
 IN_FLIGHT: Final = 50
 MAX_LOOKS: Final = 4
-# Without a delivery for so long, look whether another consumer took what is missing, and after so
-# many looks at a queue that is not empty, give up.
+# After this long without a delivery, check whether another consumer has emptied the queue; give up
+# after this many checks of a queue that is not empty.
 IDLE_SECONDS: Final = 2.0
 IDLE_LOOKS: Final = 5
 PUBLISH_SECONDS: Final = 10.0
-# What the broker says of the end of a channel comes after the end.
+# How long to wait for the broker's reason, which comes after the channel has ended.
 REFUSAL_SECONDS: Final = 1.0
 
 
@@ -74,7 +74,7 @@ class DeadLetterQueue:
         self._channel = channel
         self._publisher = publisher
         self._serving = serving
-        # None where there is something to look at before the next letter: a stop, a fault, an end.
+        # None wakes the reader for something else: a stop, a fault, the end of the channel.
         self._arrived: asyncio.Queue[DeliveredMessage | None] = asyncio.Queue()
         self._delivered = self._unacked = self._prefetch = 0
         self._slots = asyncio.Semaphore(IN_FLIGHT)

@@ -1,4 +1,4 @@
-"""The message ids that a run has met, to tell a message that died twice."""
+"""The message ids that a run has seen, to recognise a message that died twice."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ class RememberedIds:
         self._ids: dict[str, None] = {}
 
     def knows(self, letter: DeadLetter) -> bool:
-        """Say whether a letter has the id of one that was added; without an id it has not."""
+        """Say whether a letter's id was added before; a letter without an id was not."""
         return letter.message_id in self._ids
 
     def add(self, letter: DeadLetter) -> None:

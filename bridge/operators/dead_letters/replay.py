@@ -11,7 +11,7 @@ from bridge.outbound.envelope import replayed_properties
 
 
 async def replay(queue: DeadLetterQueue, target: str, order: Order) -> Tally:
-    """Publish the letters that are meant to the queue `target`, as new, with their old keys.
+    """Publish the selected letters to the queue `target`, as new, with their old keys.
 
     Left out are those that may have been sent already and those with the id of one that this run
     has taken, unless they are included, and those whose own expiry is over, which would only die
