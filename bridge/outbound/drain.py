@@ -20,7 +20,8 @@ MAX_OWED_SECONDS: Final = 5.0
 async def finish(held: HeldDeliveries, consumer: Consumer, ledger: Ledger) -> bool:
     """Take nothing more and settle what is held; then see that the broker has read the acks.
 
-    What is done but not acked comes again, and only this process knows it: it is taken once more.
+    What is done, or decided, but not acked comes again, and only this process knows it: it is taken
+    once more.
     Everything else that is delivered then is left to the next worker. Returns False when the
     broker may not have read the acks of some; the caller sets the deadline.
     """
@@ -43,7 +44,8 @@ async def _take_what_comes_again(held: HeldDeliveries, consumer: Consumer, ledge
     the wait. A broker that is away is waited for.
     """
     quiet_seconds = consuming_seconds = 0.0
-    while ledger.expects_redeliveries:
+    # What is held still waits for its copy, and may come again once more.
+    while ledger.expects_redeliveries or held.count:
         if quiet_seconds >= COMES_AGAIN_SECONDS:
             log.info("not_redelivered")
             return True
@@ -55,5 +57,6 @@ async def _take_what_comes_again(held: HeldDeliveries, consumer: Consumer, ledge
         if consumer.is_registered:
             seconds = time.monotonic() - began
             consuming_seconds += seconds
-            quiet_seconds = quiet_seconds + seconds if held.redeliveries == taken else 0.0
+            is_quiet = held.redeliveries == taken and not held.count
+            quiet_seconds = quiet_seconds + seconds if is_quiet else 0.0
     return True

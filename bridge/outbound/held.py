@@ -30,9 +30,14 @@ class HeldDeliveries:
         self.let_go: Callable[[Delivery], None] = lambda _: None
         # How many redelivered messages have come so far.
         self.redeliveries = 0
-        metrics.in_progress.labels(queue).set_function(lambda: len(self._tasks))
+        metrics.in_progress.labels(queue).set_function(lambda: self.count)
         metrics.oldest_held.labels(queue).set_function(self._oldest)
         metrics.last_delivery.labels(queue).set_function(lambda: self._last_delivery_at)
+
+    @property
+    def count(self) -> int:
+        """How many are held."""
+        return len(self._tasks)
 
     def take(self, delivery: Delivery) -> None:
         """Begin to work on a delivery."""

@@ -158,7 +158,9 @@ class Ledger:
         self._settled: Memory[Entry, int] = Memory(self._unsure_ack_seconds, self._now)
         self._doubtful: Memory[Entry, None] = Memory(DOUBT_SECONDS, self._now)
         self._owed: Memory[Entry, None] = Memory(DOUBT_SECONDS, self._now)
-        self._kept: Memory[Entry, Kept] = Memory(DOUBT_SECONDS, self._now)
+        # What went back unsettled: what was decided about it has still to be done, or nothing was.
+        self._decided: Memory[Entry, Kept] = Memory(DOUBT_SECONDS, self._now)
+        self._undecided: Memory[Entry, Kept] = Memory(DOUBT_SECONDS, self._now)
 
     def _now(self) -> float:
         now = self._clock() if self._away_since is None else self._away_since
@@ -166,16 +168,20 @@ class Ledger:
 
     @property
     def _owes_acks(self) -> bool:
-        """Whether something is done, or being done, whose ack cannot be written.
+        """Whether something is done, being done, or decided, whose ack cannot be written.
 
-        It comes again, and only this process knows that it is a repeat.
+        It comes again, and only this process knows that it must not be sent again.
         """
         orphans = (claim for claims in self._in_flight.values() for claim in claims)
-        return bool(self._owed) or any(claim.is_orphan for claim in orphans)
+        is_owed = bool(self._owed) or bool(self._decided)
+        return is_owed or any(claim.is_orphan for claim in orphans)
 
     @property
     def expects_redeliveries(self) -> bool:
-        """Whether something that is done may come again soon: owed, or acked just before a loss."""
+        """Whether something that is done, or decided, may come again soon.
+
+        It is owed its ack, or was acked just before a loss.
+        """
         return self._owes_acks or self._clock() < self._unsure_until
 
     async def claim(
@@ -234,12 +240,16 @@ class Ledger:
 
         What was decided about it is kept: when it comes again, it must not be sent again.
         """
-        self._kept.add(claim.entry, kept)
+        memory = self._undecided if kept.outcome is None else self._decided
+        memory.add(claim.entry, kept)
         self._finish(claim, settled=False)
 
     def recall(self, entry: Entry, *, redelivered: bool) -> Kept | None:
         """Return, once, what is known of a delivery that went back and has come again."""
-        taken = self._kept.take(entry) if redelivered else None
+        if not redelivered:
+            return None
+        # Of two that are equal in all, none is sent again whose fate is known.
+        taken = self._decided.take(entry) or self._undecided.take(entry)
         return None if taken is None else taken[0]
 
     def connection_lost(self, *, most_unacked: int) -> None:
@@ -281,7 +291,8 @@ class Ledger:
 
     def _is_in_doubt(self, entry: Entry) -> bool:
         """Whether a redelivery is one that is done, for all that is known; once for each ack."""
-        return entry not in self._kept and self._doubtful.take(entry) is not None
+        is_unsettled = entry in self._decided or entry in self._undecided
+        return not is_unsettled and self._doubtful.take(entry) is not None
 
     def _count_ack(self, entry: Entry, *, acked: bool) -> None:
         if acked:

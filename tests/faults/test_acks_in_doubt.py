@@ -1,18 +1,22 @@
 """A worker that is told to end and does not know which of its acks arrived."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from bridge.outbound.ledger import COMES_AGAIN_SECONDS
 from bridge.sandbox.faults import Fault
 from bridge.sandbox.processes import Child, guarded
-from tests.faults.amqp_proxy import ACK
+from tests.faults.amqp_proxy import ACK, CONFIRM_SELECT_OK, PUBLISH
 from tests.faults.bench import (
     CONSUME_LINK,
     PROGRAM,
+    PUBLISH_LINK,
     Bench,
     eventually,
     make_environ,
@@ -101,6 +105,37 @@ async def test_drain_acks_what_has_come_again_before_it(bench: Bench, *, ids: bo
     assert code == 0
     assert len(bench.service.taken(numbers)) == 3
     assert await bench.amqp.take_all(bench.queue) == []
+
+
+@pytest.mark.parametrize("seconds", [0, COMES_AGAIN_SECONDS + 1], ids=["at_once", "later"])
+async def test_drain_carries_out_what_is_decided(bench: Bench, seconds: float) -> None:
+    """What may have been sent is parked, though all connections end in the drain before that.
+
+    Copies can be published again `seconds` later than messages are delivered again.
+    """
+    bench.service.misbehave({"mode": "accept_then_cut"})
+    async with bench.worker(worker__on_uncertain="park") as live:
+        copies = bench.proxy.trap("client", PUBLISH, "pass", nth=3, link=PUBLISH_LINK)
+        confirms = bench.proxy.trap("broker", ACK, "drop", again=True, link=PUBLISH_LINK)
+        numbers = await bench.publish(3)
+        await eventually(copies.sprung.is_set, what="copies that are not confirmed")
+        stopping = asyncio.create_task(live.stop())
+        await eventually(lambda: live.bridge.assembly.health.is_draining, what="the drain")
+        away = bench.proxy.trap("broker", CONFIRM_SELECT_OK, "cut", again=True, link=PUBLISH_LINK)
+        asyncio.get_running_loop().call_later(seconds, bench.proxy.traps.remove, away)
+        # In this order, so that no delivery can be acked when its copy is refused.
+        bench.proxy.reset(CONSUME_LINK)
+        ends = ("broker_lost", "broker_unavailable")
+        await eventually(lambda: any(map(live.logged, ends)), what="the end of the deliveries")
+        bench.proxy.reset(PUBLISH_LINK)
+        bench.proxy.traps.remove(confirms)
+        code = await stopping
+
+    assert code == 0
+    assert len(bench.service.posts(numbers)) == 3
+    assert await bench.amqp.take_all(bench.queue) == []
+    dead = await bench.dead_letters()
+    assert {json.loads(letter.body)["to"] for letter in dead} == {*numbers}
 
 
 async def test_drain_does_not_wait_for_what_others_have_taken(bench: Bench, tmp_path: Path) -> None:

@@ -943,6 +943,38 @@ async def test_what_is_owed_an_ack_is_expected(ledger: Book, clock: Clock, one: 
     assert not ledger.expects_redeliveries
 
 
+async def test_a_decision_is_expected_until_it_is_carried_out(ledger: Book, clock: Clock) -> None:
+    """What was decided about a message, and is not replaced yet, only this process knows."""
+    await decided(ledger, NAMED)
+    ledger.connection_lost()
+    clock.now += 2 * COMES_AGAIN_SECONDS
+    assert ledger.expects_redeliveries
+
+    await ledger.claim(NAMED, redelivered=True)
+    ledger.recall(NAMED)
+    assert not ledger.expects_redeliveries
+
+
+async def test_what_went_back_undecided_is_not_expected(ledger: Book, clock: Clock) -> None:
+    """It can as well be sent by the next worker."""
+    await ledger.claim(NAMED, redelivered=False)
+    ledger.connection_lost()
+    ledger.give_back(NAMED, None)
+    clock.now += 2 * COMES_AGAIN_SECONDS
+
+    assert not ledger.expects_redeliveries
+
+
+async def test_of_two_equals_the_one_that_is_decided_is_recalled(ledger: Book) -> None:
+    """An equal text of which nothing is decided goes back first, and comes second."""
+    for kept in (None, DECISION):
+        await ledger.claim(NAMELESS, redelivered=False)
+        ledger.give_back(NAMELESS, kept)
+
+    assert ledger.recall(NAMELESS) is DECISION
+    assert ledger.recall(NAMELESS) is NOTHING_DECIDED
+
+
 async def test_consuming_again_ends_nothing_early(ledger: Book, clock: Clock) -> None:
     """A second registration on the same connection does not make the wait longer."""
     await done(ledger, NAMED)
