@@ -147,6 +147,12 @@ class Publisher:
             raise
         return Publication(self._metrics, label, routing_key, confirm, started)
 
+    def abandon(self, message_id: str) -> None:
+        """Want to know nothing more of what is in flight with this id: the next need not wait."""
+        confirm = None if self._channel is None else self._channel.awaited(message_id)
+        if confirm is not None:
+            _resolve(confirm, "timeout")
+
     async def _room(self, message_id: str | None, deadline: float) -> PublishingChannel:
         """Return a channel that takes a message with this id now, or raise PublishError."""
         channel = self._channel

@@ -85,6 +85,11 @@ class Envelope(NamedTuple):
         """When the message's age began: its timestamp, else its first delivery."""
         return self.first_delivered_at if self.published_at is None else self.published_at
 
+    @property
+    def id_of_copies(self) -> str:
+        """The `message_id` of the copies: without an id of its publisher, a message has its key."""
+        return self.message_id or self.key
+
 
 def bare_envelope(properties: Properties, *, now: float) -> Envelope:
     """Read only what cannot be wrong: enough to settle a message whose headers are broken."""
@@ -255,7 +260,7 @@ def copy_properties(
     replaced.user_id = None
     replaced.expiration = None
     replaced.delivery_mode = 2
-    replaced.message_id = envelope.message_id or envelope.key
+    replaced.message_id = envelope.id_of_copies
     headers = as_they_came(properties.headers)
     for name in ("CC", "BCC", DEAD_AT, TURN_AT):
         headers.pop(name, None)

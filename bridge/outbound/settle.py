@@ -89,16 +89,18 @@ class Settler:
                 note_held_up(error)
                 if delivery.is_stale:
                     raise BrokerError("the channel is gone")
+                if self._publisher.is_blocked:
+                    # What is written has not been read yet.
+                    give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
+                elif clock() >= give_up_at:
+                    give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
+                    # Its own copy, or one of an earlier delivery that another worker has now.
+                    self._publisher.abandon(delivery.envelope.id_of_copies)
+                    delivery.replacement = None
+                    continue
                 if delivery.replacement is None:
                     await asyncio.sleep(wait)
                     wait = min(wait * 2, MAX_WAIT_SECONDS)
-                elif self._publisher.is_blocked:
-                    # It has not been read yet.
-                    give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
-                elif clock() >= give_up_at:
-                    delivery.replacement.abandon()
-                    delivery.replacement = None
-                    give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
 
     def hurry(self) -> None:
         """Leave out waits that only serve to spread load: the worker stops."""

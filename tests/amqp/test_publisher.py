@@ -556,6 +556,29 @@ async def test_who_waits_again_is_told_and_counted_once() -> None:
     assert counted == {"timeout": 1, "confirmed": 0}
 
 
+async def test_who_gives_one_up_frees_its_id(ours: Publisher, far: Far) -> None:
+    """A publish of which nobody wants to know more holds up no other with its id."""
+    first = await write(ours, "a", asyncio.get_running_loop().time() + GUARD_SECONDS)
+    again = publish(ours, "a")
+    await turns()
+    ours.abandon("another")
+    await turns()
+    assert (first.is_refused, again.done()) == (False, False)
+    ours.abandon("a")
+    await far.transport.until(2)
+    far.ack(2, multiple=True)
+
+    assert await soon(again) == ["confirmed"]
+    assert first.is_refused
+
+
+async def test_without_a_connection_there_is_nothing_to_give_up(ours: Publisher) -> None:
+    """Nothing is in flight then."""
+    ours.abandon("a")
+
+    assert ours.unconfirmed == 0
+
+
 async def test_a_cancelled_one_is_confirmed_late(ours: Publisher, far: Far) -> None:
     """A confirm or a return for who was cancelled is nobody's, and the next of the id goes on."""
     gone = publish(ours, "a")

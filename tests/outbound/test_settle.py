@@ -74,6 +74,13 @@ class Broker:
         self.written = 0
         self.pending: list[asyncio.Future[Confirm]] = []
         self.is_blocked = False
+        self._by_id: dict[str | None, asyncio.Future[Confirm]] = {}
+
+    def abandon(self, message_id: str) -> None:
+        """Let the next message with this id be written."""
+        confirm = self._by_id.get(message_id)
+        if confirm is not None and not confirm.done():
+            confirm.set_result("timeout")
 
     @asynccontextmanager
     async def deadline_for(self, _body: bytes) -> AsyncIterator[float]:
@@ -91,11 +98,16 @@ class Broker:
     ) -> Publication:
         """Write a message, and have its fault become known; or write nothing."""
         assert deadline > self._loop.time()
+        in_flight = self._by_id.get(properties.message_id)
+        if in_flight is not None and not in_flight.done():
+            await asyncio.sleep(deadline - self._loop.time())
+            raise PublishError("timeout", "another with its id is in flight")
         fault = self.faults.pop(0) if self.faults else None
         if fault in {"timeout", "error"}:
             raise PublishError(cast("PublishFault", fault), str(fault))
         self.written += 1
         confirm: asyncio.Future[Confirm] = self._loop.create_future()
+        self._by_id[properties.message_id] = confirm
 
         def note(done: asyncio.Future[Confirm]) -> None:
             if done.result() == "confirmed":
@@ -414,6 +426,26 @@ def test_a_confirm_that_is_lost_holds_nothing_up_for_ever(world: World) -> None:
     assert (world.broker.written, len(world.broker.published)) == (2, 1)
     # The next message with its id need not wait for it.
     assert world.broker.pending[0].done()
+
+
+def test_a_confirm_lost_to_another_delivery_holds_nothing_up_for_ever(world: World) -> None:
+    """Another worker has the delivery whose copy is not confirmed: here is the next with its id."""
+    world.broker.faults = ["late"]
+    world.channel.is_over = True
+    with pytest.raises(BrokerError):
+        world.replace(UNSENT)
+    world.channel.is_over = False
+
+    assert world.replace(UNSENT) == pytest.approx(MAX_UNCONFIRMED_SECONDS, rel=0.1)
+    assert (world.broker.written, len(world.broker.published)) == (2, 1)
+
+
+def test_a_broker_that_blocks_is_asked_at_leisure(world: World) -> None:
+    """A copy that is not written is tried again after a wait, in an alarm too."""
+    world.broker.faults = ["timeout"] * 5
+    world.broker.is_blocked = True
+
+    assert world.replace(UNSENT) == pytest.approx(0.5 + 1 + 2 + 4 + 5)
 
 
 def test_an_alarm_may_last_for_longer(world: World) -> None:
