@@ -161,6 +161,7 @@ class Ledger:
         # What went back unsettled: what was decided about it has still to be done, or nothing was.
         self._decided: Memory[Entry, Kept] = Memory(DOUBT_SECONDS, self._now)
         self._undecided: Memory[Entry, Kept] = Memory(DOUBT_SECONDS, self._now)
+        self._put_off: Memory[Entry, Kept] = Memory(DOUBT_SECONDS, self._now)
 
     def _now(self) -> float:
         now = self._clock() if self._away_since is None else self._away_since
@@ -250,6 +251,15 @@ class Ledger:
             return None
         # Of two that are equal in all, none is sent again whose fate is known.
         taken = self._decided.take(entry) or self._undecided.take(entry)
+        return None if taken is None else taken[0]
+
+    def give_back_repeat(self, entry: Entry, kept: Kept) -> None:
+        """Remember that a repeat that was put off goes back to the queue unsettled."""
+        self._put_off.add(entry, kept)
+
+    def recall_repeat(self, entry: Entry, *, redelivered: bool) -> Kept | None:
+        """Return, once, what is known of a repeat that was put off and has come again."""
+        taken = self._put_off.take(entry) if redelivered else None
         return None if taken is None else taken[0]
 
     def connection_lost(self, *, most_unacked: int) -> None:

@@ -121,8 +121,11 @@ class Worker:
         return self._stopping or self._pace.paused is None
 
     def _recall(self, delivery: Delivery, entry: Entry) -> Outcome | None:
-        """Go on with what is known of a delivery that went back to the queue unsettled."""
         kept = self._ledger.recall(entry, redelivered=delivery.redelivered)
+        return self._go_on_with(delivery, kept)
+
+    def _go_on_with(self, delivery: Delivery, kept: Kept | None) -> Outcome | None:
+        """Go on with what is known of a delivery that went back to the queue unsettled."""
         if kept is None:
             return None
         delivery.envelope, delivery.replacement = kept.envelope, kept.replacement
@@ -146,15 +149,24 @@ class Worker:
     async def _end_repeat(self, delivery: Delivery, entry: Entry, repeat: Repeat | None) -> None:
         """Ack a repeat of what is settled, or (None) put it off until the first is settled."""
         if repeat is None:
-            outcome = self._put_off_repeat(delivery)
-            await self._settler.replace(delivery, outcome)
-            self._settler.ack(delivery, outcome)
+            await self._put_off_repeat(delivery, entry)
             return
         acked = self._settler.ack(delivery, None)
         self._ledger.note_repeat(entry, acked=acked)
         await self._settler.answer_repeat(delivery, repeat.first)
 
-    def _put_off_repeat(self, delivery: Delivery) -> Outcome:
+    async def _put_off_repeat(self, delivery: Delivery, entry: Entry) -> None:
+        kept = self._ledger.recall_repeat(entry, redelivered=delivery.redelivered)
+        outcome = self._go_on_with(delivery, kept) or self._outcome_of_repeat(delivery)
+        try:
+            await self._settler.replace(delivery, outcome)
+        except BaseException:
+            kept = Kept(delivery.envelope, outcome, delivery.replacement)
+            self._ledger.give_back_repeat(entry, kept)
+            raise
+        self._settler.ack(delivery, outcome)
+
+    def _outcome_of_repeat(self, delivery: Delivery) -> Outcome:
         try:
             delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
         except InvalidMessageError as error:

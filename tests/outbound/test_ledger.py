@@ -841,6 +841,17 @@ async def test_decision_that_is_carried_out_is_settled(ledger: Book) -> None:
     assert not await ledger.claim(NAMED, redelivered=True)
 
 
+async def test_what_is_known_of_a_repeat_is_recalled_for_a_repeat(clock: Clock) -> None:
+    """The first message and its repeat are equal in all: each goes on with its own."""
+    ledger = Ledger(heartbeat_seconds=10, clock=clock)
+    ledger.give_back_repeat(NAMED, DECISION)
+
+    assert ledger.recall(NAMED, redelivered=True) is None
+    assert ledger.recall_repeat(NAMED, redelivered=False) is None
+    assert ledger.recall_repeat(NAMED, redelivered=True) is DECISION
+    assert ledger.recall_repeat(NAMED, redelivered=True) is None
+
+
 # --- Bounds --------------------------------------------------------------------------------------
 
 

@@ -212,6 +212,35 @@ def test_repeat_in_a_pause_does_not_wait(world: World) -> None:
     assert world.told == ["post", "publish to q.retry.5s", "ack", "post", "ack"]
 
 
+def test_copy_of_a_repeat_is_kept_for_the_redelivery(world: World) -> None:
+    """A repeat that is put off has one copy, though its confirm outlives the connection."""
+    refused = judge_status(401, retry_after_seconds=None)
+    world.service.answers = [refused] * 9
+
+    async def play() -> None:
+        first = world.take()
+        await asyncio.sleep(1.1)
+        world.broker.faults = ["late"]
+        repeat = world.take()
+        await asyncio.sleep(1)
+        world.lose_connection()
+        await asyncio.wait([first, repeat])
+        world.told.clear()
+        first = world.take(redelivered=True)
+        repeat = world.take(redelivered=True)
+        await asyncio.sleep(1)
+        world.broker.pending.pop().set_result("confirmed")
+        await repeat
+        assert not first.done()
+        assert world.connection.acked
+        world.service.answers.clear()
+        await first
+
+    world.run(play())
+
+    assert world.broker.written == 1
+
+
 def test_what_comes_again_is_not_sent_again(world: World) -> None:
     """When the connection goes while a request is in flight, its redelivery is acked only."""
 
