@@ -8,6 +8,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -265,6 +266,7 @@ def _code(page: Path) -> str:
 
 
 @functools.cache
+@cache
 def _tests_in(file: Path) -> set[str]:
     if not file.is_file():
         return set()

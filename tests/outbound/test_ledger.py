@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
+from bridge.outbound import memory
 from bridge.outbound.delivery import WaitCause
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.ledger import (
@@ -23,7 +24,6 @@ from bridge.outbound.ledger import (
     entry_of,
     unsure_ack_seconds,
 )
-from bridge.outbound.memory import MAX_ENTRIES
 from bridge.outbound.outcomes import Dead, Sent
 from tests.clock import Clock
 from tests.deliveries import make_delivery
@@ -64,7 +64,9 @@ class Book:
         """Whether something may come again soon."""
         return self._ledger.expects_redeliveries
 
-    def connection_lost(self, *, and_back: bool = True, most_unacked: int = MAX_ENTRIES) -> None:
+    def connection_lost(
+        self, *, and_back: bool = True, most_unacked: int = memory.MAX_ENTRIES
+    ) -> None:
         """Lose the connection, and have another one at once."""
         self._ledger.connection_lost(most_unacked=most_unacked)
         if and_back:
@@ -855,14 +857,15 @@ async def test_what_is_known_of_a_repeat_is_recalled_for_a_repeat(clock: Clock) 
 # --- Bounds --------------------------------------------------------------------------------------
 
 
-async def test_oldest_entries_are_forgotten_first(ledger: Book) -> None:
+async def test_oldest_entries_are_forgotten_first(
+    ledger: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The ledger holds a fixed number of messages and forgets the oldest."""
-    entries = [
-        Entry(str(number).encode(), has_id=True, copies=0) for number in range(MAX_ENTRIES + 1)
-    ]
+    monkeypatch.setattr(memory, "MAX_ENTRIES", 100)
+    entries = [Entry(str(number).encode(), has_id=True, copies=0) for number in range(101)]
     for one in entries:
         await done(ledger, one)
-    known = [not await ledger.claim(one, redelivered=True) for one in (entries[0], entries[-1])]
+    known = [not await ledger.claim(one, redelivered=True) for one in entries[:2]]
 
     assert known == [False, True]
 
@@ -903,14 +906,15 @@ async def test_equal_messages_cost_no_more_than_others(clock: Clock) -> None:
     assert await _settle_and_lose(clock, equal) < 5 * await _settle_and_lose(clock, others)
 
 
-async def test_oldest_decisions_are_forgotten_first(ledger: Book) -> None:
+async def test_oldest_decisions_are_forgotten_first(
+    ledger: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The ledger holds a fixed number of decisions and forgets the oldest."""
-    entries = [
-        Entry(str(number).encode(), has_id=True, copies=0) for number in range(MAX_ENTRIES + 1)
-    ]
+    monkeypatch.setattr(memory, "MAX_ENTRIES", 100)
+    entries = [Entry(str(number).encode(), has_id=True, copies=0) for number in range(101)]
     for one in entries:
         await decided(ledger, one)
-    known = [ledger.recall(one) is not None for one in (entries[0], entries[-1])]
+    known = [ledger.recall(one) is not None for one in entries[:2]]
 
     assert known == [False, True]
 
