@@ -80,10 +80,13 @@ prometheus:  ## install Prometheus and promtool, unless they are there
 demo: $(STAMP) broker  ## run both directions for real, with faults, and account for every message (KEEP=1 leaves it running)
 	$(BIN)/python -m bridge demo $(if $(KEEP),--keep)
 
-# More processes than two cores, for most tests wait rather than compute; a file at a time, for its
-# tests share what it starts.
+# Where Python may not write, each of the many processes would compile bridge and tests anew.
+test test-fast test-changed test-plain-wire upgrade-check: export PYTHONDONTWRITEBYTECODE :=
+
+# More processes than two cores, for many tests wait rather than compute; a file at a time, for its
+# tests share what it starts, in the order in which tests/conftest.py has them begin.
 PROCESSES ?= 4
-IN_PARALLEL = -n $(PROCESSES) --dist loadfile
+IN_PARALLEL = -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 # $(call run_tests,FOLDER OF PYTEST,PATHS) runs what measures by itself; 5 means that there is none.
 define run_tests
 $(1)/pytest $(IN_PARALLEL) -m 'not serial' $(2) || [ $$? -eq 5 ]
@@ -93,7 +96,9 @@ endef
 test: $(DEV_STAMP) broker prometheus  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/outbound PROCESSES=4)
 	$(call run_tests,$(BIN),$(TESTS))
 
-test-fast: $(DEV_STAMP)  ## run the tests that need no broker and no Prometheus, in less than a minute
+# Collecting takes each process seconds, and few of these tests wait.
+test-fast: PROCESSES = 3
+test-fast: $(DEV_STAMP)  ## run the tests that need no broker and no Prometheus, in less than a minute on two cores
 	$(BIN)/pytest $(IN_PARALLEL) -m 'not slow and not serial' \
 	    --ignore tests/faults --ignore tests/integration --ignore tests/cluster
 
@@ -103,9 +108,9 @@ test-changed: $(DEV_STAMP)  ## run the tests that what differs from a commit con
 	echo "What differs from $(SINCE) concerns $${tests:-no test}."; \
 	[ -z "$$tests" ] || $(MAKE) --no-print-directory test TESTS="$$tests"
 
-test-plain-wire: $(DEV_STAMP) broker  ## run the roles' integration tests on the wire through aiormq, in five minutes
-	SMS_BRIDGE_TEST_WIRE=plain $(BIN)/pytest tests/integration/test_worker.py \
-	    tests/integration/test_webhook.py tests/integration/test_lifecycle.py
+test-plain-wire: export SMS_BRIDGE_TEST_WIRE := plain
+test-plain-wire: $(DEV_STAMP) broker  ## run the roles' integration tests on the wire through aiormq
+	$(call run_tests,$(BIN),$(addprefix tests/integration/test_,worker.py webhook.py lifecycle.py))
 
 # What is newer than uv.lock, or not in it at all, is printed before the tests run with it.
 NEWEST := .upgrade
