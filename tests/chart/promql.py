@@ -54,6 +54,21 @@ def records() -> set[str]:
     return {rule["record"] for rule in rules if "record" in rule}
 
 
+@cache
+def alert_cases() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Load promtool's tests by name, each with the interval of its file."""
+    folder = Path(__file__).parent
+    files = [
+        yaml.load((folder / f"alerts{kind}_test.yaml").read_text(), yaml.CSafeLoader)
+        for kind in ("", "_slow")
+    ]
+    return {
+        test["name"]: (file["evaluation_interval"], test)
+        for file in files
+        for test in file["tests"]
+    }
+
+
 def write_rules(groups: Groups, path: Path) -> Path:
     """Write rules as Prometheus reads them."""
     path.write_text(yaml.safe_dump({"groups": groups}, sort_keys=False))

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chart.promql import alert_groups, alerts, promtool, write_rules
-from tests.chart.test_alerts import CASES
+from tests.chart.promql import alert_cases, alert_groups, alerts, promtool, write_rules
 
 ALERTS = alerts()
 _THRESHOLD = re.compile(r"(?P<sign>>|==) (?P<number>(?:[\d.]+ \* )?[\d.]+)")
@@ -87,7 +86,7 @@ def tidy(expression: str) -> str:
 def cases_of(alert: str) -> list[tuple[str, dict[str, Any], list[dict[str, Any]]]]:
     """Return the tests that look at an alert: interval, test, and what they expect of it."""
     found = []
-    for interval, test in CASES.values():
+    for interval, test in alert_cases().values():
         checks = [check for check in test["alert_rule_test"] if check["alertname"] == alert]
         if checks:
             found.append((interval, test, checks))

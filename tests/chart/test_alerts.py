@@ -9,6 +9,7 @@ import yaml
 
 from tests.chart.promql import RUNBOOKS as BASE
 from tests.chart.promql import (
+    alert_cases,
     alert_groups,
     alerts,
     promtool,
@@ -18,26 +19,11 @@ from tests.chart.promql import (
 )
 from tests.chart.rendering import CHART
 
-HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 RUNBOOKS = DOCS / "runbooks.md"
 PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
 ALERTS = alerts()
-
-
-def load_cases() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Load promtool's tests by name, each with the interval of its file."""
-    files = [
-        yaml.safe_load((HERE / f"alerts{kind}_test.yaml").read_text()) for kind in ("", "_slow")
-    ]
-    return {
-        test["name"]: (file["evaluation_interval"], test)
-        for file in files
-        for test in file["tests"]
-    }
-
-
-CASES = load_cases()
+CASES = alert_cases()
 
 
 def expectations(alert: str) -> list[dict[str, Any]]:

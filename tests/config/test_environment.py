@@ -10,7 +10,7 @@ from bridge.config import load_settings
 from bridge.config.settings import known_keys
 from bridge.errors import ConfigError
 from tests.config.conftest import CANARY, Faults, Load, env_name, nested, value_at
-from tests.config.test_settings import DEFAULTS
+from tests.config.defaults import DEFAULTS
 
 
 @pytest.mark.parametrize(

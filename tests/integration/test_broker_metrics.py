@@ -7,11 +7,11 @@ from pathlib import Path
 
 import aio_pika
 import pytest
+import yaml
 
 from bridge.sandbox.broker import Broker, private_broker
 from bridge.sandbox.processes import free_ports, wait_until
-from tests.chart.promql import BROKER_METRICS, selectors
-from tests.chart.test_monitoring import BROKER_FILE
+from tests.chart.promql import BROKER_METRICS, FILES, selectors
 
 DEPLOYMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
 QUEUE = "sms.outbound"
@@ -37,7 +37,8 @@ def serve_metrics(broker: Broker) -> str:
 async def test_the_broker_shows_what_its_alerts_read() -> None:
     """Each series that they select is there, at the address that the documents name."""
     (path,) = set(re.findall(r"`(/metrics/detailed[^`]*)`", DEPLOYMENT.read_text()))
-    read = {s for g in BROKER_FILE["groups"] for r in g["rules"] for s in selectors(r["expr"])}
+    alerts = yaml.safe_load((FILES / "broker-alerts.yaml").read_text())
+    read = {s for g in alerts["groups"] for r in g["rules"] for s in selectors(r["expr"])}
     with private_broker() as broker:
         address = serve_metrics(broker)
         async with await aio_pika.connect(broker.url) as connection:

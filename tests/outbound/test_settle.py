@@ -7,18 +7,16 @@ as it is told.
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from datetime import UTC
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, cast, get_args
 
 import pytest
 
 from bridge.amqp.properties import Properties
-from bridge.amqp.publisher import READ_ITERATIONS, Publication, Publisher
+from bridge.amqp.publisher import READ_ITERATIONS, Publisher
 from bridge.config import RateLimitSettings, WorkerSettings
-from bridge.errors import BrokerError, Confirm, PublishError, PublishFault
-from bridge.metrics import BridgeMetrics, new_registry
+from bridge.errors import BrokerError, Confirm
 from bridge.outbound import envelope
 from bridge.outbound.delivery import Delivery, WaitCause
 from bridge.outbound.ledger import Accepted
@@ -28,6 +26,7 @@ from bridge.outbound.settle import MAX_UNCONFIRMED_SECONDS, Settler, accepted
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.ears import Ears
+from tests.outbound.stand_ins import PUBLISH_SECONDS, Broker, Channel, Published
 
 BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
 AT = 1_800_000_000.123
@@ -36,123 +35,6 @@ BURNED = Retried("server_error", 5.0, "the SMS API answered 500", status=500, bu
 SPARED = Retried("paused", 30.0, "paused")
 DEAD = Dead("refused", "the SMS API answered 400", status=400, burned=True)
 UNSENT = Dead("expired", "too late")
-
-
-class Published(NamedTuple):
-    """One message that was confirmed."""
-
-    body: bytes
-    exchange: str
-    routing_key: str
-    properties: Properties
-
-    def header(self, name: str) -> object:
-        """Return a header."""
-        return (self.properties.headers or {}).get(name)
-
-
-# What a broker says of a message that was not written at all, or that was, sooner or later.
-Fault = PublishFault | Literal["late"]
-PUBLISH_SECONDS = 10.0
-
-
-class Broker:
-    """What stands in for the publisher: fails as often as it has faults, then confirms.
-
-    `late` writes the message and says nothing of it: its future is the last one of `pending`.
-    """
-
-    max_properties_bytes = 131_000
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._metrics = BridgeMetrics(
-            new_registry(), component="worker", version="0", revision="0", exchanges=("default",)
-        )
-        self.faults: list[Fault] = []
-        self.published: list[Published] = []
-        self.written = 0
-        self.pending: list[asyncio.Future[Confirm]] = []
-        self.is_blocked = False
-        self._by_id: dict[str | None, asyncio.Future[Confirm]] = {}
-
-    def abandon(self, message_id: str) -> None:
-        """Let the next message with this id be written."""
-        confirm = self._by_id.get(message_id)
-        if confirm is not None and not confirm.done():
-            confirm.set_result("timeout")
-
-    @asynccontextmanager
-    async def deadline_for(self, _body: bytes) -> AsyncIterator[float]:
-        """Give every body the same time."""
-        yield self._loop.time() + PUBLISH_SECONDS
-
-    async def write(
-        self,
-        body: bytes,
-        *,
-        exchange: str,
-        routing_key: str,
-        properties: Properties,
-        deadline: float,
-    ) -> Publication:
-        """Write a message, and have its fault become known; or write nothing."""
-        assert deadline > self._loop.time()
-        in_flight = self._by_id.get(properties.message_id)
-        if in_flight is not None and not in_flight.done():
-            await asyncio.sleep(deadline - self._loop.time())
-            raise PublishError("timeout", "another with its id is in flight")
-        fault = self.faults.pop(0) if self.faults else None
-        if fault in {"timeout", "error"}:
-            raise PublishError(cast("PublishFault", fault), str(fault))
-        self.written += 1
-        confirm: asyncio.Future[Confirm] = self._loop.create_future()
-        self._by_id[properties.message_id] = confirm
-
-        def note(done: asyncio.Future[Confirm]) -> None:
-            if done.result() == "confirmed":
-                self.published.append(Published(body, exchange, routing_key, properties))
-
-        confirm.add_done_callback(note)
-        if fault == "late":
-            self.pending.append(confirm)
-        else:
-            confirm.set_result(fault or "confirmed")
-        return Publication(self._metrics, "default", routing_key, confirm, 0.0)
-
-    async def publish(
-        self, body: bytes, *, exchange: str, routing_key: str, properties: Properties
-    ) -> None:
-        """Confirm a message, or fail."""
-        async with self.deadline_for(body) as deadline:
-            publication = await self.write(
-                body,
-                exchange=exchange,
-                routing_key=routing_key,
-                properties=properties,
-                deadline=deadline,
-            )
-            await publication.stored(deadline)
-
-
-class Channel:
-    """What stands in for a session and its channel."""
-
-    is_closed = False
-
-    def __init__(self) -> None:
-        self.acked: list[int] = []
-        self.is_over = False
-
-    @property
-    def channel(self) -> "Channel":
-        """Return the channel."""
-        return self
-
-    def ack(self, tag: int) -> bool:
-        """Note an ack."""
-        self.acked.append(tag)
-        return not self.is_over
 
 
 class World(LeapingWorld):

@@ -25,7 +25,7 @@ from bridge.topology.upkeep import Upkeep
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.ears import Ears
-from tests.outbound.test_settle import Broker, Channel
+from tests.outbound.stand_ins import Broker, Channel
 
 BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
 ACCEPTED = judge_status(202, retry_after_seconds=None)
