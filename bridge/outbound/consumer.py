@@ -14,7 +14,7 @@ from typing import Final
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, closed_channel, open_channel
 from bridge.amqp.client import Connection, ConsumerCallback
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import Body
+from bridge.amqp.wire import ACKS_HELD_BACK_SECONDS, Body
 from bridge.errors import BrokerError
 from bridge.logs import Log
 from bridge.outbound.delivery import Delivery, Session
@@ -40,8 +40,6 @@ PREFETCH_FACTOR: Final = 4
 FADING: Final = 0.95
 # While bodies are large: the broker's answer to a method comes after the bodies that it has sent.
 LARGE_RPC_TIMEOUT_SECONDS: Final = 60.0
-# How long a broker may hold back an ack that it has read.
-ACK_SECONDS: Final = 0.5
 
 
 class Consumer:
@@ -110,8 +108,7 @@ class Consumer:
     async def flush(self) -> None:
         """Return when the broker has processed every ack that was written, or the session is over.
 
-        A busy broker keeps an ack of a quorum queue back for a moment after it has read it, and
-        drops it when the channel ends (seen with 3.10.8): hence the wait.
+        What has been read may yet be held back for a moment: see `ACKS_HELD_BACK_SECONDS`.
         """
         session = self._session
         if session is None:
@@ -126,7 +123,7 @@ class Consumer:
             session.has_failed = True
             self._changed.set()
             await session.over.wait()
-        kept_back = session.last_ack_at + ACK_SECONDS - asyncio.get_running_loop().time()
+        kept_back = session.last_ack_at + ACKS_HELD_BACK_SECONDS - asyncio.get_running_loop().time()
         if kept_back > 0 and not session.is_over:
             await asyncio.sleep(kept_back)
 

@@ -51,6 +51,10 @@ BODY = b'{"to": "+4915550101", "from": "Acme", "text": "Zikadensommer"}'
 # The smallest with which nothing is lost.
 LIMIT = 5
 REASONS = ("refused", "exhausted", "invalid")
+# RabbitMQ hands a quorum queue at most 32 acks of a channel at once.
+MANY_FOR_A_QUORUM_QUEUE = 48
+# Without a wait for the acks about every third round left some.
+ROUNDS_OF_REMOVALS = 4
 
 
 @dataclass
@@ -729,6 +733,22 @@ async def test_a_discard_only_counts_without_a_yes(graveyard: Graveyard, tmp_pat
 
     assert (tally.total, file.exists()) == (3, False)
     await graveyard.until_at_rest(0, 3)
+
+
+async def test_what_was_removed_does_not_come_back(graveyard: Graveyard) -> None:
+    """A broker keeps acks back for a moment, and would forget them with the channel.
+
+    Takes seconds: it shows in some rounds only, and each waits for a queue.
+    """
+    for _ in range(ROUNDS_OF_REMOVALS):
+        await graveyard.fill(MANY_FOR_A_QUORUM_QUEUE)
+        await graveyard.amqp.until_count(graveyard.dead, MANY_FOR_A_QUORUM_QUEUE)
+        async with open_dead_letters(graveyard.settings) as queue:
+            async with aclosing(queue.letters()) as letters:
+                async for letter in letters:
+                    await queue.remove(letter)
+            await queue.finish()
+        assert await _look(graveyard) == []
 
 
 async def test_a_killed_discard_loses_nothing(

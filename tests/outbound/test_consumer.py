@@ -15,10 +15,9 @@ import pytest
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS
 from bridge.amqp.client import Connection
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import DeliveryHandler
+from bridge.amqp.wire import ACKS_HELD_BACK_SECONDS, DeliveryHandler
 from bridge.errors import BrokerError
 from bridge.outbound.consumer import (
-    ACK_SECONDS,
     LARGE_RPC_TIMEOUT_SECONDS,
     MAX_HELD_BYTES,
     POISON_SESSIONS,
@@ -538,11 +537,11 @@ def test_flushing_waits_until_the_broker_has_taken_the_acks(world: World) -> Non
             delivery = world.deliver()
             delivery.session.ack(delivery.tag)
             flushing = asyncio.create_task(world.consumer.flush())
-            await asyncio.sleep(ACK_SECONDS / 2)
+            await asyncio.sleep(ACKS_HELD_BACK_SECONDS / 2)
             world.wire.acks_are_read.set()
             began = world.loop.time()
             await flushing
-            assert world.loop.time() - began == pytest.approx(ACK_SECONDS / 2)
+            assert world.loop.time() - began == pytest.approx(ACKS_HELD_BACK_SECONDS / 2)
             began = world.loop.time()
             await world.consumer.flush()
             assert world.loop.time() == began

@@ -14,6 +14,8 @@ are kept in memory: at most one and a half times `PREFETCH`.
 
 import asyncio
 import contextlib
+import math
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
 
@@ -30,6 +32,7 @@ from bridge.amqp.client import (
 from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
+from bridge.amqp.wire import ACKS_HELD_BACK_SECONDS, Wire
 from bridge.config import Settings
 from bridge.errors import BridgeError, BrokerError, PublishError
 from bridge.metrics import BridgeMetrics, new_registry
@@ -63,6 +66,7 @@ class DeadLetterQueue:
         self,
         name: str,
         channel: Channel,
+        wire: Wire,
         publisher: Publisher,
         *,
         serving: asyncio.Task[None],
@@ -72,6 +76,7 @@ class DeadLetterQueue:
         self.total = total
         self.done = 0
         self._channel = channel
+        self._wire = wire
         self._publisher = publisher
         self._serving = serving
         # None wakes the reader for something else: a stop, a fault, the end of the channel.
@@ -81,6 +86,7 @@ class DeadLetterQueue:
         self._moves: set[asyncio.Task[None]] = set()
         self._fault: BridgeError | None = None
         self._stopping = asyncio.Event()
+        self._last_ack_at = -math.inf
         channel.closing.add_done_callback(lambda _: self._arrived.put_nowait(None))
         channel.on_consumer_cancel_callbacks.add(lambda _: self._arrived.put_nowait(None))
 
@@ -177,6 +183,19 @@ class DeadLetterQueue:
             raise BrokerError(f"queue {self.name}: the broker is gone; run it again")
         self.done += 1
 
+    async def flush(self) -> None:
+        """Return when the broker has processed every ack; it forgets the others with the channel.
+
+        Raises TimeoutError, or aiormq's error when the channel has ended.
+        """
+        if self._last_ack_at == -math.inf:
+            return
+        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+            await self._wire.acks_read(self._channel)
+        held_back = self._last_ack_at + ACKS_HELD_BACK_SECONDS - time.monotonic()
+        if held_back > 0:
+            await asyncio.sleep(held_back)
+
     async def _ack(self, letter: DeadLetter) -> bool:
         try:
             async with asyncio.timeout(ACK_SECONDS):
@@ -185,6 +204,7 @@ class DeadLetterQueue:
         except (AMQPError, ChannelInvalidStateError, TimeoutError):
             return False
         self._unacked -= 1
+        self._last_ack_at = time.monotonic()
         return True
 
     async def finish(self) -> None:
@@ -260,12 +280,16 @@ async def open_dead_letters(settings: Settings) -> AsyncIterator[DeadLetterQueue
         serving = asyncio.create_task(publisher.serve(publishing))
         stack.callback(serving.cancel)
         channel = await open_channel(consuming)
-        queue = DeadLetterQueue(name, channel, publisher, serving=serving, total=sizes.ready)
+        queue = DeadLetterQueue(
+            name, channel, consuming.wire, publisher, serving=serving, total=sizes.ready
+        )
         try:
             yield queue
         finally:
             with contextlib.suppress(BridgeError):
                 await queue.finish()
+            with contextlib.suppress(AMQPError, ChannelInvalidStateError, TimeoutError):
+                await queue.flush()
         async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
             await close_channel(channel)
 
