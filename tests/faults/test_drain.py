@@ -71,8 +71,8 @@ async def end_hanging(scenario: Scenario) -> Ending:
 
 async def end_blocked(scenario: Scenario) -> Ending:
     """End a worker whose broker stores nothing while it has retry copies to store."""
-    # Long enough for the alarm to be on first.
-    numbers = await scenario.publish({"latency_seconds": 5, **NOT_SENT})
+    # Long enough for the alarm to be on first, where `rabbitmqctl` is slow to start.
+    numbers = await scenario.publish({"latency_seconds": 10, **NOT_SENT})
     async with memory_alarm(scenario.bench.broker):
         await scenario.until_logged("not_stored")
         return await scenario.end(numbers)
