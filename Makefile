@@ -98,7 +98,7 @@ test: $(DEV_STAMP) broker prometheus  ## run all tests, those with a real Rabbit
 
 # Collecting takes each process seconds, and few of these tests wait.
 test-fast: PROCESSES = 3
-test-fast: $(DEV_STAMP)  ## run the tests that need no broker and no Prometheus, in less than a minute on two cores
+test-fast: $(DEV_STAMP)  ## run the tests that need no broker and no Prometheus, and no seconds of waiting
 	$(BIN)/pytest $(IN_PARALLEL) -m 'not slow and not serial' \
 	    --ignore tests/faults --ignore tests/integration --ignore tests/cluster
 
