@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -44,9 +45,9 @@ class Target:
         """What it said when it started; nothing before that."""
         return next(iter(self.logged("started")), {})
 
-    @property
+    @functools.cached_property
     def port(self) -> int:
-        """Where webhooks come in."""
+        """Where webhooks come in; found once, for each post would read the whole log."""
         return int(self.facts["webhook_port"])
 
     @property
@@ -70,8 +71,10 @@ class Target:
 
     def logged(self, event: str) -> list[dict[str, Any]]:
         """Return every line of an event."""
-        lines = self.child.log.read_text(encoding="utf-8").splitlines()
-        return [line for line in map(json.loads, lines) if line["event"] == event]
+        # The last one may be half written.
+        whole, _, _ = self.child.log.read_text(encoding="utf-8").rpartition("\n")
+        lines = map(json.loads, whole.splitlines())
+        return [line for line in lines if line["event"] == event]
 
     async def livez(self) -> int:
         """Ask whether it lives."""

@@ -34,7 +34,7 @@ HALVES: Final = 257
 BUFFERED_BYTES: Final = 8 * MIB
 # What the documents state: half as much again, because not all that is free is one piece, and what
 # a connection takes by itself.
-MOST_BYTES: Final = BUFFERED_BYTES * 3 // 2 + 1024 * 8192
+MOST_BYTES: Final = BUFFERED_BYTES * 3 // 2 + 1024 * 12 * 1024
 IDLE_SECONDS: Final = 1
 # A stall for longer than anybody is waited for.
 STALL_SECONDS: Final = 2.0

@@ -147,7 +147,9 @@ class Running:
 
     def logged(self, event: str) -> list[dict[str, Any]]:
         """Return the facts of every line that has this event."""
-        lines = (json.loads(line) for line in self.output.splitlines() if line.startswith("{"))
+        # The last one may be half written.
+        whole, _, _ = self.output.rpartition("\n")
+        lines = (json.loads(line) for line in whole.splitlines() if line.startswith("{"))
         return [line for line in lines if line["event"] == event]
 
     async def until_logged(self, event: str) -> dict[str, Any]:
