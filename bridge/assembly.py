@@ -33,7 +33,7 @@ from bridge.outbound.pace import Pace
 from bridge.outbound.sender import Sender
 from bridge.outbound.transport import open_transport
 from bridge.outbound.worker import Worker
-from bridge.start_checks import api_key, broker_login, webhook_secrets
+from bridge.start_checks import api_shape, broker_login, webhook_secrets
 from bridge.topology.declarations import bridge_topology, dead_queue, name_of, retry_queue
 from bridge.topology.upkeep import Upkeep
 
@@ -110,16 +110,11 @@ class Assembly:
 
     def _make_sender(self, pace: Pace, metrics: WorkerMetrics) -> Sender:
         settings = self._settings.sms_api
-        credential = api_key(settings)
-        self._secrets.watch("sms_api", credential, pace.renew_key)
-        return Sender(
-            settings,
-            transport=open_transport(
-                settings, max_connections=self._settings.worker.most_in_flight
-            ),
-            credential=credential,
-            metrics=metrics,
-        )
+        shape = api_shape(settings)
+        for secret in shape.login.watched:
+            self._secrets.watch("sms_api", secret, pace.renew_key)
+        transport = open_transport(settings, max_connections=self._settings.worker.most_in_flight)
+        return Sender(shape, transport=transport, metrics=metrics)
 
     # The webhook receiver
 
@@ -237,6 +232,7 @@ def _worker_metrics(settings: Settings, registry: Registry) -> WorkerMetrics:
         queue=queue,
         retry_queues=[retry_queue(queue, delay) for delay in settings.worker.retry_delays],
         dead=dead_queue(queue),
+        error_codes=list(settings.sms_api.response.errors),
     )
 
 

@@ -1,9 +1,9 @@
-"""Reads ids from other people's JSON, at the places that JSON pointers (RFC 6901) name."""
+"""Reads ids and codes from other people's JSON, at the places that pointers (RFC 6901) name."""
 
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 from pydantic_core import from_json
@@ -76,7 +76,7 @@ def find_id(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN4
     anything else is passed over.
     """
     for pointer in pointers:
-        value = _follow(document, _names_of(pointer))
+        value = _follow(document, split_pointer(pointer))
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _END_OF_IDS:
             return str(value)
         if isinstance(value, str) and _ID.fullmatch(value):
@@ -84,8 +84,59 @@ def find_id(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN4
     return None
 
 
-@functools.lru_cache(maxsize=64)
-def _names_of(pointer: str) -> tuple[str, ...]:
+# No longer run of digits: a code is no phone number.
+_CODE: Final = re.compile(r"(?!.*[0-9]{8})[!-~]{1,64}")
+
+
+def find_code(
+    document: Any,  # noqa: ANN401  JSON
+    pointers: Sequence[str],
+    *,
+    but: Collection[str] = (),
+) -> str | None:
+    """Take the first error code that a pointer leads to, of those that are not in `but`.
+
+    A code is a number or 1 to 64 visible ASCII characters, without 8 digits in a row: what may be
+    a phone number is passed over, and so is anything else. A pointer that ends in `#` means the
+    fragment of the URL that it leads to.
+    """
+    for pointer in pointers:
+        for found in find_all(document, pointer.removesuffix("#")):
+            code = as_text(found)
+            if code is not None and pointer.endswith("#"):
+                code = code.rpartition("#")[2]
+            if code is not None and code not in but and _CODE.fullmatch(code):
+                return code
+    return None
+
+
+def as_text(value: object) -> str | None:
+    """Write a text, a whole number or a truth value as settings write it; None for all else."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value) if abs(value) < _END_OF_IDS else None
+    return value if isinstance(value, str) else None
+
+
+def find_all(document: Any, pointer: str) -> Iterator[Any]:  # noqa: ANN401  JSON
+    """Yield what a pointer leads to, without what is null; `*` in it is each member of a list."""
+    found = [document]
+    names = split_pointer(pointer)
+    if "*" in names:
+        at = names.index("*")
+        members = _follow(document, names[:at])
+        found = members if isinstance(members, list) else []
+        names = names[at + 1 :]
+    for one in found:
+        value = _follow(one, names)
+        if value is not None:
+            yield value
+
+
+@functools.lru_cache(maxsize=256)
+def split_pointer(pointer: str) -> tuple[str, ...]:
+    """Return the names on a pointer's way, unescaped."""
     return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
 
 

@@ -5,9 +5,10 @@ from typing import Final
 
 from bridge.amqp.login import tls_context
 from bridge.config import Role, Settings, SmsApiSettings, WebhookSettings
-from bridge.credentials import Credential, check_header_value, load_authorities
+from bridge.credentials import Credential, load_authorities
 from bridge.errors import ConfigError
 from bridge.inbound.schemes import Scheme, decode_secret, scheme_from
+from bridge.outbound.shape import Shape, shape_from
 
 # What to say of a role that nobody has configured.
 _MISSING: Final[Mapping[Role, str]] = {
@@ -23,7 +24,7 @@ def check_start(settings: Settings, roles: Collection[Role]) -> None:
     """
     steps: list[Callable[[Settings], object]] = [broker_login, _check_broker_tls]
     if "worker" in roles:
-        steps += [_check_api_key, _check_api_tls]
+        steps += [_check_api_shape, _check_api_tls]
     if "webhook" in roles:
         steps += [_check_webhook_secrets, _check_ports]
     faults: list[str] = []
@@ -66,12 +67,14 @@ def broker_login(settings: Settings) -> list[Credential]:
     return [Credential(key, file=file) for key, file in files.items() if file is not None]
 
 
-def api_key(settings: SmsApiSettings) -> Credential:
-    """Read the API key that the worker needs, or raise ConfigError that says what is missing."""
+def api_shape(settings: SmsApiSettings) -> Shape:
+    """Prepare what the worker posts, with the secrets that it needs.
+
+    Raises ConfigError that says what is missing.
+    """
     if settings.base_url is None:
         raise ConfigError(_MISSING["worker"])
-    name = "sms_api.key" if settings.key_file is None else "sms_api.key_file"
-    return Credential(name, value=settings.key, file=settings.key_file, check=check_header_value)
+    return shape_from(settings)
 
 
 def webhook_secrets(settings: WebhookSettings, scheme: Scheme) -> list[Credential]:
@@ -101,8 +104,8 @@ def _check_broker_tls(settings: Settings) -> None:
         tls_context(settings.rabbitmq)
 
 
-def _check_api_key(settings: Settings) -> None:
-    api_key(settings.sms_api)
+def _check_api_shape(settings: Settings) -> None:
+    api_shape(settings.sms_api)
 
 
 def _check_api_tls(settings: Settings) -> None:

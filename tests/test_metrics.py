@@ -128,6 +128,7 @@ WORKER = {
     "oldest_held_message_timestamp_seconds": gauge("queue", [QUEUE]),
     "attempts_per_message": histogram([1, 2, 3, 5, 8, 13, 21], "outcome", ["sent", "dead"]),
     "segments_total": counter("encoding", ["gsm7", "ucs2"]),
+    "provider_errors_total": counter("code", ["other"]),
     "provider_requests_total": counter("result", RESULTS),
     "provider_request_duration_seconds": histogram(HTTP, "result", RESULTS),
     "provider_requests_in_flight": gauge(),

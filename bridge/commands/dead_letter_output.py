@@ -26,7 +26,7 @@ _DAY_SECONDS, _HOUR_SECONDS, _MINUTE_SECONDS = 86400, 3600, 60
 
 def format_head() -> str:
     """Write the line above the rows."""
-    return _format_row("AGE", "REASON", "TRIES", "STATUS", "TO", "MESSAGE ID", "DETAIL")
+    return _format_row("AGE", "REASON", "TRIES", "STATUS", "CODE", "TO", "MESSAGE ID", "DETAIL")
 
 
 def format_letter(letter: "DeadLetter", *, as_json: bool, reveal: bool) -> str:
@@ -43,6 +43,7 @@ def format_letter(letter: "DeadLetter", *, as_json: bool, reveal: bool) -> str:
         letter.reason,
         letter.attempts,
         letter.status,
+        letter.code,
         number,
         letter.message_id,
         letter.detail,
@@ -52,7 +53,7 @@ def format_letter(letter: "DeadLetter", *, as_json: bool, reveal: bool) -> str:
 def _format_row(*cells: object) -> str:
     # The widths are fixed, because the rows are printed as they come.
     texts = ["-" if cell is None else printable(str(cell)) for cell in cells]
-    return "{:>4}  {:<14}  {:>5}  {:>6}  {:<16}  {:<36}  {}".format(*texts).rstrip()
+    return "{:>4}  {:<14}  {:>5}  {:>6}  {:<8}  {:<16}  {:<36}  {}".format(*texts).rstrip()
 
 
 def _format_age(dead_at: float | None) -> str | None:

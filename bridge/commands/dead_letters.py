@@ -74,7 +74,7 @@ def list_letters(  # noqa: PLR0913  an option each
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Show the oldest dead letters, a line each: age, reason, attempts, status, number, id.
+    """Show the oldest dead letters, a line each: age, reason, attempts, status, code, number, id.
 
     Numbers are masked without --reveal. With --json each line is a JSON object. Below the rows
     it says how many have the id of one above: the same message, dead twice.

@@ -11,16 +11,17 @@ from bridge.config.settings import (
     Role,
     Settings,
     SignatureSettings,
-    SmsApiSettings,
     TopologyMode,
     WebhookSettings,
     WorkerSettings,
 )
+from bridge.config.sms_api import RequestSettings, SmsApiSettings
 
 __all__ = [
     "ENV_PREFIX",
     "RabbitMQSettings",
     "RateLimitSettings",
+    "RequestSettings",
     "Role",
     "Settings",
     "SignatureSettings",

@@ -7,8 +7,9 @@ from typing import Any, Final
 from pydantic_settings import BaseSettings, EnvSettingsSource
 from pydantic_settings.sources.utils import parse_env_vars
 
-from bridge.config.faults import did_you_mean, nearest, unknown_key
+from bridge.config.faults import unknown_key
 from bridge.config.settings import ENV_PREFIX, Settings, known_keys
+from bridge.config.spelling import did_you_mean, nearest
 
 # The configuration file, the commit that the image was built from, and what carries messages
 # between us and the broker, which `amqp.connecting` explains.

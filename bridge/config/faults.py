@@ -3,21 +3,19 @@
 No fault quotes a value, nor a key that may be one: it may be a secret in the wrong place.
 """
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bridge.config.fields import MAX_NAME_BYTES, PATTERNS
+from bridge.config.fields import PATTERNS
 from bridge.config.settings import known_keys
+from bridge.config.spelling import did_you_mean
 
 MAX_FAULTS: Final = 20
 MAX_SHOWN_KEY_CHARACTERS: Final = 32
-# How similar, from 0 to 1, an unknown name must be to a known one to be taken for a misspelling.
-_LIKENESS: Final = 0.6
 
 # Our texts in place of pydantic's, by the type of its error.
 _TEXTS: Final = {
@@ -105,16 +103,3 @@ def may_be_shown(key: str, *, is_known: bool = False) -> bool:
     if not re.fullmatch("[A-Za-z]+(?:[_-][A-Za-z]+)*", key):
         return False
     return is_known or key.islower()
-
-
-def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """Write the end of a fault that names the nearest of `names`; nothing when none is near."""
-    found = nearest(name, names)
-    return "" if found is None else f"; did you mean {prefix}{found}?"
-
-
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the one of `names` (lower case) that is most similar to a name; None if none is."""
-    wanted = name[:MAX_NAME_BYTES].lower()
-    found = difflib.get_close_matches(wanted, list(names), n=1, cutoff=_LIKENESS)
-    return found[0] if found else None

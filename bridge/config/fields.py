@@ -21,14 +21,20 @@ _POINTER: Final = r"^(/[^/]*)+$"
 _SENDER: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
 _FORMAT: Final = r"^(plain|kv|list|prefix:[!-~]{1,32})$"
 _SIGNED: Final = r"\{(body|url)\}"
+_CODE: Final = r"^[!-~]{1,64}$"
+_PREFIX: Final = r"^[ -~]{0,64}$"
 # A request's path is compared decoded.
 _PATH: Final = r"^/[^?#%{}\s]*$"
+# RFC 9110, 5.6.2.
+HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # A fault tells these words in place of the pattern.
 PATTERNS: Final = {
     _POINTER: "must be a JSON pointer like /data/id",
     _SENDER: "must not hold line breaks or control characters",
     _FORMAT: "must be plain, kv, list, or prefix: and what stands before the signature",
     _SIGNED: "must hold {body} or {url}",
+    _CODE: "must be 1 to 64 visible ASCII characters",
+    _PREFIX: "must be at most 64 visible ASCII characters and spaces",
     _PATH: "must begin with / and hold no space, ?, #, %, { or }",
 }
 
@@ -49,6 +55,16 @@ def read_json(value: object, otherwise: str) -> object:
 def read_list(value: object) -> object:
     """Read a list of the environment, which is JSON text; return all else as it is."""
     return read_json(value, 'must be a list; in the environment as JSON, like ["a", "b"]')
+
+
+def read_map(value: object) -> object:
+    """Read a map of the environment, which is JSON text; return all else as it is."""
+    return read_json(value, 'must be a map; in the environment as JSON, like {"a": "b"}')
+
+
+def write_number(value: object) -> object:
+    """Write a whole number, which YAML reads from digits without quotes; return all else as is."""
+    return str(value) if type(value) is int else value
 
 
 def _check_not_blank(value: SecretStr) -> SecretStr:
@@ -100,7 +116,7 @@ def _check_path(path: Path) -> Path:
 
 
 def _check_header_name(value: str) -> str:
-    if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", value):
+    if not HEADER_NAME.fullmatch(value):
         raise ValueError("is not an HTTP header name")
     return value
 
@@ -117,6 +133,9 @@ QueueName = Annotated[Name, AfterValidator(_check_entity_name)]
 ExchangeName = Annotated[Name, AfterValidator(_check_exchange_name)]
 HeaderName = Annotated[str, AfterValidator(_check_header_name)]
 Pointer = Annotated[str, StringConstraints(pattern=_POINTER)]
+# A service's own, of which many are numbers.
+ErrorCode = Annotated[str, StringConstraints(pattern=_CODE), BeforeValidator(write_number)]
+Prefix = Annotated[str, StringConstraints(pattern=_PREFIX)]
 SenderName = Annotated[str, StringConstraints(min_length=1, max_length=32, pattern=_SENDER)]
 FilePath = Annotated[Path, AfterValidator(_check_path)]
 RequestPath = Annotated[str, StringConstraints(pattern=_PATH)]
@@ -124,3 +143,5 @@ SignatureFormat = Annotated[str, StringConstraints(pattern=_FORMAT)]
 SignedContent = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=_SIGNED)]
 # Marks a list, so that the environment can give it as JSON.
 List = BeforeValidator(read_list)
+# The same for a map whose keys are no settings.
+Map = BeforeValidator(read_map)

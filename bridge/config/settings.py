@@ -6,7 +6,14 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from bridge.config.fields import (
@@ -27,9 +34,10 @@ from bridge.config.fields import (
     SenderName,
     SignatureFormat,
     SignedContent,
-    read_json,
 )
-from bridge.config.urls import BaseUrl, BrokerUrls, HttpUrl, ProxyUrl, mask_url
+from bridge.config.section import Section
+from bridge.config.sms_api import SmsApiSettings
+from bridge.config.urls import BrokerUrls, HttpUrl, mask_url
 
 Role = Literal["worker", "webhook"]
 TopologyMode = Literal["declare", "verify", "off"]
@@ -41,23 +49,11 @@ TimestampUnit = Literal["s", "ms"]
 SecretEncoding = Literal["utf8", "base64", "hex", "whsec"]
 
 ENV_PREFIX: Final = "SMS_BRIDGE_"
+# Stands for the sender where the service is told none.
+NO_SENDER: Final = "unused"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_map(cls, value: object) -> object:
-        """Take an empty section for all defaults, and JSON where the environment gives a map."""
-        if value is None:
-            return {}
-        return read_json(value, "must hold keys; in the environment it is JSON")
-
-
-class TlsSettings(_Section):
+class TlsSettings(Section):
     """How to trust the broker and be trusted by it."""
 
     ca_file: FilePath | None = None
@@ -66,7 +62,7 @@ class TlsSettings(_Section):
     server_name: str | None = None
 
 
-class RabbitMQSettings(_Section):
+class RabbitMQSettings(Section):
     """The broker."""
 
     url: BrokerUrls = (SecretStr("amqp://guest:guest@localhost:5672/"),)
@@ -81,25 +77,7 @@ class RabbitMQSettings(_Section):
     topology: TopologyMode = "declare"
 
 
-class SmsApiSettings(_Section):
-    """The SMS service's REST API."""
-
-    base_url: BaseUrl | None = None
-    key: Secret | None = None
-    key_file: FilePath | None = None
-    timeout_seconds: Duration = 20
-    connect_timeout_seconds: Duration = 5
-    proxy: ProxyUrl | None = None
-    ca_file: FilePath | None = None
-    idempotency_header: HeaderName | None = "Idempotency-Key"
-    message_id_pointers: Annotated[tuple[Pointer, ...], List] = (
-        "/id",
-        "/message_id",
-        "/messages/0/id",
-    )
-
-
-class RateLimitSettings(_Section):
+class RateLimitSettings(Section):
     """How fast to send; `per_sender` limits each `from` on its own."""
 
     per_second: Annotated[float, Field(gt=0)] | None = None
@@ -108,7 +86,7 @@ class RateLimitSettings(_Section):
     scope: Literal["process", "cluster"] = "process"
 
 
-class WorkerSettings(_Section):
+class WorkerSettings(Section):
     """From the queue to the API."""
 
     queue: QueueName = "sms.outbound"
@@ -116,7 +94,7 @@ class WorkerSettings(_Section):
     max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = 200
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 6
     max_uncertain_attempts: Annotated[int, Field(ge=1, le=100)] = 3
-    on_uncertain: Literal["retry", "park"] = "retry"
+    on_uncertain: Literal["retry", "park"] | None = None
     retry_delays: Annotated[tuple[RetryDelay, ...], List, Field(min_length=1, max_length=20)] = (
         5.0,
         30.0,
@@ -146,7 +124,7 @@ class WorkerSettings(_Section):
         return self
 
 
-class SignatureSettings(_Section):
+class SignatureSettings(Section):
     """How the service signs; a preset sets every knob, and a single knob overrides it."""
 
     preset: Preset = "plain"
@@ -162,7 +140,7 @@ class SignatureSettings(_Section):
     secret_encoding: SecretEncoding | None = None
 
 
-class WebhookSettings(_Section):
+class WebhookSettings(Section):
     """From the service's webhooks to the exchange."""
 
     host: Name = "0.0.0.0"  # noqa: S104  the role exists to be reached
@@ -202,21 +180,21 @@ class WebhookSettings(_Section):
         return self
 
 
-class AdminSettings(_Section):
+class AdminSettings(Section):
     """Probes and metrics; port 0 takes any free port and logs it."""
 
     host: Name = "0.0.0.0"  # noqa: S104  probes come from outside the pod
     port: Port = 9090
 
 
-class LogSettings(_Section):
+class LogSettings(Section):
     """What is logged, and how."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "console", "auto"] = "auto"
 
 
-class TracingSettings(_Section):
+class TracingSettings(Section):
     """Where spans go. W3C trace headers are passed on with tracing on or off."""
 
     otlp_endpoint: HttpUrl | None = None
@@ -237,12 +215,29 @@ class Settings(BaseSettings):
     )
 
     rabbitmq: RabbitMQSettings = RabbitMQSettings()
-    sms_api: SmsApiSettings = SmsApiSettings()
+    sms_api: SmsApiSettings = Field(default_factory=SmsApiSettings)
     worker: WorkerSettings = WorkerSettings()
     webhook: WebhookSettings = WebhookSettings()
     admin: AdminSettings = AdminSettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
+
+    @field_validator("worker")
+    @classmethod
+    def _suit_the_service(cls, worker: WorkerSettings, info: ValidationInfo) -> WorkerSettings:
+        """Choose the defaults that depend on what the service can do.
+
+        Where it cannot tell a repeat, one would be a second text: park. Where it is told no
+        sender, a request needs none.
+        """
+        api, chosen = info.data.get("sms_api"), dict[str, str]()
+        if not isinstance(api, SmsApiSettings):
+            return worker
+        if worker.on_uncertain is None:
+            chosen["on_uncertain"] = "retry" if api.knows_repeats else "park"
+        if worker.default_from is None and not api.request.sends_sender:
+            chosen["default_from"] = NO_SENDER
+        return worker.model_copy(update=chosen)
 
     @model_validator(mode="after")
     def _queues_differ(self) -> "Settings":

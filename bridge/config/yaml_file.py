@@ -13,6 +13,9 @@ from bridge.errors import ConfigError
 MAX_FILE_BYTES: Final = 256 * 1024
 MAX_VALUES: Final = 10_000
 MAX_DEPTH: Final = 20
+# The key below which constants of JSON stand: the only ones that may be truth values.
+JSON_AT: Final = ("sms_api", "request", "fields")
+_TRUTH_VALUES: Final = ("true", "false")
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
@@ -56,9 +59,32 @@ def _parse(text: str) -> tuple[Any, Lines]:
         node = loader.get_single_node()
         if node is None:
             return None, {}
+        for constants in _nodes_at(node, *JSON_AT):
+            _know_truth_values(constants)
         return loader.construct_document(node), dict(_lines_of(node))
     finally:
         loader.dispose()
+
+
+def _nodes_at(node: yaml.Node, *path: str) -> Iterator[yaml.Node]:
+    if not path:
+        yield node
+    elif isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            if name.value == path[0]:
+                yield from _nodes_at(value, *path[1:])
+
+
+def _know_truth_values(node: yaml.Node) -> None:
+    """Take a bare `true` or `false` for one, in a value and all that is in it."""
+    if isinstance(node, yaml.ScalarNode) and node.style is None and node.value in _TRUTH_VALUES:
+        node.tag = "tag:yaml.org,2002:bool"
+    elif isinstance(node, yaml.SequenceNode):
+        for member in node.value:
+            _know_truth_values(member)
+    elif isinstance(node, yaml.MappingNode):
+        for _, member in node.value:
+            _know_truth_values(member)
 
 
 def _lines_of(node: yaml.Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
@@ -93,7 +119,7 @@ def _explain(error: yaml.MarkedYAMLError) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without booleans, for there are none: `topology: off` is a word, and `yes` no number.
+    """YAML without booleans, for no setting is one: `topology: off` is a word, and `yes` no number.
 
     Depth and the number of values are bounded, each alias counted as all that it stands for.
     """

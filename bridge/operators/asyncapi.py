@@ -12,6 +12,7 @@ from yarl import URL
 
 from bridge import __version__
 from bridge.config import Settings, WorkerSettings
+from bridge.config.fields import ErrorCode
 from bridge.outbound.fates import DeadReason, FinalOutcome
 from bridge.outbound.request import OpenSendRequest, SendRequest
 from bridge.topology.declarations import dead_queue, retry_queue
@@ -57,6 +58,7 @@ class DeadLetterHeaders(_TraceHeaders):
     detail: Annotated[str, StringConstraints(max_length=500)] = Field(alias="sms-bridge-detail")
     attempts: Annotated[int, Field(ge=0)] = Field(alias="sms-bridge-attempts")
     status: Annotated[int, Field(ge=100, le=599)] | None = Field(None, alias="sms-bridge-status")
+    code: ErrorCode | None = Field(None, alias="sms-bridge-code")
     dead_at: datetime = Field(alias="sms-bridge-dead-at")
 
 
@@ -72,10 +74,8 @@ class OutcomeEvent(BaseModel):
     status: int | None
     provider_id: str | None
     at: datetime
-    duplicate: Annotated[
-        bool,
-        Field(description="true on the answer to a repeat of a message_id, else left out"),
-    ] = False
+    code: ErrorCode | None = Field(None, description="the service's own, left out without one")
+    duplicate: bool = Field(False, description="true on the answer to a repeat, else left out")
 
 
 class EventHeaders(_TraceHeaders):

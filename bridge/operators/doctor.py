@@ -21,7 +21,7 @@ from bridge.operators.checks.open_files import check_open_files
 from bridge.operators.checks.permissions import check_permissions
 from bridge.operators.checks.queues import check_queues
 from bridge.operators.checks.set_up import WAIT_SECONDS, ConnectedBroker, ManagedBroker, SetUp
-from bridge.operators.checks.sms_api import check_sms_api, judge_base_url
+from bridge.operators.checks.sms_api import check_sms_api, judge_base_url, judge_repeats
 from bridge.operators.checks.topology import check_topology
 from bridge.operators.finding import Finding
 from bridge.operators.management import open_management
@@ -30,7 +30,7 @@ from bridge.operators.management import open_management
 # reported by its name.
 
 # Without --online: these ask nothing of any server.
-OFFLINE: Final = (judge_base_url,)
+OFFLINE: Final = (judge_base_url, judge_repeats)
 # Then whether each URL of the broker connects; on the first one that does:
 ON_THE_BROKER: Final[Mapping[str, Callable[[ConnectedBroker], Awaitable[list[Finding]]]]] = {
     "topology": check_topology,

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from bridge.amqp.properties import Properties, as_they_came, header_bytes, write_properties
 from bridge.errors import InvalidMessageError
+from bridge.outbound.outcomes import Dead, Retried
 from bridge.outbound.request import printable
 from bridge.trace import read_trace
 
@@ -34,6 +35,7 @@ FIRST_DELIVERED_AT: Final = "sms-bridge-first-delivered-at"
 COPIES: Final = "sms-bridge-copies"
 TURN_AT: Final = "sms-bridge-turn-at"
 STATUS: Final = "sms-bridge-status"
+CODE: Final = "sms-bridge-code"
 DEAD_AT: Final = "sms-bridge-dead-at"
 
 # Headers in which the broker describes a message's history; on a copy they would be wrong.
@@ -41,14 +43,13 @@ DELIVERY_COUNT: Final = "x-delivery-count"
 _BROKERS_OWN: Final = re.compile("x-(delivery-count|acquired-count|(first-|last-)?death.*)")
 _MEMORY: Final = (
     *(REASON, DETAIL, ATTEMPTS, UNCERTAIN_ATTEMPTS),
-    *(FIRST_DELIVERED_AT, STATUS, DEAD_AT, TURN_AT),
+    *(FIRST_DELIVERED_AT, STATUS, CODE, DEAD_AT, TURN_AT),
 )
 # What may be set for one message.
 _SETTINGS: Final = (EXPIRES_AT, NOT_BEFORE, ON_UNCERTAIN, ORDERING_KEY, PRIORITY)
 # Headers of inbound events and of other versions of the worker: passing them on is harmless.
 _PASSED_ON: Final = tuple(
-    PREFIX + name
-    for name in ("event-id", "body-sha256", "delivery", "provider-id", "message-id", "code")
+    PREFIX + name for name in ("event-id", "body-sha256", "delivery", "provider-id", "message-id")
 )
 _KNOWN: Final = frozenset((*_SETTINGS, *_MEMORY, COPIES, *_PASSED_ON))
 
@@ -242,11 +243,8 @@ def _text_to_seconds(value: str) -> float | None:
 def copy_properties(
     properties: Properties,
     envelope: Envelope,
+    outcome: Retried | Dead,
     *,
-    reason: str,
-    detail: str,
-    status: int | None,
-    dead: bool,
     max_bytes: int,
 ) -> Properties:
     """Make the properties of the copy that replaces a delivery; `envelope` counts this attempt.
@@ -265,8 +263,8 @@ def copy_properties(
     for name in ("CC", "BCC", DEAD_AT, TURN_AT):
         headers.pop(name, None)
     own: dict[str, Any] = {
-        REASON: reason,
-        DETAIL: detail[:MAX_DETAIL_CHARACTERS],
+        REASON: outcome.reason,
+        DETAIL: outcome.detail[:MAX_DETAIL_CHARACTERS],
         ATTEMPTS: envelope.attempts,
         UNCERTAIN_ATTEMPTS: envelope.uncertain_attempts,
         FIRST_DELIVERED_AT: _write_moment(envelope.first_delivered_at),
@@ -276,9 +274,13 @@ def copy_properties(
         own[EXPIRES_AT] = _write_moment(envelope.expires_at)
     if envelope.turn_at is not None:
         own[TURN_AT] = _write_moment(envelope.turn_at)
-    if status is not None:
-        own[STATUS] = status
-    if dead:
+    if outcome.status is not None:
+        own[STATUS] = outcome.status
+        # That of an earlier answer, which goes with its status.
+        headers.pop(CODE, None)
+    if outcome.code is not None:
+        own[CODE] = outcome.code
+    if isinstance(outcome, Dead):
         own[DEAD_AT] = datetime.now(UTC).isoformat(timespec="milliseconds")
     replaced.headers = headers | own
     excess = len(write_properties(replaced)) - max_bytes

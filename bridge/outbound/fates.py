@@ -79,7 +79,10 @@ DeliveryOutcome = Literal[FinalOutcome, "retried", "released", "dropped"]
 
 
 class Answer(NamedTuple):
-    """One attempt's end. `detail` is our own text: nothing that the API wrote is in it."""
+    """One attempt's end. `detail` is our own text: nothing that the API wrote is in it.
+
+    `code` is the API's own word for an error, when it gave one: at most 64 visible characters.
+    """
 
     fate: Fate
     result: Result
@@ -88,6 +91,7 @@ class Answer(NamedTuple):
     pause: PauseReason | None = None
     retry_after_seconds: float | None = None
     provider_id: str | None = None
+    code: str | None = None
 
     @property
     def counts_as_outage(self) -> bool:

@@ -39,14 +39,24 @@ PROVIDER_CODES: Final = frozenset(
 
 
 class WorkerMetrics(Catalogue):
-    """What the worker counts."""
+    """What the worker counts.
+
+    `error_codes`: those of the API's own that are told apart; any other counts as `other`.
+    """
 
     def __init__(
-        self, registry: Registry, *, queue: str, retry_queues: Sequence[str], dead: str
+        self,
+        registry: Registry,
+        *,
+        queue: str,
+        retry_queues: Sequence[str],
+        dead: str,
+        error_codes: Sequence[str] = (),
     ) -> None:
         super().__init__(registry)
+        self._error_codes = frozenset(error_codes)
         self._flow(queue)
-        self._provider()
+        self._provider([*error_codes, "other"])
         self._state(queue, retry_queues, dead)
 
     def _flow(self, queue: str) -> None:
@@ -122,7 +132,11 @@ class WorkerMetrics(Catalogue):
             get_args(Encoding),
         )
 
-    def _provider(self) -> None:
+    def count_error(self, code: str) -> None:
+        """Count an answer with an error code of the API's own."""
+        self.provider_errors.labels(code if code in self._error_codes else "other").inc()
+
+    def _provider(self, error_codes: Sequence[str]) -> None:
         self.provider_requests = self._counter(
             "sms_bridge_worker_provider_requests_total",
             "POSTs to the SMS API, by result.",
@@ -131,6 +145,12 @@ class WorkerMetrics(Catalogue):
         )
         self.provider_responses = self._counter(
             "sms_bridge_worker_provider_responses_total", "Answers, by status.", ("code",)
+        )
+        self.provider_errors = self._counter(
+            "sms_bridge_worker_provider_errors_total",
+            "Answers with an error code of the service's own, by code.",
+            ("code",),
+            error_codes,
         )
         self.provider_duration = self._histogram(
             "sms_bridge_worker_provider_request_duration_seconds",

@@ -26,7 +26,7 @@ class Policy:
             max_attempts=settings.max_attempts,
             max_uncertain_attempts=settings.max_uncertain_attempts,
             retry_delays_seconds=settings.retry_delays,
-            on_uncertain=settings.on_uncertain,
+            on_uncertain=settings.on_uncertain or "retry",
         )
 
     def is_last_try(self, *, attempts: int, uncertain_attempts: int) -> bool:
@@ -61,6 +61,7 @@ class Retried(NamedTuple):
     """A copy waits on the ladder; `burned` says whether an attempt was used up.
 
     `uncertain` says whether it may have been sent, and counts even if no attempt was burned.
+    `code` is the API's own for its error.
     """
 
     reason: RetryReason
@@ -69,6 +70,7 @@ class Retried(NamedTuple):
     status: int | None = None
     burned: bool = False
     uncertain: bool = False
+    code: str | None = None
 
 
 class Dead(NamedTuple):
@@ -79,6 +81,7 @@ class Dead(NamedTuple):
     status: int | None = None
     burned: bool = False
     uncertain: bool = False
+    code: str | None = None
 
 
 Outcome = Sent | Retried | Dead
@@ -96,7 +99,7 @@ def decide(
         case Fate.SENT:
             return Sent(status=answer.status or 0, provider_id=answer.provider_id)
         case Fate.REFUSED:
-            return Dead(reason="refused", detail=answer.detail, status=answer.status, burned=True)
+            return _dead("refused", answer)
         case Fate.SETUP | Fate.AMBIGUOUS | Fate.SLOW_DOWN:
             return put_off_for(answer, policy)
         case Fate.UNCERTAIN:
@@ -121,6 +124,7 @@ def _try_again(reason: RetryReason, answer: Answer, policy: Policy, attempts: in
         status=answer.status,
         burned=True,
         uncertain=answer.fate is Fate.UNCERTAIN,
+        code=answer.code,
     )
 
 
@@ -141,6 +145,7 @@ def _dead(reason: DeadReason, answer: Answer) -> Dead:
         status=answer.status,
         burned=True,
         uncertain=answer.fate is Fate.UNCERTAIN,
+        code=answer.code,
     )
 
 
@@ -151,10 +156,9 @@ def put_off(
     detail: str,
     wait_seconds: float = 0,
     times: int = 1,
-    status: int | None = None,
-    uncertain: bool = False,
+    answer: Answer | None = None,
 ) -> Retried:
-    """Send a delivery up the ladder without burning an attempt.
+    """Send a delivery up the ladder without burning an attempt, for an answer if there was one.
 
     It goes to the step that `times` says, or to one that lasts for `wait_seconds` if that is
     longer, but not for more than twice as long: one that comes back too early is put off again.
@@ -162,8 +166,15 @@ def put_off(
     step = policy.delay_for(times, at_least_seconds=wait_seconds)
     if wait_seconds and step > 2 * wait_seconds:
         step = policy.longest_within(wait_seconds)
+    if answer is None:
+        return Retried(reason=reason, delay_seconds=step, detail=detail)
     return Retried(
-        reason=reason, delay_seconds=step, detail=detail, status=status, uncertain=uncertain
+        reason=reason,
+        delay_seconds=step,
+        detail=detail,
+        status=answer.status,
+        uncertain=answer.fate is Fate.UNCERTAIN,
+        code=answer.code,
     )
 
 
@@ -175,8 +186,7 @@ def put_off_for(answer: Answer, policy: Policy, *, times: int = 1) -> Retried:
         detail=answer.detail,
         wait_seconds=answer.retry_after_seconds or 0,
         times=times,
-        status=answer.status,
-        uncertain=answer.fate is Fate.UNCERTAIN,
+        answer=answer,
     )
 
 

@@ -1,11 +1,9 @@
-"""Send one request: one POST, quick repeats only when it never left us, the answer as a fate."""
+"""Send one request: one POST, quick repeats only when it never left us; `shape` knows its form."""
 
 import asyncio
 import time
-from collections.abc import Sequence
 from typing import Final
 
-from pydantic_core import from_json
 from tenacity import (
     AsyncRetrying,
     RetryCallState,
@@ -15,18 +13,14 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from bridge.config import SmsApiSettings
-from bridge.credentials import Credential
 from bridge.errors import AttemptError
-from bridge.outbound.connection import Header, Reply
 from bridge.outbound.delivery import Delivery
 from bridge.outbound.envelope import Envelope
-from bridge.outbound.fates import Answer, Fate, judge_failure, judge_status
+from bridge.outbound.fates import Answer, Fate, judge_failure
 from bridge.outbound.metrics import PROVIDER_CODES, WorkerMetrics
 from bridge.outbound.request import SendRequest
-from bridge.outbound.retry_after import read_retry_after
+from bridge.outbound.shape import Shape
 from bridge.outbound.transport import ApiTransport
-from bridge.pointers import find_id
 
 QUICK_TRIES: Final = 3
 QUICK_SECONDS: Final = 10.0
@@ -37,23 +31,13 @@ class Sender:
 
     def __init__(
         self,
-        settings: SmsApiSettings,
+        shape: Shape,
         *,
         transport: ApiTransport,
-        credential: Credential,
         metrics: WorkerMetrics,
     ) -> None:
-        self._url = f"{settings.base_url}/v1/messages"
-        name = settings.idempotency_header
-        self._idempotency_header = None if name is None else name.encode("ascii")
-        self._fixed_headers = (
-            (b"Content-Type", b"application/json"),
-            (b"Accept-Encoding", b"identity"),
-            (b"User-Agent", b"sms-bridge"),
-        )
-        self._pointers = settings.message_id_pointers
+        self._shape = shape
         self._transport = transport
-        self._credential = credential
         self._metrics = metrics
         self._in_flight = 0
         metrics.provider_in_flight.set_function(lambda: self._in_flight)
@@ -98,10 +82,8 @@ class Sender:
         started = time.perf_counter()
         self._in_flight += 1
         try:
-            reply = await self._transport.post(
-                self._url, self._headers(envelope), request.model_dump_json().encode()
-            )
-            answer = self._judge(reply)
+            reply = await self._transport.post(*self._shape.encode(request, envelope))
+            answer = self._shape.judge(reply)
         except AttemptError as error:
             answer = judge_failure(error.fault)
         finally:
@@ -109,37 +91,14 @@ class Sender:
         self._count(answer, time.perf_counter() - started)
         return answer
 
-    def _headers(self, envelope: Envelope) -> list[Header]:
-        key = self._credential.current
-        headers = [*self._fixed_headers, (b"Authorization", b"Bearer " + key.encode("ascii"))]
-        if self._idempotency_header is not None:
-            headers.append((self._idempotency_header, envelope.key.encode("ascii")))
-        headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in envelope.trace]
-        return headers
-
-    def _judge(self, reply: Reply) -> Answer:
-        status = reply.status
-        if status in range(200, 300):
-            return Answer(
-                fate=Fate.SENT,
-                result="success",
-                status=status,
-                detail="accepted",
-                provider_id=_read_id(reply.body, self._pointers),
-            )
-        date = next(iter(reply.header_values("Date")), None)
-        waits = reply.header_values("Retry-After")
-        return judge_status(
-            status,
-            retry_after_seconds=read_retry_after(waits, now=time.time(), server_date=date),
-        )
-
     def _count(self, answer: Answer, seconds: float) -> None:
         self._metrics.provider_requests.labels(answer.result).inc()
         self._metrics.provider_duration.labels(answer.result).observe(seconds)
         if answer.status is not None:
             code = str(answer.status) if answer.status in PROVIDER_CODES else "other"
             self._metrics.provider_responses.labels(code).inc()
+        if answer.code is not None:
+            self._metrics.count_error(answer.code)
 
 
 def _never_left(answer: Answer) -> bool:
@@ -151,12 +110,3 @@ def _last_answer(state: RetryCallState) -> Answer:
     assert outcome is not None  # noqa: S101  tenacity calls this after an attempt
     answer: Answer = outcome.result()
     return answer
-
-
-def _read_id(body: bytes, pointers: Sequence[str]) -> str | None:
-    if not body:
-        return None
-    try:
-        return find_id(from_json(body, cache_strings="keys"), pointers)
-    except ValueError:
-        return None

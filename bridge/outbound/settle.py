@@ -139,10 +139,7 @@ class Settler:
         copy = copy_properties(
             delivery.properties,
             count_attempt(delivery.envelope, outcome),
-            reason=outcome.reason,
-            detail=outcome.detail,
-            status=outcome.status,
-            dead=isinstance(outcome, Dead),
+            outcome,
             # Another broker may take less in a frame.
             max_bytes=self._publisher.max_properties_bytes,
         )
@@ -260,6 +257,7 @@ class Settler:
             reason=None if reason == "none" else reason,
             detail=getattr(outcome, "detail", None),
             status=None if outcome is None else outcome.status,
+            code=getattr(outcome, "code", None),
             attempts=_attempts(delivery.envelope, outcome),
             redelivered=delivery.redelivered or None,
             seconds=round(held, 4),
@@ -289,7 +287,11 @@ def count_attempt(envelope: Envelope, outcome: Retried | Dead) -> Envelope:
 
 
 def outcome_event(envelope: Envelope, outcome: Sent | Dead, at: float) -> dict[str, object]:
-    """Make the body of an outcome event: never the text or the number."""
+    """Make the body of an outcome event: never the text or the number.
+
+    It has a `code` only when the API gave one.
+    """
+    code = outcome.code if isinstance(outcome, Dead) else None
     return {
         "message_id": envelope.message_id or envelope.key,
         "outcome": _name(outcome),
@@ -298,6 +300,7 @@ def outcome_event(envelope: Envelope, outcome: Sent | Dead, at: float) -> dict[s
         "status": outcome.status,
         "provider_id": outcome.provider_id if isinstance(outcome, Sent) else None,
         "at": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
+        **({} if code is None else {"code": code}),
     }
 
 

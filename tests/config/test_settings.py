@@ -10,7 +10,7 @@ import yaml
 from bridge.config import Settings, load_settings
 from bridge.config.settings import known_keys
 from tests.config.conftest import CANARY, Faults, Load, env_name, nested, value_at
-from tests.config.defaults import DEFAULTS
+from tests.config.defaults import DEFAULTS, MAPS
 
 EXAMPLE = Path(__file__).parents[2] / "config.example.yaml"
 
@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parents[2] / "config.example.yaml"
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield the path of every key that holds no section."""
     for name, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and f"{prefix}{name}" not in MAPS:
             yield from leaves(value, f"{prefix}{name}.")
         else:
             yield prefix + name

@@ -30,7 +30,6 @@ from starlette.types import Receive, Scope, Send
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
 from bridge.config import RabbitMQSettings, SmsApiSettings, WorkerSettings
-from bridge.credentials import Credential
 from bridge.errors import AttemptError, PublishError
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.outbound.connection import Reply
@@ -38,6 +37,7 @@ from bridge.outbound.fates import Answer, Fate
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.request import SendRequest
 from bridge.outbound.sender import Sender
+from bridge.outbound.shape import shape_from
 from bridge.outbound.transport import open_transport
 from bridge.sandbox.processes import free_ports
 from bridge.topology.declarations import worker_topology
@@ -475,9 +475,8 @@ async def test_no_success_for_a_failed_send() -> None:
     naively = [*await asyncio.gather(naive("bad", 0.05), later())]
     bad, good = make_numbers(2)
     sender = Sender(
-        SmsApiSettings(base_url="http://127.0.0.1"),
+        shape_from(SmsApiSettings(base_url="http://127.0.0.1", key=SecretStr("a-key"))),
         transport=_HalfDeadApi(bad),
-        credential=Credential("sms_api.key", value=SecretStr("a-key")),
         metrics=WorkerMetrics(new_registry(), queue="q", retry_queues=[], dead="d"),
     )
     requests = [

@@ -103,6 +103,7 @@ class Graveyard:
             "sms-bridge-first-delivered-at": "1700000000.000",
             "sms-bridge-copies": 3,
             "sms-bridge-status": 422,
+            "sms-bridge-code": "21211",
             "sms-bridge-dead-at": dead_at.isoformat(),
         }
         await self.amqp.publish(self.dead, body, message_id=message_id, headers=known | given)
@@ -200,8 +201,9 @@ async def test_dead_letters_are_shown(
     assert {name: result.returncode for name, result in shown.items() if result.returncode} == {
         "no-such": 1
     }
-    assert rows[0].split() == ["AGE", "REASON", "TRIES", "STATUS", "TO", "MESSAGE", "ID", "DETAIL"]
-    assert rows[1].split()[:4] == ["2h", "refused", "1", "422"]
+    columns = ["AGE", "REASON", "TRIES", "STATUS", "CODE", "TO", "MESSAGE", "ID", "DETAIL"]
+    assert rows[0].split() == columns
+    assert rows[1].split()[:5] == ["2h", "refused", "1", "422", "21211"]
     assert first["message_id"] in rows[1]
     assert (second["reason"], second["status"], second["attempts"]) == ("exhausted", 503, 1)
     assert len(shown["revealed"].stdout.splitlines()) == 2
@@ -224,7 +226,7 @@ async def test_a_list_tells_letters_with_one_id(graveyard: Graveyard) -> None:
     result = await run_program("dlq", "list", settings=graveyard.values)
     some = await run_program("dlq", "list", "--limit", "2", settings=graveyard.values)
 
-    assert [row.split()[5] for row in result.stdout.decode().splitlines()[1:]] == [*ids, ids[0]]
+    assert [row.split()[6] for row in result.stdout.decode().splitlines()[1:]] == [*ids, ids[0]]
     assert b"1 of them repeats an id" in result.stderr
     assert b"repeat" not in some.stderr
 

@@ -7,7 +7,7 @@ import string
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -27,6 +27,8 @@ from bridge.outbound.envelope import (
     read_moment,
     replayed_properties,
 )
+from bridge.outbound.fates import DeadReason, RetryReason
+from bridge.outbound.outcomes import Dead, Retried
 from bridge.trace import read_trace
 
 NOW = 1_800_000_000.0
@@ -60,9 +62,10 @@ def replaced(
     properties: Basic.Properties,
     *,
     envelope: Envelope | None = None,
-    reason: str = "server_error",
+    reason: DeadReason | RetryReason = "server_error",
     detail: str = "the SMS API answered 500",
     status: int | None = 500,
+    code: str | None = None,
     dead: bool = False,
     max_bytes: int = USUAL_PROPERTIES_BYTES,
 ) -> Basic.Properties:
@@ -70,10 +73,9 @@ def replaced(
     return copy_properties(
         properties,
         envelope or read(properties),
-        reason=reason,
-        detail=detail,
-        status=status,
-        dead=dead,
+        Dead(cast("DeadReason", reason), detail, status, code=code)
+        if dead
+        else Retried(cast("RetryReason", reason), 5, detail, status, code=code),
         max_bytes=max_bytes,
     )
 
@@ -674,6 +676,19 @@ def test_moment_of_death() -> None:
 def test_header_without_a_value_is_left_out(header: str) -> None:
     """A retry copy did not die, and without an answer there is no status."""
     assert header not in headers_of(replaced(message(), status=None))
+
+
+def test_error_code_goes_with_its_status() -> None:
+    """A copy has the service's code of the last answer: none of an earlier one, and no second."""
+    first = replaced(message(), status=429, code="20429")
+    unanswered = replaced(first, status=None)
+    other = replaced(first, status=400, code="21211")
+    without = replaced(first, status=500)
+    codes = [
+        headers_of(copy).get("sms-bridge-code") for copy in (first, unanswered, other, without)
+    ]
+
+    assert codes == ["20429", "20429", "21211", None]
 
 
 def test_copy_counts() -> None:

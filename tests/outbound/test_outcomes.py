@@ -311,3 +311,14 @@ def test_last_try(attempts: int, uncertain: int, *, is_last: bool) -> None:
 def test_put_off_as_long_as_asked(wait: float, delay: float) -> None:
     """A delivery that is put off comes back when the service wants it; not twice as late."""
     assert put_off_for(answer(Fate.SLOW_DOWN, wait=wait), POLICY).delay_seconds == delay
+
+
+@pytest.mark.parametrize("fate", [fate for fate in Fate if fate is not Fate.SENT])
+@pytest.mark.parametrize("attempts", [0, 5])
+def test_error_code_is_kept(fate: Fate, attempts: int) -> None:
+    """Whatever becomes of a message that was not sent, the service's code goes along."""
+    coded = answer(fate)._replace(code="21211")
+    decided = decide(coded, POLICY, attempts=attempts, uncertain_attempts=0, park=False)
+
+    assert isinstance(decided, Retried | Dead)
+    assert decided.code == "21211"

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
-from pydantic import SecretStr
 
 from bridge.config import SmsApiSettings, WorkerSettings
 from bridge.credentials import Credential
@@ -22,6 +21,7 @@ from bridge.outbound.fates import Answer, Fate
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.request import parse_request
 from bridge.outbound.sender import Sender
+from bridge.outbound.shape import shape_from
 from tests.deliveries import make_delivery
 
 NUMBER = "+15550100123"
@@ -93,20 +93,19 @@ class Rig:
 def rig(
     *steps: Step,
     script: Script | None = None,
-    credential: Credential | None = None,
     base: str = "http://api.test",
     **api: Any,
 ) -> Rig:
     """Make a sender over a script."""
     script, registry = script or Script(*steps), CollectorRegistry()
-    credential = credential or Credential("sms_api.key", value=SecretStr(KEY))
+    api = {"key": KEY} | api
+    shape = shape_from(SmsApiSettings.model_validate({"base_url": base, **api}))
     sender = Sender(
-        SmsApiSettings(base_url=base, **api),
+        shape,
         transport=script,
-        credential=credential,
-        metrics=WorkerMetrics(registry, queue="q", retry_queues=(), dead="d"),
+        metrics=WorkerMetrics(registry, queue="q", retry_queues=(), dead="d", error_codes=["a"]),
     )
-    return Rig(sender, script, registry, credential)
+    return Rig(sender, script, registry, shape.login.key)
 
 
 async def turns(count: int = 20) -> None:
@@ -216,7 +215,7 @@ async def test_changed_key_counts_from_the_next_request(tmp_path: Path) -> None:
     """Each request carries the API key that is current when it goes out."""
     file = tmp_path / "key"
     file.write_text("old-key\n")
-    bridge = rig(answer(202), answer(202), credential=Credential("sms_api.key", file=file))
+    bridge = rig(answer(202), answer(202), key_file=file)
     await bridge.send()
     file.write_text("new-key\n")
     bridge.credential.reread()
@@ -600,6 +599,18 @@ async def test_answer_is_counted_by_a_known_status(status: int, code: str) -> No
     await bridge.send()
 
     assert bridge.metric("responses_total", code=code) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "label"), [("a", "a"), ("b", "other"), ("+4917012345678", None), (None, None)]
+)
+async def test_error_code_is_counted_by_a_listed_one(code: str | None, label: str | None) -> None:
+    """An error code counts under itself when it is listed, under `other` when it is not."""
+    bridge = rig(answer(400, json.dumps({"code": code}).encode()))
+    await bridge.send()
+    counted = {name for name in ("a", "other") if bridge.metric("errors_total", code=name)}
+
+    assert counted == {label} - {None}
 
 
 async def test_failure_is_no_answer() -> None:

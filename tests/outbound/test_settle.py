@@ -33,7 +33,7 @@ AT = 1_800_000_000.123
 SENT = Sent(202, provider_id="sms-1")
 BURNED = Retried("server_error", 5.0, "the SMS API answered 500", status=500, burned=True)
 SPARED = Retried("paused", 30.0, "paused")
-DEAD = Dead("refused", "the SMS API answered 400", status=400, burned=True)
+DEAD = Dead("refused", "the SMS API answered 400", status=400, burned=True, code="21211")
 UNSENT = Dead("expired", "too late")
 
 
@@ -380,7 +380,14 @@ EVENT: dict[str, Any] = {
     "provider_id": "sms-1",
     "at": "2027-01-15T08:00:00.123+00:00",
 }
-DIED = EVENT | {"outcome": "dead", "reason": "refused", "status": 400, "provider_id": None}
+DIED = (
+    EVENT
+    | {"outcome": "dead", "reason": "refused", "status": 400}
+    | {
+        "code": "21211",
+        "provider_id": None,
+    }
+)
 
 
 @pytest.mark.parametrize(("outcome", "event"), [(SENT, EVENT), (DEAD, DIED)], ids=["sent", "dead"])
@@ -520,6 +527,7 @@ def test_a_delivery_is_acked_and_counted_once(
         "reason": None if reason == "none" else reason,
         "detail": getattr(outcome, "detail", None),
         "status": getattr(outcome, "status", None),
+        "code": getattr(outcome, "code", None),
         "attempts": attempts,
     }
     assert line == {fact: value for fact, value in facts.items() if value is not None}

@@ -5,10 +5,11 @@ A HEAD request to its root, without the key, cannot send anything.
 
 import asyncio
 import contextlib
+import itertools
 import ssl
 import time
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Any
 
 import httpx
 from yarl import URL
@@ -22,16 +23,29 @@ from bridge.operators.checks.set_up import WAIT_SECONDS, SetUp
 from bridge.operators.clock_skew import clock_skew_seconds
 from bridge.operators.finding import Finding
 
-API_PATH: Final = "/v1/messages"
-
 
 def judge_base_url(set_up: SetUp) -> list[Finding]:
     """Warn of a base URL that already has the path that the worker adds; no request is made."""
-    url = set_up.settings.sms_api.base_url or ""
-    if "worker" not in set_up.roles or not url.endswith(("/v1", API_PATH)):
+    api = set_up.settings.sms_api
+    url, path = api.base_url or "", api.path
+    steps = itertools.accumulate(path.split("/")[1:], lambda way, name: f"{way}/{name}", initial="")
+    if "worker" not in set_up.roles or not url.endswith(tuple(filter(None, steps))):
         return []
-    fix = f"leave {API_PATH} out of sms_api.base_url: the worker adds it"
-    return [Finding("SMS API", "warn", f"messages will be posted to {url}{API_PATH}", fix)]
+    fix = f"leave {path} out of sms_api.base_url: the worker adds it"
+    return [Finding("SMS API", "warn", f"messages will be posted to {url}{path}", fix)]
+
+
+def judge_repeats(set_up: SetUp) -> list[Finding]:
+    """Say what becomes of an uncertain attempt at a service that cannot tell a repeat."""
+    api, worker = set_up.settings.sms_api, set_up.settings.worker
+    if "worker" not in set_up.roles or api.knows_repeats:
+        return []
+    text = "it takes no idempotency key, so that a repeat may be a second text"
+    if worker.on_uncertain == "park":
+        text = f"{text}; worker.on_uncertain is park: what is uncertain is a dead letter at once"
+        return [Finding("SMS API", "ok", text)]
+    fix = "set worker.on_uncertain to park, or leave it out"
+    return [Finding("SMS API", "warn", f"{text}; worker.on_uncertain is retry", fix)]
 
 
 async def check_sms_api(set_up: SetUp) -> list[Finding]:

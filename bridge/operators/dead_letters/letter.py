@@ -23,6 +23,7 @@ class DeadLetter:
     attempts: int | None
     uncertain_attempts: int
     status: int | None
+    code: str | None
     dead_at: float | None
     expires_at: float | None
     looks: int
@@ -57,6 +58,7 @@ def read_dead_letter(message: DeliveredMessage) -> DeadLetter:
         attempts=_count(headers.get(envelope.ATTEMPTS)),
         uncertain_attempts=_count(headers.get(envelope.UNCERTAIN_ATTEMPTS)) or 0,
         status=_count(headers.get(envelope.STATUS)),
+        code=_text(headers.get(envelope.CODE)),
         dead_at=read_moment(headers, envelope.DEAD_AT),
         expires_at=read_moment(headers, envelope.EXPIRES_AT),
         looks=_count(headers.get(envelope.DELIVERY_COUNT)) or 0,

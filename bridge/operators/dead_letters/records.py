@@ -34,6 +34,7 @@ def as_summary(letter: DeadLetter) -> dict[str, Any]:
         "detail": letter.detail,
         "attempts": letter.attempts,
         "status": letter.status,
+        "code": letter.code,
         "dead_at": None
         if letter.dead_at is None
         else datetime.fromtimestamp(letter.dead_at, UTC).isoformat(timespec="milliseconds"),
@@ -81,7 +82,7 @@ _SHOWN_HEADERS: Final = frozenset(
         *(envelope.EXPIRES_AT, envelope.NOT_BEFORE, envelope.ON_UNCERTAIN, envelope.REASON),
         *(envelope.DETAIL, envelope.ATTEMPTS, envelope.UNCERTAIN_ATTEMPTS, envelope.STATUS),
         *(envelope.FIRST_DELIVERED_AT, envelope.COPIES, envelope.DEAD_AT, envelope.DELIVERY_COUNT),
-        *("traceparent", "tracestate"),
+        *(envelope.CODE, "traceparent", "tracestate"),
     )
 )
 _HIDDEN: Final = "***"

@@ -40,6 +40,7 @@ def _letter(message_id: str, reason: str, *, dead_at: float | None) -> DeadLette
         attempts=None,
         uncertain_attempts=0,
         status=None,
+        code=None,
         dead_at=dead_at,
         expires_at=None,
         looks=0,

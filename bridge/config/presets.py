@@ -1,0 +1,73 @@
+"""What is known of services: a file for each, with settings of `sms_api` and what it answers.
+
+A preset's settings are the same keys as a user's, which are laid over them: a key that the user
+gives counts, and null leaves it to the preset. `request.fields` is taken as a whole; the codes of
+`response.errors` are added to the preset's.
+"""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any, Final, Literal, get_args
+
+import yaml
+
+Preset = Literal[
+    "generic",
+    "twilio",
+    "vonage",
+    "vonage-sms",
+    "telnyx",
+    "messagebird",
+    "sinch",
+    "plivo",
+    "infobip",
+    "android-sms-gateway",
+    "httpsms",
+]
+PRESETS: Final[tuple[Preset, ...]] = get_args(Preset)
+# Taken as a whole: a field of the preset's that is left would be sent beside the user's.
+_WHOLE: Final = ("fields",)
+
+
+def preset_settings(name: Preset) -> dict[str, Any]:
+    """Return the settings of `sms_api` that a preset brings along, each of its shape's keys."""
+    generic: dict[str, Any] = _read("generic")["sms_api"]
+    return generic if name == "generic" else lay_over(generic, _read(name)["sms_api"])
+
+
+def documented_answers(name: Preset) -> Sequence[Mapping[str, Any]]:
+    """Return examples of what the service answers: `means`, `status`, `body`, `fate` of each."""
+    answers: list[Mapping[str, Any]] = _read(name)["answers"]
+    return answers
+
+
+@functools.cache
+def _read(name: Preset) -> dict[str, Any]:
+    text = (files("bridge.config") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    document: dict[str, Any] = yaml.safe_load(text)
+    return document
+
+
+def lay_over(below: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay what is given over what is below; what is given as null stays as it is there."""
+    laid = dict(below)
+    for key, value in given.items():
+        under = below.get(key)
+        over = _as_map(value) if isinstance(under, dict) else value
+        if isinstance(under, dict) and isinstance(over, dict) and key not in _WHOLE:
+            laid[key] = lay_over(under, over)
+        elif over is not None or key not in below:
+            laid[key] = over
+    return laid
+
+
+def _as_map(value: object) -> object:
+    """Read a map that the environment gives as JSON; what is none is left to be told as a fault."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value

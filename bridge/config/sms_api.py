@@ -1,0 +1,238 @@
+"""The SMS service's API: where it is, how it is asked, what its answers mean.
+
+The defaults of what describes its shape are those of the preset `generic`; `presets` has the
+others.
+"""
+
+import re
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    JsonValue,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from bridge.config.fields import (
+    HEADER_NAME,
+    Duration,
+    ErrorCode,
+    FilePath,
+    HeaderName,
+    List,
+    Map,
+    Name,
+    Pointer,
+    Prefix,
+    Secret,
+    write_number,
+)
+from bridge.config.presets import PRESETS, Preset, lay_over, preset_settings
+from bridge.config.request_fields import check_fields, shown, slots_of
+from bridge.config.section import Section, read_section
+from bridge.config.spelling import did_you_mean
+from bridge.config.urls import BaseUrl, ProxyUrl
+
+AuthScheme = Literal["bearer", "basic", "header", "none"]
+# What a code of the service's own means for the message; behind `setup:` the reason of the pause.
+ErrorFate = Literal[
+    "refused",
+    "retry",
+    "slow_down",
+    "setup:credentials_rejected",
+    "setup:insufficient_funds",
+    "setup:misconfigured",
+]
+MAX_CODES: Final = 200
+DEFAULT_IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
+
+_FIELDS: Final[dict[str, JsonValue]] = {"/to": "{to}", "/from": "{from}", "/text": "{text}"}
+_ERRORS: Final[dict[str, ErrorFate]] = {}
+_PATH: Final = re.compile(r"/(?:[!-z|~]|\{account\})*")
+_STATUS: Final = re.compile("[1-5](?:[0-9][0-9]|xx)")
+_POINTER: Final = re.compile(r"(?:/[^/]*)+")
+
+
+def _check_preset(value: object) -> object:
+    if value in PRESETS:
+        return value
+    names = ", ".join(PRESETS)
+    meant = did_you_mean(value, PRESETS) if isinstance(value, str) else ""
+    raise ValueError(f"is unknown{meant or f'; there are {names}'}")
+
+
+def _check_path(value: str) -> str:
+    if not _PATH.fullmatch(value):
+        raise ValueError("must begin with / and hold no space, # or { } but {account}")
+    return value
+
+
+def _check_idempotency(value: str) -> str:
+    kind, _, rest = value.partition(":")
+    if value == "none":
+        return value
+    if kind == "header" and HEADER_NAME.fullmatch(rest):
+        return value
+    if kind == "field" and _POINTER.fullmatch(rest):
+        return value
+    raise ValueError("must be none, header: and its name, or field: and a JSON pointer")
+
+
+def _check_status(value: str) -> str:
+    if not _STATUS.fullmatch(value):
+        raise ValueError("must be a status like 202, or 2xx for any that begins so")
+    return value
+
+
+ApiPath = Annotated[str, AfterValidator(_check_path)]
+Idempotency = Annotated[str, AfterValidator(_check_idempotency)]
+Status = Annotated[str, BeforeValidator(write_number), AfterValidator(_check_status)]
+
+
+class AuthSettings(Section):
+    """How the service knows us: by `sms_api.key`, and for `basic` by a user name beside it."""
+
+    scheme: AuthScheme = "bearer"
+    header: HeaderName = "Authorization"
+    prefix: Prefix = ""
+    username: Name | None = None
+    username_file: FilePath | None = None
+
+
+class RequestSettings(Section):
+    """What is posted."""
+
+    body: Literal["json", "form"] = "json"
+    to_format: Literal["e164", "digits"] = "e164"
+    fields: Annotated[dict[Pointer, JsonValue], Map, Field(min_length=1, max_length=100)] = _FIELDS
+
+    @property
+    def sends_sender(self) -> bool:
+        """Whether the service is told a sender."""
+        return any(
+            slot.name == "from" for value in self.fields.values() for slot in slots_of(value)
+        )
+
+    @field_validator("fields")
+    @classmethod
+    def _work(cls, fields: dict[str, JsonValue], info: ValidationInfo) -> dict[str, JsonValue]:
+        check_fields(fields, is_form=info.data.get("body") == "form")
+        return fields
+
+
+class AcceptedSettings(Section):
+    """Which answers say yes: their statuses and, where the body decides, the values in it."""
+
+    statuses: Annotated[tuple[Status, ...], List, Field(min_length=1, max_length=20)] = ("2xx",)
+    pointer: Pointer | None = None
+    values: Annotated[tuple[ErrorCode, ...], List, Field(max_length=100)] = ()
+
+    @model_validator(mode="after")
+    def _says_what_means_yes(self) -> "AcceptedSettings":
+        if bool(self.values) != (self.pointer is not None):
+            raise ValueError("pointer and values need each other: where it stands, what means yes")
+        return self
+
+
+class DuplicateSettings(Section):
+    """The answer to a repeat of a key that was accepted before; without either, there is none."""
+
+    status: Annotated[int, Field(ge=100, le=599)] | None = None
+    code: ErrorCode | None = None
+
+
+class ResponseSettings(Section):
+    """What answers mean, as far as that is not the status alone."""
+
+    accepted: AcceptedSettings = AcceptedSettings()
+    errors: Annotated[dict[ErrorCode, ErrorFate], Map, Field(max_length=MAX_CODES)] = _ERRORS
+    duplicate: DuplicateSettings = DuplicateSettings()
+
+
+class SmsApiSettings(Section):
+    """The SMS service's REST API; a preset sets all of its shape, and a single key overrides it."""
+
+    preset: Annotated[Preset, BeforeValidator(_check_preset)] = "generic"
+    base_url: BaseUrl | None = None
+    path: ApiPath = "/v1/messages"
+    account: Name | None = None
+    key: Secret | None = None
+    key_file: FilePath | None = None
+    auth: AuthSettings = AuthSettings()
+    request: RequestSettings = RequestSettings()
+    idempotency: Idempotency = f"header:{DEFAULT_IDEMPOTENCY_HEADER}"
+    idempotency_header: HeaderName | None = DEFAULT_IDEMPOTENCY_HEADER
+    response: ResponseSettings = ResponseSettings()
+    message_id_pointers: Annotated[tuple[Pointer, ...], List] = (
+        "/id",
+        "/message_id",
+        "/messages/0/id",
+    )
+    error_code_pointers: Annotated[tuple[Pointer, ...], List] = (
+        "/code",
+        "/error/code",
+        "/error_code",
+        "/errors/0/code",
+    )
+    timeout_seconds: Duration = 20
+    connect_timeout_seconds: Duration = 5
+    proxy: ProxyUrl | None = None
+    ca_file: FilePath | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lay_over_preset(cls, value: object) -> object:
+        given = read_section(value)
+        if not isinstance(given, dict):
+            return given
+        preset = given.get("preset", "generic")
+        if preset not in PRESETS:
+            return given
+        return _with_one_idempotency(given, lay_over(preset_settings(preset), given))
+
+    @field_validator("idempotency")
+    @classmethod
+    def _has_a_place(cls, idempotency: str, info: ValidationInfo) -> str:
+        kind, _, pointer = idempotency.partition(":")
+        request = info.data.get("request")
+        if kind == "field" and isinstance(request, RequestSettings):
+            given = request.fields.get(pointer)
+            if pointer not in request.fields:
+                fields = {**request.fields, pointer: "{key}"}
+                check_fields(fields, is_form=request.body == "form")
+            elif not any(slot.name == "key" for slot in slots_of(given)):
+                raise ValueError(f"request.fields has {shown(pointer)} without {{key}}; put it in")
+        return idempotency
+
+    @property
+    def knows_repeats(self) -> bool:
+        """Whether the service can tell a repeat of a request from another one."""
+        return self.idempotency != "none"
+
+
+def _with_one_idempotency(given: dict[str, Any], laid: dict[str, Any]) -> dict[str, Any]:
+    """Let `idempotency_header`, which is older, override a preset's header, and show the one used.
+
+    Null sends none. Its own default says nothing: whoever writes it out may mean another preset's.
+    """
+    name = given.get("idempotency_header", DEFAULT_IDEMPOTENCY_HEADER)
+    if name is not None and not (isinstance(name, str) and HEADER_NAME.fullmatch(name)):
+        return laid
+    idempotency = str(laid["idempotency"])
+    older = idempotency
+    if name is None and idempotency.startswith("header:"):
+        older = "none"
+    elif name is not None and name != DEFAULT_IDEMPOTENCY_HEADER:
+        older = f"header:{name}"
+    if older != idempotency and given.get("idempotency") is not None:
+        raise ValueError("idempotency_header is given beside idempotency; leave it out")
+    header = older.removeprefix("header:") if older.startswith("header:") else None
+    # What is no name is told as a fault of `idempotency`.
+    shown_name = header if header is None or HEADER_NAME.fullmatch(header) else None
+    if older == idempotency:
+        return laid | {"idempotency_header": shown_name}
+    return laid | {"idempotency": older, "idempotency_header": shown_name}

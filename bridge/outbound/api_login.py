@@ -1,0 +1,85 @@
+"""How the SMS API knows us: the header that is made of the secrets in `sms_api`."""
+
+import base64
+from typing import Final, assert_never
+
+from pydantic import SecretStr
+
+from bridge.config import SmsApiSettings
+from bridge.credentials import Credential, check_header_value
+from bridge.errors import ConfigError
+from bridge.outbound.connection import Header
+
+_NOTHING: Final = SecretStr("")
+
+
+class ApiLogin:
+    """The key of the SMS API, with a user name where the service wants one, and their header.
+
+    Raises ConfigError that names the setting when a secret is missing or cannot stand in a header.
+    """
+
+    def __init__(self, settings: SmsApiSettings) -> None:
+        self._scheme = settings.auth.scheme
+        self._name = settings.auth.header.encode("ascii")
+        self._prefix = settings.auth.prefix.encode("ascii")
+        self.key = _key(settings)
+        self.username = _username(settings)
+        self._has_username_file = settings.auth.username_file is not None
+
+    @property
+    def watched(self) -> tuple[Credential, ...]:
+        """The secrets that are to be read again when their files change."""
+        return (self.key, self.username) if self._has_username_file else (self.key,)
+
+    def header(self) -> Header | None:
+        """Make the header of the secrets as they are now."""
+        key = self.key.current.encode()
+        match self._scheme:
+            case "bearer":
+                return self._name, b"Bearer " + key
+            case "basic":
+                # RFC 7617: both in UTF-8.
+                login = b"%s:%s" % (self.username.current.encode(), key)
+                return self._name, b"Basic " + base64.b64encode(login)
+            case "header":
+                return self._name, self._prefix + key
+            case "none":
+                return None
+            case _:
+                assert_never(self._scheme)
+
+
+def _key(settings: SmsApiSettings) -> Credential:
+    if settings.auth.scheme == "none":
+        return Credential("sms_api.key", value=_NOTHING)
+    name = "sms_api.key" if settings.key_file is None else "sms_api.key_file"
+    # What is encoded may hold any character.
+    check = _as_it_is if settings.auth.scheme == "basic" else check_header_value
+    return Credential(name, value=settings.key, file=settings.key_file, check=check)
+
+
+def _username(settings: SmsApiSettings) -> Credential:
+    auth = settings.auth
+    if auth.scheme != "basic":
+        return Credential("sms_api.auth.username", value=_NOTHING)
+    if auth.username_file is not None:
+        name, file = "sms_api.auth.username_file", auth.username_file
+        return Credential(name, file=file, check=_check_username)
+    username = auth.username or settings.account
+    if username is None:
+        raise ConfigError(
+            "sms_api.auth.username: is missing; set it, or sms_api.account, whose default it is"
+        )
+    return Credential("sms_api.auth.username", value=SecretStr(username), check=_check_username)
+
+
+def _check_username(key: str, value: str) -> str:
+    if ":" in value:
+        # RFC 7617, 2: what follows the first colon is the password.
+        raise ConfigError(f"{key}: must not hold a colon")
+    return value
+
+
+def _as_it_is(_key: str, value: str) -> str:
+    return value

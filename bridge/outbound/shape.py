@@ -1,0 +1,215 @@
+"""The shape of the SMS API, and the one place that knows it: `encode` asks, `judge` understands.
+
+Everything is prepared once, at the start. The shape that the bridge was made for, the preset
+`generic`, is a fast way through both.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, assert_never
+from urllib.parse import quote
+
+from pydantic_core import from_json
+
+from bridge.config import RequestSettings, SmsApiSettings
+from bridge.config.sms_api import ErrorFate
+from bridge.errors import ConfigError
+from bridge.outbound.api_login import ApiLogin
+from bridge.outbound.body_template import prepare_body
+from bridge.outbound.connection import Header, Reply
+from bridge.outbound.envelope import Envelope
+from bridge.outbound.fates import Answer, Fate, PauseReason, Result, judge_status
+from bridge.outbound.request import SendRequest
+from bridge.outbound.retry_after import read_retry_after
+from bridge.pointers import as_text, find_all, find_code, find_id
+
+_CONTENT_TYPES: Final = {"json": b"application/json", "form": b"application/x-www-form-urlencoded"}
+
+
+class ApiRequest(NamedTuple):
+    """What is posted, and where."""
+
+    url: str
+    headers: Sequence[Header]
+    body: bytes
+
+
+class Shape:
+    """How a request is written for the SMS API, and what its answers mean.
+
+    `login` is asked for its header anew whenever one of its secrets has changed.
+    """
+
+    def __init__(self, settings: SmsApiSettings, login: ApiLogin) -> None:
+        self.login = login
+        self._key, self._username = login.key, login.username
+        self._known_login: tuple[str, str] | None = None
+        self._login_headers: tuple[Header, ...] = ()
+        self._url = url_of(settings)
+        self._fixed_headers: tuple[Header, ...] = (
+            (b"Content-Type", _CONTENT_TYPES[settings.request.body]),
+            (b"Accept-Encoding", b"identity"),
+            (b"User-Agent", b"sms-bridge"),
+        )
+        kind, _, place = settings.idempotency.partition(":")
+        self._idempotency_header = place.encode("ascii") if kind == "header" else None
+        fields = dict(settings.request.fields)
+        if kind == "field":
+            fields.setdefault(place, "{key}")
+        # The request as it came is its own body, which pydantic writes faster than we could.
+        is_request = settings.request.model_copy(update={"fields": fields}) == RequestSettings()
+        self._write = None if is_request else prepare_body(settings.request, fields)
+        self._accepted = _statuses(settings.response.accepted.statuses)
+        self._yes_pointer = settings.response.accepted.pointer
+        self._yes_values = frozenset(settings.response.accepted.values)
+        self._errors = dict(settings.response.errors)
+        self._duplicate = settings.response.duplicate
+        self._id_pointers = settings.message_id_pointers
+        self._code_pointers = settings.error_code_pointers
+
+    def encode(self, request: SendRequest, envelope: Envelope) -> ApiRequest:
+        """Write a request.
+
+        Raises InvalidMessageError when it has a member that has no place in the service's.
+        """
+        login = (self._key.current, self._username.current)
+        if login != self._known_login:
+            header = self.login.header()
+            self._login_headers = () if header is None else (header,)
+            self._known_login = login
+        headers = [*self._fixed_headers, *self._login_headers]
+        if self._idempotency_header is not None:
+            headers.append((self._idempotency_header, envelope.key.encode("ascii")))
+        headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in envelope.trace]
+        if self._write is None:
+            body = request.model_dump_json().encode()
+        else:
+            body = self._write(request, envelope)
+        return ApiRequest(self._url, headers, body)
+
+    def judge(self, reply: Reply) -> Answer:
+        """Say what an answer means; nothing that the service wrote is in the detail."""
+        if reply.status not in self._accepted:
+            return self._judge_refusal(reply, _read(reply.body))
+        if self._yes_pointer is None:
+            # The way of nearly every answer: no call that it can do without.
+            provider_id = _read_id(reply.body, self._id_pointers)
+            return Answer(Fate.SENT, "success", "accepted", reply.status, provider_id=provider_id)
+        document = _read(reply.body)
+        said = [as_text(value) for value in find_all(document, self._yes_pointer)]
+        if said and self._yes_values.issuperset(said):
+            return _sent(reply.status, find_id(document, self._id_pointers))
+        if self._yes_values.isdisjoint(said):
+            return self._judge_refusal(reply, document)
+        code = find_code(document, self._code_pointers, but=self._yes_values)
+        return _uncertain(reply.status, "accepted a part of the message only", code)
+
+    def _judge_refusal(self, reply: Reply, document: Any) -> Answer:  # noqa: ANN401  JSON
+        status = reply.status
+        code = find_code(document, self._code_pointers, but=self._yes_values)
+        if self._repeats(status, code):
+            return _sent(status, find_id(document, self._id_pointers), "accepted before")
+        wait_seconds = _wait_of(reply)
+        # Without a code of its own, an answer's status stands for it.
+        fate = self._errors.get(str(status) if code is None else code)
+        if fate is not None:
+            return _by_code(fate, status, code, wait_seconds)
+        if status in range(200, 300):
+            return _uncertain(status, "gave an answer that fits no rule", code)
+        return judge_status(status, retry_after_seconds=wait_seconds)._replace(code=code)
+
+    def _repeats(self, status: int, code: str | None) -> bool:
+        """Whether an answer says that a request with this key was accepted before."""
+        duplicate = self._duplicate
+        if duplicate.status is None and duplicate.code is None:
+            return False
+        return duplicate.status in (None, status) and duplicate.code in (None, code)
+
+
+def shape_from(settings: SmsApiSettings) -> Shape:
+    """Prepare the shape that settings describe, with the secrets that it needs.
+
+    Raises ConfigError that names the setting when something is missing or cannot be used.
+    """
+    return Shape(settings, ApiLogin(settings))
+
+
+def url_of(settings: SmsApiSettings) -> str:
+    """Return where requests are posted to; raises ConfigError when the account is missing."""
+    path = settings.path
+    if "{account}" in path:
+        if settings.account is None:
+            raise ConfigError("sms_api.account: is missing; it is the {account} in sms_api.path")
+        path = path.replace("{account}", quote(settings.account, safe=""))
+    return f"{settings.base_url}{path}"
+
+
+def _statuses(written: Sequence[str]) -> frozenset[int]:
+    return frozenset(
+        status
+        for one in written
+        for status in (
+            range(int(one[0]) * 100, int(one[0]) * 100 + 100) if one.endswith("xx") else (int(one),)
+        )
+    )
+
+
+def _sent(status: int, provider_id: str | None, detail: str = "accepted") -> Answer:
+    return Answer(Fate.SENT, "success", detail, status, provider_id=provider_id)
+
+
+def _uncertain(status: int, what: str, code: str | None) -> Answer:
+    return Answer(Fate.UNCERTAIN, "protocol_error", f"the SMS API {what}", status, code=code)
+
+
+def _by_code(fate: ErrorFate, status: int, code: str | None, wait_seconds: float | None) -> Answer:
+    detail = f"the SMS API answered {status} with an error code"
+    answer = Answer(
+        Fate.REFUSED, "rejected", detail, status, code=code, retry_after_seconds=wait_seconds
+    )
+    match fate:
+        case "refused":
+            return answer
+        case "retry":
+            # Of the service's own trouble it may tell by a status as well.
+            result: Result = "server_error" if status in range(500, 600) else "rejected"
+            return answer._replace(fate=Fate.RETRY, result=result)
+        case "slow_down":
+            return answer._replace(fate=Fate.SLOW_DOWN, result="rate_limited")
+        case "setup:credentials_rejected":
+            return _setup(answer, "credentials_rejected")._replace(result="unauthorized")
+        case "setup:insufficient_funds":
+            return _setup(answer, "insufficient_funds")
+        case "setup:misconfigured":
+            return _setup(answer, "misconfigured")
+        case _:
+            assert_never(fate)
+
+
+def _setup(answer: Answer, pause: PauseReason) -> Answer:
+    return answer._replace(fate=Fate.SETUP, pause=pause)
+
+
+def _wait_of(reply: Reply) -> float | None:
+    date = next(iter(reply.header_values("Date")), None)
+    waits = reply.header_values("Retry-After")
+    return read_retry_after(waits, now=time.time(), server_date=date)
+
+
+def _read(body: bytes) -> Any:  # noqa: ANN401  JSON
+    """Read an answer's body; None for what is no JSON, or was cut off."""
+    if not body:
+        return None
+    try:
+        return from_json(body, cache_strings="keys")
+    except ValueError:
+        return None
+
+
+def _read_id(body: bytes, pointers: Sequence[str]) -> str | None:
+    if not body:
+        return None
+    try:
+        return find_id(from_json(body, cache_strings="keys"), pointers)
+    except ValueError:
+        return None

@@ -1,0 +1,263 @@
+"""The shape of a service's API as settings: presets, what overrides them, what cannot work."""
+
+from typing import Any
+
+import pytest
+
+from bridge.config import Settings, SmsApiSettings
+from bridge.config.presets import PRESETS, Preset, preset_settings
+from tests.config.conftest import CANARY, Faults, Load
+
+
+def api(load: Load, **values: Any) -> SmsApiSettings:
+    """Load `sms_api`."""
+    return load({"sms_api": values}).sms_api
+
+
+def test_generic_is_what_the_schema_says() -> None:
+    """The preset `generic` has the values that the JSON Schema gives as defaults."""
+    described = {
+        name: SmsApiSettings.model_fields[name].get_default() for name in preset_settings("generic")
+    }
+    made = SmsApiSettings()
+
+    assert described == {name: getattr(made, name) for name in described}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_preset_can_be_loaded(load: Load, preset: Preset) -> None:
+    """Every preset holds nothing but known keys with values that may stand there."""
+    loaded = load({"sms_api": {"preset": preset}})
+
+    assert loaded.sms_api.preset == preset
+    assert set(preset_settings(preset)) == set(preset_settings("generic"))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_effective_settings_are_settings(load: Load, preset: Preset) -> None:
+    """What `check` prints of a preset can be written down, and is the same then."""
+    shown = load({"sms_api": {"preset": preset}}).masked()["sms_api"]
+
+    assert api(load, **shown) == api(load, preset=preset)
+
+
+def test_null_leaves_it_to_the_preset(load: Load) -> None:
+    """A key that is given as null is the preset's, at any depth."""
+    written = {
+        "path": None,
+        "auth": None,
+        "request": {"fields": None, "body": None},
+        "response": {"accepted": {"statuses": None}, "errors": None},
+        "message_id_pointers": None,
+    }
+
+    assert api(load, preset="twilio", **written) == api(load, preset="twilio")
+
+
+def test_single_key_overrides_the_preset(load: Load) -> None:
+    """A key that is given holds, and its neighbours stay the preset's; codes are added to."""
+    mine = api(
+        load,
+        preset="twilio",
+        auth={"scheme": "bearer"},
+        request={"body": "json", "fields": {"/a": "{to}", "/b": "{text}"}},
+        response={"errors": {"20003": "retry", "1": "refused"}},
+    )
+    its = api(load, preset="twilio")
+
+    assert (mine.auth.scheme, mine.path, mine.base_url) == ("bearer", its.path, its.base_url)
+    assert mine.request.fields == {"/a": "{to}", "/b": "{text}"}
+    assert mine.response.errors == its.response.errors | {"20003": "retry", "1": "refused"}
+
+
+def test_environment_overrides_the_preset(load: Load) -> None:
+    """Maps and sections of the environment are JSON."""
+    loaded = load(
+        "sms_api: {preset: vonage-sms}",
+        SMS_BRIDGE_SMS_API__RESPONSE__ERRORS='{"5": "retry"}',
+        SMS_BRIDGE_SMS_API__REQUEST='{"to_format": "e164"}',
+        SMS_BRIDGE_SMS_API__RESPONSE__ACCEPTED__STATUSES='["200"]',
+    ).sms_api
+
+    assert (loaded.response.errors["5"], loaded.response.errors["1"]) == ("retry", "slow_down")
+    assert (loaded.request.to_format, loaded.request.body) == ("e164", "form")
+    assert loaded.response.accepted.statuses == ("200",)
+
+
+def test_constants_of_fields_are_json(load: Load) -> None:
+    """Below `fields` a bare true is a truth value; quoted it is text, and elsewhere a word."""
+    text = """
+    sms_api:
+      account: true
+      request:
+        fields: {/to: "{to}", /text: "{text}", /a: true, /b: "true", /c: [false, 1, null], /d: off}
+    """
+    loaded = load(text).sms_api
+
+    assert loaded.account == "true"
+    assert {name: loaded.request.fields[f"/{name}"] for name in "abcd"} == {
+        "a": True,
+        "b": "true",
+        "c": [False, 1, None],
+        "d": "off",
+    }
+
+
+# --- Repeats --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "idempotency", "header"),
+    [
+        ({}, "header:Idempotency-Key", "Idempotency-Key"),
+        ({"idempotency_header": "X-Key"}, "header:X-Key", "X-Key"),
+        ({"idempotency_header": None}, "none", None),
+        ({"idempotency": "header:X-Key"}, "header:X-Key", "X-Key"),
+        ({"idempotency": "field:/id"}, "field:/id", None),
+        ({"preset": "twilio"}, "none", None),
+        ({"preset": "twilio", "idempotency_header": "Idempotency-Key"}, "none", None),
+        ({"preset": "twilio", "idempotency_header": "X-Key"}, "header:X-Key", "X-Key"),
+        ({"preset": "android-sms-gateway"}, "field:/id", None),
+        ({"preset": "android-sms-gateway", "idempotency_header": None}, "field:/id", None),
+    ],
+)
+def test_idempotency(
+    load: Load, values: dict[str, Any], idempotency: str, header: str | None
+) -> None:
+    """Either key says where the message's id goes, and both show the same."""
+    loaded = api(load, **values)
+
+    assert (loaded.idempotency, loaded.idempotency_header) == (idempotency, header)
+
+
+@pytest.mark.parametrize(
+    ("values", "given", "on_uncertain"),
+    [
+        ({}, None, "retry"),
+        ({}, "park", "park"),
+        ({"preset": "twilio"}, None, "park"),
+        ({"preset": "twilio"}, "retry", "retry"),
+        ({"preset": "telnyx"}, None, "retry"),
+        ({"idempotency": "none"}, None, "park"),
+        ({"idempotency_header": None}, None, "park"),
+        ({"preset": "twilio", "idempotency": "field:/Key"}, None, "retry"),
+    ],
+)
+def test_what_is_uncertain_is_parked_where_no_repeat_is_known(
+    load: Load, values: dict[str, Any], given: str | None, on_uncertain: str
+) -> None:
+    """A service that cannot tell a repeat is not sent one, unless the user says so."""
+    loaded = load({"sms_api": values, "worker": {"on_uncertain": given}})
+
+    assert loaded.worker.on_uncertain == on_uncertain
+
+
+@pytest.mark.parametrize(
+    ("preset", "default"), [("android-sms-gateway", "unused"), ("twilio", None), ("generic", None)]
+)
+def test_service_that_is_told_no_sender_asks_for_none(
+    load: Load, preset: str, default: str | None
+) -> None:
+    """Where no field holds the sender, requests do without one."""
+    assert load({"sms_api": {"preset": preset}}).worker.default_from == default
+    assert (
+        load(
+            {"sms_api": {"preset": preset}, "worker": {"default_from": "Acme"}}
+        ).worker.default_from
+        == "Acme"
+    )
+
+
+# --- What cannot work -----------------------------------------------------------------------------
+
+FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"/to/x": "{to}", "/text": "{text}"}, "/to/x: leads into a member, and those of a form"),
+    ({"/to": {"x": "{to}"}, "/text": "{text}"}, "/to: must be text or a number, or a list"),
+    ({"/to": None, "/text": "{text}"}, "/to: must be text or a number, or a list of them"),
+    ({"/to": "{to}", "/text": "{txt}"}, "/text: holds an unknown placeholder; did you mean text?"),
+    ({"/to": "{to}", "/text": "{qqq}"}, "/text: holds an unknown placeholder; there are {to} {fr"),
+    ({"/to": "{to}", "/text": "{text!r}"}, "/text: holds an unknown placeholder"),
+    ({"/to": "{to}", "/text": "{text"}, "/text: holds a { or } that belongs to no placeholder"),
+    ({"/to": "{to:5}", "/text": "{text}"}, "/to: holds {to:...}; nothing can stand behind its"),
+    ({"/to": "{to}", "/text": "{text}{key:9}"}, "/text: holds {key:...} with no number of"),
+    ({"/to": "{to}", "/text": "{text}{encoding:a}"}, "/text: holds {encoding:...} without two"),
+    ({"/to": "{to}"}, "no field holds {text}; say where the service wants it"),
+    ({"/text": "{text}"}, "no field holds {to}; say where the service wants it"),
+]
+
+
+@pytest.mark.parametrize(("given", "told"), FIELDS, ids=[told for _, told in FIELDS])
+def test_fields_that_cannot_work(faults: Faults, given: dict[str, Any], told: str) -> None:
+    """A field that no request could be made of is told with its pointer and the remedy."""
+    (fault,) = faults({"sms_api": {"request": {"body": "form", "fields": given}}})
+
+    assert fault.startswith(f"sms_api.request.fields: {told}")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"/a": "{to}", "/a/b": "{text}"}, "/a/b: another field is put at this place too"),
+        ({"/a/0": "{to}", "/a/2": "{text}"}, "the members of a list must be numbered 0, 1, ..."),
+        ({"/a/0": "{to}", "/a/b": "{text}"}, "the members of a list must be numbered 0, 1, ..."),
+    ],
+)
+def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: str) -> None:
+    """Two fields at one place, or a level that is neither list nor object, are told."""
+    (fault,) = faults({"sms_api": {"request": {"fields": given}}})
+
+    assert fault.startswith(f"sms_api.request.fields: {told}")
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"preset": "twillio"}, "sms_api.preset: is unknown; did you mean twilio?"),
+        ({"preset": "x"}, "sms_api.preset: is unknown; there are generic, twilio, "),
+        ({"preset": ["twilio"]}, "sms_api.preset: is unknown; there are generic, "),
+        ({"path": "v1"}, "sms_api.path: must begin with / and hold no space"),
+        ({"path": "/{accounts}"}, "sms_api.path: must begin with / and hold no space"),
+        ({"auth": {"header": "a b"}}, "sms_api.auth.header: is not an HTTP header name"),
+        ({"auth": {"scheme": "digest"}}, "sms_api.auth.scheme: must be 'bearer', 'basic'"),
+        ({"auth": {"prefix": "ü"}}, "sms_api.auth.prefix: must be at most 64 visible ASCII"),
+        ({"idempotency": "X-Key"}, "sms_api.idempotency: must be none, header: and its name"),
+        ({"idempotency": "header:a b"}, "sms_api.idempotency: must be none, header: and its"),
+        ({"idempotency": "field:id"}, "sms_api.idempotency: must be none, header: and its"),
+        ({"idempotency": "field:/to"}, "sms_api.idempotency: request.fields has /to without {key}"),
+        ({"idempotency": "field:/to/x"}, "sms_api.idempotency: /to/x: another field is put at"),
+        (
+            {"idempotency": "none", "idempotency_header": "X-Key"},
+            "sms_api: idempotency_header is given beside idempotency; leave it out",
+        ),
+        ({"idempotency_header": "a b"}, "sms_api.idempotency_header: is not an HTTP header name"),
+        ({"response": {"errors": {"1": "sent"}}}, "sms_api.response.errors.1: must be 'refused'"),
+        (
+            {"response": {"accepted": {"statuses": ["20x"]}}},
+            "sms_api.response.accepted.statuses.0: must be a status like 202, or 2xx",
+        ),
+        (
+            {"response": {"accepted": {"pointer": "/ok"}}},
+            "sms_api.response.accepted: pointer and values need each other",
+        ),
+        ({"error_code_pointers": ["code"]}, "sms_api.error_code_pointers.0: must be a JSON poi"),
+    ],
+)
+def test_key_that_cannot_work(faults: Faults, values: dict[str, Any], told: str) -> None:
+    """A key of a shape that cannot work is told with its path and what is right."""
+    (fault,) = faults({"sms_api": values})
+
+    assert fault.startswith(told)
+
+
+def test_fault_quotes_no_secret(faults: Faults) -> None:
+    """A secret in the wrong place, as pointer or as value, is not quoted."""
+    told = faults({"sms_api": {"request": {"fields": {f"/to:{CANARY}": f"{{{CANARY}}}"}}}})
+
+    assert CANARY not in "".join(told)
+
+
+def test_settings_can_be_made_from_themselves() -> None:
+    """A section that is a model already is taken as it is."""
+    made = SmsApiSettings(preset="twilio", account="AC1")
+
+    assert Settings.model_validate({"sms_api": made}).sms_api == made

@@ -1,0 +1,176 @@
+"""A worker that speaks to a service of another shape, from the queue to the dead letters."""
+
+import asyncio
+import base64
+import json
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+
+from tests.integration.conftest import (
+    Amqp,
+    Canaries,
+    Launcher,
+    Running,
+    eventually,
+    run_program,
+    unique,
+)
+
+ACCOUNT = "AC00000000000000000000000000000001"
+
+
+@dataclass
+class Twilio:
+    """A stub of Twilio's resource Message, which answers as it is told for a number."""
+
+    url: str = ""
+    posts: list[tuple[str, dict[str, str], dict[str, str]]] = field(default_factory=list)
+    answers: dict[str, tuple[int, dict[str, Any]]] = field(default_factory=dict)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request and close."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        first_line, *lines = head.split("\r\n")[:-2]
+        headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+        body = (await reader.readexactly(int(headers["content-length"]))).decode()
+        members = {name: values[0] for name, values in parse_qs(body, strict_parsing=True).items()}
+        self.posts.append((first_line, headers, members))
+        status, answer = self.answers.get(members["To"], (201, {"sid": f"SM{len(self.posts)}"}))
+        content = json.dumps(answer).encode()
+        writer.write(b"HTTP/1.1 %d Fine\r\nContent-Length: %d\r\n" % (status, len(content)))
+        writer.write(b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + content)
+        await writer.drain()
+        writer.close()
+
+    def refuse(self, to: str, status: int, code: int) -> None:
+        """Answer a number with an error of Twilio's form, whose text names the number."""
+        message = f"The 'To' number {to} cannot be sent to."
+        self.answers[to] = status, {"code": code, "message": message, "status": status}
+
+    def found(self, to: str) -> list[tuple[str, dict[str, str], dict[str, str]]]:
+        """Return the requests to a number."""
+        return [post for post in self.posts if post[2]["To"] == to]
+
+
+@pytest.fixture(scope="module")
+async def twilio() -> AsyncIterator[Twilio]:
+    """Run the stub."""
+    ours = Twilio()
+    server = await asyncio.start_server(ours.serve, "127.0.0.1", 0)
+    ours.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    yield ours
+    server.close()
+    await server.wait_closed()
+
+
+@dataclass
+class Line:
+    """A worker with the preset `twilio`, its queue and a publisher in front of it."""
+
+    amqp: Amqp
+    canaries: Canaries
+    worker: Running
+    queue: str
+    settings: dict[str, Any]
+
+    async def outcome(self, request: dict[str, str], message_id: str) -> dict[str, Any]:
+        """Publish a send request and return its outcome event."""
+        replies = await self.amqp.channel.declare_queue(exclusive=True)
+        properties = {"message_id": message_id, "reply_to": replies.name}
+        await self.amqp.publish(self.queue, json.dumps(request).encode(), **properties)
+        message = await self.amqp.take(replies.name)
+        event: dict[str, Any] = json.loads(message.body)
+        return event
+
+
+@pytest.fixture(scope="module")
+async def line(
+    launcher: Launcher, amqp: Amqp, amqp_url: str, canaries: Canaries, twilio: Twilio
+) -> Line:
+    """Start the worker."""
+    queue = unique("twilio")
+    settings: dict[str, Any] = {
+        "rabbitmq.url": amqp_url,
+        "worker.queue": queue,
+        "worker.retry_delays": ["1s"],
+        "sms_api.preset": "twilio",
+        "sms_api.base_url": twilio.url,
+        "sms_api.account": ACCOUNT,
+        "sms_api.key": canaries.key,
+    }
+    worker = await launcher.role("worker", settings=settings)
+    return Line(amqp, canaries, worker, queue, settings)
+
+
+async def test_a_request_is_sent_in_the_services_shape(line: Line, twilio: Twilio) -> None:
+    """Path, login and fields are Twilio's, and the id in its answer is in the outcome event."""
+    request = line.canaries.request()
+    outcome = await line.outcome(request, uuid.uuid4().hex)
+    ((first_line, headers, members),) = twilio.found(request["to"])
+    login = base64.b64encode(f"{ACCOUNT}:{line.canaries.key}".encode()).decode()
+
+    assert first_line == f"POST /2010-04-01/Accounts/{ACCOUNT}/Messages.json HTTP/1.1"
+    assert headers["content-type"] == "application/x-www-form-urlencoded"
+    assert headers["authorization"] == f"Basic {login}"
+    assert "idempotency-key" not in headers
+    assert members == {"To": request["to"], "From": request["from"], "Body": request["text"]}
+    assert (outcome["outcome"], outcome["status"], "code" in outcome) == ("sent", 201, False)
+    assert outcome["provider_id"].startswith("SM")
+
+
+async def test_why_it_was_refused_is_told(line: Line, twilio: Twilio) -> None:
+    """The service's code is in event, log, metric, dead letter and `dlq list`; its text nowhere."""
+    request, message_id = line.canaries.request(), uuid.uuid4().hex
+    twilio.refuse(request["to"], 400, 21610)
+    outcome = await line.outcome(request, message_id)
+    logged = next(
+        entry for entry in line.worker.logged("delivery") if entry["message_id"] == message_id
+    )
+    listing = ("dlq", "list", "--json", "--id", message_id)
+    listed = await run_program(*listing, settings=line.settings)
+    assert listed.returncode == 0, listed.stderr
+    letter = await line.amqp.take(f"{line.queue}.dead", message_id=message_id)
+
+    assert (outcome["reason"], outcome["status"], outcome["code"]) == ("refused", 400, "21610")
+    assert (logged["status"], logged["code"]) == (400, "21610")
+    assert json.loads(listed.stdout)["code"] == "21610"
+    assert letter.headers["sms-bridge-code"] == "21610"
+    assert "cannot" not in f"{letter.headers} {logged} {outcome}"
+    await line.worker.until_metric("sms_bridge_worker_provider_errors_total", 1, code="21610")
+
+
+async def test_what_may_have_been_sent_is_not_sent_again(line: Line, twilio: Twilio) -> None:
+    """A service without an idempotency key is never sent twice what it may have taken."""
+    request = line.canaries.request()
+    twilio.refuse(request["to"], 500, 20500)
+    outcome = await line.outcome(request, uuid.uuid4().hex)
+
+    assert (outcome["outcome"], outcome["reason"], outcome["code"]) == (
+        "dead",
+        "uncertain",
+        "20500",
+    )
+    assert len(twilio.found(request["to"])) == 1
+
+
+async def test_a_full_queue_at_the_service_slows_the_worker_down(
+    line: Line, twilio: Twilio
+) -> None:
+    """A code that says too much makes the worker wait, though its status is that of a refusal."""
+    request, message_id = line.canaries.request(), uuid.uuid4().hex
+    twilio.refuse(request["to"], 400, 21611)
+    sending = asyncio.create_task(line.outcome(request, message_id))
+
+    async def is_asked() -> bool:
+        return bool(twilio.found(request["to"]))
+
+    await eventually(is_asked, what="the service is asked")
+    del twilio.answers[request["to"]]
+
+    assert (await sending)["outcome"] == "sent"
+    assert len(twilio.found(request["to"])) == 2

@@ -1,0 +1,503 @@
+"""How a request is written for each service, and what its answers mean."""
+
+import base64
+import cProfile
+import json
+import pstats
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_core import from_json
+
+from bridge.config import SmsApiSettings, WorkerSettings
+from bridge.config.presets import PRESETS, Preset, documented_answers
+from bridge.errors import ConfigError, InvalidMessageError
+from bridge.outbound.connection import Reply
+from bridge.outbound.envelope import Envelope
+from bridge.outbound.fates import Answer, Fate
+from bridge.outbound.request import OpenSendRequest, SendRequest, parse_request
+from bridge.outbound.shape import Shape, shape_from
+from bridge.pointers import find_id
+
+KEY = "an-api-key"
+REQUEST = {"to": "+4917012345678", "from": "Acme", "text": 'Hi "Ü" & more'}
+TRACE = (("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),)
+
+
+def envelope(key: str = "m-1", trace: tuple[tuple[str, str], ...] = ()) -> Envelope:
+    """Make an envelope with a key."""
+    return Envelope(key=key, message_id=key, published_at=None, first_delivered_at=0.0, trace=trace)
+
+
+def request(**members: Any) -> SendRequest:
+    """Read a send request, with members of its own if there are any."""
+    settings = WorkerSettings(extra_fields="forward")
+    return parse_request(json.dumps(REQUEST | members).encode(), settings)
+
+
+def settings(preset: str = "generic", **api: Any) -> SmsApiSettings:
+    """Make settings with which a preset starts."""
+    needed: dict[str, Any] = {"preset": preset, "account": "AC1", "key": KEY}
+    if preset in {"generic", "infobip"}:
+        needed["base_url"] = "https://api.example.com"
+    return SmsApiSettings.model_validate(needed | api)
+
+
+def shape(preset: str = "generic", **api: Any) -> Shape:
+    """Make a shape."""
+    return shape_from(settings(preset, **api))
+
+
+def fields(body: str = "json", **places: Any) -> dict[str, Any]:
+    """Make the setting `request` with fields by the names of their members."""
+    return {"body": body, "fields": {f"/{name}": value for name, value in places.items()}}
+
+
+def answered(status: int, body: object = None, **headers: str) -> Reply:
+    """Make an answer."""
+    content = b"" if body is None else json.dumps(body).encode()
+    return Reply(status, [(k.encode(), v.encode()) for k, v in headers.items()], content)
+
+
+def fate_of(answer: Answer) -> str:
+    """Write a fate as `response.errors` does."""
+    return f"setup:{answer.pause}" if answer.fate is Fate.SETUP else answer.fate.value
+
+
+# --- The shape that the bridge was made for -------------------------------------------------------
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "to": st.from_regex(r"\+[1-9][0-9]{3,14}", fullmatch=True),
+            "from": st.text("Acme é😀", min_size=1, max_size=32),
+            "text": st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200),
+        },
+        optional={"tag": st.recursive(st.none() | st.integers() | st.text('a"\\'), st.lists)},
+    )
+)
+def test_generic_body_is_the_request_as_pydantic_writes_it(members: dict[str, Any]) -> None:
+    """The default shape's body is byte for byte what a request is as JSON."""
+    made = OpenSendRequest.model_validate(members)
+
+    assert shape().encode(made, envelope()).body == made.model_dump_json().encode()
+
+
+def test_generic_request() -> None:
+    """The default shape's address and headers are those of section 1, in their order."""
+    url, headers, _ = shape().encode(request(), envelope(trace=TRACE))
+
+    assert url == "https://api.example.com/v1/messages"
+    assert headers == [
+        (b"Content-Type", b"application/json"),
+        (b"Accept-Encoding", b"identity"),
+        (b"User-Agent", b"sms-bridge"),
+        (b"Authorization", b"Bearer an-api-key"),
+        (b"Idempotency-Key", b"m-1"),
+        (b"traceparent", TRACE[0][1].encode()),
+    ]
+
+
+def test_generic_takes_any_2xx() -> None:
+    """Whatever a body behind a 2xx says, or if it says nothing that can be read, it was sent."""
+    replies = [answered(status, {"error": {"code": 1}}) for status in range(200, 300)]
+    replies += [Reply(200, (), b"{"), Reply(202, (), b"")]
+
+    assert {shape().judge(reply).fate for reply in replies} == {Fate.SENT}
+
+
+def by_hand(made: SendRequest, facts: Envelope, reply: Reply) -> tuple[Any, ...]:
+    """Write the request and read the answer as one would for this API alone."""
+
+    def read_id(body: bytes) -> str | None:
+        try:
+            return find_id(from_json(body, cache_strings="keys"), ("/id",))
+        except ValueError:
+            return None
+
+    def write_headers() -> list[tuple[bytes, bytes]]:
+        login = (b"Authorization", b"Bearer " + KEY.encode("ascii"))
+        headers = [(b"Content-Type", b"application/json"), login]
+        headers.append((b"Idempotency-Key", facts.key.encode("ascii")))
+        headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in facts.trace]
+        return headers
+
+    def judge() -> Answer:
+        return Answer(Fate.SENT, "success", "accepted", 202, provider_id=read_id(reply.body))
+
+    return ("url", write_headers(), made.model_dump_json().encode(), judge())
+
+
+def test_default_path_costs_no_more_calls() -> None:
+    """The default shape takes no more calls than writing its request by hand, and one tuple."""
+    prepared, made, facts = shape(), request(), envelope(trace=TRACE)
+    reply = answered(202, {"id": "a"})
+    prepared.encode(made, facts)
+    with cProfile.Profile() as general:
+        prepared.judge(reply)
+        prepared.encode(made, facts)
+    with cProfile.Profile() as special:
+        by_hand(made, facts, reply)
+
+    assert calls(general) <= calls(special) + 1
+
+
+def calls(profile: cProfile.Profile) -> int:
+    """Count the calls that a profile has seen, of C functions too."""
+    return sum(count for _, count, *_ in pstats.Stats(profile).stats.values())  # type: ignore[attr-defined]
+
+
+# --- Where it goes, and who we are ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("auth", "expected"),
+    [
+        ({}, (b"Authorization", b"Bearer an-api-key")),
+        ({"scheme": "basic"}, (b"Authorization", b"Basic " + base64.b64encode(b"AC1:an-api-key"))),
+        (
+            {"scheme": "basic", "username": "ü"},
+            (b"Authorization", b"Basic " + base64.b64encode("ü:an-api-key".encode())),
+        ),
+        ({"scheme": "header", "prefix": "App "}, (b"Authorization", b"App an-api-key")),
+        ({"scheme": "header", "header": "x-api-key"}, (b"x-api-key", b"an-api-key")),
+    ],
+    ids=["bearer", "basic", "basic with a user", "prefix", "header"],
+)
+def test_login(auth: dict[str, str], expected: tuple[bytes, bytes]) -> None:
+    """Each scheme makes its one header of the key."""
+    _, headers, _ = shape(auth=auth).encode(request(), envelope())
+
+    assert headers[3] == expected
+
+
+def test_no_login() -> None:
+    """A service that wants no key is sent none, and none has to be set."""
+    free = shape(auth={"scheme": "none"}, key=None)
+
+    assert b"Authorization" not in dict(free.encode(request(), envelope()).headers)
+
+
+@pytest.mark.parametrize("secret", ["key_file", "username_file"])
+def test_login_follows_its_files(tmp_path: Path, secret: str) -> None:
+    """A key or user name that changes in its file counts from the next request on."""
+    (tmp_path / "secret").write_text("old")
+    file: dict[str, Any] = (
+        {"username_file": tmp_path / "secret"} if secret == "username_file" else {}
+    )
+    api: dict[str, Any] = {"key_file": tmp_path / "secret"} if secret == "key_file" else {}
+    prepared = shape(auth={"scheme": "basic"} | file, **api)
+    before = dict(prepared.encode(request(), envelope()).headers)[b"Authorization"]
+    (tmp_path / "secret").write_text("new")
+    for credential in prepared.login.watched:
+        credential.reread()
+    after = dict(prepared.encode(request(), envelope()).headers)[b"Authorization"]
+
+    assert base64.b64decode(before[6:]).replace(b"old", b"new") == base64.b64decode(after[6:])
+    assert before != after
+
+
+@pytest.mark.parametrize(
+    ("api", "told"),
+    [
+        ({"key": None}, "sms_api.key: is missing"),
+        ({"account": None, "path": "/{account}"}, "sms_api.account: is missing"),
+        ({"account": None, "auth": {"scheme": "basic"}}, "sms_api.auth.username: is missing"),
+        ({"auth": {"scheme": "basic", "username": "a:b"}}, "sms_api.auth.username: must not hold"),
+        ({"key": "a b"}, "sms_api.key: must be visible ASCII"),
+    ],
+    ids=["key", "account", "user", "colon", "space"],
+)
+def test_what_is_missing_is_told(api: dict[str, Any], told: str) -> None:
+    """A shape that lacks something does not start, and names the key."""
+    with pytest.raises(ConfigError, match=told):
+        shape(**api)
+
+
+def test_account_in_the_path_is_encoded() -> None:
+    """An account can be no other path than the one that is configured."""
+    url, _, _ = shape(path="/a/{account}/b", account="x/../y").encode(request(), envelope())
+
+    assert url == "https://api.example.com/a/x%2F..%2Fy/b"
+
+
+# --- The body -------------------------------------------------------------------------------------
+
+
+@given(
+    to=st.from_regex(r"\+[1-9][0-9]{3,14}", fullmatch=True),
+    text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200),
+    key=st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=300),
+)
+def test_any_message_is_written_whole(to: str, text: str, key: str) -> None:
+    """Whatever a message holds, JSON and form carry it unharmed, wherever it is put."""
+    made = SendRequest.model_validate({"to": to, "from": "Acme", "text": text})
+    places = {"to": "tel:{to}", "text": "{text}", "key": "<{key}>", "a": "{{x}}"}
+    written = {"to": f"tel:{to}", "text": text, "key": f"<{key}>", "a": "{x}"}
+    as_json = shape(request=fields(**places)).encode(made, envelope(key)).body
+    as_form = shape(request=fields("form", **places)).encode(made, envelope(key)).body
+
+    assert json.loads(as_json) == written
+    assert dict(parse_qsl(as_form.decode(), strict_parsing=True)) == written
+
+
+def test_fields_make_levels_lists_and_constants() -> None:
+    """Pointers lead through objects and lists, and constants of any kind stand beside."""
+    places = {
+        "/messages/0/to/0": "{to}",
+        "/messages/0/a~1b": True,
+        "/messages/0/list": [1, "{from}", {"x": None}],
+        "/messages/1": "{text}",
+    }
+    _, _, body = shape(request={"fields": places}).encode(request(), envelope())
+
+    assert json.loads(body) == {
+        "messages": [
+            {"to": [REQUEST["to"]], "a/b": True, "list": [1, "Acme", {"x": None}]},
+            REQUEST["text"],
+        ]
+    }
+
+
+def test_form_repeats_lists_and_writes_constants() -> None:
+    """A list in a form is a member for each of its values."""
+    _, headers, body = shape(
+        request=fields("form", to="{to}", text="{text}", tag=["a b", 1], flag=True)
+    ).encode(request(), envelope())
+
+    assert headers[0] == (b"Content-Type", b"application/x-www-form-urlencoded")
+    assert body == b"to=%2B4917012345678&text=Hi+%22%C3%9C%22+%26+more&tag=a+b&tag=1&flag=true"
+
+
+@pytest.mark.parametrize(
+    ("sender", "sent"), [("Acme", "Acme"), ("+49170", "49170"), ("+1 Shop", "+1 Shop")]
+)
+def test_digits(sender: str, sent: str) -> None:
+    """Numbers go without their + where that is wanted, a sender's too, and names as they are."""
+    api = {"to_format": "digits", "fields": {"/to": "{to}{text}", "/from": "{from}"}}
+    made = request(**{"from": sender, "text": "x"})
+    _, _, body = shape(request=api).encode(made, envelope())
+
+    assert json.loads(body) == {"to": "4917012345678x", "from": sent}
+
+
+@pytest.mark.parametrize(("text", "encoding"), [("Hi é", "plain"), ("Hi Ω ж", "unicode")])
+def test_encoding(text: str, encoding: str) -> None:
+    """A service that wants to be told the encoding is told it in its own words."""
+    api = fields(to="{to}", text="{text}", type="{encoding:plain|unicode}")
+    _, _, body = shape(request=api).encode(request(text=text), envelope())
+
+    assert json.loads(body)["type"] == encoding
+
+
+def test_long_key_is_shortened_to_another_one() -> None:
+    """A key that is longer than the service takes is always the same other one, of that length."""
+    api = fields(to="{to}", text="{text}", id="{key:36}")
+    ids = [
+        json.loads(shape(request=api).encode(request(), envelope(key)).body)["id"]
+        for key in ("a" * 36, "a" * 37, "a" * 37, "a" * 38)
+    ]
+
+    assert ids[0] == "a" * 36
+    assert ids[1] == ids[2]
+    assert len({*ids}) == 3
+    assert {len(one) for one in ids} == {36}
+
+
+@pytest.mark.parametrize(
+    ("idempotency", "header", "members"),
+    [
+        ("header:X-Key", b"m-1", {}),
+        ("field:/meta/id", None, {"meta": {"id": "m-1"}}),
+        ("none", None, {}),
+    ],
+)
+def test_idempotency(idempotency: str, header: bytes | None, members: dict[str, Any]) -> None:
+    """The key goes into a header, a field, or nowhere."""
+    _, headers, body = shape(idempotency=idempotency).encode(request(), envelope())
+
+    assert dict(headers).get(b"X-Key") == header
+    assert json.loads(body) == REQUEST | members
+
+
+@pytest.mark.parametrize("body", ["json", "form"])
+def test_members_of_the_publishers_own_are_sent_beside(body: str) -> None:
+    """With `worker.extra_fields: forward`, other members go to the top of any body."""
+    prepared = shape(request=fields(body, To="{to}", Body="{text}"))
+    _, _, written = prepared.encode(request(StatusCallback="https://x"), envelope())
+    read = json.loads(written) if body == "json" else dict(parse_qsl(written.decode()))
+
+    assert read == {"To": REQUEST["to"], "Body": REQUEST["text"], "StatusCallback": "https://x"}
+
+
+@pytest.mark.parametrize(
+    ("body", "extra"), [("json", {"To": "x"}), ("form", {"To": "x"}), ("form", {"tags": [1]})]
+)
+def test_member_without_a_place_is_refused(body: str, extra: dict[str, Any]) -> None:
+    """A member that would take the place of one of the service's makes the message invalid."""
+    prepared = shape(request=fields(body, To="{to}", Body="{text}"))
+
+    with pytest.raises(InvalidMessageError, match=f"^{next(iter(extra))}: "):
+        prepared.encode(request(**extra), envelope())
+
+
+# --- What answers mean ----------------------------------------------------------------------------
+
+BY_BODY: dict[str, Any] = {
+    "response": {
+        "accepted": {"statuses": [200], "pointer": "/parts/*/status", "values": ["0"]},
+        "errors": {"1": "slow_down", "7": "refused", "503": "retry"},
+        "duplicate": {"status": 409, "code": "again"},
+    },
+    "error_code_pointers": ["/parts/*/status", "/code", "/type#"],
+}
+
+
+@pytest.mark.parametrize(
+    ("reply", "fate", "code"),
+    [
+        (answered(200, {"parts": [{"status": "0"}, {"status": 0}]}), "sent", None),
+        (answered(200, {"parts": [{"status": "0"}, {"status": "7"}]}), "uncertain", "7"),
+        (answered(200, {"parts": [{"status": 7}, {"status": "7"}]}), "refused", "7"),
+        (answered(200, {"parts": [{"status": "1"}]}), "slow_down", "1"),
+        (answered(200, {"parts": [{"status": "new"}]}), "uncertain", "new"),
+        (answered(200, {"parts": []}), "uncertain", None),
+        (answered(200, {}), "uncertain", None),
+        (answered(200), "uncertain", None),
+        (Reply(200, (), b'{"parts": [{"status": "0"'), "uncertain", None),
+        (answered(202, {"parts": [{"status": "0"}]}), "uncertain", None),
+        (answered(409, {"code": "again"}), "sent", None),
+        (answered(409, {"code": "other"}), "retry", "other"),
+        (answered(400, {"code": "again"}), "refused", "again"),
+        (answered(400, {"type": "https://x.example/errors#a-7"}), "refused", "a-7"),
+        (answered(503), "retry", None),
+        (answered(503, {"code": "x"}), "uncertain", "x"),
+        (answered(401, {"code": "x"}), "setup:credentials_rejected", "x"),
+        (answered(500, {"code": "7"}), "refused", "7"),
+    ],
+)
+def test_where_the_body_decides(reply: Reply, fate: str, code: str | None) -> None:
+    """The body says yes, the code says what, the status says it where neither does."""
+    answer = shape(**BY_BODY).judge(reply)
+
+    assert (fate_of(answer), answer.code) == (fate, code)
+
+
+@pytest.mark.parametrize(
+    ("fate", "result"),
+    [
+        ("refused", "rejected"),
+        ("retry", "rejected"),
+        ("slow_down", "rate_limited"),
+        ("setup:credentials_rejected", "unauthorized"),
+        ("setup:insufficient_funds", "rejected"),
+        ("setup:misconfigured", "rejected"),
+    ],
+)
+def test_fate_of_a_code(fate: str, result: str) -> None:
+    """A code's fate is what is configured, with the result that metrics show, and the wait."""
+    reply = Reply(400, [(b"Retry-After", b"7")], b'{"code": "a"}')
+    answer = shape(response={"errors": {"a": fate}}).judge(reply)
+
+    assert (fate_of(answer), answer.result, answer.code) == (fate, result, "a")
+    assert (answer.status, answer.retry_after_seconds) == (400, 7)
+
+
+def test_trouble_of_the_service_is_told_from_that_of_a_message() -> None:
+    """A code to try again with counts towards an outage only behind a 5xx."""
+    prepared = shape(response={"errors": {"a": "retry"}})
+    outage = {s: prepared.judge(answered(s, {"code": "a"})).counts_as_outage for s in (400, 500)}
+
+    assert outage == {400: False, 500: True}
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["", "a text", "x" * 65, "+4917012345678", "id-4917012345678", "ü", None, 1.5, ["a"], 10**50],
+    ids=str,
+)
+def test_what_is_no_code_is_passed_over(code: object) -> None:
+    """A text, a phone number or anything long is no code, wherever it stands."""
+    assert shape().judge(answered(400, {"code": code})).code is None
+
+
+@pytest.mark.parametrize(
+    ("code", "read"), [(21211, "21211"), ("E.400:x/y", "E.400:x/y"), ("x" * 64, "x" * 64)]
+)
+def test_code(code: object, read: str) -> None:
+    """A code is a number or up to 64 visible characters."""
+    assert shape().judge(answered(400, {"errors": [{"code": code}]})).code == read
+
+
+@given(st.integers(100, 599), st.recursive(st.none() | st.integers() | st.text(), st.lists))
+def test_any_answer_is_judged(status: int, body: object) -> None:
+    """No answer at all raises, and none without a yes counts as sent."""
+    answer = shape(**BY_BODY).judge(answered(status, body))
+
+    assert answer.fate is not Fate.SENT
+
+
+# --- The presets ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("preset", "answer"),
+    [(preset, answer) for preset in PRESETS for answer in documented_answers(preset)],
+    ids=lambda value: value if isinstance(value, str) else value["means"],
+)
+def test_documented_answers(preset: Preset, answer: dict[str, Any]) -> None:
+    """Each answer that a preset documents becomes what it says."""
+    judged = shape(preset).judge(answered(answer["status"], answer.get("body")))
+
+    assert fate_of(judged) == answer["fate"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_documents_what_matters(preset: Preset) -> None:
+    """Each preset knows an answer that accepts, refuses, rejects the key, and leaves doubt."""
+    fates = {answer["fate"] for answer in documented_answers(preset)}
+
+    assert fates >= {"sent", "refused", "setup:credentials_rejected", "uncertain"}
+
+
+@pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "generic"])
+def test_every_preset_reads_the_id(preset: Preset) -> None:
+    """The service's message id is found in the answer that accepts."""
+    accepted = next(one for one in documented_answers(preset) if one["fate"] == "sent")
+    judged = shape(preset).judge(answered(accepted["status"], accepted["body"]))
+
+    assert judged.provider_id
+
+
+def test_twilio() -> None:
+    """Twilio is sent a form with capital names, and Basic with the account."""
+    url, headers, body = shape("twilio").encode(request(text="x"), envelope())
+
+    assert url == "https://api.twilio.com/2010-04-01/Accounts/AC1/Messages.json"
+    assert dict(headers)[b"Authorization"] == b"Basic " + base64.b64encode(b"AC1:an-api-key")
+    assert body == b"To=%2B4917012345678&From=Acme&Body=x"
+
+
+def test_setting_overrides_a_preset() -> None:
+    """Each key of a preset can be given by the user, and its codes are added to."""
+    mine = settings(
+        "twilio",
+        base_url="https://proxy.example.com",
+        request={"fields": {"/To": "{to}", "/Body": "{text}", "/MessagingServiceSid": "MG1"}},
+        response={"errors": {"21211": "retry", "99999": "refused"}},
+        error_code_pointers=None,
+    )
+    prepared = shape_from(mine)
+    url, _, body = prepared.encode(request(text="x"), envelope())
+
+    assert url.startswith("https://proxy.example.com/2010-04-01/")
+    assert body == b"To=%2B4917012345678&Body=x&MessagingServiceSid=MG1"
+    assert {
+        code: fate_of(prepared.judge(answered(400, {"code": int(code)})))
+        for code in ("21211", "99999", "21610")
+    } == {"21211": "retry", "99999": "refused", "21610": "refused"}

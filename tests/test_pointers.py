@@ -1,0 +1,60 @@
+"""What pointers lead to in other people's JSON, and what of it may be a code."""
+
+from typing import Any
+
+import pytest
+
+from bridge.pointers import as_text, find_all, find_code
+
+DOCUMENT: dict[str, Any] = {
+    "code": 7,
+    "type": "https://service.example/errors#low-balance",
+    "parts": [{"status": "0"}, {"status": None}, {"status": "9"}, {}],
+    "a/b": {"~": "x"},
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("pointer", "found"),
+    [
+        ("/code", [7]),
+        ("/parts/0/status", ["0"]),
+        ("/parts/*/status", ["0", "9"]),
+        ("/parts/*", [{"status": "0"}, {"status": None}, {"status": "9"}, {}]),
+        ("/code/*", []),
+        ("/nothing", []),
+        ("/a~1b/~0", ["x"]),
+        ("/parts/9/status", []),
+    ],
+)
+def test_find_all(pointer: str, found: list[Any]) -> None:
+    """A star stands for each member of a list, and what is null or not there is left out."""
+    assert list(find_all(DOCUMENT, pointer)) == found
+
+
+@pytest.mark.parametrize(
+    ("pointers", "but", "code"),
+    [
+        (["/code"], (), "7"),
+        (["/missing", "/code"], (), "7"),
+        (["/type#"], (), "low-balance"),
+        (["/parts/*/status"], (), "0"),
+        (["/parts/*/status"], ("0",), "9"),
+        (["/code"], ("7",), None),
+        (["/parts"], (), None),
+        (["/type"], (), "https://service.example/errors#low-balance"),
+    ],
+)
+def test_find_code(pointers: list[str], but: tuple[str, ...], code: str | None) -> None:
+    """The first code counts, of those that mean something."""
+    assert find_code(DOCUMENT, pointers, but=but) == code
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1, "1"), (True, "true"), (False, "false"), ("a", "a"), (1.5, None), (None, None), ([], None)],
+)
+def test_as_text(value: object, text: str | None) -> None:
+    """Values are compared as they are written in settings."""
+    assert as_text(value) == text
