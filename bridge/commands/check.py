@@ -14,6 +14,7 @@ from bridge.commands.options import (
     read_settings,
     roles_of,
 )
+from bridge.commands.output import format_table, printable
 from bridge.errors import ConfigError
 from bridge.exit_codes import EXIT_FAILED
 
@@ -29,10 +30,11 @@ app = typer.Typer()
         "sms-bridge check --config config.yaml",
         "sms-bridge check --role worker --online",
         "sms-bridge check --online --quiet",
+        """sms-bridge check --render '{"to": "+4917012345678", "from": "Acme", "text": "Hi"}'""",
         "sms-bridge check --online --json | jq '.findings[] | select(.result != \"ok\")'",
     )
 )
-def check(
+def check(  # noqa: PLR0913  an option each
     context: typer.Context,
     *,
     role: OneRole = None,
@@ -44,6 +46,13 @@ def check(
         typer.Option(
             metavar="URL",
             help="The broker's management API; its host and port 15672 (15671 with TLS) without.",
+        ),
+    ] = None,
+    render: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BODY",
+            help="Print what would be posted for this send request, and what answers become.",
         ),
     ] = None,
     quiet: Annotated[
@@ -61,8 +70,14 @@ def check(
     published, taken or created. Exit 1 when a role could not work or messages would be lost.
     Whether a worker is paused is asked of the one on this computer; RabbitMQ knows only whether
     anybody takes from the queue.
+
+    With --render, only that: the request that the worker would post, and for each answer that the
+    preset knows what would become of the message.
     """
     settings = read_settings(context, config)
+    if render is not None:
+        _print_rendering(settings, render, as_json=as_json)
+        return
     missing = _missing(settings, role)
     findings = _examine(settings, missing, management_url, online=online)
     shown = [finding for finding in findings if not quiet or finding.result != "ok"]
@@ -135,3 +150,24 @@ def _print_text(
     for finding in findings:
         fix = f"; {finding.fix}" if finding.fix and finding.result != "ok" else ""
         typer.echo(f"{mark}{finding.result:<4}  {finding.subject}: {finding.text}{fix}")
+
+
+def _print_rendering(settings: "Settings", body: str, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from bridge.operators.rendering import render
+
+    rendering = render(settings, body)
+    if as_json:
+        typer.echo(json.dumps(asdict(rendering), indent=2))
+        return
+    typer.echo(f"POST {rendering.url}")
+    for name, value in rendering.headers.items():
+        typer.echo(f"{name}: {value}")
+    typer.echo(f"\n{printable(rendering.body)}\n")
+    rows = (
+        (str(answer.status or "-"), answer.code or "-", answer.means or "-", answer.becomes)
+        for answer in rendering.answers
+    )
+    for line in format_table(("STATUS", "CODE", "MEANS", "BECOMES"), rows):
+        typer.echo(line)

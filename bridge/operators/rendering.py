@@ -1,0 +1,133 @@
+"""What the worker would send for a request, and what each answer of the service would become."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from bridge.config import Settings
+from bridge.config.presets import documented_answers
+from bridge.config.sms_api import ErrorFate
+from bridge.errors import ConfigError, InvalidMessageError
+from bridge.outbound.connection import Header, Reply
+from bridge.outbound.envelope import Envelope
+from bridge.outbound.fates import Fate, PauseReason
+from bridge.outbound.request import parse_request
+from bridge.outbound.shape import Shape
+from bridge.start_checks import api_shape
+
+# Stands for the message_id of a request.
+MESSAGE_ID: Final = "the-message-id"
+_MASK: Final = "***"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedAnswer:
+    """An answer of the service, and what becomes of the message; `status` is None for any."""
+
+    status: int | None
+    code: str | None
+    means: str | None
+    becomes: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendering:
+    """A request as it would be posted, its secrets masked, and the answers to it."""
+
+    url: str
+    headers: dict[str, str]
+    body: str
+    answers: Sequence[RenderedAnswer]
+
+
+def render(settings: Settings, body: str) -> Rendering:
+    """Write the request that the worker would post for a body.
+
+    Raises ConfigError when the body is no send request, or the worker could not start.
+    """
+    shape = api_shape(settings.sms_api)
+    envelope = Envelope(
+        key=MESSAGE_ID, message_id=MESSAGE_ID, published_at=None, first_delivered_at=0
+    )
+    try:
+        url, headers, written = shape.encode(
+            parse_request(body.encode(), settings.worker), envelope
+        )
+    except (InvalidMessageError, UnicodeEncodeError) as error:
+        why = str(error) if isinstance(error, InvalidMessageError) else "is not UTF-8"
+        raise ConfigError(f"--render: {why}") from None
+    login = shape.login.header()
+    documented = [*_documented(settings, shape)]
+    return Rendering(
+        url=url,
+        headers=dict(_shown(header, is_secret=header == login) for header in headers),
+        body=written.decode(),
+        answers=[*documented, *_by_code_alone(settings, documented)],
+    )
+
+
+def _shown(header: Header, *, is_secret: bool) -> tuple[str, str]:
+    name, value = header[0].decode(), header[1].decode()
+    # What stands before the secret says how it is sent.
+    before, space, _ = value.rpartition(" ")
+    return name, f"{before}{space}{_MASK}" if is_secret else value
+
+
+def _documented(settings: Settings, shape: Shape) -> Iterator[RenderedAnswer]:
+    for answer in documented_answers(settings.sms_api.preset):
+        content = json.dumps(answer["body"]).encode() if "body" in answer else b""
+        judged = shape.judge(Reply(answer["status"], (), content))
+        yield RenderedAnswer(
+            status=answer["status"],
+            code=judged.code,
+            means=answer["means"],
+            becomes=_becomes(judged.fate, judged.pause, settings),
+        )
+
+
+def _by_code_alone(
+    settings: Settings, documented: Sequence[RenderedAnswer]
+) -> Iterator[RenderedAnswer]:
+    """Yield what the codes mean of which there is no example."""
+    shown = {answer.code for answer in documented}
+    for code, fate in settings.sms_api.response.errors.items():
+        if code not in shown:
+            becomes = _becomes(*_read_fate(fate), settings)
+            yield RenderedAnswer(status=None, code=code, means=None, becomes=becomes)
+
+
+def _read_fate(fate: ErrorFate) -> tuple[Fate, PauseReason | None]:
+    match fate:
+        case "refused" | "retry" | "slow_down":
+            return Fate(fate), None
+        case "setup:credentials_rejected":
+            return Fate.SETUP, "credentials_rejected"
+        case "setup:insufficient_funds":
+            return Fate.SETUP, "insufficient_funds"
+        case "setup:misconfigured":
+            return Fate.SETUP, "misconfigured"
+        case _:
+            assert_never(fate)
+
+
+def _becomes(fate: Fate, pause: PauseReason | None, settings: Settings) -> str:
+    match fate:
+        case Fate.SENT:
+            return "sent"
+        case Fate.REFUSED:
+            return "dead letter: refused"
+        case Fate.RETRY | Fate.NOT_SENT:
+            return "tried again later"
+        case Fate.SLOW_DOWN:
+            return "the worker slows down"
+        case Fate.SETUP:
+            return f"the worker pauses: {pause}"
+        case Fate.AMBIGUOUS:
+            return f"tried again later; the worker pauses if all get it: {pause}"
+        case Fate.UNCERTAIN if settings.worker.on_uncertain == "park":
+            return "dead letter: uncertain"
+        case Fate.UNCERTAIN:
+            return "tried again with the same key, then dead letter: uncertain"
+        case _:
+            assert_never(fate)

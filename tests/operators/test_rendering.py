@@ -1,0 +1,97 @@
+"""`check --render`: the request that would be sent, and what the answers to it become."""
+
+import json
+from typing import Any
+
+import pytest
+
+from bridge.config import Settings
+from bridge.config.presets import PRESETS, Preset
+from bridge.errors import ConfigError
+from bridge.operators.rendering import Rendering, render
+
+KEY = "Canary7Secret"
+BODY = json.dumps({"to": "+4917012345678", "from": "Acme", "text": "Hi"})
+
+
+def rendered(preset: str, body: str = BODY, worker: Any = None, **api: Any) -> Rendering:
+    """Render a body in a preset's shape."""
+    needed = {"preset": preset, "account": "AC1", "key": KEY, "base_url": "https://api.example.com"}
+    return render(Settings.model_validate({"sms_api": needed | api, "worker": worker or {}}), body)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_secret_is_shown(preset: Preset) -> None:
+    """Every preset's request is shown, and the key in it is not."""
+    shown = rendered(preset)
+    secrets = [value for value in shown.headers.values() if "***" in value]
+
+    assert len(secrets) == 1
+    assert KEY not in repr(shown)
+    assert "Q2FuYXJ5" not in repr(shown)
+    assert "4917012345678" in shown.body
+
+
+@pytest.mark.parametrize(
+    ("api", "shown"),
+    [
+        ({}, ("Authorization", "Bearer ***")),
+        ({"auth": {"scheme": "basic"}}, ("Authorization", "Basic ***")),
+        ({"auth": {"scheme": "header", "prefix": "App "}}, ("Authorization", "App ***")),
+        ({"auth": {"scheme": "header", "header": "x-api-key"}}, ("x-api-key", "***")),
+    ],
+    ids=["bearer", "basic", "prefix", "header"],
+)
+def test_how_the_key_is_sent_is_shown(api: dict[str, Any], shown: tuple[str, str]) -> None:
+    """What stands before a secret is shown, for it is often what is wrong."""
+    assert shown in rendered("generic", **api).headers.items()
+
+
+def test_every_answer_and_code_is_listed() -> None:
+    """There is a row for each example, and one for each code without one."""
+    answers = rendered("twilio").answers
+
+    assert ("refused" in answers[1].becomes, answers[1].code, answers[1].status) == (
+        True,
+        "21211",
+        400,
+    )
+    assert {(a.code, a.becomes) for a in answers if a.status is None} >= {
+        ("21408", "dead letter: refused"),
+        ("63017", "the worker slows down"),
+        ("20005", "the worker pauses: insufficient_funds"),
+    }
+    assert len({answer.code for answer in answers if answer.code}) == len(
+        [answer for answer in answers if answer.code]
+    )
+
+
+@pytest.mark.parametrize(
+    ("preset", "worker", "becomes"),
+    [
+        ("twilio", {}, "dead letter: uncertain"),
+        ("twilio", {"on_uncertain": "retry"}, "tried again with the same key, then dead letter: "),
+        ("telnyx", {}, "tried again with the same key, then dead letter: "),
+    ],
+)
+def test_what_is_uncertain(preset: str, worker: dict[str, str], becomes: str) -> None:
+    """What becomes of an uncertain attempt is what the policy says."""
+    answers = rendered(preset, worker=worker).answers
+
+    assert next(a for a in answers if a.status == 500).becomes.startswith(becomes)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ('{"to": "+49"}', "--render: to: must be"),
+        ("{", "--render: body: is not UTF-8 JSON"),
+        ("\udc80", "--render: is not UTF-8"),
+    ],
+)
+def test_what_is_no_request_is_told(body: str, told: str) -> None:
+    """A body that the worker would not send is told with the reason, and nothing of it."""
+    with pytest.raises(ConfigError) as caught:
+        rendered("generic", body)
+
+    assert str(caught.value).startswith(told)
