@@ -52,7 +52,7 @@ DEFAULT_IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 
 _FIELDS: Final[dict[str, JsonValue]] = {"/to": "{to}", "/from": "{from}", "/text": "{text}"}
 _ERRORS: Final[dict[str, ErrorFate]] = {}
-_PATH: Final = re.compile(r"/(?:[!-z|~]|\{account\})*")
+_PATH: Final = re.compile(r"/(?:[!\"$-z|~]|\{account\})*")
 _STATUS: Final = re.compile("[1-5](?:[0-9][0-9]|xx)")
 _POINTER: Final = re.compile(r"(?:/[^/]*)+")
 

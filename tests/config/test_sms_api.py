@@ -216,6 +216,7 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
         ({"preset": "x"}, "sms_api.preset: is unknown; there are generic, twilio, "),
         ({"preset": ["twilio"]}, "sms_api.preset: is unknown; there are generic, "),
         ({"path": "v1"}, "sms_api.path: must begin with / and hold no space"),
+        ({"path": "/a#b"}, "sms_api.path: must begin with / and hold no space"),
         ({"path": "/{accounts}"}, "sms_api.path: must begin with / and hold no space"),
         ({"auth": {"header": "a b"}}, "sms_api.auth.header: is not an HTTP header name"),
         ({"auth": {"scheme": "digest"}}, "sms_api.auth.scheme: must be 'bearer', 'basic'"),

@@ -89,7 +89,7 @@ def test_generic_body_is_the_request_as_pydantic_writes_it(members: dict[str, An
 
 
 def test_generic_request() -> None:
-    """The default shape's address and headers are those of section 1, in their order."""
+    """The default shape's address and headers are those that it always had, in their order."""
     url, headers, _ = shape().encode(request(), envelope(trace=TRACE))
 
     assert url == "https://api.example.com/v1/messages"
