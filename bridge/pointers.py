@@ -84,8 +84,8 @@ def find_id(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN4
     return None
 
 
-# No longer run of digits: a code is no phone number.
-_CODE: Final = re.compile(r"(?!.*[0-9]{8})[!-~]{1,64}")
+# No phone number, however its digits are grouped: 8 of them with no letter between, or a + before.
+_CODE: Final = re.compile(r"(?=[!-~]{1,64}\Z)(?!.*(?:\+[0-9]|(?:[0-9][^0-9A-Za-z]*){8})).*")
 
 
 def find_code(
@@ -96,9 +96,9 @@ def find_code(
 ) -> str | None:
     """Take the first error code that a pointer leads to, of those that are not in `but`.
 
-    A code is a number or 1 to 64 visible ASCII characters, without 8 digits in a row: what may be
-    a phone number is passed over, and so is anything else. A pointer that ends in `#` means the
-    fragment of the URL that it leads to.
+    A code is a number or 1 to 64 visible ASCII characters. What may be a phone number is passed
+    over, and so is anything else: 8 digits with no letter between them, or one behind a `+`. A
+    pointer that ends in `#` means the fragment of the URL that it leads to.
     """
     for pointer in pointers:
         for found in find_all(document, pointer.removesuffix("#")):
@@ -120,7 +120,10 @@ def as_text(value: object) -> str | None:
 
 
 def find_all(document: Any, pointer: str) -> Iterator[Any]:  # noqa: ANN401  JSON
-    """Yield what a pointer leads to, without what is null; `*` in it is each member of a list."""
+    """Yield what a pointer leads to; `*` in it is each member of a list.
+
+    What is not there, in the document or in one of the members, is None as what is null.
+    """
     found = [document]
     names = split_pointer(pointer)
     if "*" in names:
@@ -129,9 +132,7 @@ def find_all(document: Any, pointer: str) -> Iterator[Any]:  # noqa: ANN401  JSO
         found = members if isinstance(members, list) else []
         names = names[at + 1 :]
     for one in found:
-        value = _follow(one, names)
-        if value is not None:
-            yield value
+        yield _follow(one, names)
 
 
 @functools.lru_cache(maxsize=256)

@@ -20,16 +20,16 @@ DOCUMENT: dict[str, Any] = {
     [
         ("/code", [7]),
         ("/parts/0/status", ["0"]),
-        ("/parts/*/status", ["0", "9"]),
+        ("/parts/*/status", ["0", None, "9", None]),
         ("/parts/*", [{"status": "0"}, {"status": None}, {"status": "9"}, {}]),
         ("/code/*", []),
-        ("/nothing", []),
+        ("/nothing", [None]),
         ("/a~1b/~0", ["x"]),
-        ("/parts/9/status", []),
+        ("/parts/9/status", [None]),
     ],
 )
 def test_find_all(pointer: str, found: list[Any]) -> None:
-    """A star stands for each member of a list, and what is null or not there is left out."""
+    """A star stands for each member of a list; a member that lacks the value is told as None."""
     assert list(find_all(DOCUMENT, pointer)) == found
 
 
@@ -49,6 +49,29 @@ def test_find_all(pointer: str, found: list[Any]) -> None:
 def test_find_code(pointers: list[str], but: tuple[str, ...], code: str | None) -> None:
     """The first code counts, of those that mean something."""
     assert find_code(DOCUMENT, pointers, but=but) == code
+
+
+@pytest.mark.parametrize(
+    ("value", "is_code"),
+    [
+        ("4917012345678", False),
+        ("+49-170-1234567", False),
+        ("0170/1234567", False),
+        ("(0170)123-4567", False),
+        ("invalid:+49.170.1234567", False),
+        ("+4917", False),
+        ("1234567", True),
+        ("E-1234-5678x", False),
+        ("E1234A5678", True),
+        ("a b", False),
+        ("x\n", False),
+        ("x" * 64, True),
+        ("x" * 65, False),
+    ],
+)
+def test_no_number_is_a_code(value: str, is_code: bool) -> None:  # noqa: FBT001
+    """What may be a phone number is no code, however its digits are grouped."""
+    assert find_code({"code": value}, ["/code"]) == (value if is_code else None)
 
 
 @pytest.mark.parametrize(
