@@ -40,6 +40,11 @@ _TEXTS: Final = {
     "model_type": "must hold keys, indented below it",
 }
 
+# The maps whose keys are not ours, with the form of those that cannot be a secret or a number.
+_MADE_UP: Final = {
+    ("sms_api", "request", "fields"): re.compile(r"(?:/[A-Za-z_-]{1,32}|/[0-9]{1,2}){1,8}"),
+    ("sms_api", "response", "errors"): re.compile(r"[0-9]{1,6}|[A-Z_]{1,32}|[a-z_-]{1,32}"),
+}
 # The line of each key in the file, by its path.
 Lines = Mapping[tuple[str, ...], int]
 
@@ -58,9 +63,21 @@ def _describe_one(error: ErrorDetails, lines: Lines) -> str:
     if error["type"] == "extra_forbidden":
         line = f", line {lines[path]}" if path in lines else ""
         return unknown_key(path, (".".join(path[:-1]) or "the top") + line)
-    key = ".".join(path)
+    key = _shown_path(path, lines)
     text = _text_of(error) + _remedy_of(error)
     return f"{key}: {text}" if key else text
+
+
+def _shown_path(path: tuple[str, ...], lines: Lines) -> str:
+    """Write where a value stands; of a key that the user has made up, the line when it is odd."""
+    section = next((made_up for made_up in _MADE_UP if path[: len(made_up)] == made_up), None)
+    if section is None or len(path) == len(section):
+        return ".".join(path)
+    place = path[: len(section) + 1]
+    if _MADE_UP[section].fullmatch(place[-1]):
+        return ".".join(place)
+    line = f", line {lines[place]}" if place in lines else ""
+    return f"{'.'.join(section)}{line}"
 
 
 def _remedy_of(error: ErrorDetails) -> str:

@@ -55,7 +55,7 @@ def _key(settings: SmsApiSettings) -> Credential:
         return Credential("sms_api.key", value=_NOTHING)
     name = "sms_api.key" if settings.key_file is None else "sms_api.key_file"
     # What is encoded may hold any character.
-    check = _as_it_is if settings.auth.scheme == "basic" else check_header_value
+    check = _check_characters if settings.auth.scheme == "basic" else check_header_value
     return Credential(name, value=settings.key, file=settings.key_file, check=check)
 
 
@@ -81,5 +81,11 @@ def _check_username(key: str, value: str) -> str:
     return value
 
 
-def _as_it_is(_key: str, value: str) -> str:
+def _check_characters(key: str, value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{key}: holds half of a surrogate pair; write the whole character"
+        ) from None
     return value

@@ -1,5 +1,6 @@
 """The shape of a service's API as settings: presets, what overrides them, what cannot work."""
 
+import json
 from typing import Any
 
 import pytest
@@ -255,6 +256,46 @@ def test_fault_quotes_no_secret(faults: Faults) -> None:
     told = faults({"sms_api": {"request": {"fields": {f"/to:{CANARY}": f"{{{CANARY}}}"}}}})
 
     assert CANARY not in "".join(told)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"request": {"fields": {CANARY: "{to}{text}"}}},
+        {"request": {"fields": {"/to": {CANARY: [float("inf")]}, "/text": "{text}"}}},
+        {"response": {"errors": {CANARY: "sent"}}},
+        {"response": {"errors": {"4917012345678": "sent"}}},
+    ],
+    ids=["pointer", "constant", "code", "number"],
+)
+def test_fault_quotes_no_key_of_a_map(faults: Faults, values: dict[str, Any]) -> None:
+    """A key that the user has made up may be a secret or a number; its map is named instead."""
+    told = "".join(faults({"sms_api": values}))
+
+    assert CANARY not in told
+    assert "4917012345678" not in told
+    assert told.startswith("sms_api.re")
+
+
+def test_fault_of_a_map_names_the_line(faults: Faults) -> None:
+    """Where the key itself is not quoted, its line is."""
+    text = "sms_api:\n  response:\n    errors:\n      1: retry\n      odd.one: sent\n"
+
+    (fault,) = faults(text)
+
+    assert fault.startswith("sms_api.response.errors, line 5: must be 'refused'")
+
+
+@pytest.mark.parametrize("body", ["json", "form"])
+def test_half_a_character_is_refused(faults: Faults, body: str) -> None:
+    """A constant that cannot be written in UTF-8 is a fault of its field, not of each message."""
+    values = {"body": body, "fields": {"/a": "{to}{text}", "/b": "\ud800"}}
+
+    (fault,) = faults(SMS_BRIDGE_SMS_API__REQUEST=json.dumps(values))
+
+    assert fault == (
+        "sms_api.request.fields: /b: holds half of a surrogate pair; write the whole character"
+    )
 
 
 def test_settings_can_be_made_from_themselves() -> None:

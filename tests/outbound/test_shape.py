@@ -210,8 +210,12 @@ def test_login_follows_its_files(tmp_path: Path, secret: str) -> None:
         ({"account": None, "auth": {"scheme": "basic"}}, "sms_api.auth.username: is missing"),
         ({"auth": {"scheme": "basic", "username": "a:b"}}, "sms_api.auth.username: must not hold"),
         ({"key": "a b"}, "sms_api.key: must be visible ASCII"),
+        (
+            {"key": "a\ud800", "auth": {"scheme": "basic", "username": "u"}},
+            "sms_api.key: holds half of a surrogate pair",
+        ),
     ],
-    ids=["key", "account", "user", "colon", "space"],
+    ids=["key", "account", "user", "colon", "space", "surrogate"],
 )
 def test_what_is_missing_is_told(api: dict[str, Any], told: str) -> None:
     """A shape that lacks something does not start, and names the key."""
@@ -366,6 +370,9 @@ BY_BODY: dict[str, Any] = {
         (answered(200, {"parts": [{"status": 7}, {"status": "7"}]}), "refused", "7"),
         (answered(200, {"parts": [{"status": "1"}]}), "slow_down", "1"),
         (answered(200, {"parts": [{"status": "new"}]}), "uncertain", "new"),
+        (answered(200, {"parts": [{"status": "0"}, {}]}), "uncertain", None),
+        (answered(200, {"parts": [{"status": "0"}, {"status": None}]}), "uncertain", None),
+        (answered(200, {"parts": [{"status": "0"}, None]}), "uncertain", None),
         (answered(200, {"parts": []}), "uncertain", None),
         (answered(200, {}), "uncertain", None),
         (answered(200), "uncertain", None),
