@@ -105,9 +105,14 @@ def find_code(
             code = as_text(found)
             if code is not None and pointer.endswith("#"):
                 code = code.rpartition("#")[2]
-            if code is not None and code not in but and _CODE.fullmatch(code):
+            if code is not None and code not in but and is_code(code):
                 return code
     return None
+
+
+def is_code(text: str) -> bool:
+    """Whether a text may be an error code, by the rule of `find_code`."""
+    return _CODE.fullmatch(text) is not None
 
 
 def as_text(value: object) -> str | None:

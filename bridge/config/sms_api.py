@@ -36,6 +36,7 @@ from bridge.config.request_fields import check_fields, shown, slots_of
 from bridge.config.section import Section, read_section
 from bridge.config.spelling import did_you_mean
 from bridge.config.urls import BaseUrl, ProxyUrl
+from bridge.pointers import is_code
 
 AuthScheme = Literal["bearer", "basic", "header", "none"]
 # What a code of the service's own means for the message; behind `setup:` the reason of the pause.
@@ -82,12 +83,19 @@ def _check_idempotency(value: str) -> str:
     raise ValueError("must be none, header: and its name, or field: and a JSON pointer")
 
 
+def _check_code(value: str) -> str:
+    if not is_code(value):
+        raise ValueError("is like a phone number, which is never read as a code; leave it out")
+    return value
+
+
 def _check_status(value: str) -> str:
     if not _STATUS.fullmatch(value):
         raise ValueError("must be a status like 202, or 2xx for any that begins so")
     return value
 
 
+ReadCode = Annotated[ErrorCode, AfterValidator(_check_code)]
 ApiPath = Annotated[str, AfterValidator(_check_path)]
 Idempotency = Annotated[str, AfterValidator(_check_idempotency)]
 Status = Annotated[str, BeforeValidator(write_number), AfterValidator(_check_status)]
@@ -142,14 +150,14 @@ class DuplicateSettings(Section):
     """The answer to a repeat of a key that was accepted before; without either, there is none."""
 
     status: Annotated[int, Field(ge=100, le=599)] | None = None
-    code: ErrorCode | None = None
+    code: ReadCode | None = None
 
 
 class ResponseSettings(Section):
     """What answers mean, as far as that is not the status alone."""
 
     accepted: AcceptedSettings = AcceptedSettings()
-    errors: Annotated[dict[ErrorCode, ErrorFate], Map, Field(max_length=MAX_CODES)] = _ERRORS
+    errors: Annotated[dict[ReadCode, ErrorFate], Map, Field(max_length=MAX_CODES)] = _ERRORS
     duplicate: DuplicateSettings = DuplicateSettings()
 
 

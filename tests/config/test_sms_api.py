@@ -232,6 +232,14 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
             "sms_api: idempotency_header is given beside idempotency; leave it out",
         ),
         ({"idempotency_header": "a b"}, "sms_api.idempotency_header: is not an HTTP header name"),
+        (
+            {"response": {"errors": {"+49-170-1234567": "refused"}}},
+            "sms_api.response.errors, line 4: is like a phone number",
+        ),
+        (
+            {"response": {"duplicate": {"code": "100200300"}}},
+            "sms_api.response.duplicate.code: is like a phone number",
+        ),
         ({"response": {"errors": {"1": "sent"}}}, "sms_api.response.errors.1: must be 'refused'"),
         (
             {"response": {"accepted": {"statuses": ["20x"]}}},
