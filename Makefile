@@ -96,8 +96,10 @@ endef
 test: $(DEV_STAMP) broker prometheus  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/outbound PROCESSES=4)
 	$(call run_tests,$(BIN),$(TESTS))
 
-# Collecting takes each process seconds, and few of these tests wait.
+# Collecting takes each process seconds, and few of these tests wait. They share little, so that
+# single ones may be handed on to whoever is done.
 test-fast: PROCESSES = 3
+test-fast: IN_PARALLEL = -n $(PROCESSES) --dist worksteal
 test-fast: $(DEV_STAMP)  ## run the tests that need no broker and no Prometheus, and no seconds of waiting
 	$(BIN)/pytest $(IN_PARALLEL) -m 'not slow and not serial' \
 	    --ignore tests/faults --ignore tests/integration --ignore tests/cluster
