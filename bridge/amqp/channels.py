@@ -9,6 +9,9 @@ from bridge.errors import BrokerError
 
 # How long the broker may take to answer a method.
 RPC_TIMEOUT_SECONDS: Final = 10.0
+# How long a broker may hold back an ack that it has read: it hands a quorum queue no more than 32
+# commands at once, and forgets the others when the channel ends (seen with 3.10.8).
+ACKS_HELD_BACK_SECONDS: Final = 0.5
 
 
 async def open_channel(connection: Connection, *, confirms: bool = False) -> Channel:
@@ -43,6 +46,16 @@ async def close_channel(channel: Channel) -> None:
     """Close a channel."""
     await channel.close()
     heed_cancellation()
+
+
+async def wait_for_held_back_acks(last_ack_at: float) -> None:
+    """Wait until an ack that the broker has read survives the end of its channel.
+
+    `last_ack_at` is when the last one was written, a time of the event loop.
+    """
+    seconds = last_ack_at + ACKS_HELD_BACK_SECONDS - asyncio.get_running_loop().time()
+    if seconds > 0:
+        await asyncio.sleep(seconds)
 
 
 def heed_cancellation() -> None:

@@ -22,9 +22,6 @@ DeliveryHandler = Callable[[int, bool, Properties, Body], None]
 # Larger than any send request. Bodies above this are not copied where that can be avoided, and are
 # published one at a time.
 LARGE_BODY_BYTES: Final = 1024 * 1024
-# How long a broker may hold back an ack that it has read: it hands a quorum queue no more than 32
-# commands at once, and forgets the others when the channel ends (seen with 3.10.8).
-ACKS_HELD_BACK_SECONDS: Final = 0.5
 
 
 class Wire(Protocol):

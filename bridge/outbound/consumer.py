@@ -11,10 +11,15 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, closed_channel, open_channel
+from bridge.amqp.channels import (
+    RPC_TIMEOUT_SECONDS,
+    closed_channel,
+    open_channel,
+    wait_for_held_back_acks,
+)
 from bridge.amqp.client import Connection, ConsumerCallback
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import ACKS_HELD_BACK_SECONDS, Body
+from bridge.amqp.wire import Body
 from bridge.errors import BrokerError
 from bridge.logs import Log
 from bridge.outbound.delivery import Delivery, Session
@@ -108,7 +113,7 @@ class Consumer:
     async def flush(self) -> None:
         """Return when the broker has processed every ack that was written, or the session is over.
 
-        What has been read may yet be held back for a moment: see `ACKS_HELD_BACK_SECONDS`.
+        What has been read may yet be held back for a moment.
         """
         session = self._session
         if session is None:
@@ -123,9 +128,8 @@ class Consumer:
             session.has_failed = True
             self._changed.set()
             await session.over.wait()
-        kept_back = session.last_ack_at + ACKS_HELD_BACK_SECONDS - asyncio.get_running_loop().time()
-        if kept_back > 0 and not session.is_over:
-            await asyncio.sleep(kept_back)
+        if not session.is_over:
+            await wait_for_held_back_acks(session.last_ack_at)
 
     async def serve(self, connection: Connection) -> None:
         """Consume on a channel of this connection; raise BrokerError when it is no use any more."""

@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import pytest
 
-from bridge.amqp.channels import RPC_TIMEOUT_SECONDS
+from bridge.amqp.channels import ACKS_HELD_BACK_SECONDS, RPC_TIMEOUT_SECONDS
 from bridge.amqp.client import Connection
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import ACKS_HELD_BACK_SECONDS, DeliveryHandler
+from bridge.amqp.wire import DeliveryHandler
 from bridge.errors import BrokerError
 from bridge.outbound.consumer import (
     LARGE_RPC_TIMEOUT_SECONDS,

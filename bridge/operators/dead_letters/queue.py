@@ -15,12 +15,16 @@ are kept in memory: at most one and a half times `PREFETCH`.
 import asyncio
 import contextlib
 import math
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
 
 from bridge import __version__
-from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
+from bridge.amqp.channels import (
+    RPC_TIMEOUT_SECONDS,
+    close_channel,
+    open_channel,
+    wait_for_held_back_acks,
+)
 from bridge.amqp.client import (
     AMQPError,
     Channel,
@@ -32,7 +36,7 @@ from bridge.amqp.client import (
 from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
-from bridge.amqp.wire import ACKS_HELD_BACK_SECONDS, Wire
+from bridge.amqp.wire import Wire
 from bridge.config import Settings
 from bridge.errors import BridgeError, BrokerError, PublishError
 from bridge.metrics import BridgeMetrics, new_registry
@@ -192,9 +196,7 @@ class DeadLetterQueue:
             return
         async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
             await self._wire.acks_read(self._channel)
-        held_back = self._last_ack_at + ACKS_HELD_BACK_SECONDS - time.monotonic()
-        if held_back > 0:
-            await asyncio.sleep(held_back)
+        await wait_for_held_back_acks(self._last_ack_at)
 
     async def _ack(self, letter: DeadLetter) -> bool:
         try:
@@ -204,7 +206,7 @@ class DeadLetterQueue:
         except (AMQPError, ChannelInvalidStateError, TimeoutError):
             return False
         self._unacked -= 1
-        self._last_ack_at = time.monotonic()
+        self._last_ack_at = asyncio.get_running_loop().time()
         return True
 
     async def finish(self) -> None:
