@@ -82,6 +82,14 @@ class PublishError(BridgeError):
         super().__init__(detail or fault)
         self.fault: PublishFault = fault
 
+    @property
+    def why(self) -> str:
+        """What went wrong, without the routing key that the text of `returned` names.
+
+        A key may be a `reply_to` with a number in it, or any text that the service sent.
+        """
+        return "no queue takes it" if self.fault == "returned" else str(self)
+
 
 class AttemptError(BridgeError):
     """The SMS API gave no answer; `fault` says how, and so whether the request may have arrived."""

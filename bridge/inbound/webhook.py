@@ -160,9 +160,7 @@ class Receiver:
         except PublishError as error:
             if error.fault == "returned":
                 self._note_unroutable(event)
-            # Its text names the routing key, which may be any text that the service sent.
-            why = "no queue takes it" if error.fault == "returned" else str(error)
-            raise RefusedError(TRY_LATER, "publish_failed", why, event) from None
+            raise RefusedError(TRY_LATER, "publish_failed", error.why, event) from None
         if is_new and event.routing_key in self._unroutable:
             self._unroutable.discard(event.routing_key)
             log.info("events_routable", exchange=self._exchange, type=self._label(event))

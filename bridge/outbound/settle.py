@@ -212,10 +212,8 @@ class Settler:
                 properties=properties,
             )
         except PublishError as error:
-            # Its text names the routing key: a `reply_to`, which may hold a number.
-            why = "no queue takes it" if error.fault == "returned" else str(error)
             target = exchange or "reply_to"
-            log.warning("outcome_not_published", target=target, fault=error.fault, why=why)
+            log.warning("outcome_not_published", target=target, fault=error.fault, why=error.why)
 
     @contextmanager
     def _held_up(self) -> Iterator[Callable[[PublishError], None]]:
