@@ -6,6 +6,7 @@ What most of the bridge needs of it is handed out here: the sections, and the on
 from bridge.config.loading import load_settings
 from bridge.config.settings import (
     ENV_PREFIX,
+    OnUncertain,
     RabbitMQSettings,
     RateLimitSettings,
     Role,
@@ -19,6 +20,7 @@ from bridge.config.sms_api import RequestSettings, SmsApiSettings
 
 __all__ = [
     "ENV_PREFIX",
+    "OnUncertain",
     "RabbitMQSettings",
     "RateLimitSettings",
     "RequestSettings",

@@ -41,6 +41,8 @@ from bridge.config.urls import BrokerUrls, HttpUrl, mask_url
 
 Role = Literal["worker", "webhook"]
 TopologyMode = Literal["declare", "verify", "off"]
+# What becomes of a message that may have been sent: it is sent again with its key, or never.
+OnUncertain = Literal["retry", "park"]
 # How services sign their webhooks.
 Preset = Literal["plain", "github", "stripe", "slack", "shopify", "standard-webhooks", "twilio"]
 Algorithm = Literal["sha256", "sha1", "sha384", "sha512"]
@@ -94,7 +96,7 @@ class WorkerSettings(Section):
     max_concurrency: Annotated[int, Field(ge=1, le=MAX_CONCURRENCY)] = 200
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 6
     max_uncertain_attempts: Annotated[int, Field(ge=1, le=100)] = 3
-    on_uncertain: Literal["retry", "park"] | None = None
+    on_uncertain: OnUncertain | None = None
     retry_delays: Annotated[tuple[RetryDelay, ...], List, Field(min_length=1, max_length=20)] = (
         5.0,
         30.0,

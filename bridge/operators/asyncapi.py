@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from yarl import URL
 
 from bridge import __version__
-from bridge.config import Settings, WorkerSettings
+from bridge.config import OnUncertain, Settings, WorkerSettings
 from bridge.config.fields import ErrorCode
 from bridge.outbound.fates import DeadReason, FinalOutcome
 from bridge.outbound.request import OpenSendRequest, SendRequest
@@ -45,7 +45,7 @@ class RequestHeaders(_TraceHeaders):
 
     expires_at: Moment | None = Field(None, alias="sms-bridge-expires-at")
     not_before: Moment | None = Field(None, alias="sms-bridge-not-before")
-    on_uncertain: Literal["retry", "park"] | None = Field(None, alias="sms-bridge-on-uncertain")
+    on_uncertain: OnUncertain | None = Field(None, alias="sms-bridge-on-uncertain")
     ordering_key: Annotated[str, StringConstraints(min_length=1)] | None = Field(
         None, alias="sms-bridge-ordering-key"
     )

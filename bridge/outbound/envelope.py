@@ -12,10 +12,11 @@ import time
 import uuid
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 from urllib.parse import quote
 
 from bridge.amqp.properties import Properties, as_they_came, header_bytes, write_properties
+from bridge.config import OnUncertain
 from bridge.errors import InvalidMessageError
 from bridge.outbound.outcomes import Dead, Retried
 from bridge.outbound.request import printable
@@ -53,6 +54,7 @@ _PASSED_ON: Final = tuple(
 )
 _KNOWN: Final = frozenset((*_SETTINGS, *_MEMORY, COPIES, *_PASSED_ON))
 
+_WAYS_ON_UNCERTAIN: Final = frozenset((None, *get_args(OnUncertain)))
 MAX_DETAIL_CHARACTERS: Final = 500
 _MOMENT_CHARACTERS: Final = 20
 _VISIBLE_ASCII: Final = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
@@ -72,7 +74,7 @@ class Envelope(NamedTuple):
     first_delivered_at: float
     expires_at: float | None = None
     not_before: float | None = None
-    on_uncertain: Literal["retry", "park"] | None = None
+    on_uncertain: OnUncertain | None = None
     ordering_key: str | None = None
     attempts: int = 0
     uncertain_attempts: int = 0
@@ -122,7 +124,7 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
         # headers.
         _refuse_unknown(headers)
     on_uncertain = _read_text(headers, ON_UNCERTAIN)
-    if on_uncertain not in {None, "retry", "park"}:
+    if on_uncertain not in _WAYS_ON_UNCERTAIN:
         raise InvalidMessageError(f"{ON_UNCERTAIN}: must be retry or park")
     full = bare._replace(
         expires_at=_read_expiry(properties, headers, bare),

@@ -4,9 +4,9 @@
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, assert_never
+from typing import NamedTuple, assert_never
 
-from bridge.config import WorkerSettings
+from bridge.config import OnUncertain, WorkerSettings
 from bridge.outbound.fates import Answer, DeadReason, Fate, Result, RetryReason
 
 
@@ -17,7 +17,7 @@ class Policy:
     max_attempts: int
     max_uncertain_attempts: int
     retry_delays_seconds: tuple[float, ...]
-    on_uncertain: Literal["retry", "park"] = "retry"
+    on_uncertain: OnUncertain = "retry"
 
     @classmethod
     def of(cls, settings: WorkerSettings) -> "Policy":
