@@ -29,7 +29,11 @@ import httpx
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import SecretStr
 
+from bridge.amqp.client import Connection
+from bridge.amqp.connecting import close_quietly, open_connection
+from bridge.config import Settings
 from bridge.sandbox.broker import Broker, private_broker
 from bridge.sandbox.processes import Child, Guard, guarded
 from tests.unnamed import NO_ID
@@ -497,3 +501,22 @@ def managed_broker() -> Iterator[Broker]:
 def unique(name: str) -> str:
     """Make a name for a queue or an exchange that no other test uses."""
     return f"{name}.{uuid.uuid4().hex[:12]}"
+
+
+@asynccontextmanager
+async def connected(url: str, heartbeat_seconds: int = 10) -> AsyncIterator[Connection]:
+    """Connect as the roles do."""
+    values = {"rabbitmq": {"url": url, "heartbeat_seconds": heartbeat_seconds}}
+    rabbitmq = Settings.model_validate(values).rabbitmq
+    connection = await open_connection(rabbitmq, SecretStr(url), name="test")
+    try:
+        yield connection
+    finally:
+        await close_quietly(connection)
+
+
+@pytest.fixture
+async def connection(amqp_url: str) -> AsyncIterator[Connection]:
+    """Lend a connection."""
+    async with connected(amqp_url) as ours:
+        yield ours

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import aio_pika
@@ -16,37 +15,16 @@ import pytest
 from aiormq.abc import DeliveredMessage
 from pamqp.frame import unmarshal
 from pamqp.heartbeat import Heartbeat
-from pydantic import SecretStr
 from yarl import URL
 
 from bridge.amqp.channels import open_channel
 from bridge.amqp.client import Connection
-from bridge.amqp.connecting import close_quietly, open_connection
+from bridge.amqp.connecting import close_quietly
 from bridge.amqp.properties import Properties
 from bridge.amqp.stream_wire import StreamWire
 from bridge.amqp.wire import Body
-from bridge.config import Settings
 from bridge.errors import ConnectError
-from tests.integration.conftest import SECONDS, Amqp, eventually, unique
-
-
-@asynccontextmanager
-async def connected(url: str, heartbeat_seconds: int = 10) -> AsyncIterator[Connection]:
-    """Connect as the roles do."""
-    values = {"rabbitmq": {"url": url, "heartbeat_seconds": heartbeat_seconds}}
-    rabbitmq = Settings.model_validate(values).rabbitmq
-    connection = await open_connection(rabbitmq, SecretStr(url), name="test")
-    try:
-        yield connection
-    finally:
-        await close_quietly(connection)
-
-
-@pytest.fixture
-async def connection(amqp_url: str) -> AsyncIterator[Connection]:
-    """Lend a connection."""
-    async with connected(amqp_url) as ours:
-        yield ours
+from tests.integration.conftest import SECONDS, Amqp, connected, eventually, unique
 
 
 @pytest.fixture

@@ -8,21 +8,18 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import pytest
-from pydantic import SecretStr
 
 from bridge.amqp.channels import open_channel
 from bridge.amqp.client import Channel, ChannelClosed, Connection
-from bridge.amqp.connecting import close_quietly, open_connection
 from bridge.amqp.plain_wire import PlainWire
 from bridge.amqp.properties import Properties
 from bridge.amqp.stream_wire import StreamWire
 from bridge.amqp.wire import Body, PublishingChannel
-from bridge.config import RabbitMQSettings
 from bridge.config.environment import WIRE_VARIABLE
 from bridge.errors import Confirm
 from bridge.sandbox.broker import Broker
 from tests.alarms import memory_alarm
-from tests.integration.conftest import SECONDS, Amqp, eventually, unique
+from tests.integration.conftest import SECONDS, Amqp, connected, eventually, unique
 
 WIRES = {"stream": StreamWire, "plain": PlainWire}
 
@@ -43,24 +40,6 @@ def chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     name: str = request.param
     monkeypatch.setenv(WIRE_VARIABLE, name)
     return name
-
-
-@asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Connection]:
-    """Connect as the roles do."""
-    settings = RabbitMQSettings.model_validate({"url": url})
-    connection = await open_connection(settings, SecretStr(url), name="test")
-    try:
-        yield connection
-    finally:
-        await close_quietly(connection)
-
-
-@pytest.fixture
-async def connection(amqp_url: str) -> AsyncIterator[Connection]:
-    """Lend a connection."""
-    async with connected(amqp_url) as ours:
-        yield ours
 
 
 @pytest.fixture
