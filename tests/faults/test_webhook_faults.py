@@ -187,7 +187,20 @@ async def lose_publishes(bench: Bench, storm: Storm) -> None:
         await storm.until(200, 5)
 
 
-@pytest.mark.parametrize("fault", [kill, freeze, block, lose_confirms, lose_publishes])
+# How late an answer is can be measured only where nothing else runs.
+LATE = pytest.mark.serial
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        kill,
+        pytest.param(freeze, marks=LATE),
+        pytest.param(block, marks=LATE),
+        lose_confirms,
+        lose_publishes,
+    ],
+)
 async def test_what_is_answered_200_is_stored(
     bench: Bench, client: httpx.AsyncClient, fault: Callable[[Bench, Storm], Awaitable[None]]
 ) -> None:
