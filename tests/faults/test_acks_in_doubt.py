@@ -31,7 +31,10 @@ from tests.faults.traffic import WITH_AND_WITHOUT_IDS
 async def test_drain_without_a_connection_waits_for_what_comes_again(
     bench: Bench, tmp_path: Path
 ) -> None:
-    """SIGTERM after a loss that took acks along: the worker comes back to ack the redeliveries."""
+    """SIGTERM after a loss that took acks along: the worker comes back to ack the redeliveries.
+
+    Takes the seconds for which the broker is away: longer than the worker waits for silence.
+    """
     await bench.declare_main()
     with guarded() as guard:
         environ = make_environ(bench.values(worker__retry_delays=["1m", "2m"]))

@@ -74,7 +74,10 @@ async def test_order_is_kept_while_the_limit_moves(bench: Bench) -> None:
 
 
 async def test_a_drain_with_a_limit_that_moves(bench: Bench) -> None:
-    """At the end what is in flight is finished, and what only waits goes back, each sent once."""
+    """At the end what is in flight is finished, and what only waits goes back, each sent once.
+
+    Takes three workers, and POSTs of 0.3 s while the limit is low.
+    """
     await bench.declare_main()
     numbers = await bench.publish(100)
     bench.service.misbehave({"latency_seconds": 0.3})

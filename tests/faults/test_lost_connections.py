@@ -270,7 +270,10 @@ async def test_black_holed_broker(bench: Bench) -> None:
 
 
 async def test_two_lost_connections_during_one_post(bench: Bench) -> None:
-    """However often the connection ends during a POST, it is not repeated; without an id too."""
+    """However often the connection ends during a POST, it is not repeated; without an id too.
+
+    Takes the 6 s of a POST, in which the connection is lost twice.
+    """
     bench.service.misbehave({"latency_seconds": 6})
     received = "sms_bridge_worker_messages_received_total"
     async with bench.worker() as live:
@@ -291,6 +294,8 @@ async def test_cut_of_one_of_two_workers(bench: Bench, *, ids: bool) -> None:
     """What one had in flight as its connection ended is sent once more, by the other.
 
     With a `message_id` both POSTs have one key, by which the service can tell; else they have two.
+
+    Takes POSTs of 3 s, so that all ten are in flight, twice.
     """
     bench.service.misbehave({"latency_seconds": 3})
     # It waits for redeliveries that the other one has got.

@@ -461,7 +461,10 @@ async def test_send_needs_a_broker(canaries: Canaries) -> None:
 async def test_send_during_an_alarm_tells_what_to_do(
     managed_broker: Broker, canaries: Canaries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request that the broker does not confirm is told with its id, the cause and the remedy."""
+    """A request that the broker does not confirm is told with its id, the cause and the remedy.
+
+    Takes seconds: the alarm is set and ended by `rabbitmqctl`.
+    """
     monkeypatch.setattr(send, "PUBLISH_SECONDS", 0.5)
     queue, ids = unique("alarm"), list[str]()
     settings = Settings.model_validate(
@@ -513,7 +516,10 @@ async def test_send_that_is_not_confirmed_tells_what_to_do(error: Exception, tol
 async def test_send_says_that_the_worker_is_paused(
     launcher: Launcher, amqp_url: str, canaries: Canaries, service: Service
 ) -> None:
-    """While it waits, and at the end, `send --wait` says that the worker is paused, and why."""
+    """While it waits, and at the end, `send --wait` says that the worker is paused, and why.
+
+    Takes the 6 s for which `send` waits.
+    """
     queue = unique("paused")
     settings: dict[str, object] = {
         "rabbitmq.url": amqp_url,
@@ -655,7 +661,10 @@ async def test_listen_needs_permission(managed_broker: Broker) -> None:
 
 
 async def test_send_needs_permission(managed_broker: Broker, canaries: Canaries) -> None:
-    """`send` as a user that may not says what the user lacks, and ends with 1."""
+    """`send` as a user that may not says what the user lacks, and ends with 1.
+
+    Takes seconds: three calls of `rabbitmqctl`, and two starts of the program.
+    """
     user, queue = uuid.uuid4().hex, unique("outbound")
     managed_broker.ctl("add_user", user, "secret")
     managed_broker.ctl("set_permissions", user, "^$", "^$", "^$")
@@ -677,7 +686,10 @@ async def test_send_needs_permission(managed_broker: Broker, canaries: Canaries)
 async def test_listen_tells_the_end_of_its_connection(
     launcher: Launcher, managed_broker: Broker
 ) -> None:
-    """A `listen` whose connection the broker ends says so and ends with 1."""
+    """A `listen` whose connection the broker ends says so and ends with 1.
+
+    Takes seconds: `rabbitmqctl` ends the connection.
+    """
     exchange = unique("events")
     async with open_amqp(managed_broker.url) as admin:
         await admin.channel.declare_exchange(exchange, "topic", durable=True)

@@ -615,7 +615,10 @@ async def _until_moved(graveyard: Graveyard, count: int) -> None:
 
 
 async def test_a_killed_replay_loses_nothing(graveyard: Graveyard, launcher: Launcher) -> None:
-    """Killed three times, then run to its end: all 1,000 are there, doubles have one key."""
+    """Killed three times, then run to its end: all 1,000 are there, doubles have one key.
+
+    Takes four runs of the program.
+    """
     ids = await graveyard.fill(1000)
     command = ("dlq", "replay", "--yes", "--rate", "1000")
     for moved in (200, 450, 700):

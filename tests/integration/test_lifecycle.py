@@ -694,7 +694,10 @@ async def test_a_stuck_event_loop_is_not_alive(
     monkeypatch: pytest.MonkeyPatch,
     role: str,
 ) -> None:
-    """A role whose event loop is stuck gives no probe an answer, and does again afterwards."""
+    """A role whose event loop is stuck gives no probe an answer, and does again afterwards.
+
+    Takes the 5 s that a probe waits for its answer.
+    """
     (tmp_path / "sitecustomize.py").write_text(STICKS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     settings = _worker_settings(session_service, canaries, unique("stuck"))

@@ -60,6 +60,8 @@ async def test_the_user_may_do_its_work_and_no_more(
 
     It creates nothing else, and what it only verifies it can neither read nor delete, but for dead
     letters, which the operators' commands read and send again.
+
+    Takes seconds: `rabbitmqctl` makes the user, and roles are started as it.
     """
     settings, admin_url, user_url = login(broker, mode, tmp_path)
     topology = topology_of(settings)

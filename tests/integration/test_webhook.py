@@ -731,7 +731,10 @@ async def test_a_secret_that_is_gone_is_refused(file_line: FileLine, rotated: li
 
 
 async def test_an_empty_secret_file_changes_nothing(file_line: FileLine) -> None:
-    """A file that becomes empty leaves the last good secret in use."""
+    """A file that becomes empty leaves the last good secret in use.
+
+    Takes up to 5 s: so often are secrets read again.
+    """
     last = file_line.secrets[0]
     await eventually(lambda: file_line.accepts(last), what="the last secret", seconds=15)
     failed = "sms_bridge_secret_reloads_total"

@@ -662,6 +662,8 @@ async def test_a_fault_of_the_set_up_is_waited_for(
     """A fault of the set-up pauses the worker, which probes until it is mended, and burns nothing.
 
     The worker here gives a message three attempts.
+
+    Takes the seconds between three probes, each wait twice as long as the one before.
     """
     request = line.request()
     pauses = "sms_bridge_worker_pauses_total"

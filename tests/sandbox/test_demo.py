@@ -19,7 +19,10 @@ NAMES = {"WORKER__QUEUE": "demo.outbound", "WEBHOOK__QUEUE": "demo.inbound"}
 
 @pytest.mark.slow
 def test_the_demo_accounts_for_every_message() -> None:
-    """A short demo ends with exit code 0 and says that nothing is unaccounted for."""
+    """A short demo ends with exit code 0 and says that nothing is unaccounted for.
+
+    Takes a whole demo: a broker, four processes and all messages.
+    """
     command = [sys.executable, "-m", "bridge", "demo", "--messages", "50", "--events", "20"]
 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
