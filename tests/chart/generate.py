@@ -13,12 +13,14 @@ from typing import Any
 
 import yaml
 
+from bridge.config.presets import PRESETS, preset_settings
 from tests.chart.rendering import CHART, CI, render
 
 README = CHART / "README.md"
 METADATA = CHART / "Chart.yaml"
 LICENSE = CHART / "LICENSE"
 RUNBOOKS = CHART / "files" / "runbooks.yaml"
+SMS_APIS = CHART / "files" / "sms-apis.yaml"
 PROJECT = CHART.parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 MAX_DEFAULT = 60
@@ -97,6 +99,16 @@ def runbooks() -> str:
     return "\n".join(lines) + "\n"
 
 
+def sms_apis() -> str:
+    """Make files/sms-apis.yaml: the address of each preset's service, as far as it has one for all.
+
+    Without one the chart asks for it.
+    """
+    lines = ["# Made of the presets of sms_api by `make chart-files`."]
+    lines += [f"{name}: {json.dumps(preset_settings(name)['base_url'] or '')}" for name in PRESETS]
+    return "\n".join(lines) + "\n"
+
+
 def golden(name: str) -> str:
     """Render an example in a form that shows every change of an object in a review.
 
@@ -117,7 +129,13 @@ def golden(name: str) -> str:
 def files_of_the_chart() -> dict[Path, str]:
     """Make every generated file that is part of the chart, by path."""
     licence = (PROJECT / "LICENSE").read_text()
-    return {README: readme(), METADATA: metadata(), RUNBOOKS: runbooks(), LICENSE: licence}
+    return {
+        README: readme(),
+        METADATA: metadata(),
+        RUNBOOKS: runbooks(),
+        SMS_APIS: sms_apis(),
+        LICENSE: licence,
+    }
 
 
 def goldens() -> dict[Path, str]:

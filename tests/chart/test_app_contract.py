@@ -320,6 +320,20 @@ def test_the_app_gets_the_values_of_the_full_example(tmp_path: Path) -> None:
     assert settings.webhook.queue is None
 
 
+def test_a_service_without_a_login_needs_no_secret(tmp_path: Path) -> None:
+    """Where nothing is sent to log in, no key is asked for, mounted or named."""
+    values = merged(
+        MINIMAL,
+        nested("smsApi.existingSecret", ""),
+        nested("config.sms_api.auth.scheme", "none"),
+    )
+    settings = settings_from(values, tmp_path)
+    mounted = secret_files(deployment(values, "worker")["spec"]["template"])
+
+    assert settings.sms_api.key_file is None
+    assert not [path for path in mounted if "sms-api" in path]
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_files_in_the_config_are_mounted(role: str) -> None:
     """Every secret file that the config names for a role is one that its pod mounts."""

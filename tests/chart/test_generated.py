@@ -9,11 +9,13 @@ from tests.chart.generate import (
     PROJECT,
     README,
     RUNBOOKS,
+    SMS_APIS,
     changes,
     golden,
     metadata,
     readme,
     runbooks,
+    sms_apis,
 )
 from tests.chart.rendering import CI
 
@@ -31,6 +33,11 @@ def test_the_metadata_has_the_icon_and_the_changes() -> None:
 def test_the_chart_brings_the_runbooks() -> None:
     """Each alert leads to its section of docs/runbooks.md, as it is there."""
     assert RUNBOOKS.read_text() == runbooks()
+
+
+def test_the_chart_knows_the_addresses_that_presets_know() -> None:
+    """Where a preset knows its service's address the chart does, and asks for no other's."""
+    assert SMS_APIS.read_text() == sms_apis()
 
 
 def test_a_change_of_the_chart_is_found_in_the_change_log() -> None:

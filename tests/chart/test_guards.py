@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from bridge.app import CLOSE_SECONDS
+from bridge.config.presets import PRESETS, Preset, preset_settings
+from tests.chart.generate import documented_values
 from tests.chart.rendering import CHART, MINIMAL, RenderError, Values, merged, nested, render
 
 # Marks a switch that needs more to be complete.
@@ -69,6 +71,10 @@ def test_defaults_alone_name_what_is_missing() -> None:
         ),
         (nested("smsApi.baseUrl", ""), "smsApi.baseUrl is empty"),
         (nested("smsApi.existingSecret", ""), "--from-literal=key=..."),
+        (
+            nested("smsApi", {"existingSecret": "", "secretKeys": {"username": "user"}}),
+            "--from-literal=key=... --from-literal=user=...",
+        ),
         (nested("webhookSecrets.existingSecret", ""), "--from-literal=current=..."),
         (nested("webhook.containerPort", 9090), "metrics must not be public"),
         (
@@ -96,6 +102,18 @@ def test_defaults_alone_name_what_is_missing() -> None:
         (
             {"existingConfigMap": "mine", "config": {"log": {"level": "debug"}}},
             "config and existingConfigMap are both set",
+        ),
+        (
+            merged(nested("smsApi.preset", "twilio"), nested("config.sms_api.preset", "telnyx")),
+            "smsApi.preset and config.sms_api.preset are both set",
+        ),
+        (
+            merged(nested("smsApi.account", "AC1"), nested("config.sms_api.account", "AC2")),
+            "smsApi.account and config.sms_api.account are both set",
+        ),
+        (
+            nested("config.sms_api.auth.username_file", "/x"),
+            "config.sms_api.auth.username_file is set by the chart: use smsApi.secretKeys.username",
         ),
         # What the chart sets itself.
         (
@@ -288,6 +306,26 @@ def test_values_that_cannot_work_are_refused(values: Values, sentence: str) -> N
     assert str(caught.value).count("\n- ") == 1
 
 
+@pytest.mark.parametrize("way", ["smsApi.preset", "config.sms_api.preset"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_an_address_is_asked_for_where_the_preset_knows_none(preset: Preset, way: str) -> None:
+    """smsApi.baseUrl may be left out where the preset has it; else the error names the preset."""
+    values = merged(MINIMAL, nested("smsApi.baseUrl", ""), nested(way, preset))
+    if preset_settings(preset)["base_url"] is not None:
+        assert render(values)
+    else:
+        with pytest.raises(RenderError, match=rf"baseUrl is empty.* the preset {preset} does not"):
+            render(values)
+
+
+def test_the_comment_names_the_presets_without_an_address() -> None:
+    """What values.yaml says of smsApi.baseUrl is true of every preset."""
+    (comment,) = (c for path, _, c in documented_values() if path == "smsApi.baseUrl")
+    without = [name for name in PRESETS if preset_settings(name)["base_url"] is None]
+
+    assert comment.endswith(f": {' and '.join(without)} do not")
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
@@ -355,6 +393,7 @@ def test_files_that_cannot_be_read_are_refused(name: str, text: str, tmp_path: P
         (nested("rabbitmq.hosts", ["rabbitmq:5672"]), "hosts"),
         (nested("rabbitmq.hosts", [""]), "hosts"),
         (nested("rabbitmq.hosts", ["one", "one"]), "hosts"),
+        (nested("smsApi.preset", "twillio"), "preset"),
         (nested("smsApi.baseUrl", "https://user:secret@sms.example.com"), "baseUrl"),
         (nested("worker.keda.managementUrl", "http://user:secret@r:15672"), "managementUrl"),
         (nested("worker.keda.scalingModifiers", {"formula": "backlog"}), "target"),

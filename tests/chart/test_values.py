@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from bridge.config.presets import PRESETS
 from tests.chart.generate import documented_values
 from tests.chart.rendering import CHART, CI, MINIMAL, Values, leaves, merged, nested, render_files
 
@@ -88,6 +89,7 @@ FLIPS: dict[str, Any] = {
     "serviceAccount.create": False,
     "config": {"log": {"level": "debug"}},
     "rabbitmq.hosts": ["one", "two"],
+    "smsApi.preset": "telnyx",
     "smsApi.baseUrl": "https://other.example.com",
     "webhookSecrets.secretKeys": ["current", "next"],
     "externalSecrets.apiVersion": "external-secrets.io/v1beta1",
@@ -185,6 +187,11 @@ def test_every_value_changes_what_is_rendered(path: str) -> None:
     other = merged(base, nested(path, flipped(path, value_at(base, path))))
 
     assert render_files(other) != rendered(json.dumps(base))
+
+
+def test_the_presets_are_the_apps() -> None:
+    """The schema takes the names of all presets; empty leaves it to `config`, or to the app."""
+    assert SCHEMA["properties"]["smsApi"]["properties"]["preset"]["enum"] == ["", *PRESETS]
 
 
 def test_every_value_has_a_comment() -> None:

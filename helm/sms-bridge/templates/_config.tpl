@@ -12,7 +12,13 @@
 {{- $secrets := include "sms-bridge.secretsDir" . }}
 {{- $set := dict "rabbitmq" (include "sms-bridge.config.rabbitmq" . | fromYaml) "admin" (dict "host" "0.0.0.0" "port" (int $v.admin.port)) }}
 {{- if $v.worker.enabled }}
-{{- $api := dict "base_url" $v.smsApi.baseUrl "timeout_seconds" $v.smsApi.timeoutSeconds "key_file" (printf "%s/sms-api/key" $secrets) }}
+{{- $api := dict "timeout_seconds" $v.smsApi.timeoutSeconds }}
+{{- range $key, $value := dict "preset" $v.smsApi.preset "base_url" $v.smsApi.baseUrl "account" $v.smsApi.account }}
+{{- if $value }}{{ $_ := set $api $key $value }}{{ end }}
+{{- end }}
+{{- $keys := include "sms-bridge.smsApiKeys" . | fromJson }}
+{{- if $keys.key }}{{ $_ := set $api "key_file" (printf "%s/sms-api/key" $secrets) }}{{ end }}
+{{- if $keys.username }}{{ $_ := set $api "auth" (dict "username_file" (printf "%s/sms-api/username" $secrets)) }}{{ end }}
 {{- if $v.smsApi.caSecret.name }}{{ $_ := set $api "ca_file" (printf "%s/sms-api/ca.crt" $secrets) }}{{ end }}
 {{- $_ := set $set "sms_api" $api }}
 {{- $_ := set $set "worker" (dict "shutdown_timeout_seconds" $v.worker.shutdownTimeoutSeconds) }}
@@ -68,6 +74,16 @@ A file that is not ours cannot be merged with the chart's own settings, so these
   value: {{ ternary $value (toJson $value) (kindIs "string" $value) | quote }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* The service whose API is spoken. */}}
+{{- define "sms-bridge.smsApiPreset" -}}
+{{- .Values.smsApi.preset | default (.Values.config.sms_api | default dict).preset | default "generic" }}
+{{- end }}
+
+{{/* Where it is: what is given, or what its preset knows; empty when neither says. */}}
+{{- define "sms-bridge.smsApiUrl" -}}
+{{- .Values.smsApi.baseUrl | default (get (.Files.Get "files/sms-apis.yaml" | fromYaml) (include "sms-bridge.smsApiPreset" .)) }}
 {{- end }}
 
 {{- define "sms-bridge.configMapName" -}}

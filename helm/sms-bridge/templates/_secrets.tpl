@@ -23,6 +23,16 @@ asked for. Takes root and credential (rabbitmq, smsApi or webhookSecrets).
 {{- with .Values.rabbitmq.secretKeys }}{{ list .username .password .host .port | compact | toJson }}{{ end }}
 {{- end }}
 
+{{/* The keys of the Secret that the worker logs in with at the SMS service, by the file of each. */}}
+{{- define "sms-bridge.smsApiKeys" -}}
+{{- $keys := pick .Values.smsApi.secretKeys "username" }}
+{{- $auth := (.Values.config.sms_api | default dict).auth | default dict }}
+{{- if ne ($auth.scheme | default "") "none" }}{{ $keys = .Values.smsApi.secretKeys }}{{ end }}
+{{- $used := dict }}
+{{- range $file, $key := $keys }}{{ if $key }}{{ $_ := set $used $file $key }}{{ end }}{{ end }}
+{{- toJson $used }}
+{{- end }}
+
 {{/* Not empty where the credentials are given to the topology operator rather than made by it. */}}
 {{- define "sms-bridge.importsUser" -}}
 {{- if or .Values.rabbitmq.existingSecret (and .Values.externalSecrets.enabled .Values.externalSecrets.remoteRefs.rabbitmq) }}yes{{ end }}
@@ -92,11 +102,15 @@ root, roles and, in place of the Secret of the bridge's broker user, brokerSecre
 {{- end }}
 {{- end }}
 {{- if has "worker" .roles }}
+{{- with include "sms-bridge.smsApiKeys" .root | fromJson }}
 - secret:
-    name: {{ include "sms-bridge.secretName" (dict "root" .root "credential" "smsApi") | quote }}
+    name: {{ include "sms-bridge.secretName" (dict "root" $.root "credential" "smsApi") | quote }}
     items:
-      - key: {{ $v.smsApi.secretKeys.key | quote }}
-        path: sms-api/key
+      {{- range $file, $key := . }}
+      - key: {{ $key | quote }}
+        path: sms-api/{{ $file }}
+      {{- end }}
+{{- end }}
 {{- with $v.smsApi.caSecret }}
 {{- if .name }}
 - secret:

@@ -35,8 +35,8 @@ rabbitmq.{{ $part }} and rabbitmq.secretKeys.{{ $part }} are both set: which one
 {{- end }}
 {{- end }}
 {{- end }}
-{{- if and .Values.worker.enabled (not .Values.smsApi.baseUrl) }}
-smsApi.baseUrl is empty: the worker needs the address of the SMS service.
+{{- if and .Values.worker.enabled (not (include "sms-bridge.smsApiUrl" .)) }}
+smsApi.baseUrl is empty: the worker needs the address of the SMS service, which the preset {{ include "sms-bridge.smsApiPreset" . }} does not know.
 {{- end }}
 {{- if and .Values.webhook.enabled (eq (int .Values.admin.port) (int .Values.webhook.containerPort)) }}
 admin.port and webhook.containerPort are both {{ .Values.admin.port }}: metrics must not be public.
@@ -45,7 +45,9 @@ admin.port and webhook.containerPort are both {{ .Values.admin.port }}: metrics 
 
 {{- define "sms-bridge.validate.credentials" }}
 {{- $needed := dict "rabbitmq" (include "sms-bridge.rabbitmqKeys" . | fromJsonArray) }}
-{{- if .Values.worker.enabled }}{{ $_ := set $needed "smsApi" (list .Values.smsApi.secretKeys.key) }}{{ end }}
+{{- if .Values.worker.enabled }}
+{{- with include "sms-bridge.smsApiKeys" . | fromJson | values | sortAlpha }}{{ $_ := set $needed "smsApi" . }}{{ end }}
+{{- end }}
 {{- if .Values.webhook.enabled }}{{ $_ := set $needed "webhookSecrets" .Values.webhookSecrets.secretKeys }}{{ end }}
 {{- $e := .Values.externalSecrets }}
 {{- range $credential, $keys := $needed }}
@@ -100,7 +102,16 @@ config.{{ $section }}.{{ $key }} is set by the chart: use {{ $instead }}.
 {{- end }}
 {{- end }}
 {{- end }}
-{{- if contains "@" (get (.Values.config.sms_api | default dict) "proxy" | default "" | toString) }}
+{{- $api := .Values.config.sms_api | default dict }}
+{{- range $key := list "preset" "account" }}
+{{- if and (get $.Values.smsApi $key) (get $api $key) }}
+smsApi.{{ $key }} and config.sms_api.{{ $key }} are both set: which one is meant is never guessed, take one out.
+{{- end }}
+{{- end }}
+{{- if ($api.auth | default dict).username_file }}
+config.sms_api.auth.username_file is set by the chart: use smsApi.secretKeys.username.
+{{- end }}
+{{- if contains "@" (get $api "proxy" | default "" | toString) }}
 config.sms_api.proxy holds a user or a password: a ConfigMap is no place for them.
 {{- end }}
 {{- end }}
