@@ -10,7 +10,7 @@ from typing import Final
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bridge.config.fields import PATTERNS
+from bridge.config.fields import HALF_CHARACTER, PATTERNS
 from bridge.config.settings import known_keys
 from bridge.config.spelling import did_you_mean
 
@@ -20,6 +20,7 @@ MAX_SHOWN_KEY_CHARACTERS: Final = 32
 # Our texts in place of pydantic's, by the type of its error.
 _TEXTS: Final = {
     "string_type": "must be text; a number needs quotes",
+    "string_unicode": HALF_CHARACTER,
     "string_too_short": "must not be empty",
     "string_too_long": "must have at most {max_length} characters",
     "too_short": "must have at least {min_length} in its list",

@@ -4,6 +4,7 @@ What a check raises becomes the text of a fault behind the key's path, so it nev
 """
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -25,6 +26,7 @@ _CODE: Final = r"^[!-~]{1,64}$"
 _PREFIX: Final = r"^[ -~]{0,64}$"
 # A request's path is compared decoded.
 _PATH: Final = r"^/[^?#%{}\s]*$"
+HALF_CHARACTER: Final = "holds half of a surrogate pair; write the whole character"
 # RFC 9110, 5.6.2.
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # A fault tells these words in place of the pattern.
@@ -108,10 +110,27 @@ def _check_exchange_name(name: str) -> str:
     return name if name == "amq.topic" else _check_entity_name(name)
 
 
+def check_whole_characters(value: str) -> str:
+    """Return a text that can be written in UTF-8, or raise ValueError.
+
+    JSON and YAML can write half of a surrogate pair, as an escape.
+    """
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(HALF_CHARACTER) from None
+    return value
+
+
 def _check_path(path: Path) -> Path:
     # Opening it would raise ValueError, where everything else that is wrong raises OSError.
     if "\0" in str(path):
         raise ValueError("must be the path of a file, without the character NUL")
+    try:
+        # Python writes the bytes of a path that are no UTF-8 as half surrogates, which may stay.
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        check_whole_characters(str(path))
     return path
 
 

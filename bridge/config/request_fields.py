@@ -12,13 +12,13 @@ A value is a constant of JSON, or text with placeholders, at any depth of it:
 | `{{` `}}`       | a brace                                                                        |
 """
 
+import json
 import re
 import string
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-from pydantic_core import PydanticSerializationError, to_json
-
+from bridge.config.fields import check_whole_characters
 from bridge.config.spelling import did_you_mean
 from bridge.pointers import split_pointer
 
@@ -119,7 +119,7 @@ def check_fields(fields: Mapping[str, Any], *, is_form: bool) -> None:
         if is_form:
             _check_form_field(pointer, value)
         try:
-            _check_characters({pointer: value})
+            check_whole_characters(json.dumps({pointer: value}, ensure_ascii=False))
             slots |= {slot.name for slot in slots_of(value)}
         except ValueError as error:
             raise ValueError(f"{shown(pointer)}: {error}") from None
@@ -127,14 +127,6 @@ def check_fields(fields: Mapping[str, Any], *, is_form: bool) -> None:
     for needed in ("to", "text"):
         if needed not in slots:
             raise ValueError(f"no field holds {{{needed}}}; say where the service wants it")
-
-
-def _check_characters(field: object) -> None:
-    try:
-        to_json(field)
-    except PydanticSerializationError:
-        # JSON and YAML can write it, as an escape.
-        raise ValueError("holds half of a surrogate pair; write the whole character") from None
 
 
 def _check_form_field(pointer: str, value: object) -> None:

@@ -6,6 +6,7 @@ from typing import Final, assert_never
 from pydantic import SecretStr
 
 from bridge.config import SmsApiSettings
+from bridge.config.fields import check_whole_characters
 from bridge.credentials import Credential, check_header_value
 from bridge.errors import ConfigError
 from bridge.outbound.connection import Header
@@ -83,9 +84,6 @@ def _check_username(key: str, value: str) -> str:
 
 def _check_characters(key: str, value: str) -> str:
     try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(
-            f"{key}: holds half of a surrogate pair; write the whole character"
-        ) from None
-    return value
+        return check_whole_characters(value)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from None

@@ -1,6 +1,7 @@
 """The words of a refusal: the key, what is right, the nearest name, and never a value."""
 
 import json
+import os
 import re
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 
 from bridge.config import Settings
 from bridge.config.fields import PATTERNS
-from tests.config.conftest import CANARY, Faults, env_name, nested
+from tests.config.conftest import CANARY, Faults, Load, env_name, nested
 
+FILES = ("sms_api.key_file", "sms_api.auth.username_file", "sms_api.ca_file")
 PATTERN = re.compile(r'"pattern": "((?:[^"\\]|\\.)*)"')
 
 
@@ -43,6 +45,7 @@ PATTERN = re.compile(r'"pattern": "((?:[^"\\]|\\.)*)"')
         ("log.level", "loud", "must be 'debug', 'info', 'warning' or 'error'"),
         ("sms_api.key_file", 5, "must be the path of a file"),
         ("sms_api.key_file", "\0", "must be the path of a file, without the character NUL"),
+        *((key, "/run/\0", "must be the path of a file, without") for key in FILES),
     ],
 )
 def test_refusal_says_what_to_write(faults: Faults, key: str, value: object, text: str) -> None:
@@ -52,6 +55,25 @@ def test_refusal_says_what_to_write(faults: Faults, key: str, value: object, tex
 
     assert path.startswith(key)
     assert told.startswith(text)
+
+
+@pytest.mark.parametrize("key", [*FILES, "sms_api.account", "sms_api.auth.username"])
+def test_half_a_character_is_refused(faults: Faults, key: str) -> None:
+    """A path or a name that could not be used is a fault of its key, not of whoever uses it."""
+    section, _, rest = key.partition(".")
+    values = json.dumps(nested(rest, "a\ud800"))
+
+    (fault,) = faults(**{f"SMS_BRIDGE_{section.upper()}": values})
+
+    assert fault == f"{key}: holds half of a surrogate pair; write the whole character"
+
+
+def test_path_of_other_bytes_is_a_path(load: Load) -> None:
+    """A path whose bytes are no UTF-8, as the environment gives it, is taken."""
+    path = os.fsdecode(b"/run/\xff")
+    loaded = load(SMS_BRIDGE_SMS_API__KEY_FILE=path)
+
+    assert str(loaded.sms_api.key_file) == path
 
 
 def test_every_pattern_has_its_words() -> None:
