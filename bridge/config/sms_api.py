@@ -133,7 +133,10 @@ class RequestSettings(Section):
 
 
 class AcceptedSettings(Section):
-    """Which answers say yes: their statuses and, where the body decides, the values in it."""
+    """Which answers say yes: their statuses and, where the body decides, the values in it.
+
+    A pointer without values wants nothing but that something stands there, such as an id.
+    """
 
     statuses: Annotated[tuple[Status, ...], List, Field(min_length=1, max_length=20)] = ("2xx",)
     pointer: Pointer | None = None
@@ -141,8 +144,8 @@ class AcceptedSettings(Section):
 
     @model_validator(mode="after")
     def _says_what_means_yes(self) -> "AcceptedSettings":
-        if bool(self.values) != (self.pointer is not None):
-            raise ValueError("pointer and values need each other: where it stands, what means yes")
+        if self.values and self.pointer is None:
+            raise ValueError("values need a pointer that says where they stand")
         return self
 
 

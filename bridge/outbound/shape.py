@@ -96,13 +96,17 @@ class Shape:
             provider_id = _read_id(reply.body, self._id_pointers)
             return Answer(Fate.SENT, "success", "accepted", reply.status, provider_id=provider_id)
         document = _read(reply.body)
-        said = [as_text(value) for value in find_all(document, self._yes_pointer)]
-        if said and self._yes_values.issuperset(said):
+        said = [self._is_yes(value) for value in find_all(document, self._yes_pointer)]
+        if said and all(said):
             return _sent(reply.status, find_id(document, self._id_pointers))
-        if self._yes_values.isdisjoint(said):
+        if not any(said):
             return self._judge_refusal(reply, document)
         code = find_code(document, self._code_pointers, but=self._yes_values)
         return _uncertain(reply.status, "accepted a part of the message only", code)
+
+    def _is_yes(self, value: object) -> bool:
+        text = as_text(value)
+        return text in self._yes_values if self._yes_values else bool(text)
 
     def _judge_refusal(self, reply: Reply, document: Any) -> Answer:  # noqa: ANN401  JSON
         status = reply.status

@@ -246,8 +246,8 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
             "sms_api.response.accepted.statuses.0: must be a status like 202, or 2xx",
         ),
         (
-            {"response": {"accepted": {"pointer": "/ok"}}},
-            "sms_api.response.accepted: pointer and values need each other",
+            {"response": {"accepted": {"values": ["ok"]}}},
+            "sms_api.response.accepted: values need a pointer that says where they stand",
         ),
         ({"error_code_pointers": ["code"]}, "sms_api.error_code_pointers.0: must be a JSON poi"),
     ],

@@ -396,6 +396,28 @@ def test_where_the_body_decides(reply: Reply, fate: str, code: str | None) -> No
 
 
 @pytest.mark.parametrize(
+    ("ids", "fate"),
+    [
+        (["a-1"], "sent"),
+        ([1, 2], "sent"),
+        (["a-1", None], "uncertain"),
+        (["a-1", ""], "uncertain"),
+        ([""], "uncertain"),
+        ([["a-1"]], "uncertain"),
+        ([], "uncertain"),
+    ],
+    ids=str,
+)
+def test_pointer_without_values_wants_something_there(ids: list[object], fate: str) -> None:
+    """Where a service says yes by giving an id, an answer without one is no yes."""
+    prepared = shape(response={"accepted": {"pointer": "/parts/*/id"}})
+    answer = prepared.judge(answered(202, {"parts": [{"id": one} for one in ids]}))
+
+    assert fate_of(answer) == fate
+    assert fate_of(prepared.judge(Reply(202, (), b"<html>"))) == "uncertain"
+
+
+@pytest.mark.parametrize(
     ("fate", "result"),
     [
         ("refused", "rejected"),
