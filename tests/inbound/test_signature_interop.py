@@ -16,11 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slack_sdk.signature import Clock, SignatureVerifier
 from standardwebhooks import Webhook, WebhookVerificationError
-from twilio.request_validator import (  # type: ignore[import-untyped]
-    HMAC_SHA1,
-    HMAC_SHA256,
-    RequestValidator,
-)
+from twilio.request_validator import HMAC_SHA1, HMAC_SHA256, RequestValidator
 
 from bridge.errors import InvalidSignatureError
 from bridge.inbound.schemes import PRESETS, Scheme, decode_secret
