@@ -1,0 +1,129 @@
+"""A service's API that records what it is asked, and answers what it is told; on loopback, by TLS.
+
+It runs in threads of its own, for most clients block while they wait.
+"""
+
+import json
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+# Hangs end here; nothing healthy comes near it.
+GUARD_SECONDS = 10.0
+
+
+class Recorded(NamedTuple):
+    """One request, as it arrived; the names of headers are in lower case."""
+
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def media_type(self) -> str:
+        """What the body is, without its parameters."""
+        return self.headers.get("content-type", "").partition(";")[0].strip()
+
+    @property
+    def document(self) -> Any:
+        """The body, decoded: JSON, or the pairs of a form, sorted, of which none may be twice."""
+        if self.media_type == "application/x-www-form-urlencoded":
+            pairs = parse_qsl(
+                self.body.decode("ascii"), keep_blank_values=True, strict_parsing=True
+            )
+            assert len(pairs) == len(dict(pairs))
+            return sorted(pairs)
+        assert self.media_type == "application/json"
+        return json.loads(self.body)
+
+
+class Told(NamedTuple):
+    """What the stub answers, whatever it is asked."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = {}
+
+
+def in_json(status: int, document: object) -> Told:
+    """Make an answer with a document."""
+    return Told(status, json.dumps(document).encode())
+
+
+class Stub:
+    """The API's `url`, the `requests` that it was sent, and what it answers: `told`."""
+
+    def __init__(self, host: str, certificate: Path) -> None:
+        self.host = host
+        self.url = f"https://{host}"
+        self.certificate = certificate
+        self.requests: list[Recorded] = []
+        self.told = Told(500)
+
+    @property
+    def only(self) -> Recorded:
+        """The one request that was sent since the last call."""
+        (request,) = self.requests
+        self.requests.clear()
+        return request
+
+
+def _handler(stub: Stub) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = GUARD_SECONDS
+
+        def _record(self) -> None:
+            path, _, query = self.path.partition("?")
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            body = self.rfile.read(int(headers.get("content-length", "0")))
+            stub.requests.append(Recorded(self.command, path, query, headers, body))
+            told = stub.told
+            self.send_response(told.status)
+            if told.body:
+                self.send_header("Content-Type", told.content_type)
+            for name, value in told.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(told.body)))
+            # A connection that is kept could carry what is left of one test into the next.
+            self.send_header("Connection", "close")
+            self.end_headers()
+            self.wfile.write(told.body)
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _record  # noqa: N815  http.server's names
+
+        def log_message(self, *args: object) -> None:
+            """Write nothing to stderr."""
+
+    return Handler
+
+
+@contextmanager
+def serving(certificate: Path) -> Iterator[Stub]:
+    """Run a stub with this certificate, whose key is beside it as `key.pem`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, certificate.with_name("key.pem"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    server.daemon_threads = True
+    # The handshake is made by the thread that answers, so that nobody waits for another's.
+    server.socket = context.wrap_socket(
+        server.socket, server_side=True, do_handshake_on_connect=False
+    )
+    stub = Stub(f"127.0.0.1:{server.server_port}", certificate)
+    server.RequestHandlerClass = _handler(stub)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield stub
+    finally:
+        server.shutdown()
+        thread.join(GUARD_SECONDS)
+        server.server_close()
