@@ -54,6 +54,16 @@ DEFAULT_IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 _FIELDS: Final[dict[str, JsonValue]] = {"/to": "{to}", "/from": "{from}", "/text": "{text}"}
 _ERRORS: Final[dict[str, ErrorFate]] = {}
 _PATH: Final = re.compile(r"/(?:[!\"$-z|~]|\{account\})*")
+# Those that the bridge writes itself, and those of one connection (RFC 9110, 7.6.1): twice, or with
+# a secret as their value, they would break the request or show the secret to a proxy.
+_TAKEN_HEADERS: Final = frozenset(
+    (
+        *("accept-encoding", "content-encoding", "content-length", "content-type", "expect"),
+        *("host", "user-agent", "traceparent", "tracestate"),
+        *("connection", "keep-alive", "proxy-authorization", "proxy-connection", "te"),
+        *("trailer", "transfer-encoding", "upgrade"),
+    )
+)
 _STATUS: Final = re.compile("[1-5](?:[0-9][0-9]|xx)")
 _POINTER: Final = re.compile(r"(?:/[^/]*)+")
 
@@ -72,11 +82,18 @@ def _check_path(value: str) -> str:
     return value
 
 
+def _check_free(header: str) -> str:
+    if header.lower() in _TAKEN_HEADERS:
+        raise ValueError(f"{header} is not free to use; name a header that the service reads")
+    return header
+
+
 def _check_idempotency(value: str) -> str:
     kind, _, rest = value.partition(":")
     if value == "none":
         return value
     if kind == "header" and HEADER_NAME.fullmatch(rest):
+        _check_free(rest)
         return value
     if kind == "field" and _POINTER.fullmatch(rest):
         return value
@@ -96,6 +113,7 @@ def _check_status(value: str) -> str:
 
 
 ReadCode = Annotated[ErrorCode, AfterValidator(_check_code)]
+ApiHeader = Annotated[HeaderName, AfterValidator(_check_free)]
 ApiPath = Annotated[str, AfterValidator(_check_path)]
 Idempotency = Annotated[str, AfterValidator(_check_idempotency)]
 Status = Annotated[str, BeforeValidator(write_number), AfterValidator(_check_status)]
@@ -105,7 +123,7 @@ class AuthSettings(Section):
     """How the service knows us: by `sms_api.key`, and for `basic` by a user name beside it."""
 
     scheme: AuthScheme = "bearer"
-    header: HeaderName = "Authorization"
+    header: ApiHeader = "Authorization"
     prefix: Prefix = ""
     username: Name | None = None
     username_file: FilePath | None = None
@@ -176,7 +194,7 @@ class SmsApiSettings(Section):
     auth: AuthSettings = AuthSettings()
     request: RequestSettings = RequestSettings()
     idempotency: Idempotency = f"header:{DEFAULT_IDEMPOTENCY_HEADER}"
-    idempotency_header: HeaderName | None = DEFAULT_IDEMPOTENCY_HEADER
+    idempotency_header: ApiHeader | None = DEFAULT_IDEMPOTENCY_HEADER
     response: ResponseSettings = ResponseSettings()
     message_id_pointers: Annotated[tuple[Pointer, ...], List] = (
         "/id",
@@ -207,6 +225,17 @@ class SmsApiSettings(Section):
 
     @field_validator("idempotency")
     @classmethod
+    def _has_its_own_header(cls, idempotency: str, info: ValidationInfo) -> str:
+        kind, _, header = idempotency.partition(":")
+        auth = info.data.get("auth")
+        if not isinstance(auth, AuthSettings) or auth.scheme == "none":
+            return idempotency
+        if kind == "header" and header.lower() == auth.header.lower():
+            raise ValueError("names the header of sms_api.auth; name another one, or none")
+        return idempotency
+
+    @field_validator("idempotency")
+    @classmethod
     def _has_a_place(cls, idempotency: str, info: ValidationInfo) -> str:
         kind, _, pointer = idempotency.partition(":")
         request = info.data.get("request")
@@ -231,7 +260,7 @@ def _with_one_idempotency(given: dict[str, Any], laid: dict[str, Any]) -> dict[s
     Null sends none. Its own default says nothing: whoever writes it out may mean another preset's.
     """
     name = given.get("idempotency_header", DEFAULT_IDEMPOTENCY_HEADER)
-    if name is not None and not (isinstance(name, str) and HEADER_NAME.fullmatch(name)):
+    if name is not None and not _may_be_named(name):
         return laid
     idempotency = str(laid["idempotency"])
     older = idempotency
@@ -242,8 +271,16 @@ def _with_one_idempotency(given: dict[str, Any], laid: dict[str, Any]) -> dict[s
     if older != idempotency and given.get("idempotency") is not None:
         raise ValueError("idempotency_header is given beside idempotency; leave it out")
     header = older.removeprefix("header:") if older.startswith("header:") else None
-    # What is no name is told as a fault of `idempotency`.
-    shown_name = header if header is None or HEADER_NAME.fullmatch(header) else None
+    # What cannot be one is told as a fault of `idempotency`.
+    shown_name = header if _may_be_named(header) else None
     if older == idempotency:
         return laid | {"idempotency_header": shown_name}
     return laid | {"idempotency": older, "idempotency_header": shown_name}
+
+
+def _may_be_named(header: object) -> bool:
+    return (
+        isinstance(header, str)
+        and HEADER_NAME.fullmatch(header) is not None
+        and header.lower() not in _TAKEN_HEADERS
+    )

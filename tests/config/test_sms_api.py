@@ -259,6 +259,55 @@ def test_key_that_cannot_work(faults: Faults, values: dict[str, Any], told: str)
     assert fault.startswith(told)
 
 
+TAKEN = ("Host", "content-length", "Transfer-Encoding", "Content-Type", "CONNECTION", "traceparent")
+
+
+@pytest.mark.parametrize("header", TAKEN)
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("auth.header", {"auth": {"scheme": "header", "header": "{}"}}),
+        ("idempotency", {"idempotency": "header:{}"}),
+        ("idempotency_header", {"idempotency_header": "{}"}),
+    ],
+)
+def test_header_that_is_not_free(
+    faults: Faults, key: str, values: dict[str, Any], header: str
+) -> None:
+    """A header that would break the request, or go to a proxy, is refused by its key alone."""
+    text = json.dumps(values).replace("{}", header)
+
+    (fault,) = faults({"sms_api": json.loads(text)})
+
+    assert (
+        fault == f"sms_api.{key}: {header} is not free to use; name a header that the service reads"
+    )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"idempotency": "header:AUTHORIZATION"},
+        {"idempotency": "header:X-Key", "auth": {"scheme": "header", "header": "x-key"}},
+        {"preset": "telnyx", "auth": {"scheme": "header", "header": "Idempotency-Key"}},
+    ],
+)
+def test_one_header_for_two_things(faults: Faults, values: dict[str, Any]) -> None:
+    """The login and the idempotency key cannot be in one header."""
+    (fault,) = faults({"sms_api": values})
+
+    assert (
+        fault == "sms_api.idempotency: names the header of sms_api.auth; name another one, or none"
+    )
+
+
+def test_header_that_no_login_uses_is_free(load: Load) -> None:
+    """Without a login there is no header of it in the way."""
+    mine = api(load, idempotency="header:Authorization", auth={"scheme": "none"})
+
+    assert mine.idempotency_header == "Authorization"
+
+
 def test_fault_quotes_no_secret(faults: Faults) -> None:
     """A secret in the wrong place, as pointer or as value, is not quoted."""
     told = faults({"sms_api": {"request": {"fields": {f"/to:{CANARY}": f"{{{CANARY}}}"}}}})

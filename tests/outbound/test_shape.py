@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
@@ -25,6 +26,8 @@ from bridge.pointers import find_id
 
 KEY = "an-api-key"
 REQUEST = {"to": "+4917012345678", "from": "Acme", "text": 'Hi "Ü" & more'}
+# A busy machine may stop for longer than hypothesis grants one example.
+unhurried = hypothesis_settings(deadline=None)
 TRACE = (("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),)
 
 
@@ -71,6 +74,7 @@ def fate_of(answer: Answer) -> str:
 # --- The shape that the bridge was made for -------------------------------------------------------
 
 
+@unhurried
 @given(
     st.fixed_dictionaries(
         {
@@ -233,6 +237,7 @@ def test_account_in_the_path_is_encoded() -> None:
 # --- The body -------------------------------------------------------------------------------------
 
 
+@unhurried
 @given(
     to=st.from_regex(r"\+[1-9][0-9]{3,14}", fullmatch=True),
     text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200),
@@ -463,6 +468,7 @@ def test_code(code: object, read: str) -> None:
     assert shape().judge(answered(400, {"errors": [{"code": code}]})).code == read
 
 
+@unhurried
 @given(st.integers(100, 599), st.recursive(st.none() | st.integers() | st.text(), st.lists))
 def test_any_answer_is_judged(status: int, body: object) -> None:
     """No answer at all raises, and none without a yes counts as sent."""
