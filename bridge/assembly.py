@@ -31,9 +31,10 @@ from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.outcomes import Policy
 from bridge.outbound.pace import Pace
 from bridge.outbound.sender import Sender
+from bridge.outbound.shape import shape_from
 from bridge.outbound.transport import open_transport
 from bridge.outbound.worker import Worker
-from bridge.start_checks import api_shape, broker_login, webhook_secrets
+from bridge.start_checks import broker_login, webhook_secrets
 from bridge.topology.declarations import bridge_topology, dead_queue, name_of, retry_queue
 from bridge.topology.upkeep import Upkeep
 
@@ -110,7 +111,7 @@ class Assembly:
 
     def _make_sender(self, pace: Pace, metrics: WorkerMetrics) -> Sender:
         settings = self._settings.sms_api
-        shape = api_shape(settings)
+        shape = shape_from(settings)
         for secret in shape.login.watched:
             self._secrets.watch("sms_api", secret, pace.renew_key)
         transport = open_transport(settings, max_connections=self._settings.worker.most_in_flight)

@@ -4,11 +4,11 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from bridge.amqp.login import tls_context
-from bridge.config import Role, Settings, SmsApiSettings, WebhookSettings
+from bridge.config import Role, Settings, WebhookSettings
 from bridge.credentials import Credential, load_authorities
 from bridge.errors import ConfigError
 from bridge.inbound.schemes import Scheme, decode_secret, scheme_from
-from bridge.outbound.shape import Shape, shape_from
+from bridge.outbound.shape import shape_from
 
 # What to say of a role that nobody has configured.
 _MISSING: Final[Mapping[Role, str]] = {
@@ -45,7 +45,7 @@ def check_roles(settings: Settings, roles: Collection[Role]) -> dict[Role, str |
     """
     api, webhook = settings.sms_api, settings.webhook
     parts: dict[Role, tuple[object, ...]] = {
-        "worker": (api.base_url, api.key, api.key_file),
+        "worker": (api.base_url, api.preset != "generic", api.key, api.key_file),
         "webhook": (webhook.secrets, webhook.secret_files),
     }
     missing = {role: None if any(parts[role]) else _MISSING[role] for role in roles}
@@ -65,16 +65,6 @@ def broker_login(settings: Settings) -> list[Credential]:
         "rabbitmq.password_file": settings.rabbitmq.password_file,
     }
     return [Credential(key, file=file) for key, file in files.items() if file is not None]
-
-
-def api_shape(settings: SmsApiSettings) -> Shape:
-    """Prepare what the worker posts, with the secrets that it needs.
-
-    Raises ConfigError that says what is missing.
-    """
-    if settings.base_url is None:
-        raise ConfigError(_MISSING["worker"])
-    return shape_from(settings)
 
 
 def webhook_secrets(settings: WebhookSettings, scheme: Scheme) -> list[Credential]:
@@ -105,7 +95,7 @@ def _check_broker_tls(settings: Settings) -> None:
 
 
 def _check_api_shape(settings: Settings) -> None:
-    api_shape(settings.sms_api)
+    shape_from(settings.sms_api)
 
 
 def _check_api_tls(settings: Settings) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from bridge.amqp.connecting import open_connection
-from bridge.config import Role, Settings
+from bridge.config import Role, Settings, SmsApiSettings
+from bridge.config.presets import PRESETS, Preset, needed_settings
 from bridge.errors import BrokerError, ConfigError
 from bridge.inbound.schemes import Scheme
 from bridge.start_checks import check_roles, check_start, webhook_secrets
@@ -179,6 +180,70 @@ def test_a_role_that_nobody_configured_is_told_apart() -> None:
         "worker": "sms_api.base_url: is missing; the worker needs it",
         "webhook": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("api", "told"),
+    [
+        ({"preset": "twilio"}, ["account: is missing; it is the Account SID", "key: is missing; "]),
+        (
+            {"preset": "vonage"},
+            ["account: is missing; it is the API key", "key: is missing; it is"],
+        ),
+        (
+            {"preset": "vonage", "auth": {"username": "u"}, "key": "k", "path": "/{account}"},
+            ["account: is missing; it is the API key"],
+        ),
+        (
+            {"preset": "infobip"},
+            ["base_url: is missing; it is the account's own", "key: is missing; it is the API key"],
+        ),
+        (
+            {"preset": "android-sms-gateway", "key": "k"},
+            ["auth.username: is missing; it is the user name that the app shows"],
+        ),
+        ({"key": "k"}, ["base_url: is missing; the worker needs it"]),
+        ({"base_url": "http://a"}, ["key: is missing; set sms_api.key or sms_api.key_file"]),
+        (
+            {"base_url": "http://a", "key": "k", "auth": {"scheme": "basic"}},
+            ["auth.username: is missing; set it, or sms_api.account"],
+        ),
+        ({"base_url": "http://a", "auth": {"scheme": "none"}}, []),
+        ({"preset": "twilio", "account": "AC1", "key": "k"}, []),
+    ],
+)
+def test_all_that_a_service_needs_is_told_at_once(api: dict[str, Any], told: list[str]) -> None:
+    """What a service lacks is told in one go, each setting with the word that the service has."""
+    settings = Settings.model_validate({"sms_api": api})
+    if not told:
+        assert check_roles(settings, ["worker"]) == {"worker": None}
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_roles(settings, ["worker"])
+
+    assert [
+        fault.startswith(f"sms_api.{says}")
+        for fault, says in zip(caught.value.faults, told, strict=True)
+    ] == [True] * len(told)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_name_what_they_need(preset: Preset) -> None:
+    """The worker starts with what a preset says that it needs, and with nothing less."""
+    needs = needed_settings(preset)
+    given = {key: "https://a.example" if key == "base_url" else "a" for key in needs}
+    if preset == "generic":
+        given = {"base_url": "https://a.example", "key": "k"}
+
+    def start(api: dict[str, str]) -> list[str]:
+        nested = {key: value for key, value in api.items() if "." not in key}
+        user = {"auth": {"username": api["auth.username"]}} if "auth.username" in api else {}
+        return SmsApiSettings.model_validate({"preset": preset, **nested, **user}).missing
+
+    assert start(given) == []
+    for key in given:
+        (fault,) = start({name: value for name, value in given.items() if name != key})
+        assert fault.startswith(f"sms_api.{key}: is missing; {'it is ' if key in needs else ''}")
 
 
 def test_a_secret_that_cannot_be_used_is_told_by_its_setting(tmp_path: Path) -> None:

@@ -43,6 +43,12 @@ def documented_answers(name: Preset) -> Sequence[Mapping[str, Any]]:
     return answers
 
 
+def needed_settings(name: Preset) -> Mapping[str, str]:
+    """Return settings of `sms_api` that the service needs, with what it calls each of them."""
+    needs: Mapping[str, str] = _read(name)["needs"]
+    return needs
+
+
 @functools.cache
 def _read(name: Preset) -> dict[str, Any]:
     text = (files("bridge.config") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")

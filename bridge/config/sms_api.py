@@ -31,7 +31,13 @@ from bridge.config.fields import (
     Secret,
     write_number,
 )
-from bridge.config.presets import PRESETS, Preset, lay_over, preset_settings
+from bridge.config.presets import (
+    PRESETS,
+    Preset,
+    lay_over,
+    needed_settings,
+    preset_settings,
+)
 from bridge.config.request_fields import check_fields, shown, slots_of
 from bridge.config.section import Section, read_section
 from bridge.config.spelling import did_you_mean
@@ -53,6 +59,13 @@ DEFAULT_IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 
 _FIELDS: Final[dict[str, JsonValue]] = {"/to": "{to}", "/from": "{from}", "/text": "{text}"}
 _ERRORS: Final[dict[str, ErrorFate]] = {}
+# Where no preset knows what the service calls a setting.
+_REMEDIES: Final = {
+    "base_url": "the worker needs it",
+    "account": "it is the {account} in sms_api.path",
+    "auth.username": "set it, or sms_api.account, whose default it is",
+    "key": "set sms_api.key or sms_api.key_file",
+}
 _PATH: Final = re.compile(r"/(?:[!\"$-z|~]|\{account\})*")
 # Those that the bridge writes itself, and those of one connection (RFC 9110, 7.6.1): twice, or with
 # a secret as their value, they would break the request or show the secret to a proxy.
@@ -252,6 +265,25 @@ class SmsApiSettings(Section):
     def knows_repeats(self) -> bool:
         """Whether the service can tell a repeat of a request from another one."""
         return self.idempotency != "none"
+
+    @property
+    def missing(self) -> list[str]:
+        """A fault for each setting that the worker needs and nobody has given."""
+        auth, words = self.auth, needed_settings(self.preset)
+        has_username = auth.username or auth.username_file or self.account
+        is_missing = {
+            "base_url": self.base_url is None,
+            "account": "{account}" in self.path and self.account is None,
+            "auth.username": auth.scheme == "basic" and not has_username,
+            "key": auth.scheme != "none" and self.key is None and self.key_file is None,
+        }
+        if is_missing["auth.username"] and "account" in words:
+            # Which is its default, and what this service calls it by.
+            is_missing |= {"account": True, "auth.username": False}
+        told = _REMEDIES | {key: f"it is {words[key]}" for key in words if key != "key"}
+        if "key" in words:
+            told["key"] = f"it is {words['key']}; {_REMEDIES['key']}"
+        return [f"sms_api.{key}: is missing; {told[key]}" for key in told if is_missing[key]]
 
 
 def _with_one_idempotency(given: dict[str, Any], laid: dict[str, Any]) -> dict[str, Any]:

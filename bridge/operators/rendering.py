@@ -13,8 +13,7 @@ from bridge.outbound.connection import Header, Reply
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Fate, PauseReason
 from bridge.outbound.request import parse_request
-from bridge.outbound.shape import Shape
-from bridge.start_checks import api_shape
+from bridge.outbound.shape import Shape, shape_from
 
 # Stands for the message_id of a request.
 MESSAGE_ID: Final = "the-message-id"
@@ -46,7 +45,7 @@ def render(settings: Settings, body: str) -> Rendering:
 
     Raises ConfigError when the body is no send request, or the worker could not start.
     """
-    shape = api_shape(settings.sms_api)
+    shape = shape_from(settings.sms_api)
     envelope = Envelope(
         key=MESSAGE_ID, message_id=MESSAGE_ID, published_at=None, first_delivered_at=0
     )

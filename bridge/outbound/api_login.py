@@ -17,7 +17,7 @@ _NOTHING: Final = SecretStr("")
 class ApiLogin:
     """The key of the SMS API, with a user name where the service wants one, and their header.
 
-    Raises ConfigError that names the setting when a secret is missing or cannot stand in a header.
+    Raises ConfigError that names the setting when a secret cannot be read, or stand in a header.
     """
 
     def __init__(self, settings: SmsApiSettings) -> None:
@@ -67,12 +67,8 @@ def _username(settings: SmsApiSettings) -> Credential:
     if auth.username_file is not None:
         name, file = "sms_api.auth.username_file", auth.username_file
         return Credential(name, file=file, check=_check_username)
-    username = auth.username or settings.account
-    if username is None:
-        raise ConfigError(
-            "sms_api.auth.username: is missing; set it, or sms_api.account, whose default it is"
-        )
-    return Credential("sms_api.auth.username", value=SecretStr(username), check=_check_username)
+    username = SecretStr(auth.username or settings.account or "")
+    return Credential("sms_api.auth.username", value=username, check=_check_username)
 
 
 def _check_username(key: str, value: str) -> str:

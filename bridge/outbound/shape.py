@@ -133,19 +133,17 @@ class Shape:
 def shape_from(settings: SmsApiSettings) -> Shape:
     """Prepare the shape that settings describe, with the secrets that it needs.
 
-    Raises ConfigError that names the setting when something is missing or cannot be used.
+    Raises ConfigError that names each setting that is missing, or one that cannot be used.
     """
+    if settings.missing:
+        raise ConfigError(*settings.missing)
     return Shape(settings, ApiLogin(settings))
 
 
 def url_of(settings: SmsApiSettings) -> str:
-    """Return where requests are posted to; raises ConfigError when the account is missing."""
-    path = settings.path
-    if "{account}" in path:
-        if settings.account is None:
-            raise ConfigError("sms_api.account: is missing; it is the {account} in sms_api.path")
-        path = path.replace("{account}", quote(settings.account, safe=""))
-    return f"{settings.base_url}{path}"
+    """Return where requests are posted to."""
+    account = quote(settings.account or "", safe="")
+    return f"{settings.base_url}{settings.path.replace('{account}', account)}"
 
 
 def _statuses(written: Sequence[str]) -> frozenset[int]:

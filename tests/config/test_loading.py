@@ -7,7 +7,8 @@ import pytest
 from bridge.config import load_settings
 from bridge.errors import ConfigError
 from bridge.inbound.schemes import scheme_from
-from bridge.start_checks import api_shape, webhook_secrets
+from bridge.outbound.shape import shape_from
+from bridge.start_checks import webhook_secrets
 from tests.config.conftest import Faults, Load
 
 
@@ -108,7 +109,7 @@ def test_key_file_overrides_key(load: Load, tmp_path: Path) -> None:
         SMS_BRIDGE_SMS_API__KEY="from-environment",
     )
 
-    assert api_shape(loaded.sms_api).login.key.current == "from-key-file"
+    assert shape_from(loaded.sms_api).login.key.current == "from-key-file"
 
 
 @pytest.mark.parametrize(("key", "setting"), [("a b", "key"), (None, "key_file")])
@@ -120,7 +121,7 @@ def test_fault_of_the_api_key_names_the_setting_that_gave_it(
     api = {"base_url": "https://api.example.com", "key": key, "key_file": file}
 
     with pytest.raises(ConfigError, match=rf"^sms_api\.{setting}: "):
-        api_shape(load({"sms_api": api}).sms_api)
+        shape_from(load({"sms_api": api}).sms_api)
 
 
 def test_environment_key_overrides_file_key(load: Load) -> None:
@@ -130,7 +131,7 @@ def test_environment_key_overrides_file_key(load: Load) -> None:
         SMS_BRIDGE_SMS_API__KEY="from-environment",
     )
 
-    assert api_shape(loaded.sms_api).login.key.current == "from-environment"
+    assert shape_from(loaded.sms_api).login.key.current == "from-environment"
 
 
 def test_secret_files_override_secrets(load: Load, tmp_path: Path) -> None:

@@ -40,12 +40,16 @@ def judge_repeats(set_up: SetUp) -> list[Finding]:
     api, worker = set_up.settings.sms_api, set_up.settings.worker
     if "worker" not in set_up.roles or api.knows_repeats:
         return []
-    text = "it takes no idempotency key, so that a repeat may be a second text"
+    text = (
+        "takes no idempotency key (sms_api.idempotency is none), so what is sent again may be a "
+        f"second text; worker.on_uncertain is {worker.on_uncertain}: a message that may have been "
+        "sent becomes"
+    )
     if worker.on_uncertain == "park":
-        text = f"{text}; worker.on_uncertain is park: what is uncertain is a dead letter at once"
-        return [Finding("SMS API", "ok", text)]
+        return [Finding("SMS API", "ok", f"{text} a dead letter `uncertain` and is not repeated")]
+    times = worker.max_uncertain_attempts
     fix = "set worker.on_uncertain to park, or leave it out"
-    return [Finding("SMS API", "warn", f"{text}; worker.on_uncertain is retry", fix)]
+    return [Finding("SMS API", "warn", f"{text} up to {times} texts", fix)]
 
 
 async def check_sms_api(set_up: SetUp) -> list[Finding]:
