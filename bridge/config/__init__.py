@@ -11,15 +11,15 @@ from bridge.config.settings import (
     RateLimitSettings,
     Role,
     Settings,
-    SignatureSettings,
     TopologyMode,
-    WebhookSettings,
     WorkerSettings,
 )
 from bridge.config.sms_api import RequestSettings, SmsApiSettings
+from bridge.config.webhook import EndpointSettings, SignatureSettings, WebhookSettings
 
 __all__ = [
     "ENV_PREFIX",
+    "EndpointSettings",
     "OnUncertain",
     "RabbitMQSettings",
     "RateLimitSettings",

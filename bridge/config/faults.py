@@ -26,6 +26,7 @@ _TEXTS: Final = {
     "too_short": "must have at least {min_length} in its list",
     "too_long": "must have at most {max_length} in its list",
     "tuple_type": "must be a list",
+    "missing": "is missing; write it",
     "int_type": "must be a whole number",
     "int_parsing": "must be a whole number",
     "int_parsing_size": "must be a smaller number",
@@ -104,7 +105,9 @@ def unknown_key(path: Sequence[str], place: str) -> str:
     """Say that there is no such key; `place` stands for its path when that must not be quoted."""
     *sections, key = path
     prefix = "".join(f"{section}." for section in sections)
-    siblings = [name.removeprefix(prefix) for name in known_keys() if name.startswith(prefix)]
+    place_in = "".join("*." if section.isdecimal() else f"{section}." for section in sections)
+    known = known_keys(in_lists=True)
+    siblings = [name.removeprefix(place_in) for name in known if name.startswith(place_in)]
     meant = did_you_mean(key, siblings, prefix)
     subject = f"{prefix}{key}" if may_be_shown(key, is_known=bool(meant)) else place
     return f"{subject}: unknown key{meant}"

@@ -18,7 +18,8 @@ MAX_RETRY_DELAY_SECONDS: Final = 3650 * 86400
 # AMQP has 255 for a name, and retry queues put their delay behind it.
 MAX_NAME_BYTES: Final = 200
 
-_POINTER: Final = r"^(/[^/]*)+$"
+# RFC 6901: behind ~ stands 0 or 1.
+_POINTER: Final = r"^(/([^/~]|~[01])*)+$"
 _SENDER: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
 _FORMAT: Final = r"^(plain|kv|list|prefix:[!-~]{1,32})$"
 _SIGNED: Final = r"\{(body|url)\}"
@@ -29,6 +30,8 @@ _PATH: Final = r"^/[^?#%{}\s]*$"
 HALF_CHARACTER: Final = "holds half of a surrogate pair; write the whole character"
 # RFC 9110, 5.6.2.
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+# What may be a routing key of a type, and a label.
+EVENT_TYPE: Final = re.compile(r"(?=.{1,120}\Z)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 # A fault tells these words in place of the pattern.
 PATTERNS: Final = {
     _POINTER: "must be a JSON pointer like /data/id",
@@ -140,6 +143,21 @@ def _check_header_name(value: str) -> str:
     return value
 
 
+def _check_event_type(value: str) -> str:
+    if not EVENT_TYPE.fullmatch(value):
+        raise ValueError(
+            "must be a routing key like message.received: at most 120 letters, digits, - and _, "
+            "with dots between"
+        )
+    return value
+
+
+def _check_event_pointer(value: str) -> str:
+    if "*" in value.split("/"):
+        raise ValueError("cannot lead to each member of a list; write the first, like /results/0")
+    return value
+
+
 # In seconds, once it is read.
 Duration = Annotated[float, BeforeValidator(parse_duration), Field(gt=0, allow_inf_nan=False)]
 RetryDelay = Annotated[Duration, AfterValidator(_check_retry_delay)]
@@ -152,6 +170,8 @@ QueueName = Annotated[Name, AfterValidator(_check_entity_name)]
 ExchangeName = Annotated[Name, AfterValidator(_check_exchange_name)]
 HeaderName = Annotated[str, AfterValidator(_check_header_name)]
 Pointer = Annotated[str, StringConstraints(pattern=_POINTER)]
+EventPointer = Annotated[Pointer, AfterValidator(_check_event_pointer)]
+EventType = Annotated[str, AfterValidator(_check_event_type)]
 # A service's own, of which many are numbers.
 ErrorCode = Annotated[str, StringConstraints(pattern=_CODE), BeforeValidator(write_number)]
 Prefix = Annotated[str, StringConstraints(pattern=_PREFIX)]

@@ -1,5 +1,6 @@
 """What is known of services: a file for each, with settings of `sms_api` and what it answers.
 
+Under `webhook` it has those of an endpoint that the service calls.
 A preset's settings are the same keys as a user's, which are laid over them: a key that the user
 gives counts, and null leaves it to the preset. `request.fields` is taken as a whole; the codes of
 `response.errors` are added to the preset's.
@@ -9,9 +10,12 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 import yaml
+from pydantic import BeforeValidator
+
+from bridge.config.spelling import did_you_mean
 
 Preset = Literal[
     "generic",
@@ -31,10 +35,27 @@ PRESETS: Final[tuple[Preset, ...]] = get_args(Preset)
 _WHOLE: Final = ("fields",)
 
 
+def _check_preset(value: object) -> object:
+    if value in PRESETS:
+        return value
+    names = ", ".join(PRESETS)
+    meant = did_you_mean(value, PRESETS) if isinstance(value, str) else ""
+    raise ValueError(f"is unknown{meant or f'; there are {names}'}")
+
+
+KnownPreset = Annotated[Preset, BeforeValidator(_check_preset)]
+
+
 def preset_settings(name: Preset) -> dict[str, Any]:
     """Return the settings of `sms_api` that a preset brings along, each of its shape's keys."""
     generic: dict[str, Any] = _read("generic")["sms_api"]
     return generic if name == "generic" else lay_over(generic, _read(name)["sms_api"])
+
+
+def preset_endpoint(name: Preset) -> dict[str, Any]:
+    """Return the settings of a webhook endpoint that a preset brings along."""
+    generic: dict[str, Any] = _read("generic")["webhook"]
+    return lay_over(generic, _read(name).get("webhook") or {})
 
 
 def documented_answers(name: Preset) -> Sequence[Mapping[str, Any]]:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -22,33 +22,23 @@ from bridge.config.fields import (
     Duration,
     ExchangeName,
     FilePath,
-    HeaderName,
     List,
     Name,
-    Pointer,
     Port,
     QueueName,
-    RequestPath,
     RetryDelay,
     Secret,
     SenderName,
-    SignatureFormat,
-    SignedContent,
 )
 from bridge.config.section import Section
 from bridge.config.sms_api import SmsApiSettings
 from bridge.config.urls import BrokerUrls, HttpUrl, mask_url
+from bridge.config.webhook import WebhookSettings
 
 Role = Literal["worker", "webhook"]
 TopologyMode = Literal["declare", "verify", "off"]
 # What becomes of a message that may have been sent: it is sent again with its key, or never.
 OnUncertain = Literal["retry", "park"]
-# How services sign their webhooks.
-Preset = Literal["plain", "github", "stripe", "slack", "shopify", "standard-webhooks", "twilio"]
-Algorithm = Literal["sha256", "sha1", "sha384", "sha512"]
-Encoding = Literal["auto", "hex", "base64", "base64url"]
-TimestampUnit = Literal["s", "ms"]
-SecretEncoding = Literal["utf8", "base64", "hex", "whsec"]
 
 ENV_PREFIX: Final = "SMS_BRIDGE_"
 # Stands for the sender where the service is told none.
@@ -126,62 +116,6 @@ class WorkerSettings(Section):
         return self
 
 
-class SignatureSettings(Section):
-    """How the service signs; a preset sets every knob, and a single knob overrides it."""
-
-    preset: Preset = "plain"
-    header: HeaderName | None = None
-    algorithm: Algorithm | None = None
-    encoding: Encoding | None = None
-    format: SignatureFormat | None = None
-    signed_content: SignedContent | None = None
-    timestamp_from: Name | None = None
-    timestamp_unit: TimestampUnit | None = None
-    tolerance_seconds: Duration | None = None
-    id_header: HeaderName | None = None
-    secret_encoding: SecretEncoding | None = None
-
-
-class WebhookSettings(Section):
-    """From the service's webhooks to the exchange."""
-
-    host: Name = "0.0.0.0"  # noqa: S104  the role exists to be reached
-    port: Port = 8080
-    path: RequestPath = "/webhooks"
-    exchange: ExchangeName = "sms.inbound"
-    queue: QueueName | None = "sms.inbound"
-    secrets: Annotated[tuple[Secret, ...], List, Field(min_length=1, max_length=5)] | None = None
-    secret_files: (
-        Annotated[tuple[FilePath, ...], List, Field(min_length=1, max_length=5)] | None
-    ) = None
-    signature: SignatureSettings = SignatureSettings()
-    event_id_pointers: Annotated[tuple[Pointer, ...], List] = (
-        "/id",
-        "/data/id",
-        "/data/message_id",
-    )
-    repeat_window: Duration = 600
-    event_types: Annotated[tuple[Name, ...], List, Field(max_length=20)] = ("message.received",)
-    public_url: HttpUrl | None = None
-    max_header_bytes: Annotated[int, Field(ge=1024, le=1024 * 1024)] = 16384
-    max_headers: Annotated[int, Field(ge=10, le=10_000)] = 100
-    max_body_bytes: Annotated[int, Field(ge=1, le=16 * 1024 * 1024)] = 262144
-    max_buffered_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
-    max_connections: Annotated[int, Field(ge=1, le=50_000)] = 1024
-    max_in_flight: Annotated[int, Field(ge=1, le=100_000)] = 512
-    response_timeout_seconds: Duration = 2.5
-    body_timeout_seconds: Duration = 10
-    idle_timeout_seconds: Duration = 15
-    keep_alive_seconds: Duration = 75
-    shutdown_timeout_seconds: Duration = 20
-
-    @model_validator(mode="after")
-    def _buffers_hold_a_body(self) -> "WebhookSettings":
-        if self.max_buffered_bytes < self.max_body_bytes:
-            raise ValueError("max_buffered_bytes must not be less than max_body_bytes")
-        return self
-
-
 class AdminSettings(Section):
     """Probes and metrics; port 0 takes any free port and logs it."""
 
@@ -250,6 +184,13 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _endpoints_can_stand(self) -> "Settings":
+        fault = next(self.webhook.endpoint_faults(), None)
+        if fault is not None:
+            raise ValueError(fault)
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -271,10 +212,19 @@ class Settings(BaseSettings):
         return values
 
 
-def known_keys(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[str]:
-    """Yield the path of every section and key, as `worker.queue`."""
+def known_keys(
+    model: type[BaseModel] = Settings, prefix: str = "", *, in_lists: bool = False
+) -> Iterator[str]:
+    """Yield the path of every section and key, as `worker.queue`.
+
+    With `in_lists` those of the members of lists too, as `webhook.endpoints.*.path`.
+    """
     for name, field in model.model_fields.items():
         yield prefix + name
+        is_list = get_origin(field.annotation) is tuple
+        if is_list and not in_lists:
+            continue
+        below = f"{prefix}{name}.*." if is_list else f"{prefix}{name}."
         for option in (field.annotation, *get_args(field.annotation)):
             if isinstance(option, type) and issubclass(option, BaseModel):
-                yield from known_keys(option, f"{prefix}{name}.")
+                yield from known_keys(option, below, in_lists=in_lists)

@@ -33,14 +33,13 @@ from bridge.config.fields import (
 )
 from bridge.config.presets import (
     PRESETS,
-    Preset,
+    KnownPreset,
     lay_over,
     needed_settings,
     preset_settings,
 )
 from bridge.config.request_fields import check_fields, shown, slots_of
 from bridge.config.section import Section, read_section
-from bridge.config.spelling import did_you_mean
 from bridge.config.urls import BaseUrl, ProxyUrl
 from bridge.pointers import is_code
 
@@ -79,14 +78,6 @@ _TAKEN_HEADERS: Final = frozenset(
 )
 _STATUS: Final = re.compile("[1-5](?:[0-9][0-9]|xx)")
 _POINTER: Final = re.compile(r"(?:/[^/]*)+")
-
-
-def _check_preset(value: object) -> object:
-    if value in PRESETS:
-        return value
-    names = ", ".join(PRESETS)
-    meant = did_you_mean(value, PRESETS) if isinstance(value, str) else ""
-    raise ValueError(f"is unknown{meant or f'; there are {names}'}")
 
 
 def _check_path(value: str) -> str:
@@ -198,7 +189,7 @@ class ResponseSettings(Section):
 class SmsApiSettings(Section):
     """The SMS service's REST API; a preset sets all of its shape, and a single key overrides it."""
 
-    preset: Annotated[Preset, BeforeValidator(_check_preset)] = "generic"
+    preset: KnownPreset = "generic"
     base_url: BaseUrl | None = None
     path: ApiPath = "/v1/messages"
     account: Name | None = None

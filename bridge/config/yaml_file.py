@@ -88,6 +88,9 @@ def _know_truth_values(node: yaml.Node) -> None:
 
 
 def _lines_of(node: yaml.Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    if isinstance(node, yaml.SequenceNode):
+        for number, member in enumerate(node.value):
+            yield from _lines_of(member, (*path, str(number)))
     if not isinstance(node, yaml.MappingNode):
         return
     for name, value in node.value:

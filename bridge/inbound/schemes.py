@@ -9,7 +9,13 @@ from types import MappingProxyType
 from typing import Final
 
 from bridge.config import SignatureSettings
-from bridge.config.settings import Algorithm, Encoding, Preset, SecretEncoding, TimestampUnit
+from bridge.config.webhook import (
+    Algorithm,
+    Encoding,
+    SecretEncoding,
+    SignaturePreset,
+    TimestampUnit,
+)
 from bridge.errors import ConfigError
 
 # What `signed_content` may hold besides fixed text.
@@ -54,7 +60,7 @@ class Scheme:
         return 1000 if self.timestamp_unit == "ms" else 1
 
 
-PRESETS: Final[Mapping[Preset, Scheme]] = MappingProxyType(
+PRESETS: Final[Mapping[SignaturePreset, Scheme]] = MappingProxyType(
     {
         "plain": Scheme(header="X-Service-Signature"),
         "github": Scheme(header="X-Hub-Signature-256", encoding="hex", format="prefix:sha256="),
@@ -94,10 +100,13 @@ PRESETS: Final[Mapping[Preset, Scheme]] = MappingProxyType(
 )
 
 
-def scheme_from(settings: SignatureSettings, public_url: str | None) -> Scheme:
+def scheme_from(
+    settings: SignatureSettings, public_url: str | None, *, endpoint: str = "webhook"
+) -> Scheme:
     """Lay the single knobs over the preset; None leaves the preset's value.
 
-    Raises ConfigError with one line for each contradiction.
+    Raises ConfigError with one line for each contradiction; `endpoint` is the key under which the
+    settings stand.
     """
     knobs = settings.model_dump(exclude={"preset"}, exclude_none=True)
     scheme = replace(PRESETS[settings.preset], **knobs, url=public_url)
@@ -107,7 +116,7 @@ def scheme_from(settings: SignatureSettings, public_url: str | None) -> Scheme:
         *_name_faults(scheme),
     ]
     if faults:
-        raise ConfigError(*faults)
+        raise ConfigError(*(f"{endpoint}.{fault}" for fault in faults))
     return scheme
 
 
@@ -115,24 +124,24 @@ def _content_faults(scheme: Scheme) -> Iterator[str]:
     used = set(PLACEHOLDER.findall(scheme.signed_content))
     if set("{}") & set(PLACEHOLDER.sub("", scheme.signed_content)):
         yield (
-            "webhook.signature.signed_content: holds a brace that is not part of "
+            "signature.signed_content: holds a brace that is not part of "
             "{body}, {timestamp}, {id} or {url}; take it out"
         )
     if _TOUCHING_ID.search(scheme.signed_content):
         yield (
-            "webhook.signature.signed_content: needs a fixed character between {id} and the "
+            "signature.signed_content: needs a fixed character between {id} and the "
             "{body} or {url} beside it, or a part of one could be taken for the other"
         )
     needs = (
-        ("timestamp", scheme.timestamp_from, "webhook.signature.timestamp_from", "a header or key"),
-        ("id", scheme.id_header, "webhook.signature.id_header", "the header"),
-        ("url", scheme.url, "webhook.public_url", "the whole address that the service calls"),
+        ("timestamp", scheme.timestamp_from, "signature.timestamp_from", "a header or key"),
+        ("id", scheme.id_header, "signature.id_header", "the header"),
+        ("url", scheme.url, "public_url", "the whole address that the service calls"),
     )
     for name, value, key, remedy in needs:
         if name in used and value is None:
             yield f"{key}: is missing, but the service signs {{{name}}}; set it to {remedy}"
     if "url" in used and scheme.url is not None and not _VISIBLE.fullmatch(scheme.url):
-        yield "webhook.public_url: must be ASCII, percent-encoded as the service calls it"
+        yield "public_url: must be ASCII, percent-encoded as the service calls it"
 
 
 def _timestamp_faults(scheme: Scheme, knobs: Collection[str]) -> Iterator[str]:
@@ -141,20 +150,20 @@ def _timestamp_faults(scheme: Scheme, knobs: Collection[str]) -> Iterator[str]:
         for knob in ("timestamp_unit", "tolerance_seconds"):
             if knob in knobs:
                 yield (
-                    f"webhook.signature.{knob}: does nothing without timestamp_from; "
+                    f"signature.{knob}: does nothing without timestamp_from; "
                     "set that too, or leave this out"
                 )
         return
     if "{timestamp}" not in scheme.signed_content:
         yield (
-            "webhook.signature.signed_content: must hold {timestamp} when there is a "
+            "signature.signed_content: must hold {timestamp} when there is a "
             "timestamp_from, or the time could be forged; without a time start from preset plain"
         )
     if not _TOKEN.fullmatch(source):
-        yield "webhook.signature.timestamp_from: is neither a header name nor a kv key"
+        yield "signature.timestamp_from: is neither a header name nor a kv key"
     elif scheme.format != "kv" and len(source) <= len("ts"):
         yield (
-            "webhook.signature.timestamp_from: is a kv key, but the format is not kv; "
+            "signature.timestamp_from: is a kv key, but the format is not kv; "
             "name a header, or set format: kv"
         )
 
@@ -165,13 +174,13 @@ def _name_faults(scheme: Scheme) -> Iterator[str]:
     lower = [name.lower() for name in names if name is not None]
     if len(set(lower)) != len(lower):
         yield (
-            "webhook.signature.header: is also the header of the id or the timestamp, "
+            "signature.header: is also the header of the id or the timestamp, "
             "or these two are one; name different headers"
         )
     named = scheme.format.removeprefix("prefix:").removesuffix("=")
     if named in DIGEST_BYTES and named != scheme.algorithm:
         yield (
-            f"webhook.signature.format: the prefix says {named}, but the algorithm is "
+            f"signature.format: the prefix says {named}, but the algorithm is "
             f"{scheme.algorithm}; set format to prefix:{scheme.algorithm}="
         )
 
@@ -190,7 +199,7 @@ def decode_secret(scheme: Scheme, secret: str, *, setting: str = "webhook.secret
         # Raised out here, because a decoder's error may hold the secret.
         raise ConfigError(
             f"{setting}: the secret is empty or not {scheme.secret_encoding}; correct it, "
-            "or say in webhook.signature.secret_encoding how it is written"
+            "or say in signature.secret_encoding beside it how it is written"
         )
     return key
 

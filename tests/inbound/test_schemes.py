@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bridge.config import SignatureSettings
-from bridge.config.settings import Preset
+from bridge.config.webhook import SignaturePreset
 from bridge.errors import ConfigError
 from bridge.inbound.schemes import PRESETS, decode_secret, scheme_from
 
@@ -24,7 +24,7 @@ def signature_settings(**knobs: Any) -> SignatureSettings:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_without_contradiction(name: Preset) -> None:
+def test_every_preset_is_without_contradiction(name: SignaturePreset) -> None:
     """A preset alone is a whole scheme; only `twilio` needs the public URL too."""
     assert scheme_from(signature_settings(preset=name), URL) == replace(PRESETS[name], url=URL)
 

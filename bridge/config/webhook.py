@@ -1,0 +1,186 @@
+"""The public port, and the endpoints on it: what a service calls, how it signs, what events are.
+
+The defaults of what describes a service are those of the preset `generic`; `presets` has the
+others.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, model_validator
+
+from bridge.config.fields import (
+    Duration,
+    EventPointer,
+    EventType,
+    ExchangeName,
+    FilePath,
+    HeaderName,
+    List,
+    Name,
+    Port,
+    QueueName,
+    RequestPath,
+    Secret,
+    SignatureFormat,
+    SignedContent,
+)
+from bridge.config.presets import PRESETS, KnownPreset, lay_over, preset_endpoint
+from bridge.config.section import Section, read_section
+from bridge.config.urls import HttpUrl
+
+# How services sign their webhooks.
+SignaturePreset = Literal[
+    "plain", "github", "stripe", "slack", "shopify", "standard-webhooks", "twilio"
+]
+Algorithm = Literal["sha256", "sha1", "sha384", "sha512"]
+Encoding = Literal["auto", "hex", "base64", "base64url"]
+TimestampUnit = Literal["s", "ms"]
+SecretEncoding = Literal["utf8", "base64", "hex", "whsec"]
+
+MAX_ENDPOINTS: Final = 50
+# Where the settings of the default endpoint stand, and those of the others.
+DEFAULT_ENDPOINT: Final = "webhook"
+_OTHERS: Final = "webhook.endpoints"
+
+
+class SignatureSettings(Section):
+    """How the service signs; a preset sets every knob, and a single knob overrides it."""
+
+    preset: SignaturePreset = "plain"
+    header: HeaderName | None = None
+    algorithm: Algorithm | None = None
+    encoding: Encoding | None = None
+    format: SignatureFormat | None = None
+    signed_content: SignedContent | None = None
+    timestamp_from: Name | None = None
+    timestamp_unit: TimestampUnit | None = None
+    tolerance_seconds: Duration | None = None
+    id_header: HeaderName | None = None
+    secret_encoding: SecretEncoding | None = None
+
+
+class EndpointSettings(Section):
+    """A path that one service calls, with its secrets, and where things stand in its events.
+
+    A preset sets what describes the service, and a single key overrides it.
+    """
+
+    path: RequestPath
+    preset: KnownPreset = "generic"
+    secrets: Annotated[tuple[Secret, ...], List, Field(min_length=1, max_length=5)] | None = None
+    secret_files: (
+        Annotated[tuple[FilePath, ...], List, Field(min_length=1, max_length=5)] | None
+    ) = None
+    signature: SignatureSettings = SignatureSettings()
+    event_type_pointers: Annotated[tuple[EventPointer, ...], List] = ("/type",)
+    event_type: EventType | None = None
+    event_id_pointers: Annotated[tuple[EventPointer, ...], List] = (
+        "/id",
+        "/data/id",
+        "/data/message_id",
+    )
+    event_types: Annotated[tuple[Name, ...], List, Field(max_length=20)] = ("message.received",)
+    public_url: HttpUrl | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lay_over_preset(cls, value: object) -> object:
+        given = read_section(value)
+        if not isinstance(given, dict):
+            return given
+        preset = given.get("preset", "generic")
+        if preset not in PRESETS:
+            return given
+        below = preset_endpoint(preset)
+        signature = given.get("signature")
+        if isinstance(signature, dict) and signature.get("preset") is not None:
+            # The preset's knobs belong to its own scheme.
+            below = below | {"signature": {}}
+        return lay_over(below, given)
+
+    @model_validator(mode="after")
+    def _names_its_events(self) -> "EndpointSettings":
+        if not self.event_type_pointers and self.event_type is None:
+            raise ValueError(
+                "event_type_pointers: is empty, and there is no event_type; say where an event's "
+                "type stands, or which one all have"
+            )
+        return self
+
+    @property
+    def has_secrets(self) -> bool:
+        """Whether somebody has given it secrets, and so wants it to be called."""
+        return self.secrets is not None or self.secret_files is not None
+
+    @property
+    def known_types(self) -> tuple[str, ...]:
+        """The types that metrics and logs may name."""
+        constant = () if self.event_type is None else (self.event_type,)
+        return tuple(dict.fromkeys((*self.event_types, *constant)))
+
+
+class WebhookSettings(EndpointSettings):
+    """From the services' webhooks to the exchange: the port, the default endpoint, the others."""
+
+    host: Name = "0.0.0.0"  # noqa: S104  the role exists to be reached
+    port: Port = 8080
+    path: RequestPath = "/webhooks"
+    exchange: ExchangeName = "sms.inbound"
+    queue: QueueName | None = "sms.inbound"
+    endpoints: Annotated[tuple[EndpointSettings, ...], List, Field(max_length=MAX_ENDPOINTS)] = ()
+    repeat_window: Duration = 600
+    max_header_bytes: Annotated[int, Field(ge=1024, le=1024 * 1024)] = 16384
+    max_headers: Annotated[int, Field(ge=10, le=10_000)] = 100
+    max_body_bytes: Annotated[int, Field(ge=1, le=16 * 1024 * 1024)] = 262144
+    max_buffered_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
+    max_connections: Annotated[int, Field(ge=1, le=50_000)] = 1024
+    max_in_flight: Annotated[int, Field(ge=1, le=100_000)] = 512
+    response_timeout_seconds: Duration = 2.5
+    body_timeout_seconds: Duration = 10
+    idle_timeout_seconds: Duration = 15
+    keep_alive_seconds: Duration = 75
+    shutdown_timeout_seconds: Duration = 20
+
+    @model_validator(mode="after")
+    def _buffers_hold_a_body(self) -> "WebhookSettings":
+        if self.max_buffered_bytes < self.max_body_bytes:
+            raise ValueError("max_buffered_bytes must not be less than max_body_bytes")
+        return self
+
+    @property
+    def all_endpoints(self) -> tuple[EndpointSettings, ...]:
+        """Every endpoint that is served; the default one is the first, if it is."""
+        return tuple(self.endpoints_by_key.values())
+
+    @property
+    def endpoints_by_key(self) -> Mapping[str, EndpointSettings]:
+        """Every endpoint that is served, by the key of its settings, as `webhook.endpoints.0`.
+
+        The default one is served when it has secrets, or when there is no other.
+        """
+        default = {} if self.endpoints and not self.has_secrets else {DEFAULT_ENDPOINT: self}
+        return default | {f"{_OTHERS}.{n}": one for n, one in enumerate(self.endpoints)}
+
+    @property
+    def known_types_of_all(self) -> tuple[str, ...]:
+        """The types that metrics and logs may name, of every endpoint."""
+        return tuple(dict.fromkeys(t for one in self.all_endpoints for t in one.known_types))
+
+    def endpoint_faults(self) -> Iterator[str]:
+        """Yield what keeps the endpoints from standing beside each other."""
+        taken: dict[str, str] = {}
+        for key, endpoint in self.endpoints_by_key.items():
+            earlier = taken.setdefault(endpoint.path, key)
+            if earlier != key:
+                yield f"{key}.path: is {earlier}.path too; give each endpoint a path of its own"
+        if DEFAULT_ENDPOINT in self.endpoints_by_key:
+            return
+        default = EndpointSettings(path=type(self).model_fields["path"].default)
+        for name in EndpointSettings.model_fields:
+            if getattr(self, name) != getattr(default, name):
+                yield (
+                    f"{DEFAULT_ENDPOINT}.{name}: is of the default endpoint, which has no secrets "
+                    "and is not served beside the others; set it at an endpoint, or give "
+                    f"{DEFAULT_ENDPOINT}.secret_files"
+                )
