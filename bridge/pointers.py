@@ -84,6 +84,15 @@ def find_id(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN4
     return None
 
 
+def find_text(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
+    """Take the first text that a JSON pointer leads to, of any characters and length."""
+    for pointer in pointers:
+        value = _follow(document, split_pointer(pointer))
+        if isinstance(value, str):
+            return value
+    return None
+
+
 # No phone number, however its digits are grouped: 8 of them with no letter between, or a + before.
 _CODE: Final = re.compile(r"(?=[!-~]{1,64}\Z)(?!.*(?:\+[0-9]|(?:[0-9][^0-9A-Za-z]*){8})).*")
 

@@ -1,15 +1,16 @@
 """What a verified webhook is called: its type, its id, its routing key, its properties."""
 
 import hashlib
-import re
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl
 
 from bridge.amqp.properties import Properties
+from bridge.config import EndpointSettings
+from bridge.config.fields import EVENT_TYPE
 from bridge.http_server.request import Request
 from bridge.inbound.signature import Verified
-from bridge.pointers import NOT_JSON, find_id, read_document
+from bridge.pointers import NOT_JSON, find_id, find_text, read_document
 from bridge.trace import read_trace
 
 EVENT_ID: Final = "sms-bridge-event-id"
@@ -21,12 +22,18 @@ OTHER: Final = "other"
 MAX_SHORT_STRING_BYTES: Final = 255
 # Enough that no two events share a key by chance.
 _REPEAT_KEY_BYTES: Final = 16
+# A form with more is not read.
+MAX_FORM_FIELDS: Final = 1000
 _PERSISTENT: Final = 2
-_ROUTING_KEY: Final = re.compile(r"(?=.{1,120}\Z)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_FORM: Final = "application/x-www-form-urlencoded"
+
+
+class Form(dict[str, str]):
+    """The first value of each field of a form, by its name."""
 
 
 class Event(NamedTuple):
-    """One verified webhook. `type` is None when the body is no object with a string `type`."""
+    """One verified webhook. `type` is None when the endpoint has none and its body names none."""
 
     body: bytes
     is_json: bool
@@ -50,22 +57,47 @@ class Event(NamedTuple):
         return hashlib.blake2b(both, digest_size=_REPEAT_KEY_BYTES).digest()
 
 
-def name_event(body: bytes, verified: Verified, id_pointers: Sequence[str]) -> Event:
+def name_event(
+    body: bytes, content_type: str | None, verified: Verified, endpoint: EndpointSettings
+) -> Event:
     """Read the type and the id of an authentic body, whatever it holds.
 
-    The id is the signed one, or else the first that a pointer finds.
+    The type is the first text that a pointer finds, or else the endpoint's constant; the id is the
+    signed one, or else the first that a pointer finds.
     """
-    document = read_document(body)
-    kind = document.get("type") if isinstance(document, dict) else None
+    document = read_body(body, content_type)
+    kind = find_text(document, endpoint.event_type_pointers)
+    if kind is None:
+        kind = endpoint.event_type
     return Event(
         body=body,
-        is_json=document is not NOT_JSON,
-        type=kind if isinstance(kind, str) else None,
+        is_json=document is not NOT_JSON and type(document) is not Form,
+        type=kind,
         routing_key=_routing_key(kind),
         sha256=hashlib.sha256(body).hexdigest(),
-        event_id=verified.event_id or find_id(document, id_pointers),
+        event_id=verified.event_id or find_id(document, endpoint.event_id_pointers),
         signed_at=verified.timestamp,
     )
+
+
+def read_body(body: bytes, content_type: str | None) -> Any:  # noqa: ANN401  JSON
+    """Read a body as JSON, whatever it is said to be, or as a `Form` when it is said to be one.
+
+    Returns NOT_JSON for all else, and for a form of more than `MAX_FORM_FIELDS`.
+    """
+    document = read_document(body)
+    if document is not NOT_JSON or content_type is None:
+        return document
+    if content_type.partition(";")[0].strip().lower() != _FORM:
+        return document
+    try:
+        fields = parse_qsl(
+            body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS
+        )
+    except ValueError:
+        return NOT_JSON
+    # Backwards, so that the first value of a name stays.
+    return Form(reversed(fields))
 
 
 def properties_of(event: Event, request: Request, *, message_id: str) -> Properties:
@@ -91,11 +123,11 @@ def properties_of(event: Event, request: Request, *, message_id: str) -> Propert
     )
 
 
-def _routing_key(kind: object) -> str:
+def _routing_key(kind: str | None) -> str:
     """Return the type when it may be a routing key, else `other` or `unparsed`."""
-    if not isinstance(kind, str):
+    if kind is None:
         return UNPARSED
-    return kind if _ROUTING_KEY.fullmatch(kind) else OTHER
+    return kind if EVENT_TYPE.fullmatch(kind) else OTHER
 
 
 def _short(text: str | None) -> str | None:

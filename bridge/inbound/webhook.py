@@ -113,7 +113,8 @@ class Receiver:
         """Return the event and its outcome when 200 is the truth; raise RefusedError otherwise."""
         self._metrics.http_size.labels(self._path).observe(len(request.body))
         verified = self._verify(request)
-        event = name_event(request.body, verified, self._settings.event_id_pointers)
+        content_type = request.header(b"content-type")
+        event = name_event(request.body, content_type, verified, self._settings)
         is_new = await self._publish(event, request)
         return event, _outcome(event, is_new=is_new)
 

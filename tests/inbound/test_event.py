@@ -1,22 +1,40 @@
 """What a verified webhook is called: any body has a routing key, and properties that AMQP takes."""
 
 import hashlib
+from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.config import EndpointSettings
 from bridge.http_server.request import Headers, Request
-from bridge.inbound.event import Event, name_event, properties_of
+from bridge.inbound.event import (
+    MAX_FORM_FIELDS,
+    Event,
+    Form,
+    name_event,
+    properties_of,
+    read_body,
+)
 from bridge.inbound.signature import Verified
+from bridge.pointers import NOT_JSON
 
-POINTERS = ("/id", "/data/id")
+FORM = "application/x-www-form-urlencoded"
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-def name(body: bytes, *, event_id: str | None = None) -> Event:
-    """Name a webhook whose signature has this id."""
-    return name_event(body, Verified(0, event_id, 1700000000.0), POINTERS)
+def name(
+    body: bytes,
+    *,
+    event_id: str | None = None,
+    content_type: str | None = "application/json",
+    **endpoint: Any,
+) -> Event:
+    """Name a webhook whose signature has this id, of an endpoint with these settings."""
+    ours = EndpointSettings(path="/webhooks", **endpoint)
+    return name_event(body, content_type, Verified(0, event_id, 1700000000.0), ours)
 
 
 def request(*headers: tuple[bytes, bytes]) -> Request:
@@ -50,6 +68,80 @@ def test_every_body_has_a_routing_key(body: bytes, routing_key: str, kind: str |
     event = name(body)
 
     assert (event.routing_key, event.type) == (routing_key, kind)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b'{"event": "sms.in", "type": "text"}', "sms.in"),
+        (b'{"data": {"event_type": "message.sent"}, "type": "text"}', "message.sent"),
+        (b'{"event": 7, "data": {"event_type": "message.sent"}}', "message.sent"),
+        (b'{"event": null}', "sms.event"),
+        (b'{"type": "text"}', "sms.event"),
+        (b"<event/>", "sms.event"),
+    ],
+    ids=["first", "second", "no-text", "null", "elsewhere", "no-json"],
+)
+def test_the_type_stands_where_the_endpoint_says(body: bytes, kind: str) -> None:
+    """The first pointer that leads to a text has the type; where none does it is the constant."""
+    pointers = ("/event", "/data/event_type")
+    event = name(body, event_type_pointers=pointers, event_type="sms.event")
+
+    assert (event.type, event.routing_key) == (kind, kind)
+
+
+def test_a_form_is_read_and_stays_as_it_is() -> None:
+    """Of a form the first value of each field is read; its bytes and its content type stay."""
+    body = b"MessageStatus=delivered&SmsSid=SM1&SmsSid=SM2&Empty=&Body=a%20b+%C3%A9"
+    told = FORM + "; charset=UTF-8"
+    event = name(
+        body,
+        content_type=told,
+        event_type_pointers=("/MessageStatus",),
+        event_id_pointers=("/SmsSid",),
+    )
+    properties = properties_of(event, request((b"content-type", told.encode())), message_id="m-1")
+
+    assert (event.type, event.event_id, event.body) == ("delivered", "SM1", body)
+    assert properties.content_type == told
+    assert read_body(body, told) == {
+        "MessageStatus": "delivered",
+        "SmsSid": "SM1",
+        "Empty": "",
+        "Body": "a b é",
+    }
+
+
+@pytest.mark.parametrize(
+    "content_type", [None, "text/plain", "application/json", "multipart/form-data; boundary=a"]
+)
+def test_only_what_is_said_to_be_a_form_is_read_as_one(content_type: str | None) -> None:
+    """Any text could be a form, so nothing is taken for one that is not said to be."""
+    assert read_body(b"type=a", content_type) is NOT_JSON
+
+
+def test_json_is_read_whatever_it_is_said_to_be() -> None:
+    """JSON under the content type of a form, as curl sends it, is JSON."""
+    event = name(b'{"type": "a"}', content_type=FORM)
+
+    assert (event.type, event.is_json) == ("a", True)
+
+
+def test_a_form_of_too_many_fields_is_not_read() -> None:
+    """What a form takes in memory is bounded; one with more fields is passed on unread."""
+    most = urlencode([(f"f{number}", "") for number in range(MAX_FORM_FIELDS)]).encode()
+
+    assert len(read_body(most, FORM)) == MAX_FORM_FIELDS
+    assert read_body(most + b"&one=more", FORM) is NOT_JSON
+    assert name(most + b"&type=a", content_type=FORM).routing_key == "unparsed"
+
+
+@given(body=st.binary(max_size=100))
+def test_any_form_is_read_or_not(body: bytes) -> None:
+    """Whatever a form's bytes are, reading them raises nothing."""
+    document = read_body(b"&" + body, FORM)
+
+    assert type(document) is Form
 
 
 def test_the_id_of_the_signature_comes_first() -> None:
