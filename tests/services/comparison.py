@@ -5,10 +5,13 @@ describes, and the transport to the SMS API.
 """
 
 import json
+import re
+import string
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from bridge.amqp.properties import Properties
 from bridge.config import SmsApiSettings, WorkerSettings
@@ -22,6 +25,8 @@ from tests.services.stub import Recorded, Stub, Told, in_json
 
 ACCOUNT = "AC00000000000000000000000000000001"
 SECRET = "a-secret/with+odd=characters"
+# What of a key needs no percent.
+VISIBLE = string.punctuation.replace("%", "")
 # From the ranges that are kept for fiction.
 NUMBER = "+447700900123"
 LONG = "Your code is 123456. Do not tell it to anybody, whoever asks you for it. " * 12
@@ -50,6 +55,8 @@ MESSAGES: Mapping[str, Message] = {
     "another number": Message(to="+15550100123"),
     "no key": Message(key=None),
     "a key with signs": Message(key="a b/ü&=%+"),
+    # As long as AMQP lets a message_id be.
+    "a long key": Message(key="order-7:" + "x" * 247),
 }
 
 # Headers that may differ, each with the reason.
@@ -95,7 +102,9 @@ class Service:
     `send` has the client post a message to the stub, returns the message's id, and raises what the
     client raises, from which `code_of` takes the service's code. `own_headers` are those that the
     client alone sends, by how they begin, and `otherwise` the answers of which we say something
-    else than the client: our fate, and why.
+    else than the client: our fate, and why. `key_in` finds the key in our request, where the
+    service is told one that the client is to send as well; `also` are further answers, and what
+    each is to become.
     """
 
     preset: Preset
@@ -104,6 +113,13 @@ class Service:
     own_headers: Mapping[str, str] = field(default_factory=dict)
     otherwise: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     api: Mapping[str, Any] = field(default_factory=dict)
+    key_in: Callable[[Recorded], str] | None = None
+    also: Mapping[str, tuple[Told, str]] = field(default_factory=dict)
+
+    @property
+    def answers(self) -> dict[str, Told]:
+        """What the service may answer, by what it means."""
+        return answers(self.preset) | {name: told for name, (told, _) in self.also.items()}
 
     def settings(self, stub: Stub) -> SmsApiSettings:
         """Make the settings with which the preset posts to the stub."""
@@ -137,6 +153,8 @@ async def assert_sends_the_same(service: Service, stub: Stub, message: Message) 
     stub.told = in_json(accepted["status"], accepted["body"])
     await send_ours(service, stub, message)
     ours = stub.only
+    if service.key_in is not None:
+        message = message._replace(key=service.key_in(ours))
     service.send(stub, message)
     theirs = stub.only
 
@@ -145,7 +163,7 @@ async def assert_sends_the_same(service: Service, stub: Stub, message: Message) 
 
 async def assert_reads_the_same(service: Service, stub: Stub, name: str) -> None:
     """Fail unless we read in an answer what the client reads, or differ as we want to."""
-    known = answers(service.preset)
+    known = service.answers
     assert service.otherwise.keys() <= known.keys()
     stub.told = known[name]
     answer = await send_ours(service, stub, Message())
@@ -156,11 +174,35 @@ async def assert_reads_the_same(service: Service, stub: Stub, name: str) -> None
         theirs = Verdict(is_sent=False, code=service.code_of(error))
 
     assert len(stub.requests) == 2
+    if name in service.also:
+        assert fate_of(answer) == service.also[name][1]
     if name in service.otherwise:
         assert ours != theirs
-        assert answer.fate.value == service.otherwise[name][0]
+        assert fate_of(answer) == service.otherwise[name][0]
     else:
         assert ours == theirs
+
+
+def fate_of(answer: Answer) -> str:
+    """Write a fate as `response.errors` does."""
+    return f"setup:{answer.pause}" if answer.fate is Fate.SETUP else answer.fate.value
+
+
+async def assert_carries_the_key(
+    service: Service, stub: Stub, message: Message, *, most_characters: int
+) -> None:
+    """Fail unless our request holds the message's key: whole, or another one if it is too long."""
+    assert service.key_in is not None
+    await send_ours(service, stub, message)
+    sent = service.key_in(stub.only)
+    if message.key is None:
+        assert re.fullmatch("[0-9a-f]{32}", sent)
+        return
+    key = quote(message.key, safe=VISIBLE)
+    await send_ours(service, stub, message)
+
+    assert service.key_in(stub.only) == sent
+    assert sent == key if len(key) <= most_characters else len(sent) <= most_characters
 
 
 HTML = b"<!DOCTYPE html><title>Sign in to the network</title>"

@@ -1,0 +1,109 @@
+"""The preset `sinch` against Sinch's own client."""
+
+import pytest
+from sinch import SinchClient
+from sinch.core.clients.retry_configuration import RetryConfiguration
+from sinch.core.enums import RetryPolicy
+from sinch.domains.sms.api.v1.exceptions import SmsException
+
+from tests.services.comparison import (
+    ACCOUNT,
+    MESSAGES,
+    NUMBER,
+    SECRET,
+    Message,
+    Service,
+    assert_carries_the_key,
+    assert_reads_the_same,
+    assert_sends_the_same,
+)
+from tests.services.stub import Recorded, Stub, Told, in_json
+
+
+def send(stub: Stub, message: Message) -> str | None:
+    """Send with the client."""
+    client = SinchClient(
+        service_plan_id=ACCOUNT,
+        sms_api_token=SECRET,
+        sms_region="us",
+        retry_configuration=RetryConfiguration(RetryPolicy.NONE),
+    )
+    client.configuration.sms_domain_with_service_plan_id = stub.url
+    sent = client.sms.batches.send_sms(
+        to=[message.to],
+        from_=message.sender,
+        body=message.text,
+        client_reference=message.key,
+    )
+    batch_id: str | None = sent.id
+    return batch_id
+
+
+def code_of(error: Exception) -> str | None:
+    """Take the code, which the client leaves in the body."""
+    if isinstance(error, SmsException) and isinstance(error.http_response.body, dict):
+        code: str | None = error.http_response.body.get("code")
+        return code
+    return None
+
+
+def key_in(request: Recorded) -> str:
+    """Find the key, which comes back in delivery reports."""
+    key: str = request.document["client_reference"]
+    return key
+
+
+def refusal(status: int, code: str) -> Told:
+    """Make an answer that refuses, with a text that names the number."""
+    return in_json(status, {"code": code, "text": f"{NUMBER} is wrong"})
+
+
+SINCH = Service(
+    "sinch",
+    send,
+    code_of,
+    key_in=key_in,
+    otherwise={
+        "201 without an id": ("uncertain", "the client hands on what has the kind of a batch"),
+        "200 with an error": ("refused", "the client finds no batch, and does not look for a code"),
+        "200 with an unknown error": ("uncertain", "as above; we name the code"),
+        "a code that is a number": ("refused", "what may be a phone number is never a code"),
+    },
+    also={
+        "a batch without its kind": (in_json(201, {"id": "a-batch"}), "sent"),
+        "a batch that has other members": (
+            in_json(201, {"id": "a-batch", "type": "mt_text", "new": {"x": [1]}}),
+            "sent",
+        ),
+        "201 without an id": (in_json(201, {"type": "mt_text", "canceled": False}), "uncertain"),
+        "200 with an error": (refusal(200, "syntax_invalid_json"), "refused"),
+        "200 with an unknown error": (refusal(200, "a_new_code"), "uncertain"),
+        "a member is missing": (refusal(400, "syntax_constraint_violation"), "refused"),
+        "an error in the older form": (
+            in_json(400, {"error": {"code": 400, "message": "x", "status": "InvalidArgument"}}),
+            "refused",
+        ),
+        "a number of another kind": (refusal(403, "illegal_number_type"), "refused"),
+        "no callback URL": (refusal(403, "missing_callback_url"), "setup:misconfigured"),
+        "a code that is a number": (refusal(400, NUMBER), "refused"),
+        "forbidden for a new reason": (refusal(403, "a_new_code"), "ambiguous"),
+    },
+)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_request_is_the_clients(stub: Stub, name: str) -> None:
+    """What we send is what the client sends."""
+    await assert_sends_the_same(SINCH, stub, MESSAGES[name])
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_key_is_the_reference(stub: Stub, name: str) -> None:
+    """The message's key is what delivery reports refer to."""
+    await assert_carries_the_key(SINCH, stub, MESSAGES[name], most_characters=255)
+
+
+@pytest.mark.parametrize("name", SINCH.answers)
+async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
+    """What we read in an answer is what the client reads, but where we want to differ."""
+    await assert_reads_the_same(SINCH, stub, name)
