@@ -3,8 +3,8 @@
 import functools
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json
 
@@ -17,6 +17,8 @@ def read_document(body: bytes) -> Any:  # noqa: ANN401  JSON
     Huge numbers and deep nesting are not refused: an integer too long for an id, and whatever lies
     deeper than `MAX_DEPTH`, is read as None.
     """
+    if not body:
+        return NOT_JSON
     try:
         # A quarter of the time of the standard library's.
         return from_json(body, cache_strings="keys")
@@ -70,58 +72,61 @@ _END_OF_IDS: Final = 10**MAX_ID_DIGITS
 
 
 def find_id(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
-    """Take the first id that a JSON pointer (RFC 6901) leads to.
+    """Take the first id that a pointer leads to.
 
     An id is an integer of at most `MAX_ID_DIGITS` digits or 1 to 255 visible ASCII characters;
     anything else is passed over.
     """
     for pointer in pointers:
-        value = _follow(document, split_pointer(pointer))
-        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _END_OF_IDS:
-            return str(value)
-        if isinstance(value, str) and _ID.fullmatch(value):
-            return value
+        for value in find_all(document, pointer):
+            if isinstance(value, str) and _ID.fullmatch(value):
+                return value
+            if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _END_OF_IDS:
+                return str(value)
     return None
 
 
 def find_text(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
-    """Take the first text that a JSON pointer leads to, of any characters and length."""
+    """Take the first text that a pointer leads to, of any characters and length."""
     for pointer in pointers:
-        value = _follow(document, split_pointer(pointer))
-        if isinstance(value, str):
-            return value
+        for value in find_all(document, pointer):
+            if isinstance(value, str):
+                return value
     return None
 
 
-# No phone number, however its digits are grouped: 8 of them with no letter between, or a + before.
-_CODE: Final = re.compile(r"(?=[!-~]{1,64}\Z)(?!.*(?:\+[0-9]|(?:[0-9][^0-9A-Za-z]*){8})).*")
+# 7 digits with no letter between, or a + before one: no phone number, however it is grouped.
+_LIKE_A_NUMBER: Final = re.compile(r"\+[0-9]|(?:[0-9][^0-9A-Za-z]*){7}")
+_CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NONE: Final[Mapping[str, Collection[str]]] = {}
 
 
 def find_code(
     document: Any,  # noqa: ANN401  JSON
     pointers: Sequence[str],
     *,
-    but: Collection[str] = (),
+    known: Collection[str] = (),
+    but: Mapping[str, Collection[str]] = _NONE,
 ) -> str | None:
-    """Take the first error code that a pointer leads to, of those that are not in `but`.
+    """Take the first error code that a pointer leads to, of `known` or one that looks like a code.
 
-    A code is a number or 1 to 64 visible ASCII characters. What may be a phone number is passed
-    over, and so is anything else: 8 digits with no letter between them, or one behind a `+`. A
-    pointer that ends in `#` means the fragment of the URL that it leads to.
+    That is 1 to 64 letters, digits, `_`, `.` and `-`, and nothing like a phone number; all else is
+    passed over. `but` has, by their pointer, values that are no errors there.
     """
     for pointer in pointers:
-        for found in find_all(document, pointer.removesuffix("#")):
+        no_errors = but.get(pointer, ())
+        for found in find_all(document, pointer):
             code = as_text(found)
-            if code is not None and pointer.endswith("#"):
-                code = code.rpartition("#")[2]
-            if code is not None and code not in but and is_code(code):
+            if code is None or code in no_errors:
+                continue
+            if code in known or (_CODE.fullmatch(code) and not is_like_a_number(code)):
                 return code
     return None
 
 
-def is_code(text: str) -> bool:
-    """Whether a text may be an error code, by the rule of `find_code`."""
-    return _CODE.fullmatch(text) is not None
+def is_like_a_number(text: str) -> bool:
+    """Whether a text may be, or hold, a phone number."""
+    return _LIKE_A_NUMBER.search(text) is not None
 
 
 def as_text(value: object) -> str | None:
@@ -133,23 +138,43 @@ def as_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def find_all(document: Any, pointer: str) -> Iterator[Any]:  # noqa: ANN401  JSON
-    """Yield what a pointer leads to; `*` in it is each member of a list.
+EACH: Final = "*"
+FRAGMENT: Final = "#"
 
-    What is not there, in the document or in one of the members, is None as what is null.
+
+def find_all(document: Any, pointer: str) -> Sequence[Any]:  # noqa: ANN401  JSON
+    """Return what a pointer (RFC 6901) leads to.
+
+    Beyond the RFC, one `*` in it is each member of a list, and a `#` at its end takes the fragment
+    of the URL that it leads to. What is not there, in the document or in one of the members, is
+    None as what is null.
     """
-    found = [document]
-    names = split_pointer(pointer)
-    if "*" in names:
-        at = names.index("*")
-        members = _follow(document, names[:at])
-        found = members if isinstance(members, list) else []
-        names = names[at + 1 :]
-    for one in found:
-        yield _follow(one, names)
+    names, behind, takes_fragment = _way(pointer)
+    found: Sequence[Any] = (_follow(document, names),)
+    if behind is not None:
+        members = found[0] if isinstance(found[0], list) else ()
+        found = [_follow(member, behind) for member in members]
+    return [_fragment(value) for value in found] if takes_fragment else found
+
+
+class _Way(NamedTuple):
+    """Where a pointer leads: to `names`, and behind a star to `behind` in each member there."""
+
+    names: tuple[str, ...]
+    behind: tuple[str, ...] | None
+    takes_fragment: bool
 
 
 @functools.lru_cache(maxsize=256)
+def _way(pointer: str) -> _Way:
+    takes_fragment = pointer.endswith(FRAGMENT)
+    names = split_pointer(pointer.removesuffix(FRAGMENT))
+    if EACH not in names:
+        return _Way(names, None, takes_fragment)
+    at = names.index(EACH)
+    return _Way(names[:at], names[at + 1 :], takes_fragment)
+
+
 def split_pointer(pointer: str) -> tuple[str, ...]:
     """Return the names on a pointer's way, unescaped."""
     return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
@@ -164,3 +189,8 @@ def _follow(document: Any, names: Sequence[str]) -> Any:  # noqa: ANN401  JSON
         else:
             return None
     return document
+
+
+def _fragment(value: object) -> str | None:
+    _, mark, fragment = value.rpartition(FRAGMENT) if isinstance(value, str) else ("", "", "")
+    return fragment if mark else None

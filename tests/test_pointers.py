@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from bridge.pointers import as_text, find_all, find_code
+from bridge.pointers import as_text, find_all, find_code, find_id
 
 DOCUMENT: dict[str, Any] = {
     "code": 7,
     "type": "https://service.example/errors#low-balance",
     "parts": [{"status": "0"}, {"status": None}, {"status": "9"}, {}],
+    "pages": ["https://service.example/#1", "https://service.example/", 5, "#"],
     "a/b": {"~": "x"},
     "nothing": None,
 }
@@ -26,29 +27,51 @@ DOCUMENT: dict[str, Any] = {
         ("/nothing", [None]),
         ("/a~1b/~0", ["x"]),
         ("/parts/9/status", [None]),
+        ("/type#", ["low-balance"]),
+        ("/pages/*#", ["1", None, None, ""]),
     ],
 )
 def test_find_all(pointer: str, found: list[Any]) -> None:
-    """A star stands for each member of a list; a member that lacks the value is told as None."""
+    """A star is each member of a list, a # the fragment there; what is not there is None."""
     assert list(find_all(DOCUMENT, pointer)) == found
 
 
 @pytest.mark.parametrize(
     ("pointers", "but", "code"),
     [
-        (["/code"], (), "7"),
-        (["/missing", "/code"], (), "7"),
-        (["/type#"], (), "low-balance"),
-        (["/parts/*/status"], (), "0"),
-        (["/parts/*/status"], ("0",), "9"),
-        (["/code"], ("7",), None),
-        (["/parts"], (), None),
-        (["/type"], (), "https://service.example/errors#low-balance"),
+        (["/code"], {}, "7"),
+        (["/missing", "/code"], {}, "7"),
+        (["/type#"], {}, "low-balance"),
+        (["/code#"], {}, None),
+        (["/parts/*/status"], {}, "0"),
+        (["/parts/*/status"], {"/parts/*/status": ["0"]}, "9"),
+        (["/parts/*/status"], {"/code": ["0"]}, "0"),
+        (["/code"], {"/code": ["7"]}, None),
+        (["/parts"], {}, None),
+        (["/type"], {}, None),
     ],
 )
-def test_find_code(pointers: list[str], but: tuple[str, ...], code: str | None) -> None:
-    """The first code counts, of those that mean something."""
+def test_find_code(pointers: list[str], but: dict[str, list[str]], code: str | None) -> None:
+    """The first code counts, of those that mean something where they stand."""
     assert find_code(DOCUMENT, pointers, but=but) == code
+
+
+@pytest.mark.parametrize(
+    ("pointer", "found"),
+    [
+        ("/ids/*/id", "b"),
+        ("/ids/1/id", "b"),
+        ("/ids/*", None),
+        ("/page#", "c"),
+        ("/ids/0/id", None),
+        ("/number", "5"),
+    ],
+)
+def test_find_id(pointer: str, found: str | None) -> None:
+    """An id is found by the same pointers as all else: the first that is one."""
+    document = {"ids": [{"id": "a b"}, {"id": "b"}], "page": "https://x.example/#c", "number": 5}
+
+    assert find_id(document, [pointer]) == found
 
 
 @pytest.mark.parametrize(
@@ -60,7 +83,15 @@ def test_find_code(pointers: list[str], but: tuple[str, ...], code: str | None) 
         ("(0170)123-4567", False),
         ("invalid:+49.170.1234567", False),
         ("+4917", False),
-        ("1234567", True),
+        ("1234567", False),
+        ("123-45.67", False),
+        ("123456", True),
+        ("invalid_parameter", True),
+        ("isv.BUSINESS-LIMIT_1", True),
+        ("https://service.example/errors", False),
+        ("Hi!", False),
+        ("a@b", False),
+        ("é", False),
         ("E-1234-5678x", False),
         ("E1234A5678", True),
         ("a b", False),
@@ -69,9 +100,16 @@ def test_find_code(pointers: list[str], but: tuple[str, ...], code: str | None) 
         ("x" * 65, False),
     ],
 )
-def test_no_number_is_a_code(value: str, is_code: bool) -> None:  # noqa: FBT001
-    """What may be a phone number is no code, however its digits are grouped."""
+def test_what_looks_like_a_code(value: str, is_code: bool) -> None:  # noqa: FBT001
+    """A word may be a code, but nothing like a phone number, however its digits are grouped."""
     assert find_code({"code": value}, ["/code"]) == (value if is_code else None)
+
+
+@pytest.mark.parametrize("code", ["errors/17", "a:b", "#7"])
+def test_code_that_is_known_may_look_otherwise(code: str) -> None:
+    """What the settings list is a code, whatever it looks like."""
+    assert find_code({"code": code}, ["/code"], known=[code]) == code
+    assert find_code({"code": code}, ["/code"]) is None
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints
 
 from bridge.config.durations import format_duration, parse_duration
+from bridge.pointers import EACH, FRAGMENT, split_pointer
 
 MAX_CONCURRENCY: Final = 5000
 MAX_RETRY_DELAY_SECONDS: Final = 3650 * 86400
@@ -19,7 +20,7 @@ MAX_RETRY_DELAY_SECONDS: Final = 3650 * 86400
 MAX_NAME_BYTES: Final = 200
 
 # RFC 6901: behind ~ stands 0 or 1.
-_POINTER: Final = r"^(/([^/~]|~[01])*)+$"
+POINTER: Final = r"^(/([^/~]|~[01])*)+$"
 _SENDER: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
 _FORMAT: Final = r"^(plain|kv|list|prefix:[!-~]{1,32})$"
 _SIGNED: Final = r"\{(body|url)\}"
@@ -34,7 +35,7 @@ HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 EVENT_TYPE: Final = re.compile(r"(?=.{1,120}\Z)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 # A fault tells these words in place of the pattern.
 PATTERNS: Final = {
-    _POINTER: "must be a JSON pointer like /data/id",
+    POINTER: "must be a JSON pointer like /data/id, with ~1 for a / and ~0 for a ~ in a name",
     _SENDER: "must not hold line breaks or control characters",
     _FORMAT: "must be plain, kv, list, or prefix: and what stands before the signature",
     _SIGNED: "must hold {body} or {url}",
@@ -137,6 +138,22 @@ def _check_path(path: Path) -> Path:
     return path
 
 
+def _check_read_pointer(pointer: str) -> str:
+    if split_pointer(pointer).count(EACH) > 1:
+        raise ValueError("has * twice, which is each member of one list; write a number for one")
+    return pointer
+
+
+def check_put_pointer(pointer: str) -> str:
+    """Return a pointer to one place, or raise ValueError."""
+    if EACH in split_pointer(pointer) or pointer.endswith(FRAGMENT):
+        raise ValueError(
+            "has a * or ends in #, which only reading knows; write the number of a list's member, "
+            "or the whole name"
+        )
+    return pointer
+
+
 def _check_header_name(value: str) -> str:
     if not HEADER_NAME.fullmatch(value):
         raise ValueError("is not an HTTP header name")
@@ -169,7 +186,10 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 QueueName = Annotated[Name, AfterValidator(_check_entity_name)]
 ExchangeName = Annotated[Name, AfterValidator(_check_exchange_name)]
 HeaderName = Annotated[str, AfterValidator(_check_header_name)]
-Pointer = Annotated[str, StringConstraints(pattern=_POINTER)]
+# Where something is read. One * is each member of a list; # at the end is a URL's fragment.
+Pointer = Annotated[str, StringConstraints(pattern=POINTER), AfterValidator(_check_read_pointer)]
+# Where something is put, which is one place.
+PutPointer = Annotated[str, StringConstraints(pattern=POINTER), AfterValidator(check_put_pointer)]
 EventPointer = Annotated[Pointer, AfterValidator(_check_event_pointer)]
 EventType = Annotated[str, AfterValidator(_check_event_type)]
 # A service's own, of which many are numbers.

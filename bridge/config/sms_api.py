@@ -19,6 +19,7 @@ from pydantic import (
 
 from bridge.config.fields import (
     HEADER_NAME,
+    POINTER,
     Duration,
     ErrorCode,
     FilePath,
@@ -28,7 +29,9 @@ from bridge.config.fields import (
     Name,
     Pointer,
     Prefix,
+    PutPointer,
     Secret,
+    check_put_pointer,
     write_number,
 )
 from bridge.config.presets import (
@@ -41,7 +44,7 @@ from bridge.config.presets import (
 from bridge.config.request_fields import check_fields, shown, slots_of
 from bridge.config.section import Section, read_section
 from bridge.config.urls import BaseUrl, ProxyUrl
-from bridge.pointers import is_code
+from bridge.pointers import is_like_a_number
 
 AuthScheme = Literal["bearer", "basic", "header", "none"]
 # What a code of the service's own means for the message; behind `setup:` the reason of the pause.
@@ -76,8 +79,9 @@ _TAKEN_HEADERS: Final = frozenset(
         *("trailer", "transfer-encoding", "upgrade"),
     )
 )
-_STATUS: Final = re.compile("[1-5](?:[0-9][0-9]|xx)")
-_POINTER: Final = re.compile(r"(?:/[^/]*)+")
+_YES: Final = re.compile("2(?:[0-9][0-9]|xx)")
+# Without a code beside it, such a status may say a hundred things, or has its meaning already.
+_SAYS_NO_REPEAT: Final = frozenset((401, 402, 403, 404, 405, 407, 408, 410, 421, 425, 426, 429))
 
 
 def _check_path(value: str) -> str:
@@ -99,28 +103,32 @@ def _check_idempotency(value: str) -> str:
     if kind == "header" and HEADER_NAME.fullmatch(rest):
         _check_free(rest)
         return value
-    if kind == "field" and _POINTER.fullmatch(rest):
+    if kind == "field" and re.fullmatch(POINTER, rest):
+        check_put_pointer(rest)
         return value
     raise ValueError("must be none, header: and its name, or field: and a JSON pointer")
 
 
 def _check_code(value: str) -> str:
-    if not is_code(value):
+    if is_like_a_number(value):
         raise ValueError("is like a phone number, which is never read as a code; leave it out")
     return value
 
 
-def _check_status(value: str) -> str:
-    if not _STATUS.fullmatch(value):
-        raise ValueError("must be a status like 202, or 2xx for any that begins so")
-    return value
+def _check_yes(status: str) -> str:
+    if not _YES.fullmatch(status):
+        raise ValueError(
+            "must be a status like 202, or 2xx for all of them; what else is answered to a key "
+            "that was accepted before belongs in response.duplicate"
+        )
+    return status
 
 
 ReadCode = Annotated[ErrorCode, AfterValidator(_check_code)]
 ApiHeader = Annotated[HeaderName, AfterValidator(_check_free)]
 ApiPath = Annotated[str, AfterValidator(_check_path)]
 Idempotency = Annotated[str, AfterValidator(_check_idempotency)]
-Status = Annotated[str, BeforeValidator(write_number), AfterValidator(_check_status)]
+YesStatus = Annotated[str, BeforeValidator(write_number), AfterValidator(_check_yes)]
 
 
 class AuthSettings(Section):
@@ -138,7 +146,9 @@ class RequestSettings(Section):
 
     body: Literal["json", "form"] = "json"
     to_format: Literal["e164", "digits"] = "e164"
-    fields: Annotated[dict[Pointer, JsonValue], Map, Field(min_length=1, max_length=100)] = _FIELDS
+    fields: Annotated[dict[PutPointer, JsonValue], Map, Field(min_length=1, max_length=100)] = (
+        _FIELDS
+    )
 
     @property
     def sends_sender(self) -> bool:
@@ -160,7 +170,7 @@ class AcceptedSettings(Section):
     A pointer without values wants nothing but that something stands there, such as an id.
     """
 
-    statuses: Annotated[tuple[Status, ...], List, Field(min_length=1, max_length=20)] = ("2xx",)
+    statuses: Annotated[tuple[YesStatus, ...], List, Field(min_length=1, max_length=20)] = ("2xx",)
     pointer: Pointer | None = None
     values: Annotated[tuple[ErrorCode, ...], List, Field(max_length=100)] = ()
 
@@ -174,8 +184,19 @@ class AcceptedSettings(Section):
 class DuplicateSettings(Section):
     """The answer to a repeat of a key that was accepted before; without either, there is none."""
 
-    status: Annotated[int, Field(ge=100, le=599)] | None = None
+    status: Annotated[int, Field(ge=200, le=599)] | None = None
     code: ReadCode | None = None
+
+    @model_validator(mode="after")
+    def _says_nothing_else(self) -> "DuplicateSettings":
+        if self.status is None or self.code is not None:
+            return self
+        if self.status not in range(400, 500) or self.status in _SAYS_NO_REPEAT:
+            raise ValueError(
+                f"status {self.status} alone may mean something else, and would lose messages; "
+                "give the code beside it"
+            )
+        return self
 
 
 class ResponseSettings(Section):
@@ -184,6 +205,12 @@ class ResponseSettings(Section):
     accepted: AcceptedSettings = AcceptedSettings()
     errors: Annotated[dict[ReadCode, ErrorFate], Map, Field(max_length=MAX_CODES)] = _ERRORS
     duplicate: DuplicateSettings = DuplicateSettings()
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> "ResponseSettings":
+        if self.duplicate.status is None and self.duplicate.code in self.errors:
+            raise ValueError("duplicate.code is in errors too; leave it out of one of them")
+        return self
 
 
 class SmsApiSettings(Section):

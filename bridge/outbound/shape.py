@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, assert_never
 from urllib.parse import quote
 
-from pydantic_core import from_json
-
 from bridge.config import RequestSettings, SmsApiSettings
 from bridge.config.sms_api import ErrorFate
 from bridge.errors import ConfigError
@@ -21,7 +19,7 @@ from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Answer, Fate, PauseReason, Result, judge_status
 from bridge.outbound.request import SendRequest
 from bridge.outbound.retry_after import read_retry_after
-from bridge.pointers import as_text, find_all, find_code, find_id
+from bridge.pointers import as_text, find_all, find_code, find_id, read_document
 
 _CONTENT_TYPES: Final = {"json": b"application/json", "form": b"application/x-www-form-urlencoded"}
 
@@ -59,11 +57,15 @@ class Shape:
         # The request as it came is its own body, which pydantic writes faster than we could.
         is_request = settings.request.model_copy(update={"fields": fields}) == RequestSettings()
         self._write = None if is_request else prepare_body(settings.request, fields)
-        self._accepted = _statuses(settings.response.accepted.statuses)
-        self._yes_pointer = settings.response.accepted.pointer
-        self._yes_values = frozenset(settings.response.accepted.values)
+        accepted, duplicate = settings.response.accepted, settings.response.duplicate
+        self._accepted = _statuses(accepted.statuses)
+        self._yes_pointer = accepted.pointer
+        self._yes_values = frozenset(accepted.values)
+        # What means yes is no error where it stands; elsewhere the same word may be one.
+        self._no_errors = {accepted.pointer or "": self._yes_values}
         self._errors = dict(settings.response.errors)
-        self._duplicate = settings.response.duplicate
+        self._duplicate = duplicate
+        self._known_codes = frozenset(filter(None, (*self._errors, duplicate.code)))
         self._id_pointers = settings.message_id_pointers
         self._code_pointers = settings.error_code_pointers
 
@@ -90,18 +92,18 @@ class Shape:
     def judge(self, reply: Reply) -> Answer:
         """Say what an answer means; nothing that the service wrote is in the detail."""
         if reply.status not in self._accepted:
-            return self._judge_refusal(reply, _read(reply.body))
+            return self._judge_refusal(reply, read_document(reply.body))
         if self._yes_pointer is None:
             # The way of nearly every answer: no call that it can do without.
-            provider_id = _read_id(reply.body, self._id_pointers)
+            provider_id = find_id(read_document(reply.body), self._id_pointers)
             return Answer(Fate.SENT, "success", "accepted", reply.status, provider_id=provider_id)
-        document = _read(reply.body)
+        document = read_document(reply.body)
         said = [self._is_yes(value) for value in find_all(document, self._yes_pointer)]
         if said and all(said):
             return _sent(reply.status, find_id(document, self._id_pointers))
         if not any(said):
             return self._judge_refusal(reply, document)
-        code = find_code(document, self._code_pointers, but=self._yes_values)
+        code = self._code_in(document)
         return _uncertain(reply.status, "accepted a part of the message only", code)
 
     def _is_yes(self, value: object) -> bool:
@@ -110,7 +112,7 @@ class Shape:
 
     def _judge_refusal(self, reply: Reply, document: Any) -> Answer:  # noqa: ANN401  JSON
         status = reply.status
-        code = find_code(document, self._code_pointers, but=self._yes_values)
+        code = self._code_in(document)
         if self._repeats(status, code):
             return _sent(status, find_id(document, self._id_pointers), "accepted before")
         wait_seconds = _wait_of(reply)
@@ -121,6 +123,11 @@ class Shape:
         if status in range(200, 300):
             return _uncertain(status, "gave an answer that fits no rule", code)
         return judge_status(status, retry_after_seconds=wait_seconds)._replace(code=code)
+
+    def _code_in(self, document: Any) -> str | None:  # noqa: ANN401  JSON
+        return find_code(
+            document, self._code_pointers, known=self._known_codes, but=self._no_errors
+        )
 
     def _repeats(self, status: int, code: str | None) -> bool:
         """Whether an answer says that a request with this key was accepted before."""
@@ -196,22 +203,3 @@ def _wait_of(reply: Reply) -> float | None:
     date = next(iter(reply.header_values("Date")), None)
     waits = reply.header_values("Retry-After")
     return read_retry_after(waits, now=time.time(), server_date=date)
-
-
-def _read(body: bytes) -> Any:  # noqa: ANN401  JSON
-    """Read an answer's body; None for what is no JSON, or was cut off."""
-    if not body:
-        return None
-    try:
-        return from_json(body, cache_strings="keys")
-    except ValueError:
-        return None
-
-
-def _read_id(body: bytes, pointers: Sequence[str]) -> str | None:
-    if not body:
-        return None
-    try:
-        return find_id(from_json(body, cache_strings="keys"), pointers)
-    except ValueError:
-        return None

@@ -241,15 +241,52 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
             "sms_api.response.duplicate.code: is like a phone number",
         ),
         ({"response": {"errors": {"1": "sent"}}}, "sms_api.response.errors.1: must be 'refused'"),
+        *(
+            (
+                {"response": {"accepted": {"statuses": [status]}}},
+                "sms_api.response.accepted.statuses.0: must be a status like 202, or 2xx for all",
+            )
+            for status in ("20x", "4xx", 409, "1xx", 302, "xxx", "2x", 2000)
+        ),
+        *(
+            (
+                {"response": {"duplicate": {"status": status}}},
+                f"sms_api.response.duplicate: status {status} alone may mean something else",
+            )
+            for status in (200, 302, 401, 402, 403, 404, 429, 500)
+        ),
         (
-            {"response": {"accepted": {"statuses": ["20x"]}}},
-            "sms_api.response.accepted.statuses.0: must be a status like 202, or 2xx",
+            {"response": {"duplicate": {"code": "1"}, "errors": {"1": "refused"}}},
+            "sms_api.response: duplicate.code is in errors too; leave it out of one of them",
         ),
         (
             {"response": {"accepted": {"values": ["ok"]}}},
             "sms_api.response.accepted: values need a pointer that says where they stand",
         ),
         ({"error_code_pointers": ["code"]}, "sms_api.error_code_pointers.0: must be a JSON poi"),
+        ({"error_code_pointers": ["/a~b"]}, "sms_api.error_code_pointers.0: must be a JSON poi"),
+        *(
+            (values, f"sms_api.{key}: has * twice, which is each member of one list; write a num")
+            for key, values in (
+                ("error_code_pointers.0", {"error_code_pointers": ["/*/a/*"]}),
+                ("message_id_pointers.1", {"message_id_pointers": ["/*", "/*/*"]}),
+                (
+                    "response.accepted.pointer",
+                    {"response": {"accepted": {"pointer": "/*/*", "values": ["0"]}}},
+                ),
+            )
+        ),
+        *(
+            ({"idempotency": f"field:{pointer}"}, "sms_api.idempotency: has a * or ends in #, wh")
+            for pointer in ("/*", "/a/*/b", "/a#")
+        ),
+        *(
+            (
+                {"request": {"fields": {pointer: "{to}{text}"}}},
+                "sms_api.request.fields, line 4: has a * or ends in #, which only reading knows",
+            )
+            for pointer in ("/*", "/a/*/b", "/a#")
+        ),
     ],
 )
 def test_key_that_cannot_work(faults: Faults, values: dict[str, Any], told: str) -> None:

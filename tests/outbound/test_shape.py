@@ -461,11 +461,40 @@ def test_what_is_no_code_is_passed_over(code: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "read"), [(21211, "21211"), ("E.400:x/y", "E.400:x/y"), ("x" * 64, "x" * 64)]
+    ("code", "read"), [(21211, "21211"), ("E.400-x_y", "E.400-x_y"), ("x" * 64, "x" * 64)]
 )
 def test_code(code: object, read: str) -> None:
-    """A code is a number or up to 64 visible characters."""
+    """A code is a short number or a word of up to 64 characters."""
     assert shape().judge(answered(400, {"errors": [{"code": code}]})).code == read
+
+
+def test_same_word_means_yes_here_and_an_error_there() -> None:
+    """A value that means yes at its own pointer is a code like any other one elsewhere."""
+    prepared = shape(
+        response={
+            "accepted": {"pointer": "/result", "values": ["1"]},
+            "errors": {"1": "refused", "errors/2": "slow_down"},
+        },
+        error_code_pointers=["/result", "/code"],
+    )
+    answers = [{"result": 1, "code": 1}, {"result": 0, "code": 1}, {"code": "errors/2"}]
+    judged = [prepared.judge(answered(200, answer)) for answer in answers]
+
+    assert [fate_of(answer) for answer in judged] == ["sent", "uncertain", "slow_down"]
+    assert [answer.code for answer in judged] == [None, "0", "errors/2"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"parts": [{"status": "0"}], "x": "\\ud800"}',
+        b'{"parts": [{"status": "0"}], "x": 1%s}' % (b"0" * 5000),
+    ],
+    ids=["surrogate", "number"],
+)
+def test_oddity_beside_a_yes_is_passed_over(body: bytes) -> None:
+    """An answer that says yes is one, though another member of it is odd JSON."""
+    assert shape(**BY_BODY).judge(Reply(200, (), body)).fate is Fate.SENT
 
 
 @unhurried
