@@ -33,22 +33,36 @@ LONG = "Your code is 123456. Do not tell it to anybody, whoever asks you for it.
 
 
 class Message(NamedTuple):
-    """One text to one number; without a key, the worker makes one up."""
+    """One text to one number; without a key, the worker makes one up.
+
+    `is_gsm7`, for the services that want to be told: every character is in GSM 03.38's tables.
+    """
 
     text: str = "Your code is 123456."
     sender: str = "Acme"
     key: str | None = "order-7:code"
     to: str = NUMBER
+    is_gsm7: bool = True
+
+    @property
+    def to_digits(self) -> str:
+        """The number, for services that want no plus."""
+        return self.to.removeprefix("+")
+
+    @property
+    def sender_digits(self) -> str:
+        """The sender, for services that want no plus before one that is a number."""
+        return self.sender.removeprefix("+")
 
 
 MESSAGES: Mapping[str, Message] = {
     "gsm-7": Message(),
     "gsm-7 by its table of extensions": Message(text="10 € [a] {b} ~ ^ | \\"),
-    "not gsm-7": Message(text="Żółć: 123456"),
-    "emoji": Message(text="Party 🎉 at 👩‍👩‍👧"),
+    "not gsm-7": Message(text="Żółć: 123456", is_gsm7=False),
+    "emoji": Message(text="Party 🎉 at 👩‍👩‍👧", is_gsm7=False),
     "long": Message(text=LONG),
-    "long and not gsm-7": Message(text="Ваш код 123456. " * 30),
-    "signs of a form": Message(text="a+b & c=d; 100% of /x?y#z\nnext line\tand \"quotes\" 'too'"),
+    "long and not gsm-7": Message(text="Ваш код 123456. " * 30, is_gsm7=False),
+    "signs of a form": Message(text="a+b & c=d; 100% of /x?y#z\nnext line \"quotes\" 'too' %2B"),
     "spaces at its ends": Message(text="  x "),
     "a number as sender": Message(sender="+447700900999"),
     "a sender with a space": Message(sender="Acme & Co"),

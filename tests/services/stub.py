@@ -33,13 +33,13 @@ class Recorded(NamedTuple):
 
     @property
     def document(self) -> Any:
-        """The body, decoded: JSON, or the pairs of a form, sorted, of which none may be twice."""
+        """The body, decoded: JSON, or a form's values by their names, of which none may be twice."""
         if self.media_type == "application/x-www-form-urlencoded":
             pairs = parse_qsl(
                 self.body.decode("ascii"), keep_blank_values=True, strict_parsing=True
             )
             assert len(pairs) == len(dict(pairs))
-            return sorted(pairs)
+            return dict(pairs)
         assert self.media_type == "application/json"
         return json.loads(self.body)
 

@@ -1,0 +1,76 @@
+"""The preset `messagebird` against MessageBird's own client."""
+
+import messagebird
+import pytest
+from messagebird.client import ErrorException
+from messagebird.http_client import HttpClient
+
+from tests.services.comparison import (
+    MESSAGES,
+    SECRET,
+    Message,
+    Service,
+    assert_carries_the_key,
+    assert_reads_the_same,
+    assert_sends_the_same,
+)
+from tests.services.stub import Recorded, Stub
+
+
+def send(stub: Stub, message: Message) -> str | None:
+    """Send with the client."""
+    http = HttpClient(stub.url, SECRET, messagebird.client.USER_AGENT)
+    client = messagebird.Client(SECRET, http_client=http)
+    options = {"datacoding": "plain" if message.is_gsm7 else "unicode"}
+    if message.key:
+        options["reference"] = message.key
+    sent = client.message_create(message.sender_digits, message.to_digits, message.text, options)
+    message_id: str | None = sent.id
+    return message_id
+
+
+def code_of(error: Exception) -> str | None:
+    """Take the code of the first error."""
+    return str(error.errors[0].code) if isinstance(error, ErrorException) else None
+
+
+def key_in(request: Recorded) -> str:
+    """Find the key, which comes back in delivery reports."""
+    key: str = request.document["reference"]
+    return key
+
+
+MESSAGEBIRD = Service(
+    "messagebird",
+    send,
+    code_of,
+    key_in=key_in,
+    otherwise={
+        "documented: it may or may not have been sent": (
+            "uncertain",
+            "the client reads no code behind this status",
+        ),
+        "accepted, but an empty object": (
+            "uncertain",
+            "the client takes any 2xx that holds no errors, with or without a message in it",
+        ),
+    },
+)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_request_is_the_clients(stub: Stub, name: str) -> None:
+    """What we send is what the client sends."""
+    await assert_sends_the_same(MESSAGEBIRD, stub, MESSAGES[name])
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_key_is_carried(stub: Stub, name: str) -> None:
+    """The message's key is where the service looks for it."""
+    await assert_carries_the_key(MESSAGEBIRD, stub, MESSAGES[name], most_characters=60)
+
+
+@pytest.mark.parametrize("name", MESSAGEBIRD.answers)
+async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
+    """What we read in an answer is what the client reads, but where we want to differ."""
+    await assert_reads_the_same(MESSAGEBIRD, stub, name)

@@ -1,0 +1,71 @@
+"""The preset `vonage` against Vonage's own client."""
+
+import pytest
+from vonage import Auth, HttpClientOptions, Vonage
+from vonage_http_client.errors import HttpRequestError
+from vonage_messages import Sms
+
+from tests.services.comparison import (
+    ACCOUNT,
+    MESSAGES,
+    SECRET,
+    Message,
+    Service,
+    assert_carries_the_key,
+    assert_reads_the_same,
+    assert_sends_the_same,
+)
+from tests.services.stub import GUARD_SECONDS, Recorded, Stub
+
+
+def send(stub: Stub, message: Message) -> str | None:
+    """Send with the client, by the Messages API."""
+    options = HttpClientOptions(api_host=stub.host, timeout=GUARD_SECONDS, max_retries=0)
+    client = Vonage(Auth(api_key=ACCOUNT, api_secret=SECRET), options)
+    sms = Sms(
+        to=message.to_digits,
+        from_=message.sender_digits,
+        text=message.text,
+        client_ref=message.key,
+    )
+    uuid: str = client.messages.send(sms).message_uuid
+    return uuid
+
+
+def code_of(error: Exception) -> str | None:
+    """Take the fragment of the type of problem, which the client hands on as it is."""
+    if not isinstance(error, HttpRequestError):
+        return None
+    try:
+        problem = error.response.json()
+    except ValueError:
+        return None
+    kind = problem.get("type", "") if isinstance(problem, dict) else ""
+    return kind.partition("#")[2] or None
+
+
+def key_in(request: Recorded) -> str:
+    """Find the key, which comes back in delivery reports."""
+    key: str = request.document["client_ref"]
+    return key
+
+
+VONAGE = Service("vonage", send, code_of, key_in=key_in)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_request_is_the_clients(stub: Stub, name: str) -> None:
+    """What we send is what the client sends."""
+    await assert_sends_the_same(VONAGE, stub, MESSAGES[name])
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_key_is_carried(stub: Stub, name: str) -> None:
+    """The message's key is where the service looks for it."""
+    await assert_carries_the_key(VONAGE, stub, MESSAGES[name], most_characters=100)
+
+
+@pytest.mark.parametrize("name", VONAGE.answers)
+async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
+    """What we read in an answer is what the client reads, but where we want to differ."""
+    await assert_reads_the_same(VONAGE, stub, name)

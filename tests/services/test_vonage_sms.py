@@ -1,0 +1,72 @@
+"""The preset `vonage-sms` against Vonage's own client."""
+
+import re
+
+import pytest
+from vonage import Auth, HttpClientOptions, Vonage
+from vonage_sms import SmsMessage
+from vonage_sms.errors import PartialFailureError, SmsError
+
+from tests.services.comparison import (
+    ACCOUNT,
+    MESSAGES,
+    SECRET,
+    Message,
+    Service,
+    assert_carries_the_key,
+    assert_reads_the_same,
+    assert_sends_the_same,
+)
+from tests.services.stub import GUARD_SECONDS, Recorded, Stub
+
+
+def send(stub: Stub, message: Message) -> str | None:
+    """Send with the client, by the SMS API."""
+    options = HttpClientOptions(rest_host=stub.host, timeout=GUARD_SECONDS, max_retries=0)
+    client = Vonage(Auth(api_key=ACCOUNT, api_secret=SECRET), options)
+    sms = SmsMessage(
+        to=message.to_digits,
+        from_=message.sender_digits,
+        text=message.text,
+        type="text" if message.is_gsm7 else "unicode",
+        client_ref=message.key,
+    )
+    message_id: str | None = client.sms.send(sms).messages[0].message_id
+    return message_id
+
+
+def code_of(error: Exception) -> str | None:
+    """Take the first status of a part that was not taken."""
+    if isinstance(error, PartialFailureError):
+        return next(part["status"] for part in error.response["messages"] if part["status"] != "0")
+    if isinstance(error, SmsError):
+        found = re.search(r"error code (\d+):", str(error))
+        return found and found[1]
+    return None
+
+
+def key_in(request: Recorded) -> str:
+    """Find the key, which comes back in delivery reports."""
+    key: str = request.document["client-ref"]
+    return key
+
+
+VONAGE_SMS = Service("vonage-sms", send, code_of, key_in=key_in)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_request_is_the_clients(stub: Stub, name: str) -> None:
+    """What we send is what the client sends."""
+    await assert_sends_the_same(VONAGE_SMS, stub, MESSAGES[name])
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_key_is_carried(stub: Stub, name: str) -> None:
+    """The message's key is where the service looks for it."""
+    await assert_carries_the_key(VONAGE_SMS, stub, MESSAGES[name], most_characters=40)
+
+
+@pytest.mark.parametrize("name", VONAGE_SMS.answers)
+async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
+    """What we read in an answer is what the client reads, but where we want to differ."""
+    await assert_reads_the_same(VONAGE_SMS, stub, name)
