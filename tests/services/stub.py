@@ -33,7 +33,7 @@ class Recorded(NamedTuple):
 
     @property
     def document(self) -> Any:
-        """The body, decoded: JSON, or a form's values by their names, of which none may be twice."""
+        """The body, decoded: JSON, or a form's values by their names, none of them twice."""
         if self.media_type == "application/x-www-form-urlencoded":
             pairs = parse_qsl(
                 self.body.decode("ascii"), keep_blank_values=True, strict_parsing=True

@@ -38,7 +38,8 @@ def send(stub: Stub, message: Message) -> str | None:
 def code_of(error: Exception) -> str | None:
     """Take the first status of a part that was not taken."""
     if isinstance(error, PartialFailureError):
-        return next(part["status"] for part in error.response["messages"] if part["status"] != "0")
+        statuses: list[str] = [part["status"] for part in error.response["messages"]]
+        return next(status for status in statuses if status != "0")
     if isinstance(error, SmsError):
         found = re.search(r"error code (\d+):", str(error))
         return found and found[1]
