@@ -28,6 +28,10 @@ STOP_SECONDS = 30
 HANDSHAKE_SECONDS = 3
 CTL_SECONDS = 60
 
+# RabbitMQ asks once in this time whether a message that went from a retry queue to a queue without
+# a leader, as there are some at the start, has arrived. Its default is three minutes.
+_DEAD_LETTER_CONFIRM_SECONDS = 3
+
 _PACKAGE_FOLDERS = (
     "/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin",
     "/opt/rabbitmq/sbin",
@@ -270,7 +274,7 @@ def _environment(folder: Path, node: str, distribution_port: int, epmd_port: int
         "RABBITMQ_DIST_PORT": str(distribution_port),
         "RABBITMQ_CONF_ENV_FILE": str(folder / "none.conf"),
         "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
-        "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "none.config"),
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
         "RABBITMQ_MNESIA_BASE": str(folder / "data"),
         "RABBITMQ_LOG_BASE": str(folder / "log"),
@@ -295,5 +299,8 @@ def _write_configuration(folder: Path, port: int, management_port: int | None) -
     if management_port is not None:
         plugins = "[rabbitmq_management]."
         lines += ["management.tcp.ip = 127.0.0.1", f"management.tcp.port = {management_port}"]
+    milliseconds = _DEAD_LETTER_CONFIRM_SECONDS * 1000
+    advanced = f"[{{rabbit, [{{dead_letter_worker_publisher_confirm_timeout, {milliseconds}}}]}}]."
     (folder / "rabbitmq.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "advanced.config").write_text(advanced + "\n", encoding="utf-8")
     (folder / "plugins").write_text(plugins + "\n", encoding="utf-8")

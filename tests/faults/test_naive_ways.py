@@ -135,6 +135,12 @@ async def declare_ladder(amqp: Amqp, name: str, arguments: dict[str, Any]) -> No
     await declare(f"{name}.retry", durable=True, arguments={**back, **arguments})
 
 
+def _kind(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return what makes a retry queue safe."""
+    kind = {"x-queue-type", "x-dead-letter-strategy", "x-overflow"}
+    return {name: value for name, value in arguments.items() if name in kind}
+
+
 async def test_retry_queues_survive_a_restart(bench: Bench) -> None:
     """Messages whose wait ends while the broker is down are lost on all retry queues but ours.
 
@@ -143,11 +149,7 @@ async def test_retry_queues_survive_a_restart(bench: Bench) -> None:
     rungs = worker_topology(WorkerSettings(queue=bench.queue, retry_delays=(2.0,))).queues
     ours = next(queue for queue in rungs if queue.name.endswith(".retry.2s"))
     ladders = {f"{bench.queue}.classic": {}, f"{bench.queue}.quorum": QUORUM, bench.queue: {}}
-    ladders[bench.queue] = {
-        name: value
-        for name, value in ours.arguments.items()
-        if name in {"x-queue-type", "x-dead-letter-strategy", "x-overflow"}
-    }
+    ladders[bench.queue] = _kind(ours.arguments)
     lost: Counter[str] = Counter()
     # The loss is a race at the start of the broker, mostly lost at the first try.
     for _ in range(4):
@@ -157,6 +159,24 @@ async def test_retry_queues_survive_a_restart(bench: Bench) -> None:
 
     assert lost[f"{bench.queue}.classic"] or lost[f"{bench.queue}.quorum"]
     assert lost[bench.queue] == 0
+
+
+async def test_a_retry_finds_its_queue_without_a_leader(bench: Bench) -> None:
+    """A copy whose wait ends while its queue is down arrives once the broker has asked again."""
+    worker = worker_topology(WorkerSettings(queue=bench.queue, retry_delays=(2.0,)))
+    rung = next(queue for queue in worker.queues if queue.name.endswith(".retry.2s"))
+    id_of_queue = f"{{'%2F_{bench.queue}', node()}}"
+    async with open_amqp(bench.broker.url) as amqp:
+        await declare_ladder(amqp, bench.queue, _kind(rung.arguments))
+        await amqp.publish(f"{bench.queue}.retry", b"")
+        await asyncio.to_thread(
+            bench.broker.ctl, "eval", f"ra:stop_server(quorum_queues, {id_of_queue})."
+        )
+        await asyncio.sleep(2.5)  # until its time is up
+        await asyncio.to_thread(
+            bench.broker.ctl, "eval", f"ra:restart_server(quorum_queues, {id_of_queue})."
+        )
+        await eventually(lambda: _is_through(amqp, bench.queue, 1), what="it has arrived")
 
 
 async def _restart(bench: Bench, ladders: dict[str, dict[str, Any]]) -> Counter[str]:
@@ -171,7 +191,9 @@ async def _restart(bench: Bench, ladders: dict[str, dict[str, Any]]) -> Counter[
     await asyncio.sleep(2.2)  # until the time of all is up
     await asyncio.to_thread(bench.broker.start)
     async with open_amqp(bench.broker.url) as amqp:
-        await eventually(lambda: _is_through(amqp, bench.queue, count), what="ours is back")
+        await eventually(
+            lambda: _is_through(amqp, bench.queue, count), what=f"all {count} of ours are back"
+        )
         lost: Counter[str] = Counter()
         for name in ladders:
             kept = await amqp.count(name) + await amqp.count(f"{name}.retry")
