@@ -48,11 +48,12 @@ _MEMORY: Final = (
 )
 # What may be set for one message.
 _SETTINGS: Final = (EXPIRES_AT, NOT_BEFORE, ON_UNCERTAIN, ORDERING_KEY, PRIORITY)
-# Headers of inbound events and of other versions of the worker: passing them on is harmless.
-_PASSED_ON: Final = tuple(
+# Headers of inbound events. A request may come with them; a copy has none, where they would seem to
+# speak of the request.
+_OF_EVENTS: Final = tuple(
     PREFIX + name for name in ("event-id", "body-sha256", "delivery", "provider-id", "message-id")
 )
-_KNOWN: Final = frozenset((*_SETTINGS, *_MEMORY, COPIES, *_PASSED_ON))
+_KNOWN: Final = frozenset((*_SETTINGS, *_MEMORY, COPIES, *_OF_EVENTS))
 
 _WAYS_ON_UNCERTAIN: Final = frozenset((None, *get_args(OnUncertain)))
 MAX_DETAIL_CHARACTERS: Final = 500
@@ -119,9 +120,7 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
     headers = properties.headers or {}
     if not headers and not properties.expiration:
         return bare
-    if ATTEMPTS not in headers or DEAD_AT in headers:
-        # A copy from the ladder was checked when the message first came, and a bridge wrote its
-        # headers.
+    if not _is_from_ladder(headers):
         _refuse_unknown(headers)
     on_uncertain = _read_text(headers, ON_UNCERTAIN)
     if on_uncertain not in _WAYS_ON_UNCERTAIN:
@@ -142,6 +141,14 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
         uncertain_attempts=_read_count(headers, UNCERTAIN_ATTEMPTS),
         turn_at=_read_moment(headers, TURN_AT),
     )
+
+
+def _is_from_ladder(headers: dict[str, Any]) -> bool:
+    """Whether a bridge wrote these headers on a retry copy, having checked what the publisher set.
+
+    A dead letter that somebody moved back starts anew.
+    """
+    return ATTEMPTS in headers and DEAD_AT not in headers
 
 
 def _refuse_unknown(headers: dict[str, Any]) -> None:
@@ -262,7 +269,9 @@ def copy_properties(
     replaced.delivery_mode = 2
     replaced.message_id = envelope.id_of_copies
     headers = as_they_came(properties.headers)
-    for name in ("CC", "BCC", DEAD_AT, TURN_AT):
+    # Status and code of an earlier answer stay until the next one; no publisher can give them.
+    not_ours = () if _is_from_ladder(headers) else (STATUS, CODE)
+    for name in ("CC", "BCC", DEAD_AT, TURN_AT, *not_ours, *_OF_EVENTS):
         headers.pop(name, None)
     own: dict[str, Any] = {
         REASON: outcome.reason,

@@ -691,6 +691,29 @@ def test_error_code_goes_with_its_status() -> None:
     assert codes == ["20429", "20429", "21211", None]
 
 
+@pytest.mark.parametrize("dead", [False, True], ids=["retry", "dead"])
+@pytest.mark.parametrize("status", [None, 500])
+@pytest.mark.parametrize(
+    "name",
+    ["status", "code", "event-id", "body-sha256", "delivery", "provider-id", "message-id"],
+)
+def test_no_publisher_speaks_for_the_service(name: str, status: int | None, *, dead: bool) -> None:
+    """What a publisher writes into a header of the bridge's own is on none of the copies."""
+    forged = message(headers={f"sms-bridge-{name}": "of a publisher", "x-own": 1})
+    headers = headers_of(replaced(forged, status=status, dead=dead))
+
+    assert headers.get(f"sms-bridge-{name}") != "of a publisher"
+    assert headers["x-own"] == 1
+
+
+def test_dead_letter_that_is_moved_back_forgets_its_last_answer() -> None:
+    """In its new life it has no status and no code until there is an answer again."""
+    letter = replaced(message(), status=400, code="21211", dead=True)
+    headers = headers_of(replaced(letter, status=None))
+
+    assert {"sms-bridge-status", "sms-bridge-code"}.isdisjoint(headers)
+
+
 def test_copy_counts() -> None:
     """A copy remembers the attempts that its envelope counts."""
     envelope = Envelope(
