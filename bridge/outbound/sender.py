@@ -15,6 +15,7 @@ from tenacity import (
 
 from bridge.errors import AttemptError
 from bridge.outbound.delivery import Delivery
+from bridge.outbound.echo import is_echo
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Answer, Fate, judge_failure
 from bridge.outbound.metrics import PROVIDER_CODES, WorkerMetrics
@@ -84,12 +85,18 @@ class Sender:
         try:
             reply = await self._transport.post(*self._shape.encode(request, envelope))
             answer = self._shape.judge(reply)
+            if answer.code is not None and self._is_echo(answer.code, request):
+                answer = answer._replace(code=None)
         except AttemptError as error:
             answer = judge_failure(error.fault)
         finally:
             self._in_flight -= 1
         self._count(answer, time.perf_counter() - started)
         return answer
+
+    def _is_echo(self, code: str, request: SendRequest) -> bool:
+        """Whether a code that no setting lists may be personal: part of the number or the text."""
+        return not self._shape.knows(code) and is_echo(code, request)
 
     def _count(self, answer: Answer, seconds: float) -> None:
         self._metrics.provider_requests.labels(answer.result).inc()

@@ -110,6 +110,10 @@ class Shape:
         text = as_text(value)
         return text in self._yes_values if self._yes_values else bool(text)
 
+    def knows(self, code: str) -> bool:
+        """Whether a code is one that the settings list; any other one is the service's alone."""
+        return code in self._known_codes
+
     def _judge_refusal(self, reply: Reply, document: Any) -> Answer:  # noqa: ANN401  JSON
         status = reply.status
         code = self._code_in(document)

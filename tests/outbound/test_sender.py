@@ -227,6 +227,36 @@ async def test_changed_key_counts_from_the_next_request(tmp_path: Path) -> None:
     ]
 
 
+# --- The service's code ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "taken"),
+    [
+        ("21610", "21610"),
+        ("E-17", "E-17"),
+        ("Answer", None),
+        ("ACME", None),
+        ("100123", None),
+        (5550100, None),
+        ("550100", None),
+    ],
+)
+async def test_code_that_repeats_the_message_is_none(code: object, taken: str | None) -> None:
+    """A code that may be a word, the sender or the number is in no answer, and so nowhere."""
+    bridge = rig(answer(400, json.dumps({"code": code}).encode()))
+
+    assert (await bridge.send()).code == taken
+
+
+async def test_code_that_is_listed_is_one_whatever_the_message_says() -> None:
+    """What the settings list is a code, though the text has the same word."""
+    bridge = rig(answer(400, b'{"code": "Answer"}'), response={"errors": {"Answer": "slow_down"}})
+    result = await bridge.send()
+
+    assert (result.fate, result.code) == (Fate.SLOW_DOWN, "Answer")
+
+
 # --- Quick repeats --------------------------------------------------------------------------------
 
 

@@ -1,0 +1,32 @@
+"""Whether what a service answered repeats something of the message that it was sent."""
+
+import re
+from typing import Final
+
+from pydantic_core import to_json
+
+from bridge.outbound.request import SendRequest
+
+# Shorter ones say nothing of anybody, and stand in many texts by chance.
+MIN_WORD_CHARACTERS: Final = 3
+MIN_DIGITS: Final = 4
+
+_DIGITS: Final = re.compile(rf"[0-9]{{{MIN_DIGITS},}}")
+_NO_DIGITS: Final = re.compile("[^0-9]+")
+
+
+def is_echo(code: str, request: SendRequest) -> bool:
+    """Whether a code is a word of the message, or has digits of its text or of its number.
+
+    Digits are found however either side groups them: a one-time code `123-456` is `123456` too.
+    """
+    said = f"{request.to} {request.sender} {request.text}"
+    if request.model_extra:
+        said += to_json(request.model_extra).decode()
+    if len(code) >= MIN_WORD_CHARACTERS and not code.isdigit() and code.lower() in said.lower():
+        return True
+    digits = _NO_DIGITS.sub("", said)
+    runs = {_NO_DIGITS.sub("", code), *_DIGITS.findall(code)}
+    # In its own country a number has a 0 in place of the country code.
+    runs |= {run.lstrip("0") for run in runs}
+    return any(len(run) >= MIN_DIGITS and run in digits for run in runs)
