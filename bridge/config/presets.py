@@ -1,6 +1,6 @@
 """What is known of services: a file for each, with settings of `sms_api` and what it answers.
 
-Under `webhook` it has those of an endpoint that the service calls.
+Under `webhook` it has those of an endpoint that the service calls, under `webhooks` what it calls.
 A preset's settings are the same keys as a user's, which are laid over them: a key that the user
 gives counts, and null leaves it to the preset. `request.fields` is taken as a whole; the codes of
 `response.errors` are added to the preset's.
@@ -68,6 +68,16 @@ def needed_settings(name: Preset) -> Mapping[str, str]:
     """Return settings of `sms_api` that the service needs, with what it calls each of them."""
     needs: Mapping[str, str] = _read(name)["needs"]
     return needs
+
+
+def documented_webhooks(name: Preset) -> Sequence[Mapping[str, Any]]:
+    """Return examples of what the service calls.
+
+    Each has `means`, `body` (a flat map for a form), `content_type` unless it is JSON, its `type`
+    and `event_id`, and as a receipt `delivery`, `provider_id`, `message_id`, as far as it has them.
+    """
+    webhooks: list[Mapping[str, Any]] = _read(name)["webhooks"]
+    return webhooks
 
 
 @functools.cache

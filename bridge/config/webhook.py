@@ -26,6 +26,7 @@ from bridge.config.fields import (
     SignedContent,
 )
 from bridge.config.presets import PRESETS, KnownPreset, lay_over, preset_endpoint
+from bridge.config.receipts import ReceiptSettings
 from bridge.config.section import Section, read_section
 from bridge.config.urls import HttpUrl
 
@@ -82,6 +83,7 @@ class EndpointSettings(Section):
     )
     event_types: Annotated[tuple[Name, ...], List, Field(max_length=20)] = ("message.received",)
     public_url: HttpUrl | None = None
+    receipts: ReceiptSettings = ReceiptSettings()
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,49 @@
+"""Settings of delivery receipts: what can be read, and what is told at the start."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from bridge.config.receipts import ReceiptSettings
+
+READABLE: dict[str, Any] = {
+    "status_pointers": ["/status"],
+    "delivered": ["delivered"],
+    "failed": ["failed"],
+}
+
+
+def test_without_pointers_no_event_is_a_receipt() -> None:
+    """The settings of a service that sends none are empty, and valid."""
+    assert ReceiptSettings().status_pointers == ()
+
+
+def test_values_that_are_numbers_are_written_as_texts() -> None:
+    """YAML reads a status of digits as a number."""
+    settings = ReceiptSettings.model_validate(READABLE | {"delivered": [0]})
+
+    assert settings.delivered == ("0",)
+
+
+def test_lists_are_json_in_the_environment() -> None:
+    """A variable of the environment holds a list as JSON."""
+    settings = ReceiptSettings.model_validate(READABLE | {"failed": '["failed", "expired"]'})
+
+    assert settings.failed == ("failed", "expired")
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"status_pointers": []}, "status_pointers: is empty"),
+        ({"delivered": [], "failed": []}, "delivered: is empty"),
+        ({"pending": ["failed"]}, "a word is there twice"),
+        ({"delivered": ["delivered", "delivered"]}, "a word is there twice"),
+    ],
+    ids=["no pointer", "no words", "two meanings", "twice"],
+)
+def test_what_cannot_be_read_is_told(changed: dict[str, Any], told: str) -> None:
+    """Settings by which no receipt could be understood are a fault that names the key."""
+    with pytest.raises(ValidationError, match=told):
+        ReceiptSettings.model_validate(READABLE | changed)
