@@ -1,7 +1,7 @@
 """Reads delivery receipts: what became of a message after the service had accepted it; pure."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from bridge.config.receipts import ReceiptSettings
@@ -44,8 +44,8 @@ def read_receipts(
     return tuple(receipt for receipt in read if receipt is not None)
 
 
-def _documents(document: Any, list_pointer: str | None) -> Iterator[Any]:  # noqa: ANN401  JSON
-    return iter((document,)) if list_pointer is None else find_all(document, f"{list_pointer}/*")
+def _documents(document: Any, list_pointer: str | None) -> Iterable[Any]:  # noqa: ANN401  JSON
+    return (document,) if list_pointer is None else find_all(document, f"{list_pointer}/*")
 
 
 def _read_receipt(document: Any, settings: ReceiptSettings) -> Receipt | None:  # noqa: ANN401
