@@ -82,6 +82,7 @@ class Answer(NamedTuple):
     """One attempt's end. `detail` is our own text: nothing that the API wrote is in it.
 
     `code` is the API's own word for an error, when it gave one: at most 64 visible characters.
+    `in_part`: a part of the text was taken and another was not, so that it is never sent again.
     """
 
     fate: Fate
@@ -92,6 +93,7 @@ class Answer(NamedTuple):
     retry_after_seconds: float | None = None
     provider_id: str | None = None
     code: str | None = None
+    in_part: bool = False
 
     @property
     def counts_as_outage(self) -> bool:
@@ -99,7 +101,9 @@ class Answer(NamedTuple):
         match self.fate:
             case Fate.SENT | Fate.REFUSED | Fate.SETUP | Fate.AMBIGUOUS | Fate.SLOW_DOWN:
                 return False
-            case Fate.UNCERTAIN | Fate.NOT_SENT:
+            case Fate.UNCERTAIN:
+                return not self.in_part
+            case Fate.NOT_SENT:
                 return True
             case Fate.RETRY:
                 return self.result == "server_error"
@@ -114,7 +118,9 @@ class Answer(NamedTuple):
                 return True
             case Fate.RETRY:
                 return not self.counts_as_outage
-            case Fate.SETUP | Fate.AMBIGUOUS | Fate.SLOW_DOWN | Fate.UNCERTAIN | Fate.NOT_SENT:
+            case Fate.UNCERTAIN:
+                return self.in_part
+            case Fate.SETUP | Fate.AMBIGUOUS | Fate.SLOW_DOWN | Fate.NOT_SENT:
                 return False
             case _:
                 assert_never(self.fate)

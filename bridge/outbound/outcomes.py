@@ -103,6 +103,8 @@ def decide(
         case Fate.SETUP | Fate.AMBIGUOUS | Fate.SLOW_DOWN:
             return put_off_for(answer, policy)
         case Fate.UNCERTAIN:
+            # What has arrived of a text in several parts would arrive twice.
+            park = park or answer.in_part
             is_last = park or uncertain_attempts + 1 >= policy.max_uncertain_attempts
             if is_last or attempts + 1 >= policy.max_attempts:
                 return _dead("uncertain", answer)

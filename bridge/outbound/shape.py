@@ -104,7 +104,8 @@ class Shape:
         if not any(said):
             return self._judge_refusal(reply, document)
         code = self._code_in(document)
-        return _uncertain(reply.status, "accepted a part of the message only", code)
+        answer = _uncertain(reply.status, "accepted a part of the message only", code)
+        return answer._replace(in_part=True)
 
     def _is_yes(self, value: object) -> bool:
         text = as_text(value)

@@ -212,6 +212,15 @@ def test_park(uncertain: int) -> None:
     assert outcome(Fate.UNCERTAIN, uncertain=uncertain, park=True) == UNCERTAIN_DEAD
 
 
+@pytest.mark.parametrize("park", [False, True])
+def test_what_was_taken_in_part_is_never_tried_again(*, park: bool) -> None:
+    """A text of which a part was taken is dead at once, as one that may have been sent."""
+    answer = judged(500)._replace(detail="why", in_part=True)
+    ended = decide(answer, POLICY, attempts=0, uncertain_attempts=0, park=park)
+
+    assert ended == UNCERTAIN_DEAD
+
+
 def test_uncertain_at_the_last_attempt() -> None:
     """A last attempt that may have been sent is told as uncertain, not as exhausted."""
     assert outcome(Fate.UNCERTAIN, attempts=5, uncertain=0) == UNCERTAIN_DEAD

@@ -423,6 +423,20 @@ def test_pointer_without_values_wants_something_there(ids: list[object], fate: s
 
 
 @pytest.mark.parametrize(
+    ("statuses", "in_part"),
+    [(["0", "0"], False), (["7", "7"], False), (["0", "7"], True), (["5", "0"], True), ([], False)],
+    ids=str,
+)
+def test_what_was_taken_in_part(statuses: list[str], *, in_part: bool) -> None:
+    """An answer that takes a part and refuses another says so, and that the service is there."""
+    parts = [{"status": status} for status in statuses]
+    answer = shape(**BY_BODY).judge(answered(200, {"parts": parts}))
+
+    assert answer.in_part is in_part
+    assert not in_part or (answer.ends_pause and not answer.counts_as_outage)
+
+
+@pytest.mark.parametrize(
     ("fate", "result"),
     [
         ("refused", "rejected"),
