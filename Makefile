@@ -19,8 +19,8 @@ APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 .DEFAULT_GOAL := help
 .PHONY: help env broker prometheus demo test test-fast test-changed test-plain-wire upgrade-check \
     soak side-by-side scenes adaptive soak-webhook forgeries mutants pictures nginx redpanda-connect \
-    bench bench-guard bench-profile chart chart-cluster chart-files image release-image lint-image \
-    image-proof check pre-commit format clean
+    bench bench-guard bench-profile chart chart-cluster chart-files provider-pages image release-image \
+    lint-image image-proof check pre-commit format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -206,6 +206,9 @@ chart-cluster: $(DEV_STAMP)  ## install, change, drain and remove the chart on a
 
 chart-files: $(DEV_STAMP)  ## write what is made of other files: the chart's documents and metadata, the golden renders
 	$(BIN)/python -m tests.chart.generate
+
+provider-pages: $(DEV_STAMP)  ## write what docs/providers says of the presets' data
+	$(BIN)/python -m tests.providers.pages
 
 IMAGE ?= sms-bridge
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)

@@ -22,12 +22,19 @@ from bridge.__main__ import app
 from bridge.outbound.fates import DeadReason, PauseReason, RetryReason
 
 ROOT = Path(__file__).parent.parent
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+
+
+def shown_in_full(path: Path) -> str:
+    """Name a test's file by its place: there is more than one README.md."""
+    return str(path.relative_to(ROOT))
+
+
 NAMED = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
 
 
-@pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", PAGES, ids=shown_in_full)
 def test_tests_that_are_named_exist(document: Path) -> None:
     """Every test that a document names is in the file that it names."""
     named = set(NAMED.findall(document.read_text(encoding="utf-8")))
@@ -47,7 +54,7 @@ PATH = re.compile(r"(?<![\w/-])(?:bridge|docs|tests)/[\w/]+\.(?:py|md|yaml)\b")
 SOURCES = sorted((ROOT / "bridge").rglob("*.py"))
 
 
-@pytest.mark.parametrize("text", [*PAGES, *SOURCES], ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("text", [*PAGES, *SOURCES], ids=shown_in_full)
 def test_files_that_are_named_exist(text: Path) -> None:
     """Every file of ours that a page or a module names is there."""
     named = set(PATH.findall(text.read_text(encoding="utf-8")))
@@ -124,7 +131,7 @@ REASONS = {*get_args(DeadReason), *get_args(RetryReason), *get_args(PauseReason)
 UNUSED = {"operator"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=shown_in_full)
 def test_reasons_that_are_named_exist(page: Path) -> None:
     """Every reason for a pause, a retry or a dead letter that a page names is one."""
     assert set(REASONED.findall(page.read_text(encoding="utf-8"))) <= REASONS
@@ -179,7 +186,7 @@ COMMAND = re.compile(
 )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=shown_in_full)
 def test_commands_that_are_named_exist(page: Path) -> None:
     """Every command of ours that a page names is one, takes those options, and those values."""
     faults = {command: _fault_in(command) for command in _commands_in(_code(page))}
@@ -259,7 +266,8 @@ def _fault_in(named: str) -> str | None:
 
 def _code(page: Path) -> str:
     """Return what a page shows as code, without the comments beside it."""
-    text = page.read_text(encoding="utf-8")
+    # A command may go on in the next line.
+    text = page.read_text(encoding="utf-8").replace("\\\n", "")
     blocks = re.findall(r"^ *```\w*\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL)
     spans = [f"`{span}`" for span in re.findall(r"`([^`\n]+)`", text)]
     return "\n".join(re.sub(r"#.*", "", line) for line in [*"".join(blocks).splitlines(), *spans])

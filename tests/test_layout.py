@@ -8,7 +8,17 @@ BRIDGE = TESTS.parent / "bridge"
 FROM_TESTS = re.compile(r"^(?:from|import) tests\.(?:\w+\.)*test_", re.MULTILINE)
 FILES = sorted(TESTS.rglob("test_*.py"))
 # Of files that are no modules, or of several modules at once, some of them as processes.
-ELSEWHERE = ("bench", "chart", "cluster", "faults", "image", "integration", "services", "soak")
+ELSEWHERE = (
+    "bench",
+    "chart",
+    "cluster",
+    "faults",
+    "image",
+    "integration",
+    "providers",
+    "services",
+    "soak",
+)
 NO_MODULE = {
     "http_server/test_malformed.py": "the parser and the connection against bytes of every kind",
     "http_server/test_uvicorn.py": "what another server does in its place",

@@ -19,6 +19,8 @@ from bridge.errors import ConfigError
 from bridge.exit_codes import EXIT_FAILED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bridge.config import Role, Settings
     from bridge.operators.finding import Finding
 
@@ -31,6 +33,7 @@ app = typer.Typer()
         "sms-bridge check --role worker --online",
         "sms-bridge check --online --quiet",
         """sms-bridge check --render '{"to": "+4917012345678", "from": "Acme", "text": "Hi"}'""",
+        """sms-bridge check --render '{"to": ...}' --answer '200 {"status": "4"}'""",
         "sms-bridge check --online --json | jq '.findings[] | select(.result != \"ok\")'",
     )
 )
@@ -55,6 +58,14 @@ def check(  # noqa: PLR0913  an option each
             help="Print what would be posted for this send request, and what answers become.",
         ),
     ] = None,
+    answer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ANSWER",
+            help="With --render: what would become of this answer, a status and its body. "
+            "May be repeated.",
+        ),
+    ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Print only what is wrong: nothing when all is well.")
     ] = False,
@@ -71,13 +82,15 @@ def check(  # noqa: PLR0913  an option each
     Whether a worker is paused is asked of the one on this computer; RabbitMQ knows only whether
     anybody takes from the queue.
 
-    With --render, only that: the request that the worker would post, and for each answer that the
-    preset knows what would become of the message.
+    With --render, only that: the request that the worker would post, and for each --answer what
+    would become of the message; without one, for each answer that the preset knows.
     """
     settings = read_settings(context, config)
     if render is not None:
-        _print_rendering(settings, render, as_json=as_json)
+        _print_rendering(settings, render, answer or (), as_json=as_json)
         return
+    if answer:
+        raise ConfigError("--answer: needs --render and the request that is answered")
     missing = _missing(settings, role)
     findings = _examine(settings, missing, management_url, online=online)
     shown = [finding for finding in findings if not quiet or finding.result != "ok"]
@@ -152,12 +165,14 @@ def _print_text(
         typer.echo(f"{mark}{finding.result:<4}  {finding.subject}: {finding.text}{fix}")
 
 
-def _print_rendering(settings: "Settings", body: str, *, as_json: bool) -> None:
+def _print_rendering(
+    settings: "Settings", body: str, answers: "Sequence[str]", *, as_json: bool
+) -> None:
     from dataclasses import asdict
 
     from bridge.operators.rendering import render
 
-    rendering = render(settings, body)
+    rendering = render(settings, body, answers)
     if as_json:
         typer.echo(json.dumps(asdict(rendering), indent=2))
         return

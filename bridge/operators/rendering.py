@@ -1,13 +1,14 @@
 """What the worker would send for a request, and what each answer of the service would become."""
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
 from bridge.config import Settings
 from bridge.config.presets import documented_answers
-from bridge.config.sms_api import ErrorFate
+from bridge.config.sms_api import AcceptedSettings, ErrorFate
 from bridge.errors import ConfigError, InvalidMessageError
 from bridge.outbound.connection import Header, Reply
 from bridge.outbound.envelope import Envelope
@@ -40,10 +41,12 @@ class Rendering:
     answers: Sequence[RenderedAnswer]
 
 
-def render(settings: Settings, body: str) -> Rendering:
+def render(settings: Settings, body: str, answers: Sequence[str] = ()) -> Rendering:
     """Write the request that the worker would post for a body.
 
-    Raises ConfigError when the body is no send request, or the worker could not start.
+    Says of each of `answers`, a status and behind a space a body, what it would become; without
+    any, of those that the preset knows. Raises ConfigError when the body is no send request, an
+    answer has no status, or the worker could not start.
     """
     shape = shape_from(settings.sms_api)
     envelope = Envelope(
@@ -57,12 +60,15 @@ def render(settings: Settings, body: str) -> Rendering:
         why = str(error) if isinstance(error, InvalidMessageError) else "is not UTF-8"
         raise ConfigError(f"--render: {why}") from None
     login = shape.login.header()
-    documented = [*_documented(settings, shape)]
+    judged = [_judge(settings, shape, *_read_answer(answer)) for answer in answers]
+    if not answers:
+        judged += _documented(settings, shape)
+        judged += _by_code_alone(settings, judged)
     return Rendering(
         url=url,
         headers=dict(_shown(header, is_secret=header == login) for header in headers),
         body=written.decode(),
-        answers=[*documented, *_by_code_alone(settings, documented)],
+        answers=judged,
     )
 
 
@@ -73,27 +79,50 @@ def _shown(header: Header, *, is_secret: bool) -> tuple[str, str]:
     return name, f"{before}{space}{_MASK}" if is_secret else value
 
 
-def _documented(settings: Settings, shape: Shape) -> Iterator[RenderedAnswer]:
-    for answer in documented_answers(settings.sms_api.preset):
-        content = json.dumps(answer["body"]).encode() if "body" in answer else b""
-        judged = shape.judge(Reply(answer["status"], (), content))
-        yield RenderedAnswer(
-            status=answer["status"],
-            code=judged.code,
-            means=answer["means"],
-            becomes=_becomes(judged.fate, judged.pause, settings),
+def _read_answer(answer: str) -> tuple[int, bytes]:
+    status, _, body = answer.partition(" ")
+    if not re.fullmatch("[1-5][0-9][0-9]", status):
+        raise ConfigError("--answer: must be a status and, behind a space, the body of an answer")
+    return int(status), body.encode(errors="replace")
+
+
+def _judge(
+    settings: Settings, shape: Shape, status: int, body: bytes, means: str | None = None
+) -> RenderedAnswer:
+    judged = shape.judge(Reply(status, (), body))
+    becomes = _becomes(judged.fate, judged.pause, settings)
+    return RenderedAnswer(status=status, code=judged.code, means=means, becomes=becomes)
+
+
+def _documented(settings: Settings, shape: Shape) -> list[RenderedAnswer]:
+    """Judge the preset's examples; those of `generic` say nothing of a service that differs."""
+    api = settings.sms_api
+    if api.preset == "generic" and api.response.accepted != AcceptedSettings():
+        return []
+    return [
+        _judge(
+            settings,
+            shape,
+            answer["status"],
+            json.dumps(answer["body"]).encode() if "body" in answer else b"",
+            answer["means"],
         )
+        for answer in documented_answers(api.preset)
+    ]
 
 
 def _by_code_alone(
     settings: Settings, documented: Sequence[RenderedAnswer]
-) -> Iterator[RenderedAnswer]:
-    """Yield what the codes mean of which there is no example."""
+) -> list[RenderedAnswer]:
+    """Say what the codes mean of which there is no example."""
     shown = {answer.code for answer in documented}
-    for code, fate in settings.sms_api.response.errors.items():
-        if code not in shown:
-            becomes = _becomes(*_read_fate(fate), settings)
-            yield RenderedAnswer(status=None, code=code, means=None, becomes=becomes)
+    return [
+        RenderedAnswer(
+            status=None, code=code, means=None, becomes=_becomes(*_read_fate(fate), settings)
+        )
+        for code, fate in settings.sms_api.response.errors.items()
+        if code not in shown
+    ]
 
 
 def _read_fate(fate: ErrorFate) -> tuple[Fate, PauseReason | None]:

@@ -95,3 +95,35 @@ def test_what_is_no_request_is_told(body: str, told: str) -> None:
         rendered("generic", body)
 
     assert str(caught.value).startswith(told)
+
+
+def test_answers_may_be_given() -> None:
+    """Of an answer that is given it is said what becomes of it, and nothing is said of others."""
+    settings = Settings.model_validate(
+        {
+            "sms_api": {
+                "base_url": "https://a.example",
+                "key": KEY,
+                "response": {"accepted": {"pointer": "/ok", "values": ["yes"]}},
+            }
+        }
+    )
+    given = ['200 {"ok": "yes"}', '200 {"ok": "no", "code": "7"}', "404", "200 \udc80"]
+    answers = render(settings, BODY, given).answers
+
+    assert [(answer.status, answer.code, answer.becomes) for answer in answers] == [
+        (200, None, "sent"),
+        (200, "7", "tried again with the same key, then dead letter: uncertain"),
+        (404, None, "tried again later; the worker pauses if all get it: misconfigured"),
+        (200, None, "tried again with the same key, then dead letter: uncertain"),
+    ]
+    # Examples of another API would say what is not so.
+    assert render(settings, BODY).answers == []
+
+
+@pytest.mark.parametrize("answer", ["", "sent", "600", "20", '{"status": 200}'])
+def test_what_is_no_answer_is_told(answer: str) -> None:
+    """An answer without a status is told to have none."""
+    settings = Settings.model_validate({"sms_api": {"base_url": "https://a", "key": "k"}})
+    with pytest.raises(ConfigError, match="--answer: must be a status and"):
+        render(settings, BODY, [answer])

@@ -1,0 +1,162 @@
+"""Writes what docs/providers says of each preset's data: requests, answers, webhooks, the index.
+
+python -m tests.providers.pages
+"""
+
+import json
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from bridge.config import Settings, load_settings
+from bridge.config.presets import PRESETS, Preset
+from bridge.operators.rendering import Rendering, render
+
+PROJECT: Final = Path(__file__).parents[2]
+FOLDER: Final = PROJECT / "docs" / "providers"
+INDEX: Final = FOLDER / "README.md"
+# Each has a page of its own; `generic` is what the other documents speak of.
+SERVICES: Final = tuple(preset for preset in PRESETS if preset != "generic")
+# The number is from a range that is reserved for fiction.
+BODY: Final = json.dumps({"to": "+447700900123", "from": "Acme", "text": "Your code is 1234"})
+# The package with each service's own client, which tests/services holds against our preset.
+CLIENTS: Final[dict[Preset, str]] = {
+    "twilio": "twilio",
+    "vonage": "vonage",
+    "vonage-sms": "vonage",
+    "telnyx": "telnyx",
+    "messagebird": "messagebird",
+    "sinch": "sinch",
+    "plivo": "plivo",
+    "infobip": "infobip-api-python-client",
+    "android-sms-gateway": "android-sms-gateway",
+}
+_BLOCK = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def page_of(preset: Preset) -> Path:
+    """Return the page of a preset's service."""
+    return FOLDER / f"{preset}.md"
+
+
+def yaml_blocks(text: str) -> list[str]:
+    """Return the YAML blocks of a page; each is a part of config.yaml."""
+    return _BLOCK.findall(text)
+
+
+def settings_of(block: str, folder: Path) -> Settings:
+    """Load a block as the bridge does, the secret files that it names below a folder of ours."""
+    for name in re.findall(r"/run/secrets/([a-z-]+)", block):
+        (folder / name).write_text("a-secret", encoding="utf-8")
+    config = folder / "config.yaml"
+    config.write_text(block.replace("/run/secrets", str(folder)), encoding="utf-8")
+    return load_settings(config, {})
+
+
+def title_of(preset: Preset) -> str:
+    """Return what a page calls its service."""
+    return page_of(preset).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+
+
+def rendering_of(preset: Preset, folder: Path) -> Rendering:
+    """Render the example with the settings that a page tells people to set."""
+    first = yaml_blocks(page_of(preset).read_text(encoding="utf-8"))[0]
+    return render(settings_of(first, folder), BODY)
+
+
+def request_part(rendering: Rendering) -> str:
+    """Show what is posted, as `sms-bridge check --render` prints it."""
+    headers = (f"{name}: {value}" for name, value in rendering.headers.items())
+    lines = ["```text", f"POST {rendering.url}", *headers, "", rendering.body, "```"]
+    return "\n".join(lines)
+
+
+def answers_part(rendering: Rendering) -> str:
+    """Make a table of the answers that are known, and one of the codes without an example."""
+    examples = [answer for answer in rendering.answers if answer.status is not None]
+    shown = table(
+        ("The service says", "Status", "Code", "What becomes of the message"),
+        (
+            (str(answer.means), str(answer.status), as_code(answer.code), answer.becomes)
+            for answer in examples
+        ),
+    )
+    by_fate = defaultdict(list)
+    for answer in rendering.answers:
+        if answer.status is None:
+            by_fate[answer.becomes].append(as_code(answer.code))
+    if not by_fate:
+        return shown
+    rows = ((becomes, " ".join(codes)) for becomes, codes in by_fate.items())
+    return f"{shown}\n\n{table(('What becomes of the message', 'Further codes'), rows)}"
+
+
+def index_part(folder: Path) -> str:
+    """Make the table of all services."""
+    return table(
+        ("Service", "Preset", "Requests held against", "Error codes known", "Key against repeats"),
+        (_row(preset, folder) for preset in SERVICES),
+    )
+
+
+def _row(preset: Preset, folder: Path) -> tuple[str, ...]:
+    first = yaml_blocks(page_of(preset).read_text(encoding="utf-8"))[0]
+    api = settings_of(first, folder).sms_api
+    client = CLIENTS.get(preset)
+    return (
+        f"[{title_of(preset)}]({page_of(preset).name})",
+        f"`{preset}`",
+        f"`{client}` {_locked_version(client)}" if client else "the server's source",
+        str(len(api.response.errors)),
+        f"`{api.idempotency}`" if api.knows_repeats else "none",
+    )
+
+
+def _locked_version(package: str) -> str:
+    lock = tomllib.loads((PROJECT / "uv.lock").read_text(encoding="utf-8"))
+    (version,) = (one["version"] for one in lock["package"] if one["name"] == package)
+    return str(version)
+
+
+def as_code(text: str | None) -> str:
+    """Write a code, or that there is none."""
+    return f"`{text}`" if text else "-"
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Write a table in Markdown."""
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def with_part(text: str, name: str, part: str) -> str:
+    """Put what is made in its place in a page."""
+    begin, end = f"<!-- {name}: made by `make provider-pages` -->\n", f"\n<!-- {name}: end -->"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"there is no place for {name}")
+    return f"{before}{begin}{part}{end}{after}"
+
+
+def pages(folder: Path) -> dict[Path, str]:
+    """Make every page anew, by path; `folder` is where files of secrets may be put."""
+    made = {}
+    for preset in SERVICES:
+        rendering = rendering_of(preset, folder)
+        text = page_of(preset).read_text(encoding="utf-8")
+        text = with_part(text, "request", request_part(rendering))
+        made[page_of(preset)] = with_part(text, "answers", answers_part(rendering))
+    index = INDEX.read_text(encoding="utf-8")
+    return made | {INDEX: with_part(index, "services", index_part(folder))}
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as secrets:
+        for path, text in pages(Path(secrets)).items():
+            path.write_text(text, encoding="utf-8")

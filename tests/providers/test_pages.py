@@ -1,0 +1,64 @@
+"""The pages of docs/providers against the presets: what they show and set is so, and works."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bridge.config.presets import Preset, needed_settings
+from bridge.outbound.shape import shape_from
+from tests.providers.pages import (
+    FOLDER,
+    INDEX,
+    SERVICES,
+    page_of,
+    pages,
+    settings_of,
+    yaml_blocks,
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
+    """Make every page anew."""
+    return pages(tmp_path_factory.mktemp("secrets"))
+
+
+@pytest.mark.parametrize("path", [INDEX, *map(page_of, SERVICES)], ids=lambda path: path.stem)
+def test_pages_say_what_the_presets_do(path: Path, made: dict[Path, str]) -> None:
+    """What is posted, and what becomes of each answer, is as the page shows it."""
+    assert path.read_text(encoding="utf-8") == made[path]
+
+
+def test_every_preset_has_a_page() -> None:
+    """There is a page for each service, and one for services without a preset."""
+    wanted = {INDEX, FOLDER / "your-own-service.md", *map(page_of, SERVICES)}
+
+    assert set(FOLDER.glob("*.md")) == wanted
+
+
+@pytest.mark.parametrize("preset", SERVICES)
+def test_what_a_page_sets_is_all_that_the_worker_needs(preset: Preset, tmp_path: Path) -> None:
+    """With the settings of each block the worker starts, with those of the page's own service."""
+    blocks = yaml_blocks(page_of(preset).read_text(encoding="utf-8"))
+    settings = [settings_of(block, tmp_path).sms_api for block in blocks if "sms_api:" in block]
+
+    # Which raises where something is missing.
+    for api in settings:
+        shape_from(api)
+
+    assert {api.preset for api in settings} == {preset}
+
+
+@pytest.mark.parametrize("preset", SERVICES)
+def test_a_page_sets_little(preset: Preset) -> None:
+    """The first block has what the preset needs and nothing else, in five lines at most."""
+    first = yaml_blocks(page_of(preset).read_text(encoding="utf-8"))[0]
+    given = yaml.safe_load(first)["sms_api"]
+    if "auth" in given:
+        given["auth.username"] = given.pop("auth")["username"]
+
+    assert given.keys() - {"preset"} == {
+        "key_file" if key == "key" else key for key in needed_settings(preset)
+    }
+    assert len(first.splitlines()) <= 5
