@@ -22,7 +22,6 @@ from bridge.http_server.listener import Listener
 from bridge.http_server.service import Hooks
 from bridge.inbound.metrics import WebhookMetrics
 from bridge.inbound.own_queue import watched
-from bridge.inbound.schemes import scheme_from
 from bridge.inbound.webhook import Receiver, webhook_limits
 from bridge.line_writer import LineWriter
 from bridge.logs import Log, configure_logging
@@ -34,7 +33,7 @@ from bridge.outbound.sender import Sender
 from bridge.outbound.shape import shape_from
 from bridge.outbound.transport import open_transport
 from bridge.outbound.worker import Worker
-from bridge.start_checks import broker_login, webhook_secrets
+from bridge.start_checks import broker_login, webhook_endpoints
 from bridge.topology.declarations import bridge_topology, dead_queue, name_of, retry_queue
 from bridge.topology.upkeep import Upkeep
 
@@ -123,8 +122,8 @@ class Assembly:
         settings = self._settings.webhook
         metrics = WebhookMetrics(
             self.registry,
-            path=settings.path,
-            event_types=settings.event_types,
+            paths=[endpoint.path for endpoint in settings.all_endpoints],
+            event_types=settings.known_types_of_all,
             queues=() if settings.queue is None else (settings.queue,),
         )
         receiver = self._make_receiver(metrics)
@@ -152,19 +151,17 @@ class Assembly:
 
     def _make_receiver(self, metrics: WebhookMetrics) -> Receiver:
         settings = self._settings.webhook
-        scheme = scheme_from(settings.signature, settings.public_url)
-        secrets = webhook_secrets(settings, scheme)
-        receiver = Receiver(
+        endpoints = webhook_endpoints(settings)
+        for endpoint in endpoints:
+            for secret in endpoint.secrets:
+                self._secrets.watch("webhook", secret, endpoint.use_secrets)
+        return Receiver(
             settings,
-            scheme=scheme,
-            secrets=secrets,
+            endpoints=endpoints,
             publisher=self._make_publisher(),
             upkeep=self._make_upkeep("webhook"),
             metrics=metrics,
         )
-        for secret in secrets:
-            self._secrets.watch("webhook", secret, receiver.read_secrets)
-        return receiver
 
     def _count_reserved(self) -> int:
         """Count the descriptors that everything but the public port may need."""

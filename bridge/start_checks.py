@@ -5,15 +5,17 @@ from typing import Final
 
 from bridge.amqp.login import tls_context
 from bridge.config import Role, Settings, WebhookSettings
+from bridge.config.webhook import DEFAULT_ENDPOINT
 from bridge.credentials import Credential, load_authorities
 from bridge.errors import ConfigError
-from bridge.inbound.schemes import Scheme, decode_secret, scheme_from
+from bridge.inbound.endpoint import Endpoint, lacks_secrets
+from bridge.inbound.schemes import scheme_from
 from bridge.outbound.shape import shape_from
 
 # What to say of a role that nobody has configured.
 _MISSING: Final[Mapping[Role, str]] = {
     "worker": "sms_api.base_url: is missing; the worker needs it",
-    "webhook": "webhook.secrets: is missing; set webhook.secrets or webhook.secret_files",
+    "webhook": lacks_secrets(DEFAULT_ENDPOINT),
 }
 
 
@@ -26,7 +28,7 @@ def check_start(settings: Settings, roles: Collection[Role]) -> None:
     if "worker" in roles:
         steps += [_check_api_shape, _check_api_tls]
     if "webhook" in roles:
-        steps += [_check_webhook_secrets, _check_ports]
+        steps += [_check_endpoints, _check_ports]
     faults: list[str] = []
     for step in steps:
         try:
@@ -46,7 +48,7 @@ def check_roles(settings: Settings, roles: Collection[Role]) -> dict[Role, str |
     api, webhook = settings.sms_api, settings.webhook
     parts: dict[Role, tuple[object, ...]] = {
         "worker": (api.base_url, api.preset != "generic", api.key, api.key_file),
-        "webhook": (webhook.secrets, webhook.secret_files),
+        "webhook": (webhook.has_secrets, webhook.endpoints),
     }
     missing = {role: None if any(parts[role]) else _MISSING[role] for role in roles}
     check_start(settings, [role for role, why in missing.items() if why is None])
@@ -67,25 +69,21 @@ def broker_login(settings: Settings) -> list[Credential]:
     return [Credential(key, file=file) for key, file in files.items() if file is not None]
 
 
-def webhook_secrets(settings: WebhookSettings, scheme: Scheme) -> list[Credential]:
-    """Read the secrets that the webhook receiver needs; the first one counts as current."""
+def webhook_endpoints(settings: WebhookSettings) -> list[Endpoint]:
+    """Make the endpoints that the webhook receiver serves, their secrets read.
 
-    def check(key: str, value: str) -> str:
-        decode_secret(scheme, value, setting=key)
-        return value
-
-    if settings.secret_files is not None:
-        files = enumerate(settings.secret_files)
-        return [
-            Credential(f"webhook.secret_files.{number}", file=file, check=check)
-            for number, file in files
-        ]
-    if settings.secrets is None:
-        raise ConfigError(_MISSING["webhook"])
-    return [
-        Credential(f"webhook.secrets.{number}", value=value, check=check)
-        for number, value in enumerate(settings.secrets)
-    ]
+    Raises ConfigError with the faults of all of them.
+    """
+    endpoints: list[Endpoint] = []
+    faults: list[str] = []
+    for key, endpoint in settings.endpoints_by_key.items():
+        try:
+            endpoints.append(Endpoint(endpoint, key=key))
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError(*faults)
+    return endpoints
 
 
 def _check_broker_tls(settings: Settings) -> None:
@@ -103,9 +101,8 @@ def _check_api_tls(settings: Settings) -> None:
         load_authorities("sms_api.ca_file", settings.sms_api.ca_file)
 
 
-def _check_webhook_secrets(settings: Settings) -> None:
-    webhook = settings.webhook
-    webhook_secrets(webhook, scheme_from(webhook.signature, webhook.public_url))
+def _check_endpoints(settings: Settings) -> None:
+    webhook_endpoints(settings.webhook)
 
 
 def _check_ports(settings: Settings) -> None:

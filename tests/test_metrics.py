@@ -155,7 +155,9 @@ WEBHOOK = {
     "http_request_size_bytes": histogram(SIZE, "route", ROUTES),
     "evictions_total": counter("cause", ["connections", "memory"]),
     "events_total": counter("event_type outcome", TYPES, EVENTS),
-    "signature_verifications_total": Promise("counter", ("result", "key"), CHECKS),
+    "signature_verifications_total": Promise(
+        "counter", ("route", "result", "key"), tuple((PATH, *check) for check in CHECKS)
+    ),
     "signature_age_seconds": histogram([0.5, 1, 5, 10, 30, 60, 120, 300, 600]),
     "event_lag_seconds": histogram(AGE, "event_type", TYPES),
     "last_event_timestamp_seconds": gauge("event_type", TYPES),
@@ -219,7 +221,9 @@ def worker(registry: Registry) -> WorkerMetrics:
 
 def webhook(registry: Registry) -> WebhookMetrics:
     """Add what a webhook receiver with the default settings has."""
-    return WebhookMetrics(registry, path=PATH, event_types=["message.received"], queues=[INBOUND])
+    return WebhookMetrics(
+        registry, paths=[PATH], event_types=["message.received"], queues=[INBOUND]
+    )
 
 
 @pytest.fixture
@@ -426,10 +430,10 @@ def test_process_and_interpreter(registry: Registry, prefix: str) -> None:
 
 
 def test_names_of_the_settings_are_the_labels() -> None:
-    """Queues, path and types of the settings are the label values."""
+    """Queues, paths and types of the settings are the label values."""
     registry = new_registry()
     WorkerMetrics(registry, queue="q", retry_queues=["q.retry.1s"], dead="q.dead")
-    WebhookMetrics(registry, path="/in", event_types=["a", "b"])
+    WebhookMetrics(registry, paths=["/in", "/other"], event_types=["a", "b"])
     text = generate_latest(registry).decode()
     values = {
         label: set(re.findall(f'{label}="([^"]*)"', text))
@@ -438,7 +442,7 @@ def test_names_of_the_settings_are_the_labels() -> None:
 
     assert values == {
         "queue": {"q", "q.retry.1s", "q.dead"},
-        "route": {"/in", "unmatched"},
+        "route": {"/in", "/other", "unmatched"},
         "event_type": {"a", "b", "other", "unknown"},
     }
 
@@ -446,7 +450,7 @@ def test_names_of_the_settings_are_the_labels() -> None:
 def test_types_that_are_always_there_can_be_configured() -> None:
     """A type that is called as one of the two that are always there does no harm."""
     registry = new_registry()
-    WebhookMetrics(registry, path=PATH, event_types=["other", "message.received"])
+    WebhookMetrics(registry, paths=[PATH], event_types=["other", "message.received"])
     names = series(registry)
 
     assert len(names) == len(set(names))

@@ -9,8 +9,7 @@ from bridge.amqp.connecting import open_connection
 from bridge.config import Role, Settings, SmsApiSettings
 from bridge.config.presets import PRESETS, Preset, needed_settings
 from bridge.errors import BrokerError, ConfigError
-from bridge.inbound.schemes import Scheme
-from bridge.start_checks import check_roles, check_start, webhook_secrets
+from bridge.start_checks import check_roles, check_start, webhook_endpoints
 from tests.certificates import make_certificate
 
 BOTH: tuple[Role, ...] = ("worker", "webhook")
@@ -246,13 +245,44 @@ def test_presets_name_what_they_need(preset: Preset) -> None:
         assert fault.startswith(f"sms_api.{key}: is missing; {'it is ' if key in needs else ''}")
 
 
-def test_a_secret_that_cannot_be_used_is_told_by_its_setting(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["webhook", "webhook.endpoints.0"])
+def test_a_secret_that_cannot_be_used_is_told_by_its_setting(tmp_path: Path, key: str) -> None:
     """Of several secret files the one that is not in the scheme's encoding is named."""
     files = [tmp_path / "current", tmp_path / "previous"]
     for file, secret in zip(files, ("00ff", "no hex"), strict=True):
         file.write_text(secret, encoding="utf-8")
-    settings = Settings.model_validate({"webhook": {"secret_files": files}})
-    scheme = Scheme(header="X-Signature", secret_encoding="hex")
+    endpoint = {"path": "/a", "secret_files": files, "signature": {"secret_encoding": "hex"}}
+    webhook = endpoint if key == "webhook" else {"endpoints": [endpoint]}
+    settings = Settings.model_validate({"webhook": webhook})
 
-    with pytest.raises(ConfigError, match=r"^webhook\.secret_files\.1: the secret is empty or not"):
-        webhook_secrets(settings.webhook, scheme)
+    with pytest.raises(ConfigError) as caught:
+        webhook_endpoints(settings.webhook)
+    assert str(caught.value).startswith(f"{key}.secret_files.1: the secret is empty or not hex; ")
+
+
+def test_every_endpoint_that_cannot_be_served_is_told() -> None:
+    """Each endpoint that lacks secrets, or whose scheme contradicts itself, is told by its key."""
+    endpoints = [
+        {"path": "/a"},
+        {"path": "/b", "secrets": ["s"]},
+        {"path": "/c", "secrets": ["s"], "signature": {"preset": "twilio"}},
+        {"path": "/d", "secrets": ["s"], "signature": {"secret_encoding": "hex"}},
+    ]
+    settings = _settings({"webhook": {"endpoints": endpoints}})
+
+    with pytest.raises(ConfigError) as caught:
+        check_start(settings, ["webhook"])
+    assert [fault.partition(";")[0] for fault in caught.value.faults] == [
+        "webhook.endpoints.0.secrets: is missing",
+        "webhook.endpoints.2.public_url: is missing, but the service signs {url}",
+        "webhook.endpoints.3.secrets.0: the secret is empty or not hex",
+    ]
+
+
+def test_whoever_lists_endpoints_means_to_run_the_receiver() -> None:
+    """Endpoints without secrets are a fault, not a role that nobody has configured."""
+    settings = Settings.model_validate({"webhook": {"endpoints": [{"path": "/a"}]}})
+
+    with pytest.raises(ConfigError, match=r"^webhook\.endpoints\.0\.secrets: is missing; set "):
+        check_roles(settings, BOTH)
+    assert check_roles(settings, ["worker"])["worker"] is not None

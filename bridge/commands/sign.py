@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bridge.config import Settings
+    from bridge.inbound.endpoint import Endpoint
 
 app = typer.Typer()
 
@@ -22,6 +23,7 @@ app = typer.Typer()
     epilog=examples(
         "sms-bridge sign event.json",
         "sms-bridge sign event.json --curl http://localhost:8080/webhooks",
+        "sms-bridge sign event.json --path /webhooks/telnyx",
     )
 )
 def sign(
@@ -30,13 +32,18 @@ def sign(
     curl: Annotated[
         str | None, typer.Option(metavar="URL", help="Print a ready curl command instead.")
     ] = None,
+    path: Annotated[
+        str | None,
+        typer.Option(help="The endpoint, where there are several; that of the URL without."),
+    ] = None,
     config: ConfigFile = None,
 ) -> None:
-    """Sign a body as the configured scheme does and print the headers, a line each."""
+    """Sign a body as the endpoint's scheme does and print the headers, a line each."""
     import shlex
 
     body = sys.stdin.buffer.read() if file is None else _read(file)
-    headers, query = _sign(read_settings(context, config), body)
+    endpoint = _choose(read_settings(context, config), path, curl)
+    headers, query = _sign(endpoint, body)
     if curl is None:
         for name, value in headers:
             typer.echo(f"{name}: {value}")
@@ -55,15 +62,28 @@ def _read(file: Path) -> bytes:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
 
 
-def _sign(settings: "Settings", body: bytes) -> "tuple[Sequence[tuple[str, str]], bytes]":
+def _choose(settings: "Settings", path: str | None, url: str | None) -> "Endpoint":
+    from urllib.parse import urlsplit
+
+    from bridge.inbound.endpoint import Endpoint
+
+    keys = {one.path: key for key, one in settings.webhook.endpoints_by_key.items()}
+    wanted = path
+    if path is None:
+        of_url = "" if url is None else urlsplit(url).path
+        # A proxy may call the only endpoint by another path.
+        wanted = of_url if of_url in keys or len(keys) > 1 else next(iter(keys))
+    if wanted not in keys:
+        raise ConfigError(f"--path: must be that of an endpoint: {', '.join(keys)}")
+    key = keys[wanted]
+    return Endpoint(settings.webhook.endpoints_by_key[key], key=key)
+
+
+def _sign(endpoint: "Endpoint", body: bytes) -> "tuple[Sequence[tuple[str, str]], bytes]":
     import uuid
 
-    from bridge.inbound.schemes import decode_secret, scheme_from
     from bridge.inbound.signature import sign
-    from bridge.start_checks import webhook_secrets
 
-    scheme = scheme_from(settings.webhook.signature, settings.webhook.public_url)
-    secret = webhook_secrets(settings.webhook, scheme)[0]
-    key = decode_secret(scheme, secret.current)
-    signed = sign(scheme, key, body, now=time.time(), event_id=f"evt_{uuid.uuid4().hex}")
+    event_id = f"evt_{uuid.uuid4().hex}"
+    signed = sign(endpoint.scheme, endpoint.keys[0], body, now=time.time(), event_id=event_id)
     return signed.headers, signed.query

@@ -33,8 +33,12 @@ class Form(dict[str, str]):
 
 
 class Event(NamedTuple):
-    """One verified webhook. `type` is None when the endpoint has none and its body names none."""
+    """One verified webhook. `type` is None when the endpoint has none and its body names none.
 
+    `path` is the endpoint's.
+    """
+
+    path: str
     body: bytes
     is_json: bool
     type: str | None
@@ -49,12 +53,13 @@ class Event(NamedTuple):
         """What a repeat has in common with the first; None where repeats cannot be recognised.
 
         The id alone is not enough: several events may be about one message, and an unsigned id
-        could be swapped. A digest of body and id takes a third of their memory.
+        could be swapped. Nor is what two services call alike a repeat. A digest takes a third of
+        the memory of body and id.
         """
         if self.event_id is None:
             return None
-        both = f"{self.sha256} {self.event_id}".encode()
-        return hashlib.blake2b(both, digest_size=_REPEAT_KEY_BYTES).digest()
+        whole = f"{self.path} {self.sha256} {self.event_id}".encode()
+        return hashlib.blake2b(whole, digest_size=_REPEAT_KEY_BYTES).digest()
 
 
 def name_event(
@@ -70,6 +75,7 @@ def name_event(
     if kind is None:
         kind = endpoint.event_type
     return Event(
+        path=endpoint.path,
         body=body,
         is_json=document is not NOT_JSON and type(document) is not Form,
         type=kind,

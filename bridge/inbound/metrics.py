@@ -20,7 +20,7 @@ EventOutcome = Literal[
 ]
 # Upper bounds of buckets; the usual tolerance is one of them.
 SIGNATURE_AGE_SECONDS: Final = (0.5, 1, 5, 10, 30, 60, 120, 300, 600)
-VERIFICATIONS: Final = (
+VERIFICATIONS: Final[Sequence[tuple[str, str]]] = (
     ("valid", "current"),
     ("valid", "previous"),
     *((fault, "none") for fault in get_args(SignatureFault)),
@@ -36,16 +36,16 @@ class WebhookMetrics(Catalogue):
         self,
         registry: Registry,
         *,
-        path: str,
+        paths: Sequence[str],
         event_types: Sequence[str],
         queues: Sequence[str] = (),
     ) -> None:
         super().__init__(registry)
         self.event_types = frozenset(event_types)
         types = (*event_types, "other", "unknown")
-        routes = (path, "unmatched")
-        self._http(routes)
+        self._http((*paths, "unmatched"))
         self._events(types)
+        self._signatures(paths)
         self._state(queues)
 
     def _http(self, routes: Sequence[str]) -> None:
@@ -86,17 +86,6 @@ class WebhookMetrics(Catalogue):
             ("event_type", "outcome"),
             [(event_type, outcome) for event_type in types for outcome in get_args(EventOutcome)],
         )
-        self.verifications = self._counter(
-            "sms_bridge_webhook_signature_verifications_total",
-            "Signature checks; `current` is the first configured secret.",
-            ("result", "key"),
-            VERIFICATIONS,
-        )
-        self.signature_age = self._histogram(
-            "sms_bridge_webhook_signature_age_seconds",
-            "Age of a valid signature's timestamp, where the scheme has one.",
-            SIGNATURE_AGE_SECONDS,
-        )
         self.event_lag = self._histogram(
             "sms_bridge_webhook_event_lag_seconds",
             "From the signature's timestamp to the broker's confirm.",
@@ -115,6 +104,19 @@ class WebhookMetrics(Catalogue):
             "Delivery events; zero until the service's types are known.",
             ("status",),
             ("delivered", "failed", "expired", "rejected", "unknown"),
+        )
+
+    def _signatures(self, paths: Sequence[str]) -> None:
+        self.verifications = self._counter(
+            "sms_bridge_webhook_signature_verifications_total",
+            "Signature checks; `current` is the first configured secret.",
+            ("route", "result", "key"),
+            [(path, *verification) for path in paths for verification in VERIFICATIONS],
+        )
+        self.signature_age = self._histogram(
+            "sms_bridge_webhook_signature_age_seconds",
+            "Age of a valid signature's timestamp, where the scheme has one.",
+            SIGNATURE_AGE_SECONDS,
         )
 
     def _state(self, queues: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """Refuses what is no webhook, or cannot be accepted now; counts and logs what strangers do."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from bridge.http_server.occupancy import Eviction
@@ -49,44 +50,48 @@ class Refusals:
     Anybody can cause any number of refusals, so the log has few lines, each with a count.
     """
 
-    def __init__(self, *, path: str, signature_header: str, metrics: WebhookMetrics) -> None:
-        self._path = path
-        self._signature_header = signature_header.lower().encode()
+    def __init__(self, signature_headers: Mapping[str, str], *, metrics: WebhookMetrics) -> None:
+        # By the path of each endpoint.
+        self._headers = {path: name.lower().encode() for path, name in signature_headers.items()}
         self._metrics = metrics
         self._refused = CountedLog(log, "webhook")
         self._evicted = CountedLog(log, "connections_evicted")
 
     def judge(self, method: str, path: str, headers: Headers) -> Response | None:
         """Refuse by the header alone what is no webhook, so that no stranger's body is buffered."""
-        if path != self._path:
+        signature_header = self._headers.get(path)
+        if signature_header is None:
             return NOT_FOUND
         if method != "POST":
             return NOT_ALLOWED
         # A loop, because a generator is slower, and this runs twice for every webhook.
         for name, _ in headers:
-            if name == self._signature_header:
+            if name == signature_header:
                 return None
         return NOT_SIGNED
 
     def count(self, method: str | None, path: str | None, status: int) -> None:
         """Count a request that was refused by its header, or that never arrived whole."""
-        is_ours = path == self._path
+        route = path if path in self._headers else None
         label = "POST" if method == "POST" else "other"
-        route = self._path if is_ours else UNMATCHED
-        self._metrics.http_requests.labels(route, label, str(status)).inc()
-        if not is_ours or status == NOT_ALLOWED.status:
+        self._metrics.http_requests.labels(route or UNMATCHED, label, str(status)).inc()
+        if route is None or status == NOT_ALLOWED.status:
             return
         outcome = _OUTCOMES.get(status, "incomplete")
         self._metrics.events.labels("unknown", outcome).inc()
         why = None
         if status == NOT_SIGNED.status:
             why = "missing"
-            self._metrics.verifications.labels(why, "none").inc()
-        self.log(outcome, why, status)
+            self._metrics.verifications.labels(route, why, "none").inc()
+        self.log(route, outcome, why, status)
 
-    def log(self, outcome: EventOutcome, why: str | None, status: int) -> None:
+    def log(self, path: str, outcome: EventOutcome, why: str | None, status: int) -> None:
         """Log a refusal of something unverified, or only count it for a later line."""
-        self._refused.info(outcome=outcome, why=why, status=status)
+        self._refused.info(route=self.route(path), outcome=outcome, why=why, status=status)
+
+    def route(self, path: str) -> str | None:
+        """Return what the log calls an endpoint: nothing, where there is no other."""
+        return path if len(self._headers) > 1 else None
 
     def count_eviction(self, cause: Eviction) -> None:
         """Count a connection that was closed to make room for another."""

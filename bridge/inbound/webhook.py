@@ -1,7 +1,8 @@
-"""From the service's webhooks to the exchange: receive, verify, name, publish, answer.
+"""From the services' webhooks to the exchange: receive, verify, name, publish, answer.
 
 `Receiver._accept` is the whole way. 200 means that the broker has confirmed the event. Nothing
-authentic is refused for its content; after a 503 the service sends it again.
+authentic is refused for its content; after a 503 the service sends it again. Each endpoint has its
+own path, scheme and secrets; all else is one for all.
 """
 
 import asyncio
@@ -14,16 +15,15 @@ from typing import Final
 from bridge.amqp.client import Connection
 from bridge.amqp.publisher import Publication, Publisher
 from bridge.config import WebhookSettings
-from bridge.credentials import Credential
 from bridge.errors import InvalidSignatureError, PublishError
 from bridge.http_server.limits import Limits
 from bridge.http_server.request import Request, Response
+from bridge.inbound.endpoint import Endpoint
 from bridge.inbound.event import OTHER, Event, name_event, properties_of
 from bridge.inbound.metrics import EventOutcome, WebhookMetrics
 from bridge.inbound.refusals import NOT_SIGNED, TRY_LATER, Refusals, RefusedError
 from bridge.inbound.repeats import RecentEvents
-from bridge.inbound.schemes import Scheme, decode_secret
-from bridge.inbound.signature import Verified, verify
+from bridge.inbound.signature import Verified
 from bridge.logs import Log
 from bridge.topology.upkeep import Upkeep
 
@@ -51,29 +51,25 @@ def webhook_limits(settings: WebhookSettings) -> Limits:
 
 
 class Receiver:
-    """Answers the service's webhooks; `refusals` refuses and counts everything else."""
+    """Answers the webhooks of every endpoint; `refusals` refuses and counts everything else."""
 
     def __init__(
         self,
         settings: WebhookSettings,
         *,
-        scheme: Scheme,
-        secrets: Sequence[Credential],
+        endpoints: Sequence[Endpoint],
         publisher: Publisher,
         upkeep: Upkeep,
         metrics: WebhookMetrics,
     ) -> None:
         self._settings = settings
-        self._path = settings.path
         self._exchange = settings.exchange
         self._upkeep = upkeep
-        self._scheme = scheme
-        self._secrets = secrets
-        self._keys: list[bytes] = []
         self._publisher = publisher
         self._metrics = metrics
+        self._endpoints = {endpoint.path: endpoint for endpoint in endpoints}
         self.refusals = Refusals(
-            path=settings.path, signature_header=scheme.header, metrics=metrics
+            {endpoint.path: endpoint.scheme.header for endpoint in endpoints}, metrics=metrics
         )
         self._in_flight = 0
         self._process_id = uuid.uuid4().hex
@@ -82,12 +78,7 @@ class Receiver:
         # Routing keys of events that no queue took, until one with the same key is taken.
         self._unroutable: set[str] = set()
         self._queue_missing = asyncio.Event()
-        self.read_secrets()
         metrics.http_in_flight.set_function(lambda: self._in_flight)
-
-    def read_secrets(self) -> None:
-        """Use the secrets as they are now, after a change of their files."""
-        self._keys = [decode_secret(self._scheme, secret.current) for secret in self._secrets]
 
     async def serve(self, connection: Connection) -> None:
         """Declare the topology and publish on this connection; `Link.run` calls it."""
@@ -103,37 +94,30 @@ class Receiver:
         """Answer one request on the public port."""
         refused = self.refusals.judge(request.method, request.path, request.headers)
         if refused is None:
-            return await self._receive(request)
+            return await self._receive(request, self._endpoints[request.path])
         self.refusals.count(request.method, request.path, refused.status)
         return refused
 
     # The straight line
 
-    async def _accept(self, request: Request) -> tuple[Event, EventOutcome]:
+    async def _accept(self, request: Request, endpoint: Endpoint) -> tuple[Event, EventOutcome]:
         """Return the event and its outcome when 200 is the truth; raise RefusedError otherwise."""
-        self._metrics.http_size.labels(self._path).observe(len(request.body))
-        verified = self._verify(request)
+        self._metrics.http_size.labels(endpoint.path).observe(len(request.body))
+        verified = self._verify(request, endpoint)
         content_type = request.header(b"content-type")
-        event = name_event(request.body, content_type, verified, self._settings)
+        event = name_event(request.body, content_type, verified, endpoint.settings)
         is_new = await self._publish(event, request)
         return event, _outcome(event, is_new=is_new)
 
-    def _verify(self, request: Request) -> Verified:
+    def _verify(self, request: Request, endpoint: Endpoint) -> Verified:
         now = time.time()
         try:
-            verified = verify(
-                self._scheme,
-                self._keys,
-                request.headers,
-                request.body,
-                now=now,
-                query=request.query,
-            )
+            verified = endpoint.verify(request, now=now)
         except InvalidSignatureError as error:
-            self._metrics.verifications.labels(error.fault, "none").inc()
+            self._metrics.verifications.labels(endpoint.path, error.fault, "none").inc()
             raise RefusedError(NOT_SIGNED, "invalid_signature", error.fault) from None
         key = "current" if verified.key_index == 0 else "previous"
-        self._metrics.verifications.labels("valid", key).inc()
+        self._metrics.verifications.labels(endpoint.path, "valid", key).inc()
         if verified.timestamp is not None:
             self._metrics.signature_age.observe(max(0.0, now - verified.timestamp))
         return verified
@@ -182,14 +166,14 @@ class Receiver:
 
     # Around it: the response, metrics and the log
 
-    async def _receive(self, request: Request) -> Response:
+    async def _receive(self, request: Request, endpoint: Endpoint) -> Response:
         started = time.perf_counter()
         self._in_flight += 1
         event: Event | None = None
         try:
             if self._in_flight > self._settings.max_in_flight:
                 raise RefusedError(TRY_LATER, "overloaded")  # noqa: TRY301  as all refusals
-            event, outcome = await self._accept(request)
+            event, outcome = await self._accept(request, endpoint)
             why, response = None, _OK
         except RefusedError as refusal:
             event, outcome, why = refusal.event, refusal.outcome, refusal.why
@@ -201,9 +185,9 @@ class Receiver:
             self._in_flight -= 1
         seconds = time.perf_counter() - started
         self._count_event(event, outcome)
-        self._log(event, outcome, why, response, seconds)
-        self._metrics.http_requests.labels(self._path, "POST", str(response.status)).inc()
-        self._metrics.http_duration.labels(self._path).observe(seconds)
+        self._log(event, endpoint, outcome, why, response, seconds)
+        self._metrics.http_requests.labels(endpoint.path, "POST", str(response.status)).inc()
+        self._metrics.http_duration.labels(endpoint.path).observe(seconds)
         return response
 
     def _count_event(self, event: Event | None, outcome: EventOutcome) -> None:
@@ -221,16 +205,18 @@ class Receiver:
     def _log(
         self,
         event: Event | None,
+        endpoint: Endpoint,
         outcome: EventOutcome,
         why: str | None,
         response: Response,
         seconds: float,
     ) -> None:
         if event is None:
-            self.refusals.log(outcome, why, response.status)
+            self.refusals.log(endpoint.path, outcome, why, response.status)
             return
         log.info(
             "webhook",
+            route=self.refusals.route(endpoint.path),
             outcome=outcome,
             why=why,
             status=response.status,

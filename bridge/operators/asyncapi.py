@@ -141,7 +141,7 @@ def request_schema(settings: WorkerSettings) -> dict[str, Any]:
 def event_schema(settings: Settings) -> dict[str, Any]:
     """Make the JSON Schema of an inbound event's message: body, headers, properties, key."""
     schema = _schema(InboundEvent)
-    types = list(settings.webhook.event_types)
+    types = settings.webhook.known_types_of_all
     schema["properties"]["routing_key"]["examples"] = [*types, "other", "unparsed"]
     return {"$schema": JSON_SCHEMA, **schema}
 

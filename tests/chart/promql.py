@@ -169,7 +169,7 @@ def known_series() -> tuple[tuple[str, dict[str, str]], ...]:
     metrics.provider_responses.labels("200")
     WebhookMetrics(
         registry,
-        path=webhook.path,
+        paths=[webhook.path],
         event_types=webhook.event_types,
         queues=[webhook.queue],
     )

@@ -6,9 +6,8 @@ import pytest
 
 from bridge.config import load_settings
 from bridge.errors import ConfigError
-from bridge.inbound.schemes import scheme_from
 from bridge.outbound.shape import shape_from
-from bridge.start_checks import webhook_secrets
+from bridge.start_checks import webhook_endpoints
 from tests.config.conftest import Faults, Load
 
 
@@ -138,6 +137,6 @@ def test_secret_files_override_secrets(load: Load, tmp_path: Path) -> None:
     """The webhook secrets are the files' when there are secret files."""
     (tmp_path / "secret").write_text("from-secret-file\n", encoding="utf-8")
     loaded = load({"webhook": {"secrets": ["a"], "secret_files": [str(tmp_path / "secret")]}})
-    scheme = scheme_from(loaded.webhook.signature, None)
+    (endpoint,) = webhook_endpoints(loaded.webhook)
 
-    assert [c.current for c in webhook_secrets(loaded.webhook, scheme)] == ["from-secret-file"]
+    assert endpoint.keys == [b"from-secret-file"]

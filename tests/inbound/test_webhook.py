@@ -16,12 +16,11 @@ from pydantic import SecretStr
 
 from bridge.amqp.publisher import Publication, Publisher
 from bridge.config import SignatureSettings, WebhookSettings
-from bridge.credentials import Credential
 from bridge.errors import Confirm
 from bridge.http_server.request import Request, Response
+from bridge.inbound.endpoint import Endpoint
 from bridge.inbound.metrics import WebhookMetrics
 from bridge.inbound.repeats import MAX_RECENT_EVENTS
-from bridge.inbound.schemes import scheme_from
 from bridge.inbound.webhook import Receiver
 from bridge.metrics import new_registry
 from bridge.topology.declarations import webhook_topology
@@ -33,7 +32,9 @@ SECRET = "a-webhook-secret"
 REMEMBERED = 1000
 PUBLIC_URL = "https://example.com/webhooks"
 # One for all, because to make them takes longer than to use them.
-METRICS = WebhookMetrics(new_registry(), path="/webhooks", event_types=("message.received",))
+METRICS = WebhookMetrics(
+    new_registry(), paths=("/webhooks", "/github"), event_types=("message.received",)
+)
 
 
 @dataclass
@@ -51,21 +52,30 @@ class Store:
 
 def make_receiver(store: Store, preset: Any = "plain", **changed: Any) -> Receiver:
     """Make a receiver with one secret."""
-    ours = WebhookSettings(secrets=(SecretStr(SECRET),), **changed)
+    ours = WebhookSettings(
+        secrets=(SecretStr(SECRET),),
+        signature=SignatureSettings(preset=preset),
+        public_url=PUBLIC_URL,
+        **changed,
+    )
     return Receiver(
         ours,
-        scheme=scheme_from(SignatureSettings(preset=preset), PUBLIC_URL),
-        secrets=[Credential("webhook.secrets.0", value=SecretStr(SECRET))],
+        endpoints=[Endpoint(one, key=key) for key, one in ours.endpoints_by_key.items()],
         publisher=cast("Publisher", store),
         upkeep=Upkeep(webhook_topology(ours), "off", metrics=PUBLISHED),
         metrics=METRICS,
     )
 
 
-def sign(body: bytes) -> tuple[bytes, bytes]:
+def sign(body: bytes, secret: str = SECRET) -> tuple[bytes, bytes]:
     """Sign a body as the preset `plain` does."""
-    digest = hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()
+    digest = hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
     return b"x-service-signature", digest.encode()
+
+
+def sign_as_github(body: bytes, secret: str) -> tuple[bytes, bytes]:
+    """Sign a body as the preset `github` does."""
+    return b"x-hub-signature-256", b"sha256=" + sign(body, secret)[1]
 
 
 def make_request(
@@ -233,6 +243,92 @@ async def test_each_type_that_finds_no_queue_is_told_once(ears: Ears) -> None:
         ("events_unroutable", "message.received"),
         ("events_routable", "message.received"),
     ]
+
+
+# --- Several endpoints ----------------------------------------------------------------------------
+
+OTHER_SECRET = "the-secret-of-github"
+OTHER = {"path": "/github", "secrets": (OTHER_SECRET,), "signature": {"preset": "github"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "signature", "status"),
+    [
+        ("/webhooks", sign(EVENT), 200),
+        ("/github", sign_as_github(EVENT, OTHER_SECRET), 200),
+        ("/webhooks", sign(EVENT, OTHER_SECRET), 401),
+        ("/webhooks", sign_as_github(EVENT, SECRET), 401),
+        ("/github", sign_as_github(EVENT, SECRET), 401),
+        ("/github", sign(EVENT, OTHER_SECRET), 401),
+        ("/github/", sign_as_github(EVENT, OTHER_SECRET), 404),
+        ("/", sign(EVENT), 404),
+    ],
+    ids=[
+        *("default", "other", "other-secret", "other-scheme", "default-secret"),
+        *("default-scheme", "slash", "none"),
+    ],
+)
+async def test_each_endpoint_has_its_own_secrets_and_scheme(
+    path: str, signature: tuple[bytes, bytes], status: int
+) -> None:
+    """What one service may sign is worth nothing at the path of another."""
+    store = Store()
+    receiver = make_receiver(store, endpoints=[OTHER])
+    answer = await receiver.answer(make_request(EVENT, [signature], path=path))
+
+    assert (answer.status, store.bodies) == (status, [EVENT] if status == 200 else [])
+
+
+async def test_what_happens_is_counted_and_logged_by_endpoint(ears: Ears) -> None:
+    """Counts and lines say which endpoint is meant; a path that is none is never named."""
+
+    def counts() -> dict[str, list[float]]:
+        return {
+            path: [
+                METRICS.http_requests.labels(path, "POST", "200").value,
+                METRICS.http_requests.labels(path, "POST", "401").value,
+                METRICS.verifications.labels(path, "missing", "none").value,
+                METRICS.verifications.labels(path, "mismatch", "none").value,
+            ]
+            for path in ("/webhooks", "/github")
+        }
+
+    before = counts()
+    receiver = make_receiver(Store(), endpoints=[OTHER])
+    for signature in (sign_as_github(EVENT, OTHER_SECRET), sign_as_github(EVENT, "x"), sign(EVENT)):
+        await receiver.answer(make_request(EVENT, [signature], path="/github"))
+    await receiver.answer(make_request(EVENT, path="/somewhere"))
+    grown = {
+        path: [now - then for now, then in zip(values, before[path], strict=True)]
+        for path, values in counts().items()
+    }
+
+    assert grown == {"/webhooks": [0, 0, 0, 0], "/github": [1, 2, 1, 1]}
+    assert [(line["route"], line["status"]) for line in ears.heard("webhook")] == [
+        *(("/github", 200), ("/github", 401), ("/github", 401))
+    ]
+    assert "/somewhere" not in str(ears.lines)
+
+
+async def test_the_only_endpoint_is_not_named(ears: Ears) -> None:
+    """With one endpoint every line is about it, and none says so."""
+    receiver = make_receiver(Store())
+    await receiver.answer(make_request(EVENT))
+    await receiver.answer(make_request(EVENT, []))
+
+    assert [line.get("route") for line in ears.heard("webhook")] == [None, None]
+
+
+async def test_the_same_id_of_two_services_is_no_repeat() -> None:
+    """A repeat is recognised where the first came to: each service makes up its own ids."""
+    store = Store()
+    receiver = make_receiver(store, endpoints=[OTHER])
+    ours = make_request(EVENT)
+    theirs = make_request(EVENT, [sign_as_github(EVENT, OTHER_SECRET)], path="/github")
+    answers = [await receiver.answer(request) for request in (ours, theirs, theirs, ours)]
+
+    assert {answer.status for answer in answers} == {200}
+    assert store.bodies == [EVENT, EVENT]
 
 
 # --- Events that come more than once --------------------------------------------------------------

@@ -55,7 +55,7 @@ async def test_a_queue_that_is_not_there_is_empty(amqp_url: str) -> None:
 async def test_events_that_nobody_takes_are_seen(amqp_url: str, queue: str) -> None:
     """While it serves, the webhook receiver shows how many events wait and that nobody reads."""
     registry = new_registry()
-    metrics = WebhookMetrics(registry, path="/", event_types=[], queues=[queue])
+    metrics = WebhookMetrics(registry, paths=["/"], event_types=[], queues=[queue])
     metrics.queue_consumers.labels(queue).set(1)
     serving = asyncio.Event()
 
@@ -80,6 +80,6 @@ async def test_without_a_queue_nothing_is_watched() -> None:
     async def serve(_connection: Connection) -> None:
         pass
 
-    metrics = WebhookMetrics(new_registry(), path="/", event_types=[])
+    metrics = WebhookMetrics(new_registry(), paths=["/"], event_types=[])
 
     assert watched(serve, None, metrics) is serve

@@ -1,0 +1,61 @@
+"""One path that a service calls: how it signs there, and its secrets as they are now."""
+
+from collections.abc import Iterator
+
+from bridge.config import EndpointSettings
+from bridge.config.webhook import DEFAULT_ENDPOINT
+from bridge.credentials import Credential
+from bridge.errors import ConfigError
+from bridge.http_server.request import Request
+from bridge.inbound.schemes import decode_secret, scheme_from
+from bridge.inbound.signature import Verified, verify
+
+
+class Endpoint:
+    """Verifies what is posted to one path; `key` is where its settings stand.
+
+    Raises ConfigError that names the setting when it lacks secrets, or they or its scheme cannot
+    be used. Of several secrets the first counts as current.
+    """
+
+    def __init__(self, settings: EndpointSettings, *, key: str = DEFAULT_ENDPOINT) -> None:
+        self.settings = settings
+        self.path = settings.path
+        self.scheme = scheme_from(settings.signature, settings.public_url, endpoint=key)
+        self.secrets = tuple(self._read_secrets(key))
+        self.keys: list[bytes] = []
+        self.use_secrets()
+
+    def _read_secrets(self, key: str) -> Iterator[Credential]:
+        def check(setting: str, value: str) -> str:
+            decode_secret(self.scheme, value, setting=setting)
+            return value
+
+        if self.settings.secret_files is not None:
+            for number, file in enumerate(self.settings.secret_files):
+                yield Credential(f"{key}.secret_files.{number}", file=file, check=check)
+        elif self.settings.secrets is not None:
+            for number, value in enumerate(self.settings.secrets):
+                yield Credential(f"{key}.secrets.{number}", value=value, check=check)
+        else:
+            raise ConfigError(lacks_secrets(key))
+
+    def use_secrets(self) -> None:
+        """Use the secrets as they are now, after a change of their files."""
+        self.keys = [decode_secret(self.scheme, secret.current) for secret in self.secrets]
+
+    def verify(self, request: Request, *, now: float) -> Verified:
+        """Check that a holder of a secret has signed a request; raises InvalidSignatureError."""
+        return verify(
+            self.scheme,
+            self.keys,
+            request.headers,
+            request.body,
+            now=now,
+            query=request.query,
+        )
+
+
+def lacks_secrets(key: str) -> str:
+    """Say that an endpoint has no secrets, and what to set."""
+    return f"{key}.secrets: is missing; set {key}.secrets or {key}.secret_files"

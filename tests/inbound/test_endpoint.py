@@ -1,0 +1,76 @@
+"""An endpoint: whose signatures it takes, and when it takes those of a new secret."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.config import EndpointSettings
+from bridge.errors import ConfigError, InvalidSignatureError
+from bridge.http_server.request import Request
+from bridge.inbound.endpoint import Endpoint
+from bridge.inbound.schemes import PRESETS
+from bridge.inbound.signature import sign
+
+BODY = b'{"type": "message.received"}'
+NOW = 1_700_000_000.0
+
+
+def make_endpoint(**settings: Any) -> Endpoint:
+    """Make an endpoint as the second of the list would be."""
+    values = {"path": "/hooks", "secrets": ("s",)} | settings
+    return Endpoint(EndpointSettings.model_validate(values), key="webhook.endpoints.1")
+
+
+def signed(endpoint: Endpoint, secret: str) -> Request:
+    """Make a request that this secret has signed."""
+    made = sign(endpoint.scheme, secret.encode(), BODY, now=NOW, event_id="e", query=b"a=b")
+    headers = [(name.lower().encode(), value.encode()) for name, value in made.headers]
+    return Request("POST", "/hooks", made.query, headers, BODY)
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS.keys() & {"plain", "stripe", "twilio"}))
+def test_each_secret_is_known_by_its_place(preset: str) -> None:
+    """The first secret is the current one, any other a previous one, a third nobody's."""
+    endpoint = make_endpoint(
+        secrets=("new", "old"), signature={"preset": preset}, public_url="https://a.example/hooks"
+    )
+
+    assert endpoint.verify(signed(endpoint, "new"), now=NOW).key_index == 0
+    assert endpoint.verify(signed(endpoint, "old"), now=NOW).key_index == 1
+    with pytest.raises(InvalidSignatureError):
+        endpoint.verify(signed(endpoint, "other"), now=NOW)
+
+
+def test_a_changed_file_counts_from_the_next_use(tmp_path: Path) -> None:
+    """A new secret in the file is used once it is said that the files have changed."""
+    file = tmp_path / "secret"
+    file.write_text("before", encoding="utf-8")
+    endpoint = make_endpoint(secrets=None, secret_files=[str(file)])
+    file.write_text("after", encoding="utf-8")
+    changed = [secret.reread() for secret in endpoint.secrets]
+    endpoint.use_secrets()
+
+    assert changed == [True]
+    assert endpoint.verify(signed(endpoint, "after"), now=NOW).key_index == 0
+    with pytest.raises(InvalidSignatureError):
+        endpoint.verify(signed(endpoint, "before"), now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"secrets": None}, "secrets: is missing; set webhook.endpoints.1.secrets or webhook."),
+        ({"secret_files": ["/nowhere/a"]}, "secret_files.0: /nowhere/a cannot be read"),
+        ({"signature": {"preset": "twilio"}}, "public_url: is missing, but the service signs"),
+        ({"signature": {"id_header": "X-Service-Signature"}}, "signature.header: is also the"),
+        ({"signature": {"tolerance_seconds": 5}}, "signature.tolerance_seconds: does nothing"),
+    ],
+    ids=["secrets", "file", "url", "header", "knob"],
+)
+def test_what_it_lacks_is_told_by_its_key(settings: dict[str, Any], told: str) -> None:
+    """Whatever an endpoint cannot be served without is told with its number in the list."""
+    with pytest.raises(ConfigError) as caught:
+        make_endpoint(**settings)
+
+    assert str(caught.value).startswith(f"webhook.endpoints.1.{told}")
