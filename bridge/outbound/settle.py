@@ -5,15 +5,11 @@ raise a quorum queue's delivery count, and a message that is over the limit is d
 """
 
 import asyncio
-import json
 import random
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Final, Literal
 
-from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publication, Publisher
 from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, PublishError
@@ -23,6 +19,7 @@ from bridge.outbound.envelope import Envelope, copy_properties
 from bridge.outbound.ledger import Accepted
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.outcomes import Dead, Outcome, Retried, Sent
+from bridge.outcome_event import OutcomeEvent, outcome_properties
 from bridge.topology.declarations import dead_queue, retry_queue
 
 log = Log(__name__)
@@ -172,7 +169,7 @@ class Settler:
             return
         envelope = delivery.envelope._replace(attempts=first.attempts - 1)
         event = outcome_event(envelope, Sent(first.status, first.provider_id), first.at)
-        event["duplicate"] = True
+        event = event._replace(is_duplicate=True)
         await self._announce_to(delivery, event, "", delivery.properties.reply_to)
 
     def ack(self, delivery: Delivery, outcome: Outcome | None) -> bool:
@@ -194,19 +191,12 @@ class Settler:
         return retry_queue(self._queue, outcome.delay_seconds)
 
     async def _announce_to(
-        self, delivery: Delivery, event: dict[str, object], exchange: str, routing_key: str
+        self, delivery: Delivery, event: OutcomeEvent, exchange: str, routing_key: str
     ) -> None:
-        properties = Properties(
-            content_type="application/json",
-            delivery_mode=2,
-            message_id=uuid.uuid4().hex,
-            correlation_id=delivery.properties.correlation_id,
-            timestamp=datetime.now(UTC),
-            headers=dict(delivery.envelope.trace),
-        )
+        properties = outcome_properties(delivery.envelope.trace, delivery.properties.correlation_id)
         try:
             await self._publisher.publish(
-                json.dumps(event).encode(),
+                event.body(),
                 exchange=exchange,
                 routing_key=routing_key,
                 properties=properties,
@@ -284,22 +274,18 @@ def count_attempt(envelope: Envelope, outcome: Retried | Dead) -> Envelope:
     )
 
 
-def outcome_event(envelope: Envelope, outcome: Sent | Dead, at: float) -> dict[str, object]:
-    """Make the body of an outcome event: never the text or the number.
-
-    It has a `code` only when the API gave one.
-    """
-    code = outcome.code if isinstance(outcome, Dead) else None
-    return {
-        "message_id": envelope.message_id or envelope.key,
-        "outcome": _name(outcome),
-        "reason": outcome.reason if isinstance(outcome, Dead) else None,
-        "attempts": _attempts(envelope, outcome),
-        "status": outcome.status,
-        "provider_id": outcome.provider_id if isinstance(outcome, Sent) else None,
-        "at": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
-        **({} if code is None else {"code": code}),
-    }
+def outcome_event(envelope: Envelope, outcome: Sent | Dead, at: float) -> OutcomeEvent:
+    """Say what became of a message, in the form that everybody is told."""
+    event = OutcomeEvent(
+        outcome=_name(outcome),
+        at=at,
+        message_id=envelope.message_id or envelope.key,
+        attempts=_attempts(envelope, outcome),
+        status=outcome.status,
+    )
+    if isinstance(outcome, Dead):
+        return event._replace(reason=outcome.reason, code=outcome.code)
+    return event._replace(provider_id=outcome.provider_id)
 
 
 def accepted(envelope: Envelope, outcome: Outcome, at: float) -> Accepted | None:
