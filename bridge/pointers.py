@@ -157,6 +157,12 @@ def find_all(document: Any, pointer: str) -> Sequence[Any]:  # noqa: ANN401  JSO
     return [_fragment(value) for value in found] if takes_fragment else found
 
 
+def in_member(pointer: str, number: int) -> str:
+    """Return the pointer into one member of the list, where it leads into each."""
+    names = (str(number) if name == EACH else name for name in pointer.split("/"))
+    return "/".join(names)
+
+
 class _Way(NamedTuple):
     """Where a pointer leads: to `names`, and behind a star to `behind` in each member there."""
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bridge.pointers import as_text, find_all, find_code, find_id
+from bridge.pointers import as_text, find_all, find_code, find_id, in_member
 
 DOCUMENT: dict[str, Any] = {
     "code": 7,
@@ -14,6 +14,15 @@ DOCUMENT: dict[str, Any] = {
     "a/b": {"~": "x"},
     "nothing": None,
 }
+
+
+@pytest.mark.parametrize(
+    ("pointer", "into_one"),
+    [("/a/*/b", "/a/2/b"), ("/a/*", "/a/2"), ("/a*/b", "/a*/b"), ("/a/*/b#", "/a/2/b#")],
+)
+def test_in_member(pointer: str, into_one: str) -> None:
+    """A star becomes the number of the one member; all else stays."""
+    assert in_member(pointer, 2) == into_one
 
 
 @pytest.mark.parametrize(

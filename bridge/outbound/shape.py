@@ -19,7 +19,7 @@ from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Answer, Fate, PauseReason, Result, judge_status
 from bridge.outbound.request import SendRequest
 from bridge.outbound.retry_after import read_retry_after
-from bridge.pointers import as_text, find_all, find_code, find_id, read_document
+from bridge.pointers import as_text, find_all, find_code, find_id, in_member, read_document
 
 _CONTENT_TYPES: Final = {"json": b"application/json", "form": b"application/x-www-form-urlencoded"}
 
@@ -103,9 +103,8 @@ class Shape:
             return _sent(reply.status, find_id(document, self._id_pointers))
         if not any(said):
             return self._judge_refusal(reply, document)
-        code = self._code_in(document)
-        answer = _uncertain(reply.status, "accepted a part of the message only", code)
-        return answer._replace(in_part=True)
+        code = self._code_in(document, member=said.index(False))
+        return _in_part(reply.status, code)
 
     def _is_yes(self, value: object) -> bool:
         text = as_text(value)
@@ -118,7 +117,10 @@ class Shape:
     def _judge_refusal(self, reply: Reply, document: Any) -> Answer:  # noqa: ANN401  JSON
         status = reply.status
         code = self._code_in(document)
-        if self._repeats(status, code):
+        repeats = self._repeats(status, code, document)
+        if any(repeats):
+            if not all(repeats):
+                return _in_part(status, code)
             return _sent(status, find_id(document, self._id_pointers), "accepted before")
         wait_seconds = _wait_of(reply)
         # Without a code of its own, an answer's status stands for it.
@@ -129,17 +131,25 @@ class Shape:
             return _uncertain(status, "gave an answer that fits no rule", code)
         return judge_status(status, retry_after_seconds=wait_seconds)._replace(code=code)
 
-    def _code_in(self, document: Any) -> str | None:  # noqa: ANN401  JSON
-        return find_code(
-            document, self._code_pointers, known=self._known_codes, but=self._no_errors
-        )
+    def _code_in(self, document: Any, *, member: int | None = None) -> str | None:  # noqa: ANN401  JSON
+        """Find the code, of one member only where a pointer leads to each."""
+        pointers = self._code_pointers
+        if member is not None:
+            pointers = tuple(in_member(pointer, member) for pointer in pointers)
+        return find_code(document, pointers, known=self._known_codes, but=self._no_errors)
 
-    def _repeats(self, status: int, code: str | None) -> bool:
-        """Whether an answer says that a request with this key was accepted before."""
+    def _repeats(self, status: int, code: str | None, document: Any) -> Sequence[bool]:  # noqa: ANN401  JSON
+        """Say, of each part that has a code, whether it repeats one that was accepted before."""
         duplicate = self._duplicate
-        if duplicate.status is None and duplicate.code is None:
-            return False
-        return duplicate.status in (None, status) and duplicate.code in (None, code)
+        if duplicate.status not in (None, status):
+            return ()
+        if duplicate.code is None:
+            return (duplicate.status is not None,)
+        for pointer in self._code_pointers:
+            codes = [as_text(value) for value in find_all(document, pointer)]
+            if code is not None and code in codes:
+                return [one == duplicate.code for one in codes]
+        return ()
 
 
 def shape_from(settings: SmsApiSettings) -> Shape:
@@ -174,6 +184,11 @@ def _sent(status: int, provider_id: str | None, detail: str = "accepted") -> Ans
 
 def _uncertain(status: int, what: str, code: str | None) -> Answer:
     return Answer(Fate.UNCERTAIN, "protocol_error", f"the SMS API {what}", status, code=code)
+
+
+def _in_part(status: int, code: str | None) -> Answer:
+    answer = _uncertain(status, "accepted a part of the message only", code)
+    return answer._replace(in_part=True)
 
 
 def _by_code(fate: ErrorFate, status: int, code: str | None, wait_seconds: float | None) -> Answer:

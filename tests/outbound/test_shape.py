@@ -401,6 +401,41 @@ def test_where_the_body_decides(reply: Reply, fate: str, code: str | None) -> No
 
 
 @pytest.mark.parametrize(
+    ("codes", "fate", "code"),
+    [
+        (["again"], "sent", None),
+        (["again", "again"], "sent", None),
+        (["again", "no"], "uncertain", "again"),
+        (["no", "again"], "uncertain", "no"),
+        (["again", None], "uncertain", "again"),
+        (["taken", "again"], "uncertain", "again"),
+        (["taken", "no"], "uncertain", "no"),
+        (["no", "taken"], "uncertain", "no"),
+        (["taken", None], "uncertain", None),
+        (["no", "later"], "refused", "no"),
+        (["later", "no"], "retry", "later"),
+        (["taken", "taken"], "sent", None),
+    ],
+    ids=str,
+)
+def test_each_part_counts(codes: list[str | None], fate: str, code: str | None) -> None:
+    """A part that was taken leaves doubt about the others; the code is that of one that was not."""
+    by_part = shape(
+        response={
+            "accepted": {"pointer": "/parts/*/ok", "values": ["true"]},
+            "errors": {"no": "refused", "later": "retry"},
+            "duplicate": {"code": "again"},
+        },
+        error_code_pointers=["/parts/*/code"],
+    )
+    parts = [{"ok": one == "taken", "code": one} for one in codes]
+    answer = by_part.judge(answered(200, {"parts": parts}))
+
+    assert (fate_of(answer), answer.code) == (fate, code)
+    assert answer.in_part == (fate == "uncertain")
+
+
+@pytest.mark.parametrize(
     ("ids", "fate"),
     [
         (["a-1"], "sent"),
