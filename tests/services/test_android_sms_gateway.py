@@ -1,0 +1,101 @@
+"""The preset `android-sms-gateway` against the client of SMS Gateway for Android."""
+
+import pytest
+from android_sms_gateway import APIClient, domain
+
+from tests.services.comparison import (
+    MESSAGES,
+    NUMBER,
+    SECRET,
+    Message,
+    Service,
+    assert_carries_the_key,
+    assert_reads_the_same,
+    assert_sends_the_same,
+)
+from tests.services.stub import Recorded, Stub, Told, in_json
+
+USER = "user"
+
+
+def send(stub: Stub, message: Message) -> str | None:
+    """Send with the client; the sender is the phone."""
+    text = domain.TextMessage(message.text)
+    with APIClient(USER, SECRET, base_url=f"{stub.url}/3rdparty/v1") as client:
+        state = client.send(
+            domain.Message(id=message.key, phone_numbers=[message.to], text_message=text)
+        )
+    message_id: str = state.id
+    return message_id
+
+
+def code_of(_: Exception) -> None:
+    """Take no code: the gateway has none."""
+
+
+def key_in(request: Recorded) -> str:
+    """Find the key."""
+    key: str = request.document["id"]
+    return key
+
+
+def state(status: int, state: str) -> Told:
+    """Make the answer to a message, with the state it is in."""
+    recipient = {"phoneNumber": NUMBER, "state": state, "error": None}
+    return in_json(
+        status,
+        {
+            "id": "an-id",
+            "deviceId": "a-device",
+            "state": state,
+            "isHashed": False,
+            "isEncrypted": False,
+            "recipients": [recipient],
+            "states": {state: "2026-11-22T12:00:00Z"},
+        },
+    )
+
+
+TAKEN_BY_ITS_STATE = "the client hands on any state; only these say that the phone has it"
+GATEWAY = Service(
+    "android-sms-gateway",
+    send,
+    code_of,
+    key_in=key_in,
+    api={"account": None, "auth": {"username": USER}},
+    also={
+        "in the phone's queue": (state(202, "Pending"), "sent"),
+        "pending, with another 2xx": (state(201, "Pending"), "sent"),
+        "on its way already": (state(200, "Sent"), "sent"),
+        "failed": (state(202, "Failed"), "uncertain"),
+        "a new state": (state(202, "Lost"), "uncertain"),
+        "no state": (in_json(202, {"id": "an-id", "recipients": []}), "uncertain"),
+        "no such device": (in_json(400, {"message": "record not found"}), "refused"),
+        "the token may not send": (in_json(403, {"message": "forbidden"}), "ambiguous"),
+        "the phone has trouble": (in_json(500, {"message": f"{NUMBER} is wrong"}), "uncertain"),
+        "the phone does not answer": (in_json(504, {"message": "timeout"}), "uncertain"),
+    },
+    otherwise={
+        "documented: this id was there before": ("sent", "it was accepted before"),
+        "409 with an empty object": ("sent", "the gateway answers 409 to nothing else"),
+        "failed": ("uncertain", TAKEN_BY_ITS_STATE),
+    },
+)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_request_is_the_clients(stub: Stub, name: str) -> None:
+    """What we send is what the client sends."""
+    await assert_sends_the_same(GATEWAY, stub, MESSAGES[name])
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_key_is_the_id(stub: Stub, name: str) -> None:
+    """The message's key is its id, with no more characters than the gateway takes."""
+    await assert_carries_the_key(GATEWAY, stub, MESSAGES[name], most_characters=36)
+
+
+@pytest.mark.parametrize("name", GATEWAY.answers)
+async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
+    """What we read in an answer is what the client reads, but where we want to differ."""
+    await assert_reads_the_same(GATEWAY, stub, name)

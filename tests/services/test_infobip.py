@@ -1,0 +1,149 @@
+"""The preset `infobip` against Infobip's own client."""
+
+import json
+from typing import Any
+
+import pytest
+from infobip_api_client import (
+    ApiClient,
+    Configuration,
+    SmsApi,
+    SmsDestination,
+    SmsMessage,
+    SmsMessageContent,
+    SmsRequest,
+    SmsTextContent,
+)
+from infobip_api_client.exceptions import ApiException
+
+from tests.services.comparison import (
+    MESSAGES,
+    SECRET,
+    Message,
+    Service,
+    assert_carries_the_key,
+    assert_reads_the_same,
+    assert_sends_the_same,
+)
+from tests.services.stub import GUARD_SECONDS, Recorded, Stub, Told, in_json
+
+
+class NotTakenError(Exception):
+    """Infobip answered 200, with a status of the message that is no yes."""
+
+
+def send(stub: Stub, message: Message) -> str | None:
+    """Send with the client. Numbers go without their +, as in all of Infobip's examples."""
+    content = SmsMessageContent(SmsTextContent(text=message.text))
+    destination = SmsDestination(to=message.to.removeprefix("+"), message_id=message.key)
+    sender = message.sender.removeprefix("+")
+    request = SmsRequest(
+        messages=[SmsMessage(sender=sender, destinations=[destination], content=content)]
+    )
+    configuration = Configuration(host=stub.url, api_key=SECRET, ssl_ca_cert=str(stub.certificate))
+    with ApiClient(configuration) as client:
+        answer = SmsApi(client).send_sms_messages(request, _request_timeout=GUARD_SECONDS)
+    for sent in answer.messages:
+        if sent.status.group_name not in {"PENDING", "ACCEPTED", "DELIVERED"}:
+            raise NotTakenError(sent.status.name)
+    message_id: str | None = answer.messages[0].message_id
+    return message_id
+
+
+def code_of(error: Exception) -> str | None:
+    """Take the name of the message's status, or the code of the request's fault."""
+    if isinstance(error, NotTakenError):
+        name: str | None = error.args[0]
+        return name
+    if not isinstance(error, ApiException):
+        return None
+    code: str | None = None
+    if error.data is not None:
+        code = error.data.error_code
+    elif error.status == 429:  # It has no model for this one.
+        code = json.loads(error.body)["errorCode"]
+    return code
+
+
+def key_in(request: Recorded) -> str:
+    """Find the key, which comes back in delivery reports."""
+    key: str = request.document["messages"][0]["destinations"][0]["messageId"]
+    return key
+
+
+def statuses(*names: str) -> Told:
+    """Make an answer with the status of each message."""
+    messages: list[dict[str, Any]] = [
+        {
+            "messageId": f"an-id-{number}",
+            "status": {"groupName": name.partition("_")[0], "name": name, "description": "a text"},
+            "destination": "447700900123",
+        }
+        for number, name in enumerate(names)
+    ]
+    return in_json(200, {"bulkId": "an-id", "messages": messages})
+
+
+DUPLICATE, DND = "REJECTED_DUPLICATE_MESSAGE_ID", "REJECTED_DND"
+INFOBIP = Service(
+    "infobip",
+    send,
+    code_of,
+    key_in=key_in,
+    api={"account": None},
+    otherwise={
+        "documented: this messageId was there before": ("sent", "it was accepted before"),
+        "each part was there before": ("sent", "as above"),
+        "an error in the older form": (
+            "setup:credentials_rejected",
+            "the client reads it in answers of Infobip's older methods only",
+        ),
+    },
+    also={
+        "pending": (statuses("PENDING_ENROUTE"), "sent"),
+        "accepted": (statuses("ACCEPTED"), "sent"),
+        "delivered already": (statuses("DELIVERED_TO_OPERATOR"), "sent"),
+        "undeliverable": (statuses("UNDELIVERABLE_REJECTED_OPERATOR"), "uncertain"),
+        "expired": (statuses("EXPIRED_EXPIRED"), "uncertain"),
+        "the service has trouble": (statuses("REJECTED_SYSTEM_ERROR"), "retry"),
+        "the number had too many": (statuses("REJECTED_FLOODING_FILTER"), "retry"),
+        "no credit": (statuses("REJECTED_NOT_ENOUGH_CREDITS"), "setup:insufficient_funds"),
+        "each part was taken": (statuses("PENDING_ENROUTE", "PENDING_ACCEPTED"), "sent"),
+        "a part was taken": (statuses("PENDING_ENROUTE", DND), "uncertain"),
+        "each part was there before": (statuses(DUPLICATE, DUPLICATE), "sent"),
+        "a part was there before, the other refused": (statuses(DUPLICATE, DND), "uncertain"),
+        "a part was refused, the other there before": (statuses(DND, DUPLICATE), "uncertain"),
+        "a part was there before, the other was taken": (
+            statuses(DUPLICATE, "PENDING_ENROUTE"),
+            "uncertain",
+        ),
+        "each part was refused": (statuses(DND, "REJECTED_SOURCE"), "refused"),
+        "no messages": (in_json(200, {"messages": []}), "uncertain"),
+        "a message without a status": (
+            in_json(200, {"messages": [{"messageId": "an-id"}]}),
+            "uncertain",
+        ),
+        "an error in the older form": (
+            in_json(401, {"requestError": {"serviceException": {"messageId": "UNAUTHORIZED"}}}),
+            "setup:credentials_rejected",
+        ),
+    },
+)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_request_is_the_clients(stub: Stub, name: str) -> None:
+    """What we send is what the client sends."""
+    await assert_sends_the_same(INFOBIP, stub, MESSAGES[name])
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_key_is_the_message_id(stub: Stub, name: str) -> None:
+    """The message's key is its id at the service."""
+    await assert_carries_the_key(INFOBIP, stub, MESSAGES[name], most_characters=200)
+
+
+@pytest.mark.parametrize("name", INFOBIP.answers)
+async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
+    """What we read in an answer is what the client reads, but where we want to differ."""
+    await assert_reads_the_same(INFOBIP, stub, name)

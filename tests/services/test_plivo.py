@@ -1,0 +1,73 @@
+"""The preset `plivo` against Plivo's own client."""
+
+import plivo
+import pytest
+
+from tests.services.comparison import (
+    MESSAGES,
+    NUMBER,
+    SECRET,
+    Message,
+    Service,
+    assert_reads_the_same,
+    assert_sends_the_same,
+)
+from tests.services.stub import GUARD_SECONDS, Stub, Told, in_json
+
+# The client wants 20 characters that begin so.
+AUTH_ID = "MA000000000000000001"
+
+
+def send(stub: Stub, message: Message) -> str | None:
+    """Send with the client, whose address is a constant of its module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("plivo.rest.client.PLIVO_API_BASE_URI", f"{stub.url}/v1/Account")
+        with plivo.RestClient(AUTH_ID, SECRET, timeout=GUARD_SECONDS) as client:
+            client.session.verify = str(stub.certificate)
+            sent = client.messages.create(src=message.sender, dst=message.to, text=message.text)
+    message_id: str = sent.message_uuid[0]
+    return message_id
+
+
+def code_of(_: Exception) -> None:
+    """Take no code: the client raises the text of `error`."""
+
+
+def refusal(status: int, error: str) -> Told:
+    """Make an answer that refuses."""
+    return in_json(status, {"api_id": "00000000-0000-4000-8000-000000000000", "error": error})
+
+
+PLIVO = Service(
+    "plivo",
+    send,
+    code_of,
+    api={"account": AUTH_ID},
+    also={
+        "a text with the number": (
+            refusal(400, f"'{NUMBER}' is not a valid phone number."),
+            "refused",
+        ),
+        "a text of one word": (refusal(400, "Acme"), "refused"),
+        "not found": (refusal(404, "not found"), "ambiguous"),
+        "a country that is not allowed": (refusal(403, "forbidden"), "ambiguous"),
+        "202 with an error": (refusal(202, "invalid_parameter"), "uncertain"),
+        "200 with an id": (in_json(200, {"message_uuid": ["an-id"]}), "sent"),
+        "a part was taken": (in_json(207, {"message_uuid": ["an-id"]}), "uncertain"),
+    },
+    otherwise={
+        "a part was taken": ("uncertain", "the client leaves it to its user what 206 and 207 mean"),
+    },
+)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_request_is_the_clients(stub: Stub, name: str) -> None:
+    """What we send is what the client sends."""
+    await assert_sends_the_same(PLIVO, stub, MESSAGES[name])
+
+
+@pytest.mark.parametrize("name", PLIVO.answers)
+async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
+    """What we read in an answer is what the client reads, but where we want to differ."""
+    await assert_reads_the_same(PLIVO, stub, name)
