@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from bridge.amqp.properties import Properties
 from bridge.config import SmsApiSettings, WorkerSettings
-from bridge.config.presets import Preset, documented_answers
+from bridge.config.presets import Preset, documented_answers, preset_settings
 from bridge.outbound.envelope import bare_envelope
 from bridge.outbound.fates import Answer, Fate
 from bridge.outbound.request import parse_request
@@ -217,6 +217,12 @@ async def assert_carries_the_key(
 
     assert service.key_in(stub.only) == sent
     assert sent == key if len(key) <= most_characters else len(sent) <= most_characters
+
+
+def by_code(preset: Preset, refusal: Callable[[str], Told]) -> dict[str, tuple[Told, str]]:
+    """Return a refusal with each code that a preset names, and what it is to become."""
+    fates: dict[str, str] = preset_settings(preset)["response"]["errors"]
+    return {f"code {code}": (refusal(code), fate) for code, fate in fates.items()}
 
 
 HTML = b"<!DOCTYPE html><title>Sign in to the network</title>"

@@ -7,14 +7,16 @@ from messagebird.http_client import HttpClient
 
 from tests.services.comparison import (
     MESSAGES,
+    NUMBER,
     SECRET,
     Message,
     Service,
     assert_carries_the_key,
     assert_reads_the_same,
     assert_sends_the_same,
+    by_code,
 )
-from tests.services.stub import Recorded, Stub
+from tests.services.stub import Recorded, Stub, Told, in_json
 
 
 def send(stub: Stub, message: Message) -> str | None:
@@ -40,12 +42,19 @@ def key_in(request: Recorded) -> str:
     return key
 
 
+def refusal(code: str, status: int = 422) -> Told:
+    """Make an answer that refuses, with a text that names the number."""
+    error = {"code": int(code), "description": f"{NUMBER} is wrong", "parameter": "recipient"}
+    return in_json(status, {"errors": [error]})
+
+
 MESSAGEBIRD = Service(
     "messagebird",
     send,
     code_of,
     key_in=key_in,
     otherwise={
+        "forbidden for a new reason": ("ambiguous", "the client reads no code behind this status"),
         "documented: it may or may not have been sent": (
             "uncertain",
             "the client reads no code behind this status",
@@ -54,6 +63,15 @@ MESSAGEBIRD = Service(
             "uncertain",
             "the client takes any 2xx that holds no errors, with or without a message in it",
         ),
+    },
+    also=by_code("messagebird", refusal)
+    | {
+        "a new code": (refusal("199"), "refused"),
+        "two errors": (in_json(422, {"errors": [{"code": 9}, {"code": 25}]}), "refused"),
+        "forbidden for a new reason": (refusal("199", 403), "ambiguous"),
+        "201 with an error": (refusal("9", 201), "refused"),
+        "201 with a new error": (refusal("199", 201), "uncertain"),
+        "200 with a message": (in_json(200, {"id": "a-1"}), "sent"),
     },
 )
 

@@ -7,14 +7,16 @@ from telnyx import APIStatusError, Telnyx, omit
 
 from tests.services.comparison import (
     MESSAGES,
+    NUMBER,
     SECRET,
     Message,
     Service,
     assert_carries_the_key,
     assert_reads_the_same,
     assert_sends_the_same,
+    by_code,
 )
-from tests.services.stub import GUARD_SECONDS, Recorded, Stub
+from tests.services.stub import GUARD_SECONDS, Recorded, Stub, Told, in_json
 
 
 def send(stub: Stub, message: Message) -> str | None:
@@ -46,12 +48,40 @@ def key_in(request: Recorded) -> str:
     return key
 
 
+def refusal(code: str, status: int = 400) -> Told:
+    """Make an answer that refuses, with texts that name the number."""
+    error = {
+        "code": code,
+        "title": f"{NUMBER} is wrong",
+        "detail": f"It was {NUMBER}",
+        "source": {"pointer": "/to"},
+        "meta": {"url": f"https://developers.telnyx.com/docs/overview/errors/{code}"},
+    }
+    return in_json(status, {"errors": [error]})
+
+
 TELNYX = Service(
     "telnyx",
     send,
     code_of,
     key_in=key_in,
     own_headers={"x-stainless-": "which client it is"},
+    also=by_code("telnyx", refusal)
+    | {
+        "a new code": (refusal("49999", 422), "refused"),
+        "a new code of the service's own trouble": (refusal("49999", 503), "uncertain"),
+        "forbidden for a new reason": (refusal("49999", 403), "ambiguous"),
+        "two errors": (
+            in_json(422, {"errors": [{"code": "40310"}, {"code": "20100"}]}),
+            "refused",
+        ),
+        "no errors": (in_json(422, {"errors": []}), "refused"),
+        "202 with a message": (in_json(202, {"data": {"id": "a-1"}}), "sent"),
+        "200 with an error": (refusal("40310", 200), "refused"),
+    },
+    otherwise={
+        "200 with an error": ("refused", "the client finds no message, and looks for no code"),
+    },
 )
 
 

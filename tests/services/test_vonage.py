@@ -8,14 +8,16 @@ from vonage_messages import Sms
 from tests.services.comparison import (
     ACCOUNT,
     MESSAGES,
+    NUMBER,
     SECRET,
     Message,
     Service,
     assert_carries_the_key,
     assert_reads_the_same,
     assert_sends_the_same,
+    by_code,
 )
-from tests.services.stub import GUARD_SECONDS, Recorded, Stub
+from tests.services.stub import GUARD_SECONDS, Recorded, Stub, Told, in_json
 
 
 def send(stub: Stub, message: Message) -> str | None:
@@ -50,7 +52,42 @@ def key_in(request: Recorded) -> str:
     return key
 
 
-VONAGE = Service("vonage", send, code_of, key_in=key_in)
+def refusal(code: str, status: int = 422) -> Told:
+    """Make an answer that refuses, with texts that name the number."""
+    page = "messages" if code.isdecimal() else ""
+    return in_json(
+        status,
+        {
+            "type": f"https://developer.vonage.com/api-errors/{page}#{code}",
+            "title": f"{NUMBER} is wrong",
+            "detail": f"It was {NUMBER}",
+            "instance": "bf0ca0bf927b3b52e3cb03217e1a1ddf",
+        },
+    )
+
+
+VONAGE = Service(
+    "vonage",
+    send,
+    code_of,
+    key_in=key_in,
+    also=by_code("vonage", refusal)
+    | {
+        "a new code": (refusal("1999"), "refused"),
+        "a new code of the service's own trouble": (refusal("1999", 500), "uncertain"),
+        "forbidden for a new reason": (refusal("forbidden", 403), "ambiguous"),
+        "a problem without a page": (in_json(422, {"title": NUMBER}), "refused"),
+        "a page without a code": (
+            in_json(422, {"type": "https://developer.vonage.com/api-errors"}),
+            "refused",
+        ),
+        "200 with a message": (in_json(200, {"message_uuid": "a-1"}), "sent"),
+        "a message and its workflow": (
+            in_json(202, {"message_uuid": "a-1", "workflow_id": "w-1"}),
+            "sent",
+        ),
+    },
+)
 
 
 @pytest.mark.parametrize("name", MESSAGES)

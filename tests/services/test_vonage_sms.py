@@ -16,8 +16,9 @@ from tests.services.comparison import (
     assert_carries_the_key,
     assert_reads_the_same,
     assert_sends_the_same,
+    by_code,
 )
-from tests.services.stub import GUARD_SECONDS, Recorded, Stub
+from tests.services.stub import GUARD_SECONDS, Recorded, Stub, Told, in_json
 
 
 def send(stub: Stub, message: Message) -> str | None:
@@ -39,7 +40,7 @@ def code_of(error: Exception) -> str | None:
     """Take the first status of a part that was not taken."""
     if isinstance(error, PartialFailureError):
         statuses: list[str] = [part["status"] for part in error.response["messages"]]
-        return next(status for status in statuses if status != "0")
+        return next((status for status in statuses if status != "0"), None)
     if isinstance(error, SmsError):
         found = re.search(r"error code (\d+):", str(error))
         return found and found[1]
@@ -52,7 +53,41 @@ def key_in(request: Recorded) -> str:
     return key
 
 
-VONAGE_SMS = Service("vonage-sms", send, code_of, key_in=key_in)
+def parts(*statuses: str, count: int = 0) -> Told:
+    """Make an answer for a text in so many parts, of which only those that were taken have ids."""
+    messages = [
+        {"status": status, "message-id": f"0C{number}"}
+        if status == "0"
+        else {"status": status, "error-text": "a text"}
+        for number, status in enumerate(statuses)
+    ]
+    return in_json(200, {"message-count": str(count or len(statuses)), "messages": messages})
+
+
+VONAGE_SMS = Service(
+    "vonage-sms",
+    send,
+    code_of,
+    key_in=key_in,
+    also=by_code("vonage-sms", parts)
+    | {
+        "a new status": (parts("99"), "uncertain"),
+        "all of three parts taken": (parts("0", "0", "0"), "sent"),
+        "both parts refused": (parts("9", "9"), "setup:insufficient_funds"),
+        "both parts refused, for two reasons": (parts("7", "9"), "refused"),
+        "the first part refused": (parts("1", "0"), "uncertain"),
+        "the second part refused": (parts("0", "7"), "uncertain"),
+        "the last part in an internal error": (parts("0", "0", "5"), "uncertain"),
+        "no parts": (parts(), "uncertain"),
+        "of two parts one is told": (parts("0", count=2), "sent"),
+    },
+    otherwise={
+        "of two parts one is told": (
+            "sent",
+            "the client counts the parts; nothing says that one was not taken",
+        ),
+    },
+)
 
 
 @pytest.mark.parametrize("name", MESSAGES)
