@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bridge.commands.options import examples
+from bridge.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from bridge.config.presets import Preset
 
 app = typer.Typer()
 
@@ -17,8 +20,9 @@ app = typer.Typer()
 _SANDBOX_HELP: Final = """\
 Run a stand-in for the SMS service, with faults to order.
 
-It takes POST /v1/messages, keeps what it is sent, and sends signed webhooks on order; GET / lists
-all that it does. Pages of other sites are refused.
+It takes messages as the service of a preset does, keeps what it is sent, and sends signed webhooks
+on order; GET / lists all that it does. Pages of other sites are refused. With --preset it prints
+the settings with which the bridge speaks to it.
 
 \b
 PUT /sandbox/faults takes a list; of those that fit a message the first is done to it:
@@ -28,7 +32,9 @@ PUT /sandbox/faults takes a list; of those that fit a message the first is done 
                    hang             take the request and never answer
                    cut              close the connection unanswered
                    accept_then_cut  send the message, then close unanswered
-  status           200 to 599, 202 when left out; the message is sent below 300
+  status           200 to 599; the message is sent below 300, and when it is left out
+  answer           in its place one of the service's own answers, by what it means, its code or
+                   its fate; an unknown one lists them
   headers          of the answer, such as {"Retry-After": "2"}
   latency_seconds  how long to wait first, 0 to 600
 """
@@ -38,6 +44,7 @@ PUT /sandbox/faults takes a list; of those that fit a message the first is done 
     help=_SANDBOX_HELP,
     epilog=examples(
         "sms-bridge sandbox",
+        "sms-bridge sandbox --preset twilio",
         "sms-bridge sandbox --webhook-url http://localhost:8080/webhooks --webhook-secret S",
         "curl -X PUT localhost:8025/sandbox/faults -H 'Content-Type: application/json' \\",
         """     -d '[{"count": 10, "status": 503, "headers": {"Retry-After": "2"}}]'""",
@@ -46,6 +53,9 @@ PUT /sandbox/faults takes a list; of those that fit a message the first is done 
 def sandbox(
     *,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    preset: Annotated[
+        str, typer.Option(metavar="NAME", help="The service to play, as sms_api.preset names it.")
+    ] = "generic",
     port: Annotated[int, typer.Option(help="The port; 0 = any free one.", min=0, max=65535)] = 8025,
     webhook_url: Annotated[
         str | None, typer.Option(metavar="URL", help="Where replies and events are sent.")
@@ -70,11 +80,39 @@ def sandbox(
     from bridge.sandbox.routes import create_app
     from bridge.sandbox.server import serve
 
+    played = _known_preset(preset)
     signing = None if webhook_secret is None else _plain_signer(webhook_secret)
     hosts = (host, *(name.lower() for name in allow_host or ()))
-    service = create_app(sign=signing, webhook_url=webhook_url, key=key, hosts=hosts)
+    service = create_app(sign=signing, webhook_url=webhook_url, key=key, preset=played, hosts=hosts)
+
+    def announce(url: str) -> None:
+        sys.stdout.write(f"sandbox: {url}\n{_settings_for(played, url, has_key=key is not None)}")
+        sys.stdout.flush()
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(service, host=host, port=port))
+        runner.run(serve(service, host=host, port=port, announce=announce))
+
+
+def _known_preset(name: str) -> "Preset":
+    from pydantic import TypeAdapter, ValidationError
+
+    from bridge.config.presets import KnownPreset
+
+    try:
+        return TypeAdapter["Preset"](KnownPreset).validate_python(name)
+    except ValidationError as error:
+        text = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"--preset: {text}") from None
+
+
+def _settings_for(preset: "Preset", url: str, *, has_key: bool) -> str:
+    """Write what is to be copied; for `generic` there is nothing that is not in the README."""
+    if preset == "generic":
+        return ""
+    from bridge.sandbox.configuration import write_configuration
+
+    written = write_configuration(preset, url, has_key=has_key)
+    return f"It plays {preset}. For the bridge's configuration:\n\n{written}\n"
 
 
 def _plain_signer(secret: str) -> "Callable[[bytes], Sequence[tuple[str, str]]]":

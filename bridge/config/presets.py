@@ -59,7 +59,10 @@ def preset_endpoint(name: Preset) -> dict[str, Any]:
 
 
 def documented_answers(name: Preset) -> Sequence[Mapping[str, Any]]:
-    """Return examples of what the service answers: `means`, `status`, `body`, `fate` of each."""
+    """Return examples of what the service answers: `means`, `status`, `body`, `fate` of each.
+
+    `missing` names what a request lacks that is answered so, where the service tells.
+    """
     answers: list[Mapping[str, Any]] = _read(name)["answers"]
     return answers
 

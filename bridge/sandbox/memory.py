@@ -1,6 +1,7 @@
 """What the sandbox knows until it ends: its messages, the attempts, the faults still to come."""
 
 from collections import deque
+from collections.abc import Iterator
 
 from bridge.sandbox.faults import Fault
 from bridge.sandbox.messages import Attempt, Message
@@ -17,6 +18,21 @@ class Memory:
         self.messages: deque[Message] = deque(maxlen=max_messages)
         self.attempts: deque[Attempt] = deque(maxlen=max_messages)
         self.faults: list[Fault] = []
+
+    def holds_key(self, key: str | None) -> bool:
+        """Say whether a message with this key was taken; none is like another without a key."""
+        # The newest first: a repeat follows soon.
+        return key is not None and any(
+            message.idempotency_key == key for message in reversed(self.messages)
+        )
+
+    def repeats(self) -> Iterator[Message]:
+        """Yield the messages that repeat an earlier one, oldest first."""
+        seen = set()
+        for message in self.messages:
+            if message.repeat_key in seen:
+                yield message
+            seen.add(message.repeat_key)
 
     def take_fault(self, to: str) -> Fault | None:
         """Return the first fault that fits a number, and count it down."""

@@ -3,13 +3,18 @@
 import json
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
+
+# What a request says where its service wants `to`, `from`, `text` and the key.
+Values = Mapping[str, object]
 
 # Lone surrogates are refused because no UTF-8 can show them.
 _FORMATS: Final = {
     "to": (re.compile(r"\+[1-9][0-9]{3,14}"), "must be + and 4 to 15 digits, the first not 0"),
+    "digits": (re.compile(r"[1-9][0-9]{3,14}"), "must be 4 to 15 digits, the first not 0, no +"),
     "from": (
         re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,32}"),
         "must be 1 to 32 characters, none of them a control character",
@@ -19,14 +24,22 @@ _FORMATS: Final = {
 
 
 class Message(NamedTuple):
-    """One message that the service took; `received_at` is in seconds of Unix time."""
+    """One message that the service took; `received_at` is in seconds of Unix time.
+
+    `sender` is None where the service is told none.
+    """
 
     id: str
     to: str
-    sender: str
+    sender: str | None
     text: str
     idempotency_key: str | None
     received_at: float
+
+    @property
+    def repeat_key(self) -> tuple[str | None, ...]:
+        """What a repeat has in common with the first: its key, without one all that it says."""
+        return (self.idempotency_key,) if self.idempotency_key else self[1:4]
 
     def as_json(self) -> dict[str, Any]:
         """Return the message as the sandbox shows it."""
@@ -42,11 +55,15 @@ class Message(NamedTuple):
 
 @dataclass(slots=True)
 class Attempt:
-    """One POST that reached the service; `status` stays None while nothing was answered."""
+    """One POST that reached the service; `status` stays None while nothing was answered.
+
+    `detail` says what the sandbox found wrong with it.
+    """
 
     idempotency_key: str | None
     to: str | None = None
     status: int | None = None
+    detail: str | None = None
     received_at: float = field(default_factory=time.time)
 
     def as_json(self) -> dict[str, Any]:
@@ -55,6 +72,7 @@ class Attempt:
             "to": self.to,
             "idempotency_key": self.idempotency_key,
             "status": self.status,
+            "detail": self.detail,
             "received_at": _format_time(self.received_at),
         }
 
@@ -64,7 +82,7 @@ def _format_time(seconds: float) -> str:
     return text.replace("+00:00", "Z")
 
 
-def read_members(body: bytes) -> dict[str, Any] | None:
+def read_object(body: bytes) -> dict[str, Any] | None:
     """Return the members of a JSON object, or None when the body is none."""
     try:
         members = json.loads(body.decode())
@@ -73,24 +91,14 @@ def read_members(body: bytes) -> dict[str, Any] | None:
     return members if isinstance(members, dict) else None
 
 
-def read_number(members: dict[str, Any] | None) -> str | None:
-    """Return the number that a message is for, or None when it has no usable one."""
-    return None if members is None or _find_fault(members, "to") else members["to"]
-
-
-def find_fault(members: dict[str, Any]) -> str | None:
-    """Name the first member that is wrong, and the rule, or return None when it is a message."""
-    for name in _FORMATS:
-        if fault := _find_fault(members, name):
-            return f"{name}: {fault}"
-    return None
-
-
-def _find_fault(members: dict[str, Any], name: str) -> str | None:
-    pattern, rule = _FORMATS[name]
-    if name not in members:
+def find_fault(
+    name: Literal["to", "from", "text"], values: Values, *, digits: bool = False
+) -> str | None:
+    """Say what is wrong with a value, or return None; `digits` is a number without its +."""
+    if name not in values:
         return "is missing"
-    value = members[name]
+    value = values[name]
     if not isinstance(value, str):
         return "must be a string"
+    pattern, rule = _FORMATS["digits" if digits and name == "to" else name]
     return None if pattern.fullmatch(value) else rule

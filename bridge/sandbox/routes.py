@@ -5,9 +5,7 @@ misbehaves when asked to. It never drops a repeated message: a duplicate has to 
 """
 
 import asyncio
-import secrets
-import uuid
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, TypeVar
 
@@ -21,26 +19,35 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from bridge.config.presets import Preset
+from bridge.sandbox.answers import Answer
 from bridge.sandbox.faults import FAULTS, MAX_HANG_SECONDS, Fault
 from bridge.sandbox.memory import Memory
-from bridge.sandbox.messages import Attempt, Message, find_fault, read_members, read_number
+from bridge.sandbox.messages import Attempt, Message
 from bridge.sandbox.server import NoResponse, close_unanswered, while_connected
-from bridge.sandbox.visitors import find_refusal
+from bridge.sandbox.service import Refusal, Service
+from bridge.sandbox.visitors import JSON, find_refusal
 from bridge.sandbox.webhooks import PHONE_REPLY, Sign, WebhookSender, check_url
 
 T = TypeVar("T")
 
 MAX_BODY_BYTES: Final = 1024 * 1024
+# Answers with these have no body (RFC 9110, 6.4.1).
+_BODILESS: Final = {204, 304}
 
 INDEX: Final = """\
 sms-bridge sandbox: a stand-in for the SMS service. Nothing is sent to anybody.
 
-POST   /v1/messages        send a message: {"to", "from", "text"}
+It plays the preset %s, which takes messages at
+POST   %s
+
 GET    /sandbox/messages   what was accepted, oldest first; DELETE forgets it
-GET    /sandbox/requests   every POST to /v1/messages and its answer; DELETE forgets it
+GET    /sandbox/repeats    of these, what repeats an earlier one
+GET    /sandbox/requests   every such POST and its answer; DELETE forgets it
 POST   /sandbox/replies    reply from a phone: {"from", "text", "repeat": 1, "forged": false}
 POST   /sandbox/events     any body, signed and sent to the bridge as it is
-PUT    /sandbox/faults     misbehave: [{"to", "count", "status", "headers", "latency_seconds",
+PUT    /sandbox/faults     misbehave: [{"to", "count", "status", "answer", "headers",
+                           "latency_seconds",
                            "mode": "answer" | "hang" | "cut" | "accept_then_cut"}]
 GET    /sandbox/faults     the faults still to come; DELETE ends them
 """
@@ -49,7 +56,8 @@ GET    /sandbox/faults     the faults still to come; DELETE ends them
 class Sandbox:
     """The service's endpoints."""
 
-    def __init__(self, memory: Memory, webhooks: WebhookSender | None) -> None:
+    def __init__(self, service: Service, memory: Memory, webhooks: WebhookSender | None) -> None:
+        self._service = service
         self._memory = memory
         self._webhooks = webhooks
 
@@ -61,58 +69,48 @@ class Sandbox:
                 await stack.enter_async_context(self._webhooks)
             yield
 
+    async def show_index(self, _request: Request) -> Response:
+        """Say what there is."""
+        return PlainTextResponse(INDEX % (self._service.preset, self._service.path))
+
     async def take_message(self, request: Request) -> Response:
         """Record one POST, check it, then take the message or do as a fault says."""
-        attempt = Attempt(request.headers.get("idempotency-key"))
+        attempt = Attempt(self._service.key_header(request.headers))
         self._memory.attempts.append(attempt)
         try:
-            message = await self._read_message(request, attempt)
+            body = await request.body()
         except HTTPException as refusal:
             attempt.status = refusal.status_code
             raise
-        fault = self._memory.take_fault(message.to) if self._memory.faults else None
-        if fault is not None:
-            return await self._misbehave(fault, message, attempt, request)
-        self._memory.messages.append(message)
-        attempt.status = 202
-        return JSONResponse({"id": message.id}, 202)
-
-    async def _read_message(self, request: Request, attempt: Attempt) -> Message:
-        members = read_members(await request.body())
-        attempt.to = read_number(members)
-        self._check_key(request.headers.get("authorization", ""))
-        if members is None:
-            raise HTTPException(400, "body: must be a JSON object in UTF-8")
-        if wrong := find_fault(members):
-            raise HTTPException(400, wrong)
-        return Message(
-            f"sandbox-{uuid.uuid4().hex}",
-            members["to"],
-            members["from"],
-            members["text"],
-            attempt.idempotency_key,
-            attempt.received_at,
+        attempt.to, attempt.idempotency_key, outcome = self._service.read(
+            request.headers, body, api_key=self._memory.key, received_at=attempt.received_at
         )
+        if isinstance(outcome, Refusal):
+            attempt.detail = outcome.detail
+            return _respond(outcome.answer, attempt)
+        fault = self._memory.take_fault(outcome.to) if self._memory.faults else None
+        if fault is not None:
+            return await self._misbehave(fault, outcome, attempt, request)
+        return _respond(self._accept(outcome), attempt)
 
-    def _check_key(self, authorization: str) -> None:
-        scheme, _, given = authorization.partition(" ")
-        key = self._memory.key
-        known = key is None or secrets.compare_digest(given.encode(), key.encode())
-        if scheme.lower() != "bearer" or not given or not known:
-            headers = {"WWW-Authenticate": "Bearer"}
-            raise HTTPException(401, "Authorization: must be Bearer and a known key", headers)
+    def _accept(self, message: Message, status: int | None = None) -> Answer:
+        duplicate = self._service.duplicate
+        if duplicate is not None and self._memory.holds_key(message.idempotency_key):
+            return duplicate
+        self._memory.messages.append(message)
+        return self._service.accept(message, status=status)
 
     async def _misbehave(
         self, fault: Fault, message: Message, attempt: Attempt, request: Request
     ) -> Response:
+        answer = self._service.ordered(fault)
         # Kept before the wait: the client that gives up waiting was sent its message all the same.
-        if fault.accepts:
-            self._memory.messages.append(message)
+        if fault.mode == "accept_then_cut" or (fault.mode == "answer" and answer is None):
+            answer = self._accept(message, fault.own_status)
         if not await while_connected(request, asyncio.sleep(fault.latency_seconds, result=True)):
             return await close_unanswered(request)
-        if fault.mode == "answer":
-            attempt.status = fault.status
-            return _response_of(fault, message.id)
+        if fault.mode == "answer" and answer is not None:
+            return _respond(answer, attempt, fault.headers)
         if fault.mode == "hang":
             await while_connected(request, asyncio.sleep(MAX_HANG_SECONDS))
         return await close_unanswered(request)
@@ -120,6 +118,10 @@ class Sandbox:
     async def list_messages(self, _request: Request) -> Response:
         """Show the messages taken, oldest first."""
         return JSONResponse({"messages": [message.as_json() for message in self._memory.messages]})
+
+    async def list_repeats(self, _request: Request) -> Response:
+        """Show the messages that repeat an earlier one, oldest first."""
+        return JSONResponse({"repeats": [message.as_json() for message in self._memory.repeats()]})
 
     async def forget_messages(self, _request: Request) -> Response:
         """Forget the messages taken."""
@@ -137,11 +139,21 @@ class Sandbox:
 
     async def list_faults(self, _request: Request) -> Response:
         """Show the faults still to come, with what is left of their counts."""
-        return JSONResponse({"faults": [fault.model_dump() for fault in self._memory.faults]})
+        faults = [
+            fault.model_dump() | {"status": self._service.status_of(fault)}
+            for fault in self._memory.faults
+        ]
+        return JSONResponse({"faults": faults})
 
     async def set_faults(self, request: Request) -> Response:
         """Put these faults in the place of all others."""
-        self._memory.faults = _validate(FAULTS, await request.body())
+        faults = _validate(FAULTS, await request.body())
+        for number, fault in enumerate(faults):
+            try:
+                self._service.ordered(fault)
+            except ValueError as error:
+                raise HTTPException(400, f"{number}.answer: {error}") from None
+        self._memory.faults = faults
         return await self.list_faults(request)
 
     async def forget_faults(self, _request: Request) -> Response:
@@ -175,12 +187,15 @@ class Sandbox:
         return JSONResponse({"answers": answers})
 
 
-def _response_of(fault: Fault, message_id: str) -> Response:
-    """Make the response that a fault asks for."""
-    if fault.status in {204, 304}:  # these have no body
-        return Response(status_code=fault.status, headers=fault.headers)
-    body = {"id": message_id} if fault.accepts else {"error": "a fault of the sandbox"}
-    return JSONResponse(body, fault.status, headers=fault.headers)
+def _respond(
+    answer: Answer, attempt: Attempt, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Give an answer, with more headers if so ordered, and record it."""
+    attempt.status = answer.status
+    headers = {**answer.headers, **(headers or {})}
+    if answer.body is None or answer.status in _BODILESS:
+        return Response(status_code=answer.status, headers=headers)
+    return JSONResponse(answer.body, answer.status, headers=headers)
 
 
 def _validate(adapter: TypeAdapter[T], body: bytes) -> T:
@@ -191,10 +206,6 @@ def _validate(adapter: TypeAdapter[T], body: bytes) -> T:
         path = ".".join(str(part) for part in first["loc"]) or "body"
         text = first["msg"].removeprefix("Value error, ")
         raise HTTPException(400, f"{path}: {text[:1].lower()}{text[1:]}") from None
-
-
-async def _show_index(_request: Request) -> Response:
-    return PlainTextResponse(INDEX)
 
 
 async def _refuse(_request: Request, error: Exception) -> Response:
@@ -210,15 +221,19 @@ async def _let_go(_request: Request, _error: Exception) -> Response:
 class _Visitors:
     """ASGI middleware: refuses what a page of another site has a browser send."""
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, hosts: Collection[str], service: Service) -> None:
         self._app = app
         self._hosts = hosts
+        self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app: ASGIApp = self._app
         if scope["type"] == "http":
-            has_body = scope["method"] in {"POST", "PUT"}
-            refusal = find_refusal(Headers(scope=scope), hosts=self._hosts, has_body=has_body)
+            # What is no order is for the service.
+            is_order = scope["path"].startswith("/sandbox/")
+            kind = JSON if is_order else self._service.content_type
+            body_type = kind if scope["method"] in {"POST", "PUT"} else None
+            refusal = find_refusal(Headers(scope=scope), hosts=self._hosts, body_type=body_type)
             if refusal is not None:
                 status, text = refusal
                 app = JSONResponse({"error": text}, status)
@@ -230,26 +245,30 @@ def create_app(
     sign: Sign | None,
     webhook_url: str | None,
     key: str | None = None,
+    preset: Preset = "generic",
     max_messages: int = 100_000,
     hosts: Collection[str] = (),
 ) -> Starlette:
     """Make the sandbox; start it with `serve`, which lends it the means to cut connections.
 
-    `hosts` are names by which it is asked for, besides addresses and names without a dot.
-    What it is sent stands in `state.memory`. Raises ConfigError when the webhook URL is none.
+    `key` is the only API key that it takes; without it, it takes any. `hosts` are names by which
+    it is asked for, besides addresses and names without a dot. What it is sent stands in
+    `state.memory`. Raises ConfigError when the webhook URL is none.
     """
     webhooks = None
     if webhook_url is not None:
         check_url(webhook_url)
         webhooks = None if sign is None else WebhookSender(webhook_url, sign)
     memory = Memory(max_messages, key=key)
-    sandbox = Sandbox(memory, webhooks)
+    service = Service(preset)
+    sandbox = Sandbox(service, memory, webhooks)
     app = Starlette(
         routes=[
-            Route("/v1/messages", sandbox.take_message, methods=["POST"]),
-            Route("/", _show_index),
+            Route(service.path, sandbox.take_message, methods=["POST"]),
+            Route("/", sandbox.show_index),
             Route("/sandbox/messages", sandbox.list_messages),
             Route("/sandbox/messages", sandbox.forget_messages, methods=["DELETE"]),
+            Route("/sandbox/repeats", sandbox.list_repeats),
             Route("/sandbox/requests", sandbox.list_attempts),
             Route("/sandbox/requests", sandbox.forget_attempts, methods=["DELETE"]),
             Route("/sandbox/faults", sandbox.list_faults),
@@ -259,7 +278,7 @@ def create_app(
             Route("/sandbox/events", sandbox.send_event, methods=["POST"]),
         ],
         exception_handlers={HTTPException: _refuse, ClientDisconnect: _let_go},
-        middleware=[Middleware(_Visitors, hosts=frozenset(hosts))],
+        middleware=[Middleware(_Visitors, hosts=frozenset(hosts), service=service)],
         lifespan=sandbox.lifespan,
         max_body_size=MAX_BODY_BYTES,
     )

@@ -6,17 +6,19 @@ after it was loaded read the answers too (DNS rebinding). Such requests name the
 
 import ipaddress
 from collections.abc import Collection, Mapping
+from typing import Final
 
-JSON = "application/json"
+JSON: Final = "application/json"
+FORM: Final = "application/x-www-form-urlencoded"
 
 
 def find_refusal(
-    headers: Mapping[str, str], *, hosts: Collection[str], has_body: bool
+    headers: Mapping[str, str], *, hosts: Collection[str], body_type: str | None
 ) -> tuple[int, str] | None:
     """Return the status and the text with which to refuse a request, or None when it may ask.
 
     `hosts` are names by which the sandbox is known, besides addresses, `localhost` and names
-    without a dot, which nobody can own.
+    without a dot, which nobody can own. `body_type` is what a body has to be; None is no body.
     """
     host = headers.get("host", "")
     if host and not _is_ours(host, hosts):
@@ -24,9 +26,9 @@ def find_refusal(
     origin = headers.get("origin")
     if origin is not None and origin not in {f"http://{host}", f"https://{host}"}:
         return 403, "Origin: a page of another site may not ask the sandbox"
-    kind = headers.get("content-type", JSON).partition(";")[0].strip().lower()
-    if has_body and kind != JSON:
-        return 415, f"Content-Type: must be {JSON}"
+    kind = headers.get("content-type", body_type or "").partition(";")[0].strip().lower()
+    if body_type is not None and kind != body_type:
+        return 415, f"Content-Type: must be {body_type}"
     return None
 
 
