@@ -3,6 +3,7 @@
 What most of the bridge needs of it is handed out here: the sections, and the one way to load them.
 """
 
+from bridge.config.api_request import RequestSettings
 from bridge.config.loading import load_settings
 from bridge.config.settings import (
     ENV_PREFIX,
@@ -14,7 +15,7 @@ from bridge.config.settings import (
     TopologyMode,
     WorkerSettings,
 )
-from bridge.config.sms_api import RequestSettings, SmsApiSettings
+from bridge.config.sms_api import SmsApiSettings
 from bridge.config.webhook import EndpointSettings, SignatureSettings, WebhookSettings
 
 __all__ = [

@@ -9,6 +9,8 @@ A value is a constant of JSON, or text with placeholders, at any depth of it:
 | `{key}`         | the idempotency key; `{key:36}` is never longer than 36 characters             |
 | `{encoding}`    | `gsm7` or `ucs2`, as which the text goes over the air; `{encoding:a|b}` is `a` |
 |                 | or `b` instead                                                                 |
+| `{account}`     | `sms_api.account`                                                              |
+| `{secret}`      | `sms_api.key`, for a service that reads it in the body                         |
 | `{{` `}}`       | a brace                                                                        |
 """
 
@@ -22,7 +24,7 @@ from bridge.config.fields import check_whole_characters
 from bridge.config.spelling import did_you_mean
 from bridge.pointers import split_pointer
 
-Placeholder = Literal["to", "from", "text", "key", "encoding"]
+Placeholder = Literal["to", "from", "text", "key", "encoding", "account", "secret"]
 PLACEHOLDERS: Final[tuple[Placeholder, ...]] = get_args(Placeholder)
 # A shorter key would be like another one some day.
 MIN_KEY_CHARACTERS: Final = 20

@@ -171,7 +171,7 @@ class Settings(BaseSettings):
             return worker
         if worker.on_uncertain is None:
             chosen["on_uncertain"] = "retry" if api.knows_repeats else "park"
-        if worker.default_from is None and not api.request.sends_sender:
+        if worker.default_from is None and "from" not in api.request.placeholders:
             chosen["default_from"] = NO_SENDER
         return worker.model_copy(update=chosen)
 

@@ -5,10 +5,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
+from urllib.parse import quote_plus
+
+from pydantic import SecretStr
 
 from bridge.config import Settings
+from bridge.config.api_answers import AcceptedSettings, ErrorFate
 from bridge.config.presets import documented_answers
-from bridge.config.sms_api import AcceptedSettings, ErrorFate
 from bridge.errors import ConfigError, InvalidMessageError
 from bridge.outbound.connection import Header, Reply
 from bridge.outbound.envelope import Envelope
@@ -48,7 +51,10 @@ def render(settings: Settings, body: str, answers: Sequence[str] = ()) -> Render
     any, of those that the preset knows. Raises ConfigError when the body is no send request, an
     answer has no status, or the worker could not start.
     """
-    shape = shape_from(settings.sms_api)
+    shape_from(settings.sms_api)
+    # What could be started with the key is written without it: nothing here can show it.
+    masked = settings.sms_api.model_copy(update={"key": SecretStr(_MASK), "key_file": None})
+    shape = shape_from(masked)
     envelope = Envelope(
         key=MESSAGE_ID, message_id=MESSAGE_ID, published_at=None, first_delivered_at=0
     )
@@ -67,7 +73,8 @@ def render(settings: Settings, body: str, answers: Sequence[str] = ()) -> Render
     return Rendering(
         url=url,
         headers=dict(_shown(header, is_secret=header == login) for header in headers),
-        body=written.decode(),
+        # A form has the mask encoded.
+        body=written.decode().replace(quote_plus(_MASK), _MASK),
         answers=judged,
     )
 

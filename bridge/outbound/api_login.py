@@ -15,7 +15,7 @@ _NOTHING: Final = SecretStr("")
 
 
 class ApiLogin:
-    """The key of the SMS API, with a user name where the service wants one, and their header.
+    """What the SMS API knows us by: account, key, perhaps a user name; and the header of them.
 
     Raises ConfigError that names the setting when a secret cannot be read, or stand in a header.
     """
@@ -24,6 +24,7 @@ class ApiLogin:
         self._scheme = settings.auth.scheme
         self._name = settings.auth.header.encode("ascii")
         self._prefix = settings.auth.prefix.encode("ascii")
+        self.account = settings.account or ""
         self.key = _key(settings)
         self.username = _username(settings)
         self._has_username_file = settings.auth.username_file is not None
@@ -52,11 +53,12 @@ class ApiLogin:
 
 
 def _key(settings: SmsApiSettings) -> Credential:
-    if settings.auth.scheme == "none":
+    if not settings.needs_key:
         return Credential("sms_api.key", value=_NOTHING)
     name = "sms_api.key" if settings.key_file is None else "sms_api.key_file"
-    # What is encoded may hold any character.
-    check = _check_characters if settings.auth.scheme == "basic" else check_header_value
+    # What is encoded, in Basic or in the body, may hold any character.
+    is_encoded = settings.auth.scheme in {"basic", "none"}
+    check = _check_characters if is_encoded else check_header_value
     return Credential(name, value=settings.key, file=settings.key_file, check=check)
 
 

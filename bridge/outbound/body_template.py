@@ -1,5 +1,6 @@
 """The body of a request in the form that a service wants: prepared once, filled in for each."""
 
+import functools
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from pydantic_core import to_json
 from bridge.config import RequestSettings
 from bridge.config.request_fields import Slot, build_document, parse_text
 from bridge.errors import InvalidMessageError
+from bridge.outbound.api_login import ApiLogin
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.request import SendRequest, printable
 from bridge.outbound.segments import count_segments
@@ -19,28 +21,31 @@ from bridge.pointers import as_text, split_pointer
 WriteBody = Callable[[SendRequest, Envelope], bytes]
 # What a placeholder stands for in one message.
 _Read = Callable[[SendRequest, Envelope], str]
+_ReaderOf = Callable[[Slot], _Read]
 
 _NUMBER: Final = re.compile(r"\+[0-9]+")
 
 
-def prepare_body(settings: RequestSettings, fields: Mapping[str, Any]) -> WriteBody:
+def prepare_body(
+    settings: RequestSettings, fields: Mapping[str, Any], login: ApiLogin
+) -> WriteBody:
     """Prepare the body with these fields; what is returned raises InvalidMessageError.
 
     It does when a member that the publisher has put beside `to`, `from` and `text` has no place.
     """
-    digits = settings.to_format == "digits"
+    read = functools.partial(_reader, login=login, digits=settings.to_format == "digits")
     match settings.body:
         case "json":
-            return _JsonBody(build_document(fields), digits=digits)
+            return _JsonBody(build_document(fields), read)
         case "form":
-            return _FormBody(fields, digits=digits)
+            return _FormBody(fields, read)
         case _:
             assert_never(settings.body)
 
 
 class _JsonBody:
-    def __init__(self, document: Any, *, digits: bool) -> None:  # noqa: ANN401  JSON
-        self._parts = _joined(_json_parts(document, digits=digits))
+    def __init__(self, document: Any, read: _ReaderOf) -> None:  # noqa: ANN401  JSON
+        self._parts = _joined(_json_parts(document, read))
         self._names = set(document) if isinstance(document, dict) else None
 
     def __call__(self, request: SendRequest, envelope: Envelope) -> bytes:
@@ -59,23 +64,22 @@ class _JsonBody:
         return b"%s,%s" % (body[:-1], to_json(extra)[1:])
 
 
-def _json_parts(value: Any, *, digits: bool) -> list[bytes | _Read]:  # noqa: ANN401  JSON
+def _json_parts(value: Any, read: _ReaderOf) -> list[bytes | _Read]:  # noqa: ANN401  JSON
     """Cut a document at its placeholders; what one stands for is written between two quotes."""
     if isinstance(value, str):
         parts: list[bytes | _Read] = [b'"']
         for part in parse_text(value):
             if isinstance(part, Slot):
-                parts.append(_reader(part, digits=digits))
+                parts.append(read(part))
             else:
                 parts.append(to_json(part)[1:-1])
         return [*parts, b'"']
     if isinstance(value, list):
-        members = [_json_parts(member, digits=digits) for member in value]
+        members = [_json_parts(member, read) for member in value]
         return [b"[", *_with_commas(members), b"]"]
     if isinstance(value, dict):
         members = [
-            [to_json(name), b":", *_json_parts(member, digits=digits)]
-            for name, member in value.items()
+            [to_json(name), b":", *_json_parts(member, read)] for name, member in value.items()
         ]
         return [b"{", *_with_commas(members), b"}"]
     return [to_json(value)]
@@ -89,7 +93,7 @@ def _with_commas(members: Sequence[list[bytes | _Read]]) -> list[bytes | _Read]:
 
 
 class _FormBody:
-    def __init__(self, fields: Mapping[str, Any], *, digits: bool) -> None:
+    def __init__(self, fields: Mapping[str, Any], read: _ReaderOf) -> None:
         parts: list[bytes | _Read] = []
         self._names = set()
         for pointer, value in fields.items():
@@ -97,7 +101,7 @@ class _FormBody:
             self._names.add(name)
             for one in value if isinstance(value, list) else [value]:
                 begin = f"{'&' if parts else ''}{quote_plus(name)}="
-                parts += [begin.encode(), *_form_parts(one, digits=digits)]
+                parts += [begin.encode(), *_form_parts(one, read)]
         self._parts = _joined(parts)
 
     def __call__(self, request: SendRequest, envelope: Envelope) -> bytes:
@@ -118,12 +122,12 @@ class _FormBody:
         return body
 
 
-def _form_parts(value: object, *, digits: bool) -> list[bytes | _Read]:
+def _form_parts(value: object, read: _ReaderOf) -> list[bytes | _Read]:
     if not isinstance(value, str):
         constant = as_text(value)
         return [quote_plus(str(value) if constant is None else constant).encode()]
     return [
-        _reader(part, digits=digits) if isinstance(part, Slot) else quote_plus(part).encode()
+        read(part) if isinstance(part, Slot) else quote_plus(part).encode()
         for part in parse_text(value)
     ]
 
@@ -145,7 +149,7 @@ def _no_place(name: str) -> InvalidMessageError:
     )
 
 
-def _reader(slot: Slot, *, digits: bool) -> _Read:
+def _reader(slot: Slot, *, login: ApiLogin, digits: bool) -> _Read:
     """Return what reads a placeholder's value off a message."""
     match slot.name:
         case "to":
@@ -160,6 +164,11 @@ def _reader(slot: Slot, *, digits: bool) -> _Read:
             gsm7, _, ucs2 = (slot.detail or "gsm7|ucs2").partition("|")
             words = {"gsm7": gsm7, "ucs2": ucs2}
             return lambda request, _: words[count_segments(request.text)[0]]
+        case "account":
+            return lambda _, __: login.account
+        case "secret":
+            # Asked for each time: its file may change.
+            return lambda _, __: login.key.current
         case _:
             assert_never(slot.name)
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, assert_never
 from urllib.parse import quote
 
 from bridge.config import RequestSettings, SmsApiSettings
-from bridge.config.sms_api import ErrorFate
+from bridge.config.api_answers import ErrorFate
 from bridge.errors import ConfigError
 from bridge.outbound.api_login import ApiLogin
 from bridge.outbound.body_template import prepare_body
@@ -56,7 +56,7 @@ class Shape:
             fields.setdefault(place, "{key}")
         # The request as it came is its own body, which pydantic writes faster than we could.
         is_request = settings.request.model_copy(update={"fields": fields}) == RequestSettings()
-        self._write = None if is_request else prepare_body(settings.request, fields)
+        self._write = None if is_request else prepare_body(settings.request, fields, login)
         accepted, duplicate = settings.response.accepted, settings.response.duplicate
         self._accepted = _statuses(accepted.statuses)
         self._yes_pointer = accepted.pointer

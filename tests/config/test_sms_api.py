@@ -71,6 +71,20 @@ def test_single_key_overrides_the_preset(load: Load) -> None:
     assert mine.response.errors == its.response.errors | {"20003": "retry", "1": "refused"}
 
 
+def test_own_fields_keep_the_bound_of_the_key(load: Load) -> None:
+    """The preset's field of the idempotency key stays, bound and all, unless it is given too."""
+    mine = {"/phoneNumbers/0": "{to}", "/textMessage/text": "{text}"}
+
+    def fields(given: dict[str, str], **values: Any) -> dict[str, Any]:
+        loaded = api(load, preset="android-sms-gateway", request={"fields": given}, **values)
+        return loaded.request.fields
+
+    assert fields(mine) == mine | {"/id": "{key:36}"}
+    assert fields(mine | {"/id": "a-{key:30}"}) == mine | {"/id": "a-{key:30}"}
+    assert fields(mine, idempotency="none") == mine
+    assert fields(mine, idempotency="field:/other") == mine
+
+
 def test_environment_overrides_the_preset(load: Load) -> None:
     """Maps and sections of the environment are JSON."""
     loaded = load(

@@ -1,6 +1,7 @@
 """`check --render`: the request that would be sent, and what the answers to it become."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +46,30 @@ def test_no_secret_is_shown(preset: Preset) -> None:
 def test_how_the_key_is_sent_is_shown(api: dict[str, Any], shown: tuple[str, str]) -> None:
     """What stands before a secret is shown, for it is often what is wrong."""
     assert shown in rendered("generic", **api).headers.items()
+
+
+@pytest.mark.parametrize(("body", "shown"), [("json", '"k":"<***>"'), ("form", "k=%3C***%3E")])
+@pytest.mark.parametrize("scheme", ["none", "bearer", "header"])
+@pytest.mark.parametrize("in_file", [False, True])
+def test_secret_in_the_body_is_masked(
+    tmp_path: Path, body: str, shown: str, scheme: str, *, in_file: bool
+) -> None:
+    """A key that goes into the body is written as a mask, whatever form it would have there."""
+    (tmp_path / "key").write_text(KEY)
+    fields = {"/k": "<{secret}>", "/a": "{account}", "/t": "{to}{text}"}
+    key: dict[str, Any] = {"key": None, "key_file": tmp_path / "key"} if in_file else {}
+    request = {"body": body, "fields": fields}
+    rendering = rendered("generic", request=request, auth={"scheme": scheme}, **key)
+
+    assert KEY not in repr(rendering)
+    assert shown in rendering.body
+    assert "AC1" in rendering.body
+
+
+def test_key_that_cannot_be_used_is_told() -> None:
+    """The masked request is not shown for a worker that could not start."""
+    with pytest.raises(ConfigError, match=r"^sms_api\.key_file: "):
+        rendered("generic", key=None, key_file="/nowhere")
 
 
 def test_every_answer_and_code_is_listed() -> None:

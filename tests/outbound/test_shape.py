@@ -187,6 +187,24 @@ def test_no_login() -> None:
     assert b"Authorization" not in dict(free.encode(request(), envelope()).headers)
 
 
+@pytest.mark.parametrize("body", ["json", "form"])
+def test_login_in_the_body(tmp_path: Path, body: str) -> None:
+    """Account and key go into the body where they are wanted; the key follows its file."""
+    (tmp_path / "key").write_text('o"l&d é')
+    api = fields(body, u="{account}", p="<{secret}>", to="{to}", text="{text}")
+    login: dict[str, Any] = {"auth": {"scheme": "none"}, "key": None, "key_file": tmp_path / "key"}
+    prepared = shape(request=api, account='A"C&1', **login)
+    sent = [prepared.encode(request(), envelope())]
+    (tmp_path / "key").write_text("new")
+    for credential in prepared.login.watched:
+        credential.reread()
+    sent.append(prepared.encode(request(), envelope()))
+    read = [json.loads(b) if body == "json" else dict(parse_qsl(b.decode())) for *_, b in sent]
+
+    assert [(one["u"], one["p"]) for one in read] == [('A"C&1', '<o"l&d é>'), ('A"C&1', "<new>")]
+    assert {name for name, _ in sent[0].headers}.isdisjoint({b"Authorization"})
+
+
 @pytest.mark.parametrize("secret", ["key_file", "username_file"])
 def test_login_follows_its_files(tmp_path: Path, secret: str) -> None:
     """A key or user name that changes in its file counts from the next request on."""
@@ -215,11 +233,26 @@ def test_login_follows_its_files(tmp_path: Path, secret: str) -> None:
         ({"auth": {"scheme": "basic", "username": "a:b"}}, "sms_api.auth.username: must not hold"),
         ({"key": "a b"}, "sms_api.key: must be visible ASCII"),
         (
+            {
+                "key": None,
+                "auth": {"scheme": "none"},
+                "request": fields(to="{to}", text="{text}{secret}"),
+            },
+            "sms_api.key: is missing; set sms_api.key or sms_api.key_file",
+        ),
+        (
+            {"account": None, "request": fields(to="{to}", text="{text}{account}")},
+            "sms_api.account: is missing; it is what",
+        ),
+        (
             {"key": "a\ud800", "auth": {"scheme": "basic", "username": "u"}},
             "sms_api.key: holds half of a surrogate pair",
         ),
     ],
-    ids=["key", "account", "user", "colon", "space", "surrogate"],
+    ids=[
+        *("key", "account", "user", "colon", "space"),
+        *("key of the body", "account of the body", "surrogate"),
+    ],
 )
 def test_what_is_missing_is_told(api: dict[str, Any], told: str) -> None:
     """A shape that lacks something does not start, and names the key."""

@@ -1,0 +1,93 @@
+"""What the SMS service's answers mean, as far as settings say it."""
+
+import re
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from bridge.config.fields import ErrorCode, List, Map, Pointer, write_number
+from bridge.config.section import Section
+from bridge.pointers import is_like_a_number
+
+# What a code of the service's own means for the message; behind `setup:` the reason of the pause.
+ErrorFate = Literal[
+    "refused",
+    "retry",
+    "slow_down",
+    "setup:credentials_rejected",
+    "setup:insufficient_funds",
+    "setup:misconfigured",
+]
+MAX_CODES: Final = 200
+_ERRORS: Final[dict[str, ErrorFate]] = {}
+_YES: Final = re.compile("2(?:[0-9][0-9]|xx)")
+# Without a code beside it, such a status may say a hundred things, or has its meaning already.
+_SAYS_NO_REPEAT: Final = frozenset((401, 402, 403, 404, 405, 407, 408, 410, 421, 425, 426, 429))
+
+
+def _check_code(value: str) -> str:
+    if is_like_a_number(value):
+        raise ValueError("is like a phone number, which is never read as a code; leave it out")
+    return value
+
+
+def _check_yes(status: str) -> str:
+    if not _YES.fullmatch(status):
+        raise ValueError(
+            "must be a status like 202, or 2xx for all of them; what else is answered to a key "
+            "that was accepted before belongs in response.duplicate"
+        )
+    return status
+
+
+ReadCode = Annotated[ErrorCode, AfterValidator(_check_code)]
+YesStatus = Annotated[str, BeforeValidator(write_number), AfterValidator(_check_yes)]
+
+
+class AcceptedSettings(Section):
+    """Which answers say yes: their statuses and, where the body decides, the values in it.
+
+    A pointer without values wants nothing but that something stands there, such as an id.
+    """
+
+    statuses: Annotated[tuple[YesStatus, ...], List, Field(min_length=1, max_length=20)] = ("2xx",)
+    pointer: Pointer | None = None
+    values: Annotated[tuple[ErrorCode, ...], List, Field(max_length=100)] = ()
+
+    @model_validator(mode="after")
+    def _says_what_means_yes(self) -> "AcceptedSettings":
+        if self.values and self.pointer is None:
+            raise ValueError("values need a pointer that says where they stand")
+        return self
+
+
+class DuplicateSettings(Section):
+    """The answer to a repeat of a key that was accepted before; without either, there is none."""
+
+    status: Annotated[int, Field(ge=200, le=599)] | None = None
+    code: ReadCode | None = None
+
+    @model_validator(mode="after")
+    def _says_nothing_else(self) -> "DuplicateSettings":
+        if self.status is None or self.code is not None:
+            return self
+        if self.status not in range(400, 500) or self.status in _SAYS_NO_REPEAT:
+            raise ValueError(
+                f"status {self.status} alone may mean something else, and would lose messages; "
+                "give the code beside it"
+            )
+        return self
+
+
+class ResponseSettings(Section):
+    """What answers mean, as far as that is not the status alone."""
+
+    accepted: AcceptedSettings = AcceptedSettings()
+    errors: Annotated[dict[ReadCode, ErrorFate], Map, Field(max_length=MAX_CODES)] = _ERRORS
+    duplicate: DuplicateSettings = DuplicateSettings()
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> "ResponseSettings":
+        if self.duplicate.status is None and self.duplicate.code in self.errors:
+            raise ValueError("duplicate.code is in errors too; leave it out of one of them")
+        return self
