@@ -48,8 +48,7 @@ _MEMORY: Final = (
 )
 # What may be set for one message.
 _SETTINGS: Final = (EXPIRES_AT, NOT_BEFORE, ON_UNCERTAIN, ORDERING_KEY, PRIORITY)
-# Headers of inbound events. A request may come with them; a copy has none, where they would seem to
-# speak of the request.
+# Headers of inbound events. A request may come with them; on a copy they would seem to be its own.
 _OF_EVENTS: Final = tuple(
     PREFIX + name for name in ("event-id", "body-sha256", "delivery", "provider-id", "message-id")
 )
@@ -133,7 +132,7 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
         trace=read_trace(headers.get("traceparent"), headers.get("tracestate")),
     )
     if DEAD_AT in headers:
-        # A dead letter that somebody moved back starts anew, but for the count of its copies.
+        # It starts anew, but for the count of its copies.
         return full
     return full._replace(
         first_delivered_at=_read_moment(headers, FIRST_DELIVERED_AT) or bare.first_delivered_at,
