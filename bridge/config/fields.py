@@ -22,7 +22,7 @@ MAX_NAME_BYTES: Final = 200
 # RFC 6901: behind ~ stands 0 or 1.
 POINTER: Final = r"^(/([^/~]|~[01])*)+$"
 _SENDER: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
-_FORMAT: Final = r"^(plain|kv|list|prefix:[!-~]{1,32})$"
+_FORMAT: Final = r"^(plain|kv|list|csv|jwt|prefix:[!-~]{1,32})$"
 _SIGNED: Final = r"\{(body|url)\}"
 _CODE: Final = r"^[!-~]{1,64}$"
 _PREFIX: Final = r"^[ -~]{0,64}$"
@@ -37,7 +37,7 @@ EVENT_TYPE: Final = re.compile(r"(?=.{1,120}\Z)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*
 PATTERNS: Final = {
     POINTER: "must be a JSON pointer like /data/id, with ~1 for a / and ~0 for a ~ in a name",
     _SENDER: "must not hold line breaks or control characters",
-    _FORMAT: "must be plain, kv, list, or prefix: and what stands before the signature",
+    _FORMAT: "must be plain, kv, list, csv, jwt, or prefix: and what stands before the signature",
     _SIGNED: "must hold {body} or {url}",
     _CODE: "must be 1 to 64 visible ASCII characters",
     _PREFIX: "must be at most 64 visible ASCII characters and spaces",

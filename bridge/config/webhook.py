@@ -32,9 +32,21 @@ from bridge.config.urls import HttpUrl
 
 # How services sign their webhooks.
 SignaturePreset = Literal[
-    "plain", "github", "stripe", "slack", "shopify", "standard-webhooks", "twilio"
+    "plain",
+    "github",
+    "stripe",
+    "slack",
+    "shopify",
+    "standard-webhooks",
+    "twilio",
+    "telnyx",
+    "vonage",
+    "messagebird",
+    "sinch",
+    "plivo",
+    "android-sms-gateway",
 ]
-Algorithm = Literal["sha256", "sha1", "sha384", "sha512"]
+Algorithm = Literal["sha256", "sha1", "sha384", "sha512", "ed25519"]
 Encoding = Literal["auto", "hex", "base64", "base64url"]
 TimestampUnit = Literal["s", "ms"]
 SecretEncoding = Literal["utf8", "base64", "hex", "whsec"]
@@ -58,6 +70,7 @@ class SignatureSettings(Section):
     timestamp_unit: TimestampUnit | None = None
     tolerance_seconds: Duration | None = None
     id_header: HeaderName | None = None
+    nonce_header: HeaderName | None = None
     secret_encoding: SecretEncoding | None = None
 
 

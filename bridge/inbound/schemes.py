@@ -17,15 +17,27 @@ from bridge.config.webhook import (
     TimestampUnit,
 )
 from bridge.errors import ConfigError
+from bridge.inbound.form_parameters import PLIVO, TWILIO, Parameters
 
 # What `signed_content` may hold besides fixed text.
-PLACEHOLDER: Final = re.compile(r"\{(body|timestamp|id|url)\}")
-DIGEST_BYTES: Final[Mapping[str, int]] = {"sha256": 32, "sha1": 20, "sha384": 48, "sha512": 64}
+PLACEHOLDER: Final = re.compile(r"\{(body|timestamp|id|url|nonce|params)\}")
+# How long a digest is, or an Ed25519 signature.
+DIGEST_BYTES: Final[Mapping[str, int]] = {
+    "sha256": 32,
+    "sha1": 20,
+    "sha384": 48,
+    "sha512": 64,
+    "ed25519": 64,
+}
 
 # A header's name (RFC 9110, 5.6.2), or a key of the kv format.
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VISIBLE: Final = re.compile(r"[!-~]+")
-_TOUCHING_ID: Final = re.compile(r"\{id\}\{(?:body|url)\}|\{(?:body|url)\}\{id\}")
+_TOUCHING_TOKEN: Final = re.compile(
+    r"\{(?:id|nonce)\}\{(?:body|url|params|id|nonce)\}"
+    r"|\{(?:body|url|params)\}\{(?:id|nonce)\}"
+)
+_PUBLIC_KEY_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +45,8 @@ class Scheme:
     """How one service signs: all the ways in which services differ.
 
     Make one with `scheme_from`, which finds contradictions. `url` is what `{url}` stands for,
-    without the query. In the kv format `timestamp_from` is a key, or a header if it has a dash.
+    without the query. In the kv format `timestamp_from` is a key, or a header if it has a dash; in
+    the jwt format it is a claim, and `signed_content` says whose hashes the token must hold.
     """
 
     header: str
@@ -45,8 +58,14 @@ class Scheme:
     timestamp_unit: TimestampUnit = "s"
     tolerance_seconds: float = 300.0
     id_header: str | None = None
+    nonce_header: str | None = None
     secret_encoding: SecretEncoding = "utf8"  # noqa: S105  the name of an encoding
     url: str | None = None
+    # What `{params}` may hold.
+    parameters: Parameters | None = None
+    # Of a token: its issuer, and whether it must say when it ends.
+    issuer: str | None = None
+    expires: bool = False
 
     @property
     def has_time_entry(self) -> bool:
@@ -94,7 +113,46 @@ PRESETS: Final[Mapping[SignaturePreset, Scheme]] = MappingProxyType(
             header="X-Twilio-Signature",
             algorithm="sha1",
             encoding="base64",
-            signed_content="{url}",
+            signed_content="{url}{params}",
+            parameters=TWILIO,
+        ),
+        "telnyx": Scheme(
+            header="telnyx-signature-ed25519",
+            algorithm="ed25519",
+            encoding="base64",
+            signed_content="{timestamp}|{body}",
+            timestamp_from="telnyx-timestamp",
+            secret_encoding="base64",  # noqa: S106  the name of an encoding
+        ),
+        "vonage": Scheme(header="Authorization", format="jwt", timestamp_from="iat"),
+        "messagebird": Scheme(
+            header="MessageBird-Signature-JWT",
+            format="jwt",
+            signed_content="{url}{body}",
+            timestamp_from="nbf",
+            issuer="MessageBird",
+            expires=True,
+        ),
+        "sinch": Scheme(
+            header="x-sinch-webhook-signature",
+            encoding="base64",
+            signed_content="{body}.{nonce}.{timestamp}",
+            timestamp_from="x-sinch-webhook-signature-timestamp",
+            nonce_header="x-sinch-webhook-signature-nonce",
+        ),
+        "plivo": Scheme(
+            header="X-Plivo-Signature-V3",
+            encoding="base64",
+            format="csv",
+            signed_content="{url}?{params}.{nonce}",
+            nonce_header="X-Plivo-Signature-V3-Nonce",
+            parameters=PLIVO,
+        ),
+        "android-sms-gateway": Scheme(
+            header="X-Signature",
+            encoding="hex",
+            signed_content="{body}{timestamp}",
+            timestamp_from="X-Timestamp",
         ),
     }
 )
@@ -112,6 +170,7 @@ def scheme_from(
     scheme = replace(PRESETS[settings.preset], **knobs, url=public_url)
     faults = [
         *_content_faults(scheme),
+        *_format_faults(scheme),
         *_timestamp_faults(scheme, knobs),
         *_name_faults(scheme),
     ]
@@ -125,16 +184,22 @@ def _content_faults(scheme: Scheme) -> Iterator[str]:
     if set("{}") & set(PLACEHOLDER.sub("", scheme.signed_content)):
         yield (
             "signature.signed_content: holds a brace that is not part of "
-            "{body}, {timestamp}, {id} or {url}; take it out"
+            "{body}, {timestamp}, {id}, {nonce}, {url} or {params}; take it out"
         )
-    if _TOUCHING_ID.search(scheme.signed_content):
+    if _TOUCHING_TOKEN.search(scheme.signed_content):
         yield (
-            "signature.signed_content: needs a fixed character between {id} and the "
-            "{body} or {url} beside it, or a part of one could be taken for the other"
+            "signature.signed_content: needs a fixed character between {id} or {nonce} "
+            "and what stands beside it, or a part of one could be taken for the other"
+        )
+    if "params" in used and scheme.parameters is None:
+        yield (
+            "signature.signed_content: can hold {params} only with preset twilio or plivo, "
+            "whose parameters are known; set that preset"
         )
     needs = (
         ("timestamp", scheme.timestamp_from, "signature.timestamp_from", "a header or key"),
         ("id", scheme.id_header, "signature.id_header", "the header"),
+        ("nonce", scheme.nonce_header, "signature.nonce_header", "the header"),
         ("url", scheme.url, "public_url", "the whole address that the service calls"),
     )
     for name, value, key, remedy in needs:
@@ -142,6 +207,27 @@ def _content_faults(scheme: Scheme) -> Iterator[str]:
             yield f"{key}: is missing, but the service signs {{{name}}}; set it to {remedy}"
     if "url" in used and scheme.url is not None and not _VISIBLE.fullmatch(scheme.url):
         yield "public_url: must be ASCII, percent-encoded as the service calls it"
+
+
+def _format_faults(scheme: Scheme) -> Iterator[str]:
+    is_token = scheme.format == "jwt"
+    if is_token and scheme.algorithm not in {"sha256", "sha384", "sha512"}:
+        yield (
+            "signature.algorithm: a token is signed with sha256, sha384 or sha512 (HS256 "
+            "and so on); set one of them, or another format"
+        )
+    if is_token and scheme.timestamp_from not in {"iat", "nbf"}:
+        yield "signature.timestamp_from: is the claim iat or nbf where the format is jwt"
+    if is_token and set(PLACEHOLDER.findall(scheme.signed_content)) - {"body", "url"}:
+        yield (
+            "signature.signed_content: of a token it is {body}, or {url}{body}, whose "
+            "hashes it holds as payload_hash and url_hash"
+        )
+    if is_token and "{body}" not in scheme.signed_content:
+        yield (
+            "signature.signed_content: needs {body}, or a token that was seen once would "
+            "make any body genuine"
+        )
 
 
 def _timestamp_faults(scheme: Scheme, knobs: Collection[str]) -> Iterator[str]:
@@ -153,6 +239,8 @@ def _timestamp_faults(scheme: Scheme, knobs: Collection[str]) -> Iterator[str]:
                     f"signature.{knob}: does nothing without timestamp_from; "
                     "set that too, or leave this out"
                 )
+        return
+    if scheme.format == "jwt":
         return
     if "{timestamp}" not in scheme.signed_content:
         yield (
@@ -169,13 +257,14 @@ def _timestamp_faults(scheme: Scheme, knobs: Collection[str]) -> Iterator[str]:
 
 
 def _name_faults(scheme: Scheme) -> Iterator[str]:
-    time_header = None if scheme.has_time_entry else scheme.timestamp_from
-    names = [scheme.header, scheme.id_header, time_header]
+    is_inside = scheme.has_time_entry or scheme.format == "jwt"
+    time_header = None if is_inside else scheme.timestamp_from
+    names = [scheme.header, scheme.id_header, scheme.nonce_header, time_header]
     lower = [name.lower() for name in names if name is not None]
     if len(set(lower)) != len(lower):
         yield (
-            "signature.header: is also the header of the id or the timestamp, "
-            "or these two are one; name different headers"
+            "signature.header: is also the header of the id, the nonce or the timestamp, "
+            "or two of these are one; name different headers"
         )
     named = scheme.format.removeprefix("prefix:").removesuffix("=")
     if named in DIGEST_BYTES and named != scheme.algorithm:
@@ -186,7 +275,7 @@ def _name_faults(scheme: Scheme) -> Iterator[str]:
 
 
 def decode_secret(scheme: Scheme, secret: str, *, setting: str = "webhook.secrets") -> bytes:
-    """Turn a configured secret into the HMAC key.
+    """Turn a configured secret into the HMAC key, or the public key of Ed25519.
 
     Raises ConfigError that names the setting, without the secret in it, when it is empty or not in
     the encoding.
@@ -195,6 +284,11 @@ def decode_secret(scheme: Scheme, secret: str, *, setting: str = "webhook.secret
         key = _secret_bytes(scheme.secret_encoding, secret)
     except ValueError:
         key = b""
+    if key and scheme.algorithm == "ed25519" and len(key) != _PUBLIC_KEY_BYTES:
+        raise ConfigError(
+            f"{setting}: is no Ed25519 public key, which has {_PUBLIC_KEY_BYTES} bytes; take the "
+            "service's public key, and say in signature.secret_encoding beside it how it is written"
+        )
     if not key or not secret.strip():
         # Raised out here, because a decoder's error may hold the secret.
         raise ConfigError(

@@ -81,6 +81,7 @@ DEFAULTS: dict[str, Any] = {
     "webhook.signature.timestamp_unit": None,
     "webhook.signature.tolerance_seconds": None,
     "webhook.signature.id_header": None,
+    "webhook.signature.nonce_header": None,
     "webhook.signature.secret_encoding": None,
     "webhook.preset": "generic",
     "webhook.endpoints": [],

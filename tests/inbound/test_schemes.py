@@ -42,7 +42,7 @@ CONTRADICTIONS = {
     "time from nowhere": ({"signed_content": "{timestamp}.{body}"}, "timestamp_from: is missing"),
     "id from nowhere": ({"signed_content": "{id}.{body}"}, "id_header: is missing"),
     "no URL": ({"preset": "twilio"}, "webhook.public_url: is missing"),
-    "unknown placeholder": ({"signed_content": "{body}{nonce}"}, "signed_content: holds a brace"),
+    "unknown placeholder": ({"signed_content": "{body}{salt}"}, "signed_content: holds a brace"),
     "open brace": ({"signed_content": "{body}{"}, "signed_content: holds a brace"),
     "id against the body": (
         {"signed_content": "{id}{body}", "id_header": "X-Id"},

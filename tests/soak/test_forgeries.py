@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bridge.errors import InvalidSignatureError
-from bridge.inbound import signature
+from bridge.inbound import signature, signature_header, signed_content
 from bridge.inbound.schemes import Scheme
 from tests.soak.forgeries import (
     CHUNK,
@@ -74,11 +74,11 @@ def _compare_eight_bytes(a: bytes, b: bytes) -> bool:
 
 
 def _lenient_base64(scheme: Scheme, text: bytes) -> bytes:
-    return base64.b64decode(text, signature._altchars(scheme))
+    return base64.b64decode(text, signature_header._altchars(scheme))
 
 
 def _unchecked_bits(scheme: Scheme, text: bytes) -> bytes:
-    return base64.b64decode(text, signature._altchars(scheme), validate=True)
+    return base64.b64decode(text, signature_header._altchars(scheme), validate=True)
 
 
 def _lenient_hex(text: bytes) -> bytes:
@@ -102,16 +102,16 @@ def _only_too_old(scheme: Scheme, timestamp: bytes, *, now: float) -> float:
     return float(timestamp)
 
 
-def _any_id(_scheme: Any, event_id: bytes) -> bytes:
-    return event_id
+def _any_token(_scheme: Any, _name: str, token: bytes) -> bytes:
+    return token
 
 
-def _unchecked_query(*_args: Any) -> None:
-    return
+def _unbound(*_args: Any) -> bytes:
+    return b""
 
 
 def _content_without(name: str) -> Callable[..., bytes]:
-    genuine = signature._content
+    genuine = signed_content.build_content
 
     def content(scheme: Any, body: bytes, **values: bytes) -> bytes:
         if name == "body":
@@ -140,31 +140,33 @@ def _any_version(scheme: Scheme, value: bytes) -> Iterable[tuple[bytes, bytes]]:
     return [(b"v1" if name.lower().startswith(b"v") else name, text) for name, text in known]
 
 
-_CONTENT = signature._content
-_ENTRIES = signature._entries
+_CONTENT = signed_content.build_content
+_ENTRIES = signature_header._entries
 _ANY_TIME = [
     (signature, "_TIMESTAMP", re.compile(rb"[0-9_+ ]+")),
-    (signature, "_content", _content_of_a_number),
+    (signature, "build_content", _content_of_a_number),
 ]
 BROKEN: dict[str, list[tuple[Any, str, Any]]] = {
     "compares eight bytes": [(hmac, "compare_digest", _compare_eight_bytes)],
     "compares nothing": [(hmac, "compare_digest", lambda _a, _b: True)],
-    "skips characters in base64": [(signature, "_from_base64", _lenient_base64)],
-    "takes unused bits in base64": [(signature, "_from_base64", _unchecked_bits)],
+    "skips characters in base64": [(signature_header, "_from_base64", _lenient_base64)],
+    "takes unused bits in base64": [(signature_header, "_from_base64", _unchecked_bits)],
     "skips spaces in hex": [(binascii, "unhexlify", _lenient_hex)],
-    "takes the first of two headers": [(signature, "_only", _first_value)],
-    "takes any number of signatures": [(signature, "MAX_CANDIDATES", 1000)],
-    "takes any prefix": [(signature, "_entries", _any_prefix)],
-    "takes any version": [(signature, "_entries", _any_version)],
+    "takes the first of two headers": [
+        (module, "only", _first_value) for module in (signature, signature_header, signed_content)
+    ],
+    "takes any number of signatures": [(signature_header, "MAX_CANDIDATES", 1000)],
+    "takes any prefix": [(signature_header, "_entries", _any_prefix)],
+    "takes any version": [(signature_header, "_entries", _any_version)],
     "takes any writing of the time": _ANY_TIME,
     "never looks at the clock": [(signature, "_fresh", _always_fresh)],
     "takes times to come": [(signature, "_fresh", _only_too_old)],
-    "takes dots in ids": [(signature, "_checked_id", _any_id)],
-    "does not bind the body to the query": [(signature, "_check_query", _unchecked_query)],
-    "does not sign the body": [(signature, "_content", _content_without("body"))],
-    "does not sign the time": [(signature, "_content", _content_without("timestamp"))],
-    "does not sign the id": [(signature, "_content", _content_without("event_id"))],
-    "does not sign the query": [(signature, "_content", _content_without("query"))],
+    "takes dots in ids": [(signed_content, "checked_token", _any_token)],
+    "does not bind the body to the query": [(signature, "read_parameters", _unbound)],
+    "does not sign the body": [(signature, "build_content", _content_without("body"))],
+    "does not sign the time": [(signature, "build_content", _content_without("timestamp"))],
+    "does not sign the id": [(signature, "build_content", _content_without("id"))],
+    "does not sign the query": [(signature, "build_content", _content_without("query"))],
 }
 
 

@@ -1,0 +1,154 @@
+"""What is signed: the parts of a request, put together as the scheme's template says.
+
+Wherever one signature would fit two ways to cut the content, the request is refused.
+"""
+
+import hashlib
+import hmac
+import re
+from functools import lru_cache
+from typing import Final
+
+from bridge.errors import InvalidSignatureError
+from bridge.inbound.form_parameters import check_no_form, read_form, signed_row
+from bridge.inbound.headers import Given, only
+from bridge.inbound.schemes import PLACEHOLDER, Scheme
+
+# The parameter of the query that binds the body where only the URL is signed.
+_BODY_DIGEST: Final = b"bodySHA256"
+
+# An event's id, or a nonce.
+_TOKEN: Final = re.compile(rb"[!-~]{1,255}")
+# RFC 3986, and brackets. No brace or quote, so that no JSON object can begin in a query.
+_QUERY: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:@/?%\[\]-]*")
+_AFTER_URL: Final = re.compile(r"\{url\}(.*?)\{(?:body|id)\}")
+
+
+def read_event_id(scheme: Scheme, given: Given) -> bytes:
+    """Return the event's id from its header, empty if there is none.
+
+    Raises InvalidSignatureError when it is signed, and missing or no id.
+    """
+    if scheme.id_header is None:
+        return b""
+    try:
+        return checked_token(scheme, "id", only(given, scheme.id_header))
+    except InvalidSignatureError:
+        if "{id}" in scheme.signed_content:
+            raise
+        # Nobody vouches for this id, so an authentic event is not refused for it.
+        return b""
+
+
+def read_nonce(scheme: Scheme, given: Given) -> bytes:
+    """Return the nonce from its header, empty if the scheme has none.
+
+    Raises InvalidSignatureError when it is missing or no nonce.
+    """
+    if scheme.nonce_header is None:
+        return b""
+    return checked_token(scheme, "nonce", only(given, scheme.nonce_header))
+
+
+def checked_token(scheme: Scheme, name: str, token: bytes) -> bytes:
+    """Return an id or a nonce that can be cut out of the content in one way only.
+
+    Raises InvalidSignatureError for any other.
+    """
+    if not _TOKEN.fullmatch(token):
+        raise InvalidSignatureError("malformed")
+    # With a separator inside, one signature would fit two ways to cut the content.
+    if _separators(scheme.signed_content, name) & set(token.decode()):
+        raise InvalidSignatureError("malformed")
+    return token
+
+
+def read_parameters(scheme: Scheme, given: Given, body: bytes, query: bytes) -> bytes:
+    """Return the row of a form's parameters, where the scheme signs it; else nothing.
+
+    Raises InvalidSignatureError when neither the row nor a digest in the query binds the body,
+    or the query could be read as a part of something else.
+    """
+    content = scheme.signed_content
+    if "{url}" in content and not _QUERY.fullmatch(query):
+        raise InvalidSignatureError("malformed")
+    if query and _may_run_on(content):
+        raise InvalidSignatureError("malformed")
+    if "{body}" in content:
+        return b""
+    if scheme.parameters is None:
+        _check_digest(query, body)
+        return b""
+    if _digests(query):
+        _check_digest(query, body)
+        check_no_form(scheme.parameters, query)
+        return b""
+    pairs = read_form(body, given)
+    return signed_row(scheme.parameters, pairs, query).encode()
+
+
+def with_digest(query: bytes, body: bytes) -> bytes:
+    """Return the query with the body's digest in it, as `read_parameters` wants it."""
+    digest = _BODY_DIGEST + b"=" + hashlib.sha256(body).hexdigest().encode()
+    return query + b"&" + digest if query else digest
+
+
+def build_content(scheme: Scheme, body: bytes, *, query: bytes, **parts: bytes) -> bytes:
+    """Put the signed bytes together; `parts` are those of the placeholders that are no address."""
+    if scheme.signed_content == "{body}":
+        return body
+    values = {"body": body, "url": full_url(scheme, query), **parts}
+    pieces = _parts(scheme.signed_content)
+    return b"".join(values[p] if i % 2 else p.encode() for i, p in enumerate(pieces))
+
+
+def full_url(scheme: Scheme, query: bytes) -> bytes:
+    """Return the address that the service called."""
+    url = (scheme.url or "").encode()
+    return url + b"?" + query if query else url
+
+
+def _digests(query: bytes) -> list[bytes]:
+    pairs = [pair.partition(b"=") for pair in query.split(b"&")]
+    return [text for name, _, text in pairs if name == _BODY_DIGEST]
+
+
+def _check_digest(query: bytes, body: bytes) -> None:
+    digests = _digests(query)
+    if not digests:
+        raise InvalidSignatureError("missing")
+    expected = hashlib.sha256(body).hexdigest().encode()
+    if len(digests) > 1 or len(digests[0]) != len(expected):
+        raise InvalidSignatureError("malformed")
+    if not hmac.compare_digest(digests[0].lower(), expected):
+        raise InvalidSignatureError("mismatch")
+
+
+@lru_cache(maxsize=16)
+def _may_run_on(template: str) -> bool:
+    """Whether a query could be read on into what follows it: nothing there ends it.
+
+    Where the template has a question mark of its own behind the address, a query would be a
+    second one.
+    """
+    if "{url}?" in template:
+        return True
+    after = _AFTER_URL.search(template)
+    return after is not None and bool(_QUERY.fullmatch(PLACEHOLDER.sub("", after[1]).encode()))
+
+
+# A process has a template for each endpoint; only tests have more.
+@lru_cache(maxsize=64)
+def _parts(template: str) -> tuple[str, ...]:
+    """Cut a template: literals at the even places, names of placeholders at the odd ones."""
+    return tuple(PLACEHOLDER.split(template))
+
+
+@lru_cache(maxsize=64)
+def _separators(template: str, name: str) -> frozenset[str]:
+    """Return the characters that end `{id}` or `{nonce}`, or begin it after another placeholder."""
+    parts = _parts(template)
+    places = [i for i in range(1, len(parts), 2) if parts[i] == name]
+    ends = {parts[i + 1][:1] for i in places}
+    begins = {parts[i - 1][-1:] for i in places if i > 1}
+    return frozenset((ends | begins) - {""})
