@@ -367,6 +367,8 @@ def test_every_setting_may_be_given_or_has_a_value() -> None:
 
     def keys(node: dict[str, Any], prefix: str = "") -> Collection[str]:
         found: set[str] = set()
+        if "$ref" in node:
+            node = schema["definitions"][node["$ref"].rpartition("/")[2]]
         for name, below in node.get("properties", {}).items():
             found |= {prefix + name, *keys(below, f"{prefix}{name}.")}
         return found
@@ -379,6 +381,52 @@ def test_every_setting_may_be_given_or_has_a_value() -> None:
         key for key in known if key.partition(".")[0] != "admin"
     }
     assert {f"{s}.{key}" for s, section in set_by_chart.items() for key in section} <= known
+    endpoint = schema["properties"]["webhook"]["properties"]["endpoints"]["items"]["properties"]
+    below = "webhook.endpoints.*."
+    of_endpoint = {k.removeprefix(below) for k in known_keys(in_lists=True) if k.startswith(below)}
+    # These are values of the chart.
+    assert keys(endpoint["config"]) == of_endpoint - {"path", "preset", "secrets", "secret_files"}
+
+
+ENDPOINTS: Values = nested(
+    "webhook.endpoints",
+    [
+        {"path": "/one", "preset": "telnyx", "existingSecret": "one", "secretKeys": ["a", "b"]},
+        {"path": "/two", "existingSecret": "two", "config": {"event_type": "order.text"}},
+    ],
+)
+
+
+@pytest.mark.parametrize("has_default", [True, False])
+@pytest.mark.parametrize("existing", [False, True])
+def test_each_endpoint_has_its_own_secrets(
+    has_default: bool,  # noqa: FBT001
+    existing: bool,  # noqa: FBT001
+    tmp_path: Path,
+) -> None:
+    """The app finds each path with the keys of its own Secret; webhook.path only if it has one."""
+    values = merged(MINIMAL, ENDPOINTS)
+    if not has_default:
+        values["webhookSecrets"] = {}
+    if existing:
+        values["existingConfigMap"] = "mine"
+    mounted = secret_files(deployment(values, "webhook")["spec"]["template"])
+    settings = settings_from(values, tmp_path, "webhook", "" if existing else None)
+    found = {
+        endpoint.path: [
+            mounted[f"{MOUNTED}/{file.relative_to(tmp_path)}"]
+            for file in endpoint.secret_files or ()
+        ]
+        for endpoint in settings.webhook.all_endpoints
+    }
+    default = {"/webhooks": ["sms-bridge/current"]} if has_default else {}
+
+    assert found == default | {"/one": ["one/a", "one/b"], "/two": ["two/current"]}
+    *_, one, two = settings.webhook.all_endpoints
+    assert (one.preset, two.preset, two.event_type) == ("telnyx", "generic", "order.text")
+    # No key of a webhook is the worker's.
+    worker = secret_files(deployment(values, "worker")["spec"]["template"])
+    assert not [path for path in worker if "webhook" in path]
 
 
 # Topology

@@ -20,6 +20,11 @@ VAULT: Values = {"externalSecrets": {"enabled": True, "secretStoreRef": {"name":
 CLUSTER: Values = {"topology": {"enabled": True, "clusterReference": {"name": "rabbitmq"}}}
 
 
+def endpoints(*paths: str) -> Values:
+    """Make the values of endpoints at these paths."""
+    return nested("webhook.endpoints", [{"path": p, "existingSecret": "s"} for p in paths])
+
+
 def test_defaults_alone_name_what_is_missing() -> None:
     """Without values the error names every value that must be given, all at once."""
     with pytest.raises(RenderError) as caught:
@@ -218,6 +223,30 @@ def test_defaults_alone_name_what_is_missing() -> None:
             merged(KEDA, nested("worker.podDisruptionBudget.minAvailable", 1)),
             "worker.podDisruptionBudget.minAvailable (1) keeps all pods when there are 1",
         ),
+        # Endpoints.
+        (
+            merged(endpoints("/a", "/a"), nested("webhookSecrets.existingSecret", "")),
+            "webhook.endpoints has the path /a twice",
+        ),
+        (endpoints("/webhooks"), "or webhook.path is it too"),
+        (
+            merged(
+                endpoints("/a"),
+                {"webhookSecrets": {"existingSecret": ""}, "tests": {"signed": True}},
+            ),
+            "tests.signed is true but webhookSecrets.existingSecret is empty",
+        ),
+        (
+            merged(
+                endpoints("/a"),
+                {"webhookSecrets": {"existingSecret": ""}, "webhook": {"path": "/b"}},
+            ),
+            "webhook.path is set but webhookSecrets.existingSecret is empty",
+        ),
+        (
+            nested("config.webhook.endpoints", []),
+            "config.webhook.endpoints is set by the chart: use webhook.endpoints",
+        ),
         # Exposure and monitoring.
         (merged(INGRESS, nested("webhook.enabled", False)), "there is nothing to route to"),
         (
@@ -398,6 +427,20 @@ def test_files_that_cannot_be_read_are_refused(name: str, text: str, tmp_path: P
         (nested("worker.keda.managementUrl", "http://user:secret@r:15672"), "managementUrl"),
         (nested("worker.keda.scalingModifiers", {"formula": "backlog"}), "target"),
         (nested("webhookSecrets.secretKeys", []), "secretKeys"),
+        (nested("webhook.endpoints", [{"path": "/a"}]), "existingSecret"),
+        (nested("webhook.endpoints", [{"path": "/a", "existingSecret": ""}]), "existingSecret"),
+        (nested("webhook.endpoints", [{"path": "a", "existingSecret": "s"}]), "path"),
+        (
+            nested("webhook.endpoints", [{"path": "/a", "existingSecret": "s", "secret": "s"}]),
+            "secret",
+        ),
+        (
+            nested(
+                "webhook.endpoints",
+                [{"path": "/a", "existingSecret": "s", "config": {"secrets": ["s"]}}],
+            ),
+            "secrets",
+        ),
         (nested("rabbitmq.secretKeys.host", "a/b"), "host"),
         (nested("worker.args", "--config x"), "args"),
         (nested("existingConfigMap", "Mine"), "existingConfigMap"),

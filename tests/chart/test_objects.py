@@ -1,5 +1,6 @@
 """Which objects the Helm chart makes of its values, and that they are safe to run."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -468,6 +469,31 @@ def test_the_public_reaches_the_webhooks_path_only() -> None:
     assert {path["backend"]["service"]["name"] for path in paths} == {"rel-sms-bridge-webhook"}
     assert rule["matches"] == [{"path": {"type": "Exact", "value": "/webhooks"}}]
     assert rule["backendRefs"] == [{"name": "rel-sms-bridge-webhook", "port": 80}]
+
+
+@pytest.mark.parametrize("has_default", [True, False])
+def test_every_endpoint_is_reached(has_default: bool) -> None:  # noqa: FBT001
+    """Each path that is served has its rule, and the notes and the test name no other."""
+    values = merged(
+        CI["services"],
+        {"httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}},
+        {"webhookSecrets": {"existingSecret": "default" if has_default else ""}},
+    )
+    paths = ["/webhooks"] * has_default + ["/webhooks/twilio", "/webhooks/orders"]
+    (ingress,) = of_kind(render(values), "Ingress").values()
+    (route,) = of_kind(render(values), "HTTPRoute").values()
+    (pod,) = of_kind(render(values), "Pod").values()
+    (rule,) = ingress["spec"]["rules"]
+    (matches,) = (rule["matches"] for rule in route["spec"]["rules"])
+
+    assert [path["path"] for path in rule["http"]["paths"]] == paths
+    assert [match["path"]["value"] for match in matches] == paths
+    assert pod["spec"]["containers"][0]["args"][-1].endswith(f":80{paths[0]}")
+    if HELM is None:
+        notes = render_files(values)["sms-bridge/templates/NOTES.txt"]
+        assert re.findall(r"https://sms\.example\.com(\S+)", notes) == paths
+        assert "https://sms.example.com/webhooks/twilio (twilio)" in notes
+        assert "  orders (current)" in notes
 
 
 def selectors(manifest: Manifest) -> list[dict[str, str]]:

@@ -100,6 +100,7 @@ FLIPS: dict[str, Any] = {
     "toolbox.resources": {"limits": {"memory": "1Gi"}},
     "toolbox.extraEnv": [{"name": "TZ", "value": "UTC"}],
     "webhook.path": "/other",
+    "webhook.endpoints": [{"path": "/other", "existingSecret": "other"}],
     "webhook.service.type": "LoadBalancer",
     "webhook.service.loadBalancerSourceRanges": ["192.0.2.0/24"],
     "webhook.service.externalTrafficPolicy": "Local",
@@ -191,7 +192,7 @@ def test_every_value_changes_what_is_rendered(path: str) -> None:
 
 def test_the_presets_are_the_apps() -> None:
     """The schema takes the names of all presets; empty leaves it to `config`, or to the app."""
-    assert SCHEMA["properties"]["smsApi"]["properties"]["preset"]["enum"] == ["", *PRESETS]
+    assert SCHEMA["definitions"]["preset"]["enum"] == ["", *PRESETS]
 
 
 def test_every_value_has_a_comment() -> None:

@@ -24,11 +24,36 @@
 {{- $_ := set $set "worker" (dict "shutdown_timeout_seconds" $v.worker.shutdownTimeoutSeconds) }}
 {{- end }}
 {{- if $v.webhook.enabled }}
+{{- $webhook := dict "host" "0.0.0.0" "port" (int $v.webhook.containerPort) "shutdown_timeout_seconds" $v.webhook.shutdownTimeoutSeconds }}
+{{- range $endpoint := include "sms-bridge.endpoints" . | fromJsonArray }}
 {{- $files := list }}
-{{- range $v.webhookSecrets.secretKeys }}{{ $files = append $files (printf "%s/webhook/%s" $secrets .) }}{{ end }}
-{{- $_ := set $set "webhook" (dict "host" "0.0.0.0" "port" (int $v.webhook.containerPort) "path" $v.webhook.path "secret_files" $files "shutdown_timeout_seconds" $v.webhook.shutdownTimeoutSeconds) }}
+{{- range $endpoint.secretKeys }}{{ $files = append $files (printf "%s/%s/%s" $secrets $endpoint.folder .) }}{{ end }}
+{{- $settings := merge (dict "path" $endpoint.path "secret_files" $files) $endpoint.config }}
+{{- if $endpoint.isDefault }}{{ $webhook = merge $webhook $settings }}
+{{- else }}{{ $_ := set $webhook "endpoints" (append ($webhook.endpoints | default list) $settings) }}{{ end }}
+{{- end }}
+{{- $_ := set $set "webhook" $webhook }}
 {{- end }}
 {{- toJson $set }}
+{{- end }}
+
+{{/*
+What services call: path, secretName, secretKeys, folder of the secret files, config (further
+settings) and isDefault of each. webhook.path is one unless there are others and it has no Secret.
+*/}}
+{{- define "sms-bridge.endpoints" -}}
+{{- $v := .Values }}
+{{- $all := list }}
+{{- $secret := include "sms-bridge.secretName" (dict "root" . "credential" "webhookSecrets") }}
+{{- if or $secret (not $v.webhook.endpoints) }}
+{{- $all = list (dict "path" $v.webhook.path "secretName" $secret "secretKeys" $v.webhookSecrets.secretKeys "folder" "webhook" "config" dict "isDefault" true) }}
+{{- end }}
+{{- range $number, $endpoint := $v.webhook.endpoints }}
+{{- $config := $endpoint.config | default dict }}
+{{- with $endpoint.preset }}{{ $config = merge (dict "preset" .) $config }}{{ end }}
+{{- $all = append $all (dict "path" $endpoint.path "secretName" $endpoint.existingSecret "secretKeys" ($endpoint.secretKeys | default (list "current")) "folder" (printf "webhook-endpoints/%d" $number) "config" $config "isDefault" false) }}
+{{- end }}
+{{- toJson $all }}
 {{- end }}
 
 {{/*
@@ -211,6 +236,7 @@ webhook:
   host: webhook.service
   port: webhook.containerPort
   path: webhook.path
+  endpoints: webhook.endpoints
   secrets: webhookSecrets.existingSecret
   secret_files: webhookSecrets.existingSecret
   shutdown_timeout_seconds: webhook.shutdownTimeoutSeconds

@@ -122,16 +122,18 @@ root, roles and, in place of the Secret of the bridge's broker user, brokerSecre
 {{- end }}
 {{- end }}
 {{- if has "webhook" .roles }}
-{{ include "sms-bridge.webhookSecretSource" .root }}
+{{ include "sms-bridge.webhookSecretSources" .root }}
 {{- end }}
 {{- end }}
 
-{{- define "sms-bridge.webhookSecretSource" -}}
+{{- define "sms-bridge.webhookSecretSources" -}}
+{{- range $endpoint := include "sms-bridge.endpoints" . | fromJsonArray }}
 - secret:
-    name: {{ include "sms-bridge.secretName" (dict "root" . "credential" "webhookSecrets") | quote }}
+    name: {{ $endpoint.secretName | quote }}
     items:
-      {{- range .Values.webhookSecrets.secretKeys }}
+      {{- range $endpoint.secretKeys }}
       - key: {{ . | quote }}
-        path: {{ printf "webhook/%s" . | quote }}
+        path: {{ printf "%s/%s" $endpoint.folder . | quote }}
       {{- end }}
+{{- end }}
 {{- end }}

@@ -1,7 +1,7 @@
 {{/* Every reason why these values cannot work, a sentence each, before anything is rendered. */}}
 {{- define "sms-bridge.validate" -}}
 {{- $faults := list }}
-{{- range $part := list "roles" "credentials" "tls" "settings" "stopping" "scaling" "exposure" "topology" }}
+{{- range $part := list "roles" "credentials" "tls" "settings" "stopping" "scaling" "endpoints" "exposure" "topology" }}
 {{- range include (printf "sms-bridge.validate.%s" $part) $ | splitList "\n" }}
 {{- with trim . }}{{ $faults = append $faults . }}{{ end }}
 {{- end }}
@@ -48,7 +48,7 @@ admin.port and webhook.containerPort are both {{ .Values.admin.port }}: metrics 
 {{- if .Values.worker.enabled }}
 {{- with include "sms-bridge.smsApiKeys" . | fromJson | values | sortAlpha }}{{ $_ := set $needed "smsApi" . }}{{ end }}
 {{- end }}
-{{- if .Values.webhook.enabled }}{{ $_ := set $needed "webhookSecrets" .Values.webhookSecrets.secretKeys }}{{ end }}
+{{- if and .Values.webhook.enabled (not .Values.webhook.endpoints) }}{{ $_ := set $needed "webhookSecrets" .Values.webhookSecrets.secretKeys }}{{ end }}
 {{- $e := .Values.externalSecrets }}
 {{- range $credential, $keys := $needed }}
 {{- if not (include "sms-bridge.secretName" (dict "root" $ "credential" $credential)) }}
@@ -187,6 +187,26 @@ worker.keda.minReplicaCount ({{ .keda.minReplicaCount }}) is above maxReplicaCou
 {{- if ge $stay $least }}
 {{ $role }}.podDisruptionBudget.minAvailable ({{ .minAvailable }}) keeps all pods when there are {{ $least }}: node drains would hang. Use maxUnavailable.
 {{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "sms-bridge.validate.endpoints" }}
+{{- if .Values.webhook.enabled }}
+{{- $taken := dict }}
+{{- range $endpoint := include "sms-bridge.endpoints" . | fromJsonArray }}
+{{- if hasKey $taken $endpoint.path }}
+webhook.endpoints has the path {{ $endpoint.path }} twice, or webhook.path is it too: give each endpoint a path of its own.
+{{- end }}
+{{- $_ := set $taken $endpoint.path true }}
+{{- end }}
+{{- if not (include "sms-bridge.endpoints" . | fromJsonArray | first).isDefault }}
+{{- if .Values.tests.signed }}
+tests.signed is true but webhookSecrets.existingSecret is empty: the test signs for webhook.path, which is not served.
+{{- end }}
+{{- if ne .Values.webhook.path "/webhooks" }}
+webhook.path is set but webhookSecrets.existingSecret is empty: beside webhook.endpoints it is served only with a Secret.
 {{- end }}
 {{- end }}
 {{- end }}
