@@ -6,6 +6,7 @@ python -m tests.changed COMMIT prints their paths:
 - the tests that mirror a file: `bridge/outbound/pace.py` has `tests/outbound`, `bridge/logs.py`
   has `tests/test_logs.py`, the chart `tests/chart`, and what tests read is in their folder,
 - those that run its wing as a process, which no import shows,
+- of data in a folder beside a module of its name, those of the module,
 - each test file that imports it, or names it if it is no module, directly or through others of
   `tests`; through a folder's `conftest.py` all of the folder.
 
@@ -48,6 +49,8 @@ def concerned_by(changed: Iterable[str], texts: Mapping[str, str]) -> set[str]:
             found |= {path} & texts.keys()
         else:
             found |= _mirrors(place, texts)
+            if place.parts[0] == "bridge" and place.suffix != ".py" and len(place.parts) > 2:
+                left.append(f"{place.parent}.py")
             word = _named(place)
             left += [other for other in texts.keys() - CONCERNS_ALL if word in texts[other]]
     folders = {path for path in found if not is_test(path)}

@@ -20,6 +20,8 @@ TEXTS = {
     "tests/integration/test_worker.py": "",
     "tests/outbound/test_pace.py": "from tests.ears import Ears",
     "tests/outbound/test_fates.py": "",
+    "tests/services/comparison.py": "from bridge.config.presets import Preset",
+    "tests/services/test_twilio.py": "from tests.services.comparison import Service",
 }
 CASES = {
     "a test": ("tests/outbound/test_pace.py", {"tests/outbound/test_pace.py"}),
@@ -31,6 +33,10 @@ CASES = {
     "a module that a folder's conftest imports through another": (
         "bridge/outbound/worker.py",
         {"tests/outbound", "tests/integration/test_worker.py", "tests/faults"},
+    ),
+    "what a module reads": (
+        "bridge/config/presets/twilio.yaml",
+        {"tests/services/test_twilio.py"},
     ),
     "a module of the ground floor": (
         "bridge/logs.py",
