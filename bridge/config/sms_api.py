@@ -26,7 +26,7 @@ from bridge.config.presets import (
     needed_settings,
     preset_settings,
 )
-from bridge.config.request_fields import check_fields, shown, slots_of
+from bridge.config.request_fields import Slot, check_fields, shown, slots_of
 from bridge.config.section import Section, read_section
 from bridge.config.urls import BaseUrl, ProxyUrl
 
@@ -98,13 +98,22 @@ class SmsApiSettings(Section):
     def _has_a_place(cls, idempotency: str, info: ValidationInfo) -> str:
         kind, _, pointer = idempotency.partition(":")
         request = info.data.get("request")
-        if kind == "field" and isinstance(request, RequestSettings):
-            given = request.fields.get(pointer)
-            if pointer not in request.fields:
-                fields = {**request.fields, pointer: "{key}"}
-                check_fields(fields, is_form=request.body == "form")
-            elif not any(slot.name == "key" for slot in slots_of(given)):
-                raise ValueError(f"request.fields has {shown(pointer)} without {{key}}; put it in")
+        if kind != "field" or not isinstance(request, RequestSettings):
+            return idempotency
+        if pointer not in request.fields:
+            fields = {**request.fields, pointer: "{key}"}
+            check_fields(fields, is_form=request.body == "form")
+            return idempotency
+        keys = _key_slots(request.fields[pointer])
+        if not keys:
+            raise ValueError(f"request.fields has {shown(pointer)} without {{key}}; put it in")
+        of_preset = preset_settings(info.data.get("preset", "generic"))["request"]["fields"]
+        for bound in _key_slots(of_preset.get(pointer)):
+            if any(_may_be_longer(key, bound) for key in keys):
+                raise ValueError(
+                    f"request.fields has {shown(pointer)} with a longer key than the service "
+                    f"takes; write {{key:{bound.detail}}}"
+                )
         return idempotency
 
     @property
@@ -163,6 +172,14 @@ def _with_one_idempotency(given: dict[str, Any], laid: dict[str, Any]) -> dict[s
     if older == idempotency:
         return laid | {"idempotency_header": shown_name}
     return laid | {"idempotency": older, "idempotency_header": shown_name}
+
+
+def _key_slots(value: object) -> list[Slot]:
+    return [slot for slot in slots_of(value) if slot.name == "key"]
+
+
+def _may_be_longer(key: Slot, bound: Slot) -> bool:
+    return bool(bound.detail) and (not key.detail or int(key.detail) > int(bound.detail))
 
 
 def _with_field_of_key(laid: dict[str, Any], of_preset: dict[str, Any]) -> dict[str, Any]:

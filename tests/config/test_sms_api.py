@@ -242,6 +242,20 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
         ({"idempotency": "field:/to"}, "sms_api.idempotency: request.fields has /to without {key}"),
         ({"idempotency": "field:/to/x"}, "sms_api.idempotency: /to/x: another field is put at"),
         (
+            {
+                "preset": "android-sms-gateway",
+                "request": {"fields": {"/id": "{key}", "/to": "{to}", "/x": "{text}"}},
+            },
+            "sms_api.idempotency: request.fields has /id with a longer key than the service takes",
+        ),
+        (
+            {
+                "preset": "android-sms-gateway",
+                "request": {"fields": {"/id": "{key:37}", "/to": "{to}", "/x": "{text}"}},
+            },
+            "sms_api.idempotency: request.fields has /id with a longer key than the service takes",
+        ),
+        (
             {"idempotency": "none", "idempotency_header": "X-Key"},
             "sms_api: idempotency_header is given beside idempotency; leave it out",
         ),

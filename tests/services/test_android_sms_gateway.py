@@ -1,5 +1,7 @@
 """The preset `android-sms-gateway` against the client of SMS Gateway for Android."""
 
+from dataclasses import replace
+
 import pytest
 from android_sms_gateway import APIClient, domain
 
@@ -93,6 +95,15 @@ async def test_request_is_the_clients(stub: Stub, name: str) -> None:
 async def test_key_is_the_id(stub: Stub, name: str) -> None:
     """The message's key is its id, with no more characters than the gateway takes."""
     await assert_carries_the_key(GATEWAY, stub, MESSAGES[name], most_characters=36)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_key_stays_with_fields_of_ones_own(stub: Stub, name: str) -> None:
+    """Whoever gives other fields, and no id, has the key in it all the same, and no longer."""
+    fields = {"/phoneNumbers/0": "{to}", "/textMessage/text": "{text}", "/simNumber": 2}
+    own = replace(GATEWAY, api={**GATEWAY.api, "request": {"fields": fields}})
+
+    await assert_carries_the_key(own, stub, MESSAGES[name], most_characters=36)
 
 
 @pytest.mark.parametrize("name", GATEWAY.answers)
