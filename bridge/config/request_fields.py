@@ -125,7 +125,8 @@ def check_fields(fields: Mapping[str, Any], *, is_form: bool) -> None:
             slots |= {slot.name for slot in slots_of(value)}
         except ValueError as error:
             raise ValueError(f"{shown(pointer)}: {error}") from None
-    build_document(fields)
+    if not is_form:
+        build_document(fields)
     for needed in ("to", "text"):
         if needed not in slots:
             raise ValueError(f"no field holds {{{needed}}}; say where the service wants it")

@@ -4,6 +4,7 @@ import base64
 import cProfile
 import json
 import pstats
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -53,6 +54,9 @@ def settings(preset: str = "generic", **api: Any) -> SmsApiSettings:
 def shape(preset: str = "generic", **api: Any) -> Shape:
     """Make a shape."""
     return shape_from(settings(preset, **api))
+
+
+SHAPES = {preset: shape(preset) for preset in PRESETS}
 
 
 def fields(body: str = "json", **places: Any) -> dict[str, Any]:
@@ -586,6 +590,33 @@ def test_any_answer_is_judged(status: int, body: object) -> None:
     answer = shape(**BY_BODY).judge(answered(status, body))
 
     assert answer.fate is not Fate.SENT
+
+
+DOCUMENTED = [
+    json.dumps(a["body"]).encode() for p in PRESETS for a in documented_answers(p) if "body" in a
+]
+# Documented answers, cut and mended at any place, and bytes of all kinds.
+BODIES = st.binary(max_size=60) | st.builds(
+    lambda body, begin, middle, end: body[:begin] + middle + body[end:],
+    st.sampled_from(DOCUMENTED),
+    st.integers(0, 200),
+    st.binary(max_size=8)
+    | st.sampled_from([b"NaN", b"1e999", b'"\\ud800"', b"[" * 5000, b"9" * 5000]),
+    st.integers(0, 200),
+)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@hypothesis_settings(deadline=None, max_examples=60)
+@given(status=st.integers(200, 599), body=BODIES, wait=st.binary(max_size=30))
+def test_no_bytes_are_too_odd(preset: Preset, status: int, body: bytes, wait: bytes) -> None:
+    """Whatever a service answers, there is a fate; a code is short, and an id can be a header."""
+    headers = [(b"Retry-After", wait), (b"Date", wait)]
+    answer = SHAPES[preset].judge(Reply(status, headers, body))
+
+    assert re.fullmatch(r"[!-~]{1,64}", answer.code or "-")
+    assert re.fullmatch(r"[!-~]{1,255}", answer.provider_id or "-")
+    assert answer.fate is not Fate.SENT or status < 300 or answer.detail == "accepted before"
 
 
 # --- The presets ----------------------------------------------------------------------------------
