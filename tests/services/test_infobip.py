@@ -24,6 +24,7 @@ from tests.services.comparison import (
     assert_carries_the_key,
     assert_reads_the_same,
     assert_sends_the_same,
+    by_code,
 )
 from tests.services.stub import GUARD_SECONDS, Recorded, Stub, Told, in_json
 
@@ -71,12 +72,17 @@ def key_in(request: Recorded) -> str:
     return key
 
 
+def group_of(name: str) -> str:
+    """Return the group of a status, by which nearly each begins."""
+    return "REJECTED" if name == "MISSING_TO" else name.partition("_")[0]
+
+
 def statuses(*names: str) -> Told:
     """Make an answer with the status of each message."""
     messages: list[dict[str, Any]] = [
         {
             "messageId": f"an-id-{number}",
-            "status": {"groupName": name.partition("_")[0], "name": name, "description": "a text"},
+            "status": {"groupName": group_of(name), "name": name, "description": "a text"},
             "destination": "447700900123",
         }
         for number, name in enumerate(names)
@@ -100,14 +106,12 @@ INFOBIP = Service(
         ),
     },
     also={
+        **by_code("infobip", statuses),
         "pending": (statuses("PENDING_ENROUTE"), "sent"),
         "accepted": (statuses("ACCEPTED"), "sent"),
         "delivered already": (statuses("DELIVERED_TO_OPERATOR"), "sent"),
         "undeliverable": (statuses("UNDELIVERABLE_REJECTED_OPERATOR"), "uncertain"),
         "expired": (statuses("EXPIRED_EXPIRED"), "uncertain"),
-        "the service has trouble": (statuses("REJECTED_SYSTEM_ERROR"), "retry"),
-        "the number had too many": (statuses("REJECTED_FLOODING_FILTER"), "retry"),
-        "no credit": (statuses("REJECTED_NOT_ENOUGH_CREDITS"), "setup:insufficient_funds"),
         "each part was taken": (statuses("PENDING_ENROUTE", "PENDING_ACCEPTED"), "sent"),
         "a part was taken": (statuses("PENDING_ENROUTE", DND), "uncertain"),
         "each part was there before": (statuses(DUPLICATE, DUPLICATE), "sent"),

@@ -16,6 +16,7 @@ from tests.services.comparison import (
     assert_carries_the_key,
     assert_reads_the_same,
     assert_sends_the_same,
+    by_code,
 )
 from tests.services.stub import Recorded, Stub, Told, in_json
 
@@ -70,6 +71,7 @@ SINCH = Service(
         "a code that is a number": ("refused", "what may be a phone number is never a code"),
     },
     also={
+        **by_code("sinch", lambda code: refusal(403, code)),
         "a batch without its kind": (in_json(201, {"id": "a-batch"}), "sent"),
         "a batch that has other members": (
             in_json(201, {"id": "a-batch", "type": "mt_text", "new": {"x": [1]}}),
@@ -78,13 +80,10 @@ SINCH = Service(
         "201 without an id": (in_json(201, {"type": "mt_text", "canceled": False}), "uncertain"),
         "200 with an error": (refusal(200, "syntax_invalid_json"), "refused"),
         "200 with an unknown error": (refusal(200, "a_new_code"), "uncertain"),
-        "a member is missing": (refusal(400, "syntax_constraint_violation"), "refused"),
         "an error in the older form": (
             in_json(400, {"error": {"code": 400, "message": "x", "status": "InvalidArgument"}}),
             "refused",
         ),
-        "a number of another kind": (refusal(403, "illegal_number_type"), "refused"),
-        "no callback URL": (refusal(403, "missing_callback_url"), "setup:misconfigured"),
         "a code that is a number": (refusal(400, NUMBER), "refused"),
         "forbidden for a new reason": (refusal(403, "a_new_code"), "ambiguous"),
     },

@@ -1,0 +1,93 @@
+"""The preset `httpsms`, whose service has no Python client, against what its own clients do.
+
+Those are for Go and Node.js, and both do the same: `POST /v1/messages/send` with the key in
+`x-api-key`, JSON with `content`, `from`, `to` and `request_id`, and of the answer any 2xx, whose
+`data` is the message.
+"""
+
+import json
+
+import httpx
+import pytest
+
+from tests.services.comparison import (
+    MESSAGES,
+    SECRET,
+    Message,
+    Service,
+    assert_carries_the_key,
+    assert_reads_the_same,
+    assert_sends_the_same,
+)
+from tests.services.stub import GUARD_SECONDS, Recorded, Stub, in_json
+
+
+class RefusedError(Exception):
+    """The service's clients take no status but a 2xx."""
+
+
+def send(stub: Stub, message: Message) -> str | None:
+    """Send as the clients do."""
+    body = {"content": message.text, "from": message.sender, "to": message.to}
+    answer = httpx.post(
+        f"{stub.url}/v1/messages/send",
+        headers={"Content-Type": "application/json", "x-api-key": SECRET},
+        content=json.dumps(body | {"request_id": message.key}),
+        timeout=GUARD_SECONDS,
+    )
+    if answer.status_code not in {200, 201, 202, 204, 205}:
+        raise RefusedError(answer.status_code)
+    message_id: str = answer.json()["data"]["id"]
+    return message_id
+
+
+def code_of(_: Exception) -> None:
+    """Take no code: the service has none."""
+
+
+def key_in(request: Recorded) -> str:
+    """Find the key, which comes back in events."""
+    key: str = request.document["request_id"]
+    return key
+
+
+HTTPSMS = Service(
+    "httpsms",
+    send,
+    code_of,
+    key_in=key_in,
+    api={"account": None},
+    also={
+        "not well-formed": (
+            in_json(400, {"status": "error", "message": "a text", "data": {"Offset": 1}}),
+            "refused",
+        ),
+        "another phone's key": (
+            in_json(401, {"status": "error", "message": "a text", "data": "a text"}),
+            "setup:credentials_rejected",
+        ),
+        "an error behind a 200": (in_json(200, {"status": "error", "message": "x"}), "uncertain"),
+        "success without a message": (in_json(200, {"status": "success", "data": None}), "sent"),
+    },
+    otherwise={
+        "success without a message": ("sent", "the service says that it is in the phone's queue"),
+    },
+)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_request_is_the_clients(stub: Stub, name: str) -> None:
+    """What we send is what the clients send."""
+    await assert_sends_the_same(HTTPSMS, stub, MESSAGES[name])
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_key_is_the_request_id(stub: Stub, name: str) -> None:
+    """The message's key is what events refer to."""
+    await assert_carries_the_key(HTTPSMS, stub, MESSAGES[name], most_characters=255)
+
+
+@pytest.mark.parametrize("name", HTTPSMS.answers)
+async def test_answer_is_read_as_by_the_clients(stub: Stub, name: str) -> None:
+    """What we read in an answer is what the clients read, but where we want to differ."""
+    await assert_reads_the_same(HTTPSMS, stub, name)
