@@ -7,12 +7,17 @@ import json
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import urlencode
 
-from bridge.config import Settings, load_settings
-from bridge.config.presets import PRESETS, Preset
+from bridge.config import EndpointSettings, Settings, load_settings
+from bridge.config.presets import PRESETS, Preset, documented_webhooks
+from bridge.inbound.event import name_event, read_body
+from bridge.inbound.receipts import Receipt, read_receipts
+from bridge.inbound.schemes import PRESETS as SCHEMES
+from bridge.inbound.signature import Verified
 from bridge.operators.rendering import Rendering, render
 
 PROJECT: Final = Path(__file__).parents[2]
@@ -94,10 +99,49 @@ def answers_part(rendering: Rendering) -> str:
     return f"{shown}\n\n{table(('What becomes of the message', 'Further codes'), rows)}"
 
 
+def webhooks_part(preset: Preset) -> str:
+    """Make a table of what the service calls, as it is published."""
+    endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
+    return table(
+        (
+            "The service says",
+            "Type",
+            "Routing key",
+            "`sms-bridge-delivery`",
+            "Has our `message_id`",
+        ),
+        (_event_row(example, endpoint) for example in documented_webhooks(preset)),
+    )
+
+
+def _event_row(example: Mapping[str, Any], endpoint: EndpointSettings) -> tuple[str, ...]:
+    content_type = example.get("content_type", "application/json")
+    is_form = content_type != "application/json"
+    text = urlencode(example["body"]) if is_form else json.dumps(example["body"])
+    event = name_event(text.encode(), content_type, Verified(0, None, None), endpoint)
+    receipts = read_receipts(read_body(text.encode(), content_type), event.type, endpoint.receipts)
+    first = receipts[0] if receipts else Receipt(None)
+    return (
+        example["means"],
+        as_code(event.type),
+        as_code(event.routing_key),
+        as_code(first.delivery),
+        "yes" if first.message_id else "-",
+    )
+
+
 def index_part(folder: Path) -> str:
     """Make the table of all services."""
     return table(
-        ("Service", "Preset", "Requests held against", "Error codes known", "Key against repeats"),
+        (
+            "Service",
+            "Preset",
+            "Requests held against",
+            "Error codes known",
+            "Key against repeats",
+            "Webhooks verified by",
+            "Receipts",
+        ),
         (_row(preset, folder) for preset in SERVICES),
     )
 
@@ -112,7 +156,26 @@ def _row(preset: Preset, folder: Path) -> tuple[str, ...]:
         f"`{client}` {_locked_version(client)}" if client else "the server's source",
         str(len(api.response.errors)),
         f"`{api.idempotency}`" if api.knows_repeats else "none",
+        _signature(preset),
+        _receipts(preset),
     )
+
+
+def _signature(preset: Preset) -> str:
+    name = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset}).signature.preset
+    if name == "plain":
+        return "none of its own"
+    scheme = SCHEMES[name]
+    kind = {"ed25519": "Ed25519"}.get(scheme.algorithm, f"HMAC-{scheme.algorithm.upper()}")
+    token = "token, " if scheme.format == "jwt" else ""
+    return f"{token}{kind} in `{scheme.header}`"
+
+
+def _receipts(preset: Preset) -> str:
+    receipts = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset}).receipts
+    if not receipts.status_pointers:
+        return "none"
+    return "with our `message_id`" if receipts.message_id_pointers else "by the service's id"
 
 
 def _locked_version(package: str) -> str:
@@ -149,7 +212,8 @@ def pages(folder: Path) -> dict[Path, str]:
         rendering = rendering_of(preset, folder)
         text = page_of(preset).read_text(encoding="utf-8")
         text = with_part(text, "request", request_part(rendering))
-        made[page_of(preset)] = with_part(text, "answers", answers_part(rendering))
+        text = with_part(text, "answers", answers_part(rendering))
+        made[page_of(preset)] = with_part(text, "webhooks", webhooks_part(preset))
     index = INDEX.read_text(encoding="utf-8")
     return made | {INDEX: with_part(index, "services", index_part(folder))}
 

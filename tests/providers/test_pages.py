@@ -1,18 +1,23 @@
 """The pages of docs/providers against the presets: what they show and set is so, and works."""
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from bridge.config.presets import Preset, needed_settings
+from bridge.config.presets import Preset, documented_answers, needed_settings
+from bridge.inbound.schemes import scheme_from
 from bridge.outbound.shape import shape_from
 from tests.providers.pages import (
+    CLIENTS,
     FOLDER,
     INDEX,
+    PROJECT,
     SERVICES,
     page_of,
     pages,
+    rendering_of,
     settings_of,
     yaml_blocks,
 )
@@ -62,3 +67,33 @@ def test_a_page_sets_little(preset: Preset) -> None:
         "key_file" if key == "key" else key for key in needed_settings(preset)
     }
     assert len(first.splitlines()) <= 5
+
+
+@pytest.mark.parametrize("preset", SERVICES)
+def test_the_endpoint_of_a_page_can_be_served(preset: Preset, tmp_path: Path) -> None:
+    """The endpoint has the page's preset, secrets, and what its way of signing needs."""
+    blocks = yaml_blocks(page_of(preset).read_text(encoding="utf-8"))
+    (block,) = (one for one in blocks if "webhook:" in one)
+    (endpoint,) = settings_of(block, tmp_path).webhook.all_endpoints
+
+    assert endpoint.preset == preset
+    assert endpoint.has_secrets
+    assert scheme_from(endpoint.signature, endpoint.public_url).header
+
+
+@pytest.mark.parametrize("preset", SERVICES)
+def test_the_answer_to_try_is_one_of_the_services(preset: Preset, tmp_path: Path) -> None:
+    """The fault that a page orders is one that the sandbox plays for this preset."""
+    text = page_of(preset).read_text(encoding="utf-8")
+    (named,) = re.findall(r'\{"answer": "([^"]+)"\}', text)
+    codes = {answer.code for answer in rendering_of(preset, tmp_path).answers}
+    fates = {answer["fate"] for answer in documented_answers(preset)}
+
+    assert named in codes | fates
+
+
+def test_clients_are_those_that_the_tests_use() -> None:
+    """A page names a client where a test uses it, and no other."""
+    tests = {path.stem for path in (PROJECT / "tests" / "services").glob("test_*.py")}
+
+    assert {f"test_{preset.replace('-', '_')}" for preset in CLIENTS} <= tests
