@@ -1,0 +1,169 @@
+"""Answers that fit no rule of a service's: what becomes of the message, and what the log says."""
+
+import asyncio
+import contextlib
+import gzip
+import json
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+
+from tests.integration.conftest import Amqp, Canaries, Launcher, Running, eventually, unique
+
+YES = b'{"messages": [{"status": "0", "message-id": "1"}]}'
+
+
+@dataclass
+class OddService:
+    """A stub that answers 200 with the bytes that are meant for a number, and closes."""
+
+    url: str = ""
+    answers: dict[str, bytes] = field(default_factory=dict)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in head.split("\r\n")[1:-2])
+        }
+        body = (await reader.readexactly(int(headers["content-length"]))).decode()
+        writer.write(b"HTTP/1.1 200 OK\r\n" + self.answers[f"+{parse_qs(body)['to'][0]}"])
+        # The worker reads only as much as it wants.
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+        writer.close()
+
+
+@pytest.fixture(scope="module")
+async def odd_service() -> AsyncIterator[OddService]:
+    """Run the stub."""
+    ours = OddService()
+    server = await asyncio.start_server(ours.serve, "127.0.0.1", 0)
+    ours.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    yield ours
+    server.close()
+    await server.wait_closed()
+
+
+@dataclass
+class Line:
+    """A worker with the preset `vonage-sms`, whose answers are 200 in any case."""
+
+    amqp: Amqp
+    worker: Running
+    queue: str
+
+    async def end_of(self, request: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Publish a request; return the headers of its dead letter, and its line in the log."""
+        message_id = uuid.uuid4().hex
+        await self.amqp.publish(self.queue, json.dumps(request).encode(), message_id=message_id)
+        letter = await self.amqp.take(f"{self.queue}.dead", message_id=message_id)
+
+        async def look() -> dict[str, Any] | None:
+            logged = self.worker.logged("delivery")
+            return next((line for line in logged if line["message_id"] == message_id), None)
+
+        return dict(letter.headers), await eventually(look, what="a line in the log")
+
+
+@pytest.fixture(scope="module")
+async def line(launcher: Launcher, amqp: Amqp, canaries: Canaries, odd_service: OddService) -> Line:
+    """Start the worker; that nothing is accepted for long is no outage here."""
+    queue = unique("odd")
+    settings: dict[str, Any] = {
+        "worker.queue": queue,
+        "worker.outage_after": "1h",
+        "sms_api.preset": "vonage-sms",
+        "sms_api.base_url": odd_service.url,
+        "sms_api.account": "a1b2c3d4",
+        "sms_api.key": canaries.key,
+    }
+    return Line(amqp, await launcher.role("worker", settings=settings), queue)
+
+
+def whole(body: bytes, kind: str = "application/json", more: str = "") -> bytes:
+    """Write the rest of an answer behind its first line."""
+    head = f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n{more}Connection: close\r\n\r\n"
+    return head.encode() + body
+
+
+def nested(depth: int) -> bytes:
+    """Write lists in lists, the yes behind them."""
+    return b'{"x": ' + b"[" * depth + b"]" * depth + b", " + YES[1:]
+
+
+# Each says something of the message that must not be seen: its number, its text.
+ODD: dict[str, tuple[str, str | None]] = {
+    "other JSON": ('{{"queued": "{text}", "to": "{to}"}}', None),
+    "a text": ('"{text}"', None),
+    "HTML": ("<html><body>Sent {text} to {to}</body></html>", None),
+    "unknown code": ('{{"messages": [{{"status": "5", "error-text": "{text}"}}]}}', "5"),
+    "number for a code": ('{{"messages": [{{"status": "{to}"}}]}}', None),
+    "part of the number for a code": ('{{"messages": [{{"status": "{end}"}}]}}', None),
+    "word for a code": ('{{"messages": [{{"status": "{word}"}}]}}', None),
+    "names twice": ('{{"messages": [{{"status": "0", "status": "77", "x": "{to}"}}]}}', "77"),
+    "NaN": ('{{"messages": [{{"status": NaN, "x": "{to}"}}]}}', None),
+    "too large a number": ('{{"messages": [{{"status": 1e999, "x": "{to}"}}]}}', None),
+}
+OTHER: dict[str, bytes] = {
+    "nothing": whole(b""),
+    "truncated": whole(YES + b" " * 50)[:-60],
+    "gzip": whole(gzip.compress(YES), more="Content-Encoding: gzip\r\n"),
+    "gzip that is not told": whole(gzip.compress(YES)),
+    "10 MB": whole(b'{"x": "' + b"x" * 10_000_000 + b'", ' + YES[1:]),
+    "UTF-16": whole(YES.decode().encode("utf-16"), "application/json; charset=utf-16"),
+    "Latin-1": whole(b'{"x": "\xe9", ' + YES[1:], "application/json; charset=iso-8859-1"),
+    "too deep": whole(nested(100_000)),
+    "not a list": whole(b'{"messages": {"status": "0"}}'),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+async def test_answer_that_fits_no_rule(
+    line: Line, odd_service: OddService, canaries: Canaries, odd: str
+) -> None:
+    """It is uncertain; the log has its status, its code if it is one, and nothing else of it."""
+    request, (form, code) = canaries.request(), ODD[odd]
+    to, text = request["to"], request["text"]
+    body = form.format(to=to, text=text, end=to[-6:], word=text.partition(" ")[0])
+    odd_service.answers[to] = whole(body.encode())
+    headers, logged = await line.end_of(request)
+
+    assert (headers["sms-bridge-reason"], headers["sms-bridge-status"]) == ("uncertain", 200)
+    assert (logged["outcome"], logged["reason"], logged["status"]) == ("dead", "uncertain", 200)
+    assert headers.get("sms-bridge-code") == logged.get("code") == code
+    assert headers["sms-bridge-detail"] == "the SMS API gave an answer that fits no rule"
+    assert not canaries.found_in(json.dumps([str(headers), logged]))
+
+
+@pytest.mark.parametrize("odd", OTHER)
+async def test_answer_that_cannot_be_read(
+    line: Line, odd_service: OddService, canaries: Canaries, odd: str
+) -> None:
+    """What no decoder reads as the service's yes is uncertain, though there is a yes inside."""
+    request = canaries.request()
+    odd_service.answers[request["to"]] = OTHER[odd]
+    headers, logged = await line.end_of(request)
+
+    assert (logged["outcome"], logged["reason"], logged["status"]) == ("dead", "uncertain", 200)
+    assert "sms-bridge-code" not in headers
+    assert logged.get("code") is None
+
+
+async def test_yes_beside_deep_nesting_is_one(
+    line: Line, odd_service: OddService, canaries: Canaries
+) -> None:
+    """Something odd beside it does not hide a yes that can be read."""
+    request, message_id = canaries.request(), uuid.uuid4().hex
+    odd_service.answers[request["to"]] = whole(nested(20_000))
+    replies = await line.amqp.channel.declare_queue(exclusive=True)
+    properties = {"message_id": message_id, "reply_to": replies.name}
+    await line.amqp.publish(line.queue, json.dumps(request).encode(), **properties)
+    outcome = json.loads((await line.amqp.take(replies.name)).body)
+
+    assert (outcome["outcome"], outcome["provider_id"]) == ("sent", "1")
