@@ -6,16 +6,14 @@ from bridge.config import EndpointSettings
 from bridge.config.webhook import DEFAULT_ENDPOINT
 from bridge.credentials import Credential
 from bridge.errors import ConfigError
-from bridge.http_server.request import Request
 from bridge.inbound.schemes import decode_secret, scheme_from
-from bridge.inbound.signature import Verified, verify
 
 
 class Endpoint:
-    """Verifies what is posted to one path; `key` is where its settings stand.
+    """What is needed to verify what is posted to one path; `key` is where its settings stand.
 
-    Raises ConfigError that names the setting when it lacks secrets, or they or its scheme cannot
-    be used. Of several secrets the first counts as current.
+    The first of its `keys` counts as current. Raises ConfigError that names the setting when it
+    lacks secrets, or when they or its scheme cannot be used.
     """
 
     def __init__(self, settings: EndpointSettings, *, key: str = DEFAULT_ENDPOINT) -> None:
@@ -43,17 +41,6 @@ class Endpoint:
     def use_secrets(self) -> None:
         """Use the secrets as they are now, after a change of their files."""
         self.keys = [decode_secret(self.scheme, secret.current) for secret in self.secrets]
-
-    def verify(self, request: Request, *, now: float) -> Verified:
-        """Check that a holder of a secret has signed a request; raises InvalidSignatureError."""
-        return verify(
-            self.scheme,
-            self.keys,
-            request.headers,
-            request.body,
-            now=now,
-            query=request.query,
-        )
 
 
 def lacks_secrets(key: str) -> str:

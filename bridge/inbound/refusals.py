@@ -87,11 +87,8 @@ class Refusals:
 
     def log(self, path: str, outcome: EventOutcome, why: str | None, status: int) -> None:
         """Log a refusal of something unverified, or only count it for a later line."""
-        self._refused.info(route=self.route(path), outcome=outcome, why=why, status=status)
-
-    def route(self, path: str) -> str | None:
-        """Return what the log calls an endpoint: nothing, where there is no other."""
-        return path if len(self._headers) > 1 else None
+        route = path if len(self._headers) > 1 else None
+        self._refused.info(route=route, outcome=outcome, why=why, status=status)
 
     def count_eviction(self, cause: Eviction) -> None:
         """Count a connection that was closed to make room for another."""

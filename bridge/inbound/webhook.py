@@ -23,7 +23,7 @@ from bridge.inbound.event import OTHER, Event, name_event, properties_of
 from bridge.inbound.metrics import EventOutcome, WebhookMetrics
 from bridge.inbound.refusals import NOT_SIGNED, TRY_LATER, Refusals, RefusedError
 from bridge.inbound.repeats import RecentEvents
-from bridge.inbound.signature import Verified
+from bridge.inbound.signature import Verified, verify
 from bridge.logs import Log
 from bridge.topology.upkeep import Upkeep
 
@@ -71,6 +71,8 @@ class Receiver:
         self.refusals = Refusals(
             {endpoint.path: endpoint.scheme.header for endpoint in endpoints}, metrics=metrics
         )
+        # Where there is only one, every line of the log is about it.
+        self._names_routes = len(endpoints) > 1
         self._in_flight = 0
         self._process_id = uuid.uuid4().hex
         self._numbers = itertools.count(1)
@@ -112,7 +114,14 @@ class Receiver:
     def _verify(self, request: Request, endpoint: Endpoint) -> Verified:
         now = time.time()
         try:
-            verified = endpoint.verify(request, now=now)
+            verified = verify(
+                endpoint.scheme,
+                endpoint.keys,
+                request.headers,
+                request.body,
+                now=now,
+                query=request.query,
+            )
         except InvalidSignatureError as error:
             self._metrics.verifications.labels(endpoint.path, error.fault, "none").inc()
             raise RefusedError(NOT_SIGNED, "invalid_signature", error.fault) from None
@@ -216,7 +225,7 @@ class Receiver:
             return
         log.info(
             "webhook",
-            route=self.refusals.route(endpoint.path),
+            route=endpoint.path if self._names_routes else None,
             outcome=outcome,
             why=why,
             status=response.status,
