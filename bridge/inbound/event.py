@@ -9,6 +9,7 @@ from bridge.amqp.properties import Properties
 from bridge.config import EndpointSettings
 from bridge.config.fields import EVENT_TYPE
 from bridge.http_server.request import Request
+from bridge.inbound.form_parameters import is_form_type
 from bridge.inbound.signature import Verified
 from bridge.pointers import NOT_JSON, find_id, find_text, read_document
 from bridge.trace import read_trace
@@ -25,7 +26,6 @@ _REPEAT_KEY_BYTES: Final = 16
 # A form with more is not read.
 MAX_FORM_FIELDS: Final = 1000
 _PERSISTENT: Final = 2
-_FORM: Final = "application/x-www-form-urlencoded"
 
 
 class Form(dict[str, str]):
@@ -92,9 +92,7 @@ def read_body(body: bytes, content_type: str | None) -> Any:  # noqa: ANN401  JS
     Returns NOT_JSON for all else, and for a form of more than `MAX_FORM_FIELDS`.
     """
     document = read_document(body)
-    if document is not NOT_JSON or content_type is None:
-        return document
-    if content_type.partition(";")[0].strip().lower() != _FORM:
+    if document is not NOT_JSON or content_type is None or not is_form_type(content_type):
         return document
     try:
         fields = parse_qsl(
