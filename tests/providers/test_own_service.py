@@ -1,7 +1,11 @@
 """docs/providers/your-own-service.md, followed by the letter."""
 
+import hmac
+import json
 import re
 import shlex
+import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +15,10 @@ from typer.testing import CliRunner
 
 from bridge.__main__ import app
 from bridge.config.presets import lay_over
+from bridge.inbound.event import name_event
+from bridge.inbound.receipts import read_receipts
+from bridge.inbound.schemes import scheme_from
+from bridge.inbound.signature import verify
 from tests.providers.pages import FOLDER, settings_of, yaml_blocks
 
 PAGE: Final = (FOLDER / "your-own-service.md").read_text(encoding="utf-8")
@@ -44,6 +52,40 @@ def test_commands_print_what_the_page_shows(command: str, output: str, tmp_path:
 
     assert program == "sms-bridge"
     assert (done.exit_code, done.output.rstrip()) == (0, output.rstrip())
+
+
+def test_a_webhook_that_is_signed_as_the_page_says_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example is signed by the page's command, verified, and published as the page says."""
+    (body,) = re.findall(r"^```json\n(.*)\n```$", PAGE, re.MULTILINE)
+    (command,) = re.findall(r"^sms-bridge sign .*$", PAGE, re.MULTILINE)
+    settings = settings_of(config(), tmp_path)
+    (endpoint,) = settings.webhook.all_endpoints
+    scheme = scheme_from(endpoint.signature, endpoint.public_url)
+    (tmp_path / "status.json").write_text(body, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    environment = {"SMS_BRIDGE_CONFIG": str(tmp_path / "config.yaml")}
+    done = CliRunner().invoke(app, shlex.split(command)[1:], env=environment)
+    words = shlex.split(done.output)
+    pairs = (after.split(": ", 1) for before, after in pairwise(words) if before == "-H")
+    headers = [(name.lower().encode(), value.encode()) for name, value in pairs]
+    signed = dict(headers)[b"x-heron-time"].decode() + "." + body
+    by_hand = hmac.new(b"a-secret", signed.encode(), "sha256").hexdigest()
+    verified = verify(scheme, [b"a-secret"], headers, body.encode(), now=time.time())
+    event = name_event(body.encode(), "application/json", verified, endpoint)
+    (receipt,) = read_receipts(json.loads(body), event.type, endpoint.receipts)
+
+    assert endpoint.path in words[words.index("POST") + 1]
+    assert dict(headers)[b"x-heron-signature"].decode() == f"sha256={by_hand}"
+    assert (event.routing_key, event.event_id) == ("status", "E-1001")
+    for fact in (
+        f"the routing key `{event.routing_key}`",
+        f"`sms-bridge-delivery: {receipt.delivery}`",
+        f"`sms-bridge-provider-id: {receipt.provider_id}`",
+        f"`sms-bridge-message-id: {receipt.message_id}`",
+    ):
+        assert fact in PAGE
 
 
 def test_the_page_shows_commands() -> None:
