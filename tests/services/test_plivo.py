@@ -1,8 +1,11 @@
 """The preset `plivo` against Plivo's own client."""
 
+from dataclasses import replace
+
 import plivo
 import pytest
 
+from bridge.config.presets import preset_settings
 from tests.services.comparison import (
     MESSAGES,
     NUMBER,
@@ -18,13 +21,15 @@ from tests.services.stub import GUARD_SECONDS, Stub, Told, in_json
 AUTH_ID = "MA000000000000000001"
 
 
-def send(stub: Stub, message: Message) -> str | None:
+def send(stub: Stub, message: Message, **options: str) -> str | None:
     """Send with the client, whose address is a constant of its module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("plivo.rest.client.PLIVO_API_BASE_URI", f"{stub.url}/v1/Account")
         with plivo.RestClient(AUTH_ID, SECRET, timeout=GUARD_SECONDS) as client:
             client.session.verify = str(stub.certificate)
-            sent = client.messages.create(src=message.sender, dst=message.to, text=message.text)
+            sent = client.messages.create(
+                src=message.sender, dst=message.to, text=message.text, **options
+            )
     message_id: str = sent.message_uuid[0]
     return message_id
 
@@ -65,6 +70,18 @@ PLIVO = Service(
 async def test_request_is_the_clients(stub: Stub, name: str) -> None:
     """What we send is what the client sends."""
     await assert_sends_the_same(PLIVO, stub, MESSAGES[name])
+
+
+async def test_receipts_are_asked_for_as_by_the_client(stub: Stub) -> None:
+    """With one field more, we ask for receipts as the client does."""
+    url = "https://sms.example.com/webhooks/plivo"
+    fields = preset_settings("plivo")["request"]["fields"]
+
+    def send_asking(stub: Stub, message: Message) -> str | None:
+        return send(stub, message, url=url)
+
+    asking = {"account": AUTH_ID, "request": {"fields": {**fields, "/url": url}}}
+    await assert_sends_the_same(replace(PLIVO, send=send_asking, api=asking), stub, Message())
 
 
 @pytest.mark.parametrize("name", PLIVO.answers)

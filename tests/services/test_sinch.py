@@ -1,11 +1,14 @@
 """The preset `sinch` against Sinch's own client."""
 
+from dataclasses import replace
+
 import pytest
 from sinch import SinchClient
 from sinch.core.clients.retry_configuration import RetryConfiguration
 from sinch.core.enums import RetryPolicy
 from sinch.domains.sms.api.v1.exceptions import SmsException
 
+from bridge.config.presets import preset_settings
 from tests.services.comparison import (
     ACCOUNT,
     MESSAGES,
@@ -21,7 +24,7 @@ from tests.services.comparison import (
 from tests.services.stub import Recorded, Stub, Told, in_json
 
 
-def send(stub: Stub, message: Message) -> str | None:
+def send(stub: Stub, message: Message, **options: str) -> str | None:
     """Send with the client."""
     client = SinchClient(
         service_plan_id=ACCOUNT,
@@ -35,6 +38,7 @@ def send(stub: Stub, message: Message) -> str | None:
         from_=message.sender,
         body=message.text,
         client_reference=message.key,
+        **options,
     )
     batch_id: str | None = sent.id
     return batch_id
@@ -100,6 +104,19 @@ async def test_request_is_the_clients(stub: Stub, name: str) -> None:
 async def test_key_is_the_reference(stub: Stub, name: str) -> None:
     """The message's key is what delivery reports refer to."""
     await assert_carries_the_key(SINCH, stub, MESSAGES[name], most_characters=255)
+
+
+async def test_receipts_are_asked_for_as_by_the_client(stub: Stub) -> None:
+    """With one field more, we ask for receipts as the client does."""
+    fields = preset_settings("sinch")["request"]["fields"]
+    asking = {"fields": {**fields, "/delivery_report": "per_recipient_final"}}
+
+    def send_asking(stub: Stub, message: Message) -> str | None:
+        return send(stub, message, delivery_report="per_recipient_final")
+
+    await assert_sends_the_same(
+        replace(SINCH, send=send_asking, api={"request": asking}), stub, Message()
+    )
 
 
 @pytest.mark.parametrize("name", SINCH.answers)
