@@ -4,125 +4,25 @@ Made from the models and the configuration in effect, so that names and limits a
 installation.
 """
 
-from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel
 from yarl import URL
 
 from bridge import __version__
-from bridge.config import OnUncertain, Settings, WorkerSettings
-from bridge.config.fields import ErrorCode
-from bridge.outbound.fates import DeadReason, FinalOutcome
+from bridge.config import Settings, WorkerSettings
+from bridge.operators.message_models import (
+    DeadLetterHeaders,
+    EventBody,
+    EventHeaders,
+    InboundEvent,
+    OutcomeEvent,
+    RequestHeaders,
+)
 from bridge.outbound.request import OpenSendRequest, SendRequest
 from bridge.topology.declarations import dead_queue, retry_queue
 
 JSON_SCHEMA: Final = "https://json-schema.org/draft/2020-12/schema"
-
-Moment = Annotated[
-    float | datetime, Field(description="unix seconds, or RFC 3339 with a time zone")
-]
-TraceParent = Annotated[
-    str, StringConstraints(pattern="^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")
-]
-
-
-class _Described(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-
-class _TraceHeaders(_Described):
-    traceparent: TraceParent | None = None
-    tracestate: str | None = None
-
-
-class RequestHeaders(_TraceHeaders):
-    """The headers that a publisher may set for one message.
-
-    Another name that begins with `sms-bridge-` makes the message invalid, unless the bridge writes
-    it itself.
-    """
-
-    expires_at: Moment | None = Field(None, alias="sms-bridge-expires-at")
-    not_before: Moment | None = Field(None, alias="sms-bridge-not-before")
-    on_uncertain: OnUncertain | None = Field(None, alias="sms-bridge-on-uncertain")
-    ordering_key: Annotated[str, StringConstraints(min_length=1)] | None = Field(
-        None, alias="sms-bridge-ordering-key"
-    )
-
-
-class DeadLetterHeaders(_TraceHeaders):
-    """The headers that a dead letter has beside those of its request."""
-
-    reason: DeadReason = Field(alias="sms-bridge-reason")
-    detail: Annotated[str, StringConstraints(max_length=500)] = Field(alias="sms-bridge-detail")
-    attempts: Annotated[int, Field(ge=0)] = Field(alias="sms-bridge-attempts")
-    status: Annotated[int, Field(ge=100, le=599)] | None = Field(None, alias="sms-bridge-status")
-    code: ErrorCode | None = Field(None, alias="sms-bridge-code")
-    dead_at: datetime = Field(alias="sms-bridge-dead-at")
-
-
-class OutcomeEvent(BaseModel):
-    """What became of a request: to its `reply_to`, and to `worker.outcome_exchange`."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    message_id: str
-    outcome: FinalOutcome
-    reason: DeadReason | None
-    attempts: Annotated[int, Field(ge=0)]
-    status: int | None
-    provider_id: str | None
-    at: datetime
-    code: ErrorCode | None = Field(None, description="the service's own, left out without one")
-    duplicate: bool = Field(False, description="true on the answer to a repeat, else left out")
-
-
-class EventHeaders(_TraceHeaders):
-    """The headers of an inbound event."""
-
-    body_sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")] = Field(
-        alias="sms-bridge-body-sha256"
-    )
-    event_id: Annotated[str, StringConstraints(pattern="^[!-~]{1,255}$")] | None = Field(
-        None,
-        alias="sms-bridge-event-id",
-        description="the service's id of the event; left out when it gives none",
-    )
-
-
-class EventProperties(_Described):
-    """The AMQP properties of an inbound event."""
-
-    content_type: str | None = Field(
-        "application/json", description="what the service said of a body that is no JSON"
-    )
-    delivery_mode: Literal[2]
-    message_id: Annotated[str, Field(description="unique for each publish")]
-    timestamp: Annotated[datetime, Field(description="when the webhook was received")]
-    type: str | None = Field(None, description="the event's type, cut to 255 bytes")
-
-
-class EventBody(_Described):
-    """The webhook's body, byte for byte; under `unparsed` it may be anything."""
-
-    type: str
-    data: dict[str, Any] | None = None
-
-
-class InboundEvent(BaseModel):
-    """A message on the exchange of inbound events: its body, headers and properties."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    routing_key: Annotated[
-        str,
-        StringConstraints(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$", max_length=120),
-        Field(description="the event's type; `other` when it is no routing key, or `unparsed`"),
-    ]
-    properties: EventProperties
-    headers: EventHeaders
-    body: EventBody | Any
 
 
 def request_schema(settings: WorkerSettings) -> dict[str, Any]:
@@ -238,7 +138,8 @@ def _channels(settings: Settings) -> dict[str, Any]:
             settings,
             worker.outcome_exchange,
             "outcome",
-            "What became of each request; the routing key is `sent` or `dead`.",
+            "What became of each request; the routing key is `sent` or `dead`, and `delivered` or "
+            "`undelivered` when a delivery receipt says so.",
         )
     # A name that only the request knows: its reply_to.
     channels["replies"] = {

@@ -10,11 +10,11 @@ from bridge.config import Settings
 from bridge.errors import InvalidMessageError
 from bridge.operators.asyncapi import (
     JSON_SCHEMA,
-    RequestHeaders,
     asyncapi,
     event_schema,
     request_schema,
 )
+from bridge.operators.message_models import RequestHeaders
 from bridge.outbound import envelope
 from bridge.outbound.request import parse_request
 
