@@ -161,6 +161,7 @@ class Assembly:
             publisher=self._make_publisher(),
             upkeep=self._make_upkeep("webhook"),
             metrics=metrics,
+            outcome_exchange=self._settings.receipt_exchange,
         )
 
     def _count_reserved(self) -> int:

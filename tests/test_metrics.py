@@ -161,9 +161,7 @@ WEBHOOK = {
     "signature_age_seconds": histogram([0.5, 1, 5, 10, 30, 60, 120, 300, 600]),
     "event_lag_seconds": histogram(AGE, "event_type", TYPES),
     "last_event_timestamp_seconds": gauge("event_type", TYPES),
-    "delivery_reports_total": counter(
-        "status", ["delivered", "failed", "expired", "rejected", "unknown"]
-    ),
+    "delivery_reports_total": counter("status", ["delivered", "failed", "pending", "unknown"]),
     "queue_messages_ready": gauge("queue", [INBOUND]),
     "queue_consumers": gauge("queue", [INBOUND]),
 }

@@ -203,6 +203,16 @@ class Settings(BaseSettings):
         """Take only what is handed in: `load_settings` reads the environment, once."""
         return (init_settings,)
 
+    @property
+    def receipt_exchange(self) -> str | None:
+        """Where the webhook receiver tells what delivery receipts say.
+
+        None when nobody asks for outcome events, or no endpoint knows receipts.
+        """
+        endpoints = self.webhook.all_endpoints
+        has_receipts = any(endpoint.receipts.status_pointers for endpoint in endpoints)
+        return self.worker.outcome_exchange if has_receipts else None
+
     def masked(self) -> dict[str, Any]:
         """Return the effective configuration as plain data, every secret masked."""
         values = self.model_dump(mode="json")

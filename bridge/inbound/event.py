@@ -10,12 +10,16 @@ from bridge.config import EndpointSettings
 from bridge.config.fields import EVENT_TYPE
 from bridge.http_server.request import Request
 from bridge.inbound.form_parameters import is_form_type
+from bridge.inbound.receipts import Receipt, read_receipts
 from bridge.inbound.signature import Verified
 from bridge.pointers import NOT_JSON, find_id, find_text, read_document
 from bridge.trace import read_trace
 
 EVENT_ID: Final = "sms-bridge-event-id"
 BODY_SHA256: Final = "sms-bridge-body-sha256"
+DELIVERY: Final = "sms-bridge-delivery"
+PROVIDER_ID: Final = "sms-bridge-provider-id"
+MESSAGE_ID: Final = "sms-bridge-message-id"
 # Routing keys of events without a type, and with a type that can be no routing key.
 UNPARSED: Final = "unparsed"
 OTHER: Final = "other"
@@ -47,6 +51,12 @@ class Event(NamedTuple):
     event_id: str | None
     # Unix seconds; None where the scheme signs no time.
     signed_at: float | None
+    receipts: tuple[Receipt, ...] = ()
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """The one receipt that it is; None when it is none, or a bundle of several."""
+        return self.receipts[0] if len(self.receipts) == 1 else None
 
     @property
     def repeat_key(self) -> bytes | None:
@@ -83,6 +93,7 @@ def name_event(
         sha256=hashlib.sha256(body).hexdigest(),
         event_id=verified.event_id or find_id(document, endpoint.event_id_pointers),
         signed_at=verified.timestamp,
+        receipts=read_receipts(document, kind, endpoint.receipts),
     )
 
 
@@ -112,8 +123,8 @@ def properties_of(event: Event, request: Request, *, message_id: str) -> Propert
     headers: dict[str, Any] = {BODY_SHA256: event.sha256}
     if event.event_id is not None:
         headers[EVENT_ID] = event.event_id
-    trace = read_trace(request.header(b"traceparent"), request.header(b"tracestate"))
-    headers |= dict(trace)
+    headers |= _receipt_headers(event.receipt)
+    headers |= dict(trace_of(request))
     return Properties(
         content_type=(
             "application/json" if event.is_json else _short(request.header(b"content-type"))
@@ -125,6 +136,22 @@ def properties_of(event: Event, request: Request, *, message_id: str) -> Propert
         message_id=message_id,
         headers=headers,
     )
+
+
+def trace_of(request: Request) -> tuple[tuple[str, str], ...]:
+    """Return the W3C trace headers of a request, to be passed on."""
+    return read_trace(request.header(b"traceparent"), request.header(b"tracestate"))
+
+
+def _receipt_headers(receipt: Receipt | None) -> dict[str, str]:
+    if receipt is None:
+        return {}
+    named = {
+        DELIVERY: receipt.delivery,
+        PROVIDER_ID: receipt.provider_id,
+        MESSAGE_ID: receipt.message_id,
+    }
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _routing_key(kind: str | None) -> str:

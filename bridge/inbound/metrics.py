@@ -5,6 +5,7 @@ from typing import Final, Literal, get_args
 
 from bridge.errors import SignatureFault
 from bridge.http_server.occupancy import Eviction
+from bridge.inbound.receipts import Delivery
 from bridge.metrics import AGE_SECONDS, FAST_SECONDS, SIZE_BYTES, Catalogue, Registry
 
 # What became of a webhook.
@@ -25,6 +26,8 @@ VERIFICATIONS: Final[Sequence[tuple[str, str]]] = (
     ("valid", "previous"),
     *((fault, "none") for fault in get_args(SignatureFault)),
 )
+# Of a receipt whose word is in no list of the settings.
+UNKNOWN_DELIVERY: Final = "unknown"
 # Statuses of the responses, whoever made them.
 WEBHOOK_CODES: Final = ("200", "400", "401", "404", "405", "408", "413", "431", "503")
 
@@ -101,9 +104,9 @@ class WebhookMetrics(Catalogue):
         )
         self.delivery_reports = self._counter(
             "sms_bridge_webhook_delivery_reports_total",
-            "Delivery events; zero until the service's types are known.",
+            "Delivery receipts by what they say; `unknown` is a word that no setting lists.",
             ("status",),
-            ("delivered", "failed", "expired", "rejected", "unknown"),
+            (*get_args(Delivery), UNKNOWN_DELIVERY),
         )
 
     def _signatures(self, paths: Sequence[str]) -> None:

@@ -20,7 +20,8 @@ from bridge.http_server.limits import Limits
 from bridge.http_server.request import Request, Response
 from bridge.inbound.endpoint import Endpoint
 from bridge.inbound.event import OTHER, Event, name_event, properties_of
-from bridge.inbound.metrics import EventOutcome, WebhookMetrics
+from bridge.inbound.metrics import UNKNOWN_DELIVERY, EventOutcome, WebhookMetrics
+from bridge.inbound.outcomes import ReceiptOutcomes, all_of
 from bridge.inbound.refusals import NOT_SIGNED, TRY_LATER, Refusals, RefusedError
 from bridge.inbound.repeats import RecentEvents
 from bridge.inbound.signature import Verified, verify
@@ -61,6 +62,7 @@ class Receiver:
         publisher: Publisher,
         upkeep: Upkeep,
         metrics: WebhookMetrics,
+        outcome_exchange: str | None = None,
     ) -> None:
         self._settings = settings
         self._exchange = settings.exchange
@@ -77,6 +79,11 @@ class Receiver:
         self._process_id = uuid.uuid4().hex
         self._numbers = itertools.count(1)
         self._recent = RecentEvents(settings.repeat_window)
+        self._outcomes = (
+            None
+            if outcome_exchange is None
+            else ReceiptOutcomes(outcome_exchange, publisher=publisher, recent=self._recent)
+        )
         # Routing keys of events that no queue took, until one with the same key is taken.
         self._unroutable: set[str] = set()
         self._queue_missing = asyncio.Event()
@@ -132,10 +139,31 @@ class Receiver:
         return verified
 
     async def _publish(self, event: Event, request: Request) -> bool:
-        """Publish an event unless that was done before; return whether it was new."""
+        """Publish an event and what its receipts say, unless that was done before.
+
+        Returns whether any of it was new, when all of it is confirmed.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.response_timeout_seconds - RESPONSE_RESERVE_SECONDS
+        publish_event = self._publish_event(event, request, deadline)
+        try:
+            if self._outcomes is None or not event.receipts:
+                is_new = await publish_event
+            else:
+                tell = self._outcomes.publish(event, request, at=time.time(), deadline=deadline)
+                is_new = any(await all_of(publish_event, tell))
+        except TimeoutError:
+            raise RefusedError(TRY_LATER, "publish_failed", "no confirm in time", event) from None
+        except PublishError as error:
+            if error.fault == "returned":
+                self._note_unroutable(event)
+            raise RefusedError(TRY_LATER, "publish_failed", error.why, event) from None
+        if is_new and event.routing_key in self._unroutable:
+            self._unroutable.discard(event.routing_key)
+            log.info("events_routable", exchange=self._exchange, type=self._label(event))
+        return is_new
 
+    async def _publish_event(self, event: Event, request: Request, deadline: float) -> bool:
         def write() -> Awaitable[Publication]:
             return self._publisher.write(
                 event.body,
@@ -147,18 +175,7 @@ class Receiver:
                 deadline=deadline,
             )
 
-        try:
-            is_new = await self._recent.once(event.repeat_key, write, deadline=deadline)
-        except TimeoutError:
-            raise RefusedError(TRY_LATER, "publish_failed", "no confirm in time", event) from None
-        except PublishError as error:
-            if error.fault == "returned":
-                self._note_unroutable(event)
-            raise RefusedError(TRY_LATER, "publish_failed", error.why, event) from None
-        if is_new and event.routing_key in self._unroutable:
-            self._unroutable.discard(event.routing_key)
-            log.info("events_routable", exchange=self._exchange, type=self._label(event))
-        return is_new
+        return await self._recent.once(event.repeat_key, write, deadline=deadline)
 
     def _note_unroutable(self, event: Event) -> None:
         """Have our own queue declared again, and log once that such events find no queue."""
@@ -205,6 +222,9 @@ class Receiver:
         if event is not None and outcome in {"published", "unparsed"}:
             now = time.time()
             self._metrics.last_event.labels(kind).set(now)
+            for receipt in event.receipts:
+                status = receipt.delivery or UNKNOWN_DELIVERY
+                self._metrics.delivery_reports.labels(status).inc()
             if event.signed_at is not None:
                 self._metrics.event_lag.labels(kind).observe(max(0.0, now - event.signed_at))
 
@@ -231,6 +251,7 @@ class Receiver:
             status=response.status,
             type=self._label(event),
             event_id=event.event_id,
+            **_receipt_facts(event),
             bytes=len(event.body),
             seconds=round(seconds, 4),
         )
@@ -240,3 +261,17 @@ def _outcome(event: Event, *, is_new: bool) -> EventOutcome:
     if not is_new:
         return "duplicate"
     return "unparsed" if event.type is None else "published"
+
+
+def _receipt_facts(event: Event) -> dict[str, str | int | None]:
+    """Say for the log what became of a message, or how many are in a bundle of receipts."""
+    if not event.receipts:
+        return {}
+    receipt = event.receipt
+    if receipt is None:
+        return {"receipts": len(event.receipts)}
+    return {
+        "delivery": receipt.delivery or UNKNOWN_DELIVERY,
+        "message_id": receipt.message_id,
+        "provider_id": receipt.provider_id,
+    }

@@ -95,14 +95,18 @@ def worker_topology(settings: WorkerSettings) -> Topology:
     )
 
 
-def webhook_topology(settings: WebhookSettings) -> Topology:
-    """List what the webhook receiver needs: the exchange, and a queue so that nothing is lost."""
-    exchange = Exchange(settings.exchange)
+def webhook_topology(settings: WebhookSettings, *, receipt_exchange: str | None = None) -> Topology:
+    """List what the webhook receiver needs: the exchange, and a queue so that nothing is lost.
+
+    `receipt_exchange` is where it tells what delivery receipts say, if anybody asked.
+    """
+    names = (settings.exchange, receipt_exchange)
+    exchanges = tuple(Exchange(name) for name in names if name is not None)
     if settings.queue is None:
-        return Topology(exchanges=(exchange,))
+        return Topology(exchanges=exchanges)
     return Topology(
         queues=(Queue(settings.queue, use="subscribed"),),
-        exchanges=(exchange,),
+        exchanges=exchanges,
         bindings=(Binding(settings.exchange, settings.queue),),
     )
 
@@ -111,12 +115,15 @@ def bridge_topology(settings: Settings, roles: Iterable[Role]) -> Topology:
     """List what these roles need together."""
     parts = {
         "worker": lambda: worker_topology(settings.worker),
-        "webhook": lambda: webhook_topology(settings.webhook),
+        "webhook": lambda: webhook_topology(
+            settings.webhook, receipt_exchange=settings.receipt_exchange
+        ),
     }
     needed = [parts[role]() for role in roles]
     return Topology(
         queues=tuple(queue for part in needed for queue in part.queues),
-        exchanges=tuple(exchange for part in needed for exchange in part.exchanges),
+        # Both roles publish to the exchange of outcome events.
+        exchanges=tuple(dict.fromkeys(exchange for part in needed for exchange in part.exchanges)),
         bindings=tuple(binding for part in needed for binding in part.bindings),
     )
 

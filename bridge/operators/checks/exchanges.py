@@ -12,15 +12,12 @@ async def check_exchanges(broker: ManagedBroker) -> list[Finding]:
     """Look at the bindings of the webhook's exchange, and at every alternate exchange."""
     management, settings = broker.management, broker.set_up.settings
     findings: list[Finding] = []
-    names = [settings.worker.outcome_exchange] if "worker" in broker.set_up.roles else []
     if "webhook" in broker.set_up.roles:
         name = settings.webhook.exchange
-        names.append(name)
         if await management.exists(name):
             findings += judge_bindings(name, await management.bound_queues(name))
-    for exchange in names:
-        if exchange is not None:
-            findings += await _check_alternate(management, exchange)
+    for exchange in broker.set_up.topology.exchanges:
+        findings += await _check_alternate(management, exchange.name)
     return findings
 
 

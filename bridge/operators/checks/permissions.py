@@ -86,10 +86,8 @@ def _needs(set_up: SetUp) -> Iterator[Need]:
     if "worker" in set_up.roles:
         yield _to_read(settings.worker.queue)
         yield Need("write amq.default", lambda channel: _publish(channel, ""))
-        if settings.worker.outcome_exchange is not None:
-            yield _to_write(settings.worker.outcome_exchange)
-    if "webhook" in set_up.roles:
-        yield _to_write(settings.webhook.exchange)
+    for exchange in set_up.topology.exchanges:
+        yield _to_write(exchange.name)
     if settings.rabbitmq.topology == "declare":
         yield from map(_to_configure, set_up.topology.declarable)
         yield from map(_to_bind, set_up.topology.bindings)

@@ -1,0 +1,224 @@
+"""From a request to the receipt of its delivery: the publisher finds his message again."""
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from aio_pika.abc import AbstractIncomingMessage
+
+from bridge.config.presets import documented_webhooks
+from tests.integration.conftest import (
+    SIGNATURE,
+    Amqp,
+    Canaries,
+    Launcher,
+    Running,
+    run_program,
+    unique,
+)
+
+REPORTS = "sms_bridge_webhook_delivery_reports_total"
+RECEIPT_HEADERS = ("delivery", "provider-id", "message-id")
+
+
+@dataclass
+class Vonage:
+    """A stub of Vonage's Messages API, which takes everything."""
+
+    url: str = ""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request and close."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = int(head.partition("content-length:")[2].split()[0])
+        self.requests.append(json.loads(await reader.readexactly(length)))
+        content = json.dumps({"message_uuid": self.uuid_of(len(self.requests))}).encode()
+        writer.write(b"HTTP/1.1 202 Accepted\r\nContent-Length: %d\r\n" % len(content))
+        writer.write(b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + content)
+        await writer.drain()
+        writer.close()
+
+    @staticmethod
+    def uuid_of(number: int) -> str:
+        """Make up the id of the message of so many."""
+        return str(uuid.UUID(int=number))
+
+    @staticmethod
+    def receipt(status: str, **members: Any) -> bytes:
+        """Make a status callback from what is documented."""
+        webhooks = documented_webhooks("vonage")
+        example = next(one["body"] for one in webhooks if one["body"].get("status") == status)
+        return json.dumps({**example, **members}).encode()
+
+
+@pytest.fixture(scope="module")
+async def vonage() -> AsyncIterator[Vonage]:
+    """Run the stub."""
+    ours = Vonage()
+    server = await asyncio.start_server(ours.serve, "127.0.0.1", 0)
+    ours.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    yield ours
+    server.close()
+    await server.wait_closed()
+
+
+@dataclass
+class Line:
+    """Both roles with the preset `vonage`, a service in front and subscribers behind."""
+
+    amqp: Amqp
+    canaries: Canaries
+    http: httpx.AsyncClient
+    bridge: Running
+    settings: dict[str, Any]
+    outcomes: str
+
+    @property
+    def queue(self) -> str:
+        """Where requests go."""
+        return str(self.settings["worker.queue"])
+
+    async def post(self, body: bytes) -> int:
+        """Post a signed webhook; return the status of the answer."""
+        headers = {SIGNATURE: self.canaries.sign(body)}
+        answer = await self.http.post(self.bridge.webhook_url, content=body, headers=headers)
+        return answer.status_code
+
+    async def event(self, body: bytes) -> AbstractIncomingMessage:
+        """Return the event of a body from the queue of events."""
+        return await self.amqp.take(str(self.settings["webhook.queue"]), body=body)
+
+    async def outcome(self) -> tuple[str, dict[str, Any]]:
+        """Return the next outcome event: its routing key and its body."""
+        message = await self.amqp.take(self.outcomes)
+        return str(message.routing_key), json.loads(message.body)
+
+
+@pytest.fixture(scope="module")
+async def line(
+    launcher: Launcher,
+    amqp: Amqp,
+    amqp_url: str,
+    canaries: Canaries,
+    http: httpx.AsyncClient,
+    vonage: Vonage,
+) -> Line:
+    """Start both roles in one process."""
+    name = unique("receipts")
+    settings: dict[str, Any] = {
+        "rabbitmq.url": amqp_url,
+        "worker.queue": name,
+        "worker.retry_delays": ["1s"],
+        "worker.outcome_exchange": f"{name}.outcome",
+        "sms_api.preset": "vonage",
+        "sms_api.base_url": vonage.url,
+        "sms_api.account": "an-account",
+        "sms_api.key": canaries.key,
+        "webhook.preset": "vonage",
+        "webhook.signature.preset": "plain",
+        "webhook.secrets": [canaries.secret],
+        "webhook.exchange": f"{name}.inbound",
+        "webhook.queue": f"{name}.inbound",
+    }
+    bridge = await launcher.role("all", settings=settings)
+    await bridge.until_metric("sms_bridge_amqp_connection_up", 1)
+    outcomes = await amqp.channel.declare_queue(f"{name}.heard", exclusive=True)
+    await outcomes.bind(f"{name}.outcome", "#")
+    return Line(amqp, canaries, http, bridge, settings, outcomes.name)
+
+
+def headers_of(event: AbstractIncomingMessage) -> list[Any]:
+    """Return the headers of a receipt, None where there is none."""
+    return [event.headers.get(f"sms-bridge-{name}") for name in RECEIPT_HEADERS]
+
+
+async def test_the_publisher_finds_his_message(line: Line, vonage: Vonage) -> None:
+    """The id of a request comes back with its receipt, in the event and on the exchange."""
+    message_id = uuid.uuid4().hex
+    body = json.dumps(line.canaries.request()).encode()
+    await line.amqp.publish(line.queue, body, message_id=message_id)
+    accepted, sent = await line.outcome()
+    posted, provider_id = vonage.requests[-1], sent["provider_id"]
+    delivered_before = await line.bridge.metric(REPORTS, status="delivered")
+
+    receipt = vonage.receipt(
+        "delivered",
+        message_uuid=provider_id,
+        client_ref=posted["client_ref"],
+        to=posted["to"],
+    )
+    status = await line.post(receipt)
+    event, (told, outcome) = await line.event(receipt), await line.outcome()
+
+    assert (accepted, sent["message_id"], status) == ("sent", message_id, 200)
+    assert headers_of(event) == ["delivered", provider_id, message_id]
+    assert event.routing_key == "delivered"
+    assert told == "delivered"
+    assert (outcome["message_id"], outcome["provider_id"]) == (message_id, provider_id)
+    assert sent.keys() == outcome.keys()
+    assert await line.bridge.metric(REPORTS, status="delivered") == delivered_before + 1
+
+
+async def test_what_was_accepted_need_not_be_delivered(line: Line, vonage: Vonage) -> None:
+    """A receipt that says no is told as well; one on the way is an event only."""
+    message_id = uuid.uuid4().hex
+    pending = vonage.receipt("submitted", client_ref=message_id)
+    failed = vonage.receipt("rejected", client_ref=message_id)
+
+    assert [await line.post(pending), await line.post(failed)] == [200, 200]
+    told, outcome = await line.outcome()
+    assert (told, outcome["message_id"]) == ("undelivered", message_id)
+    assert headers_of(await line.event(pending))[0] == "pending"
+    assert headers_of(await line.event(failed))[0] == "failed"
+
+
+async def test_a_receipt_without_a_reference_has_the_providers_id(
+    line: Line, vonage: Vonage
+) -> None:
+    """A reference that is no text, or that there is none, keeps no receipt from being told."""
+    for reference in (None, ["order-1"], line.canaries.number(), 7.5):
+        receipt = vonage.receipt("delivered", message_uuid="m-1", client_ref=reference)
+
+        assert await line.post(receipt) == 200
+        assert headers_of(await line.event(receipt)) == ["delivered", "m-1", None]
+        _, outcome = await line.outcome()
+        assert (outcome["message_id"], outcome["provider_id"]) == (None, "m-1")
+
+
+async def test_what_a_full_queue_refuses_comes_with_the_repeat(line: Line, vonage: Vonage) -> None:
+    """An outcome that is not stored is 503; the repeat has it stored, and the event once only."""
+    full = await line.amqp.channel.declare_queue(
+        exclusive=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
+    )
+    await line.amqp.publish(full.name, b"in the way")
+    await full.bind(f"{line.queue}.outcome", "undelivered")
+    receipt = vonage.receipt("rejected", message_uuid="m-2", client_ref=uuid.uuid4().hex)
+
+    first = await line.post(receipt)
+    await full.purge()
+    again = [await line.post(receipt) for _ in range(2)]
+
+    assert [first, *again] == [503, 200, 200]
+    outcome = json.loads((await line.amqp.take(full.name)).body)
+    assert (outcome["outcome"], outcome["provider_id"]) == ("undelivered", "m-2")
+    await line.event(receipt)
+    assert await line.bridge.metric("sms_bridge_webhook_events_total", outcome="duplicate") == 1
+    # What was stored of the first try is told twice on the queue that had room.
+    assert {(await line.outcome())[0] for _ in range(2)} == {"undelivered"}
+    await full.delete(if_unused=False, if_empty=False)
+
+
+async def test_only_the_receiver_may_need_the_exchange(line: Line) -> None:
+    """The webhook receiver by itself declares the exchange of outcomes; without receipts not."""
+    shown = ("topology", "show", "--role", "webhook", "--format", "json")
+    with_receipts = await run_program(*shown, settings=line.settings)
+    without = await run_program(*shown, settings={**line.settings, "webhook.preset": "generic"})
+
+    assert f"{line.queue}.outcome" in with_receipts.stdout.decode()
+    assert f"{line.queue}.outcome" not in without.stdout.decode()
