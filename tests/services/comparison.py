@@ -75,7 +75,7 @@ MESSAGES: Mapping[str, Message] = {
 
 # Headers that may differ, each with the reason.
 OWN_HEADERS: Mapping[str, str] = {
-    "accept": "these APIs answer in JSON whatever is said here",
+    "accept": "without it these APIs answer in JSON, or as Infobip in the form of the request",
     "accept-encoding": "the transport decompresses nothing, and says so",
     "connection": "both keep connections",
     "content-length": "JSON can be written with and without spaces",

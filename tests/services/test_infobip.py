@@ -73,8 +73,10 @@ def key_in(request: Recorded) -> str:
 
 
 def group_of(name: str) -> str:
-    """Return the group of a status, by which nearly each begins."""
-    return "REJECTED" if name == "MISSING_TO" else name.partition("_")[0]
+    """Return the group of a status, with which most names begin."""
+    if name in {"MISSING_TO", "SIGNALS_BLOCKED", "UNDELIVERABLE_REJECTED_PLATFORM"}:
+        return "REJECTED"
+    return name.partition("_")[0]
 
 
 def statuses(*names: str) -> Told:
