@@ -16,6 +16,10 @@ from tests.services.comparison import (
     assert_sends_the_same,
     by_code,
 )
+from tests.services.sandbox import (
+    assert_sandbox_refuses_the_client,
+    assert_sandbox_takes_what_the_client_sends,
+)
 from tests.services.stub import GUARD_SECONDS, Stub, Told, in_json
 
 
@@ -95,3 +99,9 @@ async def test_request_is_the_clients(stub: Stub, name: str) -> None:
 async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
     """What we read in an answer is what the client reads, but where we want to differ."""
     await assert_reads_the_same(TWILIO, stub, name)
+
+
+def test_sandbox_passes_for_the_service(stub: Stub) -> None:
+    """The client sends to the sandbox as to the service, and is told the same of a wrong key."""
+    assert_sandbox_takes_what_the_client_sends(TWILIO, stub.certificate)
+    assert_sandbox_refuses_the_client(TWILIO, stub.certificate, "20003")
