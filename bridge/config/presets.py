@@ -53,9 +53,15 @@ def preset_settings(name: Preset) -> dict[str, Any]:
 
 
 def preset_endpoint(name: Preset) -> dict[str, Any]:
-    """Return the settings of a webhook endpoint that a preset brings along."""
-    generic: dict[str, Any] = _read("generic")["webhook"]
-    return lay_over(generic, _read(name).get("webhook") or {})
+    """Return the settings of a webhook endpoint that a preset brings along.
+
+    Where the service sends nothing that binds the body, `signature` is not among them.
+    """
+    own: dict[str, Any] = _read(name)["webhook"]
+    below = dict(_read("generic")["webhook"])
+    if "signature" not in own:
+        del below["signature"]
+    return lay_over(below, own)
 
 
 def documented_answers(name: Preset) -> Sequence[Mapping[str, Any]]:
@@ -95,7 +101,7 @@ def lay_over(below: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
     laid = dict(below)
     for key, value in given.items():
         under = below.get(key)
-        over = _as_map(value) if isinstance(under, dict) else value
+        over = as_map(value) if isinstance(under, dict) else value
         if isinstance(under, dict) and isinstance(over, dict) and key not in _WHOLE:
             laid[key] = lay_over(under, over)
         elif over is not None or key not in below:
@@ -103,7 +109,7 @@ def lay_over(below: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
     return laid
 
 
-def _as_map(value: object) -> object:
+def as_map(value: object) -> object:
     """Read a map that the environment gives as JSON; what is none is left to be told as a fault."""
     if not isinstance(value, str):
         return value

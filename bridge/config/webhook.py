@@ -25,7 +25,7 @@ from bridge.config.fields import (
     SignatureFormat,
     SignedContent,
 )
-from bridge.config.presets import PRESETS, KnownPreset, lay_over, preset_endpoint
+from bridge.config.presets import PRESETS, KnownPreset, as_map, lay_over, preset_endpoint
 from bridge.config.receipts import ReceiptSettings
 from bridge.config.section import Section, read_section
 from bridge.config.urls import HttpUrl
@@ -108,10 +108,12 @@ class EndpointSettings(Section):
         if preset not in PRESETS:
             return given
         below = preset_endpoint(preset)
-        signature = given.get("signature")
-        if isinstance(signature, dict) and signature.get("preset") is not None:
+        signature = as_map(given.get("signature"))
+        if signature is None:
+            given = {key: value for key, value in given.items() if key != "signature"}
+        elif isinstance(signature, dict) and signature.get("preset") is not None:
             # The preset's knobs belong to its own scheme.
-            below = below | {"signature": {}}
+            below["signature"] = {}
         return lay_over(below, given)
 
     @model_validator(mode="after")
@@ -122,6 +124,11 @@ class EndpointSettings(Section):
                 "type stands, or which one all have"
             )
         return self
+
+    @property
+    def knows_signature(self) -> bool:
+        """Whether the preset or the user says how the service signs."""
+        return "signature" in self.model_fields_set
 
     @property
     def has_secrets(self) -> bool:

@@ -19,6 +19,11 @@ class Endpoint:
     def __init__(self, settings: EndpointSettings, *, key: str = DEFAULT_ENDPOINT) -> None:
         self.settings = settings
         self.path = settings.path
+        if not settings.knows_signature:
+            raise ConfigError(
+                f"{key}.signature: is missing; preset {settings.preset} knows of nothing by which "
+                "a body can be verified, so say how a proxy in front signs what it has checked"
+            )
         self.scheme = scheme_from(settings.signature, settings.public_url, endpoint=key)
         self.secrets = tuple(self._read_secrets(key))
         self.keys: list[bytes] = []

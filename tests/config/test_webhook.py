@@ -142,6 +142,26 @@ def test_another_scheme_takes_nothing_of_the_presets(load: Load) -> None:
     assert (other.preset, other.header) == ("github", None)
 
 
+@pytest.mark.parametrize(
+    ("signature", "is_known"),
+    [
+        ({}, False),
+        ({"signature": None}, False),
+        ({"signature": {"preset": "plain"}}, True),
+        ({"signature": '{"preset": "plain"}'}, True),
+        ({"signature": {"header": "X-Proxy"}}, True),
+    ],
+    ids=["nothing", "null", "preset", "json", "knob"],
+)
+def test_a_signature_is_known_when_somebody_says_it(
+    load: Load, signature: dict[str, Any], *, is_known: bool
+) -> None:
+    """A preset without one leaves it to the user; that of others is never taken for it."""
+    assert webhook(load, preset="httpsms", **signature).knows_signature == is_known
+    assert webhook(load, preset="telnyx", **signature).knows_signature
+    assert webhook(load, **signature).knows_signature
+
+
 # --- What cannot work -----------------------------------------------------------------------------
 
 

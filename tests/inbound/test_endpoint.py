@@ -70,10 +70,11 @@ def test_a_changed_file_counts_from_the_next_use(tmp_path: Path) -> None:
         ({"secrets": None}, "secrets: is missing; set webhook.endpoints.1.secrets or webhook."),
         ({"secret_files": ["/nowhere/a"]}, "secret_files.0: /nowhere/a cannot be read"),
         ({"signature": {"preset": "twilio"}}, "public_url: is missing, but the service signs"),
+        ({"preset": "httpsms"}, "signature: is missing; preset httpsms knows of nothing by which"),
         ({"signature": {"id_header": "X-Service-Signature"}}, "signature.header: is also the"),
         ({"signature": {"tolerance_seconds": 5}}, "signature.tolerance_seconds: does nothing"),
     ],
-    ids=["secrets", "file", "url", "header", "knob"],
+    ids=["secrets", "file", "url", "no-scheme", "header", "knob"],
 )
 def test_what_it_lacks_is_told_by_its_key(settings: dict[str, Any], told: str) -> None:
     """Whatever an endpoint cannot be served without is told with its number in the list."""
