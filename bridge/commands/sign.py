@@ -23,7 +23,7 @@ app = typer.Typer()
     epilog=examples(
         "sms-bridge sign event.json",
         "sms-bridge sign event.json --curl http://localhost:8080/webhooks",
-        "sms-bridge sign event.json --path /webhooks/telnyx",
+        "sms-bridge sign event.json --path /webhooks/sinch",
     )
 )
 def sign(
@@ -36,6 +36,10 @@ def sign(
         str | None,
         typer.Option(help="The endpoint, where there are several; that of the URL without."),
     ] = None,
+    content_type: Annotated[
+        str,
+        typer.Option(metavar="TYPE", help="What the body is; some schemes sign forms otherwise."),
+    ] = "application/json",
     config: ConfigFile = None,
 ) -> None:
     """Sign a body as the endpoint's scheme does and print the headers, a line each."""
@@ -43,13 +47,13 @@ def sign(
 
     body = sys.stdin.buffer.read() if file is None else _read(file)
     endpoint = _choose(read_settings(context, config), path, curl)
-    headers, query = _sign(endpoint, body)
+    headers, query = _sign(endpoint, body, content_type)
     if curl is None:
         for name, value in headers:
             typer.echo(f"{name}: {value}")
         return
     url = curl + (f"?{query.decode()}" if query else "")
-    parts = ["curl", "-i", "-X", "POST", url, "-H", "Content-Type: application/json"]
+    parts = ["curl", "-i", "-X", "POST", url, "-H", f"Content-Type: {content_type}"]
     for name, value in headers:
         parts += ["-H", f"{name}: {value}"]
     typer.echo(shlex.join([*parts, "--data-binary", f"@{file or '-'}"]))
@@ -79,11 +83,31 @@ def _choose(settings: "Settings", path: str | None, url: str | None) -> "Endpoin
     return Endpoint(settings.webhook.endpoints_by_key[key], key=key)
 
 
-def _sign(endpoint: "Endpoint", body: bytes) -> "tuple[Sequence[tuple[str, str]], bytes]":
+def _sign(
+    endpoint: "Endpoint", body: bytes, content_type: str
+) -> "tuple[Sequence[tuple[str, str]], bytes]":
     import uuid
 
+    from bridge.errors import InvalidSignatureError
     from bridge.inbound.signature import sign
 
-    event_id = f"evt_{uuid.uuid4().hex}"
-    signed = sign(endpoint.scheme, endpoint.keys[0], body, now=time.time(), event_id=event_id)
+    if endpoint.scheme.algorithm == "ed25519":
+        raise ConfigError(
+            f"{endpoint.path}: its secret is the service's public key, with which nobody can sign; "
+            "have the service call it"
+        )
+    try:
+        signed = sign(
+            endpoint.scheme,
+            endpoint.keys[0],
+            body,
+            now=time.time(),
+            event_id=f"evt_{uuid.uuid4().hex}",
+            content_type=content_type,
+        )
+    except InvalidSignatureError:
+        raise ConfigError(
+            f"{endpoint.path}: the receiver would refuse this whoever signed it; it is not what "
+            "the service is documented to send"
+        ) from None
     return signed.headers, signed.query

@@ -42,6 +42,7 @@ class Services:
     http: httpx.AsyncClient
     webhook: Running
     exchange: str
+    settings: Mapping[str, object]
     folder: Path
     telnyx_key: Ed25519PrivateKey = field(repr=False)
     file_secret: str = field(repr=False)
@@ -122,7 +123,15 @@ async def services(
     webhook = await launcher.role("webhook", settings=settings)
     await webhook.until_metric("sms_bridge_amqp_connection_up", 1)
     return Services(
-        amqp, canaries, http, webhook, exchange, folder, telnyx_key, file_secret=file_secret
+        amqp,
+        canaries,
+        http,
+        webhook,
+        exchange,
+        settings,
+        folder,
+        telnyx_key,
+        file_secret=file_secret,
     )
 
 
@@ -241,6 +250,57 @@ async def test_the_secret_of_one_endpoint_is_rotated(services: Services) -> None
     assert not await services.accepts("/webhooks/again", before)
     assert not await services.accepts("/webhooks", fresh)
     assert await services.accepts("/webhooks", services.canaries.secret)
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "body"),
+    [
+        ("/webhooks/again", ["--path", "/webhooks/again"], _event()),
+        ("/webhooks", ["--path", "/webhooks"], _event()),
+        (
+            "/webhooks/twilio",
+            ["--path", "/webhooks/twilio", "--content-type", FORM],
+            f"AccountSid={ACCOUNT}&MessageStatus=sent".encode(),
+        ),
+    ],
+    ids=["file", "default", "form"],
+)
+async def test_sign_signs_as_the_endpoint_does(
+    services: Services, path: str, options: list[str], body: bytes
+) -> None:
+    """What `sign --path` prints is accepted there."""
+    result = await run_program("sign", *options, settings=services.settings, given=body)
+    headers = dict(line.split(": ", 1) for line in result.stdout.decode().splitlines())
+    content_type = options[-1] if "--content-type" in options else "application/json"
+
+    assert await services.post(path, body, headers | {"Content-Type": content_type}) == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "--path: must be that of an endpoint: /webhooks, /webhooks/again, "),
+        (["--path", "/nowhere"], "--path: must be that of an endpoint: /webhooks, "),
+        (
+            ["--curl", "http://localhost/nowhere"],
+            "--path: must be that of an endpoint: /webhooks, ",
+        ),
+        (["--curl", "http://localhost/webhooks/telnyx"], "/webhooks/telnyx: its secret is the ser"),
+        (
+            ["--path", "/webhooks/twilio", "--content-type", FORM],
+            "/webhooks/twilio: the receiver would refuse this whoever signed it",
+        ),
+    ],
+    ids=["none", "unknown", "url", "public-key", "no-form"],
+)
+async def test_what_sign_cannot_sign_is_told(
+    services: Services, options: list[str], told: str
+) -> None:
+    """`sign` ends with 2 and the remedy where no endpoint is meant, or nobody could sign."""
+    result = await run_program("sign", *options, settings=services.settings, given=_event())
+
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert told in result.stderr.decode()
 
 
 @pytest.mark.parametrize("command", ["check", "webhook"])
