@@ -163,8 +163,8 @@ def signed_row(known: Parameters, pairs: Sequence[tuple[str, str]], query: bytes
         latest = cuts[-1][1] if cuts else ""
         if _names(known).fullmatch(name):
             cuts.append((len(row), name))
-        elif latest in known.texts or (query and not latest) or not _NEW_NAME.fullmatch(name):
-            # Nobody could tell the new name from the end of a text, or of the query.
+        elif (query and not latest) or not _NEW_NAME.fullmatch(name):
+            # Nobody could tell the new name from the end of the query.
             raise InvalidSignatureError("malformed")
         row += name + value
     _check_cuts(known, row, cuts)
@@ -184,12 +184,15 @@ def _check_names(known: Parameters, values: Mapping[str, str]) -> None:
     texts = [name for name in known.texts if name in values]
     if len(texts) > 1 or (texts and any(name not in values for name in known.addresses)):
         raise InvalidSignatureError("malformed")
-    for name, value in values.items():
-        # Where a text could hold it, it must look as it is looked for.
-        if not texts or name <= texts[0] or name in known.addresses:
-            continue
-        found = _starts(known).match(name + value)
-        if _names(known).fullmatch(name) and (found is None or found[1] != name):
+    behind = [name for name in sorted(values) if texts and name > texts[0]]
+    # Every such form has an address, so nothing that a text holds can begin before one.
+    if behind and behind[0] not in known.addresses:
+        raise InvalidSignatureError("malformed")
+    for name in behind:
+        # It must begin as it is looked for, or a text could hold it unseen.
+        found = _starts(known).match(name + values[name])
+        is_seen = found is not None and found[1] == name
+        if _names(known).fullmatch(name) and not is_seen and name not in known.addresses:
             raise InvalidSignatureError("malformed")
 
 

@@ -22,20 +22,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final, TypeAlias
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 from rich.console import Console
 from rich.table import Table
 
 from bridge.errors import InvalidSignatureError
-from bridge.inbound.schemes import PRESETS, Scheme
+from bridge.inbound.schemes import Scheme
 from bridge.inbound.signature import sign, verify
 from bridge.inbound.signature_header import MAX_CANDIDATES
+from tests.soak.forged_forms import forge_cut, forge_type, means_the_same
+from tests.soak.forged_tokens import forge_claims, forge_lifetime
+from tests.soak.genuine_requests import (
+    LISTED,
+    OLDER_KEY,
+    SCHEMES,
+    VISIBLE,
+    Genuine,
+    Request,
+    make_genuine,
+    make_id,
+)
 
-SCHEMES: Final[Mapping[str, Scheme]] = {
-    **{str(name): scheme for name, scheme in list(PRESETS.items())[:7]},
-    "twilio": replace(PRESETS["twilio"], url="https://bridge.example/webhooks"),
-}
 CHUNK: Final = 2_000
 # So many forgeries are made of one genuine request.
 PER_GENUINE: Final = 20
@@ -43,105 +51,11 @@ SHOWN: Final = 10
 PLAIN_WIDTH: Final = 160
 TIMEOUT_SECONDS: Final = 1800
 
-_VISIBLE: Final = [chr(number) for number in range(33, 127)]
+_ED25519_ORDER: Final = 2**252 + 27742317777372353535851937790883648493
 _BASE64: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-# Between entries, and before a signature, of the formats that have several.
-_LISTED: Final = {"kv": (",", "v1="), "list": (" ", "v1,")}
+_BASE64URL: Final = _BASE64[:-2] + "-_"
 
 Verifier: TypeAlias = Callable[..., object]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What arrives: headers as a server hands them over, a body, a query, and when."""
-
-    headers: tuple[tuple[bytes, bytes], ...]
-    body: bytes
-    query: bytes
-    now: float
-
-    def having(self, name: str, *values: bytes) -> "Request":
-        """Return it with these values of a header, in the place of the one that it has."""
-        key = name.lower().encode()
-        others = tuple(header for header in self.headers if header[0] != key)
-        return replace(self, headers=(*others, *((key, value) for value in values)))
-
-    def value(self, name: str) -> str:
-        """Return the value of a header."""
-        return dict(self.headers)[name.lower().encode()].decode()
-
-
-@dataclass(frozen=True, slots=True)
-class Genuine:
-    """A request as a service would send it, and how it was made.
-
-    `front` and `text` are the two parts of the signature's header: what stands before the digest,
-    and the digest as it is written.
-    """
-
-    scheme: Scheme
-    key: bytes
-    request: Request
-    front: str
-    text: str
-    digest: bytes
-
-    def signed(self, text: str) -> Request:
-        """Return the request with another text in the place of the digest."""
-        value = (self.front + text).encode()
-        return self.request.having(self.scheme.header, value)
-
-    def headed(self, value: str) -> Request:
-        """Return the request with another value of the signature's header."""
-        return self.request.having(self.scheme.header, value.encode())
-
-    def spell(self, digest: bytes) -> str:
-        """Write a digest as the scheme does."""
-        if self.scheme.encoding == "base64":
-            return base64.b64encode(digest).decode()
-        return digest.hex()
-
-
-def make_genuine(rng: Random, scheme: Scheme) -> Genuine:
-    """Make up a key, a body, a time and an id, and sign them."""
-    key = rng.randbytes(rng.randrange(16, 65))
-    at = rng.randrange(1_000_000_000, 4_000_000_000)
-    body = _make_body(rng, at)
-    signed = sign(scheme, key, body, now=at, event_id=_make_id(rng), query=_make_query(rng))
-    headers = tuple((name.lower().encode(), value.encode()) for name, value in signed.headers)
-    late = rng.uniform(-1, 1) * scheme.tolerance_seconds
-    request = Request(headers, body, signed.query, at + late)
-    value = request.value(scheme.header)
-    front = _front(scheme, value)
-    text = value.removeprefix(front)
-    digest = base64.b64decode(text) if scheme.encoding == "base64" else bytes.fromhex(text)
-    return Genuine(scheme, key, request, front, text, digest)
-
-
-def _front(scheme: Scheme, value: str) -> str:
-    """Return what stands before the digest in the signature's header."""
-    if scheme.format in _LISTED:
-        mark = _LISTED[scheme.format][1]
-        return value[: value.index(mark) + len(mark)]
-    return "" if scheme.format == "plain" else scheme.format.removeprefix("prefix:")
-
-
-def _make_body(rng: Random, at: int) -> bytes:
-    text = "".join(rng.choices(_VISIBLE, k=rng.randrange(1, 40)))
-    document = json.dumps({"type": "message.received", "data": {"text": text}}).encode()
-    kind = rng.randrange(4)
-    if kind == 0:
-        return rng.randbytes(rng.randrange(1, 200))
-    # Begins as a signed time does: a bad cut of the content could take it for one.
-    return document if kind < 3 else b"%d.%s" % (at, document)
-
-
-def _make_id(rng: Random) -> str:
-    return "msg_" + "".join(rng.choices("abcdefghij0123456789", k=rng.randrange(1, 30)))
-
-
-def _make_query(rng: Random) -> bytes:
-    return b"" if rng.random() < 0.3 else b"tenant=%d&b=2" % rng.randrange(100)
 
 
 # --- Ways to forge: each returns a request that must be refused, or None when what came about ----
@@ -167,10 +81,17 @@ def forge_digest(rng: Random, genuine: Genuine) -> Request | None:
             digest[::-1],
             digest[place:] + digest[:place],
             bytes(size),
-            hashlib.sha256(genuine.request.body).digest()[:size],
+            hashlib.sha256(genuine.request.body).digest().ljust(size, b"\0")[:size],
+            _same_scalar(digest),
         )
     )
     return None if forged == digest else genuine.signed(genuine.spell(forged))
+
+
+def _same_scalar(digest: bytes) -> bytes:
+    """Add the group's order to the scalar: the same signature to who does not check (RFC 8032)."""
+    scalar = int.from_bytes(digest[32:], "little") + _ED25519_ORDER
+    return digest[:32] + scalar.to_bytes(33, "little")[: len(digest) - 32]
 
 
 def forge_text(rng: Random, genuine: Genuine) -> Request | None:
@@ -178,7 +99,7 @@ def forge_text(rng: Random, genuine: Genuine) -> Request | None:
     value = genuine.front + genuine.text
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         place = rng.randrange(len(value))
-        character = rng.choice((*_VISIBLE, " ", "\t", "\0", "\x7f", "é", "\uff11"))
+        character = rng.choice((*VISIBLE, " ", "\t", "\0", "\x7f", "é", "\uff11"))
         value = rng.choice(
             (
                 value[:place] + character + value[place + 1 :],
@@ -204,7 +125,7 @@ def _meaning(scheme: Scheme, value: str) -> list[str]:
     White space around a value or an entry, the case of hex, and entries of versions that are not
     known mean nothing; `v1` and the time do.
     """
-    between, mark = _LISTED.get(scheme.format, ("\n", ""))
+    between, mark = LISTED.get(scheme.format, ("\n", ""))
     entries = [entry.strip(" \t") for entry in value.strip(" \t").split(between)]
     known = [entry for entry in entries if entry.startswith((mark, "t="))]
     unreadable = [entry for entry in entries if mark[-1:] not in entry]
@@ -217,6 +138,8 @@ def _meaning(scheme: Scheme, value: str) -> list[str]:
 def forge_spelling(rng: Random, genuine: Genuine) -> Request | None:
     """Write the right digest in a way that only a lenient decoder takes."""
     text = genuine.text
+    if genuine.scheme.format == "jwt":
+        return _respell_token(rng, genuine)
     place = rng.randrange(1, len(text))
     spellings = [
         text[:place] + rng.choice((" ", "\t", "\n", "\r\n", "!", "\0", ":")) + text[place:],
@@ -237,6 +160,29 @@ def forge_spelling(rng: Random, genuine: Genuine) -> Request | None:
         spellings += _loose_base64(rng, base64.b64encode(genuine.digest).decode())
     spelled = rng.choice(spellings)
     return None if spelled.strip(" \t") == text else genuine.signed(spelled)
+
+
+def _respell_token(rng: Random, genuine: Genuine) -> Request:
+    """Spell the last part of a token otherwise; 32 bytes leave two bits of its last character."""
+    text = genuine.text
+    place = rng.randrange(1, len(text))
+    last = _BASE64URL.index(text[-1])
+    return genuine.signed(
+        rng.choice(
+            (
+                text[:place] + rng.choice(" \t\n!\0:.,") + text[place:],
+                text[:-1] + _BASE64URL[last ^ rng.randrange(1, 4)],
+                text + "=",
+                text + "==",
+                text + ".",
+                text + "A",
+                text[:-1],
+                genuine.digest.hex(),
+                base64.b64encode(genuine.digest).decode(),
+                "",
+            )
+        )
+    )
 
 
 _FULLWIDTH: Final = {ord(c): 0xFEE0 + ord(c) for c in "0123456789ABCDEFabcdef"}
@@ -262,7 +208,7 @@ def forge_header(rng: Random, genuine: Genuine) -> Request | None:
     value = genuine.front + genuine.text
     wrong = genuine.front + genuine.spell(rng.randbytes(len(genuine.digest)))
     name = scheme.header.lower().encode()
-    renamed = rng.choice((name + b"-", b"x-" + name, name.replace(b"-", b"_"), name[:-1]))
+    renamed = rng.choice((name + b"-", b"x-" + name, name.replace(b"-", b"_") + b"_", name[:-1]))
     bare = request.having(scheme.header)
     whole, doubled = value.encode(), (value.encode(), value.encode())
     # A bare signature may have its own algorithm before it, and no other.
@@ -282,13 +228,13 @@ def forge_header(rng: Random, genuine: Genuine) -> Request | None:
         ),
         genuine.headed(genuine.front or f"{scheme.algorithm}="),
     ]
-    if scheme.format in _LISTED:
+    if scheme.format in LISTED:
         requests += _spoil_list(rng, genuine)
     return rng.choice(requests)
 
 
 def _spoil_list(rng: Random, genuine: Genuine) -> Iterator[Request]:
-    between, mark = _LISTED[genuine.scheme.format]
+    between, mark = LISTED[genuine.scheme.format]
     entry = mark + genuine.text
     stem = genuine.front.removesuffix(mark)
     for name in ("v0", "v2", "v1a", "V1", "v01", "v", "v1 ", ""):
@@ -322,7 +268,8 @@ def forge_body(rng: Random, genuine: Genuine) -> Request | None:
             rng.randbytes(len(body)),
         )
     )
-    return None if forged == body else replace(genuine.request, body=forged)
+    is_same = genuine.is_form and means_the_same(forged, body)
+    return None if forged == body or is_same else replace(genuine.request, body=forged)
 
 
 def _reserialize(body: bytes) -> bytes:
@@ -369,6 +316,8 @@ def _write_time(genuine: Genuine, text: str) -> Request:
 
 def forge_moment(rng: Random, genuine: Genuine) -> Request | None:
     """Replay it when its time is over, or before it begins."""
+    if genuine.scheme.format == "jwt":
+        return forge_lifetime(rng, genuine)
     tolerance = genuine.scheme.tolerance_seconds
     far = tolerance + 10 ** rng.uniform(-2, 9)
     at = float(_read_time(genuine)) + rng.choice((-far, far))
@@ -376,23 +325,28 @@ def forge_moment(rng: Random, genuine: Genuine) -> Request | None:
 
 
 def forge_id(rng: Random, genuine: Genuine) -> Request | None:
-    """Give the event another id, or cut the signed content elsewhere."""
-    name = genuine.scheme.id_header or ""
+    """Give the event another id or nonce, or cut the signed content elsewhere."""
+    name = genuine.scheme.id_header or genuine.scheme.nonce_header or ""
     given = genuine.request.value(name)
-    time_name = genuine.scheme.timestamp_from or ""
-    at = genuine.request.value(time_name)
+    time_name = genuine.scheme.timestamp_from
+    at = genuine.request.value(time_name) if time_name else "-"
     first, dot, rest = genuine.request.body.partition(b".")
     if dot and first.decode("ascii", "replace") == at and rng.random() < 0.5:
         moved = genuine.request.having(name, f"{given}.{at}".encode())
         return replace(moved, body=rest)
+    if genuine.scheme.nonce_header and rng.random() < 0.2:
+        # What stands before the nonce moves into it.
+        body = genuine.request.body
+        moved = genuine.request.having(name, body[-1:] + b"." + given.encode())
+        return replace(moved, body=body[:-1])
     place = rng.randrange(len(given))
     forged = rng.choice(
         (
-            given[:place] + rng.choice(_VISIBLE) + given[place + 1 :],
+            given[:place] + rng.choice(VISIBLE) + given[place + 1 :],
             given[:place] + given[place + 1 :],
             given + rng.choice((".", "a", "\0", "\n", "é")),
             given.upper(),
-            _make_id(rng),
+            make_id(rng),
             "",
             "m" * 256,
         )
@@ -405,11 +359,11 @@ def forge_id(rng: Random, genuine: Genuine) -> Request | None:
 def forge_query(rng: Random, genuine: Genuine) -> Request | None:
     """Change the query that is signed, or what it says of the body."""
     query = genuine.request.query
-    place = rng.randrange(len(query))
+    place = rng.randrange(len(query) + 1)
     body = genuine.request.body + b"!"
     digest = hashlib.sha256(body).hexdigest().encode()
     other = re.sub(rb"bodySHA256=.*", b"bodySHA256=" + digest, query)
-    character = rng.choice((*_VISIBLE, "\0", "\xff")).encode("latin-1")
+    character = rng.choice((*VISIBLE, "\0", "\xff")).encode("latin-1")
     requests = [
         replace(genuine.request, query=query[:place] + character + query[place + 1 :]),
         replace(genuine.request, query=query[:place] + character + query[place:]),
@@ -431,6 +385,8 @@ def forge_query(rng: Random, genuine: Genuine) -> Request | None:
 def forge_key(rng: Random, genuine: Genuine) -> Request | None:
     """Sign the right content with another key, or another algorithm."""
     key, scheme = genuine.key, genuine.scheme
+    if scheme.algorithm == "ed25519" or scheme.format == "jwt":
+        return _sign_otherwise(rng, genuine)
     flipped = bytearray(key)
     flipped[rng.randrange(len(key))] ^= 1 << rng.randrange(8)
     other = rng.choice((bytes(flipped), b"", b"secret", key.hex().encode(), key[:-1] + b"~~"))
@@ -454,30 +410,67 @@ def forge_key(rng: Random, genuine: Genuine) -> Request | None:
     return None if digest == genuine.digest else genuine.signed(genuine.spell(digest))
 
 
+def _sign_otherwise(rng: Random, genuine: Genuine) -> Request:
+    """Sign with another key, or as HMAC with what everybody knows: the public key."""
+    scheme, content = genuine.scheme, _content(genuine)
+    other = sign(
+        scheme,
+        rng.randbytes(32),
+        genuine.request.body,
+        now=int(genuine.request.now),
+        event_id="",
+        query=genuine.request.query,
+    )
+    if rng.random() < 0.5:
+        return genuine.request.having(scheme.header, dict(other.headers)[scheme.header].encode())
+    key = rng.choice((genuine.verifying, b"", b"secret", OLDER_KEY[:-1] + b"!"))
+    if scheme.format == "jwt":
+        key = rng.choice((b"", b"secret", key[::-1]))
+    name = rng.choice(("sha256", "sha512"))
+    digest = hmac.digest(key, content, name).ljust(len(genuine.digest), b"\0")
+    return genuine.signed(genuine.spell(digest[: len(genuine.digest)]))
+
+
 def _content(genuine: Genuine) -> bytes:
     """Put together what was signed, apart from the code under test."""
     scheme, request = genuine.scheme, genuine.request
+    if scheme.format == "jwt":
+        return genuine.front.removeprefix("Bearer ").rstrip(".").encode()
     template = re.split(r"\{(\w+)\}", scheme.signed_content)
     timestamp = _read_time(genuine).encode() if scheme.timestamp_from else b""
     event_id = request.value(scheme.id_header).encode() if scheme.id_header else b""
-    url = (scheme.url or "").encode() + b"?" + request.query
+    url = (scheme.url or "").encode() + (b"?" + request.query if request.query else b"")
     values = {"body": request.body, "timestamp": timestamp, "id": event_id, "url": url}
-    values["params"] = b""
+    pairs = sorted(
+        parse_qsl(request.body.decode(), keep_blank_values=True, strict_parsing=True)
+        if genuine.is_form
+        else []
+    )
+    values["params"] = "".join(name + value for name, value in pairs).encode()
+    values["nonce"] = request.value(scheme.nonce_header).encode() if scheme.nonce_header else b""
     return b"".join(values[p] if i % 2 else p.encode() for i, p in enumerate(template))
 
 
 Forger: TypeAlias = Callable[[Random, Genuine], Request | None]
-FORGERS: Final[Mapping[str, tuple[Forger, Callable[[Scheme], object]]]] = {
+FORGERS: Final[Mapping[str, tuple[Forger, Callable[[Genuine], object]]]] = {
     "digest": (forge_digest, lambda _: True),
     "text": (forge_text, lambda _: True),
     "spelling": (forge_spelling, lambda _: True),
     "header": (forge_header, lambda _: True),
     "body": (forge_body, lambda _: True),
     "key": (forge_key, lambda _: True),
-    "time": (forge_time, lambda scheme: scheme.timestamp_from),
-    "replay": (forge_moment, lambda scheme: scheme.timestamp_from),
-    "id": (forge_id, lambda scheme: "{id}" in scheme.signed_content),
-    "query": (forge_query, lambda scheme: "{url}" in scheme.signed_content),
+    "time": (forge_time, lambda genuine: genuine.has_time_header),
+    "replay": (forge_moment, lambda genuine: genuine.scheme.timestamp_from),
+    "id": (
+        forge_id,
+        lambda genuine: (
+            "{id}" in genuine.scheme.signed_content or "{nonce}" in genuine.scheme.signed_content
+        ),
+    ),
+    "query": (forge_query, lambda genuine: "{url}" in genuine.scheme.signed_content),
+    "claims": (forge_claims, lambda genuine: genuine.scheme.format == "jwt"),
+    "cut": (forge_cut, lambda genuine: genuine.is_form),
+    "type": (forge_type, lambda genuine: genuine.is_form),
 }
 
 
@@ -526,7 +519,7 @@ def attack(count: int, *, seed: str, verifier: Verifier = verify) -> Tally:
         genuine = make_genuine(rng, SCHEMES[name])
         tally.genuine += 1
         tally.refused_genuine += _try(verifier, genuine, genuine.request) is not None
-        kinds = [kind for kind, (_, fits) in FORGERS.items() if fits(genuine.scheme)]
+        kinds = [kind for kind, (_, fits) in FORGERS.items() if fits(genuine)]
         for number in range(PER_GENUINE):
             kind = kinds[(number + tally.genuine) % len(kinds)]
             forged = FORGERS[kind][0](rng, genuine)
@@ -546,7 +539,7 @@ def _try(verifier: Verifier, genuine: Genuine, request: Request) -> str | None:
     try:
         verifier(
             genuine.scheme,
-            [b"an older key", genuine.key],
+            [OLDER_KEY, genuine.verifying],
             request.headers,
             request.body,
             now=request.now,
