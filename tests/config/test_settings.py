@@ -1,5 +1,6 @@
 """The keys and their defaults, what may stand together, and secrets that nothing shows."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import yaml
 
 from bridge.config import Settings, load_settings
+from bridge.config.presets import PRESETS
 from bridge.config.settings import known_keys
 from tests.config.conftest import CANARY, Faults, Load, env_name, nested, value_at
 from tests.config.defaults import DEFAULTS, MAPS
@@ -53,6 +55,30 @@ def test_default_broker_url() -> None:
 
 
 # --- The example ----------------------------------------------------------------------------------
+
+
+EXAMPLES = re.compile(r"^  # .*For example:\n((?:  #   .*\n)+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("text", EXAMPLES.findall(EXAMPLE.read_text(encoding="utf-8")))
+def test_examples_of_services_can_be_loaded(text: str, tmp_path: Path) -> None:
+    """What a comment shows of a service works when the marks before it are taken out."""
+    block = re.sub("^  #", "", text, flags=re.MULTILINE)
+    section = "webhook" if "endpoints:" in block else "sms_api"
+    file = tmp_path / "config.yaml"
+    file.write_text(f"{section}:\n{block}", encoding="utf-8")
+
+    assert "preset" in block
+    assert load_settings(file, {}).masked() != load_settings(EXAMPLE, {}).masked()
+
+
+def test_the_example_shows_services() -> None:
+    """There is an example of sending and one of endpoints, and each preset is named."""
+    text = EXAMPLE.read_text(encoding="utf-8")
+    (names,) = re.findall(r"whose shape is spoken: ((?:[a-z, -]|\n  # )+)\.", text)
+
+    assert len(EXAMPLES.findall(text)) == 2
+    assert re.split(r",\s+(?:# )?", names) == list(PRESETS)
 
 
 def test_example_lists_every_key() -> None:
