@@ -1,7 +1,6 @@
 """`sms-bridge sandbox` and `demo`: the SMS service, and the whole flow, on this computer."""
 
 import sys
-import time
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -10,9 +9,8 @@ from bridge.commands.options import examples
 from bridge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from bridge.config.presets import Preset
+    from bridge.sandbox.signing import Signer
 
 app = typer.Typer()
 
@@ -58,10 +56,15 @@ def sandbox(
     ] = "generic",
     port: Annotated[int, typer.Option(help="The port; 0 = any free one.", min=0, max=65535)] = 8025,
     webhook_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where replies and events are sent.")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where webhooks are sent; http://127.0.0.1:8080/webhooks/NAME with a preset.",
+        ),
     ] = None,
     webhook_secret: Annotated[
-        str | None, typer.Option(metavar="S", help="The secret that signs them.")
+        str | None,
+        typer.Option(metavar="S", help="The secret that signs them; made up with a preset."),
     ] = None,
     key: Annotated[str | None, typer.Option(help="The only API key that is accepted.")] = None,
     allow_host: Annotated[
@@ -81,16 +84,38 @@ def sandbox(
     from bridge.sandbox.server import serve
 
     played = _known_preset(preset)
-    signing = None if webhook_secret is None else _plain_signer(webhook_secret)
+    if webhook_url is None and played != "generic":
+        webhook_url = f"http://127.0.0.1:8080/webhooks/{played}"
+    signer = _make_signer(played, webhook_url, webhook_secret)
     hosts = (host, *(name.lower() for name in allow_host or ()))
-    service = create_app(sign=signing, webhook_url=webhook_url, key=key, preset=played, hosts=hosts)
+    service = create_app(sign=signer, webhook_url=webhook_url, key=key, preset=played, hosts=hosts)
 
     def announce(url: str) -> None:
-        sys.stdout.write(f"sandbox: {url}\n{_settings_for(played, url, has_key=key is not None)}")
+        sys.stdout.write(f"sandbox: {url}\n")
+        if signer is not None and played != "generic":
+            sys.stdout.write(_settings_to_copy(played, url, signer, has_key=key is not None))
         sys.stdout.flush()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(service, host=host, port=port, announce=announce))
+
+
+def _make_signer(preset: "Preset", url: str | None, secret: str | None) -> "Signer | None":
+    """Make what signs webhooks; the generic service sends none without a secret."""
+    from bridge.sandbox.signing import Signer
+    from bridge.sandbox.webhooks import check_url
+
+    if url is None or (preset == "generic" and secret is None):
+        return None
+    check_url(url)
+    return Signer(preset, url, secret)
+
+
+def _settings_to_copy(preset: "Preset", url: str, signer: "Signer", *, has_key: bool) -> str:
+    from bridge.sandbox.configuration import write_configuration
+
+    written = write_configuration(preset, url, signer, has_key=has_key)
+    return f"It plays {preset}. For the bridge's configuration:\n\n{written}\n"
 
 
 def _known_preset(name: str) -> "Preset":
@@ -103,31 +128,6 @@ def _known_preset(name: str) -> "Preset":
     except ValidationError as error:
         text = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise ConfigError(f"--preset: {text}") from None
-
-
-def _settings_for(preset: "Preset", url: str, *, has_key: bool) -> str:
-    """Write what is to be copied; for `generic` there is nothing that is not in the README."""
-    if preset == "generic":
-        return ""
-    from bridge.sandbox.configuration import write_configuration
-
-    written = write_configuration(preset, url, has_key=has_key)
-    return f"It plays {preset}. For the bridge's configuration:\n\n{written}\n"
-
-
-def _plain_signer(secret: str) -> "Callable[[bytes], Sequence[tuple[str, str]]]":
-    import uuid
-
-    from bridge.inbound.schemes import PRESETS, decode_secret
-    from bridge.inbound.signature import sign
-
-    scheme = PRESETS["plain"]
-    key = decode_secret(scheme, secret)
-
-    def signed(body: bytes) -> "Sequence[tuple[str, str]]":
-        return sign(scheme, key, body, now=time.time(), event_id=uuid.uuid4().hex).headers
-
-    return signed
 
 
 @app.command(epilog=examples("sms-bridge demo", "sms-bridge demo --keep"))

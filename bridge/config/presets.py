@@ -84,6 +84,7 @@ def documented_webhooks(name: Preset) -> Sequence[Mapping[str, Any]]:
 
     Each has `means`, `body` (a flat map for a form), `content_type` unless it is JSON, its `type`
     and `event_id`, and as a receipt `delivery`, `provider_id`, `message_id`, as far as it has them.
+    `number` is the person's in the body, `text` that of the message.
     """
     webhooks: list[Mapping[str, Any]] = _read(name)["webhooks"]
     return webhooks

@@ -16,3 +16,9 @@ def is_signed(public_key: bytes, content: bytes, signature: bytes) -> bool:
 def signature_of(private_key: bytes, content: bytes) -> bytes:
     """Sign as the service does, which alone has the private key."""
     return Ed25519PrivateKey.from_private_bytes(private_key).sign(content)
+
+
+def make_pair() -> tuple[bytes, bytes]:
+    """Make a private key and its public one, for who plays the service."""
+    private = Ed25519PrivateKey.generate()
+    return private.private_bytes_raw(), private.public_key().public_bytes_raw()

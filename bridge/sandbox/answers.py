@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import secrets
+import string
 import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -129,8 +130,10 @@ def like(example: str) -> str:
 
 
 def _random_digits(run: re.Match[str]) -> str:
+    if run[0].isdecimal():
+        return "".join(secrets.choice(string.digits) for _ in run[0])
     digits = secrets.token_hex(len(run[0]))[: len(run[0])]
-    return digits.upper() if run[0].isupper() or run[0].isdecimal() else digits
+    return digits.upper() if run[0].isupper() else digits
 
 
 def put(document: Any, pointer: str, value: object) -> Any:  # noqa: ANN401  JSON

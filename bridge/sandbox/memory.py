@@ -26,6 +26,15 @@ class Memory:
             message.idempotency_key == key for message in reversed(self.messages)
         )
 
+    def newest(self, message_id: str | None, to: str | None) -> Message | None:
+        """Return the newest message with an id and for a number; None is any."""
+        fitting = (
+            message
+            for message in reversed(self.messages)
+            if message_id in {None, message.id} and to in {None, message.to}
+        )
+        return next(fitting, None)
+
     def repeats(self) -> Iterator[Message]:
         """Yield the messages that repeat an earlier one, oldest first."""
         seen = set()

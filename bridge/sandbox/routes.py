@@ -20,14 +20,23 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bridge.config.presets import Preset
+from bridge.errors import InvalidSignatureError
 from bridge.sandbox.answers import Answer
+from bridge.sandbox.events import Event, Events
 from bridge.sandbox.faults import FAULTS, MAX_HANG_SECONDS, Fault
 from bridge.sandbox.memory import Memory
 from bridge.sandbox.messages import Attempt, Message
 from bridge.sandbox.server import NoResponse, close_unanswered, while_connected
 from bridge.sandbox.service import Refusal, Service
 from bridge.sandbox.visitors import JSON, find_refusal
-from bridge.sandbox.webhooks import PHONE_REPLY, Sign, WebhookSender, check_url
+from bridge.sandbox.webhooks import (
+    PHONE_REPLY,
+    RECEIPT_ORDER,
+    Order,
+    Sign,
+    WebhookSender,
+    check_url,
+)
 
 T = TypeVar("T")
 
@@ -45,6 +54,8 @@ GET    /sandbox/messages   what was accepted, oldest first; DELETE forgets it
 GET    /sandbox/repeats    of these, what repeats an earlier one
 GET    /sandbox/requests   every such POST and its answer; DELETE forgets it
 POST   /sandbox/replies    reply from a phone: {"from", "text", "repeat": 1, "forged": false}
+POST   /sandbox/receipts   what became of a message: {"id", "to", "delivery": "delivered" | "failed"
+                           | "pending", "repeat": 1, "forged": false}
 POST   /sandbox/events     any body, signed and sent to the bridge as it is
 PUT    /sandbox/faults     misbehave: [{"to", "count", "status", "answer", "headers",
                            "latency_seconds",
@@ -58,6 +69,7 @@ class Sandbox:
 
     def __init__(self, service: Service, memory: Memory, webhooks: WebhookSender | None) -> None:
         self._service = service
+        self._events = Events(service.preset)
         self._memory = memory
         self._webhooks = webhooks
 
@@ -164,24 +176,39 @@ class Sandbox:
     async def send_reply(self, request: Request) -> Response:
         """Send the webhook of a message from a phone, repeated or forged if so asked."""
         reply = _validate(PHONE_REPLY, await request.body())
-        body = reply.as_event()
-        signed = body + b"\n" if reply.forged else body
-        return await self._send_webhooks(request, body, signed=signed, repeat=reply.repeat)
+        return await self._send_webhooks(
+            request, self._events.reply(reply.sender, reply.text), reply
+        )
+
+    async def send_receipt(self, request: Request) -> Response:
+        """Send the delivery receipt of a message that was taken."""
+        order = _validate(RECEIPT_ORDER, await request.body())
+        message = self._memory.newest(order.id, order.to)
+        if message is None:
+            raise HTTPException(404, "id, to: no such message was taken")
+        try:
+            event = self._events.receipt(message, order.delivery)
+        except ValueError as error:
+            raise HTTPException(400, f"delivery: {error}") from None
+        return await self._send_webhooks(request, event, order)
 
     async def send_event(self, request: Request) -> Response:
         """Send the very bytes of the request as a signed webhook."""
-        body = await request.body()
-        return await self._send_webhooks(request, body, signed=body, repeat=1)
+        return await self._send_webhooks(request, Event(await request.body(), JSON), Order())
 
-    async def _send_webhooks(
-        self, request: Request, body: bytes, *, signed: bytes, repeat: int
-    ) -> Response:
+    async def _send_webhooks(self, request: Request, event: Event, order: Order) -> Response:
         if self._webhooks is None:
             raise HTTPException(
                 409, "Start the sandbox with --webhook-url and --webhook-secret to send webhooks."
             )
-        posts = self._webhooks.send(body, signed=signed, repeat=repeat)
-        answers = await while_connected(request, posts)
+        try:
+            answers = await while_connected(request, self._webhooks.send(event, order))
+        except InvalidSignatureError:
+            raise HTTPException(
+                400,
+                "text: cannot be signed as the service does, for it could be read in two ways; "
+                "take another one, or a --webhook-url without a query",
+            ) from None
         if answers is None:
             return await close_unanswered(request)
         return JSONResponse({"answers": answers})
@@ -275,6 +302,7 @@ def create_app(
             Route("/sandbox/faults", sandbox.set_faults, methods=["PUT"]),
             Route("/sandbox/faults", sandbox.forget_faults, methods=["DELETE"]),
             Route("/sandbox/replies", sandbox.send_reply, methods=["POST"]),
+            Route("/sandbox/receipts", sandbox.send_receipt, methods=["POST"]),
             Route("/sandbox/events", sandbox.send_event, methods=["POST"]),
         ],
         exception_handlers={HTTPException: _refuse, ClientDisconnect: _let_go},

@@ -1,49 +1,62 @@
-"""The stand-in's webhooks: replies of phones and other events, signed and sent to the bridge."""
+"""The stand-in's webhooks: what is to be sent, and sending it, signed, to the bridge."""
 
 import asyncio
-import json
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Protocol, Self
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from bridge.errors import ConfigError
-
-# Makes the headers of a correctly signed webhook out of its body.
-Sign = Callable[[bytes], Sequence[tuple[str, str]]]
+from bridge.inbound.signature import Signed
+from bridge.sandbox.events import Delivery, Event
 
 MAX_WEBHOOKS_IN_FLIGHT: Final = 50
 # Longer than any receiver takes that answers within its own deadline.
 WEBHOOK_TIMEOUT_SECONDS: Final = 30
 
 
-class PhoneReply(BaseModel):
-    """What a phone sends back, and how its webhook is to go wrong."""
+class Sign(Protocol):
+    """Signs the body of a webhook, correctly or as a forger would; `Signer` does."""
+
+    def __call__(self, body: bytes, *, content_type: str, forged: bool = False) -> Signed:
+        """Make the headers and the query; raises InvalidSignatureError where that cannot be."""
+
+
+class Order(BaseModel):
+    """How often a webhook is to be sent, and whether it is to be forged."""
 
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
-    sender: Annotated[str, Field(alias="from", min_length=1, max_length=32)]
-    text: str
     repeat: Annotated[int, Field(ge=1, le=1000)] = 1
     forged: bool = False
 
-    def as_event(self) -> bytes:
-        """Write the event of this reply, with an id of its own."""
-        data = {"id": f"reply-{uuid.uuid4().hex}", "from": self.sender, "text": self.text}
-        return json.dumps({"type": "message.received", "data": data}, ensure_ascii=False).encode()
+
+class PhoneReply(Order):
+    """What a phone sends back."""
+
+    sender: Annotated[str, Field(alias="from", min_length=1, max_length=32)]
+    text: str
+
+
+class ReceiptOrder(Order):
+    """What became of a message: the newest with this id, for this number, or of all."""
+
+    id: str | None = None
+    to: str | None = None
+    delivery: Delivery = "delivered"
 
 
 PHONE_REPLY: Final = TypeAdapter(PhoneReply)
+RECEIPT_ORDER: Final = TypeAdapter(ReceiptOrder)
 
 
 class WebhookSender:
     """Posts signed webhooks to one URL, while it is open."""
 
     def __init__(self, url: str, sign: Sign) -> None:
-        self._url = url
+        self._url = httpx.URL(url)
         self._sign = sign
         self._in_flight = asyncio.Semaphore(MAX_WEBHOOKS_IN_FLIGHT)
         self._client = httpx.AsyncClient(trust_env=False, timeout=WEBHOOK_TIMEOUT_SECONDS)
@@ -60,20 +73,26 @@ class WebhookSender:
     ) -> None:
         await self._client.__aexit__(kind, error, trace)
 
-    async def send(self, body: bytes, *, signed: bytes, repeat: int) -> list[int | None]:
-        """Post a body `repeat` times, and return the statuses; None is no answer in time.
+    async def send(self, event: Event, order: Order) -> list[int | None]:
+        """Post an event as often as ordered, and return the statuses; None is no answer in time.
 
-        The signature is the one of `signed`: of another body it is a forgery.
+        Raises InvalidSignatureError when the service's scheme cannot sign it.
         """
-        headers = [("Content-Type", "application/json"), *self._sign(signed)]
-        return await asyncio.gather(*(self._post(body, headers) for _ in range(repeat)))
+        kind = event.content_type
+        signed = self._sign(event.body, content_type=kind, forged=order.forged)
+        url = self._url.copy_with(query=signed.query or None)
+        headers = [("Content-Type", kind), *signed.headers]
+        posts = (self._post(url, event.body, headers) for _ in range(order.repeat))
+        return await asyncio.gather(*posts)
 
-    async def _post(self, body: bytes, headers: Sequence[tuple[str, str]]) -> int | None:
+    async def _post(
+        self, url: httpx.URL, body: bytes, headers: Sequence[tuple[str, str]]
+    ) -> int | None:
         async with self._in_flight:
             try:
                 # httpx limits each read; this limits the whole.
                 async with asyncio.timeout(WEBHOOK_TIMEOUT_SECONDS):
-                    response = await self._client.post(self._url, content=body, headers=[*headers])
+                    response = await self._client.post(url, content=body, headers=[*headers])
             except (httpx.HTTPError, TimeoutError):
                 return None
             return response.status_code

@@ -1,6 +1,7 @@
-"""Every preset from the queue to the service that the sandbox plays, as a user would try it.
+"""Every preset against the service that the sandbox plays, both ways, as a user would try it.
 
-For each there is a worker and a sandbox, and nothing is set but what the sandbox prints.
+For each there is a worker and a sandbox, and one receiver has an endpoint for each; nothing is set
+but what the sandboxes print.
 """
 
 import asyncio
@@ -16,8 +17,10 @@ import pytest
 import yaml
 
 from bridge.config import SmsApiSettings
-from bridge.config.presets import PRESETS, Preset
+from bridge.config.presets import PRESETS, Preset, documented_webhooks
+from bridge.inbound.event import read_body
 from bridge.sandbox.answers import Answer, Answers
+from bridge.sandbox.processes import free_ports
 from tests.integration.conftest import (
     Amqp,
     Canaries,
@@ -29,6 +32,7 @@ from tests.integration.conftest import (
     unique,
 )
 
+PLAYED: tuple[Preset, ...] = tuple(preset for preset in PRESETS if preset != "generic")
 # For these no answer is documented that says too fast; the status does.
 WITHOUT_SLOW_DOWN = {"android-sms-gateway", "httpsms"}
 
@@ -41,6 +45,7 @@ class Line:
     service: Service
     worker: Running
     settings: dict[str, Any]
+    exchange: str
     amqp: Amqp
     canaries: Canaries
 
@@ -68,41 +73,52 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-async def printed(sandbox: Running) -> dict[str, Any]:
-    """Return the configuration that a sandbox prints when it has started."""
+async def printed(sandbox: Running) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings and the endpoint that a sandbox prints when it has started."""
 
     async def look() -> str | None:
         assert sandbox.child.exit_code is None, sandbox.child.tail()
         found = re.search(r"configuration:\n\n(.+)\n\n", sandbox.output, re.DOTALL)
         return found[1] if found else None
 
-    return flatten(yaml.safe_load(await eventually(look, what="the sandbox started")))
+    settings = yaml.safe_load(await eventually(look, what="the sandbox started"))
+    (endpoint,) = settings.pop("webhook")["endpoints"]
+    return flatten(settings), endpoint
 
 
 @pytest.fixture(scope="module")
 async def lines(
     launcher: Launcher, amqp: Amqp, amqp_url: str, canaries: Canaries, http: httpx.AsyncClient
 ) -> dict[Preset, Line]:
-    """Start a sandbox and a worker for each preset: twenty processes take their seconds."""
+    """Start a receiver, and a sandbox and a worker for each preset; 21 processes take seconds."""
+    (port,) = free_ports(1)
+    hooks = f"http://127.0.0.1:{port}/webhooks"
+    exchange = unique("events")
+    endpoints = []
 
     async def start(preset: Preset) -> Line:
-        sandbox = launcher.start("sandbox", "--preset", preset, "--port", "0", settings={})
+        options = ("--preset", preset, "--port", "0", "--webhook-url", f"{hooks}/{preset}")
+        sandbox = launcher.start("sandbox", *options, settings={})
+        api, endpoint = await printed(sandbox)
+        endpoints.append(endpoint)
         settings = {
-            **await printed(sandbox),
+            **api,
             "rabbitmq.url": amqp_url,
             "worker.queue": unique(preset),
             "worker.retry_delays": ["1s"],
         }
         worker = await launcher.role("worker", settings=settings)
         service = Service(settings["sms_api.base_url"], http)
-        return Line(preset, service, worker, settings, amqp, canaries)
+        return Line(preset, service, worker, settings, exchange, amqp, canaries)
 
-    presets = [preset for preset in PRESETS if preset != "generic"]
-    started = await asyncio.gather(*(start(preset) for preset in presets))
+    started = await asyncio.gather(*(start(preset) for preset in PLAYED))
+    inbound = {"port": str(port), "exchange": exchange, "queue": f"{exchange}.all"}
+    receiver = {f"webhook.{name}": value for name, value in inbound.items()}
+    await launcher.role("webhook", settings={**receiver, "webhook.endpoints": endpoints})
     return {line.preset: line for line in started}
 
 
-@pytest.fixture(params=[preset for preset in PRESETS if preset != "generic"])
+@pytest.fixture(params=PLAYED)
 def line(request: pytest.FixtureRequest, lines: dict[Preset, Line]) -> Line:
     """Lend the line of one preset."""
     return lines[request.param]
@@ -162,3 +178,23 @@ async def test_what_comes_too_fast_is_sent_later(line: Line) -> None:
     assert (outcome["outcome"], outcome["attempts"]) == ("sent", 1)
     assert len(posts) == 2
     assert len(await line.service.messages(request["to"])) == 1
+
+
+async def test_a_reply_reaches_the_exchange(line: Line, http: httpx.AsyncClient) -> None:
+    """A reply from a phone is signed as the service does, and a forged one is refused."""
+    reply = {"from": line.canaries.number(), "text": line.canaries.text()}
+    url = f"{line.service.url}/sandbox/replies"
+    good = await http.post(url, json=reply)
+    forged = await http.post(url, json={**reply, "forged": True})
+    event = await line.amqp.take(f"{line.exchange}.all", type=received(line.preset))
+
+    assert good.json() == {"answers": [200]}
+    assert forged.json() == {"answers": [401]}
+    body = read_body(event.body, event.content_type)
+    assert reply["text"] in str(body)
+    assert reply["from"].removeprefix("+") in str(body)
+
+
+def received(preset: Preset) -> str:
+    """Return the type that the event of a reply has."""
+    return str(next(one["type"] for one in documented_webhooks(preset) if "delivery" not in one))

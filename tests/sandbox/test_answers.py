@@ -30,7 +30,7 @@ def test_an_accepted_message_has_an_id_of_its_own(preset: Preset) -> None:
 @pytest.mark.parametrize(
     ("example", "pattern"),
     [
-        ("SM00000000000000000000000000000001", r"SM[0-9a-fA-F]{32}"),
+        ("SM00000000000000000000000000000001", r"SM[0-9]{32}"),
         (
             "00000000-0000-4000-8000-000000000001",
             r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}",
@@ -38,6 +38,7 @@ def test_an_accepted_message_has_an_id_of_its_own(preset: Preset) -> None:
         ("0C000000217B7F02", r"[0-9A-F]{16}"),
         ("e8077d803532c0b5937c639b60216938", r"[0-9a-f]{32}"),
         ("01FC66621XXXXX119Z8PMV1QPQ", r"[0-9A-F]{9}XXXXX119Z8PMV1QPQ"),
+        ("817790313235066447", r"[0-9]{18}"),
         ("a-message-id", r"sandbox-[0-9a-f]{32}"),
     ],
 )

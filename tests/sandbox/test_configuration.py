@@ -7,7 +7,9 @@ from bridge.config import Settings
 from bridge.config.presets import PRESETS, Preset
 from bridge.outbound.shape import shape_from
 from bridge.sandbox.configuration import write_configuration
+from bridge.sandbox.signing import Signer
 
+HOOK = "http://127.0.0.1:8080/hooks/twilio"
 URL = "http://127.0.0.1:8025"
 
 
@@ -15,7 +17,7 @@ URL = "http://127.0.0.1:8025"
 def test_it_is_all_that_the_worker_needs(preset: Preset) -> None:
     """Copied as it is, it lacks nothing, and leads to the sandbox."""
     settings = Settings.model_validate(
-        yaml.safe_load(write_configuration(preset, URL, has_key=False))
+        yaml.safe_load(write_configuration(preset, URL, Signer(preset, HOOK, None), has_key=False))
     )
 
     assert settings.sms_api.missing == []
@@ -24,13 +26,26 @@ def test_it_is_all_that_the_worker_needs(preset: Preset) -> None:
     assert settings.sms_api.base_url == URL
 
 
-def test_the_users_key_is_not_shown() -> None:
-    """Where --key names the key, it says so in its place."""
-    written = write_configuration("twilio", URL, has_key=True)
+def test_the_users_secrets_are_not_shown() -> None:
+    """Where an option has given a secret, the option is named in its place."""
+    signer = Signer("twilio", HOOK, "the-users-secret")
+    written = write_configuration("twilio", URL, signer, has_key=True)
 
-    assert yaml.safe_load(written)["sms_api"] == {
-        "preset": "twilio",
-        "base_url": URL,
-        "account": "any-account",
-        "key": "what --key says",
+    assert yaml.safe_load(written) == {
+        "sms_api": {
+            "preset": "twilio",
+            "base_url": URL,
+            "account": "any-account",
+            "key": "what --key says",
+        },
+        "webhook": {
+            "endpoints": [
+                {
+                    "path": "/hooks/twilio",
+                    "preset": "twilio",
+                    "public_url": HOOK,
+                    "secrets": ["what --webhook-secret says"],
+                }
+            ]
+        },
     }

@@ -176,3 +176,35 @@ async def test_the_front_page_names_the_path(play: Play) -> None:
 
     assert "sinch" in text
     assert "POST   /xms/v1/{account}/batches" in text
+
+
+@pytest.mark.parametrize(
+    ("receipt", "status", "error"),
+    [
+        ({"to": "+15550199"}, 404, "id, to: no such message was taken"),
+        ({"id": "SM1"}, 404, "id, to: no such message was taken"),
+        ({"delivery": "lost"}, 400, "delivery: input should be 'delivered', 'failed' or 'pending'"),
+        ({"to": "+15550100"}, 409, "Start the sandbox with --webhook-url"),
+    ],
+)
+async def test_a_receipt_is_of_a_message_that_was_taken(
+    play: Play, receipt: dict[str, Any], status: int, error: str
+) -> None:
+    """A receipt that cannot be sent says why."""
+    twilio = play("twilio")
+    await twilio.post(TWILIO, data=FORM)
+    refused = await twilio.post("/sandbox/receipts", json=receipt)
+
+    assert refused.status_code == status
+    assert refused.json()["error"].startswith(error)
+
+
+async def test_the_generic_service_has_no_receipts(play: Play) -> None:
+    """Nothing is made up where nothing is documented."""
+    generic, headers = play("generic"), {"Authorization": "Bearer the-key"}
+    message = {"to": "+15550100", "from": "Acme", "text": "Hi"}
+    await generic.post("/v1/messages", json=message, headers=headers, auth=httpx.Auth())
+    refused = await generic.post("/sandbox/receipts", json={})
+
+    assert refused.status_code == 400
+    assert refused.json()["error"].startswith("delivery: the service has no documented receipt")

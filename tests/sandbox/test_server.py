@@ -7,7 +7,7 @@ import json
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bridge.errors import BridgeError, ConfigError
+from bridge.inbound.signature import Signed
 from bridge.sandbox.routes import MAX_BODY_BYTES, create_app
 from bridge.sandbox.server import serve
 
@@ -35,9 +36,12 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "asyncio", {"use_uvloop": True}
 
 
-def sign(body: bytes) -> Sequence[tuple[str, str]]:
+def sign(body: bytes, *, content_type: str = "", forged: bool = False) -> Signed:
     """Sign a webhook as the bridge's `plain` scheme does."""
-    return [("X-Service-Signature", hmac.new(SECRET, body, hashlib.sha256).hexdigest())]
+    assert content_type in {"", "application/json"}
+    key = b"another-secret" if forged else SECRET
+    signature = hmac.new(key, body, hashlib.sha256).hexdigest()
+    return Signed((("X-Service-Signature", signature),), b"")
 
 
 @asynccontextmanager
@@ -91,7 +95,7 @@ class Bridge:
         self.signatures.append(request.headers["x-service-signature"])
         if self.silent:
             request.state.close_connection()
-        return Response(status_code=200 if self.signatures[-1] == sign(body)[0][1] else 401)
+        return Response(status_code=200 if self.signatures[-1] == sign(body).headers[0][1] else 401)
 
 
 @pytest.fixture
