@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import httpx
 import pytest
 from android_sms_gateway import APIClient, domain
+from android_sms_gateway.http import HttpxHttpClient
 
 from tests.services.comparison import (
     MESSAGES,
@@ -15,7 +17,7 @@ from tests.services.comparison import (
     assert_reads_the_same,
     assert_sends_the_same,
 )
-from tests.services.stub import Recorded, Stub, Told, in_json
+from tests.services.stub import GUARD_SECONDS, Recorded, Stub, Told, in_json
 
 USER = "user"
 
@@ -23,7 +25,10 @@ USER = "user"
 def send(stub: Stub, message: Message) -> str | None:
     """Send with the client; the sender is the phone."""
     text = domain.TextMessage(message.text)
-    with APIClient(USER, SECRET, base_url=f"{stub.url}/3rdparty/v1") as client:
+    with httpx.Client(timeout=GUARD_SECONDS) as http:
+        client = APIClient(
+            USER, SECRET, base_url=f"{stub.url}/3rdparty/v1", http=HttpxHttpClient(http)
+        )
         state = client.send(
             domain.Message(id=message.key, phone_numbers=[message.to], text_message=text)
         )
