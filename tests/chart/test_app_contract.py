@@ -320,6 +320,26 @@ def test_the_app_gets_the_values_of_the_full_example(tmp_path: Path) -> None:
     assert settings.webhook.queue is None
 
 
+def test_the_values_of_the_documents_work(tmp_path: Path) -> None:
+    """What is shown of several services is taken by the chart, and then by the app."""
+    shown = [
+        block
+        for page in (CHART / "README.md", CHART.parents[1] / "docs" / "deployment.md")
+        for block in re.findall(
+            r"```yaml\n(smsApi:\n  preset: .*?)```", page.read_text(), re.DOTALL
+        )
+    ]
+    for block in shown:
+        values = merged(MINIMAL, {"smsApi": {"baseUrl": ""}}, yaml.safe_load(block))
+        settings = settings_from(values, tmp_path, "webhook")
+
+        assert settings.sms_api.preset == "twilio"
+        assert settings.webhook.endpoints[0].public_url == (
+            "https://sms.example.com/webhooks/twilio"
+        )
+    assert len(shown) == 2
+
+
 def test_a_service_without_a_login_needs_no_secret(tmp_path: Path) -> None:
     """Where nothing is sent to log in, no key is asked for, mounted or named."""
     values = merged(

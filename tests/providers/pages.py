@@ -162,10 +162,10 @@ def _row(preset: Preset, folder: Path) -> tuple[str, ...]:
 
 
 def _signature(preset: Preset) -> str:
-    name = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset}).signature.preset
-    if name == "plain":
+    endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
+    if not endpoint.knows_signature:
         return "none of its own"
-    scheme = SCHEMES[name]
+    scheme = SCHEMES[endpoint.signature.preset]
     kind = {"ed25519": "Ed25519"}.get(scheme.algorithm, f"HMAC-{scheme.algorithm.upper()}")
     token = "token, " if scheme.format == "jwt" else ""
     return f"{token}{kind} in `{scheme.header}`"

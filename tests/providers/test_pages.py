@@ -78,6 +78,7 @@ def test_the_endpoint_of_a_page_can_be_served(preset: Preset, tmp_path: Path) ->
 
     assert endpoint.preset == preset
     assert endpoint.has_secrets
+    assert endpoint.knows_signature
     assert scheme_from(endpoint.signature, endpoint.public_url).header
 
 
