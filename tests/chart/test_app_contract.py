@@ -484,6 +484,14 @@ TOPOLOGIES: dict[str, Values] = {
         "worker": {"queue": "team.sms", "outcome_exchange": "team.outcome"},
         "webhook": {"exchange": "team.events", "queue": "team.inbox"},
     },
+    "receipts of a preset": {
+        "worker": {"outcome_exchange": "team.outcome"},
+        "webhook": {"preset": "vonage"},
+    },
+    "receipts of its own": {
+        "worker": {"outcome_exchange": "team.outcome"},
+        "webhook": {"receipts": {"status_pointers": ["/status"], "delivered": ["yes"]}},
+    },
     "delays": {"worker": {"retry_delays": [1, "1.5s", 90, "2m", "150m", "36h", "7d"]}},
     "no queue": {"webhook": {"queue": None}},
     "odd names": {"worker": {"queue": "Team SMS/out"}, "webhook": {"queue": "in_box"}},
@@ -503,13 +511,8 @@ def test_the_operator_creates_what_the_app_would(
         {"topology": {"enabled": True, "clusterReference": {"name": "rabbitmq"}}},
     )
     settings = settings_from(values, tmp_path, "worker" if "worker" in roles else "webhook")
-    wanted: dict[str, dict[str, Any]] = {}
-    if "worker" in roles:
-        wanted |= declared(worker_topology(settings.worker))
-    if "webhook" in roles:
-        wanted |= declared(webhook_topology(settings.webhook))
 
-    assert created(render(values)) == wanted
+    assert created(render(values)) == declared(bridge_topology(settings, roles))
 
 
 def test_subscribers_are_bound_to_the_exchange() -> None:

@@ -26,6 +26,7 @@ Bindings have an `object` too, to be named by; those of subscribers follow the a
 {{- if .Values.webhook.enabled }}
 {{- $exchange := (include "sms-bridge.setting" (list . "webhook" "exchange") | fromJson).value }}
 {{- $exchanges = append $exchanges (dict "name" $exchange) }}
+{{- with include "sms-bridge.receiptExchange" . }}{{ $exchanges = append $exchanges (dict "name" .) }}{{ end }}
 {{- with (include "sms-bridge.setting" (list . "webhook" "queue") | fromJson).value }}
 {{- $queues = append $queues (dict "name" .) }}
 {{- $bindings = append $bindings (dict "object" . "source" $exchange "destination" . "destinationType" "queue" "routingKey" "#") }}
@@ -37,7 +38,25 @@ Bindings have an `object` too, to be named by; those of subscribers follow the a
 {{- $bindings = append $bindings $binding }}
 {{- end }}
 {{- end }}
-{{- dict "queues" $queues "exchanges" $exchanges "bindings" $bindings | toJson }}
+{{- dict "queues" $queues "exchanges" (uniq $exchanges) "bindings" $bindings | toJson }}
+{{- end }}
+
+{{/*
+Where the webhook receiver tells what delivery receipts say: every preset but generic knows some, and
+any endpoint may describe its own. Empty when nobody asks for outcome events, or none come.
+*/}}
+{{- define "sms-bridge.receiptExchange" -}}
+{{- $own := .Values.config.webhook | default dict }}
+{{- $has := false }}
+{{- $configs := concat (list $own) ($own.endpoints | default list) }}
+{{- range include "sms-bridge.endpoints" . | fromJsonArray }}{{ $configs = append $configs .config }}{{ end }}
+{{- range $config := $configs }}
+{{- if ne ($config.preset | default "generic") "generic" }}{{ $has = true }}{{ end }}
+{{- if ($config.receipts | default dict).status_pointers }}{{ $has = true }}{{ end }}
+{{- end }}
+{{- with (include "sms-bridge.setting" (list . "worker" "outcome_exchange") | fromJson).value }}
+{{- if $has }}{{ . }}{{ end }}
+{{- end }}
 {{- end }}
 
 {{/* A pattern that matches exactly these names. */}}
