@@ -1,15 +1,23 @@
 """What delivery receipts say: the documented ones of each service, and odd ones."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.config import SmsApiSettings, WorkerSettings
 from bridge.config.presets import PRESETS, documented_webhooks, preset_endpoint
 from bridge.config.receipts import ReceiptSettings
 from bridge.inbound.receipts import Receipt, read_receipts
+from bridge.outbound.envelope import Envelope
+from bridge.outbound.request import parse_request
+from bridge.outbound.shape import shape_from
+from bridge.pointers import find_all
 
 SETTINGS = ReceiptSettings(
     status_pointers=("/status",),
@@ -60,6 +68,57 @@ def test_each_preset_documents_every_outcome(preset: Any) -> None:
     assert {webhook.get("delivery") for webhook in webhooks} == {
         *(None, "delivered", "failed", "pending")
     }
+
+
+# --- What comes back ------------------------------------------------------------------------------
+
+# Where each service takes a reference that it echoes; the others echo none.
+ECHOED = {
+    "vonage": "/client_ref",
+    "vonage-sms": "/client-ref",
+    "messagebird": "/reference",
+    "sinch": "/client_reference",
+    "infobip": "/messages/0/destinations/0/messageId",
+    "android-sms-gateway": "/id",
+    "httpsms": "/request_id",
+}
+
+
+def keys_sent(preset: Any, key: str) -> dict[str, str]:
+    """Return what the fields of a request hold in which the key is, by their pointers."""
+    needed = {"account": "an-account", "key": "a-key", "base_url": "https://api.example.com"}
+    settings = SmsApiSettings.model_validate({"preset": preset, **needed})
+    body = parse_request(b'{"to": "+447700900001", "from": "Acme", "text": "Hi"}', WorkerSettings())
+    envelope = Envelope(key=key, message_id=key, published_at=None, first_delivered_at=0)
+    content = shape_from(settings).encode(body, envelope).body
+    document = dict(parse_qsl(content.decode())) if content[:1] != b"{" else json.loads(content)
+    places = [pointer for pointer, value in settings.request.fields.items() if "{key" in str(value)]
+    return {place: find_all(document, place)[0] for place in places}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_our_key_comes_back(preset: Any) -> None:
+    """The key travels where the service echoes it, and is read from the receipt again."""
+    key = "7f9c24e8-0b5c-4a5e-9d3b-1f0e6a2b8c4d"
+    settings = ReceiptSettings.model_validate(preset_endpoint(preset).get("receipts") or {})
+    echoes = {ECHOED[preset]: key} if preset in ECHOED else {}
+
+    assert keys_sent(preset, key) == echoes
+    assert bool(settings.message_id_pointers) == bool(echoes)
+    for webhook in documented_webhooks(preset):
+        body = json.loads(json.dumps(webhook["body"]).replace("order-1", key))
+        for receipt in read_receipts(body, webhook["type"], settings):
+            assert receipt.message_id == (key if echoes else None)
+
+
+@pytest.mark.parametrize("preset", ECHOED)
+def test_a_key_that_is_too_long_can_be_found_by_its_digest(preset: Any) -> None:
+    """What the field cannot hold travels as the first characters of its SHA-256."""
+    key = "x" * 300
+    ((_, sent),) = keys_sent(preset, key).items()
+
+    assert hashlib.sha256(key.encode()).hexdigest().startswith(sent)
+    assert len(sent) >= 36
 
 
 # --- Which events are receipts --------------------------------------------------------------------
