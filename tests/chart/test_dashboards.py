@@ -35,8 +35,6 @@ COLUMNS = 24
 BUILT_IN = {"__rate_interval", "__range"}
 # Shown by no panel and watched by no alert, on purpose.
 UNSEEN = {
-    # Always zero until the service's delivery events are known.
-    "sms_bridge_webhook_delivery_reports_total",
     # Beside the secret's own counters it says nothing that an alert could use.
     "sms_bridge_secret_last_reload_timestamp_seconds",
     "sms_bridge_shutdown_timestamp_seconds",
