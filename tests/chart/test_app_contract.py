@@ -12,7 +12,7 @@ import typer
 import yaml
 
 from bridge.__main__ import app as cli
-from bridge.config import ENV_PREFIX, Settings, load_settings
+from bridge.config import ENV_PREFIX, Role, Settings, load_settings
 from bridge.config.settings import known_keys
 from bridge.http_server.admin import Health, admin_handler
 from bridge.http_server.request import Request
@@ -501,7 +501,7 @@ TOPOLOGIES: dict[str, Values] = {
 @pytest.mark.parametrize("given", TOPOLOGIES.values(), ids=TOPOLOGIES)
 @pytest.mark.parametrize("roles", [ROLES, ("worker",), ("webhook",)], ids=",".join)
 def test_the_operator_creates_what_the_app_would(
-    given: Values, roles: tuple[str, ...], tmp_path: Path
+    given: Values, roles: tuple[Role, ...], tmp_path: Path
 ) -> None:
     """Queues, exchanges and bindings have the names and arguments that the app declares."""
     values = merged(
