@@ -17,6 +17,10 @@ from tests.services.comparison import (
     assert_reads_the_same,
     assert_sends_the_same,
 )
+from tests.services.sandbox import (
+    assert_sandbox_refuses_the_client,
+    assert_sandbox_takes_what_the_client_sends,
+)
 from tests.services.stub import GUARD_SECONDS, Recorded, Stub, Told, in_json
 
 USER = "user"
@@ -115,3 +119,9 @@ async def test_key_stays_with_fields_of_ones_own(stub: Stub, name: str) -> None:
 async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
     """What we read in an answer is what the client reads, but where we want to differ."""
     await assert_reads_the_same(GATEWAY, stub, name)
+
+
+def test_sandbox_passes_for_the_service(stub: Stub) -> None:
+    """The client sends to the sandbox as to the service, and is told the same of a wrong key."""
+    assert_sandbox_takes_what_the_client_sends(GATEWAY, stub.certificate)
+    assert_sandbox_refuses_the_client(GATEWAY, stub.certificate, None)

@@ -15,6 +15,10 @@ from tests.services.comparison import (
     assert_reads_the_same,
     assert_sends_the_same,
 )
+from tests.services.sandbox import (
+    assert_sandbox_refuses_the_client,
+    assert_sandbox_takes_what_the_client_sends,
+)
 from tests.services.stub import GUARD_SECONDS, Stub, Told, in_json
 
 # The client wants 20 characters that begin so.
@@ -88,3 +92,9 @@ async def test_receipts_are_asked_for_as_by_the_client(stub: Stub) -> None:
 async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
     """What we read in an answer is what the client reads, but where we want to differ."""
     await assert_reads_the_same(PLIVO, stub, name)
+
+
+def test_sandbox_passes_for_the_service(stub: Stub) -> None:
+    """The client sends to the sandbox as to the service, and is told the same of a wrong key."""
+    assert_sandbox_takes_what_the_client_sends(PLIVO, stub.certificate)
+    assert_sandbox_refuses_the_client(PLIVO, stub.certificate, None)

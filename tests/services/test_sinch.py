@@ -21,6 +21,10 @@ from tests.services.comparison import (
     assert_sends_the_same,
     by_code,
 )
+from tests.services.sandbox import (
+    assert_sandbox_refuses_the_client,
+    assert_sandbox_takes_what_the_client_sends,
+)
 from tests.services.stub import Recorded, Stub, Told, in_json
 
 
@@ -123,3 +127,9 @@ async def test_receipts_are_asked_for_as_by_the_client(stub: Stub) -> None:
 async def test_answer_is_read_as_by_the_client(stub: Stub, name: str) -> None:
     """What we read in an answer is what the client reads, but where we want to differ."""
     await assert_reads_the_same(SINCH, stub, name)
+
+
+def test_sandbox_passes_for_the_service(stub: Stub) -> None:
+    """The client sends to the sandbox as to the service, and is told the same of a wrong key."""
+    assert_sandbox_takes_what_the_client_sends(SINCH, stub.certificate)
+    assert_sandbox_refuses_the_client(SINCH, stub.certificate, None)
