@@ -121,8 +121,8 @@ def _documented(settings: Settings, shape: Shape) -> list[RenderedAnswer]:
 def _by_code_alone(
     settings: Settings, documented: Sequence[RenderedAnswer]
 ) -> list[RenderedAnswer]:
-    """Say what the codes mean of which there is no example."""
-    shown = {answer.code for answer in documented}
+    """Say what the codes mean of which there is no example; a status stands for a missing one."""
+    shown = {answer.code or str(answer.status) for answer in documented}
     return [
         RenderedAnswer(
             status=None, code=code, means=None, becomes=_becomes(*_read_fate(fate), settings)

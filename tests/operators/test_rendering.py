@@ -152,3 +152,12 @@ def test_what_is_no_answer_is_told(answer: str) -> None:
     settings = Settings.model_validate({"sms_api": {"base_url": "https://a", "key": "k"}})
     with pytest.raises(ConfigError, match="--answer: must be a status and"):
         render(settings, BODY, [answer])
+
+
+def test_a_status_that_stands_for_a_code_is_listed_once() -> None:
+    """A status among the errors is the row of its example, and no code besides."""
+    answers = rendered("android-sms-gateway").answers
+
+    assert [(a.status, a.code) for a in answers if a.becomes == "tried again later"] == [
+        (503, None)
+    ]

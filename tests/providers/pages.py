@@ -167,7 +167,7 @@ def _signature(preset: Preset) -> str:
         return "none of its own"
     scheme = SCHEMES[endpoint.signature.preset]
     kind = {"ed25519": "Ed25519"}.get(scheme.algorithm, f"HMAC-{scheme.algorithm.upper()}")
-    token = "token, " if scheme.format == "jwt" else ""
+    token = "JWT, " if scheme.format == "jwt" else ""
     return f"{token}{kind} in `{scheme.header}`"
 
 
