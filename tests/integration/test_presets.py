@@ -33,6 +33,8 @@ from tests.integration.conftest import (
 )
 
 PLAYED: tuple[Preset, ...] = tuple(preset for preset in PRESETS if preset != "generic")
+# These echo no reference of ours in their receipts.
+KEYLESS = {"twilio", "plivo", "telnyx"}
 # For these no answer is documented that says too fast; the status does.
 WITHOUT_SLOW_DOWN = {"android-sms-gateway", "httpsms"}
 
@@ -95,8 +97,14 @@ async def lines(
     hooks = f"http://127.0.0.1:{port}/webhooks"
     exchange = unique("events")
     endpoints = []
+    # So many at once as do not keep each other from being ready in time.
+    places = asyncio.Semaphore(3)
 
     async def start(preset: Preset) -> Line:
+        async with places:
+            return await start_in_turn(preset)
+
+    async def start_in_turn(preset: Preset) -> Line:
         options = ("--preset", preset, "--port", "0", "--webhook-url", f"{hooks}/{preset}")
         sandbox = launcher.start("sandbox", *options, settings={})
         api, endpoint = await printed(sandbox)
@@ -193,6 +201,24 @@ async def test_a_reply_reaches_the_exchange(line: Line, http: httpx.AsyncClient)
     body = read_body(event.body, event.content_type)
     assert reply["text"] in str(body)
     assert reply["from"].removeprefix("+") in str(body)
+
+
+@pytest.mark.parametrize("delivery", ["delivered", "failed"])
+async def test_a_receipt_says_what_became_of_a_message(
+    line: Line, delivery: str, http: httpx.AsyncClient
+) -> None:
+    """It is known for one, by the service's id and, where the service echoes it, by ours."""
+    request = line.canaries.request()
+    outcome = await line.outcome(request)
+    order = {"to": request["to"], "delivery": delivery}
+    answer = await http.post(f"{line.service.url}/sandbox/receipts", json=order)
+    event = await line.amqp.take(f"{line.exchange}.all")
+    ours = None if line.preset in KEYLESS else outcome["message_id"]
+
+    assert answer.json() == {"answers": [200]}
+    assert event.headers["sms-bridge-delivery"] == delivery
+    assert event.headers["sms-bridge-provider-id"] == outcome["provider_id"]
+    assert event.headers.get("sms-bridge-message-id") == ours
 
 
 def received(preset: Preset) -> str:
