@@ -77,7 +77,9 @@ GATEWAY = Service(
     also={
         "in the phone's queue": (state(202, "Pending"), "sent"),
         "pending, with another 2xx": (state(201, "Pending"), "sent"),
+        "at the phone already": (state(202, "Processed"), "sent"),
         "on its way already": (state(200, "Sent"), "sent"),
+        "there already": (state(202, "Delivered"), "sent"),
         "failed": (state(202, "Failed"), "uncertain"),
         "a new state": (state(202, "Lost"), "uncertain"),
         "no state": (in_json(202, {"id": "an-id", "recipients": []}), "uncertain"),

@@ -62,6 +62,7 @@ PLIVO = Service(
         "a country that is not allowed": (refusal(403, "forbidden"), "ambiguous"),
         "202 with an error": (refusal(202, "invalid_parameter"), "uncertain"),
         "200 with an id": (in_json(200, {"message_uuid": ["an-id"]}), "sent"),
+        "201 with an id": (in_json(201, {"message_uuid": ["an-id"]}), "sent"),
         "a part was taken": (in_json(207, {"message_uuid": ["an-id"]}), "uncertain"),
     },
     otherwise={

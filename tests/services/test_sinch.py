@@ -80,6 +80,7 @@ SINCH = Service(
     },
     also={
         **by_code("sinch", lambda code: refusal(403, code)),
+        "200 with a batch": (in_json(200, {"id": "a-batch", "type": "mt_text"}), "sent"),
         "a batch without its kind": (in_json(201, {"id": "a-batch"}), "sent"),
         "a batch that has other members": (
             in_json(201, {"id": "a-batch", "type": "mt_text", "new": {"x": [1]}}),
