@@ -5,16 +5,15 @@ does I/O or reads the clock.
 """
 
 import hmac
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from bridge.errors import InvalidSignatureError
 from bridge.inbound.form_parameters import is_form_type
-from bridge.inbound.headers import Given, only
+from bridge.inbound.headers import Given
 from bridge.inbound.schemes import Scheme
-from bridge.inbound.signature_header import read_digests, write_digest
+from bridge.inbound.signature_header import read_signature, write_signature
 from bridge.inbound.signed_content import (
     build_content,
     checked_token,
@@ -24,9 +23,6 @@ from bridge.inbound.signed_content import (
     read_parameters,
     with_digest,
 )
-
-# Without leading zeros: one could be the end of what stands before it.
-_TIMESTAMP: Final = re.compile(rb"[1-9][0-9]{0,12}")
 
 
 class Verified(NamedTuple):
@@ -68,12 +64,18 @@ def verify(
     given = list(headers)
     if scheme.format == "jwt":
         return _verify_token(scheme, keys, given, body, now=now, query=query)
-    candidates, timestamp = _read_signature(scheme, given)
+    candidates, timestamp = read_signature(scheme, given)
     event_id = read_event_id(scheme, given)
-    nonce = read_nonce(scheme, given)
+    nonce = b"" if scheme.nonce_header is None else read_nonce(scheme, scheme.nonce_header, given)
     params = read_parameters(scheme, given, body, query)
     content = build_content(
-        scheme, body, query=query, timestamp=timestamp, id=event_id, nonce=nonce, params=params
+        scheme,
+        body,
+        timestamp=timestamp,
+        event_id=event_id,
+        nonce=nonce,
+        query=query,
+        params=params,
     )
     key_index = _matching_key(scheme, keys, content=content, candidates=candidates)
     if key_index is None:
@@ -117,23 +119,17 @@ def sign(
             headers.append((header, checked_token(scheme, name, token).decode()))
     params = read_parameters(scheme, given, body, query) if is_form else b""
     content = build_content(
-        scheme, body, query=query, timestamp=timestamp, id=token, nonce=token, params=params
+        scheme,
+        body,
+        timestamp=timestamp,
+        event_id=token,
+        nonce=token,
+        query=query,
+        params=params,
     )
     digest = _digest(scheme, key, content)
-    headers.append((scheme.header, write_digest(scheme, digest, timestamp).decode()))
+    headers.append((scheme.header, write_signature(scheme, digest, timestamp).decode()))
     return Signed(tuple(headers), query)
-
-
-def _read_signature(scheme: Scheme, given: Given) -> tuple[list[bytes], bytes]:
-    """Return the digests to try, and the timestamp as it was signed, empty if there is none."""
-    candidates, times = read_digests(scheme, given)
-    if scheme.timestamp_from is None:
-        return candidates, b""
-    if not scheme.has_time_entry:
-        times = [only(given, scheme.timestamp_from)]
-    if len(times) != 1 or not _TIMESTAMP.fullmatch(times[0]):
-        raise InvalidSignatureError("malformed")
-    return candidates, times[0]
 
 
 def _matching_key(

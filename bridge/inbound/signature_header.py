@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -16,25 +17,33 @@ MAX_CANDIDATES: Final = 10
 _SEPARATORS: Final = {"kv": (b",", b"="), "list": (b" ", b","), "csv": (b",", b"")}
 # The only version of `kv` and `list` schemes that is an HMAC with a shared secret.
 _VERSION: Final = b"v1"
+# Without leading zeros: one could be the end of what stands before it.
+_TIMESTAMP: Final = re.compile(rb"[1-9][0-9]{0,12}")
 
 
-def read_digests(scheme: Scheme, given: Given) -> tuple[list[bytes], list[bytes]]:
-    """Return the digests to try, and the times that stand beside them in the header.
+def read_signature(scheme: Scheme, given: Given) -> tuple[list[bytes], bytes]:
+    """Return the digests to try, and the timestamp as it was signed, empty if there is none.
 
-    Raises InvalidSignatureError unless every digest is written exactly as the scheme has it.
+    Raises InvalidSignatureError unless each is there once, written exactly as the scheme has it.
     """
     entries = list(_entries(scheme, only(given, scheme.header)))
     texts = [text for name, text in entries if name == _VERSION]
     if not 1 <= len(texts) <= MAX_CANDIDATES:
         raise InvalidSignatureError("malformed")
-    digests = [_decode(scheme, text) for text in texts]
-    if scheme.timestamp_from is None or not scheme.has_time_entry:
-        return digests, []
-    key = scheme.timestamp_from.encode()
-    return digests, [text for name, text in entries if name == key]
+    candidates = [_decode(scheme, text) for text in texts]
+    if scheme.timestamp_from is None:
+        return candidates, b""
+    if scheme.has_time_entry:
+        key = scheme.timestamp_from.encode()
+        times = [text for name, text in entries if name == key]
+    else:
+        times = [only(given, scheme.timestamp_from)]
+    if len(times) != 1 or not _TIMESTAMP.fullmatch(times[0]):
+        raise InvalidSignatureError("malformed")
+    return candidates, times[0]
 
 
-def write_digest(scheme: Scheme, digest: bytes, timestamp: bytes) -> bytes:
+def write_signature(scheme: Scheme, digest: bytes, timestamp: bytes) -> bytes:
     """Write the header's value."""
     signature = _encode(scheme, digest)
     if scheme.format in {"plain", "csv"}:

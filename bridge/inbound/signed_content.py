@@ -40,14 +40,12 @@ def read_event_id(scheme: Scheme, given: Given) -> bytes:
         return b""
 
 
-def read_nonce(scheme: Scheme, given: Given) -> bytes:
-    """Return the nonce from its header, empty if the scheme has none.
+def read_nonce(scheme: Scheme, header: str, given: Given) -> bytes:
+    """Return the nonce from its header.
 
     Raises InvalidSignatureError when it is missing or no nonce.
     """
-    if scheme.nonce_header is None:
-        return b""
-    return checked_token(scheme, "nonce", only(given, scheme.nonce_header))
+    return checked_token(scheme, "nonce", only(given, header))
 
 
 def checked_token(scheme: Scheme, name: str, token: bytes) -> bytes:
@@ -93,11 +91,27 @@ def with_digest(query: bytes, body: bytes) -> bytes:
     return query + b"&" + digest if query else digest
 
 
-def build_content(scheme: Scheme, body: bytes, *, query: bytes, **parts: bytes) -> bytes:
-    """Put the signed bytes together; `parts` are those of the placeholders that are no address."""
+def build_content(
+    scheme: Scheme,
+    body: bytes,
+    *,
+    timestamp: bytes,
+    event_id: bytes,
+    nonce: bytes,
+    query: bytes,
+    params: bytes,
+) -> bytes:
+    """Put the signed bytes together."""
     if scheme.signed_content == "{body}":
         return body
-    values = {"body": body, "url": full_url(scheme, query), **parts}
+    values = {
+        "body": body,
+        "timestamp": timestamp,
+        "id": event_id,
+        "nonce": nonce,
+        "url": full_url(scheme, query),
+        "params": params,
+    }
     pieces = _parts(scheme.signed_content)
     return b"".join(values[p] if i % 2 else p.encode() for i, p in enumerate(pieces))
 

@@ -172,7 +172,7 @@ def _any_version(scheme: Scheme, value: bytes) -> Iterable[tuple[bytes, bytes]]:
 _CONTENT = signed_content.build_content
 _ENTRIES = signature_header._entries
 _ANY_TIME = [
-    (signature, "_TIMESTAMP", re.compile(rb"[0-9_+ ]+")),
+    (signature_header, "_TIMESTAMP", re.compile(rb"[0-9_+ ]+")),
     (signature, "build_content", _content_of_a_number),
 ]
 BROKEN: dict[str, list[tuple[Any, str, Any]]] = {
@@ -182,7 +182,7 @@ BROKEN: dict[str, list[tuple[Any, str, Any]]] = {
     "takes unused bits in base64": [(signature_header, "_from_base64", _unchecked_bits)],
     "skips spaces in hex": [(binascii, "unhexlify", _lenient_hex)],
     "takes the first of two headers": [
-        (module, "only", _first_value) for module in (signature, signature_header, signed_content)
+        (module, "only", _first_value) for module in (signature_header, signed_content)
     ],
     "takes any number of signatures": [(signature_header, "MAX_CANDIDATES", 1000)],
     "takes any prefix": [(signature_header, "_entries", _any_prefix)],
@@ -194,7 +194,7 @@ BROKEN: dict[str, list[tuple[Any, str, Any]]] = {
     "does not bind the body to the query": [(signature, "read_parameters", _unbound)],
     "does not sign the body": [(signature, "build_content", _content_without("body"))],
     "does not sign the time": [(signature, "build_content", _content_without("timestamp"))],
-    "does not sign the id": [(signature, "build_content", _content_without("id"))],
+    "does not sign the id": [(signature, "build_content", _content_without("event_id"))],
     "does not sign the nonce": [(signature, "build_content", _content_without("nonce"))],
     "does not sign the form": [(signature, "build_content", _content_without("params"))],
     "does not look where a form is cut": [(form_parameters, "_check_cuts", _nothing)],
