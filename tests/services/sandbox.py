@@ -41,6 +41,7 @@ def played(
         finally:
             server.should_exit = True
             thread.join(GUARD_SECONDS)
+            assert not thread.is_alive()
 
 
 def assert_sandbox_takes_what_the_client_sends(service: Service, certificate: Path) -> None:
@@ -66,4 +67,5 @@ def assert_sandbox_refuses_the_client(
             service.send(place, Message())
 
         assert service.code_of(raised.value) == code
+        assert [attempt.status is not None for attempt in memory.attempts] == [True]
         assert not memory.messages
