@@ -36,7 +36,7 @@ rabbitmq.{{ $part }} and rabbitmq.secretKeys.{{ $part }} are both set: which one
 {{- end }}
 {{- end }}
 {{- if and .Values.worker.enabled (not (include "sms-bridge.smsApiUrl" .)) }}
-smsApi.baseUrl is empty: the worker needs the address of the SMS service, which the preset {{ include "sms-bridge.smsApiPreset" . }} does not know.
+smsApi.baseUrl is empty: the worker needs the address of the SMS service, which the preset {{ include "sms-bridge.smsApiPreset" . }} does not know: name it, or in smsApi.preset a service whose address is known.
 {{- end }}
 {{- if and .Values.webhook.enabled (eq (int .Values.admin.port) (int .Values.webhook.containerPort)) }}
 admin.port and webhook.containerPort are both {{ .Values.admin.port }}: metrics must not be public.
