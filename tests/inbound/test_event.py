@@ -134,6 +134,7 @@ def test_a_form_of_too_many_fields_is_not_read() -> None:
     assert len(read_body(most, FORM)) == MAX_FORM_FIELDS
     assert read_body(most + b"&one=more", FORM) is NOT_JSON
     assert name(most + b"&type=a", content_type=FORM).routing_key == "unparsed"
+    assert name(most + b"&type=a", content_type=FORM, event_type="b").routing_key == "b"
 
 
 @given(body=st.binary(max_size=100))

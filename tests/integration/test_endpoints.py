@@ -232,7 +232,10 @@ async def test_counts_and_lines_name_the_endpoint(services: Services) -> None:
     assert [now - then for now, then in zip(after, before, strict=True)] == [1, 1]
     assert "/webhooks/telnyx" in routes
     assert routes <= {"/webhooks", "/webhooks/again", "/webhooks/telnyx", "/webhooks/twilio"}
-    assert stranger not in (await services.webhook.ask("/metrics")).text
+    metrics = (await services.webhook.ask("/metrics")).text
+    assert stranger not in metrics
+    # A type that only the preset of one endpoint names.
+    assert 'event_type="message.finalized"' in metrics
 
 
 async def test_the_secret_of_one_endpoint_is_rotated(services: Services) -> None:
