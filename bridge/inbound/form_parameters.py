@@ -208,6 +208,9 @@ def _check_cuts(known: Parameters, row: str, cuts: Sequence[tuple[int, str]]) ->
         offset, name = cuts[place] if place >= 0 else (-1, "")
         if (offset, name) == (found.start(), found[1]) or 0 < found.start() - offset < len(name):
             continue
+        # A form has one text: the name of another can begin no parameter.
+        if text is not None and found[1] in known.texts:
+            continue
         if found[1] > (name if text is None else min(name, text)):
             raise InvalidSignatureError("malformed")
 
