@@ -78,13 +78,16 @@ def _fault_of(variable: str, value: str) -> str | None:
         return f"{variable}: is not read; {_remedy(path)}"
     if section not in Settings.model_fields:
         return f"{variable}: unknown section{did_you_mean(section, Settings.model_fields)}"
-    for name_of_list in {
-        key.partition(".*.")[0] for key in known_keys(in_lists=True) if "*" in key
-    }:
+    for name_of_list in _lists_of_sections():
         if path.startswith(f"{name_of_list}."):
             whole = _variable(name_of_list)
             return f"{variable}: is not read; give the whole list as JSON in {whole}"
     return unknown_key(path.split("."), variable)
+
+
+def _lists_of_sections() -> set[str]:
+    """Return the keys of lists whose members have keys, which no variable can name."""
+    return {key.partition(".*.")[0] for key in known_keys(in_lists=True) if ".*." in key}
 
 
 def _is_of_others(variable: str, value: str) -> bool:
