@@ -20,6 +20,7 @@ TEXTS = {
     "tests/integration/test_worker.py": "",
     "tests/outbound/test_pace.py": "from tests.ears import Ears",
     "tests/outbound/test_fates.py": "",
+    "tests/providers/test_pages.py": "",
     "tests/services/comparison.py": "from bridge.config.presets import Preset",
     "tests/services/test_twilio.py": "from tests.services.comparison import Service",
 }
@@ -45,6 +46,11 @@ CASES = {
     "a file of the chart": ("helm/sms-bridge/templates/services.yaml", {"tests/chart"}),
     "what a test reads": ("tests/chart/golden/full.yaml", {"tests/chart"}),
     "what a test names": ("README.md", {"tests/test_docs.py"}),
+    "a page": ("docs/faults.md", {"tests/test_docs.py"}),
+    "a page with tests of its own": (
+        "docs/providers/twilio.md",
+        {"tests/test_docs.py", "tests/providers"},
+    ),
     "what no test names": ("docs/img/worker.png", set()),
     "the fixtures of all": ("tests/conftest.py", {"tests"}),
     "the dependencies": ("uv.lock", {"tests"}),
