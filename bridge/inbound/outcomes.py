@@ -67,7 +67,7 @@ class ReceiptOutcomes:
             if error.fault != "returned":
                 raise
             # No queue is bound for it: nobody asked, and another try would end the same.
-            return True
+            return False
 
 
 async def all_of(*publishes: Awaitable[bool]) -> list[bool]:
