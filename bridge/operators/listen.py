@@ -2,12 +2,19 @@
 
 import json
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Final
 
 from bridge.amqp.client import AbstractIncomingMessage, ChannelAccessRefused, ChannelNotFoundEntity
 from bridge.config import Settings
 from bridge.errors import BrokerError
 from bridge.operators.broker_session import open_session
+
+# What a delivery receipt says, by what it is called here.
+_RECEIPT: Final = {
+    "delivery": "sms-bridge-delivery",
+    "provider_id": "sms-bridge-provider-id",
+    "message_id": "sms-bridge-message-id",
+}
 
 
 async def listen(
@@ -48,10 +55,13 @@ def _event(message: AbstractIncomingMessage) -> dict[str, Any]:
     except ValueError:
         body = message.body.decode("utf-8", "replace")
     stamp = message.timestamp
+    headers = message.headers
+    receipt = {name: headers[header] for name, header in _RECEIPT.items() if header in headers}
     return {
         "routing_key": message.routing_key,
         "type": message.type,
-        "event_id": message.headers.get("sms-bridge-event-id"),
+        "event_id": headers.get("sms-bridge-event-id"),
+        **receipt,
         "received_at": None if stamp is None else stamp.isoformat(),
         "body": body,
     }
