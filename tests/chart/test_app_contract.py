@@ -354,6 +354,20 @@ def test_a_service_without_a_login_needs_no_secret(tmp_path: Path) -> None:
     assert not [path for path in mounted if "sms-api" in path]
 
 
+def test_a_key_may_stand_in_the_body(tmp_path: Path) -> None:
+    """Without a login the key of a Secret that is named is there for the body."""
+    fields = {"/to": "{to}", "/text": "{text}", "/password": "{secret}"}
+    values = merged(
+        MINIMAL,
+        nested("config.sms_api", {"auth": {"scheme": "none"}, "request": {"fields": fields}}),
+    )
+    settings = settings_from(values, tmp_path)
+    mounted = secret_files(deployment(values, "worker")["spec"]["template"])
+
+    assert settings.sms_api.key_file == tmp_path / "secrets/sms-api/key"
+    assert mounted[f"{MOUNTED}/secrets/sms-api/key"] == "sms-bridge/key"
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_files_in_the_config_are_mounted(role: str) -> None:
     """Every secret file that the config names for a role is one that its pod mounts."""

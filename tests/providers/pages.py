@@ -166,7 +166,8 @@ def _signature(preset: Preset) -> str:
     if not endpoint.knows_signature:
         return "none of its own"
     scheme = SCHEMES[endpoint.signature.preset]
-    kind = {"ed25519": "Ed25519"}.get(scheme.algorithm, f"HMAC-{scheme.algorithm.upper()}")
+    is_public = scheme.algorithm == "ed25519"
+    kind = "Ed25519" if is_public else f"HMAC-{scheme.algorithm.upper()}"
     token = "JWT, " if scheme.format == "jwt" else ""
     return f"{token}{kind} in `{scheme.header}`"
 

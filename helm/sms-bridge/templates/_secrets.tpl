@@ -23,11 +23,15 @@ asked for. Takes root and credential (rabbitmq, smsApi or webhookSecrets).
 {{- with .Values.rabbitmq.secretKeys }}{{ list .username .password .host .port | compact | toJson }}{{ end }}
 {{- end }}
 
-{{/* The keys of the Secret that the worker logs in with at the SMS service, by the file of each. */}}
+{{/*
+The keys of the Secret that the worker logs in with at the SMS service, by the file of each. Without
+a login there need be none; where there is one, the key may stand in the body ({secret}).
+*/}}
 {{- define "sms-bridge.smsApiKeys" -}}
-{{- $keys := pick .Values.smsApi.secretKeys "username" }}
+{{- $keys := .Values.smsApi.secretKeys }}
 {{- $auth := (.Values.config.sms_api | default dict).auth | default dict }}
-{{- if ne ($auth.scheme | default "") "none" }}{{ $keys = .Values.smsApi.secretKeys }}{{ end }}
+{{- $secret := include "sms-bridge.secretName" (dict "root" . "credential" "smsApi") }}
+{{- if and (eq ($auth.scheme | default "") "none") (not $secret) }}{{ $keys = pick $keys "username" }}{{ end }}
 {{- $used := dict }}
 {{- range $file, $key := $keys }}{{ if $key }}{{ $_ := set $used $file $key }}{{ end }}{{ end }}
 {{- toJson $used }}
