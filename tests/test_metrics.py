@@ -155,9 +155,7 @@ WEBHOOK = {
     "http_request_size_bytes": histogram(SIZE, "route", ROUTES),
     "evictions_total": counter("cause", ["connections", "memory"]),
     "events_total": counter("event_type outcome", TYPES, EVENTS),
-    "signature_verifications_total": Promise(
-        "counter", ("route", "result", "key"), tuple((PATH, *check) for check in CHECKS)
-    ),
+    "signature_verifications_total": Promise("counter", ("result", "key"), CHECKS),
     "signature_age_seconds": histogram([0.5, 1, 5, 10, 30, 60, 120, 300, 600]),
     "event_lag_seconds": histogram(AGE, "event_type", TYPES),
     "last_event_timestamp_seconds": gauge("event_type", TYPES),

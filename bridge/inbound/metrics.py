@@ -48,7 +48,7 @@ class WebhookMetrics(Catalogue):
         types = (*event_types, "other", "unknown")
         self._http((*paths, "unmatched"))
         self._events(types)
-        self._signatures(paths)
+        self._signatures()
         self._state(queues)
 
     def _http(self, routes: Sequence[str]) -> None:
@@ -109,12 +109,12 @@ class WebhookMetrics(Catalogue):
             (*get_args(Delivery), UNKNOWN_DELIVERY),
         )
 
-    def _signatures(self, paths: Sequence[str]) -> None:
+    def _signatures(self) -> None:
         self.verifications = self._counter(
             "sms_bridge_webhook_signature_verifications_total",
             "Signature checks; `current` is the first configured secret.",
-            ("route", "result", "key"),
-            [(path, *verification) for path in paths for verification in VERIFICATIONS],
+            ("result", "key"),
+            VERIFICATIONS,
         )
         self.signature_age = self._histogram(
             "sms_bridge_webhook_signature_age_seconds",

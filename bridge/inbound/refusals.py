@@ -82,7 +82,7 @@ class Refusals:
         why = None
         if status == NOT_SIGNED.status:
             why = "missing"
-            self._metrics.verifications.labels(route, why, "none").inc()
+            self._metrics.verifications.labels(why, "none").inc()
         self.log(route, outcome, why, status)
 
     def log(self, path: str, outcome: EventOutcome, why: str | None, status: int) -> None:

@@ -130,10 +130,10 @@ class Receiver:
                 query=request.query,
             )
         except InvalidSignatureError as error:
-            self._metrics.verifications.labels(endpoint.path, error.fault, "none").inc()
+            self._metrics.verifications.labels(error.fault, "none").inc()
             raise RefusedError(NOT_SIGNED, "invalid_signature", error.fault) from None
         key = "current" if verified.key_index == 0 else "previous"
-        self._metrics.verifications.labels(endpoint.path, "valid", key).inc()
+        self._metrics.verifications.labels("valid", key).inc()
         if verified.timestamp is not None:
             self._metrics.signature_age.observe(max(0.0, now - verified.timestamp))
         return verified
