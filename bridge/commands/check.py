@@ -94,11 +94,7 @@ def check(  # noqa: PLR0913  an option each
     missing = _missing(settings, role)
     findings = _examine(settings, missing, management_url, online=online)
     shown = [finding for finding in findings if not quiet or finding.result != "ok"]
-    configuration = None if quiet else settings.masked()
-    if as_json:
-        _print_json(configuration, missing, shown)
-    else:
-        _print_text(configuration, missing, shown)
+    _print(None if quiet else settings.masked(), missing, shown, as_json=as_json)
     if any(finding.result == "fail" for finding in findings):
         raise typer.Exit(EXIT_FAILED)
 
@@ -130,6 +126,19 @@ def _examine(
     if not roles:
         raise ConfigError(*(f"{role}: {why}" for role, why in missing.items()))
     return findings + asyncio.run(examine(settings, roles, management=management_url))
+
+
+def _print(
+    configuration: dict[str, Any] | None,
+    missing: "dict[Role, str | None]",
+    findings: "list[Finding]",
+    *,
+    as_json: bool,
+) -> None:
+    if as_json:
+        _print_json(configuration, missing, findings)
+    else:
+        _print_text(configuration, missing, findings)
 
 
 def _print_json(
