@@ -4,6 +4,15 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 
+def is_usable(public_key: bytes) -> bool:
+    """Say whether it has the length of a public key."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key)
+    except ValueError:
+        return False
+    return True
+
+
 def is_signed(public_key: bytes, content: bytes, signature: bytes) -> bool:
     """Say whether the holder of the private key signed this; both keys have 32 bytes."""
     try:

@@ -7,6 +7,7 @@ from bridge.config.webhook import DEFAULT_ENDPOINT
 from bridge.credentials import Credential
 from bridge.errors import ConfigError
 from bridge.inbound.schemes import decode_secret, scheme_from
+from bridge.inbound.signature import is_usable
 
 
 class Endpoint:
@@ -31,7 +32,11 @@ class Endpoint:
 
     def _read_secrets(self, key: str) -> Iterator[Credential]:
         def check(setting: str, value: str) -> str:
-            decode_secret(self.scheme, value, setting=setting)
+            if not is_usable(self.scheme, decode_secret(self.scheme, value, setting=setting)):
+                raise ConfigError(
+                    f"{setting}: is no secret that this scheme can use; a token is signed with a "
+                    "shared secret, Ed25519 with a key whose public half belongs here"
+                )
             return value
 
         if self.settings.secret_files is not None:

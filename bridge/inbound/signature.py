@@ -132,6 +132,19 @@ def sign(
     return Signed(tuple(headers), query)
 
 
+def is_usable(scheme: Scheme, key: bytes) -> bool:
+    """Say whether the scheme's library takes the key; it is loaded now, and not by a webhook."""
+    if scheme.format == "jwt":
+        from bridge.inbound import json_web_tokens  # noqa: PLC0415
+
+        return json_web_tokens.is_usable(key)
+    if scheme.algorithm == "ed25519":
+        from bridge.inbound import ed25519  # noqa: PLC0415
+
+        return ed25519.is_usable(key)
+    return True
+
+
 def _matching_key(
     scheme: Scheme, keys: Sequence[bytes], *, content: bytes, candidates: Sequence[bytes]
 ) -> int | None:

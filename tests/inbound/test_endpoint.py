@@ -82,3 +82,11 @@ def test_what_it_lacks_is_told_by_its_key(settings: dict[str, Any], told: str) -
         make_endpoint(**settings)
 
     assert str(caught.value).startswith(f"webhook.endpoints.1.{told}")
+
+
+def test_a_public_key_is_no_secret_of_tokens() -> None:
+    """What looks like a public key stops the start where a shared secret is wanted."""
+    pem = "-----BEGIN PUBLIC KEY-----\nMCow\n-----END PUBLIC KEY-----\n"
+
+    with pytest.raises(ConfigError, match=r"^webhook\.endpoints\.1\.secrets\.0: is no secret"):
+        make_endpoint(secrets=(pem,), signature={"preset": "vonage"})

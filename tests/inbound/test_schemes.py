@@ -42,6 +42,44 @@ CONTRADICTIONS = {
     "time from nowhere": ({"signed_content": "{timestamp}.{body}"}, "timestamp_from: is missing"),
     "id from nowhere": ({"signed_content": "{id}.{body}"}, "id_header: is missing"),
     "no URL": ({"preset": "twilio"}, "webhook.public_url: is missing"),
+    "nonce from nowhere": ({"signed_content": "{body}.{nonce}"}, "nonce_header: is missing"),
+    "nonce against the body": (
+        {"signed_content": "{body}{nonce}", "nonce_header": "X-Nonce"},
+        "signed_content: needs a fixed character between {id} or {nonce}",
+    ),
+    "nonce in the header of the id": (
+        {
+            "signed_content": "{body}.{id}.{nonce}",
+            "id_header": "X-One",
+            "nonce_header": "X-One",
+        },
+        "header: is also the header",
+    ),
+    "parameters that nobody knows": (
+        {"signed_content": "{url}{params}"},
+        "signed_content: can hold {params} only with preset",
+    ),
+    "token by an algorithm without a token": (
+        {"preset": "vonage", "algorithm": "sha1"},
+        "algorithm: a token is signed with",
+    ),
+    "token by a public key": (
+        {"preset": "vonage", "algorithm": "ed25519"},
+        "algorithm: a token is signed with",
+    ),
+    "token with another claim": (
+        {"preset": "vonage", "timestamp_from": "exp"},
+        "timestamp_from: is the claim",
+    ),
+    "token without a time": ({"format": "jwt"}, "timestamp_from: is the claim"),
+    "token of an address alone": (
+        {"preset": "vonage", "signed_content": "{url}"},
+        "signed_content: needs {body}",
+    ),
+    "token of an id": (
+        {"preset": "vonage", "signed_content": "{body}.{timestamp}"},
+        "signed_content: of a token it is",
+    ),
     "unknown placeholder": ({"signed_content": "{body}{salt}"}, "signed_content: holds a brace"),
     "open brace": ({"signed_content": "{body}{"}, "signed_content: holds a brace"),
     "id against the body": (
@@ -171,3 +209,12 @@ def test_a_bad_secret_stops_the_start(encoding: Any, secret: str) -> None:
     assert str(caught.value).startswith("webhook.secrets: ")
     assert not secret.strip() or secret not in repr(caught.value)
     assert caught.value.__context__ is None
+
+
+def test_a_public_key_has_its_length() -> None:
+    """What is no Ed25519 public key stops the start, without the key in the error."""
+    scheme = PRESETS["telnyx"]
+
+    assert decode_secret(scheme, "QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=") == b"A" * 32
+    with pytest.raises(ConfigError, match=r"^webhook\.secrets: is no Ed25519 public key"):
+        decode_secret(scheme, "QUFB")
