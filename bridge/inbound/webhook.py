@@ -243,6 +243,7 @@ class Receiver:
         if event is None:
             self.refusals.log(endpoint.path, outcome, why, response.status)
             return
+        receipt, count = event.receipt, len(event.receipts)
         log.info(
             "webhook",
             route=endpoint.path if self._names_routes else None,
@@ -251,7 +252,10 @@ class Receiver:
             status=response.status,
             type=self._label(event),
             event_id=event.event_id,
-            **_receipt_facts(event),
+            delivery=None if receipt is None else receipt.delivery or UNKNOWN_DELIVERY,
+            message_id=None if receipt is None else receipt.message_id,
+            provider_id=None if receipt is None else receipt.provider_id,
+            receipts=count if count > 1 else None,
             bytes=len(event.body),
             seconds=round(seconds, 4),
         )
@@ -261,17 +265,3 @@ def _outcome(event: Event, *, is_new: bool) -> EventOutcome:
     if not is_new:
         return "duplicate"
     return "unparsed" if event.type is None else "published"
-
-
-def _receipt_facts(event: Event) -> dict[str, str | int | None]:
-    """Say for the log what became of a message, or how many are in a bundle of receipts."""
-    if not event.receipts:
-        return {}
-    receipt = event.receipt
-    if receipt is None:
-        return {"receipts": len(event.receipts)}
-    return {
-        "delivery": receipt.delivery or UNKNOWN_DELIVERY,
-        "message_id": receipt.message_id,
-        "provider_id": receipt.provider_id,
-    }
