@@ -862,3 +862,21 @@ async def test_a_taken_port_ends_the_sandbox(service: Service) -> None:
 
     assert result.returncode == 1
     assert re.fullmatch(r"sms-bridge: --port: cannot listen on [^()]+\n", result.stderr.decode())
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--preset", "twilo"), "--preset: is unknown; did you mean twilio?"),
+        (("--preset", "telnyx", "--webhook-secret", "s"), "--webhook-secret: telnyx signs with"),
+        (("--preset", "twilio", "--webhook-url", "x"), "--webhook-url: must look like"),
+    ],
+)
+async def test_a_service_that_cannot_be_played_is_told(options: tuple[str, ...], told: str) -> None:
+    """An option with which the sandbox cannot work ends it with 2 and one line that names it."""
+    result = await run_program("sandbox", *options)
+
+    assert result.returncode == 2
+    assert result.stdout == b""
+    assert result.stderr.decode().startswith(f"sms-bridge: {told}")
+    assert result.stderr.count(b"\n") == 1

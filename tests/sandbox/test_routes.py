@@ -61,14 +61,17 @@ async def test_what_is_wrong_is_told_beside_the_services_answer(play: Play) -> N
     """The service's own error goes to who asked; the list of requests says what it was."""
     twilio = play("twilio")
     wrong = await twilio.post(TWILIO, data=FORM, auth=("any", "another"))
-    without = await twilio.post(TWILIO, data=FORM | {"Body": ""})
+    empty = await twilio.post(TWILIO, data=FORM | {"Body": ""})
+    without = await twilio.post(TWILIO, data={"To": FORM["To"], "From": FORM["From"]})
     requests = await listed(twilio, "requests")
 
     assert (wrong.status_code, wrong.json()["code"]) == (401, 20003)
-    assert (without.status_code, without.json()["code"]) == (400, 21211)
+    assert (empty.status_code, empty.json()["code"]) == (400, 21211)
+    assert (without.status_code, without.json()["code"]) == (400, 21602)
     assert [(one["status"], one["detail"]) for one in requests] == [
         (401, "Authorization: must be Basic and a known key"),
         (400, "Body: must be valid Unicode and not empty"),
+        (400, "Body: is missing"),
     ]
 
 

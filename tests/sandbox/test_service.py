@@ -201,6 +201,7 @@ def test_a_fault_is_answered_in_the_services_words(
     assert ordered is not None
 
     assert service.status_of(Fault(**fault)) == ordered.status == status
+    assert (ordered.means is None) == (status in {418, 422})
     assert judge(preset, ordered).fate is fate
 
 

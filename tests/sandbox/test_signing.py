@@ -49,6 +49,7 @@ def test_what_is_printed_verifies_what_is_sent(preset: Preset, query: str) -> No
     endpoint, event = endpoint_of(preset, signer), Events(preset).reply("+4915550100", "Ja!")
 
     assert check(endpoint, signer, event).key_index == 0
+    assert query[1:].encode() in signer(event.body, content_type=event.content_type).query
     with pytest.raises(InvalidSignatureError, match="mismatch"):
         check(endpoint, signer, event, forged=True)
 
