@@ -336,6 +336,18 @@ async def test_check_warns_of_a_path_that_is_there_twice(line: Line, path: str) 
     assert (finding["result"], finding["text"]) == ("warn", told)
 
 
+async def test_check_says_what_a_service_lacks_and_what_an_answer_answers() -> None:
+    """All that a preset wants is told at once, a line each; an answer wants its request."""
+    lacking = await run_program("check", settings={"sms_api.preset": "twilio"})
+    alone = await run_program("check", "--answer", "200")
+
+    assert (lacking.returncode, alone.returncode) == (2, 2)
+    account, key = lacking.stderr.decode().splitlines()
+    assert account.startswith("sms-bridge: sms_api.account: is missing; it is the Account SID")
+    assert key.startswith("sms-bridge: sms_api.key: is missing; it is the Auth Token")
+    assert alone.stderr.decode().startswith("sms-bridge: --answer: needs --render")
+
+
 # send
 
 
