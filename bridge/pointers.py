@@ -186,11 +186,14 @@ def split_pointer(pointer: str) -> tuple[str, ...]:
     return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
 
 
+_NUMBER: Final = re.compile("0|[1-9][0-9]{0,8}")
+
+
 def _follow(document: Any, names: Sequence[str]) -> Any:  # noqa: ANN401  JSON
     for name in names:
         if isinstance(document, dict):
             document = document.get(name)
-        elif isinstance(document, list) and re.fullmatch("0|[1-9][0-9]{0,8}", name):
+        elif isinstance(document, list) and _NUMBER.fullmatch(name):
             document = document[int(name)] if int(name) < len(document) else None
         else:
             return None
