@@ -1,4 +1,7 @@
-"""An nginx as the SMS API: answers 202 at once or late, over HTTP or HTTPS, and logs each POST."""
+"""An nginx as the SMS API: takes all, at once or late, over HTTP or HTTPS, and logs each POST.
+
+It answers as the presets `generic`, `telnyx`, `twilio` and `vonage-sms` have it.
+"""
 
 import http.client
 import os
@@ -18,6 +21,7 @@ from tests.bench.errors import BenchError
 Kind = Literal["http", "https", "late"]
 
 LATE_SECONDS: Final = 0.1
+ACCOUNT: Final = "AC00000000000000000000000000000001"
 START_SECONDS: Final = 30
 STATUS_SECONDS: Final = 10
 LOG_SECONDS: Final = 10
@@ -48,7 +52,7 @@ http {{
         ssl_certificate_key {server_file};
         access_log {log} posts buffer=64k flush=100ms;
         location = /v1/messages {{ return 202 '{{"id": "$request_id"}}\\n'; }}
-    }}
+{shapes}    }}
     server {{
         listen 127.0.0.1:{ports[late]};
         access_log {log} posts buffer=64k flush=100ms;
@@ -65,6 +69,17 @@ http {{
         location = /status {{ stub_status; }}
     }}
 }}
+"""
+
+# What the services of the presets `telnyx`, `twilio` and `vonage-sms` answer when they accept.
+_SHAPES: Final = f"""\
+        location = /v2/messages {{ return 200 '{{"data": {{"id": "$request_id"}}}}\\n'; }}
+        location = /2010-04-01/Accounts/{ACCOUNT}/Messages.json {{
+            return 201 '{{"sid": "$request_id", "error_code": null}}\\n';
+        }}
+        location = /sms/json {{
+            return 200 '{{"messages": [{{"status": "0", "message-id": "$request_id"}}]}}\\n';
+        }}
 """
 
 
@@ -102,6 +117,7 @@ class Api:
             folder=folder,
             log=self._log,
             ports=self._ports,
+            shapes=_SHAPES,
             server_file=certificate.server_file,
             late_milliseconds=LATE_SECONDS * 1000,
         )

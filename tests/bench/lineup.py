@@ -7,12 +7,14 @@ port, from its environment.
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from bridge.config import ENV_PREFIX
 from bridge.config.environment import WIRE_VARIABLE
+from bridge.config.presets import Preset
+from tests.bench.api import ACCOUNT
 from tests.bench.queues import EXCHANGE, OUTBOUND
 
 FOLDER: Final = Path(__file__).parent / "contestants"
@@ -24,12 +26,16 @@ SECRET: Final = "a-webhook-secret-of-the-usual-length"
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One program. `share` is the part of a run's messages that is enough to measure it."""
+    """One program. `share` is the part of a run's messages that is enough to measure it.
+
+    `environ` is its own beside what all get.
+    """
 
     name: str
     what: str
     command: tuple[str, ...]
     share: float = 1.0
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +62,13 @@ def _redpanda(configuration: str) -> tuple[str, ...]:
     return (str(REDPANDA), "run", str(FOLDER / "redpanda_connect" / configuration))
 
 
+_OUR_WORKER: Final = (sys.executable, "-m", "bridge", "worker")
+
 WORKERS: Final = (
     Contestant(
         OURS,
         "`sms-bridge worker` as shipped: every guarantee, a log line for each delivery, metrics",
-        (sys.executable, "-m", "bridge", "worker"),
+        _OUR_WORKER,
     ),
     Contestant(
         BARE,
@@ -80,6 +88,30 @@ WORKERS: Final = (
         "`amqp_0_9` to `http_client`, near defaults, in Go",
         _redpanda("worker.yaml"),
     ),
+)
+
+
+def _with_preset(preset: Preset, what: str) -> Contestant:
+    environ = {
+        "SMS_API__PRESET": preset,
+        "SMS_API__ACCOUNT": ACCOUNT,
+        # By it the API tells messages apart.
+        "SMS_API__IDEMPOTENCY": "header:Idempotency-Key",
+    }
+    return Contestant(
+        preset,
+        what,
+        _OUR_WORKER,
+        environ={f"{ENV_PREFIX}{name}": value for name, value in environ.items()},
+    )
+
+
+DEFAULT_PRESET: Final[Preset] = "generic"
+SHAPES: Final = (
+    _with_preset(DEFAULT_PRESET, "JSON, Bearer; any 2xx is yes"),
+    _with_preset("telnyx", "JSON, Bearer; any 2xx is yes"),
+    _with_preset("twilio", "a form, Basic; 201 is yes"),
+    _with_preset("vonage-sms", "a form that names the encoding, Basic; the body says yes"),
 )
 RECEIVERS: Final = (
     Contestant(

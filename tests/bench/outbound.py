@@ -131,7 +131,7 @@ def _wait_for_count(api: Api, program: Program, wanted: int, deadline: float) ->
 
 def _check(rig: Rig, contestant: Contestant, posts: list[Post], messages: int) -> None:
     ids = {post.message_id for post in posts}
-    accepted = sum(post.status == 202 for post in posts)
+    accepted = sum(post.status in range(200, 300) for post in posts)
     left = rig.queues.count(OUTBOUND)
     if not len(ids) == len(posts) == accepted == messages or left:
         raise BenchError(

@@ -66,6 +66,7 @@ TITLES: Final = {
     "https": "Workers: the same over HTTPS (TLS 1.3)",
     "slow-api": "Workers: the API answers after 100 ms, 200 in flight (limit 2,000 per second)",
     "receivers": "Webhook receivers: 64 connections",
+    "shapes": "Our worker: the shapes of services",
     "long-queues": "Our worker: the length of the queue",
     "several-workers": "Our worker: several processes on one queue",
     "start-up": "From the start of the process to its first POST",
@@ -84,6 +85,13 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
         _MEMORY,
     ),
     "receivers": (_NAME, _CPU, Column("to bare Starlette", _ratio), _WALL, *_DELAYS, _MEMORY),
+    "shapes": (
+        Column("preset", lambda row: f"`{row['name']}`"),
+        Column("what", lambda row: str(row["what"])),
+        _CPU,
+        Column("to `generic`", _ratio),
+        _WALL,
+    ),
     "long-queues": (
         Column("queued", _number("messages")),
         Column("CPU time per message", _cost),

@@ -54,7 +54,7 @@ class Rig:
                 contestant.command,
                 guard=self._guard,
                 log=folder / f"{number}.log",
-                environ=environ_for(task),
+                environ={**environ_for(task), **contestant.environ},
             )
             for number in range(times)
         ]

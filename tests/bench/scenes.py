@@ -18,8 +18,10 @@ from tests.bench.api import LATE_SECONDS, Kind
 from tests.bench.inbound import load
 from tests.bench.lineup import (
     BARE,
+    DEFAULT_PRESET,
     OURS,
     RECEIVERS,
+    SHAPES,
     STARLETTE,
     WORKERS,
     Contestant,
@@ -85,6 +87,17 @@ def workers_with_slow_api(rig: Rig, options: Options, tell: Tell) -> list[Row]:
     rows = _drain_all(rig, options, tell, kind="late", in_flight=LATE_IN_FLIGHT)
     limit = LATE_IN_FLIGHT / LATE_SECONDS
     return [row | {"of_limit": row["wall_rate"] / limit} for row in rows]
+
+
+def shapes(rig: Rig, options: Options, tell: Tell) -> list[Row]:
+    """Our worker in the default shape and in those of services: what each costs."""
+
+    def run(contestant: Contestant) -> Row:
+        messages = options.messages
+        return asdict(drain(rig, contestant, kind="http", in_flight=IN_FLIGHT, messages=messages))
+
+    rows = _compared(_interleave(SHAPES, options.rounds, run, tell), DEFAULT_PRESET)
+    return [row | {"what": shape.what} for row, shape in zip(rows, SHAPES, strict=True)]
 
 
 def long_queues(rig: Rig, options: Options, tell: Tell) -> list[Row]:
@@ -187,6 +200,7 @@ SCENES: Final[dict[str, Callable[[Rig, Options, Tell], list[Row]]]] = {
     "https": workers_over_https,
     "slow-api": workers_with_slow_api,
     "receivers": receivers,
+    "shapes": shapes,
     "long-queues": long_queues,
     "several-workers": several_workers,
     "start-up": start_up,
