@@ -123,7 +123,8 @@ def properties_of(event: Event, request: Request, *, message_id: str) -> Propert
     headers: dict[str, Any] = {BODY_SHA256: event.sha256}
     if event.event_id is not None:
         headers[EVENT_ID] = event.event_id
-    headers |= _receipt_headers(event.receipt)
+    if event.receipts:
+        headers |= _receipt_headers(event.receipt)
     headers |= dict(trace_of(request))
     return Properties(
         content_type=(
