@@ -48,7 +48,7 @@ CHUNK: Final = 2_000
 # So many forgeries are made of one genuine request.
 PER_GENUINE: Final = 20
 SHOWN: Final = 10
-PLAIN_WIDTH: Final = 160
+PLAIN_WIDTH: Final = 180
 TIMEOUT_SECONDS: Final = 1800
 
 _ED25519_ORDER: Final = 2**252 + 27742317777372353535851937790883648493
