@@ -89,7 +89,7 @@ def name_event(
         body=body,
         is_json=document is not NOT_JSON and type(document) is not Form,
         type=kind,
-        routing_key=_routing_key(kind),
+        routing_key=UNPARSED if kind is None else routing_key_of(kind, endpoint),
         sha256=hashlib.sha256(body).hexdigest(),
         event_id=verified.event_id or find_id(document, endpoint.event_id_pointers),
         signed_at=verified.timestamp,
@@ -155,11 +155,14 @@ def _receipt_headers(receipt: Receipt | None) -> dict[str, str]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def _routing_key(kind: str | None) -> str:
-    """Return the type when it may be a routing key, else `other` or `unparsed`."""
-    if kind is None:
-        return UNPARSED
-    return kind if EVENT_TYPE.fullmatch(kind) else OTHER
+def routing_key_of(kind: str, endpoint: EndpointSettings) -> str:
+    """Return a type as the routing key of its events, or `other` when it can be none.
+
+    Behind a preset a colon in it is a dot: of some services every type has one, and nobody could
+    bind to a single type. `generic` has no such rule.
+    """
+    key = kind if endpoint.preset == "generic" else kind.replace(":", ".")
+    return key if EVENT_TYPE.fullmatch(key) else OTHER
 
 
 def _short(text: str | None) -> str | None:

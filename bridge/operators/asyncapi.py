@@ -11,6 +11,7 @@ from yarl import URL
 
 from bridge import __version__
 from bridge.config import Settings, WorkerSettings
+from bridge.inbound.event import OTHER, UNPARSED, routing_key_of
 from bridge.operators.message_models import (
     DeadLetterHeaders,
     EventBody,
@@ -41,8 +42,9 @@ def request_schema(settings: WorkerSettings) -> dict[str, Any]:
 def event_schema(settings: Settings) -> dict[str, Any]:
     """Make the JSON Schema of an inbound event's message: body, headers, properties, key."""
     schema = _schema(InboundEvent)
-    types = settings.webhook.known_types_of_all
-    schema["properties"]["routing_key"]["examples"] = [*types, "other", "unparsed"]
+    endpoints = settings.webhook.all_endpoints
+    keys = [routing_key_of(kind, one) for one in endpoints for kind in one.known_types]
+    schema["properties"]["routing_key"]["examples"] = [*dict.fromkeys([*keys, OTHER, UNPARSED])]
     return {"$schema": JSON_SCHEMA, **schema}
 
 

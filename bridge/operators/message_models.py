@@ -131,7 +131,10 @@ class InboundEvent(BaseModel):
     routing_key: Annotated[
         str,
         StringConstraints(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$", max_length=120),
-        Field(description="the event's type; `other` when it is no routing key, or `unparsed`"),
+        Field(
+            description="the event's type, behind a preset with a dot for each colon; `other` when "
+            "it is no routing key, or `unparsed`"
+        ),
     ]
     properties: EventProperties
     headers: EventHeaders

@@ -1,6 +1,7 @@
 """What a verified webhook is called: any body has a routing key, and properties that AMQP takes."""
 
 import hashlib
+import json
 from typing import Any
 from urllib.parse import urlencode
 
@@ -68,6 +69,27 @@ def test_every_body_has_a_routing_key(body: bytes, routing_key: str, kind: str |
     event = name(body)
 
     assert (event.routing_key, event.type) == (routing_key, kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "preset", "routing_key"),
+    [
+        ("sms:received", "android-sms-gateway", "sms.received"),
+        ("sms:received", "generic", "other"),
+        ("message.sent", "telnyx", "message.sent"),
+        ("sms:", "android-sms-gateway", "other"),
+        (":#", "android-sms-gateway", "other"),
+        ("a:" * 60 + "b", "android-sms-gateway", "other"),
+    ],
+)
+def test_a_colon_is_a_dot_in_a_presets_routing_key(
+    kind: str, preset: Any, routing_key: str
+) -> None:
+    """A service whose types have colons can be bound to by type; the type stays as it is."""
+    body = json.dumps({"type": kind}).encode()
+    event = name(body, preset=preset, event_type_pointers=("/type",))
+
+    assert (event.type, event.routing_key) == (kind, routing_key)
 
 
 @pytest.mark.parametrize(

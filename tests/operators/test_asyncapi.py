@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 
 from bridge.config import Settings
+from bridge.config.presets import PRESETS
 from bridge.errors import InvalidMessageError
 from bridge.operators.asyncapi import (
     JSON_SCHEMA,
@@ -131,6 +132,18 @@ def test_the_event_schema_is_a_json_schema() -> None:
 
     assert schema["$schema"] == JSON_SCHEMA
     assert schema["properties"]["routing_key"]["examples"] == ["a.b", "other", "unparsed"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_examples_of_routing_keys_are_routing_keys(preset: str) -> None:
+    """What the schema of an event gives as examples is valid by it, whatever the service."""
+    endpoint = {"path": "/a", "preset": preset}
+    schema = event_schema(Settings.model_validate({"webhook": {"endpoints": [endpoint]}}))
+    known = schema["properties"]["routing_key"]
+
+    for example in known["examples"]:
+        jsonschema.validate(example, known)
+    assert len(known["examples"]) > len({"other", "unparsed"})
 
 
 def test_every_header_that_may_be_set_is_described() -> None:
