@@ -1,6 +1,7 @@
 """Reads ids and codes from other people's JSON, at the places that pointers (RFC 6901) name."""
 
 import functools
+import itertools
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -33,6 +34,20 @@ def read_document(body: bytes) -> Any:  # noqa: ANN401  JSON
             return _DECODER.decode(_cut_depths(text))
     except ValueError:
         return NOT_JSON
+
+
+# As many words of a text as are read.
+MAX_WORDS: Final = 100
+_WORD: Final = re.compile(r'[^\s:;,|=&"]+')
+
+
+def read_words(body: bytes) -> list[str]:
+    """Read plain text as the list of its words, the first `MAX_WORDS` of them, whatever it holds.
+
+    White space and `: ; , | = & "` stand between words.
+    """
+    text = body.decode("utf-8-sig", "replace")
+    return [word.group() for word in itertools.islice(_WORD.finditer(text), MAX_WORDS)]
 
 
 def _parse_int(digits: str) -> int | None:
@@ -97,7 +112,9 @@ def find_text(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: AN
 
 # 7 digits with no letter between, or a + before one: no phone number, however it is grouped.
 _LIKE_A_NUMBER: Final = re.compile(r"\+[0-9]|(?:[0-9][^0-9A-Za-z]*){7}")
-_CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+# In a sentence any word would do.
+CODE_IN_TEXT: Final = re.compile(r"(?=[A-Za-z_.-]*[0-9])[A-Za-z0-9_.-]{1,64}")
 _NONE: Final[Mapping[str, Collection[str]]] = {}
 
 
@@ -107,11 +124,13 @@ def find_code(
     *,
     known: Collection[str] = (),
     but: Mapping[str, Collection[str]] = _NONE,
+    like: re.Pattern[str] = CODE,
 ) -> str | None:
     """Take the first error code that a pointer leads to, of `known` or one that looks like a code.
 
-    That is 1 to 64 letters, digits, `_`, `.` and `-`, and nothing like a phone number; all else is
-    passed over. `but` has, by their pointer, values that are no errors there.
+    That is 1 to 64 letters, digits, `_`, `.` and `-`, in `CODE_IN_TEXT` one digit at least, and
+    nothing like a phone number; all else is passed over. `but` has, by their pointer, values that
+    are no errors there.
     """
     for pointer in pointers:
         no_errors = but.get(pointer, ())
@@ -119,7 +138,7 @@ def find_code(
             code = as_text(found)
             if code is None or code in no_errors:
                 continue
-            if code in known or (_CODE.fullmatch(code) and not is_like_a_number(code)):
+            if code in known or (like.fullmatch(code) and not is_like_a_number(code)):
                 return code
     return None
 

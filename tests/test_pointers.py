@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bridge.pointers import as_text, find_all, find_code, find_id, in_member
+from bridge.pointers import as_text, find_all, find_code, find_id, in_member, read_words
 
 DOCUMENT: dict[str, Any] = {
     "code": 7,
@@ -128,3 +128,23 @@ def test_code_that_is_known_may_look_otherwise(code: str) -> None:
 def test_as_text(value: object, text: str | None) -> None:
     """Values are compared as they are written in settings."""
     assert as_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"100", ["100"]),
+        (b"\xef\xbb\xbf100\r\n12345\r\n", ["100", "12345"]),
+        (b"OK: 12345", ["OK", "12345"]),
+        (b"0|IN_PROGRESS|12345", ["0", "IN_PROGRESS", "12345"]),
+        (b'"OK","a-1_2.3"', ["OK", "a-1_2.3"]),
+        (b"status=100&id=12345;", ["status", "100", "id", "12345"]),
+        (b"\xff\x00 \xe4", ["\ufffd\x00", "\ufffd"]),
+        (b" ,; ", []),
+        (b"", []),
+        (b"a " * 101, ["a"] * 100),
+    ],
+)
+def test_read_words(body: bytes, words: list[str]) -> None:
+    """Words are what stands between white space and punctuation, a hundred of them at most."""
+    assert read_words(body) == words

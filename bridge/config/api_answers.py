@@ -19,6 +19,12 @@ ErrorFate = Literal[
     "setup:misconfigured",
 ]
 MAX_CODES: Final = 200
+# The pointer to a word of plain text; the most words that are read have two digits.
+_WORD: Final = re.compile("/(?:0|[1-9][0-9]?)")
+NO_WORD: Final = (
+    "cannot lead into plain text; write /0 for its first word, /1 for the second, or leave out "
+    "sms_api.response.body"
+)
 _ERRORS: Final[dict[str, ErrorFate]] = {}
 _YES: Final = re.compile("2(?:[0-9][0-9]|xx)")
 # Without a code beside it, such a status may say a hundred things, or has its meaning already.
@@ -80,11 +86,26 @@ class DuplicateSettings(Section):
 
 
 class ResponseSettings(Section):
-    """What answers mean, as far as that is not the status alone."""
+    """What answers mean, as far as that is not the status alone.
 
+    Pointers into a `body` of plain text lead to its words, `/0` to the first.
+    """
+
+    body: Literal["json", "text"] = "json"
     accepted: AcceptedSettings = AcceptedSettings()
     errors: Annotated[dict[ReadCode, ErrorFate], Map, Field(max_length=MAX_CODES)] = _ERRORS
     duplicate: DuplicateSettings = DuplicateSettings()
+
+    @model_validator(mode="after")
+    def _leads_to_words(self) -> "ResponseSettings":
+        pointer = self.accepted.pointer
+        if pointer is not None and not self.can_follow(pointer):
+            raise ValueError(f"accepted.pointer: {NO_WORD}")
+        return self
+
+    def can_follow(self, pointer: str) -> bool:
+        """Whether a pointer can lead to something in such a body."""
+        return self.body == "json" or _WORD.fullmatch(pointer) is not None
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> "ResponseSettings":

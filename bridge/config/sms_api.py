@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import ValidationInfo, field_validator, model_validator
 
-from bridge.config.api_answers import ResponseSettings
+from bridge.config.api_answers import NO_WORD, ResponseSettings
 from bridge.config.api_request import (
     DEFAULT_IDEMPOTENCY_HEADER,
     ApiHeader,
@@ -115,6 +115,18 @@ class SmsApiSettings(Section):
                     f"takes; write {{key:{bound.detail}}}"
                 )
         return idempotency
+
+    @field_validator("message_id_pointers", "error_code_pointers")
+    @classmethod
+    def _can_be_followed(cls, pointers: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        response = info.data.get("response")
+        default = cls.model_fields[str(info.field_name)].default
+        if not isinstance(response, ResponseSettings) or pointers == default:
+            return pointers
+        for number, pointer in enumerate(pointers):
+            if not response.can_follow(pointer):
+                raise ValueError(f"{number}: {NO_WORD}")
+        return pointers
 
     @property
     def knows_repeats(self) -> bool:

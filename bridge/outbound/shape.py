@@ -19,7 +19,17 @@ from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Answer, Fate, PauseReason, Result, judge_status
 from bridge.outbound.request import SendRequest
 from bridge.outbound.retry_after import read_retry_after
-from bridge.pointers import as_text, find_all, find_code, find_id, in_member, read_document
+from bridge.pointers import (
+    CODE,
+    CODE_IN_TEXT,
+    as_text,
+    find_all,
+    find_code,
+    find_id,
+    in_member,
+    read_document,
+    read_words,
+)
 
 _CONTENT_TYPES: Final = {"json": b"application/json", "form": b"application/x-www-form-urlencoded"}
 
@@ -57,6 +67,9 @@ class Shape:
         # The request as it came is its own body, which pydantic writes faster than we could.
         is_request = settings.request.model_copy(update={"fields": fields}) == RequestSettings()
         self._write = None if is_request else prepare_body(settings.request, fields, login)
+        is_text = settings.response.body == "text"
+        self._read = read_words if is_text else read_document
+        self._codes_like = CODE_IN_TEXT if is_text else CODE
         accepted, duplicate = settings.response.accepted, settings.response.duplicate
         self._accepted = _statuses(accepted.statuses)
         self._yes_pointer = accepted.pointer
@@ -92,12 +105,12 @@ class Shape:
     def judge(self, reply: Reply) -> Answer:
         """Say what an answer means; nothing that the service wrote is in the detail."""
         if reply.status not in self._accepted:
-            return self._judge_refusal(reply, read_document(reply.body))
+            return self._judge_refusal(reply, self._read(reply.body))
         if self._yes_pointer is None:
             # The way of nearly every answer: no call that it can do without.
-            provider_id = find_id(read_document(reply.body), self._id_pointers)
+            provider_id = find_id(self._read(reply.body), self._id_pointers)
             return Answer(Fate.SENT, "success", "accepted", reply.status, provider_id=provider_id)
-        document = read_document(reply.body)
+        document = self._read(reply.body)
         said = [self._is_yes(value) for value in find_all(document, self._yes_pointer)]
         if said and all(said):
             return _sent(reply.status, find_id(document, self._id_pointers))
@@ -136,7 +149,13 @@ class Shape:
         pointers = self._code_pointers
         if member is not None:
             pointers = tuple(in_member(pointer, member) for pointer in pointers)
-        return find_code(document, pointers, known=self._known_codes, but=self._no_errors)
+        return find_code(
+            document,
+            pointers,
+            known=self._known_codes,
+            but=self._no_errors,
+            like=self._codes_like,
+        )
 
     def _repeats(self, status: int, code: str | None, document: Any) -> Sequence[bool]:  # noqa: ANN401  JSON
         """Say, of each part that has a code, whether it repeats one that was accepted before."""

@@ -32,6 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "sms_api.request.to_format": "e164",
     "sms_api.request.fields": {"/to": "{to}", "/from": "{from}", "/text": "{text}"},
     "sms_api.idempotency": "header:Idempotency-Key",
+    "sms_api.response.body": "json",
     "sms_api.response.accepted.statuses": ["2xx"],
     "sms_api.response.accepted.pointer": None,
     "sms_api.response.accepted.values": [],

@@ -291,6 +291,22 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
             {"response": {"accepted": {"values": ["ok"]}}},
             "sms_api.response.accepted: values need a pointer that says where they stand",
         ),
+        (
+            {"response": {"body": "xml"}},
+            "sms_api.response.body: must be 'json' or 'text'",
+        ),
+        (
+            {"response": {"body": "text", "accepted": {"pointer": "/status"}}},
+            "sms_api.response: accepted.pointer: cannot lead into plain text; write /0",
+        ),
+        *(
+            (
+                {"response": {"body": "text"}, key: ["/0", pointer]},
+                f"sms_api.{key}: 1: cannot lead into plain text; write /0 for its first word",
+            )
+            for key in ("message_id_pointers", "error_code_pointers")
+            for pointer in ("/id", "/*", "/100", "/1/0", "/01", "/1#")
+        ),
         ({"error_code_pointers": ["code"]}, "sms_api.error_code_pointers.0: must be a JSON poi"),
         ({"error_code_pointers": ["/a~b"]}, "sms_api.error_code_pointers.0: must be a JSON poi"),
         *(

@@ -473,6 +473,43 @@ def test_each_part_counts(codes: list[str | None], fate: str, code: str | None) 
 
 
 @pytest.mark.parametrize(
+    ("body", "fate", "code", "provider_id"),
+    [
+        (b"OK: 12345", "sent", None, "12345"),
+        (b"100\r\n12345\r\n", "sent", None, "12345"),
+        (b"100", "sent", None, None),
+        (b"ERR: 17, no such number", "refused", "17", None),
+        (b"ERR: 21", "slow_down", "21", None),
+        (b"AGAIN: 50", "sent", None, "50"),
+        (b"ERR: 99", "uncertain", "99", None),
+        (b"ERR: E-98", "uncertain", "E-98", None),
+        (b"ERR: not for Smith", "uncertain", None, None),
+        (b"ERR: blocked", "refused", "blocked", None),
+        (b"ERR: to 447700900123", "uncertain", None, None),
+        (b"ERR", "uncertain", None, None),
+        (b'{"result": "OK"}', "uncertain", None, None),
+        (b"<html>OK</html>", "uncertain", None, None),
+        (b"", "uncertain", None, None),
+    ],
+)
+def test_plain_text(body: bytes, fate: str, code: str | None, provider_id: str | None) -> None:
+    """A service that answers 200 to everything in plain text says by its words what it means."""
+    prepared = shape(
+        response={
+            "body": "text",
+            "accepted": {"pointer": "/0", "values": ["OK", "100"]},
+            "errors": {"17": "refused", "blocked": "refused", "21": "slow_down"},
+            "duplicate": {"code": "50"},
+        },
+        message_id_pointers=["/1"],
+        error_code_pointers=["/1"],
+    )
+    answer = prepared.judge(Reply(200, (), body))
+
+    assert (fate_of(answer), answer.code, answer.provider_id) == (fate, code, provider_id)
+
+
+@pytest.mark.parametrize(
     ("ids", "fate"),
     [
         (["a-1"], "sent"),

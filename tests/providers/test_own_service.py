@@ -1,4 +1,4 @@
-"""docs/providers/your-own-service.md, followed by the letter."""
+"""The pages for services without a preset, followed by the letter."""
 
 import hmac
 import json
@@ -22,14 +22,15 @@ from bridge.inbound.signature import verify
 from tests.providers.pages import FOLDER, settings_of, yaml_blocks
 
 PAGE: Final = (FOLDER / "your-own-service.md").read_text(encoding="utf-8")
+PLAIN_TEXT: Final = (FOLDER / "plain-text.md").read_text(encoding="utf-8")
 # A command, and what the page says that it prints.
 _SHOWN: Final = re.compile(r"^```sh\n(.*?)^```\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def config(steps: int | None = None) -> str:
-    """Write config.yaml as it is after so many steps, or after all."""
+def config(page: str = PAGE, steps: int | None = None) -> str:
+    """Write config.yaml as it is after so many steps of a page, or after all."""
     laid: dict[str, Any] = {}
-    for block in yaml_blocks(PAGE)[:steps]:
+    for block in yaml_blocks(page)[:steps]:
         laid = lay_over(laid, yaml.safe_load(block))
     return yaml.safe_dump(laid, sort_keys=False)
 
@@ -37,15 +38,20 @@ def config(steps: int | None = None) -> str:
 @pytest.mark.parametrize("steps", range(1, len(yaml_blocks(PAGE)) + 1))
 def test_each_step_can_be_loaded(steps: int, tmp_path: Path) -> None:
     """Nobody is led over a configuration that does not load, and each step adds something."""
-    before = settings_of(config(steps - 1), tmp_path)
+    before = settings_of(config(steps=steps - 1), tmp_path)
 
-    assert settings_of(config(steps), tmp_path).masked() != before.masked()
+    assert settings_of(config(steps=steps), tmp_path).masked() != before.masked()
 
 
-@pytest.mark.parametrize(("command", "output"), _SHOWN.findall(PAGE))
-def test_commands_print_what_the_page_shows(command: str, output: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "command", "output"),
+    [(page, *shown) for page in (PAGE, PLAIN_TEXT) for shown in _SHOWN.findall(page)],
+)
+def test_commands_print_what_the_page_shows(
+    page: str, command: str, output: str, tmp_path: Path
+) -> None:
     """With the configuration of the page each command prints what stands below it."""
-    settings_of(config(), tmp_path)
+    settings_of(config(page), tmp_path)
     program, *words = shlex.split(command.replace("\\\n", ""))
     environment = {"SMS_BRIDGE_CONFIG": str(tmp_path / "config.yaml")}
     done = CliRunner().invoke(app, words, env=environment)
@@ -88,6 +94,7 @@ def test_a_webhook_that_is_signed_as_the_page_says_is_taken(
         assert fact in PAGE
 
 
-def test_the_page_shows_commands() -> None:
+@pytest.mark.parametrize("page", [PAGE, PLAIN_TEXT])
+def test_the_page_shows_commands(page: str) -> None:
     """The page shows commands at all, so that the test above looks at something."""
-    assert len(_SHOWN.findall(PAGE)) >= 1
+    assert len(_SHOWN.findall(page)) >= 1
