@@ -246,6 +246,7 @@ class Settler:
             detail=getattr(outcome, "detail", None),
             status=None if outcome is None else outcome.status,
             code=getattr(outcome, "code", None),
+            provider_id=_id_for_the_log(outcome),
             attempts=_attempts(delivery.envelope, outcome),
             redelivered=delivery.redelivered or None,
             seconds=round(held, 4),
@@ -293,6 +294,12 @@ def accepted(envelope: Envelope, outcome: Outcome, at: float) -> Accepted | None
     if not isinstance(outcome, Sent):
         return None
     return Accepted(_attempts(envelope, outcome), outcome.status, outcome.provider_id, at)
+
+
+def _id_for_the_log(outcome: Outcome | None) -> str | None:
+    """Return the service's id, by which receipts are matched; one with a + may be a number."""
+    found = outcome.provider_id if isinstance(outcome, Sent) else None
+    return None if found is None or "+" in found else found
 
 
 def _name(outcome: Outcome) -> Literal["sent", "retried", "dead"]:

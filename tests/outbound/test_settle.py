@@ -528,9 +528,18 @@ def test_a_delivery_is_acked_and_counted_once(
         "detail": getattr(outcome, "detail", None),
         "status": getattr(outcome, "status", None),
         "code": getattr(outcome, "code", None),
+        "provider_id": getattr(outcome, "provider_id", None),
         "attempts": attempts,
     }
     assert line == {fact: value for fact, value in facts.items() if value is not None}
+
+
+def test_a_number_as_the_services_id_is_not_logged(world: World, ears: Ears) -> None:
+    """What may be a phone number stays out of the log, also where the service calls it an id."""
+    world.settler.ack(world.delivery(), SENT._replace(provider_id="to:+4917012345678"))
+    (line,) = ears.heard("delivery")
+
+    assert "provider_id" not in line
 
 
 def test_a_delivery_tells_what_it_has_waited_for(world: World, ears: Ears) -> None:
