@@ -20,6 +20,7 @@ def request(**members: Any) -> OpenSendRequest:
     [
         *("402117", "402-117", "code-402117", "881233", "8812-33", "21211", "invalid_number"),
         *("Acme", "acme", "ANN", "17012345", "012345", "4567", "X-45.67", "017012", "invalid"),
+        *("Ann_your.code", "call-21", "forHelp"),
     ],
 )
 def test_what_is_of_the_message_is_an_echo(code: str) -> None:
