@@ -104,30 +104,33 @@ class Shape:
 
     def judge(self, reply: Reply) -> Answer:
         """Say what an answer means; nothing that the service wrote is in the detail."""
-        if reply.status not in self._accepted:
-            return self._judge_refusal(reply, self._read(reply.body))
-        if self._yes_pointer is None:
-            # The way of nearly every answer: no call that it can do without.
-            provider_id = find_id(self._read(reply.body), self._id_pointers)
-            return Answer(Fate.SENT, "success", "accepted", reply.status, provider_id=provider_id)
+        is_accepted = reply.status in self._accepted
         document = self._read(reply.body)
+        if self._yes_pointer is None:
+            if not is_accepted:
+                return self._judge_refusal(reply, document)
+            # The way of nearly every answer: no call that it can do without.
+            provider_id = find_id(document, self._id_pointers)
+            return Answer(Fate.SENT, "success", "accepted", reply.status, provider_id=provider_id)
         said = [self._is_yes(value) for value in find_all(document, self._yes_pointer)]
-        if said and all(said):
-            return _sent(reply.status, find_id(document, self._id_pointers))
-        if not any(said):
-            return self._judge_refusal(reply, document)
-        code = self._code_in(document, member=said.index(False))
-        return _in_part(reply.status, code)
+        if any(said):
+            if not all(said):
+                code = self._code_in(document, member=said.index(False))
+                return _in_part(reply.status, code)
+            if is_accepted:
+                return _sent(reply.status, find_id(document, self._id_pointers))
+        return self._judge_refusal(reply, document, parts=len(said))
 
     def _is_yes(self, value: object) -> bool:
         text = as_text(value)
-        return text in self._yes_values if self._yes_values else bool(text)
+        # Without values, neither false nor 0 is something that stands there.
+        return text in self._yes_values if self._yes_values else bool(value and text)
 
     def knows(self, code: str) -> bool:
         """Whether a code is one that the settings list; any other one is the service's alone."""
         return code in self._known_codes
 
-    def _judge_refusal(self, reply: Reply, document: Any) -> Answer:  # noqa: ANN401  JSON
+    def _judge_refusal(self, reply: Reply, document: Any, *, parts: int = 1) -> Answer:  # noqa: ANN401  JSON
         status = reply.status
         code = self._code_in(document)
         repeats = self._repeats(status, code, document)
@@ -139,6 +142,11 @@ class Shape:
         # Without a code of its own, an answer's status stands for it.
         fate = self._errors.get(str(status) if code is None else code)
         if fate is not None:
+            known = [one in self._errors for one in self._codes_beside(code, document)]
+            if len(known) == parts and not all(known):
+                # The part that has no known code may have been taken.
+                code = self._code_in(document, member=known.index(False))
+                return _uncertain(status, "gave a known error code for some parts only", code)
             return _by_code(fate, status, code, wait_seconds)
         if status in range(200, 300):
             return _uncertain(status, "gave an answer that fits no rule", code)
@@ -164,10 +172,14 @@ class Shape:
             return ()
         if duplicate.code is None:
             return (duplicate.status is not None,)
-        for pointer in self._code_pointers:
+        return [one == duplicate.code for one in self._codes_beside(code, document)]
+
+    def _codes_beside(self, code: str | None, document: Any) -> Sequence[str | None]:  # noqa: ANN401  JSON
+        """Return a code that was found, and those of the answer's other parts if it has some."""
+        for pointer in self._code_pointers if code is not None else ():
             codes = [as_text(value) for value in find_all(document, pointer)]
-            if code is not None and code in codes:
-                return [one == duplicate.code for one in codes]
+            if code in codes:
+                return codes
         return ()
 
 

@@ -145,6 +145,8 @@ def test_default_path_costs_no_more_calls() -> None:
     """The default shape takes no more calls than writing its request by hand, and one tuple."""
     prepared, made, facts = shape(), request(), envelope(trace=TRACE)
     reply = answered(202, {"id": "a"})
+    # What is done once, such as to read a pointer, does not count.
+    prepared.judge(reply)
     prepared.encode(made, facts)
     with cProfile.Profile() as general:
         prepared.judge(reply)
@@ -411,6 +413,13 @@ BY_BODY: dict[str, Any] = {
         (answered(200, {"parts": [{"status": "0"}, {"status": "7"}]}), "uncertain", "7"),
         (answered(200, {"parts": [{"status": 7}, {"status": "7"}]}), "refused", "7"),
         (answered(200, {"parts": [{"status": "1"}]}), "slow_down", "1"),
+        (answered(200, {"parts": [{"status": "1"}, {"status": "7"}]}), "slow_down", "1"),
+        (answered(200, {"parts": [{"status": "1"}, {"status": "5"}]}), "uncertain", "5"),
+        (answered(200, {"parts": [{"status": "7"}, {"status": "5"}]}), "uncertain", "5"),
+        (answered(200, {"parts": [{"status": "1"}, {}]}), "uncertain", None),
+        (answered(200, {"parts": [{}, {"status": "1"}]}), "uncertain", None),
+        (answered(503, {"parts": [{"status": "0"}, {"status": "1"}]}), "uncertain", "1"),
+        (answered(400, {"parts": [{}, {}], "code": "7"}), "refused", "7"),
         (answered(200, {"parts": [{"status": "new"}]}), "uncertain", "new"),
         (answered(200, {"parts": [{"status": "0"}, {}]}), "uncertain", None),
         (answered(200, {"parts": [{"status": "0"}, {"status": None}]}), "uncertain", None),
@@ -472,6 +481,17 @@ def test_each_part_counts(codes: list[str | None], fate: str, code: str | None) 
     assert answer.in_part == (fate == "uncertain")
 
 
+def test_a_list_of_errors_is_no_list_of_parts() -> None:
+    """Where an answer lists several errors of one message, the first known one counts."""
+    by_list = shape(
+        response={"accepted": {"pointer": "/id"}, "errors": {"no": "refused"}},
+        error_code_pointers=["/errors/*/code"],
+    )
+    answer = by_list.judge(answered(200, {"errors": [{"code": "no"}, {"code": "also"}]}))
+
+    assert (answer.fate, answer.code) == (Fate.REFUSED, "no")
+
+
 @pytest.mark.parametrize(
     ("body", "fate", "code", "provider_id"),
     [
@@ -518,6 +538,9 @@ def test_plain_text(body: bytes, fate: str, code: str | None, provider_id: str |
         (["a-1", ""], "uncertain"),
         ([""], "uncertain"),
         ([["a-1"]], "uncertain"),
+        ([False], "uncertain"),
+        ([0], "uncertain"),
+        ([True], "sent"),
         ([], "uncertain"),
     ],
     ids=str,
