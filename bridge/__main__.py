@@ -16,6 +16,7 @@ from typer._completion_classes import completion_init
 from bridge.commands import (
     check,
     dead_letters,
+    init,
     messages,
     roles,
     sandbox,
@@ -88,6 +89,7 @@ app = typer.Typer(
 
 # In the order of `--help`.
 app.add_typer(roles.app)
+app.add_typer(init.app)
 app.add_typer(check.app)
 app.add_typer(messages.app)
 app.add_typer(sign.app)

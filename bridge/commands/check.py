@@ -99,6 +99,14 @@ def check(  # noqa: PLR0913  an option each
         raise typer.Exit(EXIT_FAILED)
 
 
+def try_everything(settings: "Settings") -> bool:
+    """Try what `check --online` tries, print a line for each thing, and say whether all went."""
+    missing = _missing(settings, None)
+    findings = _examine(settings, missing, None, online=True)
+    _print(None, missing, findings, as_json=False)
+    return all(finding.result != "fail" for finding in findings)
+
+
 def _missing(settings: "Settings", role: RoleName | None) -> "dict[Role, str | None]":
     from bridge.start_checks import check_roles
 

@@ -1,0 +1,86 @@
+"""What `sms-bridge init` writes for Kubernetes is what the chart takes, for every service."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bridge.config import load_settings
+from bridge.config.presets import PRESETS, Preset
+from bridge.operators.wizard.documents import write_document
+from bridge.operators.wizard.drafts import secrets_to_make
+from bridge.operators.wizard.interview import Interview
+from bridge.operators.wizard.questions import QUESTIONS, Answers, Name, is_signed
+from bridge.start_checks import check_roles
+from tests.chart.rendering import MOUNTED, ROLES, config, deployment, of_kind, render, secret_files
+
+PUBLIC_KEY = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
+
+
+def answers(preset: Preset, webhook_secret: str) -> Answers:
+    """Answer all that is asked for a preset on Kubernetes."""
+    all_answers: dict[Name, str] = {
+        "image": "registry.example.com/sms-bridge:0.1.0",
+        "broker": "amqps://rabbitmq.messaging.svc:5670/sms",
+        "preset": preset,
+        "base-url": "https://api.example.com",
+        "account": "0123",
+        "username": "me #1 {you}",
+        "key-secret-name": "sms-api/api-key",
+        "webhook-secret-name": webhook_secret,
+        "public-url": "https://sms.example.com/webhooks",
+    }
+    given: dict[Name, str] = {"where": "kubernetes"}
+    for question in QUESTIONS:
+        if question.name in all_answers and question.applies(given | {"preset": preset}):
+            given[question.name] = all_answers[question.name]
+    interview = Interview(given, None, lambda _answers: None)
+    interview.answer_all()
+    return interview.answers
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_chart_takes_what_is_written(tmp_path: Path, preset: Preset) -> None:
+    """Both roles could start with what the chart makes of it, and mount what is to be made."""
+    told = answers(preset, "sms-webhook/secret")
+    values = yaml.safe_load(write_document(told))
+    mounted = {
+        path: secret
+        for role in ROLES
+        for path, secret in secret_files(deployment(values, role)["spec"]["template"]).items()
+    }
+    for path in mounted:
+        file = tmp_path / Path(path).relative_to(MOUNTED)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(PUBLIC_KEY if "webhook" in path else "word")
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config(values)).replace(MOUNTED, str(tmp_path)))
+    settings = load_settings(file, {})
+    (endpoint,) = settings.webhook.all_endpoints
+    (url,) = settings.rabbitmq.url
+
+    assert check_roles(settings, ROLES) == {"worker": None, "webhook": None}
+    assert settings.sms_api.preset == endpoint.preset == preset
+    assert settings.sms_api.auth.username in {"me #1 {you}", None}
+    assert endpoint.path == ("/webhooks" if preset == "generic" else f"/webhooks/{preset}")
+    assert url.get_secret_value() == "amqps://rabbitmq.messaging.svc:5670/sms"
+    assert set(mounted.values()) == {
+        f"{name}/{key}" for name, keys in secrets_to_make(told).items() for key in keys
+    }
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_worker_is_installed_alone(preset: Preset) -> None:
+    """Without webhooks there is no webhook role."""
+    values = yaml.safe_load(write_document(answers(preset, "none")))
+
+    assert list(of_kind(render(values), "Deployment")) == ["rel-sms-bridge-worker"]
+
+
+def test_what_a_proxy_signs_is_said() -> None:
+    """Where the preset knows no signature, the endpoint's settings have one."""
+    for preset in PRESETS:
+        values = yaml.safe_load(write_document(answers(preset, "sms-webhook/secret")))
+        for endpoint in config(values)["webhook"].get("endpoints", []):
+            signature = endpoint.get("signature")
+            assert signature == (None if is_signed(preset) else {"preset": "plain"})

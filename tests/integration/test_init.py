@@ -1,0 +1,162 @@
+"""`sms-bridge init`, typed into a terminal as by a person, and run by a script."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from yarl import URL
+
+from bridge.config import load_settings
+from tests.integration.conftest import PROGRAM, Canaries, make_environ, run_program
+from tests.terminal import typing
+
+ROOT = Path(__file__).parents[2]
+KEY = Canaries.key
+
+
+@pytest.fixture
+def environ() -> dict[str, str]:
+    """Give the program an environment in which it is found from any folder."""
+    return make_environ({}) | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+
+
+def test_a_person_is_led_to_a_configuration(
+    tmp_path: Path, environ: dict[str, str], amqp_url: str
+) -> None:
+    """Wrong answers come again, secrets are not shown, and the end tries the real broker."""
+    url = URL(amqp_url)
+    # Nobody calls the service itself from a test.
+    nowhere = environ | {"SMS_BRIDGE_SMS_API__BASE_URL": "http://127.0.0.1:9"}
+    with typing([*PROGRAM, "init"], folder=tmp_path, environ=nowhere) as person:
+        person.type("host or kubernetes [host]: ", "kubernets\n")
+        person.wait_for("did you mean kubernetes?")
+        person.type("host or kubernetes [host]: ", "\n")
+        person.type("Address [amqp://localhost:5672/]: ", f"{url}\n")
+        person.wait_for("must not hold a user or a password")
+        person.type("Address [amqp://localhost:5672/]: ", f"{url.with_user(None)}\n")
+        person.type("User: ", f"{url.user}\n")
+        person.type("File with the password", "\n")
+        person.type("(not shown): ", f"{url.password}\n")
+        person.wait_for("3/5  The SMS service")
+        person.type("Service [generic]: ", "twilio\n")
+        person.wait_for("Of twilio: the Account SID, which begins with AC.")
+        person.type("Account: ", "AC1\n")
+        person.type("File with the key", "\n")
+        person.type("(not shown): ", f"{KEY}\n")
+        person.type("File with the secret", "\n")
+        person.type("Address: ", "https://sms.example.com/webhooks/twilio\n")
+        person.type("Nothing is sent. [Y/n]: ", "\n")
+        code = person.exit_code()
+    settings = load_settings(tmp_path / "config.yaml", {})
+
+    assert code == 1
+    assert "ok    broker" in person.shown
+    assert "Mend what failed, then: sms-bridge check --config" in person.shown
+    assert KEY not in person.shown
+    assert settings.sms_api.key_file == tmp_path / "sms-api-key"
+    assert settings.webhook.endpoints[0].secret_files == (tmp_path / "sms-api-key",)
+    assert (tmp_path / "sms-api-key").read_text() == f"{KEY}\n"
+    assert (tmp_path / "sms-api-key").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "rabbitmq-password").stat().st_mode & 0o777 == 0o600
+    assert KEY not in (tmp_path / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "end of input", "signal"])
+def test_whoever_ends_it_finds_everything_as_it_was(
+    tmp_path: Path, environ: dict[str, str], how: str
+) -> None:
+    """Ctrl-C, the end of the input and SIGINT leave no file, not even the secret that was typed."""
+    with typing([*PROGRAM, "init"], folder=tmp_path, environ=environ) as person:
+        person.type("host or kubernetes", "\n")
+        person.type("Address", "\n")
+        person.type("User", "\n")
+        person.type("Service [generic]: ", "telnyx\n")
+        person.type("File with the key", "\n")
+        person.type("(not shown): ", f"{KEY}\n")
+        person.wait_for("File with the secret")
+        ways: dict[str, Callable[[], None]] = {
+            "ctrl-c": lambda: person.press("\x03"),
+            "end of input": lambda: person.press("\x04"),
+            "signal": lambda: person.signal(signal.SIGINT),
+        }
+        code = person.insist(ways[how])
+
+    assert code == 1
+    assert person.shown.endswith("Ended; nothing was written.\n")
+    assert "Traceback" not in person.shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_for_kubernetes_the_next_steps_are_told(tmp_path: Path, environ: dict[str, str]) -> None:
+    """After the last answer stand the Secrets to make, the installation, and the check."""
+    with typing([*PROGRAM, "init", "--preset", "telnyx"], folder=tmp_path, environ=environ) as one:
+        one.type("host or kubernetes", "kubernetes\n")
+        one.type("Image: ", "registry.example.com/sms-bridge:0.1.0\n")
+        one.type("Address: ", "amqp://rabbitmq.messaging.svc/\n")
+        one.type("Secret [sms-rabbitmq]: ", "\n")
+        one.type("Secret/key [sms-api/key]: ", "\n")
+        one.type("Secret/key [sms-webhook/secret]: ", "telnyx/public-key\n")
+        code = one.exit_code()
+
+    assert code == 0
+    assert "create secret generic telnyx --from-file=public-key=FILE\n" in one.shown
+    assert "helm install sms-bridge helm/sms-bridge " in one.shown
+    assert "exec deployment/sms-bridge-worker -- sms-bridge check --online\n" in one.shown
+    assert (tmp_path / "values.yaml").is_file()
+
+
+async def test_a_script_gives_options(tmp_path: Path) -> None:
+    """Without a terminal nothing is asked; what is missing is told, and nothing is overwritten."""
+    key, output = tmp_path / "key", tmp_path / "config.yaml"
+    key.write_text(KEY)
+    options = ("init", f"--output={output}", f"--key-file={key}", "--webhook-secret-file=none")
+    missing = await run_program(*options)
+    left = output.exists()
+    done = await run_program(*options, "--preset=telnyx")
+    text = output.read_text()
+    checked = await run_program("check", f"--config={output}")
+    again = await run_program(*options, "--preset=sinch", "--account=a")
+    kept = output.read_text()
+    output.chmod(0o600)
+    forced = await run_program(*options, "--preset=sinch", "--account=a", "--force")
+
+    assert (missing.returncode, missing.stdout, left) == (2, b"", False)
+    assert missing.stderr.startswith(b"sms-bridge: --base-url: is missing. ")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert f"next: sms-bridge check --config {output} --online" in done.stdout.decode()
+    assert checked.returncode == 0
+    assert b"# worker: ready to start" in checked.stdout
+    assert (again.returncode, kept) == (2, text)
+    assert b"exists and is left as it is; --force" in again.stderr
+    assert forced.returncode == 0
+    assert "preset: sinch" in output.read_text()
+    assert output.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_script_may_have_it_tried(tmp_path: Path, amqp_url: str) -> None:
+    """With --check the end is `check --online`, whose failure is the command's."""
+    key, password = tmp_path / "key", tmp_path / "password"
+    key.write_text(KEY)
+    url = URL(amqp_url)
+    password.write_text(url.password or "guest")
+    done = await run_program(
+        *("init", "--yes", "--check", f"--output={tmp_path / 'config.yaml'}"),
+        *(f"--broker={url.with_user(None)}", f"--broker-user={url.user}"),
+        *(f"--broker-password-file={password}", "--base-url=http://127.0.0.1:9"),
+        *(f"--key-file={key}", "--webhook-secret-file=none"),
+    )
+
+    assert done.returncode == 1
+    assert b"ok    broker" in done.stdout
+    assert b"fail  sms api" in done.stdout.lower()
+    assert b"Mend what failed, then: sms-bridge check --config" in done.stdout
+    assert (tmp_path / "config.yaml").is_file()
+
+
+async def test_only_a_host_can_be_tried(tmp_path: Path) -> None:
+    """Nothing on this computer is what the pods will see."""
+    done = await run_program("init", "--where=kubernetes", "--check", f"--output={tmp_path}/v.yaml")
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"sms-bridge: --check: is for --where host; ")
