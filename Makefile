@@ -17,8 +17,8 @@ UV := $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 
 .DEFAULT_GOAL := help
-.PHONY: help env broker prometheus demo test test-fast test-changed test-plain-wire upgrade-check \
-    soak side-by-side scenes adaptive soak-webhook forgeries mutants pictures nginx redpanda-connect \
+.PHONY: help env broker prometheus amqp-tools demo test test-fast test-changed test-plain-wire \
+    examples upgrade-check soak side-by-side scenes adaptive soak-webhook forgeries mutants pictures nginx redpanda-connect \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages image release-image \
     lint-image image-proof check pre-commit format clean
 
@@ -51,6 +51,7 @@ $(BENCH_STAMP): $(DEV_STAMP)
 WITHOUT_RABBITMQ := Install a RabbitMQ server (apt-get, dnf or brew install it), or set \
     SMS_BRIDGE_RABBITMQ__URL (demo) or SMS_BRIDGE_TEST_AMQP_URL (tests) to one that runs.
 WITHOUT_PROMETHEUS := Install Prometheus: the programs prometheus and promtool must be on PATH.
+WITHOUT_AMQP_TOOLS := Install curl, jq and the tools of librabbitmq (package amqp-tools or librabbitmq-tools).
 
 # RUNLEVEL=1 keeps a package from starting a server of the system's: ours are private ones.
 # $(call apt_install,PACKAGES,WHAT TO DO OTHERWISE) ends the shell.
@@ -77,11 +78,16 @@ prometheus:  ## install Prometheus and promtool, unless they are there
 	@if command -v prometheus >/dev/null && command -v promtool >/dev/null; then exit 0; fi; \
 	$(call apt_install,prometheus,$(WITHOUT_PROMETHEUS))
 
+amqp-tools:  ## install what the examples of the shell need, unless it is there
+	@if (for program in curl jq amqp-consume; do command -v $$program >/dev/null || exit 1; done); \
+	then exit 0; fi; \
+	$(call apt_install,curl jq amqp-tools,$(WITHOUT_AMQP_TOOLS))
+
 demo: $(STAMP) broker  ## run both directions for real, with faults, and account for every message (KEEP=1 leaves it running)
 	$(BIN)/python -m bridge demo $(if $(KEEP),--keep)
 
 # Where Python may not write, each of the many processes would compile bridge and tests anew.
-test test-fast test-changed test-plain-wire upgrade-check: export PYTHONDONTWRITEBYTECODE :=
+test test-fast test-changed test-plain-wire examples upgrade-check: export PYTHONDONTWRITEBYTECODE :=
 
 # More processes than two cores, for many tests wait rather than compute; a file at a time, for its
 # tests share what it starts, in the order in which tests/conftest.py has them begin.
@@ -93,7 +99,7 @@ $(1)/pytest $(IN_PARALLEL) -m 'not serial' $(2) || [ $$? -eq 5 ]
 $(1)/pytest -m serial $(2) || [ $$? -eq 5 ]
 endef
 
-test: $(DEV_STAMP) broker prometheus  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/outbound PROCESSES=4)
+test: $(DEV_STAMP) broker prometheus amqp-tools  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/outbound PROCESSES=4)
 	$(call run_tests,$(BIN),$(TESTS))
 
 # Collecting takes each process seconds, and few of these tests wait. They share little, so that
@@ -114,10 +120,16 @@ test-plain-wire: export SMS_BRIDGE_TEST_WIRE := plain
 test-plain-wire: $(DEV_STAMP) broker  ## run the roles' integration tests on the wire through aiormq
 	$(call run_tests,$(BIN),$(addprefix tests/integration/test_,worker.py webhook.py lifecycle.py))
 
+# Of the other languages, those whose runtimes are there: node with npm, go, java with mvn, php with
+# Debian's php-amqplib.
+examples: export SMS_BRIDGE_TEST_EXAMPLES := 1
+examples: $(DEV_STAMP) broker amqp-tools  ## build the programs of examples/ and run them on a real broker, in two minutes
+	$(BIN)/pytest -rs tests/integration/test_examples.py
+
 # What is newer than uv.lock, or not in it at all, is printed before the tests run with it.
 NEWEST := .upgrade
 FREEZE := $(UV) pip freeze --quiet --exclude-editable --python
-upgrade-check: $(DEV_STAMP) broker prometheus  ## run all tests with the newest versions that pyproject.toml allows, in an environment of its own (TESTS=tests/integration)
+upgrade-check: $(DEV_STAMP) broker prometheus amqp-tools  ## run all tests with the newest versions that pyproject.toml allows, in an environment of its own (TESTS=tests/integration)
 	$(UV) venv --quiet --clear $(NEWEST)
 	$(UV) pip install --quiet --upgrade --python $(NEWEST) --editable . --group test
 	@$(FREEZE) .venv | tr -s '=' ' ' | sort >$(NEWEST)/locked

@@ -46,6 +46,7 @@ CASES = {
     "a file of the chart": ("helm/sms-bridge/templates/services.yaml", {"tests/chart"}),
     "what a test reads": ("tests/chart/golden/full.yaml", {"tests/chart"}),
     "what a test names": ("README.md", {"tests/test_docs.py"}),
+    "an example": ("examples/go/publish/main.go", {"tests/integration/test_examples.py"}),
     "a page": ("docs/faults.md", {"tests/test_docs.py"}),
     "a page with tests of its own": (
         "docs/providers/twilio.md",

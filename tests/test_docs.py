@@ -23,7 +23,8 @@ from bridge.outbound.fates import DeadReason, PauseReason, RetryReason
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+OTHERS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
+PAGES = [*DOCS, *(ROOT / name for name in OTHERS)]
 
 
 def shown_in_full(path: Path) -> str:

@@ -1,0 +1,56 @@
+<?php
+
+// Append each text message that comes in to a file, with php-amqplib.
+//
+// php subscribe.php FILE
+//
+// AMQP_URL names the broker. Runs until it is ended; what was not acked by then comes again.
+
+declare(strict_types=1);
+
+require __DIR__ . '/vendor/autoload.php';
+
+use PhpAmqpLib\Message\AMQPMessage;
+use PhpAmqpLib\Wire\AMQPTable;
+
+require __DIR__ . '/connect.php';
+
+// A queue of your team's own: what is bound to the exchange gets a copy of each event.
+const QUEUE = 'my-team.sms';
+
+/** Do what is to be done with an event; whatever this throws, the event is not lost. */
+function handle(string $file, AMQPMessage $message): void
+{
+    $headers = $message->get('application_headers')->getNativeData();
+    $line = json_encode([
+        // The same event can come twice. The service's id of it tells, where it gives one.
+        'id' => $headers['sms-bridge-event-id'] ?? null,
+        'type' => $message->get('type'),
+        // Objects stay objects: as arrays, {} would become [].
+        'event' => json_decode($message->getBody(), false, 512, JSON_THROW_ON_ERROR),
+    ], JSON_THROW_ON_ERROR);
+    // It returns false, and throws nothing.
+    if (file_put_contents($file, "$line\n", FILE_APPEND) !== strlen($line) + 1) {
+        throw new RuntimeException("$file: cannot be written");
+    }
+}
+
+$channel = connect()->channel();
+$channel->queue_declare(
+    QUEUE,
+    durable: true,
+    auto_delete: false,
+    arguments: new AMQPTable(['x-queue-type' => 'quorum']),
+);
+$channel->queue_bind(QUEUE, 'sms.inbound', 'message.received');
+// Without a bound the broker sends the whole queue at once.
+$channel->basic_qos(0, 20, false);
+$channel->basic_consume(QUEUE, callback: function (AMQPMessage $message) use ($argv) {
+    handle($argv[1], $message);
+    $message->ack();
+});
+while ($channel->is_consuming()) {
+    $channel->wait();
+}
+fwrite(STDERR, "the consumer was cancelled\n");
+exit(1);
