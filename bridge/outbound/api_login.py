@@ -11,6 +11,8 @@ from bridge.credentials import Credential, check_header_value
 from bridge.errors import ConfigError
 from bridge.outbound.connection import Header
 
+# Shorter ones stand in many codes by chance.
+MIN_PART_CHARACTERS: Final = 6
 _NOTHING: Final = SecretStr("")
 
 
@@ -50,6 +52,17 @@ class ApiLogin:
                 return None
             case _:
                 assert_never(self._scheme)
+
+    def is_repeated(self, code: str) -> bool:
+        """Whether what a service answered as a code has a secret, or a part of one, in it."""
+        _, value = self.header() or (b"", b"")
+        # Basic is in base64, whose = no code has.
+        sent = value.decode().rpartition(" ")[2].rstrip("=")
+        return any(
+            (len(secret) >= MIN_PART_CHARACTERS and secret in code)
+            or (len(code) >= MIN_PART_CHARACTERS and code in secret)
+            for secret in (self.key.current, sent)
+        )
 
 
 def _key(settings: SmsApiSettings) -> Credential:

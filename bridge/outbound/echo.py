@@ -10,6 +10,8 @@ from bridge.outbound.request import SendRequest
 # Shorter ones say nothing of anybody, and stand in many texts by chance.
 MIN_WORD_CHARACTERS: Final = 3
 MIN_DIGITS: Final = 4
+# A shorter number may stand in an id by chance.
+MIN_NUMBER_DIGITS: Final = 7
 
 _DIGITS: Final = re.compile(rf"[0-9]{{{MIN_DIGITS},}}")
 _NO_DIGITS: Final = re.compile("[^0-9]+")
@@ -33,6 +35,12 @@ def is_echo(code: str, request: SendRequest) -> bool:
     # In its own country a number has a 0 in place of the country code.
     runs |= {run.lstrip("0") for run in runs}
     return any(len(run) >= MIN_DIGITS and run in digits for run in runs)
+
+
+def is_number(provider_id: str, request: SendRequest) -> bool:
+    """Whether what a service gave as a message's id has the person's number in it."""
+    digits = request.to.removeprefix("+")
+    return len(digits) >= MIN_NUMBER_DIGITS and digits in provider_id
 
 
 def _joined(text: str) -> str:

@@ -15,7 +15,7 @@ from tenacity import (
 
 from bridge.errors import AttemptError
 from bridge.outbound.delivery import Delivery
-from bridge.outbound.echo import is_echo
+from bridge.outbound.echo import is_echo, is_number
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Answer, Fate, judge_failure
 from bridge.outbound.metrics import PROVIDER_CODES, WorkerMetrics
@@ -87,6 +87,8 @@ class Sender:
             answer = self._shape.judge(reply)
             if answer.code is not None and self._is_echo(answer.code, request):
                 answer = answer._replace(code=None)
+            if answer.provider_id is not None and is_number(answer.provider_id, request):
+                answer = answer._replace(provider_id=None)
         except AttemptError as error:
             answer = judge_failure(error.fault)
         finally:
@@ -95,8 +97,10 @@ class Sender:
         return answer
 
     def _is_echo(self, code: str, request: SendRequest) -> bool:
-        """Whether a code that no setting lists may be personal: part of the number or the text."""
-        return not self._shape.knows(code) and is_echo(code, request)
+        """Whether a code that no setting lists is part of the number, the text or a secret."""
+        if self._shape.knows(code):
+            return False
+        return is_echo(code, request) or self._shape.login.is_repeated(code)
 
     def _count(self, answer: Answer, seconds: float) -> None:
         self._metrics.provider_requests.labels(answer.result).inc()

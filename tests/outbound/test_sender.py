@@ -1,6 +1,7 @@
 """The sender: the form of a request, quick repeats, the outcome of each answer, privacy."""
 
 import asyncio
+import base64
 import gzip
 import json
 import tracemalloc
@@ -247,6 +248,35 @@ async def test_code_that_repeats_the_message_is_none(code: object, taken: str | 
     bridge = rig(answer(400, json.dumps({"code": code}).encode()))
 
     assert (await bridge.send()).code == taken
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [{"scheme": "bearer"}, {"scheme": "basic", "username": "me"}, {"scheme": "none"}],
+    ids=lambda auth: auth["scheme"],
+)
+@pytest.mark.parametrize("told", ["{}", "wrong-{}.", "{:.8}", "{:.6}"])
+async def test_code_that_repeats_a_secret_is_none(told: str, scheme: dict[str, str]) -> None:
+    """A key that a service has for a code is in no answer, neither as it is nor as it was sent."""
+    secret = "SecretKey7a9c"
+    fields = {"/to": "{to}", "/text": "{text}", "/key": "{secret}"}
+    as_sent = base64.b64encode(f"me:{secret}".encode()).decode().rstrip("=")
+    said = [secret, as_sent] if scheme["scheme"] == "basic" else [secret]
+    for one in said:
+        body = json.dumps({"code": told.format(one)}).encode()
+        bridge = rig(answer(400, body), key=secret, auth=scheme, request={"fields": fields})
+
+        assert (await bridge.send()).code is None
+
+
+@pytest.mark.parametrize("form", ["{}", "+{}", "sms-{}-1"])
+async def test_id_that_repeats_the_number_is_none(form: str) -> None:
+    """A number that a service has where an id should be is in no answer; an id is."""
+    number = REQUEST["to"].removeprefix("+")
+    said = [form.format(number), "4915770001112"]
+    bridge = rig(*(answer(202, json.dumps({"id": one}).encode()) for one in said))
+
+    assert [(await bridge.send()).provider_id for _ in said] == [None, "4915770001112"]
 
 
 async def test_code_that_is_listed_is_one_whatever_the_message_says() -> None:
