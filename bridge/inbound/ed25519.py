@@ -1,16 +1,34 @@
 """Ed25519 signatures (RFC 8032), which a public key verifies."""
 
+from typing import Final
+
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+# The points of small order, by their y in every spelling that OpenSSL takes. Under such a public
+# key, of which all zeros is one, anybody can sign without a private one (RFC 8032, 5.1.7).
+_SMALL_ORDER: Final = frozenset(
+    bytes.fromhex(y)
+    for y in (
+        "00" * 32,
+        "01" + "00" * 31,
+        "ec" + "ff" * 30 + "7f",
+        "ed" + "ff" * 30 + "7f",
+        "ee" + "ff" * 30 + "7f",
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+    )
+)
+
 
 def is_usable(public_key: bytes) -> bool:
-    """Say whether it has the length of a public key."""
+    """Say whether it has the length of a public key, and only its holder can sign for it."""
     try:
         Ed25519PublicKey.from_public_bytes(public_key)
     except ValueError:
         return False
-    return True
+    # The highest bit is the sign of x.
+    return public_key[:-1] + bytes([public_key[-1] & 0x7F]) not in _SMALL_ORDER
 
 
 def is_signed(public_key: bytes, content: bytes, signature: bytes) -> bool:

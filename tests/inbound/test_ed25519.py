@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridge.inbound.ed25519 import is_signed, signature_of
+from bridge.inbound.ed25519 import is_signed, is_usable, signature_of
 
 # RFC 8032, 7.1: the private key, the public key, the message and the signature of tests 1 to 3.
 RFC_8032 = (
@@ -56,3 +56,31 @@ def test_a_key_that_is_no_point_verifies_nothing() -> None:
     """32 bytes that are no public key refuse everything."""
     assert not is_signed(b"\xff" * 32, MESSAGE, SIGNATURE)
     assert not is_signed(PRIVATE, MESSAGE, SIGNATURE)
+
+
+# The eight points of small order, and the two whose y is written as itself plus the prime.
+PRIME = 2**255 - 19
+EIGHTH = int.from_bytes(
+    bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"), "little"
+)
+SMALL = [
+    (y | sign << 255).to_bytes(32, "little")
+    for y in (0, 1, PRIME - 1, PRIME, PRIME + 1, EIGHTH, PRIME - EIGHTH)
+    for sign in (0, 1)
+]
+
+
+@pytest.mark.parametrize("key", SMALL, ids=lambda key: key.hex()[:4] + key.hex()[-2:])
+def test_a_key_for_which_anybody_can_sign_is_not_usable(key: bytes) -> None:
+    """Keys of small order, such as all zeros in a file that nobody has filled in, are refused."""
+    assert not is_usable(key)
+
+
+def test_anybody_can_sign_for_a_key_of_small_order() -> None:
+    """A signature that no private key has made is right for some message, or every one."""
+    nobodys = SMALL[2] + bytes(32)
+
+    assert is_signed(SMALL[2], MESSAGE, nobodys)
+    assert any(is_signed(bytes(32), bytes([n]), nobodys) for n in range(64))
+    assert is_usable(PUBLIC)
+    assert not is_usable(PUBLIC[:31])

@@ -84,6 +84,15 @@ def test_what_it_lacks_is_told_by_its_key(settings: dict[str, Any], told: str) -
     assert str(caught.value).startswith(f"webhook.endpoints.1.{told}")
 
 
+@pytest.mark.parametrize("nobodys", ["A" * 43 + "=", "AQ" + "A" * 41 + "="])
+def test_a_public_key_for_which_anybody_can_sign_is_refused(nobodys: str) -> None:
+    """A key that is only a placeholder is told at the start, or strangers' webhooks were taken."""
+    with pytest.raises(ConfigError) as caught:
+        make_endpoint(secrets=(nobodys,), preset="telnyx")
+    (told,) = caught.value.faults
+    assert told.startswith("webhook.endpoints.1.secrets.0: is no secret that this scheme can use")
+
+
 def test_a_public_key_is_no_secret_of_tokens() -> None:
     """What looks like a public key stops the start where a shared secret is wanted."""
     pem = "-----BEGIN PUBLIC KEY-----\nMCow\n-----END PUBLIC KEY-----\n"
