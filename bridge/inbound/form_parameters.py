@@ -21,7 +21,7 @@ from bridge.inbound.headers import Given, only
 # More than any of these services sends, ten media files and all.
 MAX_PARAMETERS: Final = 200
 
-_FORM: Final = "application/x-www-form-urlencoded"
+FORM: Final = "application/x-www-form-urlencoded"
 # RFC 3986, 2.1: decoders differ about every other percent sign.
 _LOOSE_PERCENT: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 # A name that the service has come up with since.
@@ -117,7 +117,7 @@ PLIVO: Final = Parameters(
 
 def is_form_type(content_type: str) -> bool:
     """Say whether it is the type of an HTML form's body, in whatever character set."""
-    return content_type.partition(";")[0].strip().lower() == _FORM
+    return content_type.partition(";")[0].strip().lower() == FORM
 
 
 def read_form(body: bytes, given: Given) -> list[tuple[str, str]]:

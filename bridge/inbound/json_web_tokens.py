@@ -45,15 +45,19 @@ class Token(NamedTuple):
 
 
 def read_token(
-    scheme: Scheme, keys: Sequence[bytes], given: Given, body: bytes, url: bytes
+    scheme: Scheme, keys: Sequence[bytes], given: Given, body: bytes | None, url: bytes
 ) -> Token:
     """Check that a holder of one of the keys signed this body, and the address if the scheme does.
 
-    Raises InvalidSignatureError. Times are only read: whether it is too old is not decided here.
+    `body` is None for a GET: its token must have no hash of one, so that none of a POST fits, nor
+    it a POST. Raises InvalidSignatureError. Times are only read: whether it is too old is not
+    decided here.
     """
     index, claims = _signed_claims(scheme, keys, _compact(scheme, only(given, scheme.header)))
     if scheme.issuer is not None and claims.get("iss") != scheme.issuer:
         raise InvalidSignatureError("mismatch")
+    if body is None and not scheme.takes_get:
+        raise InvalidSignatureError("missing")
     for name, value in (("body", body), ("url", url)):
         if f"{{{name}}}" in scheme.signed_content:
             _check_hash(claims.get(_HASHES[name]), value)
@@ -134,7 +138,11 @@ def _signed_claims(
     return found[0], claims
 
 
-def _check_hash(claimed: object, value: bytes) -> None:
+def _check_hash(claimed: object, value: bytes | None) -> None:
+    if value is None:
+        if claimed:
+            raise InvalidSignatureError("mismatch")
+        return
     if claimed is None:
         raise InvalidSignatureError("missing")
     expected = hashlib.sha256(value).hexdigest()

@@ -1,6 +1,6 @@
 """Refuses what is no webhook, or cannot be accepted now; counts and logs what strangers do."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from bridge.http_server.occupancy import Eviction
@@ -16,6 +16,7 @@ RETRY_AFTER_SECONDS: Final = 5
 
 NOT_FOUND: Final = problem(404, "nothing is here")
 NOT_ALLOWED: Final = problem(405, "only POST", Allow="POST")
+NOT_ALLOWED_BESIDE_GET: Final = problem(405, "only POST and GET", Allow="POST, GET")
 NOT_SIGNED: Final = problem(401, "the signature is not valid")
 TRY_LATER: Final = problem(503, "try again later", Retry_After=str(RETRY_AFTER_SECONDS))
 
@@ -50,9 +51,16 @@ class Refusals:
     Anybody can cause any number of refusals, so the log has few lines, each with a count.
     """
 
-    def __init__(self, signature_headers: Mapping[str, str], *, metrics: WebhookMetrics) -> None:
+    def __init__(
+        self,
+        signature_headers: Mapping[str, str],
+        *,
+        metrics: WebhookMetrics,
+        get_paths: Collection[str] = (),
+    ) -> None:
         # By the path of each endpoint.
         self._headers = {path: name.lower().encode() for path, name in signature_headers.items()}
+        self._get_paths = get_paths
         self._metrics = metrics
         self._refused = CountedLog(log, "webhook")
         self._evicted = CountedLog(log, "connections_evicted")
@@ -63,7 +71,10 @@ class Refusals:
         if signature_header is None:
             return NOT_FOUND
         if method != "POST":
-            return NOT_ALLOWED
+            if path not in self._get_paths:
+                return NOT_ALLOWED
+            if method != "GET":
+                return NOT_ALLOWED_BESIDE_GET
         # A loop, because a generator is slower, and this runs twice for every webhook.
         for name, _ in headers:
             if name == signature_header:
@@ -73,8 +84,7 @@ class Refusals:
     def count(self, method: str | None, path: str | None, status: int) -> None:
         """Count a request that was refused by its header, or that never arrived whole."""
         route = path if path in self._headers else None
-        label = "POST" if method == "POST" else "other"
-        self._metrics.http_requests.labels(route or UNMATCHED, label, str(status)).inc()
+        self.count_request(method, route or UNMATCHED, status)
         if route is None or status == NOT_ALLOWED.status:
             return
         outcome = _OUTCOMES.get(status, "incomplete")
@@ -84,6 +94,11 @@ class Refusals:
             why = "missing"
             self._metrics.verifications.labels(why, "none").inc()
         self.log(route, outcome, why, status)
+
+    def count_request(self, method: str | None, route: str, status: int) -> None:
+        """Count an answer."""
+        label = "POST" if method == "POST" else "other"
+        self._metrics.http_requests.labels(route, label, str(status)).inc()
 
     def log(self, path: str, outcome: EventOutcome, why: str | None, status: int) -> None:
         """Log a refusal of something unverified, or only count it for a later line."""

@@ -66,6 +66,13 @@ class Scheme:
     # Of a token: its issuer, and whether it must say when it ends.
     issuer: str | None = None
     expires: bool = False
+    # Whether the service sends GETs too: what they say is in their query.
+    signs_get: bool = False
+
+    @property
+    def takes_get(self) -> bool:
+        """Whether a GET can be verified: its token has the address's hash, and none of a body."""
+        return self.signs_get and self.format == "jwt" and "{url}" in self.signed_content
 
     @property
     def has_time_entry(self) -> bool:
@@ -132,6 +139,7 @@ PRESETS: Final[Mapping[SignaturePreset, Scheme]] = MappingProxyType(
             timestamp_from="nbf",
             issuer="MessageBird",
             expires=True,
+            signs_get=True,
         ),
         "sinch": Scheme(
             header="x-sinch-webhook-signature",

@@ -9,8 +9,8 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections.abc import Awaitable, Sequence
-from typing import Final
+from collections.abc import Awaitable, Coroutine, Sequence
+from typing import Any, Final
 
 from bridge.amqp.client import Connection
 from bridge.amqp.publisher import Publication, Publisher
@@ -19,7 +19,7 @@ from bridge.errors import InvalidSignatureError, PublishError
 from bridge.http_server.limits import Limits
 from bridge.http_server.request import Request, Response
 from bridge.inbound.endpoint import Endpoint
-from bridge.inbound.event import OTHER, Event, name_event, properties_of
+from bridge.inbound.event import OTHER, Event, as_form, name_event, properties_of
 from bridge.inbound.metrics import UNKNOWN_DELIVERY, EventOutcome, WebhookMetrics
 from bridge.inbound.outcomes import ReceiptOutcomes, all_of
 from bridge.inbound.refusals import NOT_SIGNED, TRY_LATER, Refusals, RefusedError
@@ -71,7 +71,9 @@ class Receiver:
         self._metrics = metrics
         self._endpoints = {endpoint.path: endpoint for endpoint in endpoints}
         self.refusals = Refusals(
-            {endpoint.path: endpoint.scheme.header for endpoint in endpoints}, metrics=metrics
+            {endpoint.path: endpoint.scheme.header for endpoint in endpoints},
+            metrics=metrics,
+            get_paths={endpoint.path for endpoint in endpoints if endpoint.scheme.takes_get},
         )
         # Where there is only one, every line of the log is about it.
         self._names_routes = len(endpoints) > 1
@@ -113,6 +115,8 @@ class Receiver:
         """Return the event and its outcome when 200 is the truth; raise RefusedError otherwise."""
         self._metrics.http_size.labels(endpoint.path).observe(len(request.body))
         verified = self._verify(request, endpoint)
+        if request.method == "GET":
+            request = as_form(request)
         content_type = request.header(b"content-type")
         event = name_event(request.body, content_type, verified, endpoint.settings)
         is_new = await self._publish(event, request)
@@ -128,6 +132,7 @@ class Receiver:
                 request.body,
                 now=now,
                 query=request.query,
+                method=request.method,
             )
         except InvalidSignatureError as error:
             self._metrics.verifications.labels(error.fault, "none").inc()
@@ -163,7 +168,9 @@ class Receiver:
             log.info("events_routable", exchange=self._exchange, type=self._label(event))
         return is_new
 
-    async def _publish_event(self, event: Event, request: Request, deadline: float) -> bool:
+    def _publish_event(
+        self, event: Event, request: Request, deadline: float
+    ) -> Coroutine[Any, Any, bool]:
         def write() -> Awaitable[Publication]:
             return self._publisher.write(
                 event.body,
@@ -175,7 +182,7 @@ class Receiver:
                 deadline=deadline,
             )
 
-        return await self._recent.once(event.repeat_key, write, deadline=deadline)
+        return self._recent.once(event.repeat_key, write, deadline=deadline)
 
     def _note_unroutable(self, event: Event) -> None:
         """Have our own queue declared again, and log once that such events find no queue."""
@@ -212,7 +219,7 @@ class Receiver:
         seconds = time.perf_counter() - started
         self._count_event(event, outcome)
         self._log(event, endpoint, outcome, why, response, seconds)
-        self._metrics.http_requests.labels(endpoint.path, "POST", str(response.status)).inc()
+        self.refusals.count_request(request.method, endpoint.path, response.status)
         self._metrics.http_duration.labels(endpoint.path).observe(seconds)
         return response
 
@@ -243,7 +250,8 @@ class Receiver:
         if event is None:
             self.refusals.log(endpoint.path, outcome, why, response.status)
             return
-        receipt, count = event.receipt, len(event.receipts)
+        receipt = event.receipt if event.receipts else None
+        count = len(event.receipts)
         log.info(
             "webhook",
             route=endpoint.path if self._names_routes else None,

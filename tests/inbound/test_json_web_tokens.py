@@ -92,6 +92,45 @@ def test_another_address_is_a_mismatch() -> None:
     assert fault(MESSAGEBIRD, value, query=b"a=2") == "mismatch"
 
 
+QUERY = b"id=a-1&status=delivered"
+GET_CLAIMS = MESSAGEBIRD_CLAIMS | {
+    "payload_hash": None,
+    "url_hash": hashlib.sha256(URL.encode() + b"?" + QUERY).hexdigest(),
+}
+
+
+def test_a_get_is_signed_by_its_address() -> None:
+    """Its token has no hash of a body, and is good for one query."""
+    value = token(MESSAGEBIRD, **GET_CLAIMS)
+    get: dict[str, Any] = {"body": b"", "method": "GET"}
+
+    assert check(MESSAGEBIRD, value, query=QUERY, **get).key_index == 0
+    assert fault(MESSAGEBIRD, value, query=QUERY + b"&a=1", **get) == "mismatch"
+    assert fault(MESSAGEBIRD, value, query=QUERY, body=QUERY, method="GET") == "missing"
+
+
+@pytest.mark.parametrize("body", [BODY, b""])
+def test_a_get_and_a_post_are_not_taken_for_each_other(body: bytes) -> None:
+    """Who has seen one signed cannot make the other of it."""
+    of_get = token(MESSAGEBIRD, **GET_CLAIMS)
+    of_post = token(MESSAGEBIRD, payload_hash=hashlib.sha256(body).hexdigest())
+
+    assert fault(MESSAGEBIRD, of_get, query=QUERY, body=b"") == "missing"
+    assert check(MESSAGEBIRD, of_post, body=body).key_index == 0
+    assert fault(MESSAGEBIRD, of_post, body=b"", method="GET") == "mismatch"
+
+
+@pytest.mark.parametrize(
+    "scheme", [VONAGE, replace(MESSAGEBIRD, signed_content="{body}")], ids=["vonage", "no-url"]
+)
+def test_a_get_whose_query_is_not_signed_is_refused(scheme: Scheme) -> None:
+    """Where the token does not hold the address, it says nothing of a GET."""
+    value = token(scheme, **({"payload_hash": None} if scheme is VONAGE else GET_CLAIMS))
+
+    assert not scheme.takes_get
+    assert fault(scheme, value, query=QUERY, body=b"", method="GET") == "missing"
+
+
 CLAIMS: dict[str, tuple[Scheme, dict[str, Any], str]] = {
     "no hash": (VONAGE, {"payload_hash": None}, "missing"),
     "no hash of the address": (MESSAGEBIRD, {"url_hash": None}, "missing"),

@@ -4,11 +4,13 @@ import asyncio
 import gc
 import hashlib
 import hmac
+import time
 import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import jwt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from bridge.config import SignatureSettings, WebhookSettings
 from bridge.errors import Confirm
 from bridge.http_server.request import Request, Response
 from bridge.inbound.endpoint import Endpoint
+from bridge.inbound.event import EVENT_ID
 from bridge.inbound.metrics import WebhookMetrics
 from bridge.inbound.repeats import MAX_RECENT_EVENTS
 from bridge.inbound.webhook import Receiver
@@ -53,7 +56,7 @@ class Store:
 def make_receiver(store: Store, preset: Any = "plain", **changed: Any) -> Receiver:
     """Make a receiver with one secret."""
     ours = WebhookSettings(
-        secrets=(SecretStr(SECRET),),
+        secrets=changed.pop("secrets", (SecretStr(SECRET),)),
         signature=SignatureSettings(preset=preset),
         public_url=PUBLIC_URL,
         **changed,
@@ -315,6 +318,51 @@ async def test_the_only_endpoint_is_not_named(ears: Ears) -> None:
     await receiver.answer(make_request(EVENT, []))
 
     assert [line.get("route") for line in ears.heard("webhook")] == [None, None]
+
+
+async def test_a_get_is_published_as_the_form_in_its_query() -> None:
+    """Where a service signs GETs, their query is the body; elsewhere only POST is taken."""
+    seen: list[dict[str, Any]] = []
+
+    class Reader(Store):
+        async def write(self, body: bytes, **rest: Any) -> Publication:
+            seen.append({"body": body, "properties": rest["properties"]})
+            return write()
+
+    query = b"id=a-1&reference=order-1&status=delivered&recipient=12025550101"
+    url = f"{PUBLIC_URL}?{query.decode()}"
+    now = int(time.time())
+    claims = {"iss": "MessageBird", "nbf": now, "exp": now + 60}
+    claims |= {"url_hash": hashlib.sha256(url.encode()).hexdigest()}
+    signed = jwt.encode(claims, SECRET * 3, algorithm="HS256").encode()
+    receiver = make_receiver(
+        Reader(),
+        "messagebird",
+        secrets=(SecretStr(SECRET * 3),),
+        event_type_pointers=("/status",),
+        event_id_pointers=("/id",),
+    )
+    headers = [
+        (b"messagebird-signature-jwt", signed),
+        (b"content-type", b"application/json"),
+        (b"content-encoding", b"gzip"),
+    ]
+
+    async def answer(**changed: Any) -> Response:
+        return await receiver.answer(make_request(b"", headers, query=query, **changed))
+
+    assert (await answer(method="GET")).status == 200
+    ((_, body), (_, properties)) = seen[0].items()
+    assert body == query
+    assert properties.content_type == "application/x-www-form-urlencoded"
+    assert properties.content_encoding is None
+    assert (properties.message_type, properties.headers[EVENT_ID]) == ("delivered", "a-1")
+    assert (await answer(method="POST")).status == 401
+    other = await answer(method="HEAD")
+    assert (other.status, other.headers["Allow"]) == (405, "POST, GET")
+    plain = await make_receiver(Store()).answer(make_request(b"", method="GET"))
+    assert (plain.status, plain.headers["Allow"]) == (405, "POST")
+    assert len(seen) == 1
 
 
 async def test_the_same_id_of_two_services_is_no_repeat() -> None:

@@ -28,7 +28,7 @@ from vonage_jwt import VonageVerifyJwtError, verify_signature
 
 from bridge.errors import InvalidSignatureError
 from bridge.inbound.schemes import PRESETS, Scheme, decode_secret
-from bridge.inbound.signature import sign, verify
+from bridge.inbound.signature import Verified, sign, verify
 
 URL = "https://bridge.example/webhooks/service"
 # As long as the strongest of these algorithms wants it.
@@ -390,6 +390,29 @@ def test_vonage_takes_a_token_without_a_hash_and_we_do_not() -> None:
 
     assert verify_signature(token, SECRET)
     assert not we_take("vonage", webhook)
+
+
+def test_a_get_of_messagebird_is_taken_by_both() -> None:
+    """Its token holds the address with the query and no body; a changed query fits neither."""
+    url = URL + "?id=a-1&status=delivered"
+    now = int(time.time())
+    claims = {"iss": "MessageBird", "nbf": now, "exp": now + 60}
+    claims |= {"url_hash": hashlib.sha256(url.encode()).hexdigest()}
+    token = jwt.encode(claims, SECRET, algorithm="HS256")
+    headers = [(b"messagebird-signature-jwt", token.encode())]
+    scheme = scheme_of("messagebird")
+
+    def we_verify(query: bytes) -> Verified:
+        return verify(
+            scheme, [SECRET.encode()], headers, b"", now=time.time(), query=query, method="GET"
+        )
+
+    assert MessageBirdValidator(SECRET).validate_signature(token, url, b"")
+    assert we_verify(b"id=a-1&status=delivered").key_index == 0
+    with pytest.raises(ValidationError):
+        MessageBirdValidator(SECRET).validate_signature(token, url + "&a=1", b"")
+    with pytest.raises(InvalidSignatureError):
+        we_verify(b"id=a-1&status=delivered&a=1")
 
 
 @pytest.mark.parametrize("algorithm", ["none", "HS384", "HS512"])
