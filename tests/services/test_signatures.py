@@ -335,8 +335,8 @@ def test_another_body_is_taken_by_neither(name: str) -> None:
 
 def changed(value: str) -> Sequence[str]:
     """Write values of a signature's header that are nearly right."""
-    last = value.rstrip("=")[-1]
-    spoiled = value.replace(last, "A" if last != "A" else "B")
+    # Not the last one, of which base64 leaves bits unused, and some clients take them.
+    spoiled = value[:-8] + ("B" if value[-8] in "Aa" else "A") + value[-7:]
     return [value[:-4], value[4:], spoiled, value[::-1], value.swapcase(), "", "=" * 8]
 
 
