@@ -26,6 +26,8 @@ _TEXTS: Final = {
     "too_short": "must have at least {min_length} in its list",
     "too_long": "must have at most {max_length} in its list",
     "tuple_type": "must be a list",
+    "dict_type": "must be a map, like {{a: b}}",
+    "recursion_loop": "is nested too deep",
     "missing": "is missing; write it",
     "int_type": "must be a whole number",
     "int_parsing": "must be a whole number",

@@ -122,12 +122,17 @@ def _by_code_alone(
     settings: Settings, documented: Sequence[RenderedAnswer]
 ) -> list[RenderedAnswer]:
     """Say what the codes mean of which there is no example; a status stands for a missing one."""
+    api = settings.sms_api
+    accepted = api.response.accepted
     shown = {answer.code or str(answer.status) for answer in documented}
+    if set(api.error_code_pointers) == {accepted.pointer}:
+        # What means yes is no error where it stands, and codes stand nowhere else.
+        shown |= set(accepted.values)
     return [
         RenderedAnswer(
             status=None, code=code, means=None, becomes=_becomes(*_read_fate(fate), settings)
         )
-        for code, fate in settings.sms_api.response.errors.items()
+        for code, fate in api.response.errors.items()
         if code not in shown
     ]
 

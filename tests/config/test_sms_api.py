@@ -268,6 +268,7 @@ def test_fields_in_each_others_way(faults: Faults, given: dict[str, Any], told: 
             {"response": {"duplicate": {"code": "100200300"}}},
             "sms_api.response.duplicate.code: is like a phone number",
         ),
+        ({"response": {"errors": ["1"]}}, "sms_api.response.errors: must be a map, like {a: b}"),
         ({"response": {"errors": {"1": "sent"}}}, "sms_api.response.errors.1: must be 'refused'"),
         *(
             (

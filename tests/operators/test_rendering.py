@@ -161,3 +161,10 @@ def test_a_status_that_stands_for_a_code_is_listed_once() -> None:
     assert [(a.status, a.code) for a in answers if a.becomes == "tried again later"] == [
         (503, None)
     ]
+
+
+def test_a_code_that_means_yes_is_no_error() -> None:
+    """What `accepted.values` have is not listed as an error of the same place: none is judged."""
+    answers = rendered("vonage-sms", response={"errors": {"0": "refused", "98": "refused"}}).answers
+
+    assert {a.code for a in answers} & {"0", "98"} == {"98"}
