@@ -19,7 +19,7 @@ APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 .DEFAULT_GOAL := help
 .PHONY: help env broker prometheus amqp-tools demo test test-fast test-changed test-plain-wire \
     examples upgrade-check soak side-by-side scenes adaptive soak-webhook forgeries mutants pictures nginx redpanda-connect \
-    bench bench-guard bench-profile chart chart-cluster chart-files provider-pages image release-image \
+    bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
 
 help:  ## list the targets
@@ -221,6 +221,9 @@ chart-files: $(DEV_STAMP)  ## write what is made of other files: the chart's doc
 
 provider-pages: $(DEV_STAMP)  ## write what docs/providers says of the presets' data
 	$(BIN)/python -m tests.providers.pages
+
+docs: $(DEV_STAMP)  ## build the documents as a site, build/docs; a link to nowhere ends it
+	$(BIN)/python docs/site.py build/docs
 
 IMAGE ?= sms-bridge
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)

@@ -5,8 +5,8 @@ python -m tests.changed COMMIT prints their paths:
 - a test file that was changed itself,
 - the tests that mirror a file: `bridge/outbound/pace.py` has `tests/outbound`, `bridge/logs.py`
   has `tests/test_logs.py`, the chart `tests/chart`, an example the test that runs them all, a page
-  of docs `tests/test_docs.py` and the folder of tests with its folder's name, and what tests read
-  is in their folder,
+  of docs `tests/test_docs.py`, `tests/test_site.py` and the folder of tests with its folder's
+  name, and what tests read is in their folder,
 - those that run its wing as a process, which no import shows,
 - of data in a folder beside a module of its name, those of the module,
 - each test file that imports it, or names it if it is no module, directly or through others of
@@ -72,7 +72,7 @@ def _mirrors(place: PurePosixPath, texts: Mapping[str, str]) -> set[str]:
     if place.parts[0] == "docs" and place.suffix == ".md":
         folder = f"tests/{place.parts[1]}"
         of_pages = {folder} if any(path.startswith(f"{folder}/") for path in texts) else set()
-        return {"tests/test_docs.py", *of_pages}
+        return {"tests/test_docs.py", "tests/test_site.py", *of_pages}
     if place.parts[0] == "examples":
         return {"tests/integration/test_examples.py"}
     if place.parts[0] == ALL and len(place.parts) > 2 and place.suffix != ".py":

@@ -47,10 +47,10 @@ CASES = {
     "what a test reads": ("tests/chart/golden/full.yaml", {"tests/chart"}),
     "what a test names": ("README.md", {"tests/test_docs.py"}),
     "an example": ("examples/go/publish/main.go", {"tests/integration/test_examples.py"}),
-    "a page": ("docs/faults.md", {"tests/test_docs.py"}),
+    "a page": ("docs/faults.md", {"tests/test_docs.py", "tests/test_site.py"}),
     "a page with tests of its own": (
         "docs/providers/twilio.md",
-        {"tests/test_docs.py", "tests/providers"},
+        {"tests/test_docs.py", "tests/test_site.py", "tests/providers"},
     ),
     "what no test names": ("docs/img/worker.png", set()),
     "the fixtures of all": ("tests/conftest.py", {"tests"}),

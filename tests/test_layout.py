@@ -28,6 +28,8 @@ NO_MODULE = {
     "test_layout.py": "the tests",
     "test_main.py": "bridge/__main__.py",
     "test_makefile.py": "the Makefile",
+    "test_reference.py": "a document",
+    "test_site.py": "the documents",
     "test_sizes.py": "all modules",
 }
 

@@ -1,0 +1,88 @@
+"""docs/reference.md against the code: each table has what there is, and nothing else."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel
+
+from bridge.config import Settings
+from bridge.inbound.receipts import Delivery
+from bridge.operators.message_models import (
+    DeadLetterHeaders,
+    EventHeaders,
+    EventProperties,
+    OutcomeEvent,
+    RequestHeaders,
+)
+from bridge.outbound import envelope
+from bridge.outbound.fates import DeadReason, FinalOutcome
+from bridge.outbound.request import SendRequest
+from bridge.outcome_event import ReceiptOutcome
+
+PAGE = (Path(__file__).parent.parent / "docs" / "reference.md").read_text(encoding="utf-8")
+# A section's tables, each by what its first column is of.
+SECTIONS = {
+    heading: {
+        column: re.findall(r"^\| `([^`]+)`", rows, re.MULTILINE)
+        for column, rows in re.findall(
+            r"^\| (\w+) \|.*\n\|[-|]+\n((?:\|.*\n?)+)", text, re.MULTILINE
+        )
+    }
+    for heading, text in re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", PAGE, re.MULTILINE)
+}
+
+
+def _names(model: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+TRACE = {"traceparent", "tracestate"}
+OUTCOMES = [*get_args(FinalOutcome), *get_args(ReceiptOutcome)]
+ROWS: dict[tuple[str, str], Iterable[str]] = {
+    ("A request: body", "member"): _names(SendRequest),
+    ("A request: headers", "header"): _names(RequestHeaders),
+    ("A dead letter: headers", "header"): set(_names(DeadLetterHeaders)) - TRACE,
+    ("A dead letter: headers", "reason"): get_args(DeadReason),
+    ("An outcome", "outcome"): OUTCOMES,
+    ("An outcome", "member"): _names(OutcomeEvent),
+    ("An event", "property"): _names(EventProperties),
+    ("An event", "header"): _names(EventHeaders),
+}
+
+
+@pytest.mark.parametrize(("heading", "column"), ROWS)
+def test_a_table_has_what_there_is(heading: str, column: str) -> None:
+    """Every header, property, member, reason and outcome has its row, and no row is too many."""
+    assert sorted(SECTIONS[heading][column]) == sorted(ROWS[heading, column])
+
+
+def test_every_header_of_ours_is_in_some_table() -> None:
+    """What the worker knows by name is told, but for the one that changes nothing."""
+    told = {row for tables in SECTIONS.values() for row in tables.get("header", [])}
+    known = {value for value in vars(envelope).values() if _is_header(value)}
+
+    assert known - told == {envelope.PRIORITY}
+    assert {name for name in told if _is_header(name)} - known == {
+        f"{envelope.PREFIX}{name}"
+        for name in ("body-sha256", "event-id", "delivery", "provider-id", "message-id")
+    }
+
+
+def _is_header(value: object) -> bool:
+    return isinstance(value, str) and value.startswith(envelope.PREFIX) and value != envelope.PREFIX
+
+
+def test_the_names_on_the_broker_are_the_defaults() -> None:
+    """The names of queues and exchanges, and the steps of the ladder, are those of the settings."""
+    settings = Settings()
+    queue = settings.worker.queue
+    inbound = {settings.webhook.exchange, settings.webhook.queue}
+    own = {queue, f"{queue}.retry.<delay>", f"{queue}.dead", "sms.outcome"}
+
+    assert set(SECTIONS["Names on the broker"]["name"]) == own | inbound
+    assert "`5s 30s 2m 10m 1h`" in PAGE
+    assert f"`worker.max_text_length` ({settings.worker.max_text_length})" in PAGE
+    assert all(f"`{word}`" in PAGE for word in get_args(Delivery))

@@ -1,0 +1,108 @@
+"""The site of the documents: it builds, it is whole, and it loads nothing from elsewhere."""
+
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parent.parent
+BUILD_SECONDS = 120
+# What makes a browser load something, but for a link that a reader follows.
+LOADING = {
+    ("script", "src"),
+    ("img", "src"),
+    ("iframe", "src"),
+    ("source", "src"),
+    ("link", "href"),
+    ("object", "data"),
+}
+
+
+class _Loads(HTMLParser):
+    """Collects what a page loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.addresses |= {value or "" for name, value in attrs if (tag, name) in LOADING}
+
+
+def _build(*folders: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "docs/site.py", *map(str, folders)]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site as `make docs` does."""
+    folder = tmp_path_factory.mktemp("site")
+    done = _build(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_each_page_is_on_the_site(site: Path) -> None:
+    """Every document has its page, at the place that it has in the repository."""
+    pages = {path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md")}
+    built = {page.with_suffix(".html") for page in pages}
+    indexes = {page.with_name("index.html") if page.stem == "README" else page for page in built}
+
+    assert len(pages) > 20
+    assert {page for page in indexes if not (site / page).is_file()} == set()
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    """Scripts, styles, fonts and pictures of each page are files of the site."""
+    pages = sorted(site.rglob("*.html"))
+    foreign: set[str] = set()
+    missing: set[str] = set()
+    for page in pages:
+        loads = _Loads()
+        loads.feed(page.read_text(encoding="utf-8"))
+        assert loads.addresses
+        for address in loads.addresses:
+            if "//" in address:
+                foreign.add(address)
+            elif page.name != "404.html" and not _file(page, address).is_file():
+                missing.add(f"{page.relative_to(site)}: {address}")
+    styles = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
+
+    assert len(pages) > 20
+    assert (foreign, missing) == (set(), set())
+    assert not any("url(http" in style or "url(//" in style for style in styles)
+
+
+def _file(page: Path, address: str) -> Path:
+    return page.parent / address.partition("#")[0].partition("?")[0]
+
+
+def test_the_search_knows_the_pages(site: Path) -> None:
+    """The search finds what is written, without asking anybody."""
+    index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
+
+    assert "docs/reference.html" in index
+    assert "sms-bridge-expires-at" in index
+
+
+def test_a_link_to_nowhere_ends_the_build(tmp_path: Path) -> None:
+    """A heading that is not there is an error, and is named."""
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    for path in ROOT.iterdir():
+        (repository / path.name).symlink_to(path)
+    readme = repository / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    readme.unlink()
+    readme.write_text(f"{text}\n[x](docs/reference.md#no-such)\n", encoding="utf-8")
+    done = _build(tmp_path / "site", repository)
+
+    assert done.returncode == 1
+    assert "#no-such" in done.stderr
