@@ -17,7 +17,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 
 .DEFAULT_GOAL := help
-.PHONY: help env broker prometheus amqp-tools demo test test-fast test-changed test-plain-wire \
+.PHONY: help env broker prometheus amqp-tools browser demo test test-fast test-changed test-plain-wire \
     examples upgrade-check soak side-by-side scenes adaptive soak-webhook forgeries mutants pictures nginx redpanda-connect \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
@@ -50,6 +50,7 @@ $(BENCH_STAMP): $(DEV_STAMP)
 
 WITHOUT_RABBITMQ := Install a RabbitMQ server (apt-get, dnf or brew install it), or set \
     SMS_BRIDGE_RABBITMQ__URL (demo) or SMS_BRIDGE_TEST_AMQP_URL (tests) to one that runs.
+WITHOUT_CHROMIUM := Install Chromium: the program chromium must be on PATH.
 WITHOUT_PROMETHEUS := Install Prometheus: the programs prometheus and promtool must be on PATH.
 WITHOUT_AMQP_TOOLS := Install curl, jq and the tools of librabbitmq (package amqp-tools or librabbitmq-tools).
 
@@ -83,6 +84,10 @@ amqp-tools:  ## install what the examples of the shell need, unless it is there
 	then exit 0; fi; \
 	$(call apt_install,curl jq amqp-tools,$(WITHOUT_AMQP_TOOLS))
 
+browser:  ## install Chromium for the tests of the sandbox's page, unless it is there
+	@if command -v chromium >/dev/null || command -v chromium-browser >/dev/null; then exit 0; fi; \
+	$(call apt_install,chromium,$(WITHOUT_CHROMIUM))
+
 demo: $(STAMP) broker  ## run both directions for real, with faults, and account for every message (KEEP=1 leaves it running)
 	$(BIN)/python -m bridge demo $(if $(KEEP),--keep)
 
@@ -99,7 +104,7 @@ $(1)/pytest $(IN_PARALLEL) -m 'not serial' $(2) || [ $$? -eq 5 ]
 $(1)/pytest -m serial $(2) || [ $$? -eq 5 ]
 endef
 
-test: $(DEV_STAMP) broker prometheus amqp-tools  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/outbound PROCESSES=4)
+test: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/outbound PROCESSES=4)
 	$(call run_tests,$(BIN),$(TESTS))
 
 # Collecting takes each process seconds, and few of these tests wait. They share little, so that
@@ -108,7 +113,7 @@ test-fast: PROCESSES = 3
 test-fast: IN_PARALLEL = -n $(PROCESSES) --dist worksteal
 test-fast: $(DEV_STAMP)  ## run the tests that need no broker and no Prometheus, and no seconds of waiting
 	$(BIN)/pytest $(IN_PARALLEL) -m 'not slow and not serial' \
-	    --ignore tests/faults --ignore tests/integration --ignore tests/cluster
+	    --ignore tests/browser --ignore tests/faults --ignore tests/integration --ignore tests/cluster
 
 SINCE ?= origin/main
 test-changed: $(DEV_STAMP)  ## run the tests that what differs from a commit concerns (SINCE=origin/main)
@@ -129,7 +134,7 @@ examples: $(DEV_STAMP) broker amqp-tools  ## build the programs of examples/ and
 # What is newer than uv.lock, or not in it at all, is printed before the tests run with it.
 NEWEST := .upgrade
 FREEZE := $(UV) pip freeze --quiet --exclude-editable --python
-upgrade-check: $(DEV_STAMP) broker prometheus amqp-tools  ## run all tests with the newest versions that pyproject.toml allows, in an environment of its own (TESTS=tests/integration)
+upgrade-check: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests with the newest versions that pyproject.toml allows, in an environment of its own (TESTS=tests/integration)
 	$(UV) venv --quiet --clear $(NEWEST)
 	$(UV) pip install --quiet --upgrade --python $(NEWEST) --editable . --group test
 	@$(FREEZE) .venv | tr -s '=' ' ' | sort >$(NEWEST)/locked

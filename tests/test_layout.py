@@ -10,6 +10,7 @@ FILES = sorted(TESTS.rglob("test_*.py"))
 # Of files that are no modules, or of several modules at once, some of them as processes.
 ELSEWHERE = (
     "bench",
+    "browser",
     "chart",
     "cluster",
     "faults",

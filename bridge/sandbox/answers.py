@@ -79,6 +79,18 @@ class Answers:
         rejected = "setup:credentials_rejected"
         return next(answer for answer in self._answers if answer.fate == rejected)
 
+    def listed(self) -> list[dict[str, Any]]:
+        """List the answers, each by the name that `named` finds it by first."""
+        return [
+            {
+                "name": one.means or one.code,
+                "status": one.status,
+                "code": one.code,
+                "fate": one.fate,
+            }
+            for one in self._answers
+        ]
+
     def with_status(self, status: int) -> Answer | None:
         """Return the first answer that has a status."""
         return next((answer for answer in self._answers if answer.status == status), None)

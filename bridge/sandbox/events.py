@@ -3,7 +3,7 @@
 import json
 import uuid
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 from urllib.parse import urlencode
 
 from bridge.config.presets import Preset, documented_webhooks
@@ -27,6 +27,12 @@ class Events:
     def __init__(self, preset: Preset) -> None:
         self._is_generic = preset == "generic"
         self._examples = documented_webhooks(preset)
+
+    @property
+    def deliveries(self) -> list[Delivery]:
+        """What a receipt of the service can say."""
+        documented = {one.get("delivery") for one in self._examples}
+        return [one for one in get_args(Delivery) if one in documented]
 
     def reply(self, sender: str, text: str) -> Event:
         """Write what the service sends when a person has written."""

@@ -56,6 +56,8 @@ class Fault(BaseModel):
         return self
 
 
+MAX_FAULTS: Final = 1000
+FAULT: Final[TypeAdapter[Fault]] = TypeAdapter(Fault)
 FAULTS: Final[TypeAdapter[list[Fault]]] = TypeAdapter(
-    Annotated[list[Fault], Field(max_length=1000)]
+    Annotated[list[Fault], Field(max_length=MAX_FAULTS)]
 )

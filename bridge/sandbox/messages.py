@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, NamedTuple
 
+from bridge.outbound.segments import count_segments
+from bridge.sandbox.exchanges import Exchange
+
 # What a request says where its service wants `to`, `from`, `text` and the key.
 Values = Mapping[str, object]
 
@@ -26,7 +29,7 @@ _FORMATS: Final = {
 class Message(NamedTuple):
     """One message that the service took; `received_at` is in seconds of Unix time.
 
-    `sender` is None where the service is told none.
+    `sender` is None where the service is told none. `number` orders it among all that happened.
     """
 
     id: str
@@ -35,6 +38,7 @@ class Message(NamedTuple):
     text: str
     idempotency_key: str | None
     received_at: float
+    number: int = 0
 
     @property
     def repeat_key(self) -> tuple[str | None, ...]:
@@ -49,7 +53,17 @@ class Message(NamedTuple):
             "from": self.sender,
             "text": self.text,
             "idempotency_key": self.idempotency_key,
-            "received_at": _format_time(self.received_at),
+            "received_at": format_time(self.received_at),
+        }
+
+    def for_page(self) -> dict[str, Any]:
+        """Return the message with what only the page shows of it."""
+        encoding, segments = count_segments(self.text)
+        return {
+            **self.as_json(),
+            "number": self.number,
+            "encoding": encoding,
+            "segments": segments,
         }
 
 
@@ -57,7 +71,8 @@ class Message(NamedTuple):
 class Attempt:
     """One POST that reached the service; `status` stays None while nothing was answered.
 
-    `detail` says what the sandbox found wrong with it.
+    `detail` says what the sandbox found wrong with it, and `fault` how it misbehaved: a mode of
+    faults. `number` orders it among all that happened. `exchange` is None once many others came.
     """
 
     idempotency_key: str | None
@@ -65,6 +80,10 @@ class Attempt:
     status: int | None = None
     detail: str | None = None
     received_at: float = field(default_factory=time.time)
+    fault: str | None = None
+    answered_at: float | None = None
+    number: int = 0
+    exchange: Exchange | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the attempt as the sandbox shows it."""
@@ -73,11 +92,22 @@ class Attempt:
             "idempotency_key": self.idempotency_key,
             "status": self.status,
             "detail": self.detail,
-            "received_at": _format_time(self.received_at),
+            "received_at": format_time(self.received_at),
+        }
+
+    def for_page(self) -> dict[str, Any]:
+        """Return the attempt with what only the page shows of it."""
+        took = None if self.answered_at is None else self.answered_at - self.received_at
+        return {
+            **self.as_json(),
+            "number": self.number,
+            "fault": self.fault,
+            "seconds": None if took is None else round(took, 3),
         }
 
 
-def _format_time(seconds: float) -> str:
+def format_time(seconds: float) -> str:
+    """Write Unix time in RFC 3339, in UTC, with milliseconds."""
     text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 

@@ -5,11 +5,11 @@ misbehaves when asked to. It never drops a repeated message: a duplicate has to 
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final, TypeVar
+from typing import Final
 
-from pydantic import TypeAdapter, ValidationError
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -20,27 +20,24 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bridge.config.presets import Preset
-from bridge.errors import InvalidSignatureError
 from bridge.sandbox.answers import Answer
-from bridge.sandbox.events import Event, Events
-from bridge.sandbox.faults import FAULTS, MAX_HANG_SECONDS, Fault
+from bridge.sandbox.events import Events
+from bridge.sandbox.exchanges import Exchange, mask, shorten
+from bridge.sandbox.faults import FAULT, FAULTS, MAX_FAULTS, MAX_HANG_SECONDS, Fault
 from bridge.sandbox.memory import Memory
+from bridge.sandbox.message_query import MESSAGE_QUERY, MessageQuery
 from bridge.sandbox.messages import Attempt, Message
+from bridge.sandbox.page import Page
 from bridge.sandbox.server import NoResponse, close_unanswered, while_connected
 from bridge.sandbox.service import Refusal, Service
+from bridge.sandbox.validation import validate
 from bridge.sandbox.visitors import JSON, find_refusal
-from bridge.sandbox.webhooks import (
-    PHONE_REPLY,
-    RECEIPT_ORDER,
-    Order,
-    Sign,
-    WebhookSender,
-    check_url,
-)
-
-T = TypeVar("T")
+from bridge.sandbox.webhook_orders import WebhookOrders
+from bridge.sandbox.webhooks import Sign, WebhookSender, check_url
 
 MAX_BODY_BYTES: Final = 1024 * 1024
+# So many may wait at a time for a message.
+MAX_WAITING: Final = 200
 # Answers with these have no body (RFC 9110, 6.4.1).
 _BODILESS: Final = {204, 304}
 
@@ -51,6 +48,8 @@ It plays the preset %s, which takes messages at
 POST   %s
 
 GET    /sandbox/messages   what was accepted, oldest first; DELETE forgets it
+           ?to=NUMBER      for one number, ?after=ID after one message; with
+           &wait_seconds=30 the answer comes as soon as there is one
 GET    /sandbox/repeats    of these, what repeats an earlier one
 GET    /sandbox/requests   every such POST and its answer; DELETE forgets it
 POST   /sandbox/replies    reply from a phone: {"from", "text", "repeat": 1, "forged": false}
@@ -60,7 +59,7 @@ POST   /sandbox/events     any body, signed and sent to the bridge as it is
 PUT    /sandbox/faults     misbehave: [{"to", "count", "status", "answer", "headers",
                            "latency_seconds",
                            "mode": "answer" | "hang" | "cut" | "accept_then_cut"}]
-GET    /sandbox/faults     the faults still to come; DELETE ends them
+POST   /sandbox/faults     one fault more; GET lists those still to come, DELETE ends them
 """
 
 
@@ -69,9 +68,12 @@ class Sandbox:
 
     def __init__(self, service: Service, memory: Memory, webhooks: WebhookSender | None) -> None:
         self._service = service
-        self._events = Events(service.preset)
         self._memory = memory
         self._webhooks = webhooks
+        self.orders = WebhookOrders(memory, Events(service.preset), webhooks)
+        url = None if webhooks is None else webhooks.url
+        self.page = Page(service, memory, webhook_url=url)
+        self._waiting = 0
 
     @asynccontextmanager
     async def lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -81,19 +83,29 @@ class Sandbox:
                 await stack.enter_async_context(self._webhooks)
             yield
 
-    async def show_index(self, _request: Request) -> Response:
-        """Say what there is."""
+    async def show_index(self, request: Request) -> Response:
+        """Show browsers the page, and tell programs what there is."""
+        if "text/html" in request.headers.get("accept", ""):
+            return self.page.show()
         return PlainTextResponse(INDEX % (self._service.preset, self._service.path))
 
     async def take_message(self, request: Request) -> Response:
         """Record one POST, check it, then take the message or do as a fault says."""
         attempt = Attempt(self._service.key_header(request.headers))
-        self._memory.attempts.append(attempt)
+        attempt.exchange = _exchange(request, self._service.login_header)
+        self._memory.record(attempt)
         try:
             body = await request.body()
+            attempt.exchange.body = shorten(body)
+            return await self._answer(attempt, body, request)
         except HTTPException as refusal:
             attempt.status = refusal.status_code
             raise
+        finally:
+            attempt.answered_at = time.time()
+            self._memory.tell_of(attempt)
+
+    async def _answer(self, attempt: Attempt, body: bytes, request: Request) -> Response:
         attempt.to, attempt.idempotency_key, outcome = self._service.read(
             request.headers, body, api_key=self._memory.key, received_at=attempt.received_at
         )
@@ -109,16 +121,19 @@ class Sandbox:
         duplicate = self._service.duplicate
         if duplicate is not None and self._memory.holds_key(message.idempotency_key):
             return duplicate
-        self._memory.messages.append(message)
+        self._memory.keep(message)
         return self._service.accept(message, status=status)
 
     async def _misbehave(
         self, fault: Fault, message: Message, attempt: Attempt, request: Request
     ) -> Response:
         answer = self._service.ordered(fault)
+        attempt.fault = fault.mode
         # Kept before the wait: the client that gives up waiting was sent its message all the same.
         if fault.mode == "accept_then_cut" or (fault.mode == "answer" and answer is None):
             answer = self._accept(message, fault.own_status)
+        # What waits is shown while it does.
+        self._memory.tell_of(attempt)
         if not await while_connected(request, asyncio.sleep(fault.latency_seconds, result=True)):
             return await close_unanswered(request)
         if fault.mode == "answer" and answer is not None:
@@ -127,9 +142,29 @@ class Sandbox:
             await while_connected(request, asyncio.sleep(MAX_HANG_SECONDS))
         return await close_unanswered(request)
 
-    async def list_messages(self, _request: Request) -> Response:
-        """Show the messages taken, oldest first."""
-        return JSONResponse({"messages": [message.as_json() for message in self._memory.messages]})
+    async def list_messages(self, request: Request) -> Response:
+        """Show the messages taken, oldest first; wait for the first of them if so asked."""
+        query = validate(MESSAGE_QUERY, dict(request.query_params))
+        number = -1
+        if query.after is not None:
+            after = self._memory.newest(query.after, None)
+            if after is None:
+                raise HTTPException(404, "after: no message that is kept has this id")
+            number = after.number
+        found = self._memory.since(number, query.to)
+        if not found and query.wait_seconds:
+            found = await self._wait(request, query, number)
+        return JSONResponse({"messages": [message.as_json() for message in found]})
+
+    async def _wait(self, request: Request, query: MessageQuery, number: int) -> list[Message]:
+        if self._waiting >= MAX_WAITING:
+            raise HTTPException(503, f"{MAX_WAITING} requests wait already", {"Retry-After": "1"})
+        self._waiting += 1
+        try:
+            waiting = self._memory.wait(number, query.to, query.wait_seconds)
+            return await while_connected(request, waiting) or []
+        finally:
+            self._waiting -= 1
 
     async def list_repeats(self, _request: Request) -> Response:
         """Show the messages that repeat an earlier one, oldest first."""
@@ -137,7 +172,7 @@ class Sandbox:
 
     async def forget_messages(self, _request: Request) -> Response:
         """Forget the messages taken."""
-        self._memory.messages.clear()
+        self._memory.forget_messages()
         return Response(status_code=204)
 
     async def list_attempts(self, _request: Request) -> Response:
@@ -146,7 +181,7 @@ class Sandbox:
 
     async def forget_attempts(self, _request: Request) -> Response:
         """Forget the POSTs to the API."""
-        self._memory.attempts.clear()
+        self._memory.forget_attempts()
         return Response(status_code=204)
 
     async def list_faults(self, _request: Request) -> Response:
@@ -159,59 +194,29 @@ class Sandbox:
 
     async def set_faults(self, request: Request) -> Response:
         """Put these faults in the place of all others."""
-        faults = _validate(FAULTS, await request.body())
+        self._memory.order(self._check(validate(FAULTS, await request.body())))
+        return await self.list_faults(request)
+
+    async def add_fault(self, request: Request) -> Response:
+        """Put one more fault behind all others."""
+        if len(self._memory.faults) >= MAX_FAULTS:
+            raise HTTPException(409, f"There are {MAX_FAULTS} faults; end them first.")
+        added = self._check([validate(FAULT, await request.body())])
+        self._memory.order([*self._memory.faults, *added])
+        return await self.list_faults(request)
+
+    def _check(self, faults: list[Fault]) -> list[Fault]:
         for number, fault in enumerate(faults):
             try:
                 self._service.ordered(fault)
             except ValueError as error:
                 raise HTTPException(400, f"{number}.answer: {error}") from None
-        self._memory.faults = faults
-        return await self.list_faults(request)
+        return faults
 
     async def forget_faults(self, _request: Request) -> Response:
         """Behave again."""
-        self._memory.faults.clear()
+        self._memory.order([])
         return Response(status_code=204)
-
-    async def send_reply(self, request: Request) -> Response:
-        """Send the webhook of a message from a phone, repeated or forged if so asked."""
-        reply = _validate(PHONE_REPLY, await request.body())
-        return await self._send_webhooks(
-            request, self._events.reply(reply.sender, reply.text), reply
-        )
-
-    async def send_receipt(self, request: Request) -> Response:
-        """Send the delivery receipt of a message that was taken."""
-        order = _validate(RECEIPT_ORDER, await request.body())
-        message = self._memory.newest(order.id, order.to)
-        if message is None:
-            raise HTTPException(404, "id, to: no such message was taken")
-        try:
-            event = self._events.receipt(message, order.delivery)
-        except ValueError as error:
-            raise HTTPException(400, f"delivery: {error}") from None
-        return await self._send_webhooks(request, event, order)
-
-    async def send_event(self, request: Request) -> Response:
-        """Send the very bytes of the request as a signed webhook."""
-        return await self._send_webhooks(request, Event(await request.body(), JSON), Order())
-
-    async def _send_webhooks(self, request: Request, event: Event, order: Order) -> Response:
-        if self._webhooks is None:
-            raise HTTPException(
-                409, "Start the sandbox with --webhook-url and --webhook-secret to send webhooks."
-            )
-        try:
-            answers = await while_connected(request, self._webhooks.send(event, order))
-        except InvalidSignatureError:
-            raise HTTPException(
-                400,
-                "text: cannot be signed as the service does, for it could be read in two ways; "
-                "take another one, or a --webhook-url without a query",
-            ) from None
-        if answers is None:
-            return await close_unanswered(request)
-        return JSONResponse({"answers": answers})
 
 
 def _respond(
@@ -221,18 +226,19 @@ def _respond(
     attempt.status = answer.status
     headers = {**answer.headers, **(headers or {})}
     if answer.body is None or answer.status in _BODILESS:
-        return Response(status_code=answer.status, headers=headers)
-    return JSONResponse(answer.body, answer.status, headers=headers)
+        response = Response(status_code=answer.status, headers=headers)
+    else:
+        response = JSONResponse(answer.body, answer.status, headers=headers)
+    if attempt.exchange is not None:
+        attempt.exchange.answer_headers = (*response.headers.items(),)
+        attempt.exchange.answer_body = shorten(bytes(response.body))
+    return response
 
 
-def _validate(adapter: TypeAdapter[T], body: bytes) -> T:
-    try:
-        return adapter.validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        path = ".".join(str(part) for part in first["loc"]) or "body"
-        text = first["msg"].removeprefix("Value error, ")
-        raise HTTPException(400, f"{path}: {text[:1].lower()}{text[1:]}") from None
+def _exchange(request: Request, login_header: str) -> Exchange:
+    path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    headers = mask(request.headers.items(), logins={login_header})
+    return Exchange(request.method, path, headers, body="")
 
 
 async def _refuse(_request: Request, error: Exception) -> Response:
@@ -293,6 +299,7 @@ def create_app(
         routes=[
             Route(service.path, sandbox.take_message, methods=["POST"]),
             Route("/", sandbox.show_index),
+            *sandbox.page.routes(),
             Route("/sandbox/messages", sandbox.list_messages),
             Route("/sandbox/messages", sandbox.forget_messages, methods=["DELETE"]),
             Route("/sandbox/repeats", sandbox.list_repeats),
@@ -300,10 +307,9 @@ def create_app(
             Route("/sandbox/requests", sandbox.forget_attempts, methods=["DELETE"]),
             Route("/sandbox/faults", sandbox.list_faults),
             Route("/sandbox/faults", sandbox.set_faults, methods=["PUT"]),
+            Route("/sandbox/faults", sandbox.add_fault, methods=["POST"]),
             Route("/sandbox/faults", sandbox.forget_faults, methods=["DELETE"]),
-            Route("/sandbox/replies", sandbox.send_reply, methods=["POST"]),
-            Route("/sandbox/receipts", sandbox.send_receipt, methods=["POST"]),
-            Route("/sandbox/events", sandbox.send_event, methods=["POST"]),
+            *sandbox.orders.routes(),
         ],
         exception_handlers={HTTPException: _refuse, ClientDisconnect: _let_go},
         middleware=[Middleware(_Visitors, hosts=frozenset(hosts), service=service)],

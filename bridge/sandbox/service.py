@@ -62,6 +62,15 @@ class Service:
         own, given = self.settings.message_id_pointers[0], f"/{self._names.get('key', '')}"
         self._takes_ids = split_pointer(own)[-1] == split_pointer(given)[-1]
 
+    @property
+    def login_header(self) -> str:
+        """The header that holds the login, in lower case."""
+        return self.settings.auth.header.lower()
+
+    def list_answers(self) -> list[dict[str, Any]]:
+        """List the service's own answers, as a fault can order them."""
+        return self._answers.listed()
+
     def key_header(self, headers: Mapping[str, str]) -> str | None:
         """Return the idempotency key of a request whose body is not read yet."""
         return None if self._key_header is None else headers.get(self._key_header)
@@ -166,7 +175,7 @@ class Service:
     def _knows(self, headers: Mapping[str, str], api_key: str | None) -> bool:
         if self.settings.auth.scheme == "none":
             return True
-        given = self._secret(headers.get(self.settings.auth.header.lower(), ""))
+        given = self._secret(headers.get(self.login_header, ""))
         if not given:
             return False
         return api_key is None or secrets.compare_digest(given.encode(), api_key.encode())

@@ -1,9 +1,11 @@
 """The stand-in's webhooks: what is to be sent, and sending it, signed, to the bridge."""
 
 import asyncio
+import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Annotated, Final, Protocol, Self
+from typing import Annotated, Any, Final, Literal, Protocol, Self
 
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -11,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from bridge.errors import ConfigError
 from bridge.inbound.signature import Signed
 from bridge.sandbox.events import Delivery, Event
+from bridge.sandbox.messages import format_time
 
 MAX_WEBHOOKS_IN_FLIGHT: Final = 50
 # Longer than any receiver takes that answers within its own deadline.
@@ -48,6 +51,31 @@ class ReceiptOrder(Order):
     delivery: Delivery = "delivered"
 
 
+@dataclass(slots=True)
+class SentWebhook:
+    """A webhook that was ordered; `answers` is None while it is on its way.
+
+    `phone` is the number whose conversation it belongs to, `about` the id of the message that a
+    receipt is about.
+    """
+
+    kind: Literal["reply", "receipt", "event"]
+    body: str
+    phone: str | None = None
+    text: str | None = None
+    about: str | None = None
+    delivery: Delivery | None = None
+    repeat: int = 1
+    forged: bool = False
+    answers: list[int | None] | None = None
+    number: int = 0
+    sent_at: float = field(default_factory=time.time)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the webhook as the page shows it."""
+        return asdict(self) | {"sent_at": format_time(self.sent_at)}
+
+
 PHONE_REPLY: Final = TypeAdapter(PhoneReply)
 RECEIPT_ORDER: Final = TypeAdapter(ReceiptOrder)
 
@@ -56,6 +84,7 @@ class WebhookSender:
     """Posts signed webhooks to one URL, while it is open."""
 
     def __init__(self, url: str, sign: Sign) -> None:
+        self.url = url
         self._url = httpx.URL(url)
         self._sign = sign
         self._in_flight = asyncio.Semaphore(MAX_WEBHOOKS_IN_FLIGHT)

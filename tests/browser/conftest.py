@@ -1,0 +1,133 @@
+"""A real browser before the sandbox's page: alone, or with a whole bridge behind it."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+
+import pytest
+from playwright.async_api import Browser, ConsoleMessage, Page, ViewportSize, async_playwright
+from starlette.applications import Starlette
+
+from bridge.sandbox.memory import Memory
+from bridge.sandbox.messages import Message
+from bridge.sandbox.processes import free_ports
+from bridge.sandbox.routes import create_app
+from bridge.sandbox.server import serve
+from bridge.sandbox.stage import Stage, open_stage
+
+# For whatever a page is waited for; a busy machine takes long.
+SECONDS = 30.0
+WIDE: ViewportSize = {"width": 1440, "height": 900}
+NARROW: ViewportSize = {"width": 390, "height": 844}
+# What Chromium itself says of an answer above 399, or of none: tests bring these about.
+OF_THE_NETWORK = "Failed to load resource"
+
+
+def find_chromium() -> str:
+    """Find Debian's Chromium; Playwright's own is not what is installed."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert found, "Chromium is not installed; `make browser` does that"
+    return found
+
+
+@pytest.fixture(scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    """Start a browser that nobody sees."""
+    # Root may not have the sandbox that Chromium puts pages in.
+    args = ["--no-sandbox"] if os.geteuid() == 0 else []
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=find_chromium(), args=args)
+        yield browser
+        await browser.close()
+
+
+Tab = Callable[..., Awaitable[Page]]
+
+
+@pytest.fixture
+async def tab(browser: Browser) -> AsyncIterator[Tab]:
+    """Open tabs, and see that none of them has complained by the end."""
+    complaints: list[str] = []
+    async with AsyncExitStack() as stack:
+
+        def note(said: ConsoleMessage) -> None:
+            if said.type in {"error", "warning"} and OF_THE_NETWORK not in said.text:
+                complaints.append(said.text)
+
+        async def open_tab(
+            url: str,
+            *,
+            scheme: str = "light",
+            viewport: ViewportSize = WIDE,
+            may_complain: bool = False,
+        ) -> Page:
+            context = await browser.new_context(
+                color_scheme="dark" if scheme == "dark" else "light",
+                viewport=viewport,
+                permissions=["clipboard-read", "clipboard-write"],
+            )
+            stack.push_async_callback(context.close)
+            context.set_default_timeout(SECONDS * 1000)
+            page = await context.new_page()
+            if not may_complain:
+                page.on("pageerror", lambda error: complaints.append(str(error)))
+                page.on("console", note)
+            await page.goto(url)
+            await page.locator("#live[data-state=live]").wait_for()
+            return page
+
+        yield open_tab
+
+    assert complaints == []
+
+
+@dataclass
+class Alone:
+    """A sandbox in this process, without a bridge."""
+
+    url: str
+    memory: Memory
+
+    def take(self, to: str, text: str, *, sender: str = "Acme", key: str | None = None) -> None:
+        """Have the service take a message."""
+        number = self.memory.feed.last + 1
+        moment = 1_800_000_000 + number
+        self.memory.keep(Message(f"id-{number}", to, sender, text, key or f"k-{number}", moment))
+
+
+@asynccontextmanager
+async def serving(app: Starlette, port: int = 0) -> AsyncIterator[str]:
+    """Serve a sandbox and yield its URL."""
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    server = asyncio.create_task(serve(app, port=port, announce=url.set_result))
+    try:
+        yield await asyncio.wait_for(url, SECONDS)
+    finally:
+        server.cancel()
+        with suppress(asyncio.CancelledError):
+            await server
+
+
+@pytest.fixture
+async def alone() -> AsyncIterator[Alone]:
+    """Serve a sandbox, whose memory the test fills."""
+    app = create_app(sign=None, webhook_url=None)
+    async with serving(app) as url:
+        yield Alone(url, app.state.memory)
+
+
+@pytest.fixture
+def port() -> int:
+    """Find a port on which a sandbox can be started again."""
+    return free_ports(1)[0]
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    """Start a broker, the sandbox and both roles, as `sms-bridge demo` does."""
+    with open_stage() as stage:
+        stage.start()
+        yield stage

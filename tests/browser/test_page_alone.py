@@ -1,0 +1,264 @@
+"""The sandbox's page in a real browser, without a bridge: what it shows, to whom, how quickly."""
+
+import time
+from typing import Any
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Page, expect
+
+from bridge.sandbox.routes import create_app
+from tests.browser.conftest import NARROW, Alone, Tab, serving
+
+NUMBER = "+4917012345678"
+HOSTILE = """<img src=x onerror="document.title='hit'"><script>document.title='hit'</script>
+'\"&lt;b&gt; {{7*7}} \u202egnorw\u202c ${alert(1)}"""
+
+
+async def open_phone(page: Page, number: str = NUMBER) -> None:
+    """Open a conversation with the mouse."""
+    await page.get_by_role("option", name=number).click()
+    await expect(page.get_by_role("heading", name=number)).to_be_visible()
+
+
+async def test_an_empty_sandbox_teaches(alone: Alone, tab: Tab) -> None:
+    """Without messages the page says how to configure the bridge, to publish and to wait."""
+    page = await tab(alone.url)
+    welcome = page.locator("#welcome")
+
+    await expect(welcome).to_contain_text(f"base_url: {alone.url}")
+    await expect(welcome).to_contain_text("sms-bridge send --to")
+    await expect(welcome).to_contain_text("/sandbox/messages?to=")
+    await expect(page.locator("#webhook-where")).to_contain_text("--webhook-url")
+
+
+async def test_hostile_text_stays_text(alone: Alone, tab: Tab) -> None:
+    """Markup, scripts and odd characters are shown as they came, wherever they are shown."""
+    alone.take(NUMBER, HOSTILE, sender="<b>Acme</b>")
+    page = await tab(alone.url)
+    await open_phone(page)
+
+    assert await page.locator(".bubble").text_content() == HOSTILE
+    assert await page.locator(".sender").text_content() == "<b>Acme</b>"
+    assert "<img src=x" in (await page.locator(".row .what").text_content() or "")
+    assert await page.locator(".phones img, main img, main script, main b").count() == 0
+    assert await page.title() == "sms-bridge sandbox"
+
+
+async def test_the_policy_blocks_what_it_should(alone: Alone, tab: Tab) -> None:
+    """The browser refuses inline styles, markup and code made of text, and other hosts."""
+    page = await tab(alone.url, may_complain=True)
+    blocked: list[str] = await page.evaluate(
+        """async () => {
+            const seen = [];
+            addEventListener("securitypolicyviolation", (e) => seen.push(e.effectiveDirective));
+            const attempt = async (work) => { try { await work(); } catch {} };
+            await attempt(() => { document.body.innerHTML = "<b>hit</b>"; });
+            await attempt(() => { document.body.setAttribute("style", "color: red"); });
+            await attempt(() => fetch("http://192.0.2.1/"));
+            await attempt(() => {
+                const image = new Image();
+                image.src = "http://192.0.2.1/x.png";
+                document.body.append(image);
+            });
+            await attempt(() => eval("1"));
+            const deadline = performance.now() + 5000;
+            while (new Set(seen).size < 4 && performance.now() < deadline)
+                await new Promise(requestAnimationFrame);
+            return seen;
+        }"""
+    )
+
+    assert {"require-trusted-types-for", "style-src-attr", "connect-src", "img-src"} <= set(blocked)
+
+
+async def test_two_tabs_agree(alone: Alone, tab: Tab) -> None:
+    """What one tab does and reads is so in the other, and a message is in both."""
+    one, other = await tab(alone.url), await tab(alone.url)
+    alone.take(NUMBER, "For both")
+    alone.take("+15550100", "Unread")
+    await expect(other.locator(".row .badge:visible")).to_have_count(2)
+    await open_phone(one)
+    await expect(other.locator(".row.unread .who")).to_have_text(["+15550100"])
+    await expect(other).to_have_title("(1) sms-bridge sandbox")
+    await one.get_by_role("tab", name="Faults").click()
+    await one.get_by_role("button", name="Order this fault").click()
+    await other.get_by_role("tab", name="Faults").click()
+    await expect(other.locator("#fault-list li")).to_have_count(1)
+    await other.get_by_role("button", name="End all").click()
+    await expect(one.locator("#fault-list li")).to_have_count(0)
+    await other.get_by_role("button", name="Clear").click()
+    await expect(one.locator(".row")).to_have_count(0)
+    await expect(other.locator("#welcome")).to_be_visible()
+
+
+async def test_a_page_finds_back_to_a_sandbox_that_was_restarted(tab: Tab, port: int) -> None:
+    """It says that nobody answers, tries again, and shows what the new one has."""
+    before, after = (create_app(sign=None, webhook_url=None) for _ in range(2))
+    async with serving(before, port) as url:
+        Alone(url, before.state.memory).take(NUMBER, "Before")
+        page = await tab(url)
+        await open_phone(page)
+    await expect(page.locator("#live")).to_have_attribute("data-state", "away")
+    async with serving(after, port) as url:
+        Alone(url, after.state.memory).take(NUMBER, "After")
+        await expect(page.locator(".bubble")).to_have_text(["After"])
+        await expect(page.locator("#live")).to_have_text("Live")
+
+
+async def test_a_page_that_missed_too_much_looks_anew(alone: Alone, tab: Tab) -> None:
+    """After more happenings than are kept it shows the same as one that is opened then."""
+    page = await tab(alone.url)
+    alone.take(NUMBER, "First")
+    await open_phone(page)
+    # At once, so that none of it can be told before all has happened.
+    for number in range(5000):
+        alone.take("+15550100", f"Message {number}")
+    await expect(page.locator("#totals")).to_have_text("5,001 messages")
+
+
+async def test_all_can_be_done_with_the_keyboard(alone: Alone, tab: Tab) -> None:
+    """Search, go through phones, open a request and order a fault: without a mouse."""
+    for number in range(30):
+        alone.take(f"+155501{number:02}", f"Message {number}")
+    page = await tab(alone.url)
+    press = page.keyboard.press
+    await press("/")
+    await expect(page.get_by_role("searchbox")).to_be_focused()
+    await page.keyboard.type("message 17")
+    await expect(page.locator(".row")).to_have_count(1)
+    await press("ArrowDown")
+    await expect(page.locator(".bubble")).to_have_text(["Message 17"])
+    await page.get_by_role("searchbox").fill("")
+    await page.get_by_role("listbox").focus()
+    await press("End")
+    await expect(page.locator(".bubble")).to_have_text(["Message 0"])
+    await press("Home")
+    await expect(page.locator(".bubble")).to_have_text(["Message 29"])
+    await press("ArrowDown")
+    await expect(page.locator(".bubble")).to_have_text(["Message 28"])
+    await expect(page.locator(".row[aria-selected=true] .who")).to_have_text("+15550128")
+    await page.get_by_role("tab", name="Requests").focus()
+    await press("ArrowRight")
+    await press("Tab")
+    await expect(page.get_by_label("What goes wrong")).to_be_focused()
+    await press("Tab")
+    await page.keyboard.type("500")
+    await press("Enter")
+    await expect(page.locator("#fault-list li")).to_have_count(1)
+
+
+async def test_the_page_fits_a_phone(alone: Alone, tab: Tab) -> None:
+    """On a narrow screen the panes follow each other, and nothing stands beyond its edge."""
+    alone.take(NUMBER, "W" * 300)
+    page = await tab(alone.url, viewport=NARROW)
+    await open_phone(page)
+    await expect(page.locator(".phones")).to_be_hidden()
+    await expect(page.locator(".bubble")).to_be_in_viewport()
+    assert await overflow(page) == 0
+    await page.get_by_role("button", name="Phones").click()
+    await expect(page.get_by_role("option")).to_be_visible()
+    await page.get_by_role("button", name="Faults").click()
+    await expect(page.get_by_role("button", name="Order this fault")).to_be_in_viewport()
+    assert await overflow(page) == 0
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_role("option")).to_be_visible()
+
+
+async def overflow(page: Page) -> int:
+    """Return by how many pixels the page is wider than its window."""
+    pixels: int = await page.evaluate(
+        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
+    return pixels
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_no_violation(alone: Alone, tab: Tab, scheme: str) -> None:
+    """Names, roles and contrasts are as WCAG wants them: empty, full, in each panel, narrow."""
+    page = await tab(alone.url, scheme=scheme)
+    found = {"empty": await violations(page)}
+    alone.take(NUMBER, "Hello", key="same")
+    alone.take(NUMBER, "Hello", key="same")
+    alone.take("+15550100", "Unread")
+    await page.request.post(
+        f"{alone.url}/v1/messages", data={"to": "me"}, headers={"Authorization": "Bearer any"}
+    )
+    await expect(page.locator("#request-list li")).to_have_count(1)
+    await open_phone(page)
+    found["full"] = await violations(page)
+    await page.locator("#request-list button").click()
+    await expect(page.locator("#request-detail")).to_contain_text("Bearer ***")
+    found["request"] = await violations(page)
+    await page.get_by_role("tab", name="Faults").click()
+    await page.get_by_role("button", name="Order this fault").click()
+    await expect(page.locator("#fault-list li")).to_have_count(1)
+    found["faults"] = await violations(page)
+    await page.get_by_role("tab", name="Webhooks").click()
+    found["webhooks"] = await violations(page)
+    await page.set_viewport_size(NARROW)
+    found["narrow panel"] = await violations(page)
+    await page.keyboard.press("Escape")
+    found["narrow"] = await violations(page)
+
+    assert found == {view: [] for view in found}
+
+
+async def violations(page: Page) -> list[Any]:
+    """Return axe-core's violations: the rule and the elements of each."""
+    results = await Axe().run(page)
+    return [
+        (one["id"], [node["html"] for node in one["nodes"]])
+        for one in results.response["violations"]
+    ]
+
+
+# So many elements hold the page whatever it has to show; it has some 900 with 10,000 messages.
+MAX_ELEMENTS = 2500
+# A screen is drawn 60 times a second; a machine that is busy with other tests draws late.
+MAX_MEDIAN_FRAME_MILLISECONDS = 100
+MEASURE_SCROLLING = """async (id) => {
+    const box = document.getElementById(id);
+    const frames = [];
+    let most = 0;
+    let last = await new Promise(requestAnimationFrame);
+    for (let step = 0; step < 60; step++) {
+        box.scrollTop = box.scrollHeight * (1 - step / 59);
+        const now = await new Promise(requestAnimationFrame);
+        frames.push(now - last);
+        last = now;
+        most = Math.max(most, document.getElementsByTagName("*").length);
+    }
+    return { median: frames.sort((a, b) => a - b)[30], most };
+}"""
+
+
+@pytest.mark.slow
+async def test_ten_thousand_messages_stay_fluent(alone: Alone, tab: Tab) -> None:
+    """Only what is near the screen has elements, scrolling draws on, and news come soon."""
+    for number in range(5000):
+        alone.take(f"+1555{number:06}", f"Message {number}")
+        alone.take(NUMBER, f"Message {number} of the long one, which may take a line or two. " * 2)
+    page = await tab(alone.url)
+    await expect(page.locator("#totals")).to_have_text("10,000 messages")
+    await open_phone(page)
+    await expect(page.locator(".bubble", has_text="Message 4999 of")).to_be_in_viewport()
+    measured = [await page.evaluate(MEASURE_SCROLLING, box) for box in ("log", "phone-scroller")]
+    await expect(page.locator(".bubble", has_text="Message 0 of")).to_be_in_viewport()
+    await page.get_by_role("button", name="Newest message").click()
+    news = await quickest_news(page, alone)
+
+    assert max(one["most"] for one in measured) < MAX_ELEMENTS
+    assert max(one["median"] for one in measured) < MAX_MEDIAN_FRAME_MILLISECONDS
+    assert news < 1
+
+
+async def quickest_news(page: Page, alone: Alone) -> float:
+    """Take some messages, one after the other, and return how soon the quickest was shown."""
+    took = []
+    for number in range(5):
+        begun = time.monotonic()
+        alone.take(NUMBER, f"News {number}")
+        await page.locator(".bubble", has_text=f"News {number}").wait_for()
+        took.append(time.monotonic() - begun)
+    return min(took)
