@@ -4,6 +4,7 @@ Made from the models and the configuration in effect, so that names and limits a
 installation.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -11,6 +12,7 @@ from yarl import URL
 
 from bridge import __version__
 from bridge.config import Settings, WorkerSettings
+from bridge.config.presets import documented_webhooks
 from bridge.inbound.event import OTHER, UNPARSED, routing_key_of
 from bridge.operators.message_models import (
     DeadLetterHeaders,
@@ -23,6 +25,7 @@ from bridge.operators.message_models import (
 from bridge.outbound.request import OpenSendRequest, SendRequest
 from bridge.topology.declarations import dead_queue, retry_queue
 
+FORM: Final = "application/x-www-form-urlencoded"
 JSON_SCHEMA: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -109,37 +112,36 @@ def _channels(settings: Settings) -> dict[str, Any]:
         "sendRequests": _queue(
             settings,
             worker.queue,
-            "sendRequest",
+            ("sendRequest",),
             "Requests to send. Publish to the default exchange with this routing key, "
             "persistent, with a message_id.",
         ),
         "deadLetters": _queue(
             settings,
             dead_queue(worker.queue),
-            "deadLetter",
+            ("deadLetter",),
             "Requests that were given up, body untouched, the reason in the headers.",
         ),
     }
     for delay in worker.retry_delays:
         name = retry_queue(worker.queue, delay)
         channels[f"retry{name.rpartition('.')[2]}"] = _queue(
-            settings, name, "sendRequest", "Requests that wait for their next attempt. Internal."
+            settings, name, ("sendRequest",), "Requests that wait for their next attempt. Internal."
         )
+    events = ("inboundEvent", "inboundForm") if _takes_forms(settings) else ("inboundEvent",)
     channels["inboundEvents"] = _exchange(
         settings,
         webhook.exchange,
-        "inboundEvent",
+        events,
         "Verified webhooks; the routing key is the event's type. Bind a queue to it.",
     )
     if webhook.queue is not None:
-        channels["inboundQueue"] = _queue(
-            settings, webhook.queue, "inboundEvent", "Every inbound event."
-        )
+        channels["inboundQueue"] = _queue(settings, webhook.queue, events, "Every inbound event.")
     if worker.outcome_exchange is not None:
         channels["outcomes"] = _exchange(
             settings,
             worker.outcome_exchange,
-            "outcome",
+            ("outcome",),
             "What became of each request; the routing key is `sent` or `dead`, and `delivered` or "
             "`undelivered` when a delivery receipt says so.",
         )
@@ -148,17 +150,17 @@ def _channels(settings: Settings) -> dict[str, Any]:
         "address": None,
         "description": "The outcome, to the queue that a request names in reply_to, with its "
         "correlation_id. A repeat of a message_id that was sent is answered too.",
-        "messages": _message_reference("outcome"),
+        "messages": _message_references("outcome"),
     }
     return channels
 
 
-def _queue(settings: Settings, name: str, message: str, text: str) -> dict[str, Any]:
+def _queue(settings: Settings, name: str, messages: Sequence[str], text: str) -> dict[str, Any]:
     queue = {"name": name, "durable": True, "exclusive": False, "autoDelete": False}
     return {
         "address": name,
         "description": text,
-        "messages": _message_reference(message),
+        "messages": _message_references(*messages),
         "bindings": {
             "amqp": {
                 "is": "queue",
@@ -169,13 +171,13 @@ def _queue(settings: Settings, name: str, message: str, text: str) -> dict[str, 
     }
 
 
-def _exchange(settings: Settings, name: str, message: str, text: str) -> dict[str, Any]:
+def _exchange(settings: Settings, name: str, messages: Sequence[str], text: str) -> dict[str, Any]:
     exchange = {"name": name, "type": "topic", "durable": True, "autoDelete": False}
     return {
         "address": "{routingKey}",
         "description": text,
         "parameters": {"routingKey": {"description": "the AMQP routing key"}},
-        "messages": _message_reference(message),
+        "messages": _message_references(*messages),
         "bindings": {
             "amqp": {
                 "is": "routingKey",
@@ -190,8 +192,16 @@ def _vhost(settings: Settings) -> str:
     return URL(settings.rabbitmq.url[0].get_secret_value()).path.removeprefix("/") or "/"
 
 
-def _message_reference(name: str) -> dict[str, Any]:
-    return {name: {"$ref": f"#/components/messages/{name}"}}
+def _message_references(*names: str) -> dict[str, Any]:
+    return {name: {"$ref": f"#/components/messages/{name}"} for name in names}
+
+
+def _takes_forms(settings: Settings) -> bool:
+    """Whether a service that is known to send forms has an endpoint."""
+    presets = {endpoint.preset for endpoint in settings.webhook.all_endpoints}
+    return any(
+        one.get("content_type") == FORM for name in presets for one in documented_webhooks(name)
+    )
 
 
 def _operations(channels: dict[str, Any]) -> dict[str, Any]:
@@ -226,7 +236,15 @@ def _operations(channels: dict[str, Any]) -> dict[str, Any]:
 
 def _messages(settings: Settings) -> dict[str, Any]:
     request = _inlined(request_schema(settings.worker))
-    return {
+    event_headers = _inlined(_schema(EventHeaders))
+    form = {
+        "title": "Inbound form",
+        "contentType": FORM,
+        "headers": event_headers,
+        "payload": {"type": "string", "description": "The webhook's form, byte for byte."},
+    }
+    forms = {"inboundForm": form} if _takes_forms(settings) else {}
+    return forms | {
         "sendRequest": {
             "title": "Send request",
             "contentType": "application/json",
@@ -241,7 +259,7 @@ def _messages(settings: Settings) -> dict[str, Any]:
         "inboundEvent": {
             "title": "Inbound event",
             "contentType": "application/json",
-            "headers": _inlined(_schema(EventHeaders)),
+            "headers": event_headers,
             "payload": _inlined({"anyOf": [_schema(EventBody), True]}),
         },
         "outcome": {

@@ -47,7 +47,10 @@ def _references(value: Any) -> list[str]:
 
 def test_the_document_has_the_form_of_asyncapi_3() -> None:
     """The document has the sections and fields of AsyncAPI 3.0, and every reference leads on."""
-    document = _document(worker={"outcome_exchange": "sms.outcome"})
+    document = _document(
+        worker={"outcome_exchange": "sms.outcome"},
+        webhook={"endpoints": [{"path": "/twilio", "preset": "twilio"}]},
+    )
 
     assert document["asyncapi"] == "3.0.0"
     assert {"title", "version"} <= document["info"].keys()
@@ -144,6 +147,29 @@ def test_examples_of_routing_keys_are_routing_keys(preset: str) -> None:
     for example in known["examples"]:
         jsonschema.validate(example, known)
     assert len(known["examples"]) > len({"other", "unparsed"})
+
+
+@pytest.mark.parametrize(
+    ("presets", "content_types"),
+    [
+        ([], {"application/json"}),
+        (["telnyx", "infobip"], {"application/json"}),
+        (["twilio", "telnyx"], {"application/json", "application/x-www-form-urlencoded"}),
+    ],
+)
+def test_events_have_the_content_types_of_the_services(
+    presets: list[str], content_types: set[str]
+) -> None:
+    """A form is published as it came, so a subscriber to a service that sends forms is told."""
+    endpoints = [{"path": f"/{preset}", "preset": preset} for preset in presets]
+    document = _document(webhook={"endpoints": endpoints})
+    messages = [
+        _follow(document, reference["$ref"])
+        for channel in ("inboundEvents", "inboundQueue")
+        for reference in document["channels"][channel]["messages"].values()
+    ]
+
+    assert {message["contentType"] for message in messages} == content_types
 
 
 def test_every_header_that_may_be_set_is_described() -> None:
