@@ -76,8 +76,8 @@ class Publish {
           new AMQP.BasicProperties.Builder()
               .contentType("application/json")
               .deliveryMode(2)
-              // The id of the message in your own records: who publishes it again after a crash,
-              // with the same id, does not send a second text.
+              // The id of the message in your own records: published again after a crash, with the
+              // same id, a request can be recognised.
               .messageId(messageId)
               .timestamp(Date.from(now))
               .replyTo(replies)

@@ -58,8 +58,8 @@ try {
   const published = publish(channel, { to, from: 'Acme', text }, {
     contentType: 'application/json',
     persistent: true,
-    // The id of the message in your own records: who publishes it again after a crash, with the
-    // same id, does not send a second text.
+    // The id of the message in your own records: published again after a crash, with the
+    // same id, a request can be recognised.
     messageId,
     timestamp: now,
     replyTo: replies,

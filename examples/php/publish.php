@@ -63,8 +63,8 @@ function wait_for_outcome(AMQPChannel $channel, string $replies, string $correla
 }
 
 [, $to, $text] = $argv;
-// The id of the message in your own records: who publishes it again after a crash, with the same
-// id, does not send a second text.
+// The id of the message in your own records: published again after a crash, with the
+// same id, a request can be recognised.
 $message_id = $argv[3] ?? bin2hex(random_bytes(16));
 $correlation_id = bin2hex(random_bytes(16));
 try {

@@ -65,8 +65,8 @@ async def main(to: str, text: str, message_id: str = "") -> int:
         channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
         replies = await channel.declare_queue(exclusive=True)
         correlation_id = str(uuid.uuid4())
-        # The id of the message in your own records: who publishes it again after a crash, with the
-        # same id, does not send a second text.
+        # The id of the message in your own records: published again after a crash, with the
+        # same id, a request can be recognised.
         message_id = message_id or str(uuid.uuid4())
         await publish(channel, to, text, message_id, replies.name, correlation_id)
         try:

@@ -73,8 +73,8 @@ def main(to: str, text: str, message_id: str = "") -> int:
         channel.confirm_delivery()
         replies = channel.queue_declare("", exclusive=True).method.queue
         correlation_id = str(uuid.uuid4())
-        # The id of the message in your own records: who publishes it again after a crash, with the
-        # same id, does not send a second text.
+        # The id of the message in your own records: published again after a crash, with the
+        # same id, a request can be recognised.
         message_id = message_id or str(uuid.uuid4())
         publish(channel, to, text, message_id, replies, correlation_id)
         outcome = wait_for_outcome(channel, replies, correlation_id)

@@ -13,8 +13,8 @@ set -eu
 api=${RABBITMQ_API:-http://guest:guest@localhost:15672/api}
 vhost=${VHOST:-%2F}
 to=$1 text=$2
-# The id of the message in your own records: who publishes it again after a crash, with the same
-# id, does not send a second text.
+# The id of the message in your own records: published again after a crash, with the
+# same id, a request can be recognised.
 message_id=${3:-$(cat /proc/sys/kernel/random/uuid)}
 correlation_id=$(cat /proc/sys/kernel/random/uuid)
 replies=replies.$correlation_id

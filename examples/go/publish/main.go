@@ -110,8 +110,8 @@ func run(to, text, messageID string) error {
 	err = publish(ch, map[string]string{"to": to, "from": "Acme", "text": text}, amqp.Publishing{
 		ContentType:  "application/json",
 		DeliveryMode: amqp.Persistent,
-		// The id of the message in your own records: who publishes it again after a crash, with
-		// the same id, does not send a second text.
+		// The id of the message in your own records: published again after a crash, with the
+		// same id, a request can be recognised.
 		MessageId:     messageID,
 		Timestamp:     now,
 		ReplyTo:       queue.Name,
