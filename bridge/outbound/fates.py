@@ -83,6 +83,7 @@ class Answer(NamedTuple):
 
     `code` is the API's own word for an error, when it gave one: at most 64 visible characters.
     `in_part`: a part of the text was taken and another was not, so that it is never sent again.
+    `by_code`: the settings say of that word what it means.
     """
 
     fate: Fate
@@ -94,6 +95,7 @@ class Answer(NamedTuple):
     provider_id: str | None = None
     code: str | None = None
     in_part: bool = False
+    by_code: bool = False
 
     @property
     def counts_as_outage(self) -> bool:
@@ -124,6 +126,11 @@ class Answer(NamedTuple):
                 return False
             case _:
                 assert_never(self.fate)
+
+    @property
+    def is_setup_by_code(self) -> bool:
+        """Whether a code speaks of the set-up, be it that of the message's sender only."""
+        return self.by_code and self.fate is Fate.SETUP
 
     @property
     def counts_as_overload(self) -> bool:

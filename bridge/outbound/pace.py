@@ -212,7 +212,7 @@ class Pace:
 
         Returns what the answer means: one that is ambiguous may turn out to be the message's own.
         """
-        if answer.fate is Fate.AMBIGUOUS:
+        if answer.fate is Fate.AMBIGUOUS or answer.is_setup_by_code:
             answer = self._weigh(answer, key, recipient, request_number)
         if answer.counts_as_outage:
             self._outage.note_failure()
@@ -233,6 +233,9 @@ class Pace:
         # In a pause it is not certain that the set-up is as it was when the evidence was found.
         if not is_proven or self._pause is not None:
             return answer
+        if answer.fate is Fate.SETUP:
+            # It waits until that is mended, and holds up no other: they are taken.
+            return answer._replace(pause=None)
         detail = f"{answer.detail}, twice, and took another message between"
         return answer._replace(fate=Fate.REFUSED, pause=None, detail=detail)
 

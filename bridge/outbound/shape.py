@@ -225,7 +225,13 @@ def _in_part(status: int, code: str | None) -> Answer:
 def _by_code(fate: ErrorFate, status: int, code: str | None, wait_seconds: float | None) -> Answer:
     detail = f"the SMS API answered {status} with an error code"
     answer = Answer(
-        Fate.REFUSED, "rejected", detail, status, code=code, retry_after_seconds=wait_seconds
+        Fate.REFUSED,
+        "rejected",
+        detail,
+        status,
+        code=code,
+        retry_after_seconds=wait_seconds,
+        by_code=True,
     )
     match fate:
         case "refused":

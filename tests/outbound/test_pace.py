@@ -475,6 +475,30 @@ def test_fault_of_the_setup_pauses(world: World, answer: Answer, reason: str) ->
     assert pace.paused == reason
 
 
+def test_code_of_the_setup_may_be_of_one_sender(world: World) -> None:
+    """A message that gets such a code again, after another one was taken, holds up no other.
+
+    It waits on the ladder, a step higher each time, and uses up no attempt. A status speaks of all.
+    """
+    coded = status(402)._replace(code="7", by_code=True)
+    pace, by_status = world.pace(), world.pace()
+    for one, answer in ((pace, coded), (by_status, status(402))):
+        assert rule(one, answer, "own") is None
+        assert one.paused == "insufficient_funds"
+        rule(one, ACCEPTED, "other")
+        one.resume()
+    again = rule(pace, coded, "own")
+
+    assert isinstance(again, Retried)
+    assert (again.delay_seconds, again.burned, again.code) == (30.0, False, "7")
+    assert pace.paused is None
+    assert rule(by_status, status(402), "own") is None
+    assert by_status.paused == "insufficient_funds"
+    # For another message it is new.
+    rule(pace, coded, "next")
+    assert pace.paused == "insufficient_funds"
+
+
 def test_pause_is_shown(world: World) -> None:
     """A pause is 1 in the metrics, and counted."""
     world.pace().pause("misconfigured")
