@@ -18,6 +18,7 @@ from bridge.commands import (
     dead_letters,
     init,
     messages,
+    pausing,
     roles,
     sandbox,
     schema,
@@ -92,6 +93,7 @@ app.add_typer(roles.app)
 app.add_typer(init.app)
 app.add_typer(check.app)
 app.add_typer(messages.app)
+app.add_typer(pausing.app)
 app.add_typer(sign.app)
 app.add_typer(sandbox.app)
 app.add_typer(dead_letters.app, name="dlq")

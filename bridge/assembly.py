@@ -35,6 +35,7 @@ from bridge.outbound.transport import open_transport
 from bridge.outbound.worker import Worker
 from bridge.start_checks import broker_login, webhook_endpoints
 from bridge.topology.declarations import bridge_topology, dead_queue, name_of, retry_queue
+from bridge.topology.paused_queue import Note
 from bridge.topology.upkeep import Upkeep
 
 log = Log(__name__)
@@ -99,12 +100,13 @@ class Assembly:
             metrics=metrics,
         )
         _warn_of_short_drain(settings)
-        self._link("worker publish", publisher.serve)
+        self._link("worker publish", partial(worker.operator_pause.beside, publisher.serve))
         self._link("worker consume", worker.serve)
         self.health.ready["consumer"] = lambda: worker.consumer.is_registered or pace.is_holding
         self.health.facts["worker"] = lambda: {
             "queue": settings.worker.queue,
             "paused": pace.paused or ("broker_blocked" if pace.broker_blocked else None),
+            "paused_by_operator": _shown(worker.operator_pause.note),
         }
         return worker
 
@@ -114,7 +116,7 @@ class Assembly:
         for secret in shape.login.watched:
             self._secrets.watch("sms_api", secret, pace.renew_key)
         transport = open_transport(settings, max_connections=self._settings.worker.most_in_flight)
-        return Sender(shape, transport=transport, metrics=metrics)
+        return Sender(shape, transport=transport, metrics=metrics, is_held=lambda: pace.is_held)
 
     # The webhook receiver
 
@@ -215,6 +217,10 @@ async def _serve_webhooks(listener: Listener, receiver: Receiver) -> None:
         await listener.run()
     finally:
         receiver.refusals.flush_log()
+
+
+def _shown(note: Note | None) -> dict[str, str | None] | None:
+    return None if note is None else {"reason": note.reason, "since": note.since_text}
 
 
 def _warn_of_short_drain(settings: Settings) -> None:

@@ -128,8 +128,6 @@ def test_the_picture_has_the_floors_of_the_contract() -> None:
 # As prose speaks of them.
 REASONED = re.compile(r"(?:[Rr]easons?|[Dd]ead letter|[Pp]auses?) `(\w+)`")
 REASONS = {*get_args(DeadReason), *get_args(RetryReason), *get_args(PauseReason)}
-# No worker pauses for it: it is for a command that operators have not got.
-UNUSED = {"operator"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=shown_in_full)
@@ -160,7 +158,7 @@ def test_every_reason_is_explained() -> None:
 
     assert sorted(letters) == sorted(get_args(DeadReason))
     assert sorted(retries) == sorted(get_args(RetryReason))
-    assert sorted([*pauses, *UNUSED]) == sorted(get_args(PauseReason))
+    assert sorted(pauses) == sorted(get_args(PauseReason))
 
 
 def test_targets_that_are_named_exist() -> None:

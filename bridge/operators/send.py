@@ -26,8 +26,10 @@ from bridge.amqp.client import (
 from bridge.config import Settings
 from bridge.errors import BridgeError, BrokerError
 from bridge.operators.broker_session import open_session
+from bridge.operators.pausing import explain_paused, find_pause
 from bridge.operators.worker_status import UNKNOWN, explain_pause, read_worker_status
 from bridge.outbound.request import parse_request
+from bridge.topology.paused_queue import is_certainly_absent
 from bridge.topology.queue_sizes import read_queue
 
 PUBLISH_SECONDS: Final = 10.0
@@ -124,10 +126,14 @@ class _Silence:
         return self.why if self.why != before else None
 
     async def _find_out(self) -> str | None:
+        queue = self._settings.worker.queue
+        if not await is_certainly_absent(self._connection, queue):
+            paused = await find_pause(self._connection, queue)
+            if paused is not None:
+                return "; ".join(explain_paused(queue, paused))
         status = await read_worker_status(self._settings)
         if status is not None and status.paused is not None:
             return "; ".join(explain_pause(status.paused))
-        queue = self._settings.worker.queue
         sizes = await read_queue(self._connection, queue)
         if sizes is not None and not sizes.consumers:
             return (

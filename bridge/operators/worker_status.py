@@ -74,6 +74,6 @@ def _meaning_of(reason: PauseReason) -> tuple[str, str]:
         case "broker_blocked":
             return "RabbitMQ stores nothing", "look at rabbitmq-diagnostics check_local_alarms"
         case "operator":
-            return "somebody paused it", "ask who runs it"
+            return "somebody said `sms-bridge pause`", "`sms-bridge resume` ends it"
         case _:
             assert_never(reason)

@@ -2,7 +2,8 @@
 
 A pause means that the fault is not the message's: nothing new is taken but one message at a time,
 the probe, which finds out when to go on. While the broker stores nothing, nothing is taken and
-nothing sent either: what becomes of a message could not be written down.
+nothing sent either: what becomes of a message could not be written down. An
+operator's pause is the same.
 
 `Pace` owns all of this. A delivery meets it twice: `admit` before its request goes, `rule` after.
 """
@@ -19,6 +20,7 @@ from bridge.outbound.envelope import Envelope
 from bridge.outbound.evidence import Evidence
 from bridge.outbound.fates import Answer, Fate, PauseReason
 from bridge.outbound.gate import Gate
+from bridge.outbound.halt import Halt
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.outage import OutageWatch
 from bridge.outbound.outcomes import Dead, Outcome, Policy, decide, put_off_for
@@ -57,9 +59,9 @@ class Pace:
         self._evidence = Evidence()
         self._ambiguous_in_a_row = 0
         self._pause: Pause | None = None
-        self._storing = asyncio.Event()
-        self._storing.set()
         self.changed = asyncio.Event()
+        self._unstored = Halt("broker_blocked", metrics, notify=self.changed.set)
+        self._held = Halt("operator", metrics, notify=self.changed.set)
         self.rates = RateLimits(
             limit,
             most_wait_seconds=policy.retry_delays_seconds[0],
@@ -72,23 +74,30 @@ class Pace:
 
     @property
     def paused(self) -> PauseReason | None:
-        """Why nothing new is taken, or None."""
+        """Why nothing new is taken, or None; an operator's pause comes before any other."""
+        if self.is_held:
+            return "operator"
         return None if self._pause is None else self._pause.reason
+
+    @property
+    def is_held(self) -> bool:
+        """Whether an operator wants nothing to be sent."""
+        return self._held.is_on
 
     @property
     def broker_blocked(self) -> bool:
         """Whether the broker stores nothing now."""
-        return not self._storing.is_set()
+        return self._unstored.is_on
 
     @property
     def is_holding(self) -> bool:
         """Whether nothing new is taken on purpose, for whatever reason."""
-        return self._pause is not None or self.broker_blocked
+        return self.paused is not None or self.broker_blocked
 
     @property
     def probes_wanted(self) -> int:
         """How many deliveries to take in a pause, so that there is one to try with."""
-        return 0 if self._pause is None else self._pause.probes_wanted
+        return 0 if self._pause is None or self.is_held else self._pause.probes_wanted
 
     def share_with(self, consumers: int) -> None:
         """Share the limits with so many workers; one that is paused does not count itself."""
@@ -100,7 +109,7 @@ class Pace:
     @property
     def is_wary(self) -> bool:
         """Whether `admit` has to be asked before a message goes."""
-        return self._pause is not None or self._outage.is_likely
+        return self._held.is_on or self._pause is not None or self._outage.is_likely
 
     async def admit(self, delivery: Delivery, recipient: str) -> float | None:
         """Wait until a message may go as far as pauses are concerned, and return None.
@@ -112,7 +121,7 @@ class Pace:
         envelope = delivery.envelope
         has_failed = envelope.attempts > 0 or envelope.uncertain_attempts > 0
         self._look_for_outage()
-        while (pause := self._pause) is not None:
+        while (pause := self._pause) is not None and not self.is_held:
             is_suspect = self._evidence.is_suspect(envelope.key, recipient)
             is_costly = pause.reason == "outage" and has_failed and self._is_last_try(envelope)
             rank = Rank.RELUCTANT if is_suspect or is_costly else Rank.WILLING
@@ -128,7 +137,7 @@ class Pace:
                     return max(0.0, pause.seconds_to_probe)
             with delivery.waits("probe"):
                 await pause.wait_for_change(wait)
-        return 0.0 if has_failed and self._outage.is_likely else None
+        return 0.0 if self.is_held or (has_failed and self._outage.is_likely) else None
 
     def _is_last_try(self, envelope: Envelope) -> bool:
         return self._policy.is_last_try(
@@ -138,7 +147,7 @@ class Pace:
     @property
     def is_open(self) -> bool:
         """Whether a request may go now, as far as the service and the broker are concerned."""
-        return self._storing.is_set() and (
+        return not self._unstored.is_on and (
             self._pause is not None or self._gate.closed_seconds <= 0
         )
 
@@ -147,14 +156,14 @@ class Pace:
 
         A pause that begins meanwhile ends the wait, and is for the caller to look at.
         """
-        await self._storing.wait()
+        await self._unstored.over()
         while self._pause is None and (closed := self._gate.closed_seconds) > 0:
             self._metrics.throttled.labels("retry_after").inc(closed)
             await asyncio.sleep(closed)
 
     def lets_through(self, key: str) -> bool:
         """Whether a message that was admitted may still go: no pause has begun but as its probe."""
-        return self._pause is None or self._pause.probe == key
+        return not self._held.is_on and (self._pause is None or self._pause.probe == key)
 
     def begin(self, key: str) -> int:
         """Note that a request leaves; `rule` wants the number that is returned."""
@@ -248,7 +257,7 @@ class Pace:
                 self._gate.note_acceptance()
                 self._outage.note_acceptance()
                 self._evidence.accept(key, recipient, request_number=request_number)
-                if self.paused == "outage":
+                if self._pause is not None and self._pause.reason == "outage":
                     self.resume()
             case Fate.REFUSED:
                 self._evidence.clear(key)
@@ -321,19 +330,23 @@ class Pace:
         self._ambiguous_in_a_row = 0
         self._evidence.renew()
 
+    def hold(self) -> None:
+        """Take and send nothing until `release`, not even a probe: an operator says so.
+
+        What is in flight is finished; other pauses begin and end beside it.
+        """
+        self._held.begin()
+
+    def release(self) -> None:
+        """Go on: the operator has ended the pause."""
+        if self.is_held:
+            self._outage.start_anew()  # That nothing was accepted was not the service's fault.
+            self._held.end()
+
     def block(self) -> None:
         """Take and send nothing until `unblock`: the broker stores nothing."""
-        if self._storing.is_set():
-            self._storing.clear()
-            self._metrics.paused.labels("broker_blocked").set(1)
-            self._metrics.pauses.labels("broker_blocked").inc()
-            log.warning("paused", reason="broker_blocked")
-            self.changed.set()
+        self._unstored.begin()
 
     def unblock(self) -> None:
         """Go on: the broker has stored something."""
-        if not self._storing.is_set():
-            self._storing.set()
-            self._metrics.paused.labels("broker_blocked").set(0)
-            log.info("resumed", reason="broker_blocked")
-            self.changed.set()
+        self._unstored.end()

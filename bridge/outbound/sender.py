@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Final
 
 from tenacity import (
@@ -28,7 +29,10 @@ QUICK_SECONDS: Final = 10.0
 
 
 class Sender:
-    """Posts requests to the SMS API through a transport that keeps `transport`'s promise."""
+    """Posts requests to the SMS API through a transport that keeps `transport`'s promise.
+
+    While `is_held()`, what never left is not tried again.
+    """
 
     def __init__(
         self,
@@ -36,8 +40,10 @@ class Sender:
         *,
         transport: ApiTransport,
         metrics: WorkerMetrics,
+        is_held: Callable[[], bool] = lambda: False,
     ) -> None:
         self._shape = shape
+        self._is_held = is_held
         self._transport = transport
         self._metrics = metrics
         self._in_flight = 0
@@ -68,10 +74,14 @@ class Sender:
             retry_error_callback=_last_answer,
             sleep=sleep,
         )
-        first: list[Answer] = [answer]
+        tries = 0
 
         async def attempt() -> Answer:
-            return first.pop() if first else await self._post(request, envelope)
+            nonlocal answer, tries
+            tries += 1
+            if tries > 1 and not self._is_held():
+                answer = await self._post(request, envelope)
+            return answer
 
         return await retrying(attempt)
 

@@ -21,6 +21,7 @@ from bridge.outbound.envelope import read_envelope
 from bridge.outbound.held import HeldDeliveries
 from bridge.outbound.ledger import Claim, Entry, Kept, Ledger, Repeat, entry_of
 from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.operator_pause import OperatorPause
 from bridge.outbound.outcomes import Dead, Outcome, Retried
 from bridge.outbound.own_queues import OwnQueues
 from bridge.outbound.pace import Pace
@@ -68,6 +69,7 @@ class Worker:
             settings, sender=sender, pace=pace, capacity=self._capacity, metrics=metrics
         )
         self._queues = OwnQueues(settings, metrics)
+        self.operator_pause = OperatorPause(settings.queue, pace)
         self._held = HeldDeliveries(settings.queue, process=self._run, metrics=metrics)
         self._stopping = False
         self._registered = asyncio.Event()
@@ -182,8 +184,11 @@ class Worker:
     async def serve(self, connection: Connection) -> None:
         """Declare the topology and consume on this connection; `Link.run` calls it."""
         await self._upkeep.ensure(connection)
+        # Before anything is taken: what is known may be from before a restart of the broker.
+        await self.operator_pause.look(connection)
         try:
             async with asyncio.TaskGroup() as group:
+                group.create_task(self.operator_pause.watch(connection))
                 group.create_task(self._queues.watch(connection))
                 group.create_task(self._capacity.keep_logging())
                 missing = self._settler.queue_missing

@@ -26,6 +26,7 @@ from bridge.topology.declarations import (
     webhook_topology,
     worker_topology,
 )
+from bridge.topology.paused_queue import paused_queue
 from tests.certificates import make_certificate
 from tests.chart.generate import documented_values
 from tests.chart.rendering import (
@@ -603,7 +604,9 @@ def test_an_uninstall_leaves_the_messages() -> None:
 
 @pytest.mark.parametrize("mode", ["declare", "verify"])
 def test_permissions_cover_the_topology_and_nothing_else(mode: str, tmp_path: Path) -> None:
-    """The user writes where the app publishes, reads requests and dead letters, creates nothing.
+    """The user writes where the app publishes, reads requests and dead letters.
+
+    It creates nothing but the queue of `sms-bridge pause`, which it reads.
 
     With `declare` it may create, write and read what is declared, and nothing else.
     """
@@ -615,23 +618,24 @@ def test_permissions_cover_the_topology_and_nothing_else(mode: str, tmp_path: Pa
     exchanges = {exchange.name for exchange in worker.exchanges + webhook.exchanges}
     others = {"sms.outbound2", "smsXoutbound", "other", "amq.topic", ""}
     main = settings.worker.queue
+    paused = paused_queue(main)
 
     def allowed(right: str) -> set[str]:
         pattern = permission["spec"]["permissions"][right]
         return {
             name
-            for name in queues | exchanges | others | {"amq.default"}
+            for name in queues | exchanges | others | {"amq.default", paused}
             if re.search(pattern, name)
         } - {""}
 
     if mode == "verify":
-        assert allowed("configure") == set()
+        assert allowed("configure") == {paused}
         assert allowed("write") == exchanges | {"amq.default"}
-        assert allowed("read") == {main, dead_queue(main)}
+        assert allowed("read") == {main, dead_queue(main), paused}
     else:
-        assert allowed("configure") == queues | exchanges
+        assert allowed("configure") == queues | exchanges | {paused}
         assert allowed("write") == queues | exchanges | {"amq.default"}
-        assert allowed("read") == queues | exchanges
+        assert allowed("read") == queues | exchanges | {paused}
 
 
 def test_the_policy_covers_every_queue() -> None:

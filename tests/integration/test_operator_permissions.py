@@ -58,8 +58,9 @@ async def test_the_user_may_do_its_work_and_no_more(
 ) -> None:
     """The user declares or verifies, sends to retry and dead letters, publishes, and consumes.
 
-    It creates nothing else, and what it only verifies it can neither read nor delete, but for dead
-    letters, which the operators' commands read and send again.
+    It pauses the workers and has them go on. It creates nothing else, and what it only verifies it
+    can neither read nor delete, but for dead letters, which the operators' commands read and send
+    again.
 
     Takes seconds: `rabbitmqctl` makes the user, and roles are started as it.
     """
@@ -88,6 +89,10 @@ async def test_the_user_may_do_its_work_and_no_more(
         replayed = await run_program("dlq", "replay", "--yes", settings=as_user)
         assert replayed.returncode == 0, replayed.stderr
         await (await main.get()).ack()
+
+        for command in ("pause", "resume"):
+            done = await run_program(command, settings=as_user)
+            assert (done.returncode, done.stderr) == (0, b"")
 
         with pytest.raises(aiormq.exceptions.ChannelAccessRefused):
             await (await user.channel()).declare_queue("other")

@@ -252,6 +252,7 @@ async def test_a_paused_worker_stays_ready(locked: Locked) -> None:
     assert answer.json()["worker"] == {
         "queue": locked.line.worker.entities[0],
         "paused": "credentials_rejected",
+        "paused_by_operator": None,
     }
 
 

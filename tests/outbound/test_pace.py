@@ -14,6 +14,7 @@ import pytest
 from bridge.config import RateLimitSettings
 from bridge.outbound.delivery import MAX_HOLD_SECONDS
 from bridge.outbound.fates import Answer, PauseReason, judge_failure, judge_status
+from bridge.outbound.outage import OUTAGE_REQUESTS
 from bridge.outbound.outcomes import Dead, Outcome, Policy, Retried, Sent
 from bridge.outbound.pace import PATIENCE_SECONDS, Pace
 from tests.clock import LeapingWorld
@@ -1433,3 +1434,76 @@ def test_wait_to_probe_is_measured(world: World) -> None:
     pace.pause("misconfigured")
     waited = world.seconds(pace.admit(delivery, "m"))
     assert delivery.waited_seconds == {"probe": pytest.approx(waited)}
+
+
+# --- An operator's pause --------------------------------------------------------------------------
+
+
+def test_held_is_told(world: World, ears: Ears) -> None:
+    """That an operator has paused the worker is known, shown, counted and logged, once."""
+    pace = world.pace()
+    pace.hold()
+    pace.hold()
+
+    assert (
+        pace.paused,
+        pace.is_holding,
+        world.value("paused", reason="operator"),
+        world.value("pauses_total", reason="operator"),
+    ) == ("operator", True, 1, 1)
+    assert ears.heard("paused") == [{"reason": "operator"}]
+
+
+def test_released(world: World, ears: Ears) -> None:
+    """When the operator ends it nothing is left of it; without a pause nothing is changed."""
+    pace = world.pace()
+    pace.release()
+    pace.hold()
+    pace.release()
+
+    assert (pace.paused, world.value("paused", reason="operator")) == (None, 0)
+    assert not pace.is_wary
+    assert pace.lets_through("a")
+    assert ears.heard("resumed") == [{"reason": "operator"}]
+
+
+def test_held_worker_takes_no_probe(world: World) -> None:
+    """In an operator's pause nothing goes, not even the probe of another pause, which goes on."""
+
+    def seen() -> tuple[PauseReason | None, int]:
+        return pace.paused, pace.probes_wanted
+
+    pace = world.pace()
+    pace.pause("outage")
+    pace.hold()
+    assert seen() == ("operator", 0)
+    assert not pace.lets_through("a")
+
+    pace.release()
+    assert seen() == ("outage", 1)
+
+
+def test_held_worker_admits_nothing(world: World) -> None:
+    """What is taken and not posted learns at once to come again, in another pause too."""
+    pace = world.pace()
+    pace.hold()
+    before = world.loop.time()
+    assert pace.is_wary
+    assert world.run(admit(pace)) == 0
+
+    pace.pause("outage")
+    assert world.run(admit(pace)) == 0
+    assert world.loop.time() == before
+
+
+def test_operators_pause_is_no_outage(world: World) -> None:
+    """That nothing was accepted in it does not make the first failures after it an outage."""
+    pace = world.pace()
+    for _ in range(OUTAGE_REQUESTS - 1):
+        note(pace, status(500))
+    pace.hold()
+    world.run(asyncio.sleep(3600))
+    pace.release()
+    note(pace, status(500))
+
+    assert pace.paused is None

@@ -95,6 +95,7 @@ def rig(
     *steps: Step,
     script: Script | None = None,
     base: str = "http://api.test",
+    is_held: Callable[[], bool] = lambda: False,
     **api: Any,
 ) -> Rig:
     """Make a sender over a script."""
@@ -105,6 +106,7 @@ def rig(
         shape,
         transport=script,
         metrics=WorkerMetrics(registry, queue="q", retry_queues=(), dead="d", error_codes=["a"]),
+        is_held=is_held,
     )
     return Rig(sender, script, registry, shape.login.key)
 
@@ -297,6 +299,22 @@ async def test_request_that_never_left_is_tried_three_times(fault: AttemptFault)
     result = await bridge.send()
 
     assert (result.fate, len(bridge.script.requests)) == (Fate.NOT_SENT, 3)
+
+
+async def test_request_that_never_left_is_not_tried_again_in_an_operators_pause() -> None:
+    """What never left when an operator stopped the worker is not posted in place after it."""
+    held = False
+
+    class Pausing(Script):
+        async def post(self, url: str, headers: Sequence[Header], body: bytes) -> Reply:
+            nonlocal held
+            held = True
+            return await super().post(url, headers, body)
+
+    bridge = rig(script=Pausing(*[failed()] * 5), is_held=lambda: held)
+    result = await bridge.send()
+
+    assert (result.fate, len(bridge.script.requests)) == (Fate.NOT_SENT, 1)
 
 
 @pytest.mark.parametrize("failures", [1, 2])

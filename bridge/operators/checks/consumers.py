@@ -3,6 +3,7 @@
 from bridge.amqp.client import Connection
 from bridge.operators.checks.set_up import ConnectedBroker
 from bridge.operators.finding import Finding
+from bridge.operators.pausing import explain_paused, find_pause
 from bridge.operators.worker_status import UNKNOWN, WorkerStatus, explain_pause, read_worker_status
 from bridge.topology.declarations import dead_queue
 from bridge.topology.queue_sizes import read_queue
@@ -16,6 +17,8 @@ async def check_consumers(broker: ConnectedBroker) -> list[Finding]:
         name = settings.worker.queue
         fix = "start a worker; where one runs, its /readyz says why it takes nothing"
         findings.append(_judge_worker(await read_worker_status(settings)))
+        if (paused := await find_pause(connection, name)) is not None:
+            findings.append(Finding("pause", "fail", *explain_paused(name, paused)))
         findings += await _judge_consumers(connection, name, "nothing is sent", fix)
         findings += await _judge_dead_letters(connection, dead_queue(name))
     if "webhook" in roles and settings.webhook.queue is not None:

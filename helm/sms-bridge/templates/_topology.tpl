@@ -68,7 +68,7 @@ any endpoint may describe its own. Empty when nobody asks for outcome events, or
 
 {{/*
 The fewest permissions: with `declare` the app may create what it uses, and nothing else. Dead
-letters are read by the operators' commands only.
+letters are read by the operators' commands only, of which `sms-bridge pause` makes a queue.
 */}}
 {{- define "sms-bridge.permissions" -}}
 {{- $t := include "sms-bridge.topology" . | fromJson }}
@@ -77,6 +77,8 @@ letters are read by the operators' commands only.
 {{- $main := (include "sms-bridge.setting" (list . "worker" "queue") | fromJson).value }}
 {{- $read = append $read $main }}
 {{- $read = append $read (printf "%s.dead" $main) }}
+{{- $read = append $read (printf "%s.paused" $main) }}
+{{- $configure = append $configure (printf "%s.paused" $main) }}
 {{- /* Retries and dead letters go through the default exchange, which permissions call so. */}}
 {{- $write = append $write "amq.default" }}
 {{- end }}

@@ -1,0 +1,94 @@
+"""An operator's pause while the broker dies, takes no messages, or is asked for it all day."""
+
+import asyncio
+
+from bridge.amqp.connecting import close_quietly, open_first_connection
+from bridge.operators.pausing import find_pause, pause, resume
+from bridge.topology.paused_queue import is_certainly_absent, paused_queue
+from tests.alarms import memory_alarm
+from tests.faults.bench import Bench, eventually, make_settings
+
+REASON = "wrong text"
+
+
+async def test_the_broker_is_killed_in_a_pause(bench: Bench) -> None:
+    """The pause is there when the broker is, nothing was sent, and `resume` sends all of it once.
+
+    Takes the seconds that a broker needs to start.
+    """
+    settings = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
+    async with bench.worker() as live:
+        await pause(settings, REASON)
+        await eventually(lambda: live.paused == {"operator"}, what="paused")
+        numbers = await bench.publish(5)
+        await asyncio.to_thread(bench.broker.flush)
+        await asyncio.to_thread(bench.broker.kill)
+        await eventually(lambda: live.logged("broker_lost"), what="a lost broker")
+        await asyncio.to_thread(bench.broker.start)
+        await live.until_linked()
+        connection = await open_first_connection(settings.rabbitmq, name="test")
+        found = await find_pause(connection, bench.queue)
+        await close_quietly(connection)
+        assert found is not None
+        assert found.note is not None
+        assert found.note.reason == REASON
+        assert live.paused == {"operator"}
+        assert bench.service.posts(numbers) == []
+
+        assert await resume(settings)
+        await bench.until_taken(numbers)
+        assert bench.sent_twice(numbers) == {}
+
+
+async def test_a_pause_needs_no_broker_that_stores(bench: Bench) -> None:
+    """In a memory alarm, when the note cannot be kept, workers stop and go on all the same.
+
+    Takes the 5 s for which the note is tried.
+    """
+    settings = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
+    async with bench.worker() as live:
+        numbers = await bench.publish(3)
+        await bench.until_taken(numbers)
+        async with memory_alarm(bench.broker):
+            async with asyncio.timeout(20):
+                paused = await pause(settings, REASON)
+            assert paused.note is None
+            await eventually(lambda: live.paused == {"operator"}, what="paused", seconds=3)
+            assert await resume(settings)
+            await eventually(lambda: not live.paused, what="resumed", seconds=3)
+
+
+async def test_asking_all_day_is_no_error(bench: Bench) -> None:
+    """A worker that is not paused asks each second without a line in the broker's log."""
+    settings = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
+    name = paused_queue(bench.queue)
+
+    def errors() -> int:
+        logs = bench.broker._folder.rglob("*.log")
+        return sum(log.read_text(errors="replace").count(f"no queue '{name}'") for log in logs)
+
+    async with bench.worker():
+        connection = await open_first_connection(settings.rabbitmq, name="test")
+        # Looked at on its connection, once.
+        await asyncio.sleep(1.5)
+        before = errors()
+        await asyncio.sleep(3)
+        assert errors() == before > 0
+        assert await is_certainly_absent(connection, bench.queue)
+        await pause(settings, None)
+        assert not await is_certainly_absent(connection, bench.queue)
+        await resume(settings)
+        await close_quietly(connection)
+
+
+async def test_looking_does_not_end_a_pause(bench: Bench) -> None:
+    """However often the note is read, it is there, and so is the pause."""
+    settings = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
+    await pause(settings, REASON)
+    connection = await open_first_connection(settings.rabbitmq, name="test")
+    for _ in range(50):
+        found = await find_pause(connection, bench.queue)
+        assert found is not None
+        assert found.note is not None
+    await close_quietly(connection)
+    await resume(settings)

@@ -1,0 +1,59 @@
+"""What an operator may write into the note of a pause, and what is read of it."""
+
+import pytest
+
+from bridge.topology.paused_queue import Note, checked_reason, read_body
+
+SINCE = 1_900_000_000.0
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "wrong text",
+        "campaign of 2026-11-22, since 02:10:15 12:30",
+        "ticket 123456",
+        "falscher Rabatt: 30 % statt 3 %",
+    ],
+)
+def test_reasons(reason: str) -> None:
+    """A short line is taken, dates and times in it too, and read as it was written."""
+    assert checked_reason(f" {reason} ") == reason
+    assert read_body(Note(reason, SINCE).body()) == Note(reason, SINCE)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "+4917012345678",
+        "call 0170/123 45 67",
+        "0 1 7 0 1 2 3",
+        "(0170) 12-34-56",
+        "٠١٧٠١٢٣٤",
+        "x" * 201,
+        "two\nlines",
+        "a\u200bb",
+        "\x1b[31m",
+        " ",
+    ],
+)
+def test_reasons_that_are_refused(reason: str) -> None:
+    """What may be a number, is no line, or is too long is refused, and read in no note."""
+    with pytest.raises(ValueError, match=r"phone number|one line|characters|is empty"):
+        checked_reason(reason)
+    assert read_body(Note(reason, SINCE).body()) is None
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"no json", b"[]", b"{}", b'{"since": 5, "reason": "a"}', b'"a"', b"\xff"]
+)
+def test_notes_of_others(body: bytes) -> None:
+    """What is no note is none."""
+    assert read_body(body) is None
+
+
+def test_a_note_without_a_reason() -> None:
+    """A reason is not needed; the time is told in UTC."""
+    note = Note(None, SINCE)
+    assert read_body(note.body()) == note
+    assert note.since_text == "2030-03-17T17:46:40Z"
