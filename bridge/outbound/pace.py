@@ -75,9 +75,8 @@ class Pace:
     @property
     def paused(self) -> PauseReason | None:
         """Why nothing new is taken, or None; an operator's pause comes before any other."""
-        if self.is_held:
-            return "operator"
-        return None if self._pause is None else self._pause.reason
+        own = None if self._pause is None else self._pause.reason
+        return "operator" if self.is_held else own
 
     @property
     def is_held(self) -> bool:
@@ -331,10 +330,7 @@ class Pace:
         self._evidence.renew()
 
     def hold(self) -> None:
-        """Take and send nothing until `release`, not even a probe: an operator says so.
-
-        What is in flight is finished; other pauses begin and end beside it.
-        """
+        """Take and send nothing until `release`, not even the probe of another pause."""
         self._held.begin()
 
     def release(self) -> None:
