@@ -1,6 +1,7 @@
 """`sms-bridge sandbox` and `demo`: the SMS service, and the whole flow, on this computer."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -48,7 +49,7 @@ PUT /sandbox/faults takes a list; of those that fit a message the first is done 
         """     -d '[{"count": 10, "status": 503, "headers": {"Retry-After": "2"}}]'""",
     ),
 )
-def sandbox(
+def sandbox(  # noqa: PLR0913  an option each
     *,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     preset: Annotated[
@@ -65,6 +66,10 @@ def sandbox(
     webhook_secret: Annotated[
         str | None,
         typer.Option(metavar="S", help="The secret that signs them; made up with a preset."),
+    ] = None,
+    webhook_secret_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A file that holds it, in place of --webhook-secret."),
     ] = None,
     key: Annotated[str | None, typer.Option(help="The only API key that is accepted.")] = None,
     allow_host: Annotated[
@@ -86,6 +91,8 @@ def sandbox(
     played = _known_preset(preset)
     if webhook_url is None and played != "generic":
         webhook_url = f"http://127.0.0.1:8080/webhooks/{played}"
+    if webhook_secret_file is not None:
+        webhook_secret = _read_secret(webhook_secret_file, beside=webhook_secret)
     signer = _make_signer(played, webhook_url, webhook_secret)
     hosts = (host, *(name.lower() for name in allow_host or ()))
     service = create_app(sign=signer, webhook_url=webhook_url, key=key, preset=played, hosts=hosts)
@@ -98,6 +105,14 @@ def sandbox(
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(service, host=host, port=port, announce=announce))
+
+
+def _read_secret(file: Path, *, beside: str | None) -> str:
+    from bridge.credentials import read_secret
+
+    if beside is not None:
+        raise ConfigError("--webhook-secret-file: is given beside --webhook-secret; leave one out")
+    return read_secret("--webhook-secret-file", file)
 
 
 def _make_signer(preset: "Preset", url: str | None, secret: str | None) -> "Signer | None":

@@ -868,6 +868,17 @@ async def test_the_sandbox_replies_to_the_bridge(
     assert code == 0
 
 
+async def test_the_sandboxs_secret_is_in_one_place(tmp_path: Path) -> None:
+    """A secret beside a file with one, or a file that is not there, is told before it starts."""
+    file = f"--webhook-secret-file={tmp_path / 'secret'}"
+    both = await run_program("sandbox", "--webhook-secret=a", file)
+    missing = await run_program("sandbox", file)
+
+    assert (both.returncode, missing.returncode) == (2, 2)
+    assert b"--webhook-secret-file: is given beside --webhook-secret; leave one out" in both.stderr
+    assert b"secret cannot be read: No such file or directory" in missing.stderr
+
+
 async def test_a_taken_port_ends_the_sandbox(service: Service) -> None:
     """A sandbox whose port is in use ends at once with 1, as a role does, and one line."""
     result = await run_program("sandbox", "--port", str(httpx.URL(service.url).port))
