@@ -59,6 +59,10 @@ BASES: list[tuple[str, Values]] = [
         (f"{role}.autoscaling.", switched_on(f"{role}.autoscaling"))
         for role in ("worker", "webhook")
     ),
+    # Beside no service at all: a release has a real one or this.
+    ("sandbox.enabled", CI["webhook-only"]),
+    ("sandbox.", CI["sandbox"]),
+    ("networkPolicy.allowSandboxFrom", CI["sandbox"]),
     ("webhook.service.type", MINIMAL),
     ("webhook.service.", merged(MINIMAL, nested("webhook.service.type", "LoadBalancer"))),
     ("ingress.", switched_on("ingress", hosts=["sms.example.com"])),
@@ -97,6 +101,7 @@ FLIPS: dict[str, Any] = {
     "externalSecrets.refreshInterval": "2h",
     "tmp.medium": "",
     "tmp.sizeLimit": "8Mi",
+    "sandbox.resources": {"limits": {"memory": "1Gi"}},
     "toolbox.resources": {"limits": {"memory": "1Gi"}},
     "toolbox.extraEnv": [{"name": "TZ", "value": "UTC"}],
     "webhook.path": "/other",

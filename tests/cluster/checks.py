@@ -167,10 +167,10 @@ def unknown_ports(pod: Object) -> list[str]:
         declared: set[Any] = set()
         for port in container.get("ports", []):
             declared |= {port["containerPort"], port.get("name")}
-        asked = [
-            container.get(f"{probe}Probe", {}).get("httpGet")
-            for probe in ("startup", "liveness", "readiness")
+        probes = [
+            container.get(f"{probe}Probe", {}) for probe in ("startup", "liveness", "readiness")
         ]
+        asked = [probe.get("httpGet") or probe.get("tcpSocket") for probe in probes]
         faults += [
             f"{pod['metadata']['name']} has no port {get['port']}, which a probe asks"
             for get in filter(None, asked)

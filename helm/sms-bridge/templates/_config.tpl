@@ -13,7 +13,10 @@
 {{- $set := dict "rabbitmq" (include "sms-bridge.config.rabbitmq" . | fromYaml) "admin" (dict "host" "0.0.0.0" "port" (int $v.admin.port)) }}
 {{- if $v.worker.enabled }}
 {{- $api := dict "timeout_seconds" $v.smsApi.timeoutSeconds }}
-{{- range $key, $value := dict "preset" $v.smsApi.preset "base_url" $v.smsApi.baseUrl "account" $v.smsApi.account }}
+{{- $url := $v.smsApi.baseUrl }}
+{{- $preset := $v.smsApi.preset }}
+{{- if $v.sandbox.enabled }}{{ $url = include "sms-bridge.smsApiUrl" . }}{{ $preset = "generic" }}{{ end }}
+{{- range $key, $value := dict "preset" $preset "base_url" $url "account" $v.smsApi.account }}
 {{- if $value }}{{ $_ := set $api $key $value }}{{ end }}
 {{- end }}
 {{- $keys := include "sms-bridge.smsApiKeys" . | fromJson }}
@@ -106,9 +109,11 @@ A file that is not ours cannot be merged with the chart's own settings, so these
 {{- .Values.smsApi.preset | default (.Values.config.sms_api | default dict).preset | default "generic" }}
 {{- end }}
 
-{{/* Where it is: what is given, or what its preset knows; empty when neither says. */}}
+{{/* Where it is: the sandbox, what is given, or what its preset knows; empty when none says. */}}
 {{- define "sms-bridge.smsApiUrl" -}}
-{{- .Values.smsApi.baseUrl | default (get (.Files.Get "files/sms-apis.yaml" | fromYaml) (include "sms-bridge.smsApiPreset" .)) }}
+{{- $sandbox := "" }}
+{{- if .Values.sandbox.enabled }}{{ $sandbox = printf "http://%s:%s" (include "sms-bridge.sandboxHost" .) (include "sms-bridge.sandboxPort" .) }}{{ end }}
+{{- $sandbox | default .Values.smsApi.baseUrl | default (get (.Files.Get "files/sms-apis.yaml" | fromYaml) (include "sms-bridge.smsApiPreset" .)) }}
 {{- end }}
 
 {{- define "sms-bridge.configMapName" -}}

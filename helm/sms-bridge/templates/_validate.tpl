@@ -1,7 +1,7 @@
 {{/* Every reason why these values cannot work, a sentence each, before anything is rendered. */}}
 {{- define "sms-bridge.validate" -}}
 {{- $faults := list }}
-{{- range $part := list "roles" "credentials" "tls" "settings" "stopping" "scaling" "endpoints" "exposure" "topology" }}
+{{- range $part := list "roles" "credentials" "tls" "settings" "stopping" "scaling" "endpoints" "exposure" "sandbox" "topology" }}
 {{- range include (printf "sms-bridge.validate.%s" $part) $ | splitList "\n" }}
 {{- with trim . }}{{ $faults = append $faults . }}{{ end }}
 {{- end }}
@@ -232,6 +232,35 @@ networkPolicy.enabled needs to know the port of the broker: give it in rabbitmq.
 {{- end }}
 {{- if and .Values.podMonitor.enabled .Values.serviceMonitor.enabled }}
 podMonitor.enabled and serviceMonitor.enabled are both true: every pod would be scraped twice, switch one off.
+{{- end }}
+{{- end }}
+
+{{- define "sms-bridge.validate.sandbox" }}
+{{- if .Values.sandbox.enabled }}
+{{- $one := "take one out: sandbox.enabled where texts are to reach people, the other where they are not" }}
+{{- with .Values.smsApi.baseUrl }}
+sandbox.enabled is true beside smsApi.baseUrl, a real service ({{ . }}): {{ $one }}.
+{{- end }}
+{{- $preset := include "sms-bridge.smsApiPreset" . }}
+{{- if ne $preset "generic" }}
+sandbox.enabled is true beside the preset {{ $preset }}, a real service{{ with get (.Files.Get "files/sms-apis.yaml" | fromYaml) $preset }} ({{ . }}){{ end }}: {{ $one }}. The sandbox here plays generic alone.
+{{- end }}
+{{- $config := .Values.config }}
+{{- with ($config.sms_api | default dict).proxy }}
+sandbox.enabled is true beside config.sms_api.proxy: the worker would look for the sandbox behind the proxy, take it out.
+{{- end }}
+{{- if .Values.webhook.enabled }}
+{{- if not (include "sms-bridge.sandboxEndpoint" . | fromJson) }}
+sandbox.enabled is true but webhookSecrets.existingSecret is empty: the sandbox signs its webhooks for webhook.path, which is not served without it.
+{{- end }}
+{{- range $key := list "preset" "signature" }}
+{{- with get ($config.webhook | default dict) $key }}
+{{- if ne (toString .) "generic" }}
+sandbox.enabled is true beside config.webhook.{{ $key }}: the sandbox signs as generic, and every webhook of it would be refused, take one out.
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 
