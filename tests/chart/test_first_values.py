@@ -14,7 +14,8 @@ from bridge.operators.wizard.questions import QUESTIONS, Answers, Name, is_signe
 from bridge.start_checks import check_roles
 from tests.chart.rendering import MOUNTED, ROLES, config, deployment, of_kind, render, secret_files
 
-PUBLIC_KEY = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
+# Of RFC 8032, 7.1, test 1: what any other service takes as a secret, too.
+PUBLIC_KEY = "11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo="
 
 
 def answers(preset: Preset, webhook_secret: str) -> Answers:

@@ -18,7 +18,8 @@ from bridge.operators.wizard.questions import (
 )
 from bridge.start_checks import check_roles
 
-PUBLIC_KEY = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
+# Of RFC 8032, 7.1, test 1: what any other service takes as a secret, too.
+PUBLIC_KEY = "11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo="
 
 
 def answers(preset: Preset, folder: Path, **other: str) -> Answers:

@@ -129,7 +129,7 @@ def test_a_secret_is_checked_before_its_file_is_written(tmp_path: Path) -> None:
 def test_a_secret_of_webhooks_must_fit_its_scheme(tmp_path: Path) -> None:
     """What is no public key is told where a public key is needed."""
     file = tmp_path / "public-key"
-    person = Person(str(file), "short", str(file), "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=")
+    person = Person(str(file), "short", str(file), "11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=")
     (tmp_path / "key").write_text("k")
     given: dict[Name, str] = {
         "where": "host",
