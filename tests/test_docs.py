@@ -161,6 +161,18 @@ def test_every_reason_is_explained() -> None:
     assert sorted(pauses) == sorted(get_args(PauseReason))
 
 
+def test_the_comparison_has_the_figures_of_the_benchmarks() -> None:
+    """Every figure beside the alternatives is one that `make bench` has written."""
+    comparison = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+    figures = set(re.findall(r"\b\d[\d,]*\d\b", comparison))
+    cells = re.findall(
+        r"[|\d] +([\d,]+)(?: MiB)? \|", (ROOT / "docs/benchmarks.md").read_text("utf-8")
+    )
+
+    assert len(figures) > 5
+    assert figures <= set(cells)
+
+
 def test_targets_that_are_named_exist() -> None:
     """Every `make` command that the documents tell people to run has its target."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
