@@ -80,7 +80,9 @@ def test_the_names_on_the_broker_are_the_defaults() -> None:
     settings = Settings()
     queue = settings.worker.queue
     inbound = {settings.webhook.exchange, settings.webhook.queue}
-    own = {queue, f"{queue}.retry.<delay>", f"{queue}.dead", "sms.outcome"}
+    own = {queue, "sms.outcome"} | {
+        f"{queue}.{name}" for name in ("retry.<delay>", "dead", "paused")
+    }
 
     assert set(SECTIONS["Names on the broker"]["name"]) == own | inbound
     assert "`5s 30s 2m 10m 1h`" in PAGE
