@@ -16,6 +16,7 @@ from bridge.inbound.schemes import Scheme
 from bridge.inbound.signature_header import read_signature, write_signature
 from bridge.inbound.signed_content import (
     build_content,
+    check_parameters,
     checked_token,
     full_url,
     read_event_id,
@@ -82,6 +83,8 @@ def verify(
     key_index = _matching_key(scheme, keys, content=content, candidates=candidates)
     if key_index is None:
         raise InvalidSignatureError("mismatch")
+    if params:
+        check_parameters(scheme, params, query)
     return Verified(
         key_index=key_index,
         event_id=event_id.decode() or None,
@@ -119,7 +122,8 @@ def sign(
     for name, header in (("id", scheme.id_header), ("nonce", scheme.nonce_header)):
         if header is not None:
             headers.append((header, checked_token(scheme, name, token).decode()))
-    params = read_parameters(scheme, given, body, query) if is_form else b""
+    params = read_parameters(scheme, given, body, query) if is_form else ()
+    check_parameters(scheme, params, query)
     content = build_content(
         scheme,
         body,

@@ -6,11 +6,12 @@ Wherever one signature would fit two ways to cut the content, the request is ref
 import hashlib
 import hmac
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
 from bridge.errors import InvalidSignatureError
-from bridge.inbound.form_parameters import check_no_form, read_form, signed_row
+from bridge.inbound.form_parameters import check_no_form, check_row, read_form, signed_row
 from bridge.inbound.headers import Given, only
 from bridge.inbound.schemes import PLACEHOLDER, Scheme
 
@@ -61,11 +62,13 @@ def checked_token(scheme: Scheme, name: str, token: bytes) -> bytes:
     return token
 
 
-def read_parameters(scheme: Scheme, given: Given, body: bytes, query: bytes) -> bytes:
-    """Return the row of a form's parameters, where the scheme signs it; else nothing.
+def read_parameters(
+    scheme: Scheme, given: Given, body: bytes, query: bytes
+) -> Sequence[tuple[str, str]]:
+    """Return the parameters of a form, where the scheme signs their row; else none.
 
-    Raises InvalidSignatureError when neither the row nor a digest in the query binds the body,
-    or the query could be read as a part of something else.
+    Raises InvalidSignatureError when neither they nor a digest in the query bind the body, or the
+    query could be read as a part of something else. `check_parameters` must follow.
     """
     content = scheme.signed_content
     if "{url}" in content and not _QUERY.fullmatch(query):
@@ -73,16 +76,21 @@ def read_parameters(scheme: Scheme, given: Given, body: bytes, query: bytes) -> 
     if query and _may_run_on(content):
         raise InvalidSignatureError("malformed")
     if "{body}" in content:
-        return b""
+        return ()
     if scheme.parameters is None:
         _check_digest(query, body)
-        return b""
+        return ()
     if _digests(query):
         _check_digest(query, body)
         check_no_form(scheme.parameters, query)
-        return b""
-    pairs = read_form(body, given)
-    return signed_row(scheme.parameters, pairs, query).encode()
+        return ()
+    return read_form(body, given)
+
+
+def check_parameters(scheme: Scheme, params: Sequence[tuple[str, str]], query: bytes) -> None:
+    """Raise InvalidSignatureError when the signed row could be that of another form."""
+    if scheme.parameters is not None and params:
+        check_row(scheme.parameters, params, query)
 
 
 def with_digest(query: bytes, body: bytes) -> bytes:
@@ -99,7 +107,7 @@ def build_content(
     event_id: bytes,
     nonce: bytes,
     query: bytes,
-    params: bytes,
+    params: Sequence[tuple[str, str]],
 ) -> bytes:
     """Put the signed bytes together."""
     if scheme.signed_content == "{body}":
@@ -110,7 +118,7 @@ def build_content(
         "id": event_id,
         "nonce": nonce,
         "url": full_url(scheme, query),
-        "params": params,
+        "params": signed_row(params).encode(),
     }
     pieces = _parts(scheme.signed_content)
     return b"".join(values[p] if i % 2 else p.encode() for i, p in enumerate(pieces))

@@ -1,7 +1,10 @@
 """Forms that are signed as a row: which are read, and that each row can be cut in one way only."""
 
+import base64
+import hmac
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from urllib.parse import urlencode
 
@@ -12,13 +15,17 @@ from hypothesis import strategies as st
 from bridge.errors import InvalidSignatureError
 from bridge.inbound.form_parameters import (
     MAX_PARAMETERS,
+    MAX_SIGNED_FORM_BYTES,
     PLIVO,
     TWILIO,
     Parameters,
     check_no_form,
+    check_row,
     read_form,
     signed_row,
 )
+from bridge.inbound.schemes import PRESETS
+from bridge.inbound.signature import verify
 
 FORM = "application/x-www-form-urlencoded"
 SID = "0123456789abcdef0123456789abcdef"
@@ -60,7 +67,9 @@ def read(body: bytes, *content_types: str) -> list[tuple[str, str]]:
 
 def row_of(form: dict[str, str], known: Parameters = TWILIO, query: bytes = b"") -> str:
     """Return the row of a form."""
-    return signed_row(known, list(form.items()), query)
+    pairs = list(form.items())
+    check_row(known, pairs, query)
+    return signed_row(pairs)
 
 
 def is_refused(form: dict[str, str], known: Parameters = TWILIO, query: bytes = b"") -> bool:
@@ -113,6 +122,7 @@ LOOSE = {
     "no UTF-8": b"a=%ff",
     "no ASCII": "a=é".encode(),
     "too many": b"&".join(b"a%d=1" % number for number in range(MAX_PARAMETERS + 1)),
+    "too long": b"a=".ljust(MAX_SIGNED_FORM_BYTES + 1, b"1"),
 }
 
 
@@ -279,3 +289,20 @@ def _cut(row: str, names: list[str], find: Callable[[str, str, int], int]) -> di
             return None
         form[name], row = row[len(name) : place], row[place:]
     return form
+
+
+def test_a_long_row_is_searched_only_for_who_has_signed_it() -> None:
+    """To search takes a hundred times as long as to check the signature, which comes first."""
+    form = INCOMING | {"Body": "From+12025550103"}
+    body, scheme = urlencode(form).encode(), replace(PRESETS["twilio"], url="https://a.example/")
+    row = f"{scheme.url}" + signed_row(list(form.items()))
+
+    def fault(key: bytes) -> str:
+        signature = base64.b64encode(hmac.digest(key, row.encode(), "sha1"))
+        headers = [(b"x-twilio-signature", signature), (b"content-type", FORM.encode())]
+        with pytest.raises(InvalidSignatureError) as caught:
+            verify(scheme, [b"key"], headers, body, now=0.0)
+        return caught.value.fault
+
+    assert fault(b"key") == "malformed"
+    assert fault(b"another") == "mismatch"

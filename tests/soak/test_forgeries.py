@@ -142,7 +142,7 @@ def _loose_token(_scheme: Any, value: bytes) -> bytes:
 def _content_without(name: str) -> Callable[..., bytes]:
     genuine = signed_content.build_content
 
-    def content(scheme: Any, body: bytes, **values: bytes) -> bytes:
+    def content(scheme: Any, body: bytes, **values: Any) -> bytes:
         if name == "body":
             return genuine(scheme, b"", **values)
         return genuine(scheme, body, **(values | {name: b""}))
@@ -150,7 +150,7 @@ def _content_without(name: str) -> Callable[..., bytes]:
     return content
 
 
-def _content_of_a_number(scheme: Any, body: bytes, *, timestamp: bytes, **values: bytes) -> bytes:
+def _content_of_a_number(scheme: Any, body: bytes, *, timestamp: bytes, **values: Any) -> bytes:
     try:
         number = b"%d" % int(timestamp) if timestamp else b""
     except ValueError:
