@@ -8,7 +8,6 @@ import hashlib
 import hmac
 import json
 import re
-import uuid
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -67,9 +66,11 @@ def read_token(
     return Token(index, timestamp, _time(claims, "exp") + _EXPIRY_LEEWAY_SECONDS)
 
 
-def write_token(scheme: Scheme, key: bytes, body: bytes, url: bytes, *, now: int) -> str:
+def write_token(
+    scheme: Scheme, key: bytes, body: bytes, url: bytes, *, now: int, token_id: str
+) -> str:
     """Make the value of the header that such a service would send."""
-    claims: dict[str, Any] = {scheme.timestamp_from or "iat": now, "jti": str(uuid.uuid4())}
+    claims: dict[str, Any] = {scheme.timestamp_from or "iat": now, "jti": token_id}
     if scheme.issuer is not None:
         claims["iss"] = scheme.issuer
     if scheme.expires:

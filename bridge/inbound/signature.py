@@ -104,13 +104,13 @@ def sign(
 ) -> Signed:
     """Make what a sender would add to a request with this body; `verify` accepts it.
 
-    For Ed25519 the key is the private one. The event's id is the nonce, too, where there is one.
-    `query` is what the address has already; the answer's query replaces it. Raises
+    For Ed25519 the key is the private one. The event's id is the nonce, too, where there is one,
+    and the token's. `query` is what the address has already; the answer's query replaces it. Raises
     InvalidSignatureError when `verify` would refuse this id, or a form like this one.
     """
     given = [(b"content-type", content_type.encode())]
     if scheme.format == "jwt":
-        return _sign_token(scheme, key, body, now=now, query=query)
+        return _sign_token(scheme, key, body, now=now, event_id=event_id, query=query)
     is_form = scheme.parameters is not None and is_form_type(content_type)
     if "{body}" not in scheme.signed_content and not is_form:
         query = with_digest(query, body)
@@ -217,8 +217,11 @@ def _verify_token(
     return Verified(token.key_index, None, float(token.timestamp))
 
 
-def _sign_token(scheme: Scheme, key: bytes, body: bytes, *, now: float, query: bytes) -> Signed:
+def _sign_token(
+    scheme: Scheme, key: bytes, body: bytes, *, now: float, event_id: str, query: bytes
+) -> Signed:
     from bridge.inbound.json_web_tokens import write_token  # noqa: PLC0415
 
-    value = write_token(scheme, key, body, full_url(scheme, query), now=int(now))
+    url = full_url(scheme, query)
+    value = write_token(scheme, key, body, url, now=int(now), token_id=event_id)
     return Signed(((scheme.header, value),), query)

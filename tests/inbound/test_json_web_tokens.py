@@ -67,6 +67,16 @@ def test_a_genuine_token_is_taken(scheme: Scheme) -> None:
 
 
 @both
+def test_the_same_is_signed_the_same(scheme: Scheme) -> None:
+    """A token has nothing of chance in it, so that whoever tries many can try them again."""
+    one, other, third = (
+        sign(scheme, KEY, BODY, now=NOW, event_id=event_id) for event_id in ("a", "a", "b")
+    )
+
+    assert one == other != third
+
+
+@both
 def test_short_secrets_are_the_services_affair(scheme: Scheme) -> None:
     """A secret of few bytes works, as services hand them out, and no warning is printed."""
     signed = sign(scheme, b"short", BODY, now=NOW, event_id="")
