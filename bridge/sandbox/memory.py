@@ -121,14 +121,15 @@ class Memory:
     async def wait(self, number: int, to: str | None, seconds: float) -> list[Message]:
         """Wait for messages after a number of the feed, at most so long; return none after that."""
         ends = time.monotonic() + seconds
-        at = self.feed.last
-        while await self.feed.wait(at, max(0, ends - time.monotonic())):
+        while True:
+            # Taken before the look, so that what comes after it ends the wait.
             at = self.feed.last
             if found := self.since(number, to):
                 return found
+            if not await self.feed.wait(at, max(0, ends - time.monotonic())):
+                return []
             # All that comes in a burst is looked at once.
             await asyncio.sleep(_BURST_SECONDS)
-        return []
 
     def repeats(self) -> Iterator[Message]:
         """Yield the messages that repeat an earlier one, oldest first."""

@@ -1,5 +1,7 @@
 """What the sandbox remembers of messages."""
 
+import asyncio
+
 import pytest
 
 from bridge.sandbox.memory import Memory
@@ -31,3 +33,14 @@ def test_the_newest_that_fits(message_id: str | None, to: str | None, found: str
     newest = memory.newest(message_id, to)
 
     assert (None if newest is None else newest.id) == found
+
+
+async def test_a_message_that_comes_before_the_wait_begins_ends_it() -> None:
+    """Between asking for it and the first look nothing is missed."""
+    memory = Memory(10, key=None)
+    waiting = memory.wait(-1, "+15550100", 30)
+    memory.keep(message("a", "+15550100"))
+    async with asyncio.timeout(10):
+        found = await waiting
+
+    assert [one.id for one in found] == ["a"]
