@@ -235,7 +235,6 @@ def addresses(stage: Stage) -> Iterator[str]:
     order = '{"from": "+4917139200000", "text": "Yes"}'
     yield f"RabbitMQ          {broker}"
     yield f"queue, exchange   {settings.worker.queue}, {settings.webhook.exchange}"
-    yield f"SMS service       {stage.sandbox_url}/"
     yield f"webhook receiver  {stage.webhook_url}"
     for role, url in stage.admin_urls.items():
         yield f"{role + ' metrics':<16}  {url}/metrics"
@@ -247,6 +246,7 @@ def addresses(stage: Stage) -> Iterator[str]:
     ladder = shlex.quote(f"{ENV_PREFIX}WORKER__RETRY_DELAYS={delays}")
     yield f"check its queues  env {ladder} {bridge} topology verify"
     yield f"logs              {stage.folder}"
+    yield f"SMS service       {stage.sandbox_url}/ shows all texts, and replies to them"
 
 
 def _own_command() -> str:

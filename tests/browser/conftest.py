@@ -33,13 +33,18 @@ def find_chromium() -> str:
     return found
 
 
+def launch_arguments() -> list[str]:
+    """Return what Chromium has to be told: root may not have its sandbox."""
+    return ["--no-sandbox"] if os.geteuid() == 0 else []
+
+
 @pytest.fixture(scope="session")
 async def browser() -> AsyncIterator[Browser]:
     """Start a browser that nobody sees."""
-    # Root may not have the sandbox that Chromium puts pages in.
-    args = ["--no-sandbox"] if os.geteuid() == 0 else []
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=find_chromium(), args=args)
+        browser = await playwright.chromium.launch(
+            executable_path=find_chromium(), args=launch_arguments()
+        )
         yield browser
         await browser.close()
 

@@ -694,11 +694,11 @@ function drawRequests() {
   const keyOf = ({ number, status, seconds }) => `${number} ${status} ${seconds}`;
   reconcile($("request-list"), fitting.slice(0, state.requestsShown), keyOf, (request) => {
     const { tone, text } = outcomeOf(request);
-    const took = request.seconds === null ? "" : `, ${Math.round(request.seconds * 1000)} ms`;
+    const took = request.seconds === null ? "" : `${Math.round(request.seconds * 1000)} ms · `;
     return make("li", {}, make("button", { type: "button", className: "entry", on: { click: () => openRequest(request.number) } },
       tag(text, tone), make("span", { text: request.to ?? "no number" }),
       make("span", { className: "when", text: timeOf(request.received_at) }),
-      make("span", { className: "sub", text: request.detail ?? `${request.idempotency_key ? `key ${request.idempotency_key}` : "no key"}${took}` })));
+      make("span", { className: request.detail ? "sub" : "sub line", text: took + (request.detail ?? (request.idempotency_key ? `key ${request.idempotency_key}` : "no key")) })));
   });
 }
 
