@@ -57,12 +57,16 @@ def explain_pause(reason: PauseReason) -> tuple[str, str]:
 def _meaning_of(reason: PauseReason) -> tuple[str, str]:
     match reason:
         case "credentials_rejected":
-            remedy = "replace what sms_api.key_file or sms_api.key holds"
+            remedy = "replace what sms_api.key_file or sms_api.key holds, or correct the account"
             return "the SMS API or a proxy refuses the key", remedy
         case "insufficient_funds":
             return "the SMS API wants money", "top the account up"
         case "misconfigured":
-            return "what answers at sms_api.base_url is not the SMS API", "correct it"
+            remedy = (
+                "correct sms_api.base_url, or what the service's code is about: the log's line "
+                "`paused` has it"
+            )
+            return "the SMS API is elsewhere, or refuses what sms_api says", remedy
         case "tls_failed":
             remedy = "check sms_api.ca_file and its certificate"
             return "no trusted connection to the SMS API", remedy

@@ -274,7 +274,7 @@ class Pace:
 
     def _pause_for(self, answer: Answer) -> None:
         if answer.pause is not None:
-            self.pause(answer.pause, status=answer.status)
+            self.pause(answer.pause, status=answer.status, code=answer.code)
 
     def _look_for_outage(self) -> None:
         if self._outage.is_certain:
@@ -282,10 +282,12 @@ class Pace:
 
     # Pauses
 
-    def pause(self, reason: PauseReason, *, status: int | None = None) -> None:
+    def pause(
+        self, reason: PauseReason, *, status: int | None = None, code: str | None = None
+    ) -> None:
         """Take nothing new until `resume`; a second reason replaces the first.
 
-        `status` is what the API answered, for the log.
+        `status` and `code` are what the API answered, for the log.
         """
         pause = self._pause
         if pause is None:
@@ -298,7 +300,7 @@ class Pace:
             pause.reason = reason
         self._metrics.paused.labels(reason).set(1)
         self._metrics.pauses.labels(reason).inc()
-        log.warning("paused", reason=reason, status=status)
+        log.warning("paused", reason=reason, status=status, code=code)
         pause.notify()
 
     def resume(self) -> None:

@@ -555,7 +555,8 @@ async def test_send_says_that_the_worker_is_paused(
     lines = result.stderr.decode().splitlines()
     why = (
         "the worker on this computer is paused (credentials_rejected): the SMS API or a proxy "
-        "refuses the key; replace what sms_api.key_file or sms_api.key holds"
+        "refuses the key; replace what sms_api.key_file or sms_api.key holds, or "
+        "correct the account"
     )
 
     assert result.returncode == 1

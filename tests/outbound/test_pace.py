@@ -257,6 +257,14 @@ def test_the_log_says_with_what_status_a_pause_began(world: World, ears: Ears) -
     assert ears.heard("paused") == [{"reason": "misconfigured", "status": 426}]
 
 
+def test_the_log_says_with_what_code_a_pause_began(world: World, ears: Ears) -> None:
+    """Behind a 200 only the service's own code tells why; nobody has that message's line yet."""
+    answer = status(402)._replace(status=200, code="9")
+    note(world.pace(), answer)
+
+    assert ears.heard("paused") == [{"reason": "insufficient_funds", "status": 200, "code": "9"}]
+
+
 def admit(
     pace: Pace, key: str = "m", to: str = "", *, attempts: int = 0
 ) -> Coroutine[Any, Any, float | None]:
