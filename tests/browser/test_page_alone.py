@@ -6,8 +6,13 @@ from typing import Any
 import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, expect
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from bridge.sandbox.routes import create_app
+from bridge.sandbox.signing import Signer
 from tests.browser.conftest import NARROW, Alone, Tab, serving
 
 NUMBER = "+4917012345678"
@@ -211,6 +216,41 @@ async def violations(page: Page) -> list[Any]:
         (one["id"], [node["html"] for node in one["nodes"]])
         for one in results.response["violations"]
     ]
+
+
+async def take_webhook(_request: Request) -> Response:
+    """Answer a webhook as a bridge does that trusts it."""
+    return Response(status_code=200)
+
+
+async def test_a_service_is_played_with_its_receipts_and_errors(tab: Tab, port: int) -> None:
+    """A preset's receipts are sent from a message, and its own errors are among the faults."""
+    url = f"http://127.0.0.1:{port}/webhooks/twilio"
+    sign = Signer("twilio", url, None)
+    app = create_app(sign=sign, webhook_url=url, preset="twilio")
+    bridge = Starlette(routes=[Route("/webhooks/twilio", take_webhook, methods=["POST"])])
+    async with serving(bridge, port), serving(app) as sandbox_url:
+        Alone(sandbox_url, app.state.memory).take(NUMBER, "Hello")
+        page = await tab(sandbox_url)
+        await open_phone(page)
+        message = page.get_by_role("article").first
+        await message.hover()
+        await message.get_by_role("button", name="delivered").click()
+        await expect(page.get_by_role("article").last).to_contain_text("receipt “delivered”")
+        await expect(page.get_by_role("article").last).to_contain_text("the bridge answered 200")
+        await page.get_by_role("tab", name="Faults").click()
+        stopped = "400 (21610): the person has answered STOP"
+        await page.get_by_label("What goes wrong").select_option(stopped)
+        await page.get_by_role("button", name="Order this fault").click()
+        await expect(page.locator("#fault-list")).to_contain_text("the person has answered STOP")
+        answer = await page.request.post(
+            f"{sandbox_url}/2010-04-01/Accounts/any/Messages.json",
+            form={"To": NUMBER, "From": "+15550101", "Body": "Hi"},
+            headers={"Authorization": "Basic YW55OmtleQ=="},
+        )
+        await expect(page.locator("#log")).to_contain_text("a request was answered 400")
+
+    assert (answer.status, (await answer.json())["code"]) == (400, 21610)
 
 
 # So many elements hold the page whatever it has to show; it has some 900 with 10,000 messages.
