@@ -150,11 +150,13 @@ def is_like_a_number(text: str) -> bool:
 
 def as_text(value: object) -> str | None:
     """Write a text, a whole number or a truth value as settings write it; None for all else."""
+    if isinstance(value, str):
+        return value
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value) if abs(value) < _END_OF_IDS else None
-    return value if isinstance(value, str) else None
+    return None
 
 
 EACH: Final = "*"
@@ -168,8 +170,8 @@ def find_all(document: Any, pointer: str) -> Sequence[Any]:  # noqa: ANN401  JSO
     of the URL that it leads to. What is not there, in the document or in one of the members, is
     None as what is null.
     """
-    names, behind, takes_fragment = _way(pointer)
-    found: Sequence[Any] = (_follow(document, names),)
+    steps, behind, takes_fragment = _way(pointer)
+    found: Sequence[Any] = (_follow(document, steps),)
     if behind is not None:
         members = found[0] if isinstance(found[0], list) else ()
         found = [_follow(member, behind) for member in members]
@@ -182,11 +184,15 @@ def in_member(pointer: str, number: int) -> str:
     return "/".join(names)
 
 
-class _Way(NamedTuple):
-    """Where a pointer leads: to `names`, and behind a star to `behind` in each member there."""
+# The name of a member, and its place where that is a list's.
+_Step = tuple[str, int | None]
 
-    names: tuple[str, ...]
-    behind: tuple[str, ...] | None
+
+class _Way(NamedTuple):
+    """Where a pointer leads: by `steps`, and behind a star by `behind` in each member there."""
+
+    steps: tuple[_Step, ...]
+    behind: tuple[_Step, ...] | None
     takes_fragment: bool
 
 
@@ -194,10 +200,11 @@ class _Way(NamedTuple):
 def _way(pointer: str) -> _Way:
     takes_fragment = pointer.endswith(FRAGMENT)
     names = split_pointer(pointer.removesuffix(FRAGMENT))
+    steps = tuple((name, int(name) if _NUMBER.fullmatch(name) else None) for name in names)
     if EACH not in names:
-        return _Way(names, None, takes_fragment)
+        return _Way(steps, None, takes_fragment)
     at = names.index(EACH)
-    return _Way(names[:at], names[at + 1 :], takes_fragment)
+    return _Way(steps[:at], steps[at + 1 :], takes_fragment)
 
 
 def split_pointer(pointer: str) -> tuple[str, ...]:
@@ -208,12 +215,12 @@ def split_pointer(pointer: str) -> tuple[str, ...]:
 _NUMBER: Final = re.compile("0|[1-9][0-9]{0,8}")
 
 
-def _follow(document: Any, names: Sequence[str]) -> Any:  # noqa: ANN401  JSON
-    for name in names:
+def _follow(document: Any, steps: Sequence[_Step]) -> Any:  # noqa: ANN401  JSON
+    for name, place in steps:
         if isinstance(document, dict):
             document = document.get(name)
-        elif isinstance(document, list) and _NUMBER.fullmatch(name):
-            document = document[int(name)] if int(name) < len(document) else None
+        elif place is not None and isinstance(document, list):
+            document = document[place] if place < len(document) else None
         else:
             return None
     return document

@@ -104,22 +104,24 @@ class Shape:
 
     def judge(self, reply: Reply) -> Answer:
         """Say what an answer means; nothing that the service wrote is in the detail."""
-        is_accepted = reply.status in self._accepted
         document = self._read(reply.body)
-        if self._yes_pointer is None:
-            if not is_accepted:
-                return self._judge_refusal(reply, document)
+        found = None if self._yes_pointer is None else find_all(document, self._yes_pointer)
+        if reply.status in self._accepted and (found is None or self._all_say_yes(found)):
             # The way of nearly every answer: no call that it can do without.
             provider_id = find_id(document, self._id_pointers)
             return Answer(Fate.SENT, "success", "accepted", reply.status, provider_id=provider_id)
-        said = [self._is_yes(value) for value in find_all(document, self._yes_pointer)]
-        if any(said):
-            if not all(said):
-                code = self._code_in(document, member=said.index(False))
-                return _in_part(reply.status, code)
-            if is_accepted:
-                return _sent(reply.status, find_id(document, self._id_pointers))
+        if found is None:
+            return self._judge_refusal(reply, document)
+        said = [self._is_yes(value) for value in found]
+        if any(said) and not all(said):
+            return _in_part(reply.status, self._code_in(document, member=said.index(False)))
         return self._judge_refusal(reply, document, parts=len(said))
+
+    def _all_say_yes(self, found: Sequence[Any]) -> bool:
+        for value in found:  # a loop, because a generator costs more
+            if not self._is_yes(value):
+                return False
+        return bool(found)
 
     def _is_yes(self, value: object) -> bool:
         text = as_text(value)
