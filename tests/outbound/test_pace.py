@@ -1498,6 +1498,7 @@ def test_held_worker_admits_nothing(world: World) -> None:
     before = world.loop.time()
     assert pace.is_wary
     assert world.run(admit(pace)) == 0
+    assert not pace.lets_through("m")
 
     pace.pause("outage")
     assert world.run(admit(pace)) == 0
