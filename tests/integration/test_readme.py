@@ -20,7 +20,9 @@ RUN_IT = re.search(
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", RUN_IT[1] if RUN_IT else "", re.MULTILINE | re.DOTALL)
 # What the text says to wait for.
 UNTIL_READY = "until curl -sf localhost:9090/readyz >/dev/null; do sleep 0.2; done\n"
-UNTIL_LISTENING = "until grep -q '^listening' run.log; do sleep 0.2; done\n"
+UNTIL_LISTENING = "until grep -q 'listening on the exchange' errors.log; do sleep 0.2; done\n"
+# In a file of its own, for curl's meter ends no line.
+ERRORS_APART = "exec 2>>errors.log\n"
 VHOST = "readme"
 
 
@@ -54,7 +56,9 @@ async def test_the_first_message_goes_out_and_an_event_comes_in(
         script = script.replace(f"localhost:{port}", f"localhost:{free}")
     ports = {"SMS_BRIDGE_WEBHOOK__PORT": str(public), "SMS_BRIDGE_ADMIN__PORT": str(admin)}
     script = script.replace("sms-bridge sandbox", f"sms-bridge sandbox --port {sandbox}")
-    (tmp_path / "commands.sh").write_text(f"set -e\n{script}\necho all commands done\nwait\n")
+    (tmp_path / "commands.sh").write_text(
+        f"set -e\n{ERRORS_APART}{script}\necho all commands done\nwait\n"
+    )
     child = Child(
         ["bash", "commands.sh"], guard=guard, log=tmp_path / "run.log", environ=environ | ports
     )
