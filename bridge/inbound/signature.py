@@ -83,7 +83,7 @@ def verify(
     key_index = _matching_key(scheme, keys, content=content, candidates=candidates)
     if key_index is None:
         raise InvalidSignatureError("mismatch")
-    if params:
+    if params is not None:
         check_parameters(scheme, params, query)
     return Verified(
         key_index=key_index,
@@ -122,7 +122,7 @@ def sign(
     for name, header in (("id", scheme.id_header), ("nonce", scheme.nonce_header)):
         if header is not None:
             headers.append((header, checked_token(scheme, name, token).decode()))
-    params = read_parameters(scheme, given, body, query) if is_form else ()
+    params = read_parameters(scheme, given, body, query) if is_form else None
     check_parameters(scheme, params, query)
     content = build_content(
         scheme,

@@ -64,8 +64,8 @@ def checked_token(scheme: Scheme, name: str, token: bytes) -> bytes:
 
 def read_parameters(
     scheme: Scheme, given: Given, body: bytes, query: bytes
-) -> Sequence[tuple[str, str]]:
-    """Return the parameters of a form, where the scheme signs their row; else none.
+) -> Sequence[tuple[str, str]] | None:
+    """Return the parameters of a form, where the scheme signs their row; else None.
 
     Raises InvalidSignatureError when neither they nor a digest in the query bind the body, or the
     query could be read as a part of something else. `check_parameters` must follow.
@@ -76,20 +76,25 @@ def read_parameters(
     if query and _may_run_on(content):
         raise InvalidSignatureError("malformed")
     if "{body}" in content:
-        return ()
+        return None
     if scheme.parameters is None:
         _check_digest(query, body)
-        return ()
+        return None
     if _digests(query):
         _check_digest(query, body)
         check_no_form(scheme.parameters, query)
-        return ()
+        return None
     return read_form(body, given)
 
 
-def check_parameters(scheme: Scheme, params: Sequence[tuple[str, str]], query: bytes) -> None:
-    """Raise InvalidSignatureError when the signed row could be that of another form."""
-    if scheme.parameters is not None and params:
+def check_parameters(
+    scheme: Scheme, params: Sequence[tuple[str, str]] | None, query: bytes
+) -> None:
+    """Raise InvalidSignatureError when the signed row could be that of another form.
+
+    A form without parameters has a row, too: one that could all stand in the query.
+    """
+    if scheme.parameters is not None and params is not None:
         check_row(scheme.parameters, params, query)
 
 
@@ -107,7 +112,7 @@ def build_content(
     event_id: bytes,
     nonce: bytes,
     query: bytes,
-    params: Sequence[tuple[str, str]],
+    params: Sequence[tuple[str, str]] | None,
 ) -> bytes:
     """Put the signed bytes together."""
     if scheme.signed_content == "{body}":
@@ -118,7 +123,7 @@ def build_content(
         "id": event_id,
         "nonce": nonce,
         "url": full_url(scheme, query),
-        "params": signed_row(params).encode(),
+        "params": b"" if params is None else signed_row(params).encode(),
     }
     pieces = _parts(scheme.signed_content)
     return b"".join(values[p] if i % 2 else p.encode() for i, p in enumerate(pieces))

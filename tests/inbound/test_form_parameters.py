@@ -306,3 +306,19 @@ def test_a_long_row_is_searched_only_for_who_has_signed_it() -> None:
 
     assert fault(b"key") == "malformed"
     assert fault(b"another") == "mismatch"
+
+
+def test_a_row_moved_into_the_query_is_refused() -> None:
+    """An empty form behind an address that ends with a whole row has its signature, and is none."""
+    scheme = replace(PRESETS["twilio"], url="https://example.com/webhooks")
+    query = b"a=1" + row_of({**INCOMING, "Body": "", "FromCity": ""}).replace(" ", "").encode()
+    signed = hmac.digest(b"key", b"https://example.com/webhooks?" + query, "sha1")
+    headers = [
+        (b"x-twilio-signature", base64.b64encode(signed)),
+        (b"content-type", FORM.encode()),
+    ]
+
+    with pytest.raises(InvalidSignatureError) as caught:
+        verify(scheme, [b"key"], headers, b"", now=0.0, query=query)
+
+    assert caught.value.fault == "malformed"
