@@ -79,6 +79,12 @@ def needed_settings(name: Preset) -> Mapping[str, str]:
     return needs
 
 
+def webhook_secret(name: Preset) -> str:
+    """Return what the service calls the secret of its webhooks."""
+    words: str = _read(name)["webhook_secret"]
+    return words
+
+
 def documented_webhooks(name: Preset) -> Sequence[Mapping[str, Any]]:
     """Return examples of what the service calls.
 

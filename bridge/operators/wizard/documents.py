@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import yaml
 
-from bridge.config.presets import needed_settings
+from bridge.config.presets import needed_settings, webhook_secret
 from bridge.operators.wizard.drafts import draft_settings, draft_values
-from bridge.operators.wizard.questions import KUBERNETES, WEBHOOK_SECRETS, Answers, preset_of
+from bridge.operators.wizard.questions import KUBERNETES, Answers, preset_of
 
 _HEADS: Final = {
     "config.yaml": (
@@ -44,7 +44,7 @@ def _comments(answers: Answers) -> Mapping[str, str]:
     """Say what stands at which path, in the words of the service."""
     preset = preset_of(answers)
     needs = needed_settings(preset)
-    secret = f"Holds {WEBHOOK_SECRETS[preset]}."
+    secret = f"Holds {webhook_secret(preset)}."
     of_needs = {
         "base_url": ("sms_api.base_url", "smsApi.baseUrl"),
         "account": ("sms_api.account", "smsApi.account"),

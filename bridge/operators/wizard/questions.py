@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Final, Literal
 
 from bridge.config import EndpointSettings
-from bridge.config.presets import PRESETS, Preset, needed_settings, preset_endpoint, preset_settings
+from bridge.config.presets import (
+    PRESETS,
+    Preset,
+    needed_settings,
+    preset_endpoint,
+    preset_settings,
+    webhook_secret,
+)
 from bridge.inbound.schemes import PRESETS as SCHEMES
 
 Name = Literal[
@@ -37,21 +44,6 @@ HOST: Final = "host"
 KUBERNETES: Final = "kubernetes"
 # For no webhook role at all.
 NO_WEBHOOKS: Final = "none"
-
-# What each service calls the secret of its webhooks, as its page in docs/providers has it.
-WEBHOOK_SECRETS: Final[dict[Preset, str]] = {
-    "generic": "the webhook secret, which is not the API key",
-    "twilio": "the Auth Token, also where an API key sends",
-    "vonage": "the account's signature secret, which is not the API secret",
-    "vonage-sms": "the secret with which a proxy of yours signs what it has checked",
-    "telnyx": "the public key that Telnyx's portal shows",
-    "messagebird": "the signing key",
-    "sinch": "the secret that Sinch has set up for the signatures of your webhooks",
-    "plivo": "the Auth Token",
-    "infobip": "the secret with which a proxy of yours signs what it has checked",
-    "android-sms-gateway": "the signing key of webhooks that the app shows",
-    "httpsms": "the secret with which a proxy of yours signs what it has checked",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +134,7 @@ def _key_words(answers: Answers) -> str:
 def _webhook_words(answers: Answers) -> str:
     preset = preset_of(answers)
     place = "file" if _on_host(answers) else "Secret"
-    lines = [f"Of {preset}: {WEBHOOK_SECRETS[preset]}. A {place} that holds it."]
+    lines = [f"Of {preset}: {webhook_secret(preset)}. A {place} that holds it."]
     if not is_signed(preset):
         lines.append(
             f"The preset {preset} knows of no signature: without a proxy that signs in\n"
@@ -157,7 +149,7 @@ def _webhook_file(answers: Answers) -> str:
     if not is_signed(preset):
         return NO_WEBHOOKS
     # Several services sign with what logs in, too.
-    called = (WEBHOOK_SECRETS[preset], needed_settings(preset).get("key", ""))
+    called = (webhook_secret(preset), needed_settings(preset).get("key", ""))
     is_the_key = len({words.partition(",")[0] for words in called}) == 1
     return answers.get("key-file", "") if is_the_key else str(Path.cwd() / "webhook-secret")
 

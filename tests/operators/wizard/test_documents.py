@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 from bridge.config import Settings, load_settings
-from bridge.config.presets import PRESETS, Preset
+from bridge.config.presets import PRESETS, Preset, webhook_secret
 from bridge.operators.wizard.documents import write_document
 from bridge.operators.wizard.interview import Interview
 from bridge.operators.wizard.questions import (
     QUESTIONS,
-    WEBHOOK_SECRETS,
     Answers,
     Name,
     is_signed,
@@ -70,7 +69,7 @@ def test_both_roles_could_start_with_it(tmp_path: Path, preset: Preset) -> None:
     assert (endpoint.public_url is not None) == signs_address(preset)
     assert settings.sms_api.account in {"0123", None}
     assert settings.sms_api.auth.username in {"me #1 {you}", None}
-    assert f"# Holds {WEBHOOK_SECRETS[preset]}." in text
+    assert f"# Holds {webhook_secret(preset)}." in text
     assert "Canary7" not in text
     assert PUBLIC_KEY not in text
 
