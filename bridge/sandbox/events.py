@@ -3,15 +3,14 @@
 import json
 import uuid
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 from urllib.parse import urlencode
 
 from bridge.config.presets import Preset, documented_webhooks
+from bridge.inbound.receipts import Delivery
 from bridge.sandbox.answers import like
 from bridge.sandbox.messages import Message
 from bridge.sandbox.visitors import FORM, JSON
-
-Delivery = Literal["delivered", "failed", "pending"]
 
 
 class Event(NamedTuple):

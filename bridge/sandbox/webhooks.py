@@ -11,8 +11,9 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from bridge.errors import ConfigError
+from bridge.inbound.receipts import Delivery
 from bridge.inbound.signature import Signed
-from bridge.sandbox.events import Delivery, Event
+from bridge.sandbox.events import Event
 from bridge.sandbox.messages import format_time
 
 MAX_WEBHOOKS_IN_FLIGHT: Final = 50

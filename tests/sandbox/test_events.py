@@ -5,9 +5,9 @@ import pytest
 from bridge.config import EndpointSettings
 from bridge.config.presets import PRESETS, Preset, documented_webhooks
 from bridge.inbound.event import name_event, read_body
-from bridge.inbound.receipts import Receipt, read_receipts
+from bridge.inbound.receipts import Delivery, Receipt, read_receipts
 from bridge.inbound.signature import Verified
-from bridge.sandbox.events import Delivery, Event, Events
+from bridge.sandbox.events import Event, Events
 from bridge.sandbox.messages import Message
 
 NUMBER = "+15550199"
