@@ -139,7 +139,8 @@ class Shape:
         if any(repeats):
             if not all(repeats):
                 return _in_part(status, code)
-            return _sent(status, find_id(document, self._id_pointers), "accepted before")
+            provider_id = find_id(document, self._id_pointers)
+            return Answer(Fate.SENT, "success", "accepted before", status, provider_id=provider_id)
         wait_seconds = _wait_of(reply)
         # Without a code of its own, an answer's status stands for it.
         fate = self._errors.get(str(status) if code is None else code)
@@ -209,10 +210,6 @@ def _statuses(written: Sequence[str]) -> frozenset[int]:
             range(int(one[0]) * 100, int(one[0]) * 100 + 100) if one.endswith("xx") else (int(one),)
         )
     )
-
-
-def _sent(status: int, provider_id: str | None, detail: str = "accepted") -> Answer:
-    return Answer(Fate.SENT, "success", detail, status, provider_id=provider_id)
 
 
 def _uncertain(status: int, what: str, code: str | None) -> Answer:
