@@ -83,8 +83,7 @@ def verify(
     key_index = _matching_key(scheme, keys, content=content, candidates=candidates)
     if key_index is None:
         raise InvalidSignatureError("mismatch")
-    if params is not None:
-        check_parameters(scheme, params, query)
+    check_parameters(scheme, params, query)
     return Verified(
         key_index=key_index,
         event_id=event_id.decode() or None,
