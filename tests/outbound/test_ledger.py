@@ -903,7 +903,13 @@ async def test_equal_messages_cost_no_more_than_others(clock: Clock) -> None:
     others = [Entry(number.to_bytes(16), has_id=False, copies=0) for number in range(20_000)]
     equal = [Entry(b"one", has_id=False, copies=0)] * len(others)
 
-    assert await _settle_and_lose(clock, equal) < 5 * await _settle_and_lose(clock, others)
+    # The least of three each: a search for garbage may fall into any one.
+    runs = [
+        (await _settle_and_lose(clock, equal), await _settle_and_lose(clock, others))
+        for _ in range(3)
+    ]
+
+    assert min(cost for cost, _ in runs) < 5 * min(cost for _, cost in runs)
 
 
 async def test_oldest_decisions_are_forgotten_first(
