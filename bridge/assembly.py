@@ -106,7 +106,9 @@ class Assembly:
         self.health.facts["worker"] = lambda: {
             "queue": settings.worker.queue,
             "paused": pace.paused or ("broker_blocked" if pace.broker_blocked else None),
+            "pauses": pace.pauses.facts(),
             "paused_by_operator": _shown(worker.operator_pause.note),
+            "retry_after_seconds": round(max(0.0, pace.closed_seconds), 1),
         }
         return worker
 

@@ -25,6 +25,11 @@ def console_line(now: float, level: str, _logger: str, event: str, facts: Facts)
     return "".join(char if char.isprintable() else "?" for char in line) + "\n"
 
 
+def utc_text(moment: float) -> str:
+    """Write a moment, in unix seconds, for people and programs: `2030-01-31T03:12:00Z`."""
+    return f"{_format_second(int(moment))}Z"
+
+
 def dump_json(value: object) -> str:
     """Write a value as one line of JSON."""
     try:

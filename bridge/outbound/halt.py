@@ -3,21 +3,18 @@
 import asyncio
 from collections.abc import Callable
 
-from bridge.logs import Log
 from bridge.outbound.fates import PauseReason
-from bridge.outbound.metrics import WorkerMetrics
-
-log = Log(__name__)
+from bridge.outbound.pauses import Pauses
 
 
 class Halt:
     """Begins and ends for one reason, as often as it has to; `notify` is called at each change."""
 
     def __init__(
-        self, reason: PauseReason, metrics: WorkerMetrics, *, notify: Callable[[], object]
+        self, reason: PauseReason, pauses: Pauses, *, notify: Callable[[], object]
     ) -> None:
         self._reason = reason
-        self._metrics = metrics
+        self._pauses = pauses
         self._notify = notify
         self._over = asyncio.Event()
         self._over.set()
@@ -33,9 +30,7 @@ class Halt:
         if not self.is_on:
             self.is_on = True
             self._over.clear()
-            self._metrics.paused.labels(self._reason).set(1)
-            self._metrics.pauses.labels(self._reason).inc()
-            log.warning("paused", reason=self._reason)
+            self._pauses.begin(self._reason)
             self._notify()
 
     def end(self) -> None:
@@ -43,6 +38,5 @@ class Halt:
         if self.is_on:
             self.is_on = False
             self._over.set()
-            self._metrics.paused.labels(self._reason).set(0)
-            log.info("resumed", reason=self._reason)
+            self._pauses.end(self._reason)
             self._notify()

@@ -2,8 +2,7 @@
 
 A pause means that the fault is not the message's: nothing new is taken but one message at a time,
 the probe, which finds out when to go on. While the broker stores nothing, nothing is taken and
-nothing sent either: what becomes of a message could not be written down. An
-operator's pause is the same.
+nothing sent either: what becomes of it could not be written down. An operator's pause is the same.
 
 `Pace` owns all of this. A delivery meets it twice: `admit` before its request goes, `rule` after.
 """
@@ -14,7 +13,6 @@ from collections.abc import Callable
 from typing import Final
 
 from bridge.config import RateLimitSettings
-from bridge.logs import Log
 from bridge.outbound.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.evidence import Evidence
@@ -25,9 +23,8 @@ from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.outage import OutageWatch
 from bridge.outbound.outcomes import Dead, Outcome, Policy, decide, put_off_for
 from bridge.outbound.pause import Pause, Rank
+from bridge.outbound.pauses import Pauses
 from bridge.outbound.rates import RateLimits
-
-log = Log(__name__)
 
 # After this many ambiguous answers in a row, whichever messages got them, the worker pauses.
 MAX_AMBIGUOUS_IN_A_ROW: Final = 3
@@ -36,10 +33,11 @@ PATIENCE_SECONDS: Final = 2.5
 
 
 class Pace:
-    """One worker's pace; `rates` are its limits. Times are of the monotonic clock.
+    """One worker's pace. Times are of the monotonic clock.
 
-    Messages are known by their key. Nothing waits here for its sender's limit for longer than the
-    ladder's first step. `changed` is set when more or less should be taken than before.
+    `rates` are its limits, `pauses` the pauses that are on. Messages are known by their key.
+    Nothing waits here for its sender's limit for longer than the ladder's first step. `changed` is
+    set when more or less should be taken than before.
     """
 
     def __init__(
@@ -60,8 +58,9 @@ class Pace:
         self._ambiguous_in_a_row = 0
         self._pause: Pause | None = None
         self.changed = asyncio.Event()
-        self._unstored = Halt("broker_blocked", metrics, notify=self.changed.set)
-        self._held = Halt("operator", metrics, notify=self.changed.set)
+        self.pauses = Pauses(metrics)
+        self._unstored = Halt("broker_blocked", self.pauses, notify=self.changed.set)
+        self._held = Halt("operator", self.pauses, notify=self.changed.set)
         self.rates = RateLimits(
             limit,
             most_wait_seconds=policy.retry_delays_seconds[0],
@@ -92,6 +91,11 @@ class Pace:
     def is_holding(self) -> bool:
         """Whether nothing new is taken on purpose, for whatever reason."""
         return self.paused is not None or self.broker_blocked
+
+    @property
+    def closed_seconds(self) -> float:
+        """For how much longer the service wants no request; zero or less when it takes them."""
+        return self._gate.closed_seconds
 
     @property
     def probes_wanted(self) -> int:
@@ -287,7 +291,7 @@ class Pace:
     ) -> None:
         """Take nothing new until `resume`; a second reason replaces the first.
 
-        `status` and `code` are what the API answered, for the log.
+        `status` and `code` are what the API answered.
         """
         pause = self._pause
         if pause is None:
@@ -296,22 +300,18 @@ class Pace:
         elif pause.reason == reason:
             return
         else:
-            self._metrics.paused.labels(pause.reason).set(0)
+            self.pauses.turn(pause.reason)
             pause.reason = reason
-        self._metrics.paused.labels(reason).set(1)
-        self._metrics.pauses.labels(reason).inc()
-        log.warning("paused", reason=reason, status=status, code=code)
+        self.pauses.begin(reason, status=status, code=code)
         pause.notify()
 
     def resume(self) -> None:
         """Take new deliveries again."""
-        pause = self._pause
-        if pause is None:
+        if (pause := self._pause) is None:
             return
-        log.info("resumed", reason=pause.reason)
+        self.pauses.end(pause.reason)
         if pause.reason == "outage":
             self.rates.start_slowly()
-        self._metrics.paused.labels(pause.reason).set(0)
         self._pause = None
         self._ambiguous_in_a_row = 0
         self._outage.start_anew()

@@ -23,6 +23,7 @@ from bridge.amqp.client import (
 )
 from bridge.amqp.properties import Properties
 from bridge.errors import BrokerError
+from bridge.log_lines import utc_text
 
 # Each reader takes the note and gives it back, which RabbitMQ counts. -1 stands for no limit from
 # version 4 on, and for none at all before it.
@@ -50,7 +51,7 @@ class Note(NamedTuple):
     @property
     def since_text(self) -> str:
         """When, for people and programs: `2030-01-31T03:12:00Z`."""
-        return datetime.fromtimestamp(self.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return utc_text(self.since)
 
     def body(self) -> bytes:
         """Write it as the body of the message."""

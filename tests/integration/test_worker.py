@@ -249,10 +249,15 @@ async def test_a_paused_worker_stays_ready(locked: Locked) -> None:
 
     assert answer.status_code == 200
     assert answer.json()["status"] == "ok"
-    assert answer.json()["worker"] == {
+    facts = answer.json()["worker"]
+    since = facts["pauses"][0].pop("since")
+    assert 0 <= time.time() - datetime.fromisoformat(since).timestamp() < 60
+    assert facts == {
         "queue": locked.line.worker.entities[0],
         "paused": "credentials_rejected",
+        "pauses": [{"reason": "credentials_rejected", "status": 401, "code": None}],
         "paused_by_operator": None,
+        "retry_after_seconds": 0.0,
     }
 
 
