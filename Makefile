@@ -168,7 +168,7 @@ KILLS ?= 20
 soak-webhook: $(DEV_STAMP) broker  ## webhooks while the secret is rotated and the broker killed, then count what is refused or lost (EVENTS=100000 KILLS=20 SEED=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/webhook.py --events $(EVENTS) --kills $(KILLS) --seed $(SEED)
 
-MODULES ?= signature envelope fates ledger outcomes pace retry_after settle
+MODULES ?= signature envelope fates ledger outcomes pace diagnosis retry_after settle
 mutants: $(DEV_STAMP)  ## break these modules in small ways, and list what their unit tests do not notice, in at most an hour (MODULES="fates pace")
 	$(UV) sync --locked --group mutants
 	rm -rf mutants

@@ -14,20 +14,17 @@ from typing import Final
 
 from bridge.config import RateLimitSettings
 from bridge.outbound.delivery import MAX_HOLD_SECONDS, Delivery
+from bridge.outbound.diagnosis import Diagnosis
 from bridge.outbound.envelope import Envelope
-from bridge.outbound.evidence import Evidence
 from bridge.outbound.fates import Answer, Fate, PauseReason
 from bridge.outbound.gate import Gate
 from bridge.outbound.halt import Halt
 from bridge.outbound.metrics import WorkerMetrics
-from bridge.outbound.outage import OutageWatch
 from bridge.outbound.outcomes import Dead, Outcome, Policy, decide, put_off_for
 from bridge.outbound.pause import Pause, Rank
 from bridge.outbound.pauses import Pauses
 from bridge.outbound.rates import RateLimits
 
-# After this many ambiguous answers in a row, whichever messages got them, the worker pauses.
-MAX_AMBIGUOUS_IN_A_ROW: Final = 3
 # How long deliveries that are held when a pause begins wait for the first probe to end it.
 PATIENCE_SECONDS: Final = 2.5
 
@@ -53,9 +50,9 @@ class Pace:
         self._clock = clock
         self._metrics = metrics
         self._gate = Gate(clock)
-        self._outage = OutageWatch(outage_after_seconds, clock)
-        self._evidence = Evidence()
-        self._ambiguous_in_a_row = 0
+        self._diagnosis = Diagnosis(
+            gate=self._gate, outage_after_seconds=outage_after_seconds, clock=clock
+        )
         self._pause: Pause | None = None
         self.changed = asyncio.Event()
         self.pauses = Pauses(metrics)
@@ -112,7 +109,7 @@ class Pace:
     @property
     def is_wary(self) -> bool:
         """Whether `admit` has to be asked before a message goes."""
-        return self._held.is_on or self._pause is not None or self._outage.is_likely
+        return self._held.is_on or self._pause is not None or self._diagnosis.is_outage_likely
 
     async def admit(self, delivery: Delivery, recipient: str) -> float | None:
         """Wait until a message may go as far as pauses are concerned, and return None.
@@ -123,9 +120,10 @@ class Pace:
         """
         envelope = delivery.envelope
         has_failed = envelope.attempts > 0 or envelope.uncertain_attempts > 0
-        self._look_for_outage()
+        if self._diagnosis.is_outage:
+            self.pause("outage")
         while (pause := self._pause) is not None and not self.is_held:
-            is_suspect = self._evidence.is_suspect(envelope.key, recipient)
+            is_suspect = self._diagnosis.is_suspect(envelope.key, recipient)
             is_costly = pause.reason == "outage" and has_failed and self._is_last_try(envelope)
             rank = Rank.RELUCTANT if is_suspect or is_costly else Rank.WILLING
             if pause.claim(envelope.key, rank):
@@ -140,7 +138,7 @@ class Pace:
                     return max(0.0, pause.seconds_to_probe)
             with delivery.waits("probe"):
                 await pause.wait_for_change(wait)
-        return 0.0 if self.is_held or (has_failed and self._outage.is_likely) else None
+        return 0.0 if self.is_held or (has_failed and self._diagnosis.is_outage_likely) else None
 
     def _is_last_try(self, envelope: Envelope) -> bool:
         return self._policy.is_last_try(
@@ -170,7 +168,7 @@ class Pace:
 
     def begin(self, key: str) -> int:
         """Note that a request leaves; `rule` wants the number that is returned."""
-        return self._evidence.begin(key)
+        return self._diagnosis.begin(key)
 
     # After its answer
 
@@ -191,7 +189,7 @@ class Pace:
             case Fate.SETUP | Fate.AMBIGUOUS:
                 can_be_held = pause is not None and pause.keep(key)
                 if pause is None:
-                    times = max(1, self._evidence.times(key))
+                    times = max(1, self._diagnosis.doubts(key))
             case Fate.SENT | Fate.REFUSED | Fate.RETRY | Fate.UNCERTAIN | Fate.NOT_SENT:
                 is_spared = pause is not None and pause.probe != key and answer.counts_as_outage
                 return self._decide(answer, delivery.envelope, is_spared=is_spared)
@@ -212,77 +210,34 @@ class Pace:
         is_last = isinstance(outcome, Dead) and outcome.uncertain
         return put_off_for(answer, self._policy) if is_spared and not is_last else outcome
 
-    def give_up_probe(self, key: str) -> None:
-        """Let another message become the probe, if this one was."""
-        if self._pause is not None:
-            self._pause.give_up(key)
-
-    # What an answer tells of the service
-
     def _learn(self, answer: Answer, key: str, recipient: str, request_number: int) -> Answer:
-        """Close the gate, begin or end a pause, or see that all is well.
-
-        Returns what the answer means: one that is ambiguous may turn out to be the message's own.
-        """
-        if answer.fate is Fate.AMBIGUOUS or answer.is_setup_by_code:
-            answer = self._weigh(answer, key, recipient, request_number)
-        if answer.counts_as_outage:
-            self._outage.note_failure()
-            self._look_for_outage()
-        else:
-            self._outage.note_answer()
-            self._learn_from_answer(answer, key, recipient, request_number)
+        """Begin or end a pause, or see that all is well; return what the answer means."""
+        answer, reason = self._diagnosis.learn(
+            answer,
+            key,
+            recipient,
+            request_number=request_number,
+            is_paused=self._pause is not None,
+        )
+        if reason is not None:
+            told = answer if reason == answer.pause else None
+            self.pause(reason, status=told and told.status, code=told and told.code)
         pause = self._pause
-        if pause is not None and pause.probe == key:
+        if pause is None:
+            return answer
+        if answer.fate is Fate.SENT and pause.reason == "outage":
+            self.resume()
+        elif pause.probe == key:
             if answer.ends_pause:
                 self.resume()
             else:
                 pause.note_failure()
         return answer
 
-    def _weigh(self, answer: Answer, key: str, recipient: str, request_number: int) -> Answer:
-        is_proven = self._evidence.suspect(key, recipient, request_number=request_number)
-        # In a pause it is not certain that the set-up is as it was when the evidence was found.
-        if not is_proven or self._pause is not None:
-            return answer
-        if answer.fate is Fate.SETUP:
-            # It waits until that is mended, and holds up no other: they are taken.
-            return answer._replace(pause=None)
-        detail = f"{answer.detail}, twice, and took another message between"
-        return answer._replace(fate=Fate.REFUSED, pause=None, detail=detail)
-
-    def _learn_from_answer(
-        self, answer: Answer, key: str, recipient: str, request_number: int
-    ) -> None:
-        match answer.fate:
-            case Fate.SENT:
-                self._ambiguous_in_a_row = 0
-                self._gate.note_acceptance()
-                self._outage.note_acceptance()
-                self._evidence.accept(key, recipient, request_number=request_number)
-                if self._pause is not None and self._pause.reason == "outage":
-                    self.resume()
-            case Fate.REFUSED:
-                self._evidence.clear(key)
-            case Fate.SLOW_DOWN:
-                if self._gate.close(answer.retry_after_seconds) > MAX_HOLD_SECONDS:
-                    self.pause("rate_limited")
-            case Fate.AMBIGUOUS:
-                self._ambiguous_in_a_row += 1
-                if self._ambiguous_in_a_row >= MAX_AMBIGUOUS_IN_A_ROW:
-                    self._pause_for(answer)
-            case Fate.SETUP:
-                self._pause_for(answer)
-            case Fate.RETRY | Fate.UNCERTAIN | Fate.NOT_SENT:
-                pass  # It speaks of nothing but its message, or of an outage.
-
-    def _pause_for(self, answer: Answer) -> None:
-        if answer.pause is not None:
-            self.pause(answer.pause, status=answer.status, code=answer.code)
-
-    def _look_for_outage(self) -> None:
-        if self._outage.is_certain:
-            self.pause("outage")
+    def give_up_probe(self, key: str) -> None:
+        """Let another message become the probe, if this one was."""
+        if self._pause is not None:
+            self._pause.give_up(key)
 
     # Pauses
 
@@ -313,8 +268,7 @@ class Pace:
         if pause.reason == "outage":
             self.rates.start_slowly()
         self._pause = None
-        self._ambiguous_in_a_row = 0
-        self._outage.start_anew()
+        self._diagnosis.start_anew()
         pause.notify()
 
     def reopen(self) -> None:
@@ -328,8 +282,7 @@ class Pace:
         """Probe at once, and forget what is known of messages: the API key has changed."""
         if self._pause is not None:
             self._pause.renew_key()
-        self._ambiguous_in_a_row = 0
-        self._evidence.renew()
+        self._diagnosis.renew_key()
 
     def hold(self) -> None:
         """Take and send nothing until `release`, not even the probe of another pause."""
@@ -338,7 +291,7 @@ class Pace:
     def release(self) -> None:
         """Go on: the operator has ended the pause."""
         if self.is_held:
-            self._outage.start_anew()  # That nothing was accepted was not the service's fault.
+            self._diagnosis.forget_outage()
             self._held.end()
 
     def block(self) -> None:
