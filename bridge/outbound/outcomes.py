@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, assert_never
+from typing import Literal, NamedTuple, assert_never
 
 from bridge.config import OnUncertain, WorkerSettings
 from bridge.outbound.fates import Answer, DeadReason, Fate, Result, RetryReason
@@ -85,6 +85,24 @@ class Dead(NamedTuple):
 
 
 Outcome = Sent | Retried | Dead
+
+
+def name_of(outcome: Outcome) -> Literal["sent", "retried", "dead"]:
+    """Name an outcome, as metrics and logs do."""
+    match outcome:
+        case Sent():
+            return "sent"
+        case Retried():
+            return "retried"
+        case Dead():
+            return "dead"
+
+
+def attempts_after(attempts: int, outcome: Outcome | None) -> int:
+    """Count the attempts of a message that had `attempts` before this outcome; a repeat is None."""
+    if outcome is None:
+        return attempts
+    return attempts + (isinstance(outcome, Sent) or outcome.burned)
 
 
 def decide(

@@ -8,7 +8,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Literal
+from typing import Final
 
 from bridge.amqp.publisher import Publication, Publisher
 from bridge.config import WorkerSettings
@@ -18,8 +18,14 @@ from bridge.outbound.delivery import Delivery, WaitCause
 from bridge.outbound.envelope import Envelope, copy_properties
 from bridge.outbound.ledger import Accepted
 from bridge.outbound.metrics import WorkerMetrics
-from bridge.outbound.outcomes import Dead, Outcome, Retried, Sent
-from bridge.outcome_event import OutcomeEvent, outcome_properties
+from bridge.outbound.outcomes import (
+    Dead,
+    Outcome,
+    Retried,
+    Sent,
+    attempts_after,
+    name_of,
+)
 from bridge.topology.declarations import dead_queue, retry_queue
 
 log = Log(__name__)
@@ -53,7 +59,6 @@ class Settler:
         metrics: WorkerMetrics,
     ) -> None:
         self._queue = settings.queue
-        self._outcome_exchange = settings.outcome_exchange
         self._publisher = publisher
         self._block = block
         self._unblock = unblock
@@ -148,30 +153,6 @@ class Settler:
             deadline=deadline,
         )
 
-    async def announce(self, delivery: Delivery, outcome: Outcome, at: float) -> None:
-        """Publish the outcome event to whoever asked, once; a failure is only logged.
-
-        `at` is when it came about, in unix seconds.
-        """
-        if isinstance(outcome, Retried):
-            return
-        targets = [("", delivery.properties.reply_to)]
-        if self._outcome_exchange is not None:
-            targets.append((self._outcome_exchange, _name(outcome)))
-        for exchange, routing_key in targets:
-            if routing_key:
-                event = outcome_event(delivery.envelope, outcome, at)
-                await self._announce_to(delivery, event, exchange, routing_key)
-
-    async def answer_repeat(self, delivery: Delivery, first: Accepted | None) -> None:
-        """Publish to whoever asked what became of the first message with this id."""
-        if first is None or not delivery.properties.reply_to:
-            return
-        envelope = delivery.envelope._replace(attempts=first.attempts - 1)
-        event = outcome_event(envelope, Sent(first.status, first.provider_id), first.at)
-        event = event._replace(is_duplicate=True)
-        await self._announce_to(delivery, event, "", delivery.properties.reply_to)
-
     def ack(self, delivery: Delivery, outcome: Outcome | None) -> bool:
         """Ack a delivery that is replaced, or sent, or (None) a repeat of one that is.
 
@@ -189,21 +170,6 @@ class Settler:
         if isinstance(outcome, Dead):
             return dead_queue(self._queue)
         return retry_queue(self._queue, outcome.delay_seconds)
-
-    async def _announce_to(
-        self, delivery: Delivery, event: OutcomeEvent, exchange: str, routing_key: str
-    ) -> None:
-        properties = outcome_properties(delivery.envelope.trace, delivery.properties.correlation_id)
-        try:
-            await self._publisher.publish(
-                event.body(),
-                exchange=exchange,
-                routing_key=routing_key,
-                properties=properties,
-            )
-        except PublishError as error:
-            target = exchange or "reply_to"
-            log.warning("outcome_not_published", target=target, fault=error.fault, why=error.why)
 
     @contextmanager
     def _held_up(self) -> Iterator[Callable[[PublishError], None]]:
@@ -229,10 +195,10 @@ class Settler:
             self._count(delivery, "dropped", "duplicate", None)
             return
         reason = "none" if isinstance(outcome, Sent) else outcome.reason
-        self._count(delivery, _name(outcome), reason, outcome)
+        self._count(delivery, name_of(outcome), reason, outcome)
         if not isinstance(outcome, Retried):
-            attempts = _attempts(delivery.envelope, outcome)
-            self._metrics.attempts_per_message.labels(_name(outcome)).observe(attempts)
+            attempts = attempts_after(delivery.envelope.attempts, outcome)
+            self._metrics.attempts_per_message.labels(name_of(outcome)).observe(attempts)
 
     def _count(self, delivery: Delivery, name: str, reason: str, outcome: Outcome | None) -> None:
         held = delivery.held_seconds
@@ -247,7 +213,7 @@ class Settler:
             status=None if outcome is None else outcome.status,
             code=getattr(outcome, "code", None),
             provider_id=_id_for_the_log(outcome),
-            attempts=_attempts(delivery.envelope, outcome),
+            attempts=attempts_after(delivery.envelope.attempts, outcome),
             redelivered=delivery.redelivered or None,
             seconds=round(held, 4),
             waited_seconds=self._count_waits(delivery) if delivery.waited_seconds else None,
@@ -275,44 +241,16 @@ def count_attempt(envelope: Envelope, outcome: Retried | Dead) -> Envelope:
     )
 
 
-def outcome_event(envelope: Envelope, outcome: Sent | Dead, at: float) -> OutcomeEvent:
-    """Say what became of a message, in the form that everybody is told."""
-    event = OutcomeEvent(
-        outcome=_name(outcome),
-        at=at,
-        message_id=envelope.message_id or envelope.key,
-        attempts=_attempts(envelope, outcome),
-        status=outcome.status,
-    )
-    if isinstance(outcome, Dead):
-        return event._replace(reason=outcome.reason, code=outcome.code)
-    return event._replace(provider_id=outcome.provider_id)
-
-
 def accepted(envelope: Envelope, outcome: Outcome, at: float) -> Accepted | None:
     """Return what a repeat of a message that was sent is answered."""
     if not isinstance(outcome, Sent):
         return None
-    return Accepted(_attempts(envelope, outcome), outcome.status, outcome.provider_id, at)
+    return Accepted(
+        attempts_after(envelope.attempts, outcome), outcome.status, outcome.provider_id, at
+    )
 
 
 def _id_for_the_log(outcome: Outcome | None) -> str | None:
     """Return the service's id, by which receipts are matched; one with a + may be a number."""
     found = outcome.provider_id if isinstance(outcome, Sent) else None
     return None if found is None or "+" in found else found
-
-
-def _name(outcome: Outcome) -> Literal["sent", "retried", "dead"]:
-    match outcome:
-        case Sent():
-            return "sent"
-        case Retried():
-            return "retried"
-        case Dead():
-            return "dead"
-
-
-def _attempts(envelope: Envelope, outcome: Outcome | None) -> int:
-    if outcome is None:
-        return envelope.attempts
-    return envelope.attempts + (isinstance(outcome, Sent) or outcome.burned)

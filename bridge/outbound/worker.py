@@ -12,6 +12,7 @@ from bridge.amqp.publisher import Publisher
 from bridge.config import RabbitMQSettings, WorkerSettings
 from bridge.errors import BrokerError, InvalidMessageError
 from bridge.logs import Log
+from bridge.outbound.announcer import Announcer
 from bridge.outbound.capacity import Capacity
 from bridge.outbound.consumer import Consumer
 from bridge.outbound.delivery import Delivery, Session
@@ -63,6 +64,7 @@ class Worker:
             unblock=pace.unblock,
             metrics=metrics,
         )
+        self._announcer = Announcer(publisher, outcome_exchange=settings.outcome_exchange)
         self._ledger = Ledger(heartbeat_seconds=rabbitmq.heartbeat_seconds)
         self._capacity = Capacity(settings, changed=pace.changed)
         self._dispatcher = Dispatcher(
@@ -110,7 +112,7 @@ class Worker:
         acked = self._settler.ack(delivery, outcome)
         at = time.time()
         self._ledger.settle(claim, accepted(delivery.envelope, outcome, at), acked=acked)
-        await self._settler.announce(delivery, outcome, at)
+        await self._announcer.announce(delivery.properties, delivery.envelope, outcome, at)
 
     @property
     def _may_wait_for_first(self) -> bool:
@@ -155,7 +157,8 @@ class Worker:
             return
         acked = self._settler.ack(delivery, None)
         self._ledger.note_repeat(entry, acked=acked)
-        await self._settler.answer_repeat(delivery, repeat.first)
+        properties, envelope = delivery.properties, delivery.envelope
+        await self._announcer.answer_repeat(properties, envelope, repeat.first)
 
     async def _put_off_repeat(self, delivery: Delivery, entry: Entry) -> None:
         kept = self._ledger.recall_repeat(entry, redelivered=delivery.redelivered)

@@ -5,11 +5,9 @@ as it is told.
 """
 
 import asyncio
-import json
 import random
 from collections.abc import Iterator
-from datetime import UTC
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 import pytest
 
@@ -26,7 +24,7 @@ from bridge.outbound.settle import MAX_UNCONFIRMED_SECONDS, Settler, accepted
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.ears import Ears
-from tests.outbound.stand_ins import PUBLISH_SECONDS, Broker, Channel, Published
+from tests.outbound.stand_ins import PUBLISH_SECONDS, Broker, Channel
 
 BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
 AT = 1_800_000_000.123
@@ -40,7 +38,7 @@ UNSENT = Dead("expired", "too late")
 class World(LeapingWorld):
     """A settler between a broker, a pace and a channel."""
 
-    def __init__(self, outcome_exchange: str | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.broker = Broker(self.loop)
         self.channel = Channel()
@@ -52,18 +50,18 @@ class World(LeapingWorld):
             clock=self.loop.time,
         )
         self.settler = Settler(
-            WorkerSettings(queue="q", outcome_exchange=outcome_exchange),
+            WorkerSettings(queue="q"),
             publisher=cast("Publisher", self.broker),
             block=self.pace.block,
             unblock=self.pace.unblock,
             metrics=self.metrics,
         )
 
-    def delivery(self, *, reply_to: str | None = None, redelivered: bool = False) -> Delivery:
+    def delivery(self, *, redelivered: bool = False) -> Delivery:
         """Take a delivery of a message that was tried twice, once without a clear end."""
         return make_delivery(
             body=BODY,
-            properties=Properties(reply_to=reply_to, correlation_id="c-1", message_id="m-1"),
+            properties=Properties(message_id="m-1"),
             redelivered=redelivered,
             session=self.channel,
             clock=self.loop.time,
@@ -76,11 +74,6 @@ class World(LeapingWorld):
         """Publish what an outcome asks for, and return after how long it was confirmed."""
         return self.seconds(self.settler.replace(self.delivery(), outcome))
 
-    def announce(self, outcome: Outcome, *, reply_to: str | None = None) -> list[Published]:
-        """Tell of an outcome, and return what was published."""
-        self.run(self.settler.announce(self.delivery(reply_to=reply_to), outcome, AT))
-        return self.broker.published
-
     def processed(self, outcome: str, reason: str) -> float | None:
         """Return how many deliveries ended so."""
         return self.value("messages_processed_total", queue="q", outcome=outcome, reason=reason)
@@ -92,16 +85,8 @@ class World(LeapingWorld):
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    """Give a world in which outcomes are told to nobody but who asked."""
+    """Give a settler its world."""
     made = World()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def telling() -> Iterator[World]:
-    """Give a world in which outcomes are published."""
-    made = World(outcome_exchange="outcomes")
     yield made
     made.close()
 
@@ -368,119 +353,7 @@ def test_a_copy_of_what_the_broker_delivers_again_is_given_up(world: World) -> N
     assert world.broker.published == []
 
 
-# Who asked
-
-
-EVENT: dict[str, Any] = {
-    "message_id": "m-1",
-    "outcome": "sent",
-    "reason": None,
-    "attempts": 3,
-    "status": 202,
-    "provider_id": "sms-1",
-    "at": "2027-01-15T08:00:00.123+00:00",
-}
-DIED = (
-    EVENT
-    | {"outcome": "dead", "reason": "refused", "status": 400}
-    | {
-        "code": "21211",
-        "provider_id": None,
-    }
-)
-
-
-@pytest.mark.parametrize(("outcome", "event"), [(SENT, EVENT), (DEAD, DIED)], ids=["sent", "dead"])
-def test_who_asked_is_told_the_end(world: World, outcome: Outcome, event: dict[str, Any]) -> None:
-    """The queue in `reply_to` gets the outcome, with the correlation id and the trace."""
-    (told,) = world.announce(outcome, reply_to="replies")
-
-    assert (told.exchange, told.routing_key) == ("", "replies")
-    assert json.loads(told.body) == event
-    assert told.properties.correlation_id == "c-1"
-    assert told.properties.content_type == "application/json"
-    assert told.properties.delivery_mode == 2
-    assert told.properties.headers == {"traceparent": "00-t"}
-    assert told.properties.message_id not in {None, "m-1"}
-    assert told.properties.timestamp is not None
-    assert told.properties.timestamp.tzinfo is UTC
-
-
-def test_an_end_without_an_attempt_counts_none(world: World) -> None:
-    """What died unsent has the attempts that it had."""
-    (told,) = world.announce(UNSENT, reply_to="replies")
-
-    assert json.loads(told.body)["attempts"] == 2
-
-
-def test_a_message_without_an_id_is_told_by_its_key(world: World) -> None:
-    """The key that was made names it."""
-    delivery = world.delivery(reply_to="replies")
-    delivery.envelope = delivery.envelope._replace(key="made-up", message_id=None)
-    world.run(world.settler.announce(delivery, SENT, AT))
-
-    assert json.loads(world.broker.published[0].body)["message_id"] == "made-up"
-
-
-@pytest.mark.parametrize(("outcome", "key"), [(SENT, "sent"), (DEAD, "dead")])
-def test_outcomes_are_published(telling: World, outcome: Outcome, key: str) -> None:
-    """With an exchange for outcomes each end goes there, whether anybody asked or not."""
-    told = telling.announce(outcome)
-    assert [(each.exchange, each.routing_key) for each in told] == [("outcomes", key)]
-
-    told = telling.announce(outcome, reply_to="replies")
-    assert [(each.exchange, each.routing_key) for each in told[1:]] == [
-        *(("", "replies"), ("outcomes", key)),
-    ]
-
-
-@pytest.mark.parametrize("outcome", [BURNED, SPARED])
-def test_a_retry_is_no_end(telling: World, outcome: Outcome) -> None:
-    """Nobody is told of what is tried again."""
-    assert telling.announce(outcome, reply_to="replies") == []
-
-
-def test_nobody_is_told_who_did_not_ask(world: World) -> None:
-    """Without `reply_to` and an exchange nothing is published."""
-    assert world.announce(SENT) == []
-
-
-def test_an_outcome_that_is_not_stored_holds_nothing_up(telling: World, ears: Ears) -> None:
-    """It is news: tried once, and a fault of one target keeps nothing from the other."""
-    telling.broker.faults = ["returned"]
-    (told,) = telling.announce(SENT, reply_to="replies-of-+4915550101000")
-    (line,) = ears.heard("outcome_not_published")
-
-    assert told.exchange == "outcomes"
-    # Not the name of the queue, which may hold a number.
-    assert line == {"target": "reply_to", "fault": "returned", "why": "no queue takes it"}
-    assert not telling.pace.broker_blocked
-
-
-def test_a_repeat_is_answered_as_its_first_was(world: World) -> None:
-    """Whoever sends an id again gets the first outcome, marked as a duplicate."""
-    first = Accepted(attempts=1, status=200, provider_id="sms-9", at=AT)
-    world.run(world.settler.answer_repeat(world.delivery(reply_to="replies"), first))
-    (told,) = world.broker.published
-    expected = {"attempts": 1, "status": 200, "provider_id": "sms-9", "duplicate": True}
-
-    assert (told.exchange, told.routing_key) == ("", "replies")
-    assert json.loads(told.body) == EVENT | expected
-    assert told.properties.correlation_id == "c-1"
-
-
-@pytest.mark.parametrize(
-    ("first", "reply_to"),
-    [(None, "replies"), (Accepted(attempts=1, status=200, provider_id=None, at=AT), None)],
-    ids=["nothing known", "nobody asked"],
-)
-def test_a_repeat_may_go_unanswered(
-    world: World, first: Accepted | None, reply_to: str | None
-) -> None:
-    """Nothing is told of what is not known, nor to nobody."""
-    world.run(world.settler.answer_repeat(world.delivery(reply_to=reply_to), first))
-
-    assert world.broker.published == []
+# What a repeat is answered
 
 
 def test_only_what_was_sent_answers_repeats(world: World) -> None:
