@@ -5,7 +5,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -243,6 +243,16 @@ def _worker_metrics(settings: Settings, registry: Registry) -> WorkerMetrics:
     )
 
 
+def _published_to(settings: Settings, roles: Collection[Role]) -> Iterator[str]:
+    """Yield the exchanges that these roles publish to, as metrics name them."""
+    if "worker" in roles:
+        yield "default"
+    if "webhook" in roles:
+        yield settings.webhook.exchange
+    if settings.worker.outcome_exchange is not None:
+        yield settings.worker.outcome_exchange
+
+
 def _bridge_metrics(
     settings: Settings, roles: Collection[Role], registry: Registry
 ) -> BridgeMetrics:
@@ -252,10 +262,6 @@ def _bridge_metrics(
         component="all" if len(roles) > 1 else next(iter(roles)),
         version=__version__,
         revision=os.environ.get(REVISION_VARIABLE, "unknown"),
-        exchanges=(
-            "default",
-            settings.webhook.exchange,
-            settings.worker.outcome_exchange or "sms.outcome",
-        ),
+        exchanges=list(_published_to(settings, roles)),
         entities=[name_of(entity) for entity in (*topology.declarable, *topology.bindings)],
     )

@@ -144,7 +144,10 @@ class WorkerMetrics(Catalogue):
             get_args(Result),
         )
         self.provider_responses = self._counter(
-            "sms_bridge_worker_provider_responses_total", "Answers, by status.", ("code",)
+            "sms_bridge_worker_provider_responses_total",
+            "Answers, by status.",
+            ("code",),
+            [*map(str, sorted(PROVIDER_CODES)), "other"],
         )
         self.provider_errors = self._counter(
             "sms_bridge_worker_provider_errors_total",
@@ -171,6 +174,12 @@ class WorkerMetrics(Catalogue):
         self.paused = self._gauge(
             "sms_bridge_worker_paused",
             "1 while nothing new is taken.",
+            ("reason",),
+            get_args(PauseReason),
+        )
+        self.paused_since = self._gauge(
+            "sms_bridge_worker_paused_timestamp_seconds",
+            "When this worker began the pause that it is in; 0 = none.",
             ("reason",),
             get_args(PauseReason),
         )

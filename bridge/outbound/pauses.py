@@ -30,8 +30,10 @@ class Pauses:
         self, reason: PauseReason, *, status: int | None = None, code: str | None = None
     ) -> None:
         """Note that one begins; `status` and `code` are what the API answered."""
-        self._on[reason] = _Begun(self._clock(), status, code)
+        begun = _Begun(self._clock(), status, code)
+        self._on[reason] = begun
         self._metrics.paused.labels(reason).set(1)
+        self._metrics.paused_since.labels(reason).set(begun.since)
         self._metrics.pauses.labels(reason).inc()
         log.warning("paused", reason=reason, status=status, code=code)
 
@@ -39,6 +41,7 @@ class Pauses:
         """Note that one goes on for another reason, which begins next."""
         del self._on[reason]
         self._metrics.paused.labels(reason).set(0)
+        self._metrics.paused_since.labels(reason).set(0)
 
     def end(self, reason: PauseReason) -> None:
         """Note that one is over."""

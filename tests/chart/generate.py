@@ -7,6 +7,7 @@ import base64
 import json
 import re
 import textwrap
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,19 @@ METADATA = CHART / "Chart.yaml"
 LICENSE = CHART / "LICENSE"
 RUNBOOKS = CHART / "files" / "runbooks.yaml"
 SMS_APIS = CHART / "files" / "sms-apis.yaml"
+DASHBOARDS = CHART / "files" / "dashboards"
 PROJECT = CHART.parents[1]
+RUNBOOKS_DOCUMENT = PROJECT / "docs" / "runbooks.md"
 GOLDEN = Path(__file__).parent / "golden"
 MAX_DEFAULT = 60
+# Of Grafana's grid, for a panel of text; it scrolls, and a link to it shows it alone.
+TEXT_ROWS = 9
+# Of one panel of a dashboard, shown alone: the dashboard's name, the panel's number.
+PANEL_ADDRESS = "/d/sms-bridge-{}?viewPanel={}"
+# How docs/runbooks.md names a panel: the dashboard, the panel's title.
+NAMED_PANEL = re.compile(r"\*(Overview|Worker|Webhook): ([^*]+)\*")
+# What the dashboards have in common.
+OF_DASHBOARDS = {"schemaVersion", "editable", "graphTooltip", "timezone", "links"}
 
 
 def documented_values() -> Iterator[tuple[str, Any, str]]:
@@ -83,20 +94,105 @@ def metadata() -> str:
     return re.sub(r"(?<=artifacthub\.io/changes: \|\n)(    .*\n)*", lambda _: listed, text)
 
 
+def runbook_sections(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield each section of docs/runbooks.md: its part's name, its own, what it says."""
+    part = ""
+    for found in re.finditer(r"^(##|###) (.*)\n((?:(?!##).*\n)*)", text, re.MULTILINE):
+        level, name, said = found.groups()
+        if level == "##":
+            part = name
+        if said.strip():
+            yield part, name, said.strip()
+
+
 def runbooks() -> str:
     """Make files/runbooks.yaml: each section of docs/runbooks.md by its alert, the head as README.
 
     Links become their words: from where this is read they lead nowhere.
     """
-    text = (PROJECT / "docs" / "runbooks.md").read_text()
-    text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", text)
-    head, *parts = re.split(r"^#{2,3} ", text, flags=re.MULTILINE)
-    sections = dict(part.split("\n", 1) for part in parts)
-    kept = {"README": head} | {name: s for name, s in sections.items() if s.strip()}
+    text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", RUNBOOKS_DOCUMENT.read_text())
     lines = ["# Made of docs/runbooks.md by `make chart-files`."]
+    kept = {"README": text.partition("\n## ")[0].strip()}
+    kept |= {name: said for _, name, said in runbook_sections(text)}
     for name, section in kept.items():
-        lines += [f"{name}: |", textwrap.indent(section.strip(), "  ")]
+        lines += [f"{name}: |", textwrap.indent(section, "  ")]
     return "\n".join(lines) + "\n"
+
+
+def runbook_panel(name: str) -> int:
+    """Return the number of a section's panel; another section does not move it, as links need."""
+    return zlib.crc32(name.encode()) % 1_000_000
+
+
+def on_call() -> str:
+    """Make the dashboard that shows docs/runbooks.md, a panel for each section."""
+    text = _linked_in_grafana(RUNBOOKS_DOCUMENT.read_text())
+    shared = {key: value for key, value in _dashboard("overview").items() if key in OF_DASHBOARDS}
+    head = text.partition("\n## ")[0].partition("\n")[2].strip()
+    panels = [_text_panel("Before you look", head, x=0, y=0, width=24)]
+    parts: list[str] = []
+    x, y = 0, TEXT_ROWS
+    for part, name, said in runbook_sections(text):
+        if part not in parts:
+            parts.append(part)
+            x, y = 0, y if x == 0 else y + TEXT_ROWS
+            panels.append(_row(part, y))
+            y += 1
+        panels.append(_text_panel(name, said, x=x, y=y, width=12))
+        x, y = (12, y) if x == 0 else (0, y + TEXT_ROWS)
+    board = {
+        "uid": "sms-bridge-on-call",
+        "title": "SMS bridge / on-call",
+        "description": "What to do, alert by alert: docs/runbooks.md, shown by Grafana.",
+        "tags": ["sms-bridge"],
+        **shared,
+        "templating": {"list": []},
+        "annotations": {"list": []},
+        "panels": panels,
+    }
+    return json.dumps(board, indent=2, ensure_ascii=False) + "\n"
+
+
+def _linked_in_grafana(text: str) -> str:
+    """Make links of what Grafana shows: other sections, and panels, `*Overview: Sent*`.
+
+    What links to other documents becomes its words.
+    """
+    sections = {name.lower(): runbook_panel(name) for _, name, _ in runbook_sections(text)}
+    text = re.sub(
+        r"\]\(#(smsbridge\w+)\)",
+        lambda found: f"]({PANEL_ADDRESS.format('on-call', sections[found[1]])})",
+        text,
+    )
+    text = re.sub(r"\[([^]]+)\]\((?!/d/)[^)]+\)", r"\1", text)
+
+    def link(found: re.Match[str]) -> str:
+        board = found[1].lower()
+        number = next(p["id"] for p in _dashboard(board)["panels"] if p["title"] == found[2])
+        return f"[{found[0].strip('*')}]({PANEL_ADDRESS.format(board, number)})"
+
+    return re.sub(NAMED_PANEL, link, text)
+
+
+def _dashboard(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DASHBOARDS / f"{name}.json").read_text())
+    return found
+
+
+def _row(title: str, y: int) -> dict[str, Any]:
+    place = {"h": 1, "w": 24, "x": 0, "y": y}
+    number = runbook_panel(f"row {title}")
+    return {"id": number, "type": "row", "title": title, "collapsed": False, "gridPos": place}
+
+
+def _text_panel(title: str, text: str, *, x: int, y: int, width: int) -> dict[str, Any]:
+    return {
+        "id": runbook_panel(title),
+        "type": "text",
+        "title": title,
+        "gridPos": {"h": TEXT_ROWS, "w": width, "x": x, "y": y},
+        "options": {"mode": "markdown", "content": text},
+    }
 
 
 def sms_apis() -> str:
@@ -133,6 +229,7 @@ def files_of_the_chart() -> dict[Path, str]:
         README: readme(),
         METADATA: metadata(),
         RUNBOOKS: runbooks(),
+        DASHBOARDS / "on-call.json": on_call(),
         SMS_APIS: sms_apis(),
         LICENSE: licence,
     }

@@ -160,13 +160,12 @@ def known_series() -> tuple[tuple[str, dict[str, str]], ...]:
         exchanges=("default", webhook.exchange, "sms.outcome"),
         entities=[name_of(entity) for entity in needed.declarable],
     )
-    metrics = WorkerMetrics(
+    WorkerMetrics(
         registry,
         queue=worker.queue,
         retry_queues=[retry_queue(worker.queue, delay) for delay in worker.retry_delays],
         dead=dead_queue(worker.queue),
     )
-    metrics.provider_responses.labels("200")
     WebhookMetrics(
         registry,
         paths=[webhook.path],

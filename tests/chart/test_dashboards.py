@@ -12,6 +12,7 @@ import yaml
 from grafana_foundation_sdk.cog import plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard as GrafanaDashboard
 
+from tests.chart.generate import PANEL_ADDRESS
 from tests.chart.promql import (
     FILES,
     alerts,
@@ -24,10 +25,12 @@ from tests.chart.promql import (
 
 Dashboard = dict[str, Any]
 
-DASHBOARDS: dict[str, Dashboard] = {
+ALL: dict[str, Dashboard] = {
     path.stem: json.loads(path.read_text())
     for path in sorted((FILES / "dashboards").glob("*.json"))
 }
+# The other one has the runbooks, and asks for nothing.
+DASHBOARDS = {name: dashboard for name, dashboard in ALL.items() if name != "on-call"}
 KINDS = {"stat", "timeseries", "state-timeline", "heatmap", "table", "alertlist"}
 # Of Grafana's units.
 UNITS = {"mps", "eps", "reqps", "cps", "short", "s", "percentunit", "bytes", "none"}
@@ -212,14 +215,14 @@ def test_dead_letters_show_while_they_wait_and_when_they_were_made(
 # What is shown
 
 
-@pytest.mark.parametrize("name", DASHBOARDS)
+@pytest.mark.parametrize("name", ALL)
 def test_grafana_knows_every_setting(name: str) -> None:
     """Read into Grafana's published models and written again, no setting is lost."""
     plugins.register_default_plugins()
-    read = GrafanaDashboard.from_json(DASHBOARDS[name])
+    read = GrafanaDashboard.from_json(ALL[name])
     written = json.loads(json.dumps(read, default=lambda part: part.to_json()))
 
-    assert set(lost(DASHBOARDS[name], written)) <= BEYOND_THE_MODELS
+    assert set(lost(ALL[name], written)) <= BEYOND_THE_MODELS
 
 
 def lost(before: Any, after: Any, path: str = "") -> Iterator[str]:
@@ -237,26 +240,65 @@ def lost(before: Any, after: Any, path: str = "") -> Iterator[str]:
 
 def test_dashboards_have_addresses_of_their_own() -> None:
     """Each has an address that stays, a title and the common tag."""
-    heads = [(d["uid"], d["title"], d["tags"]) for d in DASHBOARDS.values()]
+    heads = [(d["uid"], d["title"], d["tags"]) for d in ALL.values()]
 
-    assert heads == [
-        (f"sms-bridge-{name}", f"SMS bridge / {name}", ["sms-bridge"]) for name in DASHBOARDS
+    assert heads == [(f"sms-bridge-{name}", f"SMS bridge / {name}", ["sms-bridge"]) for name in ALL]
+    assert set(ALL) == {"overview", "worker", "webhook", "on-call"}
+
+
+def test_the_overview_answers_in_the_order_of_on_call() -> None:
+    """Whether messages get out, how late, what fails, what is delivered, what is paused; first."""
+    rows = [p["title"] for p in DASHBOARDS["overview"]["panels"] if p["type"] == "row"]
+
+    assert rows[:5] == [
+        "1. Are messages getting out?",
+        "2. How late are they?",
+        "3. What fails, and why?",
+        "4. Are they delivered?",
+        "5. What is paused?",
     ]
-    assert set(DASHBOARDS) == {"overview", "worker", "webhook"}
 
 
-@pytest.mark.parametrize("name", DASHBOARDS)
+@pytest.mark.parametrize("panel", PANELS)
+def test_a_panel_leads_to_the_runbooks(panel: dict[str, Any]) -> None:
+    """Each link of a panel shows the section that it names; only the alerts have no link."""
+    sections = {p["title"]: p["id"] for p in panels_of(ALL["on-call"])}
+    links = panel.get("links", [])
+
+    assert links or panel["type"] == "alertlist"
+    for link in links:
+        name = link["title"].removeprefix("Runbook: ")
+        assert link["url"] == PANEL_ADDRESS.format("on-call", sections[name])
+        assert name in alerts()
+
+
+def test_every_alert_is_led_to_its_panels() -> None:
+    """The section of each alert names a panel, and Grafana shows it as a link to that panel."""
+    places = {
+        f"{name.capitalize()}: {panel['title']}": PANEL_ADDRESS.format(name, panel["id"])
+        for name, dashboard in DASHBOARDS.items()
+        for panel in panels_of(dashboard)
+    }
+    for panel in panels_of(ALL["on-call"]):
+        text = panel["options"]["content"]
+        links = re.findall(r"\[((?:Overview|Worker|Webhook): [^]]+)\]\(([^)]+)\)", text)
+
+        assert links or panel["title"] not in alerts(), panel["title"]
+        assert dict(links).items() <= places.items()
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_panels_have_numbers_of_their_own(name: str) -> None:
     """No two panels share an id, which Grafana would mix up."""
-    numbers = [panel["id"] for panel in DASHBOARDS[name]["panels"]]
+    numbers = [panel["id"] for panel in ALL[name]["panels"]]
 
     assert len(numbers) == len(set(numbers))
 
 
-@pytest.mark.parametrize("name", DASHBOARDS)
+@pytest.mark.parametrize("name", ALL)
 def test_panels_do_not_overlap(name: str) -> None:
     """Every panel has a place of its own within the 24 columns."""
-    cells = [cell for panel in DASHBOARDS[name]["panels"] for cell in cells_of(panel["gridPos"])]
+    cells = [cell for panel in ALL[name]["panels"] for cell in cells_of(panel["gridPos"])]
 
     assert len(cells) == len(set(cells))
     assert {x for x, _ in cells} == set(range(COLUMNS))

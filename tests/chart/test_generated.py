@@ -3,6 +3,7 @@
 import pytest
 
 from tests.chart.generate import (
+    DASHBOARDS,
     GOLDEN,
     LICENSE,
     METADATA,
@@ -13,6 +14,7 @@ from tests.chart.generate import (
     changes,
     golden,
     metadata,
+    on_call,
     readme,
     runbooks,
     sms_apis,
@@ -33,6 +35,11 @@ def test_the_metadata_has_the_icon_and_the_changes() -> None:
 def test_the_chart_brings_the_runbooks() -> None:
     """Each alert leads to its section of docs/runbooks.md, as it is there."""
     assert RUNBOOKS.read_text() == runbooks()
+
+
+def test_grafana_shows_the_runbooks() -> None:
+    """The dashboard for on-call has docs/runbooks.md as it is."""
+    assert (DASHBOARDS / "on-call.json").read_text() == on_call()
 
 
 def test_the_chart_knows_the_addresses_that_presets_know() -> None:

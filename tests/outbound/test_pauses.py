@@ -34,6 +34,8 @@ def test_each_is_told_with_its_begin(world: LeapingWorld, ears: Ears) -> None:
     ]
     assert world.value("paused", reason="misconfigured") == 1
     assert world.value("paused", reason="operator") == 1
+    assert world.value("paused_timestamp_seconds", reason="misconfigured") == BEGIN
+    assert world.value("paused_timestamp_seconds", reason="operator") == BEGIN + 90
     assert len(ears.heard("paused")) == 2
 
 
@@ -46,6 +48,8 @@ def test_what_is_over_is_not_told(world: LeapingWorld, ears: Ears) -> None:
 
     assert [pause["reason"] for pause in pauses.facts()] == ["outage"]
     assert world.value("paused", reason="operator") == 0
+    assert world.value("paused_timestamp_seconds", reason="operator") == 0
+    assert world.value("paused_timestamp_seconds", reason="outage") == BEGIN
     assert ears.heard("resumed") == [{"reason": "operator"}]
 
 
