@@ -144,7 +144,8 @@ upgrade-check: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tes
 	    join -a 2 $(NEWEST)/locked $(NEWEST)/newest | awk '$$2 != $$3 { print; n++ } END { if (!n) print "none" }'
 	$(call run_tests,$(NEWEST)/bin,$(TESTS))
 
-pictures: $(BENCH_STAMP) broker prometheus browser  ## draw the dashboards from a run of the demo, and the sandbox's page, as docs/img/*.png
+pictures: $(BENCH_STAMP) broker prometheus browser  ## draw the demo's summary, the dashboards from a run of it, and the sandbox's page, as docs/img/*
+	PYTHONPATH=. $(BIN)/python docs/demo_picture.py
 	PYTHONPATH=. $(BIN)/python docs/pictures.py
 	PYTHONPATH=. $(BIN)/python docs/sandbox_pictures.py
 

@@ -23,7 +23,7 @@ FILES = (
 FOLDERS = ("docs", "examples", "helm/sms-bridge/files")
 # Programs that make the documents, and what the examples are built of (.gitignore).
 NOT_COPIED = shutil.ignore_patterns(
-    *("site.py", "pictures.py", "__pycache__"),
+    *("site.py", "*picture*.py", "__pycache__"),
     *("node_modules", "package-lock.json", "bin", "lib", "vendor", "composer.lock"),
 )
 

@@ -18,6 +18,7 @@ from typer._click.exceptions import UsageError
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from bridge import exit_codes
 from bridge.__main__ import app
 from bridge.outbound.fates import DeadReason, PauseReason, RetryReason
 
@@ -141,14 +142,6 @@ def test_pages_name_reasons() -> None:
     assert len({r for page in PAGES for r in REASONED.findall(page.read_text("utf-8"))}) > 10
 
 
-def test_the_readme_lists_the_reasons_of_dead_letters() -> None:
-    """What the header of a dead letter may say is all there, and nothing else."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (listed,) = re.findall(r"`sms-bridge-reason` \(`([a-z_ ]+)`\)", readme)
-
-    assert listed.split() == list(get_args(DeadReason))
-
-
 def test_every_reason_is_explained() -> None:
     """Operators find each reason of a dead letter, a retry and a pause in a table of its own."""
     text = (ROOT / "docs" / "operation.md").read_text(encoding="utf-8")
@@ -193,10 +186,11 @@ def test_targets_that_are_named_exist() -> None:
 
 PROGRAM = get_command(app)
 assert isinstance(PROGRAM, TyperGroup)
+COMMANDS = list(PROGRAM.commands)
 # With the program's name, or as prose says it: `dlq list`. A pipe, a redirection or a comment
 # ends a command.
 COMMAND = re.compile(
-    rf"(?:^|`|bin/| -- ) *((?:sms-bridge|{'|'.join(PROGRAM.commands)}) [^`|>;&#\n]+)", re.MULTILINE
+    rf"(?:^|`|bin/| -- ) *((?:sms-bridge|{'|'.join(COMMANDS)}) [^`|>;&#\n]+)", re.MULTILINE
 )
 
 
@@ -206,6 +200,25 @@ def test_commands_that_are_named_exist(page: Path) -> None:
     faults = {command: _fault_in(command) for command in _commands_in(_code(page))}
 
     assert {command: fault for command, fault in faults.items() if fault} == {}
+
+
+def _first_column(table: str) -> list[str]:
+    """Return the first word of each row of a table of docs/commands.md, by its heading."""
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    (rows,) = re.findall(rf"^\| {table} \|.*\n\|[-:|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return re.findall(r"^\| `(\w+)", rows, re.MULTILINE)
+
+
+def test_every_command_is_listed() -> None:
+    """The page of the commands has each of them, in the order of the help, and no other."""
+    assert _first_column("command") == COMMANDS
+
+
+def test_every_exit_code_is_listed() -> None:
+    """The page of the commands says what each exit code means, and no other."""
+    codes = [code for name, code in vars(exit_codes).items() if name.startswith("EXIT_")]
+
+    assert _first_column("code") == [str(code) for code in sorted(codes)]
 
 
 def test_pages_name_commands() -> None:

@@ -28,7 +28,7 @@ def clone(tmp_path: Path) -> Path:
 
 def test_a_configuration_is_not_committed() -> None:
     """Git ignores the file that the README has people make, for it may hold secrets."""
-    assert "cp config.example.yaml config.yaml" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "SMS_BRIDGE_CONFIG=config.yaml" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert "/config.yaml" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
 
 

@@ -73,7 +73,11 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
                 foreign.add(address)
             elif page.name != "404.html" and not _file(page, address).is_file():
                 missing.add(f"{page.relative_to(site)}: {address}")
-    styles = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
+    styles = [
+        path.read_text(encoding="utf-8")
+        for kind in ("css", "svg")
+        for path in site.rglob(f"*.{kind}")
+    ]
 
     assert len(pages) > 20
     assert (foreign, missing) == (set(), set())

@@ -177,7 +177,7 @@ def test_a_runbook_says_what_to_look_at_and_what_to_do(alert: str) -> None:
     assert all(part in text for part in ("**Messages.**", "**Look.**", "**Do.**"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS.parent)))
 def test_pages_name_metrics_that_exist(page: Path) -> None:
     """Every metric and label value that a page tells to look at is there."""
     # Prose names a histogram as a whole, an expression one of its series.

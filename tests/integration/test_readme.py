@@ -1,4 +1,7 @@
-"""The commands of README.md, run as they stand there, on ports that are free."""
+"""The commands of README.md and of the pages behind it, run as they stand there.
+
+Only their ports are others, so that several runs can go on at once.
+"""
 
 import json
 import re
@@ -8,17 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from bridge.config import load_settings
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Child, Guard, free_ports
-from tests.integration.conftest import eventually, make_environ
+from tests.integration.conftest import Canaries, Service, eventually, make_environ
+from tests.terminal import typing
 
 ROOT = Path(__file__).parents[2]
-RUN_IT = re.search(
-    r"^## Run it\n(.*?)^## ", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
-)
-# Set-up, stand-in, roles, first message, in this order.
-BLOCKS = re.findall(r"^```sh\n(.*?)^```", RUN_IT[1] if RUN_IT else "", re.MULTILINE | re.DOTALL)
-# What the text says to wait for.
+# What the pages say to wait for.
 UNTIL_READY = "until curl -sf localhost:9090/readyz >/dev/null; do sleep 0.2; done\n"
 UNTIL_LISTENING = "until grep -q 'listening on the exchange' errors.log; do sleep 0.2; done\n"
 # In a file of its own, for curl's meter ends no line.
@@ -26,57 +26,124 @@ ERRORS_APART = "exec 2>>errors.log\n"
 VHOST = "readme"
 
 
+def _blocks(page: str, language: str = "sh") -> list[str]:
+    """Return what a page shows of a language, in its order."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
 @pytest.fixture
-def environ(managed_broker: Broker, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Lend the environment of a reader: a checkout, and a RabbitMQ of their own."""
+def broker(managed_broker: Broker) -> Iterator[Broker]:
+    """Lend a RabbitMQ with a virtual host that is a reader's own."""
     managed_broker.ctl("add_vhost", VHOST)
     managed_broker.ctl("set_permissions", "--vhost", VHOST, "guest", ".*", ".*", ".*")
+    yield managed_broker
+    managed_broker.ctl("delete_vhost", VHOST)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Make a checkout as it is after `make env`; anew it would be taken from tests that run."""
     for name in ("config.example.yaml", "Makefile"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
-    yield make_environ({"rabbitmq.url": managed_broker.url + VHOST})
-    managed_broker.ctl("delete_vhost", VHOST)
+    return tmp_path
 
 
-async def test_the_first_message_goes_out_and_an_event_comes_in(
-    environ: dict[str, str], guard: Guard, tmp_path: Path
-) -> None:
-    """Who copies the commands below "Run it" sends a message, and sees its outcome and an event."""
+def _on_free_ports(script: str, environ: dict[str, str]) -> tuple[str, dict[str, str]]:
+    """Put ports that are free in the place of those that a page names."""
+    assert "make env" in script
+    script = script.replace("make env", ": make env")
     sandbox, public, admin = free_ports(3)
-    set_up, stand_in, roles, first = BLOCKS
-    # The environment is there: making it anew would take it from the tests that run.
-    assert "make env" in set_up
-    script = set_up.replace("make env", ": make env") + stand_in + roles + UNTIL_READY + first
-    after = "sms-bridge listen &"
-    assert script.count(after) == 1
-    script = re.sub(rf"({after}.*\n)", rf"\1{UNTIL_LISTENING}", script)
     for port, free in ((8025, sandbox), (8080, public), (9090, admin)):
-        assert f"localhost:{port}" in script
         script = script.replace(f"localhost:{port}", f"localhost:{free}")
-    ports = {"SMS_BRIDGE_WEBHOOK__PORT": str(public), "SMS_BRIDGE_ADMIN__PORT": str(admin)}
     script = script.replace("sms-bridge sandbox", f"sms-bridge sandbox --port {sandbox}")
-    (tmp_path / "commands.sh").write_text(
-        f"set -e\n{ERRORS_APART}{script}\necho all commands done\nwait\n"
-    )
-    child = Child(
-        ["bash", "commands.sh"], guard=guard, log=tmp_path / "run.log", environ=environ | ports
-    )
+    ports = {"SMS_BRIDGE_WEBHOOK__PORT": str(public), "SMS_BRIDGE_ADMIN__PORT": str(admin)}
+    return f"set -e\n{script}", environ | ports
 
-    def shown() -> list[str]:
-        return child.log.read_text(encoding="utf-8", errors="replace").splitlines()
+
+async def test_the_first_message_goes_out_and_events_come_in(
+    broker: Broker, guard: Guard, folder: Path
+) -> None:
+    """Who copies the page's commands in turn sends, answers, and sees a retry.
+
+    The retry comes after five seconds.
+    """
+    blocks = _blocks("docs/first-message.md")
+    script = "".join(blocks)
+    assert [script.count(start) for start in ("sms-bridge all &", "sms-bridge listen &")] == [1, 1]
+    script = re.sub(r"(sms-bridge all &.*\n)", rf"\1{UNTIL_READY}", script)
+    script = re.sub(r"(sms-bridge listen &.*\n)", rf"\1{UNTIL_LISTENING}", script)
+    environ = make_environ({"rabbitmq.url": broker.url + VHOST})
+    script, environ = _on_free_ports(ERRORS_APART + script, environ)
+    (folder / "commands.sh").write_text(f"{script}\necho all commands done\nwait\n")
+    child = Child(["bash", "commands.sh"], guard=guard, log=folder / "run.log", environ=environ)
+
+    def shown(start: str) -> list[str]:
+        lines = child.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return [line for line in lines if line.startswith(start)]
 
     async def is_done() -> list[str] | None:
         assert child.exit_code is None, child.tail(40)
-        lines = shown()
-        events = [line for line in lines if '"routing_key"' in line]
-        return events if events and "all commands done" in lines else None
+        events = shown('{"routing_key"')
+        return events if len(events) == 2 and shown("all commands done") else None
 
     try:
-        (event,) = await eventually(is_done, what="an event", seconds=60)
-        outcomes = [json.loads(line) for line in shown() if line.startswith('{"message_id"')]
+        events = await eventually(is_done, what="two events and the end", seconds=60)
+        outcomes = [json.loads(line) for line in shown('{"message_id"')]
+        answers = shown('{"answers"')
     finally:
         child.kill()
 
-    assert [outcome["outcome"] for outcome in outcomes] == ["sent"]
-    assert json.loads(event)["body"]["data"]["text"] == "Yes"
+    assert [(one["outcome"], one["attempts"]) for one in outcomes] == [("sent", 1), ("sent", 2)]
+    assert [answer.startswith('{"answers":[200]}') for answer in answers] == [True]
+    assert [json.loads(event)["body"]["data"]["text"] for event in events] == ["Yes", "Stop"]
+
+
+async def test_a_configuration_is_made_and_a_message_sent(
+    broker: Broker, folder: Path, service: Service, canaries: Canaries
+) -> None:
+    """Who copies the commands below "Run it", and answers, has a bridge that sends.
+
+    It takes seconds for five programs that start in turn, and Python with each.
+    """
+    (_, run_it) = _blocks("README.md")
+    assert run_it.count("sms-bridge all &") == 1
+    script = re.sub(r"(sms-bridge all &.*\n)", rf"\1{UNTIL_READY}", run_it)
+    script, environ = _on_free_ports(script, make_environ({}) | {"COLUMNS": "200"})
+    (folder / "commands.sh").write_text(f"{script}\nkill %1\nwait %1\n")
+    with typing(["/bin/bash", "commands.sh"], folder=folder, environ=environ) as person:
+        person.type("host or kubernetes [host]: ", "\n")
+        address = broker.url.split("@")[-1]
+        person.type("Address [amqp://localhost:5672/]: ", f"amqp://{address}{VHOST}\n")
+        person.type("User: ", "guest\n")
+        person.type("File with the password", "\n")
+        person.type("(not shown): ", "guest\n")
+        person.type("Service [generic]: ", "\n")
+        person.type("Base URL: ", f"{service.url}\n")
+        person.type("File with the key", "\n")
+        person.type("(not shown): ", f"{canaries.key}\n")
+        person.type("File with the secret", "\n")
+        person.type("(not shown): ", f"{canaries.secret}\n")
+        person.type("Nothing is sent. [Y/n]: ", "\n")
+        person.wait_for('"outcome": "sent"')
+        code = person.exit_code()
+    (sent,) = await service.messages("+4917012345678")
+
+    assert code == 0
+    assert sent["text"] == "Hi"
+    assert canaries.key not in person.shown
+
+
+def test_settings_can_be_given_as_the_page_shows(tmp_path: Path) -> None:
+    """What the page of the settings shows as a file, and as variables over it, is taken."""
+    (text,) = _blocks("docs/configuration.md", "yaml")
+    (script,) = _blocks("docs/configuration.md")
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    variables = dict(re.findall(r"^export (\S+?)='?(.*?)'?$", script, re.MULTILINE))
+    settings = load_settings(tmp_path / "config.yaml", variables)
+
+    assert settings.sms_api.base_url == "https://sms.example.com"
+    assert list(settings.worker.retry_delays) == [10, 60, 3600]
+    assert (settings.worker.concurrency, settings.worker.rate_limit.per_second) == (20, 30)
