@@ -1,10 +1,9 @@
 """`sms-bridge dlq`: look at dead letters, send them again, take them away."""
 
 import json
-import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +30,7 @@ from bridge.commands.dead_letter_output import (
 )
 from bridge.commands.options import AsJson, ConfigFile, examples, read_settings
 from bridge.commands.output import printable
+from bridge.commands.signals import stopped_by_signals
 from bridge.errors import BridgeError, ConfigError
 
 if TYPE_CHECKING:
@@ -287,27 +287,8 @@ async def _act_on_queue(
 ) -> T:
     from bridge.operators.dead_letters.queue import open_dead_letters
 
-    async with open_dead_letters(settings) as queue, _stopped_by_signals(queue.stop):
+    async with open_dead_letters(settings) as queue, stopped_by_signals(queue.stop):
         return await act(queue)
-
-
-@asynccontextmanager
-async def _stopped_by_signals(stop: Callable[[], None]) -> AsyncIterator[None]:
-    """Finish what is in hand at the first SIGINT or SIGTERM; the second ends the process."""
-    import asyncio
-
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
-
-    def on_signal() -> None:
-        for number in signals:
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)
-        stop()
-
-    for number in signals:
-        loop.add_signal_handler(number, on_signal)
-    yield
 
 
 def _unknown_id(*ids: str) -> BridgeError:

@@ -33,6 +33,7 @@ from bridge.operators.dead_letters.order import Order, Tally
 from bridge.operators.dead_letters.queue import open_dead_letters
 from bridge.operators.dead_letters.records import as_record
 from bridge.operators.dead_letters.replay import replay
+from bridge.operators.moving import IN_FLIGHT
 from bridge.sandbox.broker import Broker
 from tests.integration.conftest import (
     PROGRAM,
@@ -640,7 +641,7 @@ async def test_a_killed_replay_loses_nothing(graveyard: Graveyard, launcher: Lau
 
     assert (moved >= 700, last.returncode) == (True, 0)
     assert set(times) == ids
-    assert times.total() - 1000 <= 3 * dead_letter_queue.IN_FLIGHT
+    assert times.total() - 1000 <= 3 * IN_FLIGHT
     assert {message.body for message in messages} == {BODY}
     await graveyard.amqp.until_count(graveyard.dead, 0)
 

@@ -18,7 +18,6 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
 
-from bridge import __version__
 from bridge.amqp.channels import (
     RPC_TIMEOUT_SECONDS,
     close_channel,
@@ -30,33 +29,27 @@ from bridge.amqp.client import (
     Channel,
     ChannelAccessRefused,
     ChannelInvalidStateError,
-    Connection,
     DeliveredMessage,
 )
-from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.amqp.properties import Properties
-from bridge.amqp.publisher import Publisher
 from bridge.amqp.wire import Wire
 from bridge.config import Settings
-from bridge.errors import BridgeError, BrokerError, PublishError
-from bridge.metrics import BridgeMetrics, new_registry
+from bridge.errors import BridgeError, BrokerError
 from bridge.operators.dead_letters.letter import DeadLetter, read_dead_letter
+from bridge.operators.moving import (
+    IN_FLIGHT,
+    Arrivals,
+    Copies,
+    open_connection,
+    open_copies,
+    read_existing_queue,
+)
 from bridge.outbound.envelope import moved_properties
 from bridge.topology.declarations import dead_queue
-from bridge.topology.queue_sizes import read_queue
 
 PREFETCH: Final = 1000
 ACK_SECONDS: Final = 5.0
-# How many letters are moved at the same time.
-IN_FLIGHT: Final = 50
 MAX_LOOKS: Final = 4
-# After this long without a delivery, check whether another consumer has emptied the queue; give up
-# after this many checks of a queue that is not empty.
-IDLE_SECONDS: Final = 2.0
-IDLE_LOOKS: Final = 5
-PUBLISH_SECONDS: Final = 10.0
-# How long to wait for the broker's reason, which comes after the channel has ended.
-REFUSAL_SECONDS: Final = 1.0
 
 
 class DeadLetterQueue:
@@ -71,9 +64,8 @@ class DeadLetterQueue:
         name: str,
         channel: Channel,
         wire: Wire,
-        publisher: Publisher,
+        copies: Copies,
         *,
-        serving: asyncio.Task[None],
         total: int,
     ) -> None:
         self.name = name
@@ -81,23 +73,19 @@ class DeadLetterQueue:
         self.done = 0
         self._channel = channel
         self._wire = wire
-        self._publisher = publisher
-        self._serving = serving
-        # None wakes the reader for something else: a stop, a fault, the end of the channel.
-        self._arrived: asyncio.Queue[DeliveredMessage | None] = asyncio.Queue()
+        self._copies = copies
+        self._arrivals: Arrivals[DeliveredMessage] = Arrivals(channel)
         self._delivered = self._unacked = self._prefetch = 0
         self._slots = asyncio.Semaphore(IN_FLIGHT)
         self._moves: set[asyncio.Task[None]] = set()
         self._fault: BridgeError | None = None
         self._stopping = asyncio.Event()
         self._last_ack_at = -math.inf
-        channel.closing.add_done_callback(lambda _: self._arrived.put_nowait(None))
-        channel.on_consumer_cancel_callbacks.add(lambda _: self._arrived.put_nowait(None))
 
     def stop(self) -> None:
         """Take no more; what is being moved is finished."""
         self._stopping.set()
-        self._arrived.put_nowait(None)
+        self._arrivals.end()
 
     @property
     def is_stopped(self) -> bool:
@@ -118,7 +106,7 @@ class DeadLetterQueue:
         total = self.total if at_most is None else min(self.total, at_most)
         for _ in range(total):
             await self._ask_for_more(total)
-            message = await self._next()
+            message = await self._arrivals.next(self.name)
             if message is None:
                 return
             yield read_dead_letter(message)
@@ -126,7 +114,7 @@ class DeadLetterQueue:
     async def _ask_for_more(self, total: int) -> None:
         # A letter that is kept stays unacked and takes up prefetch for good, so another consumer
         # asks for the next ones.
-        if not self._arrived.empty() or self._delivered >= total:
+        if not self._arrivals.is_empty or self._delivered >= total:
             return
         if self._prefetch - self._unacked > PREFETCH // 2:
             return
@@ -145,29 +133,7 @@ class DeadLetterQueue:
     async def _on_delivery(self, message: DeliveredMessage) -> None:
         self._delivered += 1
         self._unacked += 1
-        self._arrived.put_nowait(message)
-
-    async def _next(self) -> DeliveredMessage | None:
-        """Return the next delivery, or None when there are no more or they are not wanted."""
-        for _ in range(IDLE_LOOKS):
-            if self.is_stopped or self._fault is not None:
-                return None
-            try:
-                async with asyncio.timeout(IDLE_SECONDS):
-                    message = await self._arrived.get()
-            except TimeoutError:
-                if await self._is_empty():
-                    return None
-                continue
-            if message is not None or self.is_stopped or self._fault is not None:
-                return message
-            raise BrokerError(f"queue {self.name}: the broker ended the consumer; run it again")
-        raise BrokerError(f"queue {self.name}: the broker delivers nothing; look at its log")
-
-    async def _is_empty(self) -> bool:
-        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
-            answer = await self._channel.queue_declare(self.name, passive=True)
-        return not answer.message_count
+        self._arrivals.add(message)
 
     async def keep(self, letter: DeadLetter) -> None:
         """Leave a letter in the queue; one that was looked at often is renewed."""
@@ -232,9 +198,10 @@ class DeadLetterQueue:
         self, letter: DeadLetter, queue: str, properties: Properties, *, counts: bool
     ) -> None:
         try:
-            await self._publisher.publish(
-                letter.body, exchange="", routing_key=queue, properties=properties
-            )
+            await self._copies.store(letter.body, queue=queue, properties=properties)
+        except BrokerError as error:
+            self._fault = error
+        else:
             if await self._ack(letter):
                 self.done += counts
             else:
@@ -242,21 +209,8 @@ class DeadLetterQueue:
                     f"queue {self.name}: the broker is gone; some letters may be in both queues, "
                     "with one key"
                 )
-        except PublishError as error:
-            why = await self._why_not_stored(error)
-            self._fault = BrokerError(
-                f"queue {queue}: not stored: {why}; nothing is lost, mend it and run this again"
-            )
         if self._fault is not None:
-            self._arrived.put_nowait(None)
-
-    async def _why_not_stored(self, error: PublishError) -> str:
-        if error.fault != "error":
-            return str(error)
-        # The channel has ended. The broker's words, such as a missing permission, come with that.
-        await asyncio.wait({self._serving}, timeout=REFUSAL_SECONDS)
-        ended = self._serving.exception() if self._serving.done() else None
-        return str(ended) if isinstance(ended, BrokerError) else str(error)
+            self._arrivals.end()
 
 
 @contextlib.asynccontextmanager
@@ -267,24 +221,11 @@ async def open_dead_letters(settings: Settings) -> AsyncIterator[DeadLetterQueue
     """
     name = dead_queue(settings.worker.queue)
     async with contextlib.AsyncExitStack() as stack:
-        consuming = await _open_connection(settings, "dead letters", stack)
-        sizes = await read_queue(consuming, name)
-        if sizes is None:
-            raise BrokerError(f"queue {name}: it answers nothing; look at its leader and its nodes")
-        if not sizes.exists:
-            raise BrokerError(
-                f"queue {name}: there is none; is worker.queue right? A worker makes it when it "
-                "starts, or `sms-bridge topology declare` does"
-            )
-        publisher = Publisher(_metrics(settings), timeout_seconds=PUBLISH_SECONDS)
-        # An alarm blocks the connection that publishes, and must not block acks.
-        publishing = await _open_connection(settings, "dead letters publish", stack)
-        serving = asyncio.create_task(publisher.serve(publishing))
-        stack.callback(serving.cancel)
+        consuming = await stack.enter_async_context(open_connection(settings, "dead letters"))
+        sizes = await read_existing_queue(consuming, name)
+        copies = await stack.enter_async_context(open_copies(settings, "dead letters publish"))
         channel = await open_channel(consuming)
-        queue = DeadLetterQueue(
-            name, channel, consuming.wire, publisher, serving=serving, total=sizes.ready
-        )
+        queue = DeadLetterQueue(name, channel, consuming.wire, copies, total=sizes.ready)
         try:
             yield queue
         finally:
@@ -294,19 +235,3 @@ async def open_dead_letters(settings: Settings) -> AsyncIterator[DeadLetterQueue
                 await queue.flush()
         async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
             await close_channel(channel)
-
-
-async def _open_connection(
-    settings: Settings, name: str, stack: contextlib.AsyncExitStack
-) -> Connection:
-    connection = await open_first_connection(settings.rabbitmq, name=name)
-    stack.push_async_callback(close_quietly, connection)
-    return connection
-
-
-def _metrics(settings: Settings) -> BridgeMetrics:
-    # Nobody reads them, but publishing is counted wherever it is done.
-    exchanges = ("default", settings.webhook.exchange)
-    return BridgeMetrics(
-        new_registry(), component="cli", version=__version__, revision="", exchanges=exchanges
-    )
