@@ -126,6 +126,17 @@ def test_the_picture_has_the_floors_of_the_contract() -> None:
     assert drawn == [set(re.split(r" [|:] ", layer)) for layer in layers]
 
 
+def test_each_version_has_its_notes() -> None:
+    """Who upgrades finds a section for each version of the change log, in its order."""
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    notes = (ROOT / "docs" / "upgrading.md").read_text(encoding="utf-8")
+    _, of_versions = notes.split("\n## From version to version\n")
+    versions = re.findall(r"^## \[?([^\]\s]+)", changes, re.MULTILINE)
+
+    assert versions
+    assert re.findall(r"^### (\S+)$", of_versions, re.MULTILINE) == versions
+
+
 # As prose speaks of them.
 REASONED = re.compile(r"(?:[Rr]easons?|[Dd]ead letter|[Pp]auses?) `(\w+)`")
 REASONS = {*get_args(DeadReason), *get_args(RetryReason), *get_args(PauseReason)}
