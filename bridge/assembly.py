@@ -29,6 +29,7 @@ from bridge.metrics import BridgeMetrics, Registry, new_registry
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.outcomes import Policy
 from bridge.outbound.pace import Pace
+from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.sender import Sender
 from bridge.outbound.shape import shape_from
 from bridge.outbound.transport import open_transport
@@ -90,17 +91,20 @@ class Assembly:
             metrics=metrics,
         )
         publisher = self._make_publisher()
+        is_coordinated = settings.worker.coordination == "on"
+        peers = Peers(settings.worker.queue, is_enabled=is_coordinated, metrics=metrics)
         worker = Worker(
-            settings.worker,
-            settings.rabbitmq,
+            settings,
             sender=self._make_sender(pace, metrics),
             pace=pace,
             publisher=publisher,
             upkeep=self._make_upkeep("worker"),
+            peers=peers,
             metrics=metrics,
         )
         _warn_of_short_drain(settings)
-        self._link("worker publish", partial(worker.operator_pause.beside, publisher.serve))
+        publish = partial(worker.operator_pause.beside, partial(peers.beside, publisher.serve))
+        self._link("worker publish", publish)
         self._link("worker consume", worker.serve)
         self.health.ready["consumer"] = lambda: worker.consumer.is_registered or pace.is_holding
         self.health.facts["worker"] = lambda: {
@@ -109,6 +113,7 @@ class Assembly:
             "pauses": pace.pauses.facts(),
             "paused_by_operator": _shown(worker.operator_pause.note),
             "retry_after_seconds": round(max(0.0, pace.closed_seconds), 1),
+            "peers": peers.count if peers.is_up else None,
         }
         return worker
 

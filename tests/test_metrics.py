@@ -148,6 +148,9 @@ WORKER = {
     "last_delivery_timestamp_seconds": gauge("queue", [QUEUE]),
     "last_sent_timestamp_seconds": gauge("queue", [QUEUE]),
     "protocol_poison_suspected": gauge(),
+    "peers": gauge(),
+    "coordination_up": gauge(),
+    "peer_messages_malformed_total": counter(),
 }
 WEBHOOK = {
     "http_requests_total": counter(

@@ -81,7 +81,7 @@ def test_the_names_on_the_broker_are_the_defaults() -> None:
     queue = settings.worker.queue
     inbound = {settings.webhook.exchange, settings.webhook.queue}
     own = {queue, "sms.outcome"} | {
-        f"{queue}.{name}" for name in ("retry.<delay>", "dead", "paused")
+        f"{queue}.{name}" for name in ("retry.<delay>", "dead", "paused", "workers")
     }
 
     assert set(SECTIONS["Names on the broker"]["name"]) == own | inbound

@@ -102,6 +102,7 @@ class WorkerSettings(Section):
     ordering: Literal["none", "recipient"] = "none"
     rate_limit: RateLimitSettings = RateLimitSettings()
     outcome_exchange: ExchangeName | None = None
+    coordination: Literal["on", "off"] = "on"
     shutdown_timeout_seconds: Duration = 25
 
     @property

@@ -58,6 +58,7 @@ class WorkerMetrics(Catalogue):
         self._flow(queue)
         self._provider([*error_codes, "other"])
         self._state(queue, retry_queues, dead)
+        self._coordination()
 
     def _flow(self, queue: str) -> None:
         self.received = self._counter(
@@ -231,4 +232,17 @@ class WorkerMetrics(Catalogue):
         self.poison_suspected = self._gauge(
             "sms_bridge_worker_protocol_poison_suspected",
             "1 when connections keep dying without a delivery in between.",
+        )
+
+    def _coordination(self) -> None:
+        self.peers = self._gauge(
+            "sms_bridge_worker_peers", "Other workers of the queue that were heard just now."
+        )
+        self.coordination_up = self._gauge(
+            "sms_bridge_worker_coordination_up",
+            "1 while this process hears the other workers of the queue, and can be heard.",
+        )
+        self.peer_messages_malformed = self._counter(
+            "sms_bridge_worker_peer_messages_malformed_total",
+            "Messages on the workers' exchange that no worker says; they are ignored.",
         )

@@ -9,7 +9,7 @@ import time
 from bridge.amqp.channels import heed_cancellation
 from bridge.amqp.client import Connection
 from bridge.amqp.publisher import Publisher
-from bridge.config import RabbitMQSettings, WorkerSettings
+from bridge.config import Settings
 from bridge.errors import BrokerError, InvalidMessageError
 from bridge.logs import Log
 from bridge.outbound.announcer import Announcer
@@ -26,6 +26,7 @@ from bridge.outbound.operator_pause import OperatorPause
 from bridge.outbound.outcomes import Dead, Outcome, Retried
 from bridge.outbound.own_queues import OwnQueues
 from bridge.outbound.pace import Pace
+from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.rates import SHARE_SECONDS
 from bridge.outbound.request import parse_request
 from bridge.outbound.sender import Sender
@@ -41,42 +42,43 @@ class Worker:
 
     def __init__(
         self,
-        settings: WorkerSettings,
-        rabbitmq: RabbitMQSettings,
+        settings: Settings,
         *,
         sender: Sender,
         pace: Pace,
         publisher: Publisher,
         upkeep: Upkeep,
+        peers: Peers,
         metrics: WorkerMetrics,
     ) -> None:
-        self._settings = settings
+        self._settings = own = settings.worker
         # Read for each message; an attribute of a model takes ten times as long as one of ours.
-        self._queue = settings.queue
+        self._queue = own.queue
         self._upkeep = upkeep
         upkeep.changed = pace.changed.set
+        self._peers = peers
         self._sender = sender
         self._pace = pace
         self._settler = Settler(
-            settings,
+            own,
             publisher=publisher,
             block=pace.block,
             unblock=pace.unblock,
             metrics=metrics,
         )
-        self._announcer = Announcer(publisher, outcome_exchange=settings.outcome_exchange)
-        self._ledger = Ledger(heartbeat_seconds=rabbitmq.heartbeat_seconds)
-        self._capacity = Capacity(settings, changed=pace.changed)
+        self._announcer = Announcer(publisher, outcome_exchange=own.outcome_exchange)
+        self._ledger = Ledger(heartbeat_seconds=settings.rabbitmq.heartbeat_seconds)
+        self._capacity = Capacity(own, changed=pace.changed)
         self._dispatcher = Dispatcher(
-            settings, sender=sender, pace=pace, capacity=self._capacity, metrics=metrics
+            own, sender=sender, pace=pace, capacity=self._capacity, metrics=metrics
         )
-        self._queues = OwnQueues(settings, metrics)
-        self.operator_pause = OperatorPause(settings.queue, pace)
-        self._held = HeldDeliveries(settings.queue, process=self._run, metrics=metrics)
+        self._queues = OwnQueues(own, metrics)
+        self.operator_pause = OperatorPause(own.queue, pace)
+        self._held = HeldDeliveries(own.queue, process=self._run, metrics=metrics)
         self._stopping = False
         self._registered = asyncio.Event()
         self.consumer = Consumer(
-            settings.queue,
+            own.queue,
             prefetch=self._prefetch,
             changed=pace.changed,
             on_delivery=self._held.take,
@@ -85,7 +87,7 @@ class Worker:
             metrics=metrics,
         )
         self._held.let_go = self.consumer.let_go
-        limit = metrics.concurrency_limit.labels(settings.queue)
+        limit = metrics.concurrency_limit.labels(own.queue)
         limit.set_function(lambda: self._capacity.limit)
 
     # The straight line
@@ -229,6 +231,7 @@ class Worker:
         except TimeoutError:
             log.warning("drain_timed_out")
         await self._held.cut_off()
+        await self._peers.leave()
         if not is_finished and self._ledger.expects_redeliveries:
             log.warning("acks_in_doubt")
         return is_finished

@@ -72,6 +72,14 @@ def dead_queue(queue: str) -> str:
     return f"{queue}.dead"
 
 
+def workers_exchange(queue: str) -> str:
+    """Name the exchange over which a queue's workers talk: `sms.outbound.workers`.
+
+    It is no part of the topology: it ends with the last worker, and none needs it.
+    """
+    return f"{queue}.workers"
+
+
 def worker_topology(settings: WorkerSettings) -> Topology:
     """List what the worker needs: its queue, the retry ladder, the dead letters."""
     ladder = (

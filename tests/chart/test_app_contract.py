@@ -25,6 +25,7 @@ from bridge.topology.declarations import (
     dead_queue,
     webhook_topology,
     worker_topology,
+    workers_exchange,
 )
 from bridge.topology.paused_queue import paused_queue
 from tests.certificates import make_certificate
@@ -610,7 +611,8 @@ def test_an_uninstall_leaves_the_messages() -> None:
 def test_permissions_cover_the_topology_and_nothing_else(mode: str, tmp_path: Path) -> None:
     """The user writes where the app publishes, reads requests and dead letters.
 
-    It creates nothing but the queue of `sms-bridge pause`, which it reads.
+    It creates nothing but the queue of `sms-bridge pause`, which it reads, and what workers talk
+    over.
 
     With `declare` it may create, write and read what is declared, and nothing else.
     """
@@ -620,26 +622,27 @@ def test_permissions_cover_the_topology_and_nothing_else(mode: str, tmp_path: Pa
     worker, webhook = worker_topology(settings.worker), webhook_topology(settings.webhook)
     queues = {queue.name for queue in worker.queues + webhook.queues}
     exchanges = {exchange.name for exchange in worker.exchanges + webhook.exchanges}
-    others = {"sms.outbound2", "smsXoutbound", "other", "amq.topic", ""}
+    others = {"sms.outbound2", "smsXoutbound", "sms.outbound.workersX", "other", "amq.topic", ""}
     main = settings.worker.queue
     paused = paused_queue(main)
+    talk = {workers_exchange(main), f"{workers_exchange(main)}.0123456789abcdef.1"}
 
     def allowed(right: str) -> set[str]:
         pattern = permission["spec"]["permissions"][right]
         return {
             name
-            for name in queues | exchanges | others | {"amq.default", paused}
+            for name in queues | exchanges | others | talk | {"amq.default", paused}
             if re.search(pattern, name)
         } - {""}
 
     if mode == "verify":
-        assert allowed("configure") == {paused}
-        assert allowed("write") == exchanges | {"amq.default"}
-        assert allowed("read") == {main, dead_queue(main), paused}
+        assert allowed("configure") == talk | {paused}
+        assert allowed("write") == exchanges | talk | {"amq.default"}
+        assert allowed("read") == talk | {main, dead_queue(main), paused}
     else:
-        assert allowed("configure") == queues | exchanges | {paused}
-        assert allowed("write") == queues | exchanges | {"amq.default"}
-        assert allowed("read") == queues | exchanges | {paused}
+        assert allowed("configure") == queues | exchanges | talk | {paused}
+        assert allowed("write") == queues | exchanges | talk | {"amq.default"}
+        assert allowed("read") == queues | exchanges | talk | {paused}
 
 
 def test_the_policy_covers_every_queue() -> None:

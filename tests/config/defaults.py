@@ -64,6 +64,7 @@ DEFAULTS: dict[str, Any] = {
     "worker.rate_limit.per_sender": None,
     "worker.rate_limit.scope": "process",
     "worker.outcome_exchange": None,
+    "worker.coordination": "on",
     "worker.shutdown_timeout_seconds": 25,
     "webhook.host": "0.0.0.0",
     "webhook.port": 8080,

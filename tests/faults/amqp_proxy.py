@@ -31,6 +31,8 @@ CONFIRM_SELECT_OK: Final[Method] = (85, 11)
 # From a client it acks a delivery, from the broker it confirms a publish.
 ACK: Final[Method] = (60, 80)
 
+# How the name of the exchange ends over which workers talk, which is no concern of a trap.
+_WORKERS: Final = b".workers"
 _GREETING_BYTES: Final = 8
 _FRAME_HEAD: Final = struct.Struct(">BHL")
 _METHOD_FRAME: Final = 1
@@ -131,6 +133,8 @@ class Pipe:
         method = struct.unpack_from(">HH", frame, _FRAME_HEAD.size)
         if (sender, method) == ("client", START_OK):
             self.name = frame.decode("latin-1")
+        if (sender, method) == ("client", PUBLISH) and _WORKERS in frame:
+            return [(frame, False)]
         for trap in self._proxy.traps:
             if trap.takes(self, sender, (method[0], method[1])):
                 return _do(trap.deed, frame)

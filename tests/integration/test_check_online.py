@@ -333,6 +333,8 @@ async def test_missing_permissions_are_named(managed_broker: Broker, site: Site)
     )
     after = await site.definitions()
     refused = {one.text for one in found["fail"] if one.subject == "permissions"}
+    better = {one.text for one in found["warn"] if one.subject == "permissions"}
+    talk = f"{site.name}.workers"
 
     assert refused == {
         f"the user may not {what}"
@@ -346,6 +348,16 @@ async def test_missing_permissions_are_named(managed_broker: Broker, site: Site)
                 f"configure queue {site.name}{part}"
                 for part in ("", ".retry.5s", ".dead", ".events")
             ),
+        )
+    }
+    assert better == {
+        f"the user may not {what}: each worker stands alone"
+        for what in (
+            f"configure exchange {talk}",
+            f"configure queue {talk}.check",
+            f"write {talk}",
+            f"write queue {talk}.check and read exchange {talk}",
+            f"read {talk}.check",
         )
     }
     assert after == before

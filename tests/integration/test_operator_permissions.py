@@ -11,11 +11,14 @@ from yarl import URL
 
 from bridge.amqp.client import Connection
 from bridge.config import Settings, load_settings
+from bridge.metrics import new_registry
+from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.peers.exchange import Peers
 from bridge.sandbox.broker import Broker, private_broker
 from bridge.topology.declarations import Topology, webhook_topology, worker_topology
 from bridge.topology.upkeep import provide
 from tests.chart.rendering import CI, MOUNTED, config, merged, nested, of_kind, render
-from tests.integration.conftest import run_program
+from tests.integration.conftest import connected, eventually, run_program
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +55,30 @@ def topology_of(settings: Settings) -> Topology:
     )
 
 
+async def until_heard(queue: str, url: str) -> None:
+    """Have a worker join the others of its queue, and return when it hears what it says."""
+    metrics = WorkerMetrics(new_registry(), queue=queue, retry_queues=[], dead="dead")
+    peers = Peers(queue, is_enabled=True, metrics=metrics)
+    async with connected(url) as connection:
+
+        async def serve(_connection: Connection) -> None:
+            async def is_up() -> bool:
+                return peers.is_up
+
+            await eventually(is_up, what="a place among the workers")
+
+        await peers.beside(serve, connection)
+
+
 @pytest.mark.parametrize("mode", ["declare", "verify"])
 async def test_the_user_may_do_its_work_and_no_more(
     mode: str, broker: Broker, tmp_path: Path
 ) -> None:
     """The user declares or verifies, sends to retry and dead letters, publishes, and consumes.
 
-    It pauses the workers and has them go on. It creates nothing else, and what it only verifies it
-    can neither read nor delete, but for dead letters, which the operators' commands read and send
-    again.
+    It pauses the workers and has them go on, and its workers hear each other. It creates nothing
+    else, and what it only verifies it can neither read nor delete, but for dead letters, which the
+    operators' commands read and send again.
 
     Takes seconds: `rabbitmqctl` makes the user, and roles are started as it.
     """
@@ -93,6 +111,8 @@ async def test_the_user_may_do_its_work_and_no_more(
         for command in ("pause", "resume"):
             done = await run_program(command, settings=as_user)
             assert (done.returncode, done.stderr) == (0, b"")
+
+        await until_heard(settings.worker.queue, user_url)
 
         with pytest.raises(aiormq.exceptions.ChannelAccessRefused):
             await (await user.channel()).declare_queue("other")

@@ -258,6 +258,7 @@ async def test_a_paused_worker_stays_ready(locked: Locked) -> None:
         "pauses": [{"reason": "credentials_rejected", "status": 401, "code": None}],
         "paused_by_operator": None,
         "retry_after_seconds": 0.0,
+        "peers": 0,
     }
 
 

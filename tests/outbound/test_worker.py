@@ -13,11 +13,12 @@ import pytest
 
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publication, Publisher
-from bridge.config import RabbitMQSettings, WorkerSettings
+from bridge.config import Settings, WorkerSettings
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.fates import Answer, judge_status
 from bridge.outbound.outcomes import Policy
 from bridge.outbound.pace import Pace
+from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.request import SendRequest
 from bridge.outbound.sender import Sender
 from bridge.outbound.worker import Worker
@@ -91,21 +92,21 @@ class World(LeapingWorld):
         self.broker = Story(self.loop, self.told)
         self.service = Service(self.told)
         self.connection = Connection(self.told)
-        settings = WorkerSettings(queue="q")
+        settings = Settings(worker=WorkerSettings(queue="q"))
         self.pace = Pace(
-            settings.rate_limit,
-            policy=Policy.of(settings),
+            settings.worker.rate_limit,
+            policy=Policy.of(settings.worker),
             outage_after_seconds=10.0,
             metrics=self.metrics,
             clock=self.loop.time,
         )
         self.worker = Worker(
             settings,
-            RabbitMQSettings(),
             sender=cast("Sender", self.service),
             pace=self.pace,
             publisher=cast("Publisher", self.broker),
             upkeep=cast("Upkeep", FixedTopology()),
+            peers=Peers("q", is_enabled=False, metrics=self.metrics, clock=self.loop.time),
             metrics=self.metrics,
         )
 

@@ -14,14 +14,24 @@ from bridge.amqp.connecting import close_quietly, host_of, open_connection
 from bridge.amqp.properties import Properties
 from bridge.operators.checks.set_up import WAIT_SECONDS, ConnectedBroker, SetUp
 from bridge.operators.finding import Finding
-from bridge.topology.declarations import Binding, Exchange, Queue, name_of
+from bridge.topology.declarations import (
+    Binding,
+    Exchange,
+    Queue,
+    name_of,
+    workers_exchange,
+)
 
 
 class Need(NamedTuple):
-    """A permission by what it allows, and a request that needs it."""
+    """A permission by what it allows, and a request that needs it.
+
+    `without_it`: what the worker does where it is only better off with it.
+    """
 
     what: str
     attempt: Callable[[Channel], Awaitable[object]]
+    without_it: str | None = None
 
 
 async def check_permissions(broker: ConnectedBroker) -> list[Finding]:
@@ -51,19 +61,20 @@ async def check_permissions(broker: ConnectedBroker) -> list[Finding]:
 
 
 async def _try_all(connection: Connection, needs: list[Need]) -> list[Finding]:
-    refused = [need.what for need in needs if not await _is_permitted(connection, need)]
+    refused = [need for need in needs if not await _is_permitted(connection, need)]
     if not refused:
         return [Finding("permissions", "ok", f"all {len(needs)} that are needed")]
-    return [
-        Finding(
-            "permissions",
-            "fail",
-            f"the user may not {what}",
-            "grant it with rabbitmqctl set_permissions"
-            + (", or set rabbitmq.topology to verify" if what.startswith("configure") else ""),
-        )
-        for what in refused
-    ]
+    return [_refusal(need) for need in refused]
+
+
+def _refusal(need: Need) -> Finding:
+    text, remedy = f"the user may not {need.what}", "grant it with rabbitmqctl set_permissions"
+    if need.without_it is not None:
+        remedy += ", or set worker.coordination to off"
+        return Finding("permissions", "warn", f"{text}: {need.without_it}", remedy)
+    if need.what.startswith("configure"):
+        remedy += ", or set rabbitmq.topology to verify"
+    return Finding("permissions", "fail", text, remedy)
 
 
 async def _is_permitted(connection: Connection, need: Need) -> bool:
@@ -86,11 +97,26 @@ def _needs(set_up: SetUp) -> Iterator[Need]:
     if "worker" in set_up.roles:
         yield _to_read(settings.worker.queue)
         yield Need("write amq.default", lambda channel: _publish(channel, ""))
+        if settings.worker.coordination == "on":
+            yield from _to_talk(settings.worker.queue)
     for exchange in set_up.topology.exchanges:
         yield _to_write(exchange.name)
     if settings.rabbitmq.topology == "declare":
         yield from map(_to_configure, set_up.topology.declarable)
         yield from map(_to_bind, set_up.topology.bindings)
+
+
+def _to_talk(queue: str) -> Iterator[Need]:
+    exchange = workers_exchange(queue)
+    own = f"{exchange}.check"
+    for need in (
+        _to_configure(Exchange(exchange)),
+        _to_configure(Queue(own)),
+        _to_write(exchange),
+        _to_bind(Binding(exchange, own)),
+        _to_read(own),
+    ):
+        yield need._replace(without_it="each worker stands alone")
 
 
 def _to_read(queue: str) -> Need:

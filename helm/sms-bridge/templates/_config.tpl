@@ -191,6 +191,7 @@ worker:
   queue: sms.outbound
   retry_delays: [5s, 30s, 2m, 10m, 1h]
   outcome_exchange: null
+  coordination: "on"
 webhook:
   exchange: sms.inbound
   queue: sms.inbound

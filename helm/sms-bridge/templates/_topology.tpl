@@ -59,16 +59,19 @@ any endpoint may describe its own. Empty when nobody asks for outcome events, or
 {{- end }}
 {{- end }}
 
-{{/* A pattern that matches exactly these names. */}}
+{{/* A pattern that matches exactly these names; `a.*` is `a` and what begins with `a.`. */}}
 {{- define "sms-bridge.namesPattern" -}}
 {{- $escaped := list }}
-{{- range . }}{{ $escaped = append $escaped (regexQuoteMeta .) }}{{ end }}
+{{- range . }}
+{{- $escaped = append $escaped (regexReplaceAll `\\.\\\*$` (regexQuoteMeta .) `(\..+)?`) }}
+{{- end }}
 {{- $escaped | join "|" | printf "^(%s)$" }}
 {{- end }}
 
 {{/*
 The fewest permissions: with `declare` the app may create what it uses, and nothing else. Dead
-letters are read by the operators' commands only, of which `sms-bridge pause` makes a queue.
+letters are read by the operators' commands only, of which `sms-bridge pause` makes a queue. The
+workers' exchange and its queues are never declared by anybody else.
 */}}
 {{- define "sms-bridge.permissions" -}}
 {{- $t := include "sms-bridge.topology" . | fromJson }}
@@ -81,6 +84,11 @@ letters are read by the operators' commands only, of which `sms-bridge pause` ma
 {{- $configure = append $configure (printf "%s.paused" $main) }}
 {{- /* Retries and dead letters go through the default exchange, which permissions call so. */}}
 {{- $write = append $write "amq.default" }}
+{{- if eq (include "sms-bridge.setting" (list . "worker" "coordination") | fromJson).value "on" }}
+{{- $workers := printf "%s.workers.*" $main }}
+{{- $configure = append $configure $workers }}
+{{- $write = append $write $workers }}{{ $read = append $read $workers }}
+{{- end }}
 {{- end }}
 {{- range $t.exchanges }}{{ $write = append $write .name }}{{ end }}
 {{- if eq (include "sms-bridge.setting" (list . "rabbitmq" "topology") | fromJson).value "declare" }}

@@ -1,0 +1,294 @@
+"""Speak with the other workers of the queue, over the fanout exchange `<queue>.workers`.
+
+Each worker hears what all say through a queue of its own, which ends with its connection. Nothing
+is stored or confirmed: what a worker did not hear it has to ask again. This is on the connection
+that publishes, since one that consumes must not be blocked by an alarm of the broker; and what is
+cut there, or not read because too much is held, leaves the workers on speaking terms.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NoReturn, TypeVar
+
+from pydantic import ValidationError
+
+from bridge.amqp.channels import (
+    RPC_TIMEOUT_SECONDS,
+    closed_channel,
+    describe_end,
+    heed_cancellation,
+    open_channel,
+)
+from bridge.amqp.client import Channel, Connection, ConsumerCallback
+from bridge.amqp.properties import Properties
+from bridge.amqp.wire import Body
+from bridge.errors import BrokerError
+from bridge.logs import Log
+from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.peers.messages import (
+    Beat,
+    Bye,
+    Facts,
+    Hello,
+    Message,
+    new_worker_id,
+    read_message,
+    write_message,
+)
+from bridge.outbound.peers.roster import PRESENT_SECONDS, Roster
+from bridge.topology.declarations import workers_exchange
+
+log = Log(__name__)
+
+BEAT_SECONDS: Final = 1.0
+# How long to wait before another try to join, when the broker has refused one or ended the channel.
+JOIN_AGAIN_SECONDS: Final = 5.0
+# After so many beats that did not come back to this worker itself, it hears nobody: its queue, or
+# the exchange, was deleted by hand.
+MAX_UNHEARD_BEATS: Final = 5
+# What waits to be said; of more, the newest is kept.
+MAX_UNSAID: Final = 1024
+# How long what has been said may wait to be written, and the last word at the end.
+SAY_SECONDS: Final = 1.0
+# A peer that does not read has no use for what is old. The rest bounds what it holds on the broker.
+QUEUE_ARGUMENTS: Final[dict[str, Any]] = {
+    "x-queue-type": "classic",
+    "x-message-ttl": 10_000,
+    "x-max-length": 4096,
+    "x-max-length-bytes": 16 * 1024 * 1024,
+    "x-overflow": "drop-head",
+}
+REMEDY: Final = (
+    "each worker decides for itself now; let the user configure, write and read what begins with "
+    "the exchange's name, or set worker.coordination to off"
+)
+
+_Facts = TypeVar("_Facts", bound=Facts)
+Hear = Callable[[str, _Facts], None]
+
+
+class Peers:
+    """The other workers of one queue, as this one knows them; `worker_id` is its own name.
+
+    `roster` says who was heard when. Unless `is_enabled`, it hears and says nothing.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        is_enabled: bool,
+        metrics: WorkerMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.worker_id = new_worker_id()
+        self.roster = Roster(clock=clock)
+        self.is_enabled = is_enabled
+        self._exchange = workers_exchange(queue)
+        self._metrics = metrics
+        self._clock = clock
+        self._connection: Connection | None = None
+        self._joins = 0
+        self._last_fault = ""
+        self._next_beat_at = 0.0
+        self._unheard_beats = 0
+        self._hearers: dict[str, tuple[type[Facts], Hear[Any]]] = {}
+        self._in_each_beat: list[Callable[[], Facts | None]] = []
+        self._unsaid: deque[bytes] = deque(maxlen=MAX_UNSAID)
+        self._to_say = asyncio.Event()
+        self._all_said = asyncio.Event()
+        self._has_left = False
+        self.on(Hello, self._on_hello)
+        self.on(Beat, self._on_beat)
+        self.on(Bye, lambda _peer, _facts: None)
+        metrics.peers.set_function(lambda: self.count)
+        metrics.coordination_up.set_function(lambda: self.is_up)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it hears its peers, and the broker takes what it says."""
+        return self._connection is not None and not self._connection.wire.is_blocked
+
+    @property
+    def count(self) -> int:
+        """How many peers were heard just now."""
+        return len(self.roster.others(PRESENT_SECONDS))
+
+    def tell(self, facts: Facts) -> None:
+        """Say something to all peers, at once and unconfirmed; it is lost while not `is_up`."""
+        if self.is_up and not self._has_left:
+            self._unsaid.append(write_message(self.worker_id, facts))
+            self._all_said.clear()
+            self._to_say.set()
+
+    def on(self, facts: type[_Facts], hear: Hear[_Facts]) -> None:
+        """Call `hear` with a peer's id and what it says, each time that it says facts of a kind.
+
+        What does not fit the model is counted and goes no further. `hear` must not block.
+        """
+        self._hearers[facts.kind] = (facts, hear)
+
+    def in_each_beat(self, facts: Callable[[], Facts | None]) -> None:
+        """Have each beat carry facts beside, which peers hear as if they had been told alone."""
+        self._in_each_beat.append(facts)
+
+    async def beside(
+        self, serve: Callable[[Connection], Awaitable[None]], connection: Connection
+    ) -> None:
+        """Serve a connection that publishes, and speak with the peers on it as long as it lasts."""
+        if not self.is_enabled:
+            await serve(connection)
+            return
+        speaking = asyncio.create_task(self._keep_speaking(connection))
+        try:
+            await serve(connection)
+        finally:
+            speaking.cancel()
+            await asyncio.gather(speaking, return_exceptions=True)
+
+    async def leave(self) -> None:
+        """Say bye, so that no peer waits for this worker; returns when it is said, or cannot be."""
+        self.tell(Bye())
+        self._has_left = True
+        if self.is_up:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SAY_SECONDS):
+                    await self._all_said.wait()
+
+    # The exchange
+
+    async def _keep_speaking(self, connection: Connection) -> NoReturn:
+        while True:
+            try:
+                await self._speak(connection)
+            except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
+                heed_cancellation()
+                self._log_fault(describe_end(error))
+            await asyncio.sleep(JOIN_AGAIN_SECONDS)
+
+    async def _speak(self, connection: Connection) -> None:
+        """Join the exchange, and say what is to be said until the channel ends."""
+        channel = await open_channel(connection)
+        channel.closing.add_done_callback(lambda _: self._to_say.set())
+        with connection.wire.deliveries(channel, self._on_delivery) as callback:
+            async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+                await self._join(channel, callback)
+            self._begin(connection)
+            try:
+                while not channel.is_closed:
+                    await self._say_all(channel)
+                    await self._wait_for_words()
+            finally:
+                self._end()
+        raise closed_channel(channel, "peers'")
+
+    async def _join(self, channel: Channel, callback: ConsumerCallback) -> None:
+        # The broker may keep the queue of a connection that is dead already: a new name each time.
+        self._joins += 1
+        queue = f"{self._exchange}.{self.worker_id}.{self._joins}"
+        await channel.exchange_declare(
+            self._exchange, exchange_type="fanout", durable=False, auto_delete=True
+        )
+        await channel.queue_declare(
+            queue, exclusive=True, auto_delete=True, arguments=QUEUE_ARGUMENTS
+        )
+        await channel.queue_bind(queue, self._exchange)
+        await channel.basic_consume(queue, callback, no_ack=True)
+
+    def _begin(self, connection: Connection) -> None:
+        self._connection = connection
+        self._last_fault = ""
+        self._next_beat_at = self._clock() + BEAT_SECONDS
+        self._unheard_beats = 0
+        self._unsaid.clear()
+        self.roster.resume()
+        self.tell(Hello())
+
+    def _end(self) -> None:
+        self._connection = None
+        self.roster.pause()
+        self._all_said.set()
+
+    async def _say_all(self, channel: Channel) -> None:
+        if self._clock() >= self._next_beat_at:
+            self._look_after()
+            self._beat()
+        self._to_say.clear()
+        while self._unsaid:
+            body = self._unsaid.popleft()
+            if self.is_up:
+                async with asyncio.timeout(SAY_SECONDS):
+                    await channel.basic_publish(body, exchange=self._exchange)
+        self._all_said.set()
+
+    def _look_after(self) -> None:
+        self.roster.tidy()
+        self._unheard_beats = self._unheard_beats + 1 if self.is_up else 0
+        if self._unheard_beats > MAX_UNHEARD_BEATS:
+            raise BrokerError("what this worker says does not come back to it")
+
+    async def _wait_for_words(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self._next_beat_at - self._clock())):
+                await self._to_say.wait()
+
+    def _log_fault(self, why: str) -> None:
+        if why == self._last_fault:
+            log.debug("peers_not_joined", why=why)
+        else:
+            log.warning("peers_not_joined", exchange=self._exchange, why=why, remedy=REMEDY)
+        self._last_fault = why
+
+    # What is said and heard
+
+    def _beat(self) -> None:
+        self._next_beat_at = self._clock() + BEAT_SECONDS
+        beside = [facts for make in self._in_each_beat if (facts := make()) is not None]
+        self.tell(Beat(beside={facts.kind: facts.model_dump(mode="json") for facts in beside}))
+
+    def _on_delivery(
+        self,
+        _tag: int,
+        _redelivered: bool,  # noqa: FBT001  as the wire calls it
+        _properties: Properties,
+        body: Body,
+    ) -> None:
+        try:
+            message = read_message(body)
+            if message is not None:
+                self._hear(message)
+        except ValueError:
+            self._metrics.peer_messages_malformed.inc()
+        except Exception:
+            log.exception("internal_error", part="peers")
+
+    def _hear(self, message: Message) -> None:
+        if message.worker_id == self.worker_id:
+            self._unheard_beats = 0
+            return
+        if message.kind == Bye.kind:
+            self.roster.leave(message.worker_id)
+        else:
+            self.roster.note(message.worker_id)
+        self._hand_on(message.worker_id, message.kind, message.facts)
+
+    def _hand_on(self, worker_id: str, kind: str, facts: object) -> None:
+        model, hear = self._hearers.get(kind, (None, None))
+        if model is None or hear is None:
+            return
+        try:
+            told = model.model_validate(facts)
+        except ValidationError:
+            self._metrics.peer_messages_malformed.inc()
+        else:
+            hear(worker_id, told)
+
+    def _on_hello(self, _worker_id: str, _hello: Hello) -> None:
+        self._beat()
+
+    def _on_beat(self, worker_id: str, beat: Beat) -> None:
+        for kind, facts in beat.beside.items():
+            self._hand_on(worker_id, kind, facts)

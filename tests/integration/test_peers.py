@@ -1,0 +1,211 @@
+"""Workers of one queue hear each other over a real broker, and stand alone where it says no."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import ClassVar
+
+import aio_pika
+import pytest
+
+from bridge.amqp.channels import open_channel
+from bridge.amqp.client import ChannelNotFoundEntity, Connection
+from bridge.metrics import Registry, new_registry
+from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.peers.exchange import JOIN_AGAIN_SECONDS, Peers
+from bridge.outbound.peers.messages import Facts, Hello
+from tests.ears import listening
+from tests.integration.conftest import Amqp, connected, eventually, unique
+
+
+async def until(check: Callable[[], object], what: str) -> None:
+    """Return when something is so."""
+
+    async def look() -> bool:
+        return bool(check())
+
+    await eventually(look, what=what, seconds=20)
+
+
+async def exchange_is_there(url: str, name: str) -> bool:
+    """Ask the broker for an exchange."""
+    async with connected(url) as connection:
+        channel = await open_channel(connection)
+        try:
+            await channel.exchange_declare(name, passive=True)
+        except ChannelNotFoundEntity:
+            return False
+    return True
+
+
+class Word(Facts):
+    """Anything that one worker says."""
+
+    kind: ClassVar[str] = "word"
+
+    text: str
+
+
+class Colleague:
+    """A worker as far as its peers see it, and what it has heard."""
+
+    def __init__(self, queue: str, *, is_enabled: bool = True) -> None:
+        self.registry: Registry = new_registry()
+        metrics = WorkerMetrics(self.registry, queue=queue, retry_queues=[], dead="dead")
+        self.peers = Peers(queue, is_enabled=is_enabled, metrics=metrics)
+        self.heard: list[tuple[str, str]] = []
+        self.peers.on(Word, lambda peer, word: self.heard.append((peer, word.text)))
+
+    def value(self, name: str) -> float | None:
+        """Read a metric."""
+        return self.registry.get_sample_value(f"sms_bridge_worker_{name}")
+
+    async def until_up(self) -> None:
+        """Return when it hears and is heard."""
+        await until(lambda: self.peers.is_up, what="a place on the exchange")
+
+    async def until_hears(self, *others: "Colleague") -> None:
+        """Return when it has heard all of these and no other."""
+        ids = {other.peers.worker_id for other in others}
+        await until(lambda: self.peers.roster.others(60) == ids, what="its peers")
+
+
+@asynccontextmanager
+async def at_work(colleague: Colleague, url: str) -> AsyncIterator[Connection]:
+    """Have it speak beside whatever else its connection serves."""
+
+    async def serve(_connection: Connection) -> None:
+        await asyncio.Event().wait()
+
+    async with connected(url) as connection:
+        serving = asyncio.create_task(colleague.peers.beside(serve, connection))
+        try:
+            yield connection
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+
+@pytest.fixture
+def queue() -> str:
+    """Name the queue that they share."""
+    return unique("outbound")
+
+
+@asynccontextmanager
+async def team(queue: str, url: str, size: int) -> AsyncIterator[list[Colleague]]:
+    """Put so many to work that all have heard each other."""
+    async with AsyncExitStack() as stack:
+        colleagues = [Colleague(queue) for _ in range(size)]
+        for one in colleagues:
+            await stack.enter_async_context(at_work(one, url))
+        for one in colleagues:
+            await one.until_hears(*(other for other in colleagues if other is not one))
+        yield colleagues
+
+
+async def test_what_one_says_all_others_hear(amqp_url: str, queue: str) -> None:
+    """Each of three hears the other two, and not itself."""
+    async with team(queue, amqp_url, 3) as (first, *others):
+        first.peers.tell(Word(text="Hi"))
+        await until(lambda: all(other.heard for other in others), what="the word")
+
+        assert [other.heard for other in others] == [[(first.peers.worker_id, "Hi")]] * 2
+        assert first.heard == []
+        assert first.value("peers") == 2
+        assert first.value("coordination_up") == 1
+
+
+async def test_each_beat_carries_what_is_told_beside(amqp_url: str, queue: str) -> None:
+    """A worker that comes later learns by itself how things stand."""
+    async with team(queue, amqp_url, 1) as (first,):
+        first.peers.in_each_beat(lambda: Word(text="all is well"))
+        newcomer = Colleague(queue)
+        async with at_work(newcomer, amqp_url):
+            await until(lambda: newcomer.heard, what="the word")
+
+        assert newcomer.heard[0] == (first.peers.worker_id, "all is well")
+
+
+async def test_who_leaves_is_gone_at_once_and_stays_silent(amqp_url: str, queue: str) -> None:
+    """A clean stop is told; what is said after it reaches nobody."""
+    async with team(queue, amqp_url, 2) as (first, second):
+        await first.peers.leave()
+        await until(lambda: not second.peers.roster.others(60), what="the bye")
+        first.peers.tell(Hello())
+        second.peers.tell(Word(text="still here?"))
+        await until(lambda: first.heard, what="the word")
+
+        assert second.peers.roster.others(60) == set()
+
+
+async def test_what_no_worker_says_is_counted(amqp: Amqp, amqp_url: str, queue: str) -> None:
+    """Rubbish on the exchange, and facts that do not fit, are counted and do no harm."""
+    async with team(queue, amqp_url, 2) as (first, second):
+        exchange = await amqp.channel.get_exchange(f"{queue}.workers", ensure=False)
+        told = {"worker_id": second.peers.worker_id, "kind": "word", "facts": {"text": 1}}
+        for body in (b"rubbish", json.dumps(told).encode()):
+            await exchange.publish(aio_pika.Message(body), "")
+        await until(lambda: first.value("peer_messages_malformed_total") == 2, what="both")
+
+        assert first.heard == []
+
+
+async def test_nothing_is_left_on_the_broker(amqp_url: str, queue: str) -> None:
+    """The exchange goes with the last worker."""
+    async with team(queue, amqp_url, 2):
+        assert await exchange_is_there(amqp_url, f"{queue}.workers")
+
+    assert not await exchange_is_there(amqp_url, f"{queue}.workers")
+
+
+async def test_where_coordination_is_off_nothing_is_declared(amqp_url: str, queue: str) -> None:
+    """Such a worker asks nothing of the broker, and what it would say is said to nobody."""
+    alone = Colleague(queue, is_enabled=False)
+    async with at_work(alone, amqp_url):
+        alone.peers.tell(Word(text="Hi"))
+
+        assert not alone.peers.is_up
+        assert not await exchange_is_there(amqp_url, f"{queue}.workers")
+
+
+async def test_a_worker_that_may_not_join_stands_alone_and_says_so(
+    amqp: Amqp, amqp_url: str, queue: str
+) -> None:
+    """It is warned of once, with the remedy; it joins once that has been done.
+
+    Takes as long as a worker waits before it tries again.
+    """
+    in_the_way = await amqp.channel.declare_exchange(f"{queue}.workers", "topic", durable=True)
+    alone = Colleague(queue)
+    with listening() as ears:
+        async with at_work(alone, amqp_url) as connection:
+            await until(lambda: ears.heard("peers_not_joined"), what="a warning")
+            assert not alone.peers.is_up
+            assert alone.value("coordination_up") == 0
+            await in_the_way.delete()
+            async with asyncio.timeout(JOIN_AGAIN_SECONDS + 10):
+                await alone.until_up()
+
+            assert not connection.is_closed
+    (warning,) = ears.heard("peers_not_joined")
+    assert warning["exchange"] == f"{queue}.workers"
+    assert "worker.coordination" in warning["remedy"]
+
+
+async def test_a_worker_whose_place_was_deleted_takes_a_new_one(
+    amqp: Amqp, amqp_url: str, queue: str
+) -> None:
+    """Whoever deletes the exchange makes the workers deaf for some seconds, not for ever.
+
+    Takes those seconds.
+    """
+    async with team(queue, amqp_url, 2) as (first, second):
+        exchange = await amqp.channel.get_exchange(f"{queue}.workers", ensure=False)
+        await exchange.delete()
+        await until(lambda: not (first.peers.is_up or second.peers.is_up), what="deafness")
+        await first.until_up()
+        await second.until_up()
+        first.peers.tell(Word(text="Hi"))
+        await until(lambda: second.heard, what="the word")
