@@ -26,12 +26,6 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_configuration_is_not_committed() -> None:
-    """Git ignores the file that the README has people make, for it may hold secrets."""
-    assert "SMS_BRIDGE_CONFIG=config.yaml" in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "/config.yaml" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
-
-
 TESTS = "tests/amqp/test_stream_wire.py"
 RUNNING = "--locked --no-dev --inexact"
 

@@ -53,7 +53,7 @@ def sign(
             typer.echo(f"{name}: {value}")
         return
     url = curl + (f"?{query.decode()}" if query else "")
-    parts = ["curl", "-i", "-X", "POST", url, "-H", f"Content-Type: {content_type}"]
+    parts = ["curl", "-sS", "-i", "-X", "POST", url, "-H", f"Content-Type: {content_type}"]
     for name, value in headers:
         parts += ["-H", f"{name}: {value}"]
     typer.echo(shlex.join([*parts, "--data-binary", f"@{file or '-'}"]))

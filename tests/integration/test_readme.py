@@ -72,10 +72,11 @@ async def test_the_first_message_goes_out_and_events_come_in(
     """
     blocks = _blocks("docs/first-message.md")
     script = "".join(blocks)
-    assert [script.count(start) for start in ("sms-bridge all &", "sms-bridge listen &")] == [1, 1]
-    script = re.sub(r"(sms-bridge all &.*\n)", rf"\1{UNTIL_READY}", script)
+    assert [script.count(start) for start in ("sms-bridge all ", "sms-bridge listen ")] == [1, 1]
+    script = re.sub(r"(sms-bridge all .*\n)", rf"\1{UNTIL_READY}", script)
     script = re.sub(r"(sms-bridge listen &.*\n)", rf"\1{UNTIL_LISTENING}", script)
     environ = make_environ({"rabbitmq.url": broker.url + VHOST})
+    script = script.replace("/tmp/", f"{folder}/")
     script, environ = _on_free_ports(ERRORS_APART + script, environ)
     (folder / "commands.sh").write_text(f"{script}\necho all commands done\nwait\n")
     child = Child(["bash", "commands.sh"], guard=guard, log=folder / "run.log", environ=environ)
@@ -101,6 +102,11 @@ async def test_the_first_message_goes_out_and_events_come_in(
     assert [json.loads(event)["body"]["data"]["text"] for event in events] == ["Yes", "Stop"]
 
 
+def _names_in(folder: Path) -> set[str]:
+    """Return what is in a checkout, as .gitignore would name it."""
+    return {f"/{path.name}" for path in folder.iterdir()}
+
+
 async def test_a_configuration_is_made_and_a_message_sent(
     broker: Broker, folder: Path, service: Service, canaries: Canaries
 ) -> None:
@@ -113,6 +119,7 @@ async def test_a_configuration_is_made_and_a_message_sent(
     script = re.sub(r"(sms-bridge all &.*\n)", rf"\1{UNTIL_READY}", run_it)
     script, environ = _on_free_ports(script, make_environ({}) | {"COLUMNS": "200"})
     (folder / "commands.sh").write_text(f"{script}\nkill %1\nwait %1\n")
+    before = _names_in(folder)
     with typing(["/bin/bash", "commands.sh"], folder=folder, environ=environ) as person:
         person.type("host or kubernetes [host]: ", "\n")
         address = broker.url.split("@")[-1]
@@ -130,10 +137,14 @@ async def test_a_configuration_is_made_and_a_message_sent(
         person.wait_for('"outcome": "sent"')
         code = person.exit_code()
     (sent,) = await service.messages("+4917012345678")
+    made = _names_in(folder) - before
 
     assert code == 0
     assert sent["text"] == "Hi"
     assert canaries.key not in person.shown
+    # What is made in the checkout holds secrets, and Git is not to take it.
+    assert {"/config.yaml", "/sms-api-key"} <= made
+    assert made <= set((ROOT / ".gitignore").read_text(encoding="utf-8").splitlines())
 
 
 def test_settings_can_be_given_as_the_page_shows(tmp_path: Path) -> None:
