@@ -23,6 +23,7 @@ from bridge.commands import (
     sandbox,
     schema,
     sign,
+    status,
     topology,
 )
 from bridge.commands.completion import InstallCompletion, ShowCompletion
@@ -93,6 +94,7 @@ app.add_typer(roles.app)
 app.add_typer(init.app)
 app.add_typer(check.app)
 app.add_typer(messages.app)
+app.add_typer(status.app)
 app.add_typer(pausing.app)
 app.add_typer(sign.app)
 app.add_typer(sandbox.app)

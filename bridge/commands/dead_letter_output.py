@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from bridge.commands.output import printable
+from bridge.commands.output import format_age, printable
 
 if TYPE_CHECKING:
     from bridge.operators.dead_letters.letter import DeadLetter
     from bridge.operators.dead_letters.order import Tally
-
-_DAY_SECONDS, _HOUR_SECONDS, _MINUTE_SECONDS = 86400, 3600, 60
-
 
 # The rows of `dlq list`
 
@@ -39,7 +36,7 @@ def format_letter(letter: "DeadLetter", *, as_json: bool, reveal: bool) -> str:
     if as_json:
         return json.dumps(as_summary(letter) | {"to": number})
     return _format_row(
-        _format_age(letter.dead_at),
+        None if letter.dead_at is None else format_age(time.time() - letter.dead_at),
         letter.reason,
         letter.attempts,
         letter.status,
@@ -54,17 +51,6 @@ def _format_row(*cells: object) -> str:
     # The widths are fixed, because the rows are printed as they come.
     texts = ["-" if cell is None else printable(str(cell)) for cell in cells]
     return "{:>4}  {:<14}  {:>5}  {:>6}  {:<8}  {:<16}  {:<36}  {}".format(*texts).rstrip()
-
-
-def _format_age(dead_at: float | None) -> str | None:
-    """Write an age in its largest unit: 3d."""
-    if dead_at is None:
-        return None
-    seconds = max(0, int(time.time() - dead_at))
-    for size, unit in ((_DAY_SECONDS, "d"), (_HOUR_SECONDS, "h"), (_MINUTE_SECONDS, "m")):
-        if seconds >= size:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
 
 
 def print_shown(shown: int, total: int, *, limit: int, repeats: int) -> None:

@@ -1,14 +1,12 @@
 """`sms-bridge send` and `listen`: a request to the worker, events of the webhook receiver."""
 
 import json
-import signal
 import sys
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from bridge.commands.options import ConfigFile, examples, read_settings
+from bridge.commands.options import ConfigFile, examples, read_settings, until_interrupted
 from bridge.commands.output import explain_unwritable
 from bridge.errors import BridgeError
 from bridge.exit_codes import EXIT_CLEAN, EXIT_FAILED
@@ -84,12 +82,4 @@ def listen(context: typer.Context, config: ConfigFile = None) -> None:
             typer.echo(json.dumps(event))
 
     settings = read_settings(context, config)
-    _until_interrupted(lambda: asyncio.run(show()))
-
-
-def _until_interrupted(action: Callable[[], None]) -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        action()
-    except KeyboardInterrupt:
-        sys.exit(EXIT_CLEAN)
+    until_interrupted(lambda: asyncio.run(show()))

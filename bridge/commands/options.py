@@ -1,11 +1,16 @@
-"""What commands have in common: the configuration, the role, examples."""
+"""What commands have in common: the configuration, the role, examples, the end by Ctrl-C."""
 
 import os
+import signal
+import sys
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from bridge.exit_codes import EXIT_CLEAN
 
 if TYPE_CHECKING:
     from bridge.config import Role, Settings
@@ -49,3 +54,12 @@ def roles_of(role: RoleName | None) -> "list[Role]":
 def examples(*lines: str) -> str:
     """Make the end of a command's help; the leading backspace stops click from wrapping it."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def until_interrupted(action: Callable[[], None]) -> None:
+    """Run what goes on until Ctrl-C or SIGTERM, which is its regular end."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        action()
+    except KeyboardInterrupt:
+        sys.exit(EXIT_CLEAN)

@@ -1,4 +1,4 @@
-"""What commands print: tables, text from outside made safe, the error of unwritable output."""
+"""What commands print: tables, ages, text made safe, the error of unwritable output."""
 
 import errno
 from collections.abc import Iterable, Sequence
@@ -6,6 +6,7 @@ from typing import Final
 
 # Errors of a file or device that output goes to; a broken pipe is handled by typer itself.
 UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+_UNITS: Final = ((86400, "d"), (3600, "h"), (60, "m"))
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
@@ -15,6 +16,15 @@ def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable
     for row in cells:
         padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         yield "  ".join([*padded, row[-1]]).rstrip()
+
+
+def format_age(seconds: float) -> str:
+    """Write an age in its largest unit: 3d."""
+    whole = max(0, int(seconds))
+    for size, unit in _UNITS:
+        if whole >= size:
+            return f"{whole // size}{unit}"
+    return f"{whole}s"
 
 
 def printable(text: str) -> str:

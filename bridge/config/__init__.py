@@ -7,6 +7,7 @@ from bridge.config.api_request import RequestSettings
 from bridge.config.loading import load_settings
 from bridge.config.settings import (
     ENV_PREFIX,
+    AdminSettings,
     OnUncertain,
     RabbitMQSettings,
     RateLimitSettings,
@@ -20,6 +21,7 @@ from bridge.config.webhook import EndpointSettings, SignatureSettings, WebhookSe
 
 __all__ = [
     "ENV_PREFIX",
+    "AdminSettings",
     "EndpointSettings",
     "OnUncertain",
     "RabbitMQSettings",

@@ -1,16 +1,12 @@
 """What the worker on this computer says of itself, for the commands that wait for one."""
 
-import asyncio
-from typing import Any, Final, NamedTuple, assert_never, get_args
-
-import httpx
+from typing import Final, NamedTuple, assert_never, cast, get_args
 
 from bridge.config import Settings
+from bridge.errors import BridgeError
+from bridge.operators.admin_port import local_port, open_client, read_health
 from bridge.outbound.fates import PauseReason
 
-ANSWER_SECONDS: Final = 2.0
-# Where to reach a role that listens on every address.
-_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 UNKNOWN: Final = "no worker answers on this computer; whether one is paused, its own /readyz says"
 
 
@@ -23,38 +19,36 @@ class WorkerStatus(NamedTuple):
 async def read_worker_status(settings: Settings) -> WorkerStatus | None:
     """Ask the worker on `admin.port` of this computer whether it is paused, and why.
 
-    None when that cannot be known: no worker of `worker.queue` answers there within
-    `ANSWER_SECONDS`. RabbitMQ does not know; a paused worker is at most no consumer there.
+    None when that cannot be known: no worker of `worker.queue` answers there in time. RabbitMQ does
+    not know; a paused worker is at most no consumer there.
     """
-    admin = settings.admin
-    host = _LOOPBACK.get(admin.host, admin.host)
-    address = f"http://{f'[{host}]' if ':' in host else host}:{admin.port}/readyz"
     try:
-        async with (
-            asyncio.timeout(ANSWER_SECONDS),
-            httpx.AsyncClient(trust_env=False, timeout=ANSWER_SECONDS) as client,
-        ):
-            answer = (await client.get(address)).json()
-    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError):
+        async with open_client() as client:
+            health = await read_health(client, local_port(settings.admin))
+    except BridgeError:
         return None
-    return _read(answer, settings.worker.queue)
+    worker = health.worker
+    if worker is None or worker.queue != settings.worker.queue:
+        return None
+    if worker.paused is None:
+        return WorkerStatus(None)
+    reason = known_reason(worker.paused)
+    return None if reason is None else WorkerStatus(reason)
 
 
-def _read(answer: Any, queue: str) -> WorkerStatus | None:  # noqa: ANN401  JSON of whoever listens
-    worker = answer.get("worker") if isinstance(answer, dict) else None
-    if not isinstance(worker, dict) or worker.get("queue") != queue:
-        return None
-    reason = worker.get("paused")
-    return WorkerStatus(reason) if reason is None or reason in get_args(PauseReason) else None
+def known_reason(word: str) -> PauseReason | None:
+    """Return the reason that a word is; None for one that a later version has."""
+    return cast(PauseReason, word) if word in get_args(PauseReason) else None
 
 
 def explain_pause(reason: PauseReason) -> tuple[str, str]:
-    """Say what a pause is for, and what to do."""
-    cause, remedy = _meaning_of(reason)
+    """Say what the worker on this computer is paused for, and what to do."""
+    cause, remedy = meaning_of(reason)
     return f"the worker on this computer is paused ({reason}): {cause}", remedy
 
 
-def _meaning_of(reason: PauseReason) -> tuple[str, str]:
+def meaning_of(reason: PauseReason) -> tuple[str, str]:
+    """Return what a pause is for, and what to do."""
     match reason:
         case "credentials_rejected":
             remedy = "replace what sms_api.key_file or sms_api.key holds, or correct the account"

@@ -13,9 +13,10 @@ import httpx
 from bridge.amqp.client import AbstractChannel, AbstractIncomingMessage, DeliveryMode, Message
 from bridge.amqp.connecting import close_quietly
 from bridge.errors import BridgeError
-from bridge.sandbox.scoreboard import IN_PROGRESS, Metrics
+from bridge.sandbox.scoreboard import IN_PROGRESS
 from bridge.sandbox.stage import Stage, queues_of
 from bridge.sandbox.traffic import MARKER, Request, Seen, Webhook
+from bridge.scrape import Scrape
 from bridge.topology.declarations import dead_queue
 
 # Spread over some seconds, so that there is something to watch and latencies are no backlog's.
@@ -82,10 +83,10 @@ class Actors:
             datetime.fromisoformat(message["received_at"]).timestamp() for message in messages
         ]
 
-    async def scrape(self, role: str) -> Metrics:
+    async def scrape(self, role: str) -> Scrape:
         """Read a role's metrics."""
         answer = await self._client.get(f"{self._stage.admin_urls[role]}/metrics")
-        return Metrics(answer.raise_for_status().text)
+        return Scrape(answer.raise_for_status().text)
 
     async def wait_until_idle(self) -> None:
         """Wait until nothing is in progress, queued or waiting for a retry."""

@@ -27,7 +27,6 @@ from bridge.exit_codes import EXIT_FAILED
 from bridge.sandbox.actors import Actors, bring_on
 from bridge.sandbox.broker import URL_VARIABLE
 from bridge.sandbox.scoreboard import (
-    Metrics,
     Summary,
     check_webhook_metrics,
     check_worker_metrics,
@@ -48,6 +47,7 @@ from bridge.sandbox.traffic import (
     plan_requests,
     plan_webhooks,
 )
+from bridge.scrape import Scrape
 
 # The demo takes this long at most, from its start to its end.
 DEMO_SECONDS: Final = 110
@@ -114,7 +114,7 @@ class Show:
         self._requests = requests
         self._webhooks = webhooks
         self._seen = Seen()
-        self._worker = self._webhook = self._before = Metrics()
+        self._worker = self._webhook = self._before = Scrape()
 
     async def play(self, *, until: float) -> list[str]:
         """Send everything, wait for every end, and return a line for each thing that is wrong."""

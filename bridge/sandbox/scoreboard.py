@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from prometheus_client.parser import text_string_to_metric_families
 from rich.table import Table
 
 from bridge.sandbox.traffic import Request, Seen, Webhook
+from bridge.scrape import Scrape
 
 PROCESSED: Final = "sms_bridge_worker_messages_processed_total"
 IN_PROGRESS: Final = "sms_bridge_worker_messages_in_progress"
@@ -32,40 +32,6 @@ _LATENCIES: Final[Sequence[tuple[str, str, Mapping[str, str]]]] = (
 _FOOTNOTE: Final = "(*) AMQP timestamps are whole seconds: up to one second too long"
 
 
-class Metrics:
-    """One reading of a `/metrics`."""
-
-    def __init__(self, text: str = "") -> None:
-        self._samples = [
-            sample for family in text_string_to_metric_families(text) for sample in family.samples
-        ]
-
-    def total(self, name: str, **labels: str) -> float:
-        """Add up the samples of a name that have these labels."""
-        return sum(value for _, value in self._matching(name, labels))
-
-    def by(self, label: str, name: str, **labels: str) -> dict[str, int]:
-        """Add up the samples of a name for each value of a label; leave out the zeros."""
-        totals: Counter[str] = Counter()
-        for found, value in self._matching(name, labels):
-            totals[found[label]] += int(value)
-        return {key: total for key, total in totals.items() if total}
-
-    def buckets(self, name: str, **labels: str) -> list[tuple[float, float]]:
-        """Return a histogram as its upper bounds, ascending, and the counts up to each."""
-        counts: Counter[float] = Counter()
-        for found, value in self._matching(f"{name}_bucket", labels):
-            counts[float(found["le"])] += int(value)
-        return sorted(counts.items())
-
-    def _matching(
-        self, name: str, labels: Mapping[str, str]
-    ) -> Iterator[tuple[Mapping[str, str], float]]:
-        for sample in self._samples:
-            if sample.name == name and labels.items() <= sample.labels.items():
-                yield sample.labels, sample.value
-
-
 def percentile(share: float, buckets: Sequence[tuple[float, float]]) -> float:
     """Estimate the value below which a share of the observations lies.
 
@@ -85,7 +51,7 @@ def percentile(share: float, buckets: Sequence[tuple[float, float]]) -> float:
     return lower
 
 
-def check_worker_metrics(worker: Metrics, seen: Seen) -> list[str]:
+def check_worker_metrics(worker: Scrape, seen: Seen) -> list[str]:
     """Say in a line where the worker's metrics tell something else than what was seen."""
     counted = {
         "sent": int(worker.total(PROCESSED, outcome="sent")),
@@ -95,7 +61,7 @@ def check_worker_metrics(worker: Metrics, seen: Seen) -> list[str]:
     return [] if counted == known else [f"the worker's metrics say {counted}, seen were {known}"]
 
 
-def check_webhook_metrics(webhook: Metrics, seen: Seen, *, before: Metrics) -> list[str]:
+def check_webhook_metrics(webhook: Scrape, seen: Seen, *, before: Scrape) -> list[str]:
     """Say in a line where the webhook's metrics tell something else than what was seen."""
     counted = count_events(webhook, before=before)
     answers = Counter(answer for given in seen.answers.values() for answer in given)
@@ -109,7 +75,7 @@ def check_webhook_metrics(webhook: Metrics, seen: Seen, *, before: Metrics) -> l
     return [] if agree else [f"the webhook's metrics say {dict(counted)}, seen were {known}"]
 
 
-def count_events(webhook: Metrics, *, before: Metrics) -> Counter[str]:
+def count_events(webhook: Scrape, *, before: Scrape) -> Counter[str]:
     """Count the webhooks since `before` by outcome; what went out as `unparsed` was published."""
     counts = Counter(webhook.by("outcome", EVENTS))
     counts.subtract(before.by("outcome", EVENTS))
@@ -128,7 +94,7 @@ def progress_line(seen: Seen, open_requests: int, open_webhooks: int) -> str:
 
 
 def live_table(
-    worker: Metrics, events: Counter[str], seen: Seen, open_requests: int, open_webhooks: int
+    worker: Scrape, events: Counter[str], seen: Seen, open_requests: int, open_webhooks: int
 ) -> Table:
     """Draw both directions side by side; `events` are the webhooks by outcome."""
     outbound = [
@@ -158,8 +124,8 @@ class Summary:
 
     def __init__(
         self,
-        worker: Metrics,
-        webhook: Metrics,
+        worker: Scrape,
+        webhook: Scrape,
         seen: Seen,
         *,
         requests: Sequence[Request],

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from bridge.config import Settings
-from bridge.operators import worker_status
+from bridge.operators import admin_port
 from bridge.operators.worker_status import WorkerStatus, explain_pause, read_worker_status
 from bridge.outbound.fates import PauseReason
 
@@ -74,7 +74,7 @@ async def test_no_reason_is_made_up(body: bytes) -> None:
 
 async def test_silence_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A port that answers nothing is not waited for."""
-    monkeypatch.setattr(worker_status, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(admin_port, "ANSWER_SECONDS", 0.5)
 
     assert await ask(None) is None
 

@@ -7,15 +7,15 @@ import pytest
 from rich.console import Console
 
 from bridge.sandbox.scoreboard import (
-    Metrics,
     Summary,
     check_webhook_metrics,
     check_worker_metrics,
     percentile,
 )
 from bridge.sandbox.traffic import Seen, plan_requests, plan_webhooks
+from bridge.scrape import Scrape
 
-WORKER = Metrics(
+WORKER = Scrape(
     """\
 # TYPE sms_bridge_worker_messages_processed_total counter
 sms_bridge_worker_messages_processed_total{queue="q",outcome="sent",reason="none"} 3.0
@@ -30,13 +30,13 @@ latency_seconds_sum{queue="q"} 1.5
 latency_seconds_count{queue="q"} 3.0
 """
 )
-WEBHOOK_BEFORE = Metrics(
+WEBHOOK_BEFORE = Scrape(
     """\
 # TYPE sms_bridge_webhook_events_total counter
 sms_bridge_webhook_events_total{event_type="other",outcome="published"} 1.0
 """
 )
-WEBHOOK = Metrics(
+WEBHOOK = Scrape(
     """\
 # TYPE sms_bridge_webhook_events_total counter
 sms_bridge_webhook_events_total{event_type="other",outcome="published"} 2.0
@@ -90,14 +90,14 @@ def test_accepts_metrics_that_agree() -> None:
 def test_finds_metrics_that_disagree() -> None:
     """Metrics that count anything else than what was seen are told, one line for each role."""
     assert len(check_worker_metrics(WORKER, Seen())) == 1
-    assert len(check_webhook_metrics(WEBHOOK, Seen(), before=Metrics())) == 1
+    assert len(check_webhook_metrics(WEBHOOK, Seen(), before=Scrape())) == 1
 
 
 def test_sums_up_a_run_in_which_nothing_was_seen() -> None:
     """The summary can be drawn however early a run has failed."""
     summary = Summary(
-        Metrics(),
-        Metrics(),
+        Scrape(),
+        Scrape(),
         Seen(),
         requests=plan_requests(50, run="ab"),
         webhooks=plan_webhooks(20, run="ab"),

@@ -1,0 +1,1 @@
+"""What `sms-bridge status` finds out: of the broker, and of every role that it is told to ask."""

@@ -1,0 +1,93 @@
+"""What the broker tells: how many messages wait where, who takes them, and an operator's pause."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from bridge.amqp.client import Connection
+from bridge.amqp.connecting import close_quietly, open_first_connection
+from bridge.config import Settings
+from bridge.errors import BrokerError
+from bridge.operators.pausing import Paused, find_pause
+from bridge.topology.paused_queue import is_certainly_absent
+from bridge.topology.queue_sizes import QueueSizes, try_to_read_queue
+
+# For each URL of the broker: somebody looks at a screen.
+CONNECT_SECONDS: Final = 3.0
+# For all that is asked then.
+ANSWER_SECONDS: Final = 5.0
+
+
+class BrokerReading(NamedTuple):
+    """What was read; None stands for a queue, or a pause, of which nothing could be read."""
+
+    sizes: Mapping[str, QueueSizes | None]
+    stores: bool
+    is_paused: bool | None
+    paused: Paused | None
+
+
+class BrokerReader:
+    """Reads as often as it is asked, on connections that stay; nothing is changed by it.
+
+    Whether there is an operator's pause is asked as workers do, by a publish that comes back, which
+    an alarm of the broker may hold up: hence a connection of its own.
+    """
+
+    def __init__(self, settings: Settings, queues: Sequence[str]) -> None:
+        shorter = min(CONNECT_SECONDS, settings.rabbitmq.connect_timeout_seconds)
+        self._rabbitmq = settings.rabbitmq.model_copy(update={"connect_timeout_seconds": shorter})
+        self._seconds = shorter * len(settings.rabbitmq.url) + ANSWER_SECONDS
+        self._queue = settings.worker.queue
+        self._queues = queues
+        self._asking: Connection | None = None
+        self._publishing: Connection | None = None
+
+    async def read(self) -> BrokerReading:
+        """Read it all; raise BrokerError, within a deadline, when the broker does not answer."""
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await self._read()
+        except TimeoutError:
+            await self.aclose()
+            raise BrokerError(f"no answer within {self._seconds:g} s") from None
+        except BrokerError:
+            await self.aclose()
+            raise
+
+    async def _read(self) -> BrokerReading:
+        self._asking = await self._connected(self._asking, "status")
+        self._publishing = await self._connected(self._publishing, "status publish")
+        sizes = {name: await try_to_read_queue(self._asking, name) for name in self._queues}
+        if not any(sizes.values()):
+            raise BrokerError("it answers nothing about the queues; look at its log and its nodes")
+        is_paused, paused = await self._find_pause(self._asking, self._publishing)
+        return BrokerReading(
+            sizes, stores=not self._publishing.wire.is_blocked, is_paused=is_paused, paused=paused
+        )
+
+    async def _connected(self, connection: Connection | None, name: str) -> Connection:
+        if connection is not None:
+            transport = connection.transport
+            if transport is not None and not transport.connection.closing.done():
+                return connection
+            await close_quietly(connection)
+        return await open_first_connection(self._rabbitmq, name=name)
+
+    async def _find_pause(
+        self, asking: Connection, publishing: Connection
+    ) -> tuple[bool | None, Paused | None]:
+        if await is_certainly_absent(publishing, self._queue):
+            return False, None
+        try:
+            paused = await find_pause(asking, self._queue)
+        except BrokerError:
+            return None, None
+        return paused is not None, paused
+
+    async def aclose(self) -> None:
+        """Close the connections; the next reading opens new ones."""
+        connections, self._asking, self._publishing = (self._asking, self._publishing), None, None
+        for connection in connections:
+            if connection is not None:
+                await close_quietly(connection)

@@ -1,0 +1,97 @@
+"""Asks the admin ports of all roles, each for what it says of itself and what it counts."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from bridge.errors import BridgeError
+from bridge.operators.admin_port import (
+    AdminPort,
+    Client,
+    addresses_of,
+    open_client,
+    read_health,
+    read_metrics,
+)
+from bridge.operators.status.reading import Reading, describe
+from bridge.operators.status.report import Process
+
+# More than the bridge is made for: of more addresses only so many are asked.
+MAX_PORTS: Final = 256
+ASKED_AT_ONCE: Final = 32
+# Between the two readings that a rate is made of, when there is no earlier one.
+RATE_SECONDS: Final = 1.0
+
+
+class ProcessReader:
+    """Reads, as often as it is asked, what the roles behind these names say.
+
+    `readings` are those of the last time, by address.
+    """
+
+    def __init__(self, names: Sequence[AdminPort], *, queue: str) -> None:
+        self._names = names
+        self._queue = queue
+        self.readings: Mapping[AdminPort, Reading] = {}
+
+    async def read(self) -> list[Process]:
+        """Read it all, a process for each address; the first time takes `RATE_SECONDS` longer.
+
+        Raises BridgeError when the names stand for more than `MAX_PORTS` addresses.
+        """
+        names, unknown = await self._look_up()
+        async with open_client() as client:
+            if names and not self.readings:
+                self.readings = _good(await _ask_all(client, names))
+                await asyncio.sleep(RATE_SECONDS)
+            answers = await _ask_all(client, names)
+        before, self.readings = self.readings, _good(answers)
+        return [
+            *unknown,
+            *(
+                Process(name=str(names[address]), address=str(address), fault=answer)
+                if isinstance(answer, str)
+                else describe(
+                    names[address], address, answer, before.get(address), queue=self._queue
+                )
+                for address, answer in answers.items()
+            ),
+        ]
+
+    async def _look_up(self) -> tuple[dict[AdminPort, AdminPort], list[Process]]:
+        """Return the name of each address, and the names that stand for none."""
+        names: dict[AdminPort, AdminPort] = {}
+        unknown = []
+        for name in self._names:
+            try:
+                for address in await addresses_of(name):
+                    names.setdefault(address, name)
+            except BridgeError as error:
+                unknown.append(Process(name=str(name), address=str(name), fault=str(error)))
+        if len(names) > MAX_PORTS:
+            raise BridgeError(f"--admin: stands for more than {MAX_PORTS} addresses; name fewer")
+        return names, unknown
+
+
+async def _ask_all(
+    client: Client, addresses: Iterable[AdminPort]
+) -> dict[AdminPort, Reading | str]:
+    """Return what each says, or why it says nothing."""
+    slots = asyncio.Semaphore(ASKED_AT_ONCE)
+
+    async def ask(address: AdminPort) -> tuple[AdminPort, Reading | str]:
+        async with slots:
+            try:
+                health = await read_health(client, address)
+                return address, Reading(
+                    time.monotonic(), health, await read_metrics(client, address)
+                )
+            except BridgeError as error:
+                return address, str(error)
+
+    return dict(await asyncio.gather(*(ask(address) for address in addresses)))
+
+
+def _good(answers: Mapping[AdminPort, Reading | str]) -> dict[AdminPort, Reading]:
+    return {at: answer for at, answer in answers.items() if isinstance(answer, Reading)}
