@@ -16,6 +16,7 @@ from typer._completion_classes import completion_init
 from bridge.commands import (
     check,
     dead_letters,
+    draining,
     init,
     messages,
     pausing,
@@ -96,6 +97,7 @@ app.add_typer(check.app)
 app.add_typer(messages.app)
 app.add_typer(status.app)
 app.add_typer(pausing.app)
+app.add_typer(draining.app)
 app.add_typer(sign.app)
 app.add_typer(sandbox.app)
 app.add_typer(dead_letters.app, name="dlq")

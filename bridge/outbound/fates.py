@@ -70,7 +70,12 @@ RetryReason = Literal[
     "not_before",
     "ordering",
 ]
-DeadReason = Literal["invalid", "refused", "expired", "exhausted", "uncertain", "internal_error"]
+# Why a worker makes a message a dead letter.
+WorkersDeadReason = Literal[
+    "invalid", "refused", "expired", "exhausted", "uncertain", "internal_error"
+]
+# `drained`: an operator has moved it there while it waited.
+DeadReason = Literal[WorkersDeadReason, "drained"]
 # What became of a request that is not tried again.
 FinalOutcome = Literal["sent", "dead"]
 # What became of a delivery: its outcome; or it was given back to the queue, or repeats a request

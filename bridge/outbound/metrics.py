@@ -6,12 +6,12 @@ from typing import Final, get_args
 from bridge.metrics import AGE_SECONDS, Catalogue, Registry
 from bridge.outbound.delivery import WaitCause
 from bridge.outbound.fates import (
-    DeadReason,
     DeliveryOutcome,
     FinalOutcome,
     PauseReason,
     Result,
     RetryReason,
+    WorkersDeadReason,
 )
 from bridge.outbound.segments import Encoding
 
@@ -25,7 +25,7 @@ ATTEMPTS: Final = (1, 2, 3, 5, 8, 13, 21)
 PROCESSED: Final[Sequence[tuple[DeliveryOutcome, str]]] = (
     ("sent", "none"),
     *(("retried", reason) for reason in get_args(RetryReason)),
-    *(("dead", reason) for reason in get_args(DeadReason)),
+    *(("dead", reason) for reason in get_args(WorkersDeadReason)),
     ("released", "shutdown"),
     ("dropped", "duplicate"),
 )

@@ -77,8 +77,8 @@ async def test_the_user_may_do_its_work_and_no_more(
     """The user declares or verifies, sends to retry and dead letters, publishes, and consumes.
 
     It pauses the workers and has them go on, and its workers hear each other. It creates nothing
-    else, and what it only verifies it can neither read nor delete, but for dead letters, which the
-    operators' commands read and send again.
+    else, and what it only verifies it can neither read nor delete, but for retries and dead
+    letters, which the operators' commands move and send again.
 
     Takes seconds: `rabbitmqctl` makes the user, and roles are started as it.
     """
@@ -116,10 +116,12 @@ async def test_the_user_may_do_its_work_and_no_more(
 
         with pytest.raises(aiormq.exceptions.ChannelAccessRefused):
             await (await user.channel()).declare_queue("other")
+        file = str(tmp_path / "drained.jsonl")
+        drain = ("drain", "--to-dead", "--reason", "wrong text", "--yes", "--file", file)
+        drained = await run_program(*drain, settings=as_user)
+        assert (drained.returncode, drained.stderr) == (0, b"")
+        assert "sms.outbound.retry.1h 1" in drained.stdout.decode()
         if mode == "verify":
-            waiting = await (await user.channel()).get_queue("sms.outbound.retry.1h", ensure=False)
-            with pytest.raises(aiormq.exceptions.ChannelAccessRefused):
-                await waiting.get()
             events = await (await user.channel()).get_queue("sms.inbound", ensure=False)
             with pytest.raises(aiormq.exceptions.ChannelAccessRefused):
                 await events.get()

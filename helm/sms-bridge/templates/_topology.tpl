@@ -70,8 +70,8 @@ any endpoint may describe its own. Empty when nobody asks for outcome events, or
 
 {{/*
 The fewest permissions: with `declare` the app may create what it uses, and nothing else. Dead
-letters are read by the operators' commands only, of which `sms-bridge pause` makes a queue. The
-workers' exchange and its queues are never declared by anybody else.
+letters and retries are read by the operators' commands only, of which `sms-bridge pause` makes a
+queue. The workers' exchange and its queues are never declared by anybody else.
 */}}
 {{- define "sms-bridge.permissions" -}}
 {{- $t := include "sms-bridge.topology" . | fromJson }}
@@ -81,6 +81,7 @@ workers' exchange and its queues are never declared by anybody else.
 {{- $read = append $read $main }}
 {{- $read = append $read (printf "%s.dead" $main) }}
 {{- $read = append $read (printf "%s.paused" $main) }}
+{{- range $t.queues }}{{ if hasPrefix (printf "%s.retry." $main) .name }}{{ $read = append $read .name }}{{ end }}{{ end }}
 {{- $configure = append $configure (printf "%s.paused" $main) }}
 {{- /* Retries and dead letters go through the default exchange, which permissions call so. */}}
 {{- $write = append $write "amq.default" }}

@@ -1,0 +1,195 @@
+"""Move what waits to the dead letters; killed at any point, nothing is lost.
+
+Round for round the copies are published and confirmed and written down, the messages acked, and who
+asked for their outcome is told.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from bridge.amqp.client import Connection
+from bridge.config import Settings
+from bridge.errors import BrokerError
+from bridge.operators.draining.move import Move, make_move
+from bridge.operators.draining.rounds import Rounds, Taken, open_rounds
+from bridge.operators.draining.waiting import Waiting, count_waiting
+from bridge.operators.lines_file import NewLinesFile
+from bridge.operators.moving import IN_FLIGHT, Copies, open_connection, open_copies
+from bridge.outbound.announcer import Announcer
+from bridge.topology.declarations import dead_queue
+from bridge.topology.queue_sizes import read_queue
+
+# A kill leaves at most so many messages in both queues. The first round is a single one: what
+# cannot work, as without a permission, gives back no more.
+MAX_ROUND: Final = 256
+# After a round with more bytes the next one is smaller.
+MAX_ROUND_BYTES: Final = 4 * 1024 * 1024
+
+
+class Drain:
+    """Empties the queues of a worker, the retry ladder first.
+
+    `waiting` is what was there at the beginning, `moved` how many of which queue are dead letters,
+    `maybe_sent` how many of them may have been sent.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        connection: Connection,
+        *,
+        waiting: Waiting,
+        rounds: Rounds,
+        copies: Copies,
+    ) -> None:
+        worker = settings.worker
+        self._worker = worker
+        self._connection = connection
+        self._rounds = rounds
+        self._copies = copies
+        self._announcer = Announcer(copies.publisher, outcome_exchange=worker.outcome_exchange)
+        self.waiting = waiting
+        self.moved: Counter[str] = Counter()
+        self.maybe_sent = 0
+        self.is_stopped = False
+
+    @property
+    def done(self) -> int:
+        """How many messages are moved."""
+        return self.moved.total()
+
+    def stop(self) -> None:
+        """Take no more; what is taken is moved."""
+        self.is_stopped = True
+        self._rounds.end()
+
+    async def run(
+        self,
+        reason: str,
+        file: NewLinesFile,
+        *,
+        at_most: int | None = None,
+        step: Callable[[], None],
+    ) -> None:
+        """Move as many messages of each queue as it has when its turn comes, `at_most` in all.
+
+        So a publisher that goes on keeps nobody here for ever. `step` is called for each
+        that is moved. Raises BridgeError; what is not moved by then is where it was.
+        """
+        file.make()
+        try:
+            for queue in self.waiting.ready:
+                sizes = await read_queue(self._connection, queue)
+                left = 0 if sizes is None else sizes.ready
+                if at_most is not None:
+                    left = min(left, at_most - self.done)
+                await self._empty(queue, left, reason, file, step)
+        finally:
+            await self._rounds.finish()
+
+    async def left(self) -> Waiting:
+        """Count what waits by now."""
+        return await count_waiting(self._connection, self._worker)
+
+    async def _empty(
+        self,
+        queue: str,
+        left: int,
+        reason: str,
+        file: NewLinesFile,
+        step: Callable[[], None],
+    ) -> None:
+        size = 1
+        while left > 0 and not self.is_stopped:
+            wanted = min(size, left)
+            taken = await self._rounds.take(queue, wanted)
+            await self._move(queue, taken, reason, file)
+            for _ in taken:
+                step()
+            if len(taken) < wanted:
+                return
+            left -= wanted
+            size = _next_size(size, taken)
+
+    async def _move(
+        self, queue: str, taken: Sequence[Taken], reason: str, file: NewLinesFile
+    ) -> None:
+        max_bytes = self._copies.publisher.max_properties_bytes
+        moves = [make_move(message, reason, max_bytes=max_bytes) for message in taken]
+        stored, fault = await self._store(moves)
+        file.write(move.as_record(queue) for move in stored)
+        await self._rounds.ack(queue, [move.message for move in stored])
+        self.moved[queue] += len(stored)
+        self.maybe_sent += sum(move.may_be_sent for move in stored)
+        if fault is not None:
+            raise fault
+        await self._announce(stored)
+
+    async def _store(self, moves: Collection[Move]) -> tuple[list[Move], BrokerError | None]:
+        """Publish the copies; return the moves whose copy is stored, and why others are not."""
+        places = asyncio.Semaphore(IN_FLIGHT)
+        target = dead_queue(self._worker.queue)
+        stored: dict[int, Move] = {}
+        faults: list[BrokerError] = []
+
+        async def store(number: int, move: Move) -> None:
+            async with places:
+                if faults:
+                    return
+                try:
+                    await self._copies.store(
+                        move.message.body, queue=target, properties=move.properties
+                    )
+                except BrokerError as error:
+                    faults.append(error)
+                else:
+                    stored[number] = move
+
+        async with asyncio.TaskGroup() as group:
+            for number, move in enumerate(moves):
+                group.create_task(store(number, move))
+        return [stored[number] for number in sorted(stored)], faults[0] if faults else None
+
+    async def _announce(self, moves: Collection[Move]) -> None:
+        places, at = asyncio.Semaphore(IN_FLIGHT), time.time()
+
+        async def announce(move: Move) -> None:
+            async with places:
+                await self._announcer.announce(
+                    move.message.properties, move.envelope, move.outcome, at
+                )
+
+        async with asyncio.TaskGroup() as group:
+            for move in moves:
+                group.create_task(announce(move))
+
+
+def _next_size(size: int, taken: Collection[Taken]) -> int:
+    count_bytes = sum(len(message.body) for message in taken)
+    if count_bytes > MAX_ROUND_BYTES:
+        return max(1, size // 2)
+    return size if 2 * count_bytes > MAX_ROUND_BYTES else min(2 * size, MAX_ROUND)
+
+
+@asynccontextmanager
+async def open_drain(settings: Settings) -> AsyncIterator[Drain]:
+    """Connect, and count what waits; nothing is taken before `run`.
+
+    Raises BrokerError when there is no broker, no main queue or no dead-letter queue.
+    """
+    async with AsyncExitStack() as stack:
+        connection = await stack.enter_async_context(open_connection(settings, "drain"))
+        waiting = await count_waiting(connection, settings.worker)
+        copies = await stack.enter_async_context(open_copies(settings, "drain publish"))
+        rounds = await stack.enter_async_context(open_rounds(connection))
+        yield Drain(
+            settings,
+            connection,
+            waiting=waiting,
+            rounds=rounds,
+            copies=copies,
+        )

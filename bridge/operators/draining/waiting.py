@@ -1,0 +1,52 @@
+"""What waits for the workers of a queue: counted, without taking anything."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bridge.amqp.client import Connection
+from bridge.config import Settings, WorkerSettings
+from bridge.errors import BrokerError
+from bridge.operators.moving import open_connection, read_existing_queue
+from bridge.topology.declarations import dead_queue, retry_queue
+from bridge.topology.queue_sizes import read_queue
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How many messages are ready in each queue, and how many workers take from the main one.
+
+    `ready` has the retry queues first, the longest wait before the others, and the main queue last:
+    what comes back from the ladder while that is emptied is met there.
+    """
+
+    ready: Mapping[str, int]
+    workers: int
+
+    @property
+    def total(self) -> int:
+        """How many wait in all."""
+        return sum(self.ready.values())
+
+
+async def find_waiting(settings: Settings) -> Waiting:
+    """Count what waits; raise BrokerError when there is no broker or a queue is missing."""
+    async with open_connection(settings, "drain") as connection:
+        return await count_waiting(connection, settings.worker)
+
+
+async def count_waiting(connection: Connection, worker: WorkerSettings) -> Waiting:
+    """Count what waits, on this connection; a retry queue that is not there is empty.
+
+    Raises BrokerError when the main queue is missing, or that of the dead letters, where it is to
+    go.
+    """
+    await read_existing_queue(connection, dead_queue(worker.queue))
+    ready = {}
+    for delay in sorted(worker.retry_delays, reverse=True):
+        name = retry_queue(worker.queue, delay)
+        sizes = await read_queue(connection, name)
+        if sizes is None:
+            raise BrokerError(f"queue {name}: it answers nothing; look at its leader and its nodes")
+        ready[name] = sizes.ready
+    main = await read_existing_queue(connection, worker.queue)
+    return Waiting(ready | {worker.queue: main.ready}, main.consumers)

@@ -1,0 +1,127 @@
+"""`sms-bridge drain` while the broker dies, or takes no messages."""
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+
+import aio_pika
+import pytest
+
+from bridge.amqp.connecting import close_quietly, open_first_connection
+from bridge.config import Settings
+from bridge.errors import BrokerError
+from bridge.operators import moving
+from bridge.operators.draining.drain import MAX_ROUND, open_drain
+from bridge.operators.lines_file import NewLinesFile
+from bridge.topology.declarations import worker_topology
+from bridge.topology.upkeep import provide
+from tests.alarms import memory_alarm
+from tests.faults.bench import Bench, eventually, make_settings
+
+# More than a few rounds.
+CAMPAIGN = 3000
+# How often it is run at most.
+TRIES = 4
+
+
+async def _publish(settings: Settings, count: int) -> list[str]:
+    """Make the queues as a worker does, publish requests, and return their ids."""
+    ids = [f"id-{number}" for number in range(count)]
+    connection = await open_first_connection(settings.rabbitmq, name="test")
+    try:
+        assert await provide(connection, worker_topology(settings.worker), "declare") == []
+        channel = await connection.channel()
+        for start in range(0, count, 500):
+            await asyncio.gather(
+                *(
+                    channel.default_exchange.publish(
+                        aio_pika.Message(b"{}", message_id=one, delivery_mode=2),
+                        settings.worker.queue,
+                    )
+                    for one in ids[start : start + 500]
+                )
+            )
+    finally:
+        await close_quietly(connection)
+    return ids
+
+
+async def _drain(settings: Settings, file: Path) -> int:
+    """Move what waits, and return how many wait by then."""
+    async with open_drain(settings) as drain:
+        with NewLinesFile(file, option="--file") as listed:
+            await drain.run("wrong text", listed, step=lambda: None)
+        return (await drain.left()).total
+
+
+async def _ids_in(settings: Settings, queue: str) -> list[str | None]:
+    """Take every message off a queue, and return their ids."""
+    connection = await open_first_connection(settings.rabbitmq, name="test")
+    try:
+        channel = await connection.channel()
+        source = await channel.get_queue(queue, ensure=False)
+        found: list[str | None] = []
+        while (message := await source.get(fail=False, no_ack=True)) is not None:
+            found.append(message.message_id)
+    finally:
+        await close_quietly(connection)
+    return found
+
+
+def _lines_of(file: Path) -> int:
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def _listed(*files: Path) -> set[str]:
+    return {
+        json.loads(line)["message_id"]
+        for file in files
+        if file.exists()
+        for line in file.read_text(encoding="ascii").splitlines()
+    }
+
+
+async def test_the_broker_is_killed_in_a_drain(bench: Bench, tmp_path: Path) -> None:
+    """It ends with an error; run again, all are dead letters and listed, few of them twice.
+
+    Takes the seconds that a broker needs to start.
+    """
+    settings = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
+    queue = settings.worker.queue
+    ids = await _publish(settings, CAMPAIGN)
+    await asyncio.to_thread(bench.broker.flush)
+    files = [tmp_path / f"{number}.jsonl" for number in range(TRIES)]
+    draining = asyncio.create_task(_drain(settings, files[0]))
+    await eventually(lambda: _lines_of(files[0]) >= MAX_ROUND, what="rounds written down")
+    assert not draining.done()
+    await asyncio.to_thread(bench.broker.kill)
+    with pytest.raises(BrokerError):
+        async with asyncio.timeout(60):
+            await draining
+    await asyncio.to_thread(bench.broker.start)
+    # A quorum queue that has just recovered may count less than it has; a drain says what is left.
+    for file in files[1:]:
+        if not await _drain(settings, file):
+            break
+    times = Counter(await _ids_in(settings, f"{queue}.dead"))
+
+    assert set(times) == set(ids) == _listed(*files)
+    assert await _ids_in(settings, queue) == []
+    assert times.total() - CAMPAIGN <= MAX_ROUND
+
+
+async def test_nothing_leaves_its_queue_in_an_alarm(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that takes no messages ends a drain with an error, and everything is there."""
+    monkeypatch.setattr(moving, "PUBLISH_SECONDS", 2.0)
+    settings = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
+    ids = await _publish(settings, 20)
+    async with memory_alarm(bench.broker):
+        with pytest.raises(BrokerError, match="not stored"):
+            await _drain(settings, tmp_path / "drained.jsonl")
+    left = await _ids_in(settings, settings.worker.queue)
+
+    assert set(left) == set(ids)
+    assert (tmp_path / "drained.jsonl").read_bytes() == b""

@@ -1,0 +1,589 @@
+"""`sms-bridge drain`: what waits becomes dead letters, and nothing is lost, whatever happens."""
+
+import asyncio
+import json
+import signal
+import stat
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import aio_pika
+import pytest
+from yarl import URL
+
+from bridge.config import WorkerSettings
+from bridge.operators.draining.drain import MAX_ROUND
+from bridge.sandbox.broker import Broker
+from bridge.topology.declarations import worker_topology
+from tests.integration.conftest import (
+    Amqp,
+    Canaries,
+    Launcher,
+    Service,
+    eventually,
+    open_amqp,
+    run_program,
+    unique,
+)
+
+BODY = b'{"to": "+4915550101", "from": "Acme", "text": "Zikadensommer"}'
+REASON = "wrong text in the campaign of 2026-11-22"
+COMMAND = ("drain", "--to-dead", "--reason", REASON)
+QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
+# Long enough that nothing comes back from it by itself.
+LADDER = ("10m", "1h")
+# More than a kill can leave in both places, several times over.
+CAMPAIGN = 2000
+
+
+@dataclass
+class Campaign:
+    """A queue with its ladder and its dead letters, and what was published to it."""
+
+    amqp: Amqp
+    url: str
+    queue: str
+    folder: Path
+    ids: list[str] = field(default_factory=list)
+
+    @property
+    def dead(self) -> str:
+        """The dead-letter queue."""
+        return f"{self.queue}.dead"
+
+    @property
+    def file(self) -> Path:
+        """Where a drain lists what it moves."""
+        return self.folder / "drained.jsonl"
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The settings of a process."""
+        return {
+            "rabbitmq.url": self.url,
+            "worker.queue": self.queue,
+            "worker.retry_delays": list(LADDER),
+        }
+
+    async def declare(self, arguments: dict[str, Any]) -> None:
+        """Make the queues as a worker does, the main one as somebody else may have."""
+        worker = WorkerSettings.model_validate({"queue": self.queue, "retry_delays": LADDER})
+        for queue in worker_topology(worker).queues:
+            own = arguments if queue.name == self.queue else queue.arguments
+            await self.amqp.channel.declare_queue(queue.name, durable=True, arguments=own)
+
+    async def publish(self, count: int, *, queue: str | None = None, **properties: Any) -> None:
+        """Publish requests."""
+        for start in range(0, count, 500):
+            ids = [uuid.uuid4().hex for _ in range(min(500, count - start))]
+            self.ids += ids
+            await asyncio.gather(
+                *(
+                    self.amqp.publish(queue or self.queue, BODY, message_id=one, **properties)
+                    for one in ids
+                )
+            )
+
+    async def run(self, *options: str) -> CompletedProcess[bytes]:
+        """Run the command to its end."""
+        return await run_program(*COMMAND, *options, settings=self.settings)
+
+    async def moved(self) -> CompletedProcess[bytes]:
+        """Move all that waits, with success."""
+        result = await self.run("--yes", "--file", str(self.file))
+        assert result.returncode == 0, result.stderr.decode()
+        return result
+
+    def listed(self, file: Path | None = None) -> list[dict[str, Any]]:
+        """Read the file of what was moved; a kill may have cut its last line."""
+        lines = (file or self.file).read_text(encoding="ascii").splitlines()
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    async def taken(self, queue: str) -> list[aio_pika.abc.AbstractIncomingMessage]:
+        """Take every message off a queue."""
+        source = await self.amqp.channel.get_queue(queue, ensure=False)
+        wanted = await self.amqp.count(queue)
+        messages: list[aio_pika.abc.AbstractIncomingMessage] = []
+        everything = asyncio.Event()
+
+        async def take(message: aio_pika.abc.AbstractIncomingMessage) -> None:
+            messages.append(message)
+            if len(messages) >= wanted:
+                everything.set()
+
+        if wanted:
+            tag = await source.consume(take, no_ack=True)
+            async with asyncio.timeout(60):
+                await everything.wait()
+            await source.cancel(tag)
+        return messages
+
+    async def until_at_rest(self, main: int, dead: int) -> None:
+        """Return when main and dead queue have so many messages ready."""
+        await self.amqp.until_count(self.queue, main)
+        await self.amqp.until_count(self.dead, dead)
+
+
+@asynccontextmanager
+async def open_campaign(
+    amqp: Amqp, url: str, folder: Path, arguments: dict[str, Any]
+) -> AsyncIterator[Campaign]:
+    """Make the queues of a campaign, and delete them at the end."""
+    ours = Campaign(amqp, url, unique("drain"), folder)
+    await ours.declare(arguments)
+    yield ours
+    names = [ours.queue, ours.dead, *(f"{ours.queue}.retry.{step}" for step in LADDER)]
+    await amqp.delete(names)
+
+
+@pytest.fixture
+async def campaign(amqp: Amqp, amqp_url: str, tmp_path: Path) -> AsyncIterator[Campaign]:
+    """Lend a queue with its ladder and its dead letters."""
+    async with open_campaign(amqp, amqp_url, tmp_path, QUORUM) as ours:
+        yield ours
+
+
+# What it would do
+
+
+async def test_a_dry_run_changes_nothing(
+    campaign: Campaign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --yes what waits is counted by queue, and not even touched: no redelivery is left."""
+    await campaign.publish(3)
+    await campaign.publish(2, queue=f"{campaign.queue}.retry.1h")
+    monkeypatch.chdir(tmp_path)
+    for options in ((), ("--dry-run",), ("--limit", "4")):
+        result = await campaign.run(*options)
+        said = result.stdout.decode()
+        count = 4 if "--limit" in options else 5
+
+        assert (result.returncode, result.stderr) == (0, b"")
+        assert f"would move {count} of 5 that wait" in said
+        assert f"({campaign.queue}.retry.1h 2, {campaign.queue} 3)" in said
+        assert "nothing was changed; --yes does it" in said
+    left = await campaign.taken(campaign.queue)
+
+    assert [message.message_id for message in left] == campaign.ids[:3]
+    assert {message.redelivered for message in left} == {False}
+    assert await campaign.amqp.count(campaign.dead) == 0
+    assert _files_in(tmp_path) == []
+
+
+def _files_in(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
+async def test_it_counts_for_a_script(campaign: Campaign) -> None:
+    """With --json one object says what waits, what was moved and where that is listed."""
+    await campaign.publish(2)
+    asked = await campaign.run("--json")
+    done = await campaign.run("--json", "--yes", "--file", str(campaign.file))
+    again = await campaign.run("--json", "--yes", "--file", str(campaign.file))
+    steps = {f"{campaign.queue}.retry.{step}": 0 for step in LADDER}
+    waiting = {"waiting": {**steps, campaign.queue: 2}, "workers": 0}
+    moved = {"moved": {campaign.queue: 2}, "maybe_sent": 0, "file": str(campaign.file)}
+    empty = {"waiting": {**steps, campaign.queue: 0}, "workers": 0}
+
+    assert (asked.returncode, done.returncode, again.returncode) == (0, 0, 0)
+    assert json.loads(asked.stdout) == {"applied": False, "done": 0, **waiting}
+    assert json.loads(done.stdout) == {"applied": True, "done": 2, **waiting, **moved}
+    # A file that exists is in nobody's way where nothing waits.
+    assert json.loads(again.stdout) == {
+        "applied": True,
+        "done": 0,
+        "moved": {},
+        "maybe_sent": 0,
+        **empty,
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--reason", REASON), "--to-dead is missing"),
+        (("--to-dead",), "Missing option '--reason'"),
+        (("--to-dead", "--reason", "call +49 155 50101 99"), "phone number"),
+        (("--to-dead", "--reason", " "), "--reason: is empty"),
+        (("--to-dead", "--reason", REASON, "--dry-run", "--yes"), "only one of them"),
+    ],
+    ids=["where to", "no reason", "a number", "an empty reason", "both"],
+)
+async def test_what_is_not_clear_is_refused(
+    campaign: Campaign, options: tuple[str, ...], said: str
+) -> None:
+    """A drain that does not say what it means ends with 2, and changes nothing."""
+    await campaign.publish(1)
+    yes = () if "--dry-run" in options else ("--yes",)
+    result = await run_program("drain", *options, *yes, settings=campaign.settings)
+
+    assert result.returncode == 2
+    assert said in result.stderr.decode()
+    assert await campaign.amqp.count(campaign.queue) == 1
+
+
+# What it does
+
+
+@pytest.mark.parametrize("arguments", [QUORUM, {}], ids=["quorum", "classic"])
+async def test_what_waits_becomes_dead_letters(
+    amqp: Amqp, amqp_url: str, tmp_path: Path, canaries: Canaries, arguments: dict[str, Any]
+) -> None:
+    """Each keeps its body, id, expiry and attempts, and says why it is there; the file lists it."""
+    published = datetime.now(UTC).replace(microsecond=0)
+    ladder = {"sms-bridge-attempts": 2, "sms-bridge-status": 503, "sms-bridge-reason": "timeout"}
+    async with open_campaign(amqp, amqp_url, tmp_path, arguments) as campaign:
+        own = {"sms-bridge-expires-at": "1900000000", "sms-bridge-ordering-key": "a"}
+        await campaign.publish(1, queue=f"{campaign.queue}.retry.10m", headers=ladder)
+        await campaign.publish(1, headers=own, timestamp=published, priority=3)
+        await campaign.publish(1, headers={"sms-bridge-expires-at": "soon"})
+        await amqp.publish(campaign.queue, b"\xff")
+        result = await campaign.moved()
+        messages = await campaign.taken(campaign.dead)
+        left = await amqp.count(campaign.queue)
+        failed, good, broken, nameless = messages
+
+        assert left == 0
+        assert f"moved 4 ({campaign.queue}.retry.10m 1, {campaign.queue} 3)" in (
+            result.stdout.decode()
+        )
+        assert [message.message_id for message in messages[:3]] == campaign.ids
+        assert [message.body for message in messages] == [BODY, BODY, BODY, b"\xff"]
+        for message in messages:
+            assert message.headers["sms-bridge-reason"] == "drained"
+            assert message.headers["sms-bridge-detail"] == REASON
+            assert message.headers["sms-bridge-uncertain-attempts"] == 0
+            assert message.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
+            died = datetime.fromisoformat(str(message.headers["sms-bridge-dead-at"]))
+            assert published <= died <= datetime.now(UTC)
+        assert failed.headers["sms-bridge-attempts"] == 2
+        assert failed.headers["sms-bridge-status"] == 503
+        assert good.headers["sms-bridge-attempts"] == 0
+        assert good.headers["sms-bridge-expires-at"] == "1900000000.000"
+        assert good.headers["sms-bridge-ordering-key"] == "a"
+        assert (good.timestamp, good.priority) == (published, 3)
+        assert broken.headers["sms-bridge-expires-at"] == "soon"
+        assert nameless.message_id
+
+        records = campaign.listed()
+        assert [record["message_id"] for record in records] == [
+            message.message_id for message in messages
+        ]
+        assert records[1] == {
+            "message_id": good.message_id,
+            "queue": campaign.queue,
+            "published_at": published.isoformat(timespec="milliseconds"),
+            "not_before": None,
+            "expires_at": "2030-03-17T17:46:40.000+00:00",
+            "attempts": 0,
+            "may_be_sent": False,
+            "bytes": len(BODY),
+            "moved_at": good.headers["sms-bridge-dead-at"],
+        }
+        assert records[0]["attempts"] == 2
+        assert stat.S_IMODE(campaign.file.stat().st_mode) == 0o600
+        told = campaign.file.read_text(encoding="ascii") + result.stdout.decode()
+        assert canaries.found_in(told) == set()
+        assert "15550101" not in told
+
+
+async def test_a_replay_brings_them_back(
+    launcher: Launcher, service: Service, canaries: Canaries, campaign: Campaign
+) -> None:
+    """What was drained in a pause is sent after a replay and `resume`, once, with its key."""
+    requests = [canaries.request() for _ in range(3)]
+    settings = {
+        **campaign.settings,
+        "sms_api.base_url": service.url,
+        "sms_api.key": canaries.key,
+    }
+    paused = await run_program("pause", settings=campaign.settings)
+    worker = await launcher.role("worker", settings=settings)
+    ids = [uuid.uuid4().hex for _ in requests]
+    for request, message_id in zip(requests, ids, strict=True):
+        body = json.dumps(request).encode()
+        await campaign.amqp.publish(campaign.queue, body, message_id=message_id)
+    drained = await campaign.moved()
+    listed = await run_program("dlq", "list", "--reason", "drained", settings=campaign.settings)
+    replayed = await run_program(
+        *("dlq", "replay", "--reason", "drained", "--id", ids[1], "--yes"),
+        settings=campaign.settings,
+    )
+    await run_program("resume", settings=campaign.settings)
+    sent = await service.until_sent(requests[1]["to"])
+    assert await worker.stop() == 0
+    await campaign.amqp.delete([f"{campaign.queue}.paused"])
+
+    assert paused.returncode == 0
+    # Nobody takes in a pause.
+    assert drained.stderr == b""
+    assert listed.stdout.decode().count(REASON) == 3
+    assert replayed.stdout == b"replayed 1\n"
+    assert sent["idempotency_key"] == ids[1]
+    assert [await service.requests(request["to"]) for request in (requests[0], requests[2])] == [
+        [],
+        [],
+    ]
+    assert await campaign.amqp.count(campaign.dead) == 2
+
+
+async def test_who_waits_for_the_outcome_is_told(amqp: Amqp, campaign: Campaign) -> None:
+    """`reply_to` and the exchange of outcomes get `dead` with the reason, as from a worker."""
+    exchange, replies = unique("outcome"), unique("replies")
+    queue = await amqp.channel.declare_queue(replies)
+    told = await amqp.channel.declare_exchange(exchange, "topic", durable=True)
+    await queue.bind(told, "#")
+    await campaign.publish(1, reply_to=replies, correlation_id="c-1")
+    settings = {**campaign.settings, "worker.outcome_exchange": exchange}
+    result = await run_program(*COMMAND, "--yes", "--file", str(campaign.file), settings=settings)
+    await amqp.until_count(replies, 2)
+    events = [await queue.get(no_ack=True) for _ in range(2)]
+    await amqp.delete([replies, exchange])
+
+    assert result.returncode == 0
+    assert {(event.exchange, event.routing_key) for event in events} == {
+        ("", replies),
+        (exchange, "dead"),
+    }
+    for event in events:
+        body = json.loads(event.body)
+        assert (body["message_id"], body["outcome"]) == (campaign.ids[0], "dead")
+        assert (body["reason"], body["attempts"]) == ("drained", 0)
+        assert event.correlation_id == "c-1"
+
+
+async def test_what_somebody_had_may_have_been_sent(campaign: Campaign) -> None:
+    """A message that came back unacked is told, and a replay leaves it out unless asked."""
+    await campaign.publish(2)
+    async with await aio_pika.connect(campaign.url) as dying:
+        channel = await dying.channel()
+        await (await channel.get_queue(campaign.queue, ensure=False)).get()
+    await campaign.amqp.until_count(campaign.queue, 2)
+    result = await campaign.moved()
+    asked = await run_program("dlq", "replay", settings=campaign.settings)
+
+    assert "of them may have been sent already: 1" in result.stdout.decode()
+    assert Counter(record["may_be_sent"] for record in campaign.listed()) == {True: 1, False: 1}
+    assert "would replay 1 (drained 1)" in asked.stdout.decode()
+    assert "may have been sent already: 1 (drained 1)" in asked.stdout.decode()
+
+
+async def test_a_limit_is_kept_to_the_message(campaign: Campaign) -> None:
+    """With --limit exactly so many are moved, and no other was so much as taken."""
+    await campaign.publish(MAX_ROUND + 40)
+    result = await campaign.run("--yes", "--limit", str(MAX_ROUND), "--file", str(campaign.file))
+    left = await campaign.taken(campaign.queue)
+
+    assert result.returncode == 0
+    assert [record["message_id"] for record in campaign.listed()] == campaign.ids[:MAX_ROUND]
+    assert [message.message_id for message in left] == campaign.ids[MAX_ROUND:]
+    assert {message.redelivered for message in left} == {False}
+
+
+async def test_it_ends_while_publishers_go_on(campaign: Campaign) -> None:
+    """What is published meanwhile stays, untouched, and is told; the drain ends all the same."""
+    await campaign.publish(CAMPAIGN)
+    is_over = asyncio.Event()
+
+    async def feed() -> None:
+        while not is_over.is_set():
+            await campaign.publish(20)
+
+    feeding = asyncio.create_task(feed())
+    try:
+        result = await campaign.moved()
+    finally:
+        is_over.set()
+        await feeding
+    left = await campaign.taken(campaign.queue)
+    moved = [record["message_id"] for record in campaign.listed()]
+
+    assert len(moved) >= CAMPAIGN
+    assert left
+    assert moved + [message.message_id for message in left] == campaign.ids
+    assert {message.redelivered for message in left} == {False}
+    assert "wait by now, published or put back meanwhile" in result.stderr.decode()
+
+
+async def test_workers_that_go_on_are_told_of(
+    launcher: Launcher, service: Service, canaries: Canaries, campaign: Campaign
+) -> None:
+    """Beside a worker that sends, each message is either sent or dead, and a pause recommended."""
+    requests = [canaries.request() for _ in range(200)]
+    settings = {
+        **campaign.settings,
+        "sms_api.base_url": service.url,
+        "sms_api.key": canaries.key,
+        "worker.rate_limit.per_second": 20,
+        "worker.rate_limit.burst": 1,
+    }
+    worker = await launcher.role("worker", settings=settings)
+    numbers = {uuid.uuid4().hex: request["to"] for request in requests}
+    for message_id, request in zip(numbers, requests, strict=True):
+        body = json.dumps(request).encode()
+        await campaign.amqp.publish(campaign.queue, body, message_id=message_id)
+    asked = await campaign.run()
+    await campaign.moved()
+    dead = {message.message_id for message in await campaign.taken(campaign.dead)}
+    alive = {number for message_id, number in numbers.items() if message_id not in dead}
+
+    async def are_sent() -> bool:
+        return all([await service.messages(to) for to in alive])
+
+    await eventually(are_sent, what="the others sent")
+    posts = [await service.requests(number) for number in numbers.values()]
+    assert await worker.stop() == 0
+
+    assert "a worker takes from" in asked.stderr.decode()
+    assert "`sms-bridge pause` stops them first" in asked.stderr.decode()
+    assert dead
+    assert alive
+    assert sum(map(len, posts)) == len(alive)
+
+
+# What goes wrong
+
+
+async def _until_moved(campaign: Campaign, count: int) -> None:
+    async def are_moved() -> bool:
+        return await campaign.amqp.count(campaign.dead) >= count
+
+    await eventually(are_moved, what=f"{count} moved")
+
+
+async def _until_given_back(campaign: Campaign) -> None:
+    async def nobody_takes() -> bool:
+        declared = await campaign.amqp.channel.declare_queue(campaign.queue, passive=True)
+        return declared.declaration_result.consumer_count == 0
+
+    # With the consumer the broker takes back what it held.
+    await eventually(nobody_takes, what="the broker noticed the end")
+
+
+@pytest.mark.parametrize("arguments", [QUORUM, {}], ids=["quorum", "classic"])
+async def test_a_killed_drain_loses_nothing(
+    amqp: Amqp, amqp_url: str, tmp_path: Path, launcher: Launcher, arguments: dict[str, Any]
+) -> None:
+    """Killed twice, then run to its end: all are dead letters and listed; doubles have one id.
+
+    Takes four runs of the program, and thousands of messages.
+    """
+    async with open_campaign(amqp, amqp_url, tmp_path, arguments) as campaign:
+        await campaign.publish(CAMPAIGN)
+        files = [tmp_path / f"drained-{number}.jsonl" for number in range(3)]
+        for file, moved in zip(files, (300, 900), strict=False):
+            command = (*COMMAND, "--yes", "--file", str(file))
+            running = launcher.start(*command, settings=campaign.settings)
+            launcher.started.remove(running)
+            await _until_moved(campaign, moved)
+            running.child.kill()
+            await _until_given_back(campaign)
+        last = await campaign.run("--yes", "--file", str(files[2]))
+        assert last.returncode == 0, last.stderr
+        listed = {record["message_id"] for file in files for record in campaign.listed(file)}
+        asked = await run_program("dlq", "replay", "--json", settings=campaign.settings)
+        times = Counter(message.message_id for message in await campaign.taken(campaign.dead))
+        doubled = times.total() - CAMPAIGN
+
+        assert set(times) == set(campaign.ids) == listed
+        assert max(times.values()) <= 3
+        assert doubled <= 2 * MAX_ROUND
+        # The second copy of each came back from who was killed.
+        assert sum(json.loads(asked.stdout)["maybe_sent"].values()) >= doubled
+        assert json.loads(asked.stdout)["repeats"] == 0
+        assert await amqp.count(campaign.queue) == 0
+
+
+async def test_a_stopped_drain_gives_nothing_back(campaign: Campaign, launcher: Launcher) -> None:
+    """SIGTERM ends it with 1 after what is in hand: nothing is doubled, nothing redelivered."""
+    await campaign.publish(3 * CAMPAIGN)
+    command = (*COMMAND, "--yes", "--file", str(campaign.file))
+    running = launcher.start(*command, settings=campaign.settings)
+    launcher.started.remove(running)
+    await _until_moved(campaign, 300)
+    running.child.signal(signal.SIGTERM)
+    code = await running.ended()
+    await _until_given_back(campaign)
+    left = await campaign.taken(campaign.queue)
+    moved = [message.message_id for message in await campaign.taken(campaign.dead)]
+
+    assert code == 1
+    assert f"stopped after {len(moved)}; nothing is lost" in running.output
+    assert left
+    assert moved + [message.message_id for message in left] == campaign.ids
+    assert {message.redelivered for message in left} == {False}
+    assert len(campaign.listed()) == len(moved)
+
+
+async def test_without_a_place_for_them_nothing_is_taken(campaign: Campaign) -> None:
+    """Without a dead-letter queue it ends with 1 and says what to do, also in a dry run."""
+    await campaign.publish(3)
+    await campaign.amqp.channel.queue_delete(campaign.dead)
+    for options in ((), ("--yes", "--file", str(campaign.file))):
+        result = await campaign.run(*options)
+
+        assert (result.returncode, result.stdout) == (1, b"")
+        assert f"queue {campaign.dead}: there is none" in result.stderr.decode()
+    left = await campaign.taken(campaign.queue)
+    assert {message.redelivered for message in left} == {False}
+    assert not campaign.file.exists()
+
+
+async def test_a_full_dead_letter_queue_gives_back_one(amqp: Amqp, campaign: Campaign) -> None:
+    """A copy that the broker refuses ends it with 1; only the one that was tried goes back."""
+    await amqp.channel.queue_delete(campaign.dead)
+    full: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    await amqp.channel.declare_queue(campaign.dead, durable=True, arguments=full)
+    await amqp.publish(campaign.dead, BODY)
+    await campaign.publish(20)
+    result = await campaign.run("--yes", "--file", str(campaign.file))
+    await campaign.until_at_rest(20, 1)
+    left = await campaign.taken(campaign.queue)
+
+    assert (result.returncode, result.stdout) == (1, b"moved 0\n")
+    assert "not stored" in result.stderr.decode()
+    assert "nothing is lost" in result.stderr.decode()
+    assert Counter(message.redelivered for message in left) == {False: 19, True: 1}
+    assert campaign.listed() == []
+
+
+async def test_a_file_is_never_overwritten(campaign: Campaign) -> None:
+    """When the file exists it ends with 1, and nothing is taken."""
+    await campaign.publish(1)
+    campaign.file.write_text("mine", encoding="ascii")
+    result = await campaign.run("--yes", "--file", str(campaign.file))
+    (left,) = await campaign.taken(campaign.queue)
+
+    assert result.returncode == 1
+    assert "name another file with --file" in result.stderr.decode()
+    assert campaign.file.read_text(encoding="ascii") == "mine"
+    assert not left.redelivered
+
+
+@pytest.mark.parametrize("what", ["nothing", "not the ladder"])
+async def test_a_missing_permission_is_told(
+    managed_broker: Broker, tmp_path: Path, what: str
+) -> None:
+    """Who may not read the queues is told so, and nothing is moved."""
+    user = uuid.uuid4().hex
+    managed_broker.ctl("add_user", user, "secret")
+    async with open_amqp(managed_broker.url) as admin:
+        url = str(URL(managed_broker.url).with_user(user).with_password("secret"))
+        async with open_campaign(admin, url, tmp_path, QUORUM) as campaign:
+            read = "^$" if what == "nothing" else f"^{campaign.queue}$"
+            managed_broker.ctl("set_permissions", user, "^$", ".*", read)
+            await campaign.publish(1)
+            await campaign.publish(1, queue=f"{campaign.queue}.retry.1h")
+            result = await campaign.run("--yes", "--file", str(campaign.file))
+            await campaign.until_at_rest(1, 0)
+    managed_broker.ctl("delete_user", user)
+
+    assert (result.returncode, result.stdout) == (1, b"moved 0\n")
+    assert "no permission to read" in result.stderr.decode()
