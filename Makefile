@@ -125,8 +125,8 @@ test-plain-wire: export SMS_BRIDGE_TEST_WIRE := plain
 test-plain-wire: $(DEV_STAMP) broker  ## run the roles' integration tests on the wire through aiormq
 	$(call run_tests,$(BIN),$(addprefix tests/integration/test_,worker.py webhook.py lifecycle.py))
 
-# Of the other languages, those whose runtimes are there: node with npm, go, java with mvn, php with
-# Debian's php-amqplib.
+# Of the other languages, those whose runtimes are there: node with npm, go, java with mvn, dotnet,
+# php with Debian's php-amqplib.
 examples: export SMS_BRIDGE_TEST_EXAMPLES := 1
 examples: $(DEV_STAMP) broker amqp-tools  ## build the programs of examples/ and run them on a real broker, in two minutes
 	$(BIN)/pytest -rs tests/integration/test_examples.py

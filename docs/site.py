@@ -24,7 +24,7 @@ FOLDERS = ("docs", "examples", "helm/sms-bridge/files")
 # Programs that make the documents, and what the examples are built of (.gitignore).
 NOT_COPIED = shutil.ignore_patterns(
     *("site.py", "*picture*.py", "__pycache__"),
-    *("node_modules", "package-lock.json", "bin", "lib", "vendor", "composer.lock"),
+    *("node_modules", "package-lock.json", "bin", "obj", "lib", "vendor", "composer.lock"),
 )
 
 

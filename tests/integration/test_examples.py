@@ -85,6 +85,15 @@ LANGUAGES = {
         build=("mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=lib"),
         needs=("java", "mvn"),
     ),
+    "csharp": Language(
+        ("dotnet", "bin/publish/publish.dll"),
+        ("dotnet", "bin/subscribe/subscribe.dll"),
+        build=(
+            *("sh", "-ec"),
+            "for program in publish subscribe; do dotnet build -o bin/$program $program; done",
+        ),
+        needs=("dotnet",),
+    ),
     "php": Language(
         ("php", "publish.php"), ("php", "subscribe.php"), needs=("php", str(PHP_CLIENT))
     ),

@@ -1,0 +1,120 @@
+using System;
+using System.Collections.Generic;
+using System.Text;
+using System.Text.Json;
+using System.Threading;
+using System.Threading.Tasks;
+using RabbitMQ.Client;
+using RabbitMQ.Client.Events;
+
+/// <summary>
+/// Asks for one SMS, and waits for its outcome.
+///
+/// dotnet run --project publish -- TO TEXT [MESSAGE_ID]
+///
+/// AMQP_URL names the broker. Prints the outcome; ends with 0 when the SMS service has accepted the
+/// message, else with 1.
+/// </summary>
+static class Publish
+{
+    static readonly TimeSpan BrokerTime = TimeSpan.FromSeconds(10);
+    static readonly TimeSpan OutcomeTime = TimeSpan.FromSeconds(60);
+    // A one-time code is worth nothing later, so it is not sent later.
+    const long ExpiresSeconds = 300;
+
+    /// <summary>Begins to wait for the outcome of one request.</summary>
+    static async Task<Task<string>> OutcomeOf(IChannel channel, string replies, string correlationId)
+    {
+        var outcome = new TaskCompletionSource<string>(TaskCreationOptions.RunContinuationsAsynchronously);
+        var consumer = new AsyncEventingBasicConsumer(channel);
+        consumer.ReceivedAsync += (sender, reply) =>
+        {
+            if (reply.BasicProperties.CorrelationId == correlationId)
+            {
+                // The body is the client's own again after this.
+                outcome.TrySetResult(Encoding.UTF8.GetString(reply.Body.ToArray()));
+            }
+            return Task.CompletedTask;
+        };
+        consumer.UnregisteredAsync += (sender, cause) =>
+        {
+            outcome.TrySetException(new InvalidOperationException("the reply queue is gone, or the connection is lost"));
+            return Task.CompletedTask;
+        };
+        await channel.BasicConsumeAsync(replies, true, consumer);
+        return outcome.Task;
+    }
+
+    static async Task<bool> Send(string to, string text, string messageId)
+    {
+        string url = Environment.GetEnvironmentVariable("AMQP_URL") ?? "amqp://guest:guest@localhost:5672/";
+        var factory = new ConnectionFactory
+        {
+            Uri = new Uri(url),
+            RequestedConnectionTimeout = BrokerTime,
+            // The reply queue goes with its connection.
+            AutomaticRecoveryEnabled = false,
+        };
+        IConnection connection = await factory.CreateConnectionAsync();
+        try
+        {
+            // With both, a publish ends when the broker has it on disk, and throws when it has not.
+            var confirms = new CreateChannelOptions(
+                publisherConfirmationsEnabled: true, publisherConfirmationTrackingEnabled: true);
+            IChannel channel = await connection.CreateChannelAsync(confirms);
+            string replies = (await channel.QueueDeclareAsync()).QueueName;
+            string correlationId = Guid.NewGuid().ToString();
+            Task<string> outcome = await OutcomeOf(channel, replies, correlationId);
+            long now = DateTimeOffset.UtcNow.ToUnixTimeSeconds();
+            var properties = new BasicProperties
+            {
+                ContentType = "application/json",
+                Persistent = true,
+                // The id of the message in your own records: published again after a crash, with the
+                // same id, a request can be recognised.
+                MessageId = messageId,
+                Timestamp = new AmqpTimestamp(now),
+                ReplyTo = replies,
+                CorrelationId = correlationId,
+                // Whole seconds; a DateTime is refused in a header.
+                Headers = new Dictionary<string, object> { ["sms-bridge-expires-at"] = now + ExpiresSeconds },
+            };
+            var request = new Dictionary<string, string> { ["to"] = to, ["from"] = "Acme", ["text"] = text };
+            byte[] body = JsonSerializer.SerializeToUtf8Bytes(request);
+            using (var deadline = new CancellationTokenSource(BrokerTime))
+            {
+                // `mandatory`: a queue that is not there is an error, and not a message that is lost
+                // in silence.
+                await channel.BasicPublishAsync("", "sms.outbound", true, properties, body, deadline.Token);
+            }
+            string told = await outcome.WaitAsync(OutcomeTime);
+            Console.WriteLine(told);
+            using (JsonDocument document = JsonDocument.Parse(told))
+            {
+                return document.RootElement.GetProperty("outcome").GetString() == "sent";
+            }
+        }
+        finally
+        {
+            await connection.CloseAsync();
+        }
+    }
+
+    static async Task<int> Main(string[] arguments)
+    {
+        string messageId = arguments.Length > 2 ? arguments[2] : Guid.NewGuid().ToString();
+        try
+        {
+            return await Send(arguments[0], arguments[1], messageId) ? 0 : 1;
+        }
+        catch (Exception error) when (error is TimeoutException || error is OperationCanceledException)
+        {
+            Console.Error.WriteLine($"{messageId}: not confirmed, or no outcome yet; it may still be sent");
+        }
+        catch (Exception error)
+        {
+            Console.Error.WriteLine($"{messageId}: {error.Message}");
+        }
+        return 1;
+    }
+}
