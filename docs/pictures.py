@@ -1,14 +1,13 @@
-"""Draw the dashboards from a real run of the demo: `make pictures` writes docs/img/*.png.
+"""Draw the dashboards from a real run: `make pictures` writes docs/img/*.png.
 
-A real Prometheus scrapes both roles while the demo runs. The panels are drawn after their JSON, so
-that a picture shows what Grafana would, but for its looks.
+A real Prometheus scrapes both roles while messages go out and faults come and go. The panels are
+drawn after their JSON, so that a picture shows what Grafana would, but for its looks.
 """
 
 import asyncio
 import io
 import json
 import re
-import secrets
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
@@ -24,23 +22,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from PIL import Image
-from rich.console import Console
 
-from bridge.sandbox.demo import DEMO_SECONDS, Show
+from bridge.sandbox.broker import private_broker
 from bridge.sandbox.processes import guarded
-from bridge.sandbox.stage import open_stage
-from bridge.sandbox.traffic import plan_requests, plan_webhooks
+from tests.chart.dashboards import filled
 from tests.prometheus import Prometheus, running_prometheus
+from tests.watched_run import WatchedRun, watched_run
 
 HERE = Path(__file__).parent
 FILES = HERE.parent / "helm" / "sms-bridge" / "files"
 IMAGES = HERE / "img"
 MAX_BYTES = 200_000
 
-# The demo is over within two minutes: what Grafana would smooth over minutes is seconds here.
-RATE_SECONDS = 6
+# What Grafana would show of hours is minutes here, and what it would smooth over minutes seconds.
+RUN_SECONDS = 240
+RATE_SECONDS = 30
 STEP_SECONDS = 1.0
-AFTER_SECONDS = 8
+DRAWN = ("overview", "worker", "webhook")
 
 COLUMNS = 24
 UNIT_INCHES = (0.56, 0.36)
@@ -73,7 +71,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the demo that a Prometheus has watched, in Unix seconds."""
+    """A run that a Prometheus has watched, in Unix seconds."""
 
     prometheus: Prometheus
     start: float
@@ -82,14 +80,16 @@ class Run:
 
     def expression(self, text: str) -> str:
         """Put in what Grafana would put in."""
-        text = text.replace("$__rate_interval", f"{RATE_SECONDS}s")
-        text = text.replace("$__range", f"{self.end - self.start:.0f}s")
-        return re.sub(r'"\$\w+"', '".*"', text.replace("$job", self.job))
+        whole = f"{self.end - self.start:.0f}s"
+        return filled(text.replace("$job", self.job), rate=f"{RATE_SECONDS}s", whole=whole)
 
     async def lines(self, panel: Panel) -> list[Line]:
         """Return every line of a panel."""
         found: list[Line] = []
         for target in panel["targets"]:
+            if target["instant"]:
+                found += await self._now(target)
+                continue
             results = await self.prometheus.query_range(
                 self.expression(target["expr"]),
                 start=self.start,
@@ -99,39 +99,43 @@ class Run:
             found += [self._line(target["legendFormat"], result) for result in results]
         return found
 
+    async def _now(self, target: dict[str, Any]) -> list[Line]:
+        results = await self.prometheus.query(self.expression(target["expr"]), at=self.end)
+        return [
+            self._line(target["legendFormat"], {**result, "values": [result["value"]]})
+            for result in results
+        ]
+
     def _line(self, legend: str, result: dict[str, Any]) -> Line:
+        """Make a line with a gap wherever there is no value, as Grafana draws it."""
         template = "" if legend == "__auto" else legend
         name = re.sub(r"\{\{(\w+)\}\}", lambda m: result["metric"].get(m[1], ""), template)
-        times = [at - self.start for at, _ in result["values"]]
-        return Line(name.strip(), times, [float(value) for _, value in result["values"]])
+        known = {round(at - self.start): float(value) for at, value in result["values"]}
+        times = range(round(self.end - self.start) + 1)
+        return Line(name.strip(), times, [known.get(at, float("nan")) for at in times])
 
 
 def main() -> None:
-    """Run the demo, ask for everything that the dashboards ask for, and draw it."""
-    with tempfile.TemporaryDirectory() as folder, guarded() as guard, open_stage() as stage:
-        stage.start()
-        targets = {role: httpx.URL(url).netloc.decode() for role, url in stage.admin_urls.items()}
-        rules = FILES / "alerts.yaml"
-        with running_prometheus(Path(folder), guard=guard, targets=targets, rules=rules) as server:
-            run = asyncio.run(_perform(Show(stage, Console(), *_plans()), server))
-            for path in sorted((FILES / "dashboards").glob("*.json")):
-                board, role = json.loads(path.read_text()), path.stem
-                chosen = replace(run, job=role) if role in targets else run
-                asyncio.run(_draw(board, chosen, IMAGES / f"{role}.png"))
+    """Have both roles at work, ask for everything that the dashboards ask for, and draw it."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        private_broker() as broker,
+        guarded() as guard,
+        watched_run(broker.url, folder=Path(folder), guard=guard) as roles,
+        running_prometheus(
+            Path(folder), guard=guard, targets=roles.targets, rules=FILES / "alerts.yaml"
+        ) as server,
+    ):
+        run = asyncio.run(_perform(roles, server))
+        for name in DRAWN:
+            board = json.loads((FILES / "dashboards" / f"{name}.json").read_text())
+            chosen = replace(run, job=name) if name in roles.targets else run
+            asyncio.run(_draw(board, chosen, IMAGES / f"{name}.png"))
 
 
-def _plans() -> tuple[list[Any], list[Any]]:
-    run = secrets.token_hex(3)
-    return plan_requests(1000, run=run), plan_webhooks(200, run=run)
-
-
-async def _perform(show: Show, prometheus: Prometheus) -> Run:
+async def _perform(roles: WatchedRun, prometheus: Prometheus) -> Run:
     start = time.time()
-    problems = await show.play(until=time.monotonic() + DEMO_SECONDS)
-    if problems:
-        raise SystemExit("\n".join(problems))
-    # So that the end of it all is in the picture.
-    await asyncio.sleep(AFTER_SECONDS)
+    await roles.play(RUN_SECONDS)
     return Run(prometheus, start, time.time())
 
 
@@ -152,15 +156,17 @@ async def _draw(board: dict[str, Any], run: Run, path: Path) -> None:
                 va="center",
             )
             continue
-        axes = figure.add_axes(_box(place, height))
+        axes = figure.add_axes(_box(place, height, has_scales=panel["type"] != "stat"))
         axes.set_title(panel["title"])
         await _DRAWN_AS[panel["type"]](axes, panel, run)
     _save(figure, path)
 
 
-def _box(place: dict[str, int], height: int) -> tuple[float, float, float, float]:
+def _box(
+    place: dict[str, int], height: int, *, has_scales: bool
+) -> tuple[float, float, float, float]:
     left, right, top, bottom = 1.15, 0.25, 0.85, 0.75
-    if place["h"] <= 4:  # noqa: PLR2004  a single number needs no room for scales
+    if not has_scales:
         left, bottom = 0.25, 0.15
     return (
         (place["x"] + left) / COLUMNS,
@@ -192,6 +198,7 @@ def _sketch(axes: Axes, line: Line, colour: str) -> None:
     below = axes.inset_axes((0, 0, 1, 0.33))
     below.fill_between(line.times, line.values, color=colour, alpha=0.25, lw=0)
     below.set_ylim(bottom=min(0.0, np.nanmin(line.values)))
+    below.set_xlim(line.times[0], line.times[-1])
     below.axis("off")
 
 
@@ -219,7 +226,8 @@ def _with_unit(value: float, unit: str, decimals: int | None = None) -> str:
         return f"{value / 60:.3g} min" if value < 3600 else f"{value / 3600:.3g} h"  # noqa: PLR2004
     if unit == "s":
         return f"{value:.3g} s" if value >= 1 or value == 0 else f"{value * 1000:.3g} ms"
-    return f"{value:.4g}{SUFFIXES.get(unit, '')}"
+    text = f"{value:.4g}" if decimals is None else f"{value:.{decimals}f}"
+    return text + SUFFIXES.get(unit, "")
 
 
 def _colour(value: float, defaults: dict[str, Any]) -> str:
@@ -238,7 +246,7 @@ async def _draw_lines(axes: Axes, panel: Panel, run: Run) -> None:
     # A legend of twenty zeros helps nobody.
     shown = [line for line in lines if np.nanmax(line.values) > 0]
     if not shown:
-        text = "zero all the time" if lines else "no data"
+        text = "zero all the time" if lines else defaults.get("noValue", "no data")
         axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color="grey")
     if defaults["custom"]["stacking"]["mode"] == "normal":
         _stack(axes, shown, colours)
@@ -298,8 +306,9 @@ async def _draw_states(axes: Axes, panel: Panel, run: Run) -> None:
     defaults = panel["fieldConfig"]["defaults"]
     lines = await run.lines(panel)
     for row, line in enumerate(lines):
-        spans = [(at, STEP_SECONDS * 1.02) for at in line.times]
-        colours = [_colour(value, defaults) for value in line.values]
+        known = [(at, v) for at, v in zip(line.times, line.values, strict=True) if not np.isnan(v)]
+        spans = [(at, STEP_SECONDS * 1.02) for at, _ in known]
+        colours = [_colour(value, defaults) for _, value in known]
         axes.broken_barh(spans, (row + 0.1, 0.8), facecolors=colours)
     axes.set_yticks([row + 0.5 for row in range(len(lines))])
     axes.set_yticklabels([])

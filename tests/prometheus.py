@@ -28,9 +28,11 @@ class Prometheus:
         assert answer.is_success, answer.text
         return answer.json()["data"]
 
-    async def query(self, expression: str) -> list[dict[str, Any]]:
-        """Evaluate an expression now; each result has `metric` and `value`."""
-        found: list[dict[str, Any]] = (await self.ask("query", query=expression))["result"]
+    async def query(self, expression: str, *, at: float | None = None) -> list[dict[str, Any]]:
+        """Evaluate an expression, now or at a Unix time; each result has `metric` and `value`."""
+        when = {} if at is None else {"time": f"{at:.3f}"}
+        data = await self.ask("query", query=expression, **when)
+        found: list[dict[str, Any]] = data["result"]
         return found
 
     async def query_range(

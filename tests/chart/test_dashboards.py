@@ -12,9 +12,9 @@ import yaml
 from grafana_foundation_sdk.cog import plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard as GrafanaDashboard
 
+from tests.chart.dashboards import ALL, DASHBOARDS, Dashboard, filled, panels_of
 from tests.chart.generate import PANEL_ADDRESS
 from tests.chart.promql import (
-    FILES,
     alerts,
     check_expressions,
     known_series,
@@ -23,14 +23,6 @@ from tests.chart.promql import (
     unknown_in,
 )
 
-Dashboard = dict[str, Any]
-
-ALL: dict[str, Dashboard] = {
-    path.stem: json.loads(path.read_text())
-    for path in sorted((FILES / "dashboards").glob("*.json"))
-}
-# The other one has the runbooks, and asks for nothing.
-DASHBOARDS = {name: dashboard for name, dashboard in ALL.items() if name != "on-call"}
 KINDS = {"stat", "timeseries", "state-timeline", "heatmap", "table", "alertlist"}
 # Of Grafana's units.
 UNITS = {"mps", "eps", "reqps", "cps", "short", "s", "percentunit", "bytes", "none"}
@@ -55,11 +47,6 @@ BEYOND_THE_MODELS = {
 }
 
 
-def panels_of(dashboard: Dashboard) -> list[dict[str, Any]]:
-    """Return the panels but for the rows between them."""
-    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
-
-
 PANELS = [
     pytest.param(panel, id=f"{name}-{panel['title']}")
     for name, dashboard in DASHBOARDS.items()
@@ -77,12 +64,6 @@ def expressions_of(dashboard: Dashboard) -> Iterator[str]:
             found = re.fullmatch(r"label_values\((.+), \w+\)", variable["definition"])
             assert found, variable["definition"]
             yield found[1]
-
-
-def filled(expression: str) -> str:
-    """Put in what Grafana puts in."""
-    times = expression.replace("$__rate_interval", "5m").replace("$__range", "3h")
-    return re.sub(r'"\$\w+"', '".*"', times)
 
 
 EXPRESSIONS = [

@@ -1,0 +1,94 @@
+"""A real Prometheus answers every panel of the dashboards after a run with faults of all kinds."""
+
+import math
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from bridge.sandbox.broker import private_broker
+from bridge.sandbox.processes import Guard
+from tests.chart.dashboards import DASHBOARDS, filled, panels_of
+from tests.prometheus import Prometheus, running_prometheus
+from tests.watched_run import watched_run
+
+RUN_SECONDS = 30.0
+RATE_SECONDS = 20
+# What this run does not bring about, by panel: a connection that is lost, a queue with other
+# arguments, a changed secret, a signature that has a time.
+NOTHING_TO_SHOW = {
+    "Connections opened and lost",
+    "Differences of the topology",
+    "Secret files read again",
+    "Age of signatures (p99)",
+    "Lag of events (p95)",
+}
+# Of the overview, in its five rows of questions.
+FIRST_PANELS = 17
+TARGETS = [
+    pytest.param(target, panel["title"], id=f"{name}-{panel['title']}-{target['refId']}")
+    for name, dashboard in DASHBOARDS.items()
+    for panel in panels_of(dashboard)
+    for target in panel["targets"]
+]
+
+
+@dataclass
+class Watched:
+    """What Prometheus has seen, in Unix seconds."""
+
+    prometheus: Prometheus
+    start: float
+    end: float
+
+    async def values(self, expression: str) -> list[float]:
+        """Return every value of an expression over the run that is a number."""
+        asked = filled(expression, rate=f"{RATE_SECONDS}s", whole=f"{self.end - self.start:.0f}s")
+        found = await self.prometheus.query_range(
+            asked, start=self.start, end=self.end, step_seconds=1
+        )
+        values = [float(value) for result in found for _, value in result["values"]]
+        return [value for value in values if not math.isnan(value)]
+
+
+@pytest.fixture(scope="module")
+async def watched(guard: Guard, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watched]:
+    """Have both roles at work on a broker of their own, with Prometheus looking on."""
+    folder = tmp_path_factory.mktemp("watched")
+    with (
+        private_broker() as broker,
+        watched_run(broker.url, folder=folder, guard=guard) as run,
+        running_prometheus(folder, guard=guard, targets=run.targets) as prometheus,
+    ):
+        start = time.time()
+        await run.play(RUN_SECONDS)
+        yield Watched(prometheus, start, time.time())
+
+
+@pytest.mark.parametrize(("target", "title"), TARGETS)
+async def test_a_panel_has_something_to_show(
+    watched: Watched, target: dict[str, Any], title: str
+) -> None:
+    """Each query of a panel gets an answer that is a number, unless nothing of it happened."""
+    values = await watched.values(target["expr"])
+
+    assert values or title in NOTHING_TO_SHOW
+
+
+async def test_what_happened_is_seen(watched: Watched) -> None:
+    """The overview's first five rows show the faults of the run, and not only zeros.
+
+    Queues are read every 15 s, which may miss a backlog of seconds.
+    """
+    seen: dict[str, bool] = {}
+    for panel in panels_of(DASHBOARDS["overview"])[:FIRST_PANELS]:
+        for target in panel["targets"]:
+            values = await watched.values(target["expr"])
+            seen[f"{panel['title']}, {target['legendFormat']}"] = max(values, default=0) > 0
+
+    assert [title for title, is_seen in seen.items() if not is_seen] in (
+        [],
+        ["Waiting to be sent, __auto"],
+    )

@@ -1,0 +1,256 @@
+"""A run of both roles for Prometheus to watch, in which every panel of the dashboards has to show.
+
+People reply and receipts come in while messages go out; some numbers are refused, the service is
+busy, fails and goes away, and an operator pauses everything for a while.
+"""
+
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bridge.amqp.client import AbstractChannel, DeliveryMode, Message
+from bridge.amqp.connecting import close_quietly, open_connection
+from bridge.config import ENV_PREFIX, load_settings
+from bridge.sandbox.processes import Child, Guard, free_ports, wait_until
+
+ROLES = ("worker", "webhook")
+PATH = "/webhooks/twilio"
+QUEUE = "sms.outbound"
+KEY, SECRET = "the-key-of-a-run", "the-secret-of-a-run"
+START_SECONDS = 60
+GRACE_SECONDS = 30
+# Per second, busier in the middle of the run.
+MESSAGES_PER_SECOND = 24
+REPLIES_PER_SECOND = 2
+TICK_SECONDS = 0.25
+# Numbers that the service always refuses, and with which of its errors.
+REFUSED = {"+4917139200001": "21610", "+4917139200002": "21211"}
+# Short limits, so that the faults of hours play out within seconds.
+SETTINGS: Mapping[str, object] = {
+    "WORKER__RETRY_DELAYS": ["1s", "2s", "4s"],
+    "WORKER__MAX_ATTEMPTS": 4,
+    "WORKER__ON_UNCERTAIN": "retry",
+    "WORKER__OUTAGE_AFTER": "2s",
+    "WORKER__RATE_LIMIT__PER_SECOND": 60,
+    "SMS_API__PRESET": "twilio",
+    "SMS_API__ACCOUNT": "any-account",
+    "SMS_API__KEY": KEY,
+    "SMS_API__TIMEOUT_SECONDS": 2,
+    "WEBHOOK__HOST": "127.0.0.1",
+    "ADMIN__HOST": "127.0.0.1",
+}
+
+
+class WatchedRun:
+    """The processes, and what happens to them."""
+
+    def __init__(self, url: str, *, folder: Path, guard: Guard) -> None:
+        self._folder = folder
+        self._guard = guard
+        sandbox, webhook, *admin = free_ports(2 + len(ROLES))
+        self.targets = {r: f"127.0.0.1:{port}" for r, port in zip(ROLES, admin, strict=True)}
+        self._sandbox_url = f"http://127.0.0.1:{sandbox}"
+        self._webhook_url = f"http://127.0.0.1:{webhook}{PATH}"
+        endpoint = {
+            "path": PATH,
+            "preset": "twilio",
+            "public_url": self._webhook_url,
+            "secrets": [SECRET],
+        }
+        self._settings = {
+            **SETTINGS,
+            "RABBITMQ__URL": url,
+            "SMS_API__BASE_URL": self._sandbox_url,
+            "WEBHOOK__PORT": webhook,
+            "WEBHOOK__ENDPOINTS": [endpoint],
+        }
+        self._chance = random.Random(7)
+        self._seen = 0
+        self._children: list[Child] = []
+
+    def start(self) -> None:
+        """Start everything, and return when all is ready."""
+        port = str(httpx.URL(self._sandbox_url).port)
+        webhook = ["--webhook-url", self._webhook_url, "--webhook-secret", SECRET]
+        self._child("sandbox", ["--preset", "twilio", "--port", port, "--key", KEY, *webhook])
+        with httpx.Client(trust_env=False, timeout=1) as client:
+            for child in [self._child(role) for role in ROLES]:
+                self._wait_for(child, client)
+
+    def stop(self) -> None:
+        """End everything."""
+        for child in self._children:
+            child.ask_to_end()
+        for child in self._children:
+            child.end(grace_seconds=GRACE_SECONDS)
+
+    def _wait_for(self, role: Child, client: httpx.Client) -> None:
+        url = f"http://{self.targets[role.name]}/readyz"
+        ready = wait_until(
+            lambda: _is_ready(client, url),
+            seconds=START_SECONDS,
+            running=lambda: role.exit_code is None,
+        )
+        assert ready, role.tail()
+
+    async def play(self, seconds: float) -> None:
+        """Have it all happen within so many seconds."""
+        settings = load_settings(None, self._environ("worker"))
+        connection = await open_connection(settings.rabbitmq, settings.rabbitmq.url[0], name="run")
+        try:
+            async with (
+                connection.channel() as channel,
+                httpx.AsyncClient(
+                    base_url=self._sandbox_url, trust_env=False, timeout=30
+                ) as client,
+                _beside(self._publish(channel, seconds), self._people(client)),
+            ):
+                await self._faults(client, seconds)
+        finally:
+            await close_quietly(connection)
+
+    async def _faults(self, client: httpx.AsyncClient, seconds: float) -> None:
+        """Have faults come and go; each number is a share of the whole time."""
+        await _order(client)
+        await asyncio.sleep(0.2 * seconds)
+        busy = {"answer": "20429", "count": 12, "headers": {"Retry-After": "1"}}
+        await _order(client, {"status": 500, "count": 30}, busy)
+        await asyncio.sleep(0.1 * seconds)
+        await self._command("pause", "--reason", "the wrong text went out")
+        await asyncio.sleep(0.2 * seconds)
+        await self._command("resume")
+        await asyncio.sleep(0.2 * seconds)
+        await _order(client, {"status": 503})
+        await asyncio.sleep(0.1 * seconds)
+        await _order(client)
+        await asyncio.sleep(0.2 * seconds)
+
+    async def _publish(self, channel: AbstractChannel, seconds: float) -> None:
+        begun = time.monotonic()
+        owed = 0.0
+        while True:
+            share = min(1.0, (time.monotonic() - begun) / seconds)
+            # From half to one and a half of it, and back.
+            owed += MESSAGES_PER_SECOND * TICK_SECONDS * (0.5 + 4 * share * (1 - share))
+            for _ in range(int(owed)):
+                await channel.default_exchange.publish(self._message(), QUEUE)
+            owed %= 1
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _message(self) -> Message:
+        chance = self._chance.random()
+        to = f"+4917139{self._chance.randrange(10**5, 10**6)}"
+        body: dict[str, str] = {"to": to, "from": "Acme", "text": "Your code is 493027."}
+        headers: dict[str, Any] = {}
+        if chance < 0.06:
+            body["to"] = self._chance.choice([*REFUSED])
+        elif chance < 0.08:
+            del body["text"]
+        elif chance < 0.09:
+            headers["sms-bridge-expires-at"] = int(time.time()) - 60
+        elif chance < 0.3:
+            body["text"] = "Dziękujemy! " * 9
+        return Message(
+            json.dumps(body).encode(),
+            message_id=f"{self._chance.getrandbits(64):016x}",
+            timestamp=None if 0.3 < chance < 0.35 else time.time(),
+            headers=headers,
+            delivery_mode=DeliveryMode.PERSISTENT,
+        )
+
+    async def _people(self, client: httpx.AsyncClient) -> None:
+        """Have people reply, the service send receipts of what it took, and strangers knock."""
+        while True:
+            orders = [self._reply() for _ in range(REPLIES_PER_SECOND)]
+            answer = await client.get("/sandbox/messages")
+            messages = answer.raise_for_status().json()["messages"]
+            orders += [self._receipt(message) for message in messages[self._seen :]]
+            self._seen = len(messages)
+            for path, body in orders:
+                (await client.post(path, json=body)).raise_for_status()
+            await client.get(self._webhook_url)
+            await asyncio.sleep(1)
+
+    def _reply(self) -> tuple[str, dict[str, Any]]:
+        chance = self._chance.random()
+        told = {"forged": chance < 0.15, "repeat": 2 if chance > 0.85 else 1}
+        number = f"+4917139{self._chance.randrange(10**5, 10**6)}"
+        return "/sandbox/replies", {"from": number, "text": "STOP", **told}
+
+    def _receipt(self, message: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        says = self._chance.choices(["delivered", "failed", "pending"], [80, 8, 12])[0]
+        return "/sandbox/receipts", {"id": message["id"], "delivery": says}
+
+    async def _command(self, name: str, *options: str) -> None:
+        program = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "bridge", name, *options),
+            env=self._environ("worker"),
+            stdout=asyncio.subprocess.DEVNULL,
+        )
+        assert await program.wait() == 0
+
+    def _child(self, command: str, options: Sequence[str] = ()) -> Child:
+        child = Child(
+            [sys.executable, "-m", "bridge", command, *options],
+            guard=self._guard,
+            log=self._folder / f"{command}.log",
+            environ=self._environ(command) if command in ROLES else _others(),
+        )
+        self._children.append(child)
+        return child
+
+    def _environ(self, role: str) -> dict[str, str]:
+        ours = {**self._settings, "ADMIN__PORT": self.targets[role].rpartition(":")[2]}
+        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in ours.items()}
+        return {**_others(), **{ENV_PREFIX + name: text for name, text in texts.items()}}
+
+
+@contextmanager
+def watched_run(url: str, *, folder: Path, guard: Guard) -> Iterator[WatchedRun]:
+    """Run both roles and the stand-in for the SMS service on a broker that is all theirs."""
+    run = WatchedRun(url, folder=folder, guard=guard)
+    try:
+        run.start()
+        yield run
+    finally:
+        run.stop()
+
+
+def _others() -> dict[str, str]:
+    return {name: v for name, v in os.environ.items() if not name.startswith(ENV_PREFIX)}
+
+
+def _is_ready(client: httpx.Client, url: str) -> bool:
+    try:
+        return client.get(url).is_success
+    except httpx.HTTPError:
+        return False
+
+
+async def _order(client: httpx.AsyncClient, *faults: dict[str, Any]) -> None:
+    always = [{"to": to, "answer": code} for to, code in REFUSED.items()]
+    (await client.put("/sandbox/faults", json=[*always, *faults])).raise_for_status()
+
+
+@asynccontextmanager
+async def _beside(*parts: Any) -> AsyncIterator[None]:
+    """Have these go on until the end of the block; one that fails ends it."""
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        yield
+        for task in tasks:
+            assert not task.done(), task.exception()
+    finally:
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
