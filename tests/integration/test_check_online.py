@@ -334,7 +334,7 @@ async def test_missing_permissions_are_named(managed_broker: Broker, site: Site)
     after = await site.definitions()
     refused = {one.text for one in found["fail"] if one.subject == "permissions"}
     better = {one.text for one in found["warn"] if one.subject == "permissions"}
-    talk = f"{site.name}.workers"
+    talk, mark = f"{site.name}.workers", f"{site.name}.paused"
 
     assert refused == {
         f"the user may not {what}"
@@ -350,15 +350,20 @@ async def test_missing_permissions_are_named(managed_broker: Broker, site: Site)
             ),
         )
     }
+    pausing = "`sms-bridge pause` and `resume` need a user that may"
     assert better == {
-        f"the user may not {what}: each worker stands alone"
-        for what in (
-            f"configure exchange {talk}",
-            f"configure queue {talk}.check",
-            f"write {talk}",
-            f"write queue {talk}.check and read exchange {talk}",
-            f"read {talk}.check",
-        )
+        f"the user may not configure queue {mark}: {pausing}",
+        f"the user may not read {mark}: nobody is told what an operator's pause is for",
+        *(
+            f"the user may not {what}: each worker stands alone"
+            for what in (
+                f"configure exchange {talk}",
+                f"configure queue {talk}.check",
+                f"write {talk}",
+                f"write queue {talk}.check and read exchange {talk}",
+                f"read {talk}.check",
+            )
+        ),
     }
     assert after == before
     assert any(one.subject.startswith("management") for one in found["warn"])

@@ -21,17 +21,19 @@ from bridge.topology.declarations import (
     name_of,
     workers_exchange,
 )
+from bridge.topology.paused_queue import paused_queue
 
 
 class Need(NamedTuple):
     """A permission by what it allows, and a request that needs it.
 
-    `without_it`: what the worker does where it is only better off with it.
+    `without_it`: what that costs where the roles work without it, and `instead` how to do without.
     """
 
     what: str
     attempt: Callable[[Channel], Awaitable[object]]
     without_it: str | None = None
+    instead: str | None = None
 
 
 async def check_permissions(broker: ConnectedBroker) -> list[Finding]:
@@ -69,8 +71,9 @@ async def _try_all(connection: Connection, needs: list[Need]) -> list[Finding]:
 
 def _refusal(need: Need) -> Finding:
     text, remedy = f"the user may not {need.what}", "grant it with rabbitmqctl set_permissions"
+    if need.instead is not None:
+        remedy += f", or {need.instead}"
     if need.without_it is not None:
-        remedy += ", or set worker.coordination to off"
         return Finding("permissions", "warn", f"{text}: {need.without_it}", remedy)
     if need.what.startswith("configure"):
         remedy += ", or set rabbitmq.topology to verify"
@@ -99,6 +102,7 @@ def _needs(set_up: SetUp) -> Iterator[Need]:
         yield Need("write amq.default", lambda channel: _publish(channel, ""))
         if settings.worker.coordination == "on":
             yield from _to_talk(settings.worker.queue)
+        yield from _to_be_paused(settings.worker.queue)
     for exchange in set_up.topology.exchanges:
         yield _to_write(exchange.name)
     if settings.rabbitmq.topology == "declare":
@@ -116,7 +120,17 @@ def _to_talk(queue: str) -> Iterator[Need]:
         _to_bind(Binding(exchange, own)),
         _to_read(own),
     ):
-        yield need._replace(without_it="each worker stands alone")
+        yield need._replace(
+            without_it="each worker stands alone", instead="set worker.coordination to off"
+        )
+
+
+def _to_be_paused(queue: str) -> Iterator[Need]:
+    mark = paused_queue(queue)
+    yield _to_configure(Queue(mark))._replace(
+        without_it="`sms-bridge pause` and `resume` need a user that may"
+    )
+    yield _to_read(mark)._replace(without_it="nobody is told what an operator's pause is for")
 
 
 def _to_read(queue: str) -> Need:
