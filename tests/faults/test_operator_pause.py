@@ -1,6 +1,9 @@
-"""An operator's pause while the broker dies, takes no messages, or is asked for it all day."""
+"""An operator's pause beside other trouble: the broker's, the service's, or all day long."""
 
 import asyncio
+from typing import Any
+
+import pytest
 
 from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.operators.pausing import find_pause, pause, resume
@@ -92,3 +95,46 @@ async def test_looking_does_not_end_a_pause(bench: Bench) -> None:
         assert found.note is not None
     await close_quietly(connection)
     await resume(settings)
+
+
+@pytest.mark.parametrize(
+    ("reason", "fault"),
+    [
+        ("outage", {"status": 500, "count": None}),
+        # Longer than a delivery is held for: the worker pauses until it is over.
+        ("rate_limited", {"status": 429, "headers": {"Retry-After": "62"}}),
+    ],
+)
+async def test_over_a_pause_of_the_workers_own(
+    bench: Bench, reason: str, fault: dict[str, Any]
+) -> None:
+    """No probe goes while an operator wants a pause; both are told; at its end the other is on.
+
+    Takes the seconds in which a probe would have gone.
+    """
+    settings = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
+    await bench.declare_main()
+    numbers = await bench.publish(15)
+    bench.service.misbehave(fault)
+    async with bench.worker(worker__outage_after="1s", worker__max_uncertain_attempts=50) as live:
+        await eventually(lambda: live.paused == {reason}, what="paused")
+        await pause(settings, REASON)
+        await eventually(lambda: live.paused == {reason, "operator"}, what="paused twice")
+        in_flight = "sms_bridge_worker_provider_requests_in_flight"
+        await eventually(lambda: live.metric(in_flight) == 0, what="nothing in flight")
+        before = len(bench.service.posts(numbers))
+        await asyncio.sleep(4)
+        assert len(bench.service.posts(numbers)) == before
+
+        bench.service.behave()
+        assert await resume(settings)
+        await eventually(lambda: "operator" not in live.paused, what="resumed")
+        if reason == "rate_limited":
+            # The service asked for it, and an operator's end of a pause is not the service's.
+            assert live.paused == {reason}
+            await asyncio.sleep(2)
+            assert len(bench.service.posts(numbers)) == before
+        else:
+            await bench.until_taken(numbers)
+            assert live.paused == set()
+            assert bench.sent_twice(numbers) == {}
