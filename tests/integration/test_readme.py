@@ -91,7 +91,7 @@ async def test_the_first_message_goes_out_and_events_come_in(
         return events if len(events) == 2 and shown("all commands done") else None
 
     try:
-        events = await eventually(is_done, what="two events and the end", seconds=60)
+        events = await eventually(is_done, what="two events and the end", seconds=120)
         outcomes = [json.loads(line) for line in shown('{"message_id"')]
         answers = shown('{"answers"')
     finally:
