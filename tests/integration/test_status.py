@@ -1,5 +1,6 @@
 """`sms-bridge status`: what it says of a real broker, a worker and a webhook receiver."""
 
+import asyncio
 import json
 import re
 import signal
@@ -109,8 +110,13 @@ async def scene(
     worker, webhook, settings = roles
     scene = Scene(amqp, service, canaries, worker, webhook, settings)
     yield scene
+    await service.forget()
     await amqp.delete([f"{scene.queue}.paused"])
-    await worker.until_metric("sms_bridge_worker_paused", 0)
+
+    async def is_not_paused() -> bool:
+        return await worker.metric("sms_bridge_worker_paused") == 0
+
+    await eventually(is_not_paused, what="no pause is left")
 
 
 def shape(value: object) -> object:
@@ -172,8 +178,6 @@ async def test_pauses_are_told(scene: Scene) -> None:
     await scene.worker.until_metric("sms_bridge_worker_paused", 1, reason="operator")
     found = await scene.read()
     screen = (await scene.look(*scene.ports)).stdout.decode()
-    await scene.service.forget()
-    await run_program("resume", settings=scene.settings)
 
     assert paused.returncode == 0
     note = found["paused_by_operator"]
@@ -183,27 +187,28 @@ async def test_pauses_are_told(scene: Scene) -> None:
     assert operators["reason"] == "operator"
     assert f"PAUSED  every worker, by an operator since {note['since']}" in screen
     assert f"PAUSED  1 of 1 worker, credentials_rejected since {own['since']}" in screen
-    await scene.worker.until_metric("sms_bridge_worker_paused", 0, reason="credentials_rejected")
 
 
 async def test_rates_are_of_the_moment(scene: Scene) -> None:
-    """What is sent while it looks is the rate."""
-    found: dict[str, Any] = {}
+    """What is sent while it looks is the rate, of the worker and of all workers."""
 
-    async with anyio.create_task_group() as group:
+    async def feed() -> None:
+        while True:
+            await scene.publish()
+            await asyncio.sleep(0.05)
 
-        async def feed() -> None:
-            while True:
-                await scene.publish()
-                await anyio.sleep(0.05)
-
-        group.start_soon(feed)
-        await scene.worker.until_metric("sms_bridge_worker_messages_processed_total", 5)
+    async def is_busy() -> dict[str, Any] | None:
         found = await scene.read()
-        group.cancel_scope.cancel()
+        return found if found["rates"]["sent_per_second"] > 0 else None
 
-    assert 1 < found["rates"]["sent_per_second"] < 30
-    assert found["processes"][0]["worker"]["rates"] == found["rates"]
+    feeding = asyncio.create_task(feed())
+    found = await eventually(is_busy, what="a rate")
+    feeding.cancel()
+    worker = found["processes"][0]["worker"]
+
+    assert worker["rates"] == found["rates"]
+    # They are those of a second, and so fewer than all.
+    assert found["rates"]["sent_per_second"] <= worker["sent"]
 
 
 async def test_who_is_silent_is_named(scene: Scene) -> None:
@@ -262,5 +267,5 @@ async def test_watching_as_lines(scene: Scene, launcher: Launcher) -> None:
 
     assert await watching.ended() == 0
     looks = [json.loads(line) for line in watching.output.splitlines()]
-    assert looks[0]["at"] < looks[1]["at"]
+    assert looks[0]["at"] <= looks[1]["at"]
     assert looks[1]["rates"] is not None

@@ -17,7 +17,7 @@ from bridge.operators.admin_port import (
 from bridge.operators.status.reading import Reading, describe
 from bridge.operators.status.report import Process
 
-# More than the bridge is made for: of more addresses only so many are asked.
+# More pods than the bridge is made for.
 MAX_PORTS: Final = 256
 ASKED_AT_ONCE: Final = 32
 # Between the two readings that a rate is made of, when there is no earlier one.
@@ -60,18 +60,25 @@ class ProcessReader:
         ]
 
     async def _look_up(self) -> tuple[dict[AdminPort, AdminPort], list[Process]]:
-        """Return the name of each address, and the names that stand for none."""
+        """Return the name of each address, the first of several, and names that stand for none."""
+        found = await asyncio.gather(*map(_addresses_or_fault, self._names))
         names: dict[AdminPort, AdminPort] = {}
         unknown = []
-        for name in self._names:
-            try:
-                for address in await addresses_of(name):
-                    names.setdefault(address, name)
-            except BridgeError as error:
-                unknown.append(Process(name=str(name), address=str(name), fault=str(error)))
+        for name, addresses in zip(self._names, found, strict=True):
+            if isinstance(addresses, str):
+                unknown.append(Process(name=str(name), address=str(name), fault=addresses))
+            else:
+                names = dict.fromkeys(addresses, name) | names
         if len(names) > MAX_PORTS:
             raise BridgeError(f"--admin: stands for more than {MAX_PORTS} addresses; name fewer")
-        return names, unknown
+        return dict(sorted(names.items())), unknown
+
+
+async def _addresses_or_fault(name: AdminPort) -> list[AdminPort] | str:
+    try:
+        return await addresses_of(name)
+    except BridgeError as error:
+        return str(error)
 
 
 async def _ask_all(
