@@ -1,0 +1,317 @@
+"""The commands that README.md and docs show: each is run, or listed with why it is not.
+
+They run in a folder of their own against a real broker, a stand-in for the SMS service and both
+roles. A new command that is neither run nor listed fails.
+"""
+
+import ast
+import asyncio
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import anyio
+import httpx
+import pytest
+
+from bridge.sandbox.broker import Broker
+from bridge.sandbox.processes import Child, Guard, free_ports
+from tests.integration.conftest import (
+    SECONDS,
+    Amqp,
+    Canaries,
+    Launcher,
+    StartService,
+    eventually,
+    make_environ,
+    open_amqp,
+)
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
+VHOST = "VHOST"
+
+# Programs that are not here, or take too long.
+ABSENT = {
+    "cosign": "needs a registry; what is signed is in tests/image/test_release.py",
+    "docker": "is not here; `make image-proof` follows the recipe without it",
+    "helm": "installs into a cluster: `make chart-cluster`",
+    "kubectl": "asks a cluster: `make chart-cluster`; what it runs in a pod is run here",
+    "make": "takes minutes; tests/test_docs.py sees that the targets exist",
+}
+# Commands that cannot end well here, by their beginning.
+NOT_HERE = {
+    "sms-bridge init": "asks a person: tests/integration/test_init.py",
+    "sms-bridge init --yes --preset telnyx": "asks the service: tests/integration/test_init.py",
+    "sms-bridge status --watch": "until Ctrl-C: tests/integration/test_status.py",
+}
+# Pages whose commands have a test that knows what they lead to.
+ELSEWHERE = {
+    "README.md": "tests/integration/test_readme.py",
+    "docs/configuration.md": "tests/integration/test_readme.py",
+    "docs/first-message.md": "tests/integration/test_readme.py",
+    "docs/providers/plain-text.md": "tests/providers/test_own_service.py",
+    "docs/providers/your-own-service.md": "tests/providers/test_own_service.py",
+}
+PROGRAMS = {"curl", "rabbitmqctl", "sed", "sms-bridge"}
+FUNCTION = re.compile(r"(\w+)\(\) \{.*\}")
+SANDBOX = "sms-bridge sandbox"
+DEFINITIONS = "topology show --format definitions"
+# To the number of docs/sandbox.md.
+REQUEST = {"to": "+4917012345678", "from": "Acme", "text": "Hi"}
+
+
+def _commands(page: str) -> list[str]:
+    """Return the commands of a page in their order, without comments."""
+    found: list[str] = []
+    for block in re.findall(r"^ *```sh\n(.*?)^ *```", PAGES[page], re.MULTILINE | re.DOTALL):
+        lines = iter(block.replace("\\\n", " ").splitlines())
+        for line in lines:
+            command = re.sub(r"(^|\s+)#( .*)?$", "", line).strip()
+            if (here := re.search(r"<<(\w+)", command)) is not None:
+                # What it is given is a part of it.
+                while (given := next(lines)).strip() != here[1]:
+                    command += f"\n{given}"
+            if command:
+                found.append(command)
+    return found
+
+
+def _runnable(command: str) -> str | None:
+    """Return what can be run of a command, None when it is listed above."""
+    if command.startswith("kubectl ") and " exec " in command:
+        _, _, command = command.partition(" -- ")
+    command = command.split(" | kubectl ")[0]
+    is_listed = command.split()[0] in ABSENT or any(_is(command, row) for row in NOT_HERE)
+    return None if is_listed else command
+
+
+def _is(command: str, row: str) -> bool:
+    # A row without options is for that command alone.
+    return command == row or (" --" in row and command.startswith(row))
+
+
+def _all_listed() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for command in _commands(page):
+            yield page, command
+
+
+RUN_HERE = sorted(
+    {page for page, command in _all_listed() if page not in ELSEWHERE and _runnable(command)}
+)
+# Those of the providers start nothing but a stand-in.
+PROVIDERS = [page for page in RUN_HERE if page.startswith("docs/providers/")]
+
+
+def test_every_command_is_run_or_listed() -> None:
+    """No page shows a command that no test runs and that no table above accounts for."""
+    unknown = []
+    for page in PAGES:
+        commands = _commands(page)
+        functions = {found[1] for one in commands if (found := FUNCTION.fullmatch(one))}
+        for command in commands:
+            part = _runnable(command)
+            if part is None or page in ELSEWHERE or FUNCTION.fullmatch(part):
+                continue
+            if part.split()[0] not in PROGRAMS | functions:
+                unknown.append((page, command))
+
+    assert unknown == []
+
+
+def test_the_tables_list_what_is_there() -> None:
+    """Every row above accounts for a command that some page shows, and names a test there is."""
+    shown = [command for _, command in _all_listed()]
+    programs = {command.split()[0] for command in shown}
+    named = {*ELSEWHERE.values(), *re.findall(r"tests/[\w/]+\.py", str({**ABSENT, **NOT_HERE}))}
+
+    assert programs >= ABSENT.keys()
+    assert {row for row in NOT_HERE if not any(_is(one, row) for one in shown)} == set()
+    assert {page for page in ELSEWHERE if not _commands(page)} == set()
+    assert {name for name in named if not _has_tests(ROOT / name)} == set()
+    assert len(RUN_HERE) > len(PROVIDERS) + 3
+
+
+def _has_tests(file: Path) -> bool:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return any(getattr(node, "name", "").startswith("test_") for node in ast.walk(tree))
+
+
+@dataclass
+class Reader:
+    """Somebody who copies what the pages show, into a shell in a folder of their own."""
+
+    folder: Path
+    environ: dict[str, str]
+    guard: Guard
+    http: httpx.AsyncClient
+    broker: Broker
+    is_old_broker: bool
+    prelude: str = ""
+    port: int = 0
+    sandbox: Child | None = None
+    started: int = 0
+
+    async def follow(self, page: str) -> None:
+        """Run the commands of a page in turn; each has to end with 0."""
+        try:
+            for command in filter(None, map(_runnable, _commands(page))):
+                await self._run(command.replace("/tmp/", f"{self.folder}/"))
+        finally:
+            await self._end_sandbox()
+
+    async def _run(self, command: str) -> None:
+        if FUNCTION.fullmatch(command):
+            self.prelude += f"{self._here(command)}\n"
+        elif command.startswith(SANDBOX):
+            await self._start_sandbox(command)
+        elif command.startswith("rabbitmqctl "):
+            words = shlex.split(command)[1:]
+            files = [str(self.folder / word) if word.endswith(".json") else word for word in words]
+            await asyncio.to_thread(self.broker.ctl, *files)
+        else:
+            script = ["bash", "-o", "pipefail", "-c", self.prelude + self._here(command)]
+            async with asyncio.timeout(SECONDS):
+                done = await anyio.run_process(
+                    script, cwd=self.folder, env=self.environ, check=False
+                )
+            said = (done.stdout + done.stderr).decode()
+            assert done.returncode == 0, f"{command}: ended with {done.returncode}\n{said}"
+
+    def _here(self, command: str) -> str:
+        if self.is_old_broker:
+            # As the page says.
+            command = command.replace(DEFINITIONS, f"{DEFINITIONS} --no-policy")
+        return command.replace("localhost:8025", f"localhost:{self.port}")
+
+    async def _start_sandbox(self, command: str) -> None:
+        await self._end_sandbox()
+        (self.port,) = free_ports(1)
+        self.started += 1
+        log = self.folder / f"sandbox-{self.started}.log"
+        words = [*shlex.split(command), "--port", str(self.port)]
+        program = [str(Path(sys.executable).parent / words[0]), *words[1:]]
+        self.sandbox = child = Child(program, guard=self.guard, log=log, environ=self.environ)
+
+        async def listens() -> bool:
+            assert child.exit_code is None, f"{command}: {child.tail()}"
+            return "sandbox: http://" in child.tail(40)
+
+        await eventually(listens, what=command)
+        if "--preset" not in words:
+            # That a page may ask for.
+            url = f"http://127.0.0.1:{self.port}/v1/messages"
+            key = {"Authorization": "Bearer any-key"}
+            taken = await self.http.post(url, json=REQUEST, headers=key)
+            assert taken.is_success, taken.text
+
+    async def _end_sandbox(self) -> None:
+        child, self.sandbox = self.sandbox, None
+        if child is not None:
+            await asyncio.to_thread(child.end, grace_seconds=SECONDS)
+            assert child.exit_code == 0, child.tail()
+
+
+@dataclass
+class Site:
+    """A virtual host, both roles, and what a reader of the pages has in the environment."""
+
+    amqp: Amqp
+    environ: dict[str, str]
+    is_old_broker: bool
+
+
+@pytest.fixture(scope="module")
+async def site(
+    managed_broker: Broker,
+    launcher: Launcher,
+    start_service: StartService,
+    canaries: Canaries,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[Site]:
+    """Run both roles on a virtual host with the name that the pages have for it."""
+    managed_broker.ctl("add_vhost", VHOST)
+    managed_broker.ctl("set_permissions", "--vhost", VHOST, "guest", ".*", ".*", ".*")
+    service = await start_service(canaries.key)
+    settings: dict[str, object] = {
+        "rabbitmq.url": managed_broker.url + VHOST,
+        "sms_api.base_url": service.url,
+        "sms_api.key": canaries.key,
+        "webhook.secrets": [canaries.secret],
+    }
+    roles = await launcher.role("all", settings=settings)
+    admin_port = int(roles.logged("started")[0]["admin_port"])
+    home = tmp_path_factory.mktemp("home")
+    # An answer that is no success ends curl with an error.
+    (home / ".curlrc").write_text("fail\n", encoding="ascii")
+    environ = make_environ(settings | {"admin.port": str(admin_port)}) | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "CURL_HOME": str(home),
+    }
+    async with open_amqp(managed_broker.url + VHOST) as amqp:
+        yield Site(amqp, environ, managed_broker.ctl("version").startswith("3."))
+    assert await roles.stop() == 0
+    managed_broker.ctl("delete_vhost", VHOST)
+
+
+@pytest.fixture
+def reader(
+    site: Site, guard: Guard, http: httpx.AsyncClient, managed_broker: Broker, tmp_path: Path
+) -> Reader:
+    """Lend a reader."""
+    return Reader(tmp_path, site.environ, guard, http, managed_broker, site.is_old_broker)
+
+
+@pytest.mark.parametrize("page", [page for page in RUN_HERE if page not in PROVIDERS])
+async def test_a_page_can_be_followed(
+    page: str, site: Site, reader: Reader, canaries: Canaries
+) -> None:
+    """Every command of the page that can be run here ends with 0, as it stands there.
+
+    Takes a start of the program for each of them.
+    """
+    if page == "docs/operation.md":
+        await _prepare_operation(site, reader.folder, canaries)
+
+    await reader.follow(page)
+
+
+async def _prepare_operation(site: Site, folder: Path, canaries: Canaries) -> None:
+    """Have dead letters of the reasons that the page names, and a campaign that waits."""
+    long_ago = (datetime.now(UTC) - timedelta(days=60)).isoformat()
+    for reason, message_id in (("refused", "ID"), ("exhausted", "a"), ("invalid", "b")):
+        headers = {"sms-bridge-reason": reason, "sms-bridge-dead-at": long_ago}
+        body = json.dumps(canaries.request()).encode()
+        await site.amqp.publish("sms.outbound.dead", body, message_id=message_id, headers=headers)
+    # What is not due waits on the ladder, where nobody sends it before it is drained.
+    not_before = {"sms-bridge-not-before": (datetime.now(UTC) + timedelta(days=1)).isoformat()}
+    for message_id in ("right-1", "right-2", "wrong"):
+        body = json.dumps(canaries.request()).encode()
+        await site.amqp.publish("sms.outbound", body, message_id=message_id, headers=not_before)
+    await site.amqp.until_count("sms.outbound.retry.1h", 3)
+    (folder / "right.txt").write_text("right-1\nright-2\n", encoding="ascii")
+
+
+async def test_the_stand_in_plays_each_provider(reader: Reader) -> None:
+    """The command on the page of each service starts the stand-in, which ends cleanly."""
+    places = asyncio.Semaphore(3)
+
+    async def follow(page: str) -> None:
+        async with places:
+            folder = reader.folder / Path(page).stem
+            folder.mkdir()
+            await replace(reader, folder=folder).follow(page)
+
+    await asyncio.gather(*map(follow, PROVIDERS))
+
+    assert len(PROVIDERS) > 5
