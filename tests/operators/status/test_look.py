@@ -127,7 +127,9 @@ def test_an_operators_pause_is_the_brokers_to_tell() -> None:
 def test_without_the_broker_a_worker_tells_it() -> None:
     """A worker that heeds it knows; that none does proves nothing."""
     heeding = put_together(QUEUES, [process(pauses=(OPERATORS,))], [saw(1, 0, NOTE)], SILENT)
+    unsure = put_together(QUEUES, [process(pauses=(OPERATORS,))], [], broker(is_paused=None))
     unknown = put_together(QUEUES, [process()], [saw(1, 0)], broker(is_paused=None))
 
+    assert (unsure.is_paused_by_operator, unsure.paused_by_operator) == (True, None)
     assert (heeding.is_paused_by_operator, heeding.paused_by_operator) == (True, SHOWN_NOTE)
     assert (unknown.is_paused_by_operator, unknown.paused_by_operator) == (None, None)
