@@ -19,11 +19,11 @@ WORKDIR /src
 # Dependencies come first: their layer is built again only when the lock file changes.
 COPY pyproject.toml uv.lock ./
 RUN --mount=type=cache,target=/var/cache/uv \
-    uv sync --locked --no-dev --no-install-project
+    uv sync --locked --no-dev --all-extras --no-install-project
 COPY README.md LICENSE ./
 COPY bridge ./bridge
 RUN --mount=type=cache,target=/var/cache/uv \
-    uv sync --locked --no-dev --no-editable
+    uv sync --locked --no-dev --all-extras --no-editable
 
 FROM python:${PYTHON_TAG}
 # The base brings Python's own modules uncompiled: under a read-only root every start and every

@@ -18,7 +18,7 @@ APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 
 .DEFAULT_GOAL := help
 .PHONY: help env broker prometheus amqp-tools browser demo test test-fast test-changed test-plain-wire \
-    examples upgrade-check soak side-by-side scenes adaptive soak-webhook forgeries mutants pictures nginx redpanda-connect \
+    examples upgrade-check soak side-by-side scenes adaptive soak-webhook forgeries mutants pictures nginx redpanda-connect otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
 
@@ -37,11 +37,11 @@ $(STAMP): pyproject.toml uv.lock | $(filter .uv/bin/uv,$(UV))
 $(DEV_STAMP) $(BENCH_STAMP): export UV_COMPILE_BYTECODE := 1
 
 $(DEV_STAMP): $(STAMP)
-	$(UV) sync --locked
+	$(UV) sync --locked --all-extras
 	@touch $@
 
 $(BENCH_STAMP): $(DEV_STAMP)
-	$(UV) sync --locked --all-groups
+	$(UV) sync --locked --all-extras --all-groups
 	@touch $@
 
 .uv/bin/uv:
@@ -136,7 +136,7 @@ NEWEST := .upgrade
 FREEZE := $(UV) pip freeze --quiet --exclude-editable --python
 upgrade-check: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests with the newest versions that pyproject.toml allows, in an environment of its own (TESTS=tests/integration)
 	$(UV) venv --quiet --clear $(NEWEST)
-	$(UV) pip install --quiet --upgrade --python $(NEWEST) --editable . --group test
+	$(UV) pip install --quiet --upgrade --python $(NEWEST) --editable ".[tracing]" --group test
 	@$(FREEZE) .venv | tr -s '=' ' ' | sort >$(NEWEST)/locked
 	@$(FREEZE) $(NEWEST) | tr -s '=' ' ' | sort >$(NEWEST)/newest
 	@echo 'The client of RabbitMQ:'; grep -E '^(aio-pika|aiormq|pamqp) ' $(NEWEST)/newest
@@ -171,7 +171,7 @@ soak-webhook: $(DEV_STAMP) broker  ## webhooks while the secret is rotated and t
 
 MODULES ?= signature envelope fates ledger outcomes pace diagnosis retry_after settle
 mutants: $(DEV_STAMP)  ## break these modules in small ways, and list what their unit tests do not notice, in at most an hour (MODULES="fates pace")
-	$(UV) sync --locked --group mutants
+	$(UV) sync --locked --all-extras --group mutants
 	rm -rf mutants
 	timeout 60m $(BIN)/mutmut run $(MODULES:%='bridge.*.%.*')
 	$(BIN)/mutmut results | sed -n '$(foreach module,$(MODULES),/bridge\..*\.$(module)\./p;)'
@@ -197,6 +197,18 @@ redpanda-connect: .bench/redpanda-connect  ## build it for the benchmark, where 
 	else \
 	    echo 'Building Redpanda Connect, which takes minutes the first time.'; \
 	    CGO_ENABLED=0 go build -C $(CONNECT) -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ .; \
+	fi
+
+# What tests/integration/test_tracing.py sends spans to, beside a receiver of ours.
+COLLECTOR := tests/collector
+otel-collector: .bench/otel-collector  ## build the OpenTelemetry Collector for the tests of traces, where Go is installed
+
+.bench/otel-collector: $(wildcard $(COLLECTOR)/go.* $(COLLECTOR)/*.go)
+	@if ! command -v go >/dev/null; then \
+	    echo 'Go is not installed: the tests of traces do without the OpenTelemetry Collector.'; \
+	else \
+	    echo 'Building the OpenTelemetry Collector, which takes minutes the first time.'; \
+	    CGO_ENABLED=0 go build -C $(COLLECTOR) -p 2 -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ .; \
 	fi
 
 ROUNDS ?= 5

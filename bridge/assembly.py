@@ -22,6 +22,7 @@ from bridge.http_server.listener import Listener
 from bridge.http_server.service import Hooks
 from bridge.inbound.metrics import WebhookMetrics
 from bridge.inbound.own_queue import watched
+from bridge.inbound.spans import WebhookSpans
 from bridge.inbound.webhook import Receiver, webhook_limits
 from bridge.line_writer import LineWriter
 from bridge.logs import Log, configure_logging
@@ -32,12 +33,14 @@ from bridge.outbound.pace import Pace
 from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.sender import Sender
 from bridge.outbound.shape import shape_from
+from bridge.outbound.spans import WorkerSpans
 from bridge.outbound.transport import open_transport
 from bridge.outbound.worker import Worker
 from bridge.start_checks import broker_login, webhook_endpoints
 from bridge.topology.declarations import bridge_topology, dead_queue, name_of, retry_queue
 from bridge.topology.paused_queue import Note
 from bridge.topology.upkeep import Upkeep
+from bridge.tracing.spans import Tracer
 
 log = Log(__name__)
 
@@ -75,6 +78,7 @@ class Assembly:
         self._secrets = Secrets(self.metrics)
         for login in broker_login(settings):
             self._secrets.watch("rabbitmq", login, lambda: None)
+        self._tracer = self._make_tracer(roles)
         self.worker = self._make_worker() if "worker" in roles else None
         self.webhook_listener = self._make_webhook() if "webhook" in roles else None
         self.admin_listener = self._make_admin()
@@ -117,13 +121,25 @@ class Assembly:
         }
         return worker
 
+    def _make_worker_spans(self) -> WorkerSpans | None:
+        if self._tracer is None:
+            return None
+        queue = self._settings.worker.queue
+        return WorkerSpans(self._tracer, queue=queue, api=self._settings.sms_api)
+
     def _make_sender(self, pace: Pace, metrics: WorkerMetrics) -> Sender:
         settings = self._settings.sms_api
         shape = shape_from(settings)
         for secret in shape.login.watched:
             self._secrets.watch("sms_api", secret, pace.renew_key)
         transport = open_transport(settings, max_connections=self._settings.worker.most_in_flight)
-        return Sender(shape, transport=transport, metrics=metrics, is_held=lambda: pace.is_held)
+        return Sender(
+            shape,
+            transport=transport,
+            metrics=metrics,
+            is_held=lambda: pace.is_held,
+            spans=self._make_worker_spans(),
+        )
 
     # The webhook receiver
 
@@ -171,6 +187,7 @@ class Assembly:
             upkeep=self._make_upkeep("webhook"),
             metrics=metrics,
             outcome_exchange=self._settings.receipt_exchange,
+            spans=None if self._tracer is None else WebhookSpans(self._tracer),
         )
 
     def _count_reserved(self) -> int:
@@ -179,6 +196,23 @@ class Assembly:
         return OWN_DESCRIPTORS + ADMIN_LIMITS.max_connections + posts
 
     # What both have
+
+    def _make_tracer(self, roles: Collection[Role]) -> Tracer | None:
+        settings = self._settings.tracing
+        if settings.otlp_endpoint is None:
+            return None
+        # Takes half a second, and is installed only where it is wanted.
+        from bridge.tracing.pipeline import Pipeline  # noqa: PLC0415
+
+        pipeline = Pipeline(
+            settings.otlp_endpoint,
+            sample_ratio=settings.sample_ratio,
+            service="sms-bridge" if len(roles) > 1 else f"sms-bridge-{next(iter(roles))}",
+            version=__version__,
+            lost=lambda why, count: self.metrics.spans_dropped.labels(why).inc(count),
+        )
+        self.parts["tracing"] = pipeline.run
+        return pipeline
 
     def _make_admin(self) -> Listener:
         settings = self._settings.admin

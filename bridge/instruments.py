@@ -8,6 +8,7 @@ tests.bench.counting`). To swap theirs in, make `prometheus_client.Counter` and 
 `disable_created_metrics` keeps the series as they are.
 """
 
+import time
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,7 @@ from typing import Generic, TypeVar
 
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import INF, floatToGoString
 
 
@@ -35,18 +37,26 @@ class Count:
 class Distribution:
     """How many values lie in which bucket, and their sum."""
 
-    __slots__ = ("_bounds", "counts", "sum")
+    __slots__ = ("_bounds", "counts", "exemplars", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         # One more than there are bounds: the last counts what is above all of them.
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
+        # Of each bucket the last value that a trace tells more about.
+        self.exemplars: dict[int, Exemplar] = {}
 
-    def observe(self, value: float) -> None:
-        """Put a value into its bucket; a bound belongs to the bucket that it ends."""
-        self.counts[bisect_left(self._bounds, value)] += 1
+    def observe(self, value: float, trace_id: str | None = None) -> None:
+        """Put a value into its bucket; a bound belongs to the bucket that it ends.
+
+        With the id of the trace where it was measured, it becomes its bucket's exemplar.
+        """
+        bucket = bisect_left(self._bounds, value)
+        self.counts[bucket] += 1
         self.sum += value
+        if trace_id is not None:
+            self.exemplars[bucket] = Exemplar({"trace_id": trace_id}, value, time.time())
 
 
 _Child = TypeVar("_Child")
@@ -139,8 +149,16 @@ class Histogram(_Family[Distribution]):
         """Give the registry the counts; each bucket includes those below it."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         for values, found in self._children.items():
-            totals = accumulate(found.counts)
-            family.add_metric(values, list(zip(self._bounds, totals, strict=True)), found.sum)
+            buckets = zip(self._bounds, accumulate(found.counts), strict=True)
+            exemplars = found.exemplars
+            family.add_metric(
+                values,
+                [
+                    (*bucket, exemplars[number]) if number in exemplars else bucket
+                    for number, bucket in enumerate(buckets)
+                ],
+                found.sum,
+            )
         yield family
 
     def _make(self) -> Distribution:

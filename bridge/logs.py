@@ -149,8 +149,8 @@ def configure_logging(
     logging.basicConfig(level=configured, handlers=[lines], force=True)
     # At DEBUG these write whole frames, bodies included, into the message itself.
     logging.getLogger("asyncio").setLevel(max(configured, logging.INFO))
-    # They log what they also raise, several lines for each try to connect; our links log it once.
-    for name in ("aiormq", "aio_pika"):
+    # They log what they also raise or return, several lines for each try; we log it once.
+    for name in ("aiormq", "aio_pika", "opentelemetry"):
         logging.getLogger(name).setLevel(
             logging.INFO if configured <= logging.DEBUG else logging.CRITICAL
         )

@@ -21,6 +21,7 @@ from prometheus_client import (
 from bridge.errors import Confirm, ConnectOutcome
 from bridge.instruments import Counter, Histogram
 from bridge.logs import Level
+from bridge.tracing.spans import SpanLoss
 
 # Upper bounds of buckets.
 FAST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -170,4 +171,10 @@ class BridgeMetrics(Catalogue):
         self.log_lines_dropped = self._counter(
             "sms_bridge_log_lines_dropped_total",
             "Log lines that found no room, because standard output was not read.",
+        )
+        self.spans_dropped = self._counter(
+            "sms_bridge_spans_dropped_total",
+            "Spans of traces that were not exported.",
+            ("reason",),
+            get_args(SpanLoss),
         )

@@ -2,11 +2,11 @@
 
 import json
 import uuid
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final, Literal, NamedTuple
 
 from bridge.amqp.properties import Properties
+from bridge.tracing.trace_headers import TraceHeaders
 
 # What a message has become by its delivery receipt.
 ReceiptOutcome = Literal["delivered", "undelivered"]
@@ -50,9 +50,7 @@ class OutcomeEvent(NamedTuple):
         return json.dumps(event).encode()
 
 
-def outcome_properties(
-    trace: Iterable[tuple[str, str]], correlation_id: str | None = None
-) -> Properties:
+def outcome_properties(trace: TraceHeaders, correlation_id: str | None = None) -> Properties:
     """Make the AMQP properties of an outcome event, with an id of its own."""
     return Properties(
         content_type="application/json",

@@ -11,6 +11,7 @@ from bridge.errors import ConfigError
 from bridge.inbound.endpoint import Endpoint, lacks_secrets
 from bridge.inbound.schemes import scheme_from
 from bridge.outbound.shape import shape_from
+from bridge.tracing.spans import is_exporter_installed
 
 # What to say of a role that nobody has configured.
 _MISSING: Final[Mapping[Role, str]] = {
@@ -24,7 +25,7 @@ def check_start(settings: Settings, roles: Collection[Role]) -> None:
 
     Raises ConfigError with one line for each fault.
     """
-    steps: list[Callable[[Settings], object]] = [broker_login, _check_broker_tls]
+    steps: list[Callable[[Settings], object]] = [broker_login, _check_broker_tls, _check_tracing]
     if "worker" in roles:
         steps += [_check_api_shape, _check_api_tls]
     if "webhook" in roles:
@@ -90,6 +91,14 @@ def _check_broker_tls(settings: Settings) -> None:
     tls = settings.rabbitmq.tls
     if any((tls.ca_file, tls.cert_file, tls.key_file)):
         tls_context(settings.rabbitmq)
+
+
+def _check_tracing(settings: Settings) -> None:
+    if settings.tracing.otlp_endpoint is not None and not is_exporter_installed():
+        raise ConfigError(
+            "tracing.otlp_endpoint: this installation cannot export spans; "
+            "install sms-bridge[tracing], as the image has it, or leave it null"
+        )
 
 
 def _check_api_shape(settings: Settings) -> None:

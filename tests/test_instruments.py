@@ -1,5 +1,6 @@
 """Our counters and histograms say what prometheus-client's own would say."""
 
+import re
 from collections.abc import Sequence
 
 import prometheus_client
@@ -48,6 +49,27 @@ def test_histogram(values: Sequence[tuple[str, float]]) -> None:
         own.labels(kind).observe(seconds)
 
     assert written(ours) == written(theirs)
+
+
+@given(st.lists(st.tuples(NEAR_BUCKETS, st.none() | st.sampled_from(["a" * 32, "b" * 32]))))
+def test_exemplars(values: Sequence[tuple[float, str | None]]) -> None:
+    """The last trace of each bucket is written as the library writes it, in OpenMetrics alone."""
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    histogram = Histogram("wait_seconds", "A wait.", (), ours, buckets=BUCKETS)
+    own = prometheus_client.Histogram("wait_seconds", "A wait.", buckets=BUCKETS, registry=theirs)
+    for seconds, trace_id in values:
+        histogram.labels().observe(seconds, trace_id)
+        own.observe(seconds, None if trace_id is None else {"trace_id": trace_id})
+
+    assert [_without_times(page) for page in written(ours)] == [
+        _without_times(page) for page in written(theirs)
+    ]
+    assert b"trace_id" not in written(ours)[0]
+
+
+def _without_times(page: bytes) -> bytes:
+    """Leave out when each exemplar was taken."""
+    return re.sub(rb"(# {.*} \S+) \S+", rb"\1", page)
 
 
 def test_without_labels() -> None:

@@ -28,6 +28,7 @@ def clone(tmp_path: Path) -> Path:
 
 TESTS = "tests/amqp/test_stream_wire.py"
 RUNNING = "--locked --no-dev --inexact"
+TESTING = "--locked --all-extras"
 
 
 @pytest.mark.parametrize(
@@ -35,10 +36,10 @@ RUNNING = "--locked --no-dev --inexact"
     [
         ("env", [RUNNING]),
         ("demo", [RUNNING]),
-        ("test", [RUNNING, "--locked"]),
-        ("check", [RUNNING, "--locked"]),
-        ("upgrade-check", [RUNNING, "--locked"]),
-        ("bench-guard", [RUNNING, "--locked", "--locked --all-groups"]),
+        ("test", [RUNNING, TESTING]),
+        ("check", [RUNNING, TESTING]),
+        ("upgrade-check", [RUNNING, TESTING]),
+        ("bench-guard", [RUNNING, TESTING, f"{TESTING} --all-groups"]),
     ],
 )
 def test_each_target_installs_what_it_needs(clone: Path, target: str, syncs: list[str]) -> None:

@@ -197,6 +197,7 @@ BOTH = {
     "secret_last_reload_timestamp_seconds": gauge("secret", ["rabbitmq", "sms_api", "webhook"]),
     "log_records_total": counter("level", ["debug", "info", "warning", "error", "critical"]),
     "log_lines_dropped_total": counter(),
+    "spans_dropped_total": counter("reason", ["queue_full", "export_failed"]),
 }
 PROMISES: dict[str, Promise] = {
     **{f"sms_bridge_worker_{name}": promise for name, promise in WORKER.items()},

@@ -31,7 +31,7 @@ def test_a_code_and_a_repeat_are_told() -> None:
 
 def test_each_event_is_a_message_of_its_own() -> None:
     """It is persistent JSON with an id of its own, and goes back to whoever asked."""
-    trace = [("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
+    trace = (("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),)
     first, second = (outcome_properties(trace, "asked") for _ in range(2))
 
     assert first.message_id != second.message_id

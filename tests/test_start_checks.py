@@ -116,6 +116,21 @@ def test_every_fault_of_a_start_is_told(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("role", BOTH)
+def test_spans_need_the_extra(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extra no role starts that is to export spans; it says what to install."""
+    settings = _settings({"tracing": {"otlp_endpoint": "http://collector:4318"}})
+    check_start(settings, [role])
+    monkeypatch.setattr("bridge.start_checks.is_exporter_installed", lambda: False)
+    check_start(_settings({}), [role])
+
+    with pytest.raises(ConfigError) as caught:
+        check_start(settings, [role])
+    (fault,) = caught.value.faults
+    assert fault.startswith("tracing.otlp_endpoint: ")
+    assert "sms-bridge[tracing]" in fault
+
+
 def test_a_role_needs_only_its_own_files(tmp_path: Path) -> None:
     """What only the other role reads does not keep a role from starting."""
     nope = tmp_path / "nope"

@@ -132,7 +132,7 @@ class LogSettings(Section):
 
 
 class TracingSettings(Section):
-    """Where spans go. W3C trace headers are passed on with tracing on or off."""
+    """Where spans go, and how many; W3C trace headers are passed on with tracing on or off."""
 
     otlp_endpoint: HttpUrl | None = None
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1

@@ -11,7 +11,7 @@ from bridge.inbound.signature import is_usable
 
 
 class Endpoint:
-    """What is needed to verify what is posted to one path; `key` is where its settings stand.
+    """What is needed to verify what is posted to one path; `key` is the setting that it is of.
 
     The first of its `keys` counts as current. Raises ConfigError that names the setting when it
     lacks secrets, or when they or its scheme cannot be used.
@@ -19,6 +19,7 @@ class Endpoint:
 
     def __init__(self, settings: EndpointSettings, *, key: str = DEFAULT_ENDPOINT) -> None:
         self.settings = settings
+        self.setting = key
         self.path = settings.path
         if not settings.knows_signature:
             raise ConfigError(

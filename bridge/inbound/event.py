@@ -13,7 +13,7 @@ from bridge.inbound.form_parameters import FORM, is_form_type
 from bridge.inbound.receipts import Receipt, read_receipts
 from bridge.inbound.signature import Verified
 from bridge.pointers import NOT_JSON, find_id, find_text, read_document
-from bridge.trace import read_trace
+from bridge.tracing.trace_headers import TraceHeaders, read_trace
 
 EVENT_ID: Final = "sms-bridge-event-id"
 BODY_SHA256: Final = "sms-bridge-body-sha256"
@@ -122,8 +122,10 @@ def as_form(request: Request) -> Request:
     return request._replace(body=request.query, headers=[(b"content-type", FORM.encode()), *others])
 
 
-def properties_of(event: Event, request: Request, *, message_id: str) -> Properties:
-    """Make the AMQP properties of an event.
+def properties_of(
+    event: Event, request: Request, *, message_id: str, trace: TraceHeaders
+) -> Properties:
+    """Make the AMQP properties of an event, with the trace headers to pass on.
 
     `message_id` must be unique for each publish: a returned message is recognised by it.
     """
@@ -132,7 +134,7 @@ def properties_of(event: Event, request: Request, *, message_id: str) -> Propert
         headers[EVENT_ID] = event.event_id
     if event.receipts:
         headers |= _receipt_headers(event.receipt)
-    headers |= dict(trace_of(request))
+    headers |= dict(trace)
     return Properties(
         content_type=(
             "application/json" if event.is_json else _short(request.header(b"content-type"))
@@ -146,7 +148,7 @@ def properties_of(event: Event, request: Request, *, message_id: str) -> Propert
     )
 
 
-def trace_of(request: Request) -> tuple[tuple[str, str], ...]:
+def trace_of(request: Request) -> TraceHeaders:
     """Return the W3C trace headers of a request, to be passed on."""
     return read_trace(request.header(b"traceparent"), request.header(b"tracestate"))
 

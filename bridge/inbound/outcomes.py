@@ -6,11 +6,11 @@ from typing import Final
 
 from bridge.amqp.publisher import Publication, Publisher
 from bridge.errors import PublishError
-from bridge.http_server.request import Request
-from bridge.inbound.event import Event, trace_of
+from bridge.inbound.event import Event
 from bridge.inbound.receipts import Delivery, Receipt
 from bridge.inbound.repeats import RecentEvents
 from bridge.outcome_event import OutcomeEvent, ReceiptOutcome, outcome_properties
+from bridge.tracing.trace_headers import TraceHeaders
 
 # How many outcome events of one webhook wait for their confirm at once; services bundle as many.
 MAX_AT_ONCE: Final = 100
@@ -28,15 +28,16 @@ class ReceiptOutcomes:
         self._publisher = publisher
         self._recent = recent
 
-    async def publish(self, event: Event, request: Request, *, at: float, deadline: float) -> bool:
+    async def publish(
+        self, event: Event, trace: TraceHeaders, *, at: float, deadline: float
+    ) -> bool:
         """Return when the broker has confirmed them all; whether any was not published before.
 
         Each is remembered by itself, so that a repeat of the webhook publishes what is missing.
         `at` is when the webhook came, in unix seconds, `deadline` a time of the event loop. Raises
         PublishError, or TimeoutError as `RecentEvents.once`.
         """
-        outcomes = list(_outcomes(event.receipts, at))
-        trace, is_new = trace_of(request), False
+        outcomes, is_new = list(_outcomes(event.receipts, at)), False
         for begin in range(0, len(outcomes), MAX_AT_ONCE):
             publishes = (
                 self._publish(outcomes[number], _key(event, number), trace, deadline)
@@ -49,7 +50,7 @@ class ReceiptOutcomes:
         self,
         outcome: OutcomeEvent,
         key: bytes | None,
-        trace: tuple[tuple[str, str], ...],
+        trace: TraceHeaders,
         deadline: float,
     ) -> bool:
         def write() -> Awaitable[Publication]:

@@ -10,6 +10,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Awaitable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Final
 
 from bridge.amqp.client import Connection
@@ -19,14 +20,17 @@ from bridge.errors import InvalidSignatureError, PublishError
 from bridge.http_server.limits import Limits
 from bridge.http_server.request import Request, Response
 from bridge.inbound.endpoint import Endpoint
-from bridge.inbound.event import OTHER, Event, as_form, name_event, properties_of
+from bridge.inbound.event import OTHER, Event, as_form, name_event, properties_of, trace_of
 from bridge.inbound.metrics import UNKNOWN_DELIVERY, EventOutcome, WebhookMetrics
 from bridge.inbound.outcomes import ReceiptOutcomes, all_of
 from bridge.inbound.refusals import NOT_SIGNED, TRY_LATER, Refusals, RefusedError
 from bridge.inbound.repeats import RecentEvents
 from bridge.inbound.signature import Verified, verify
+from bridge.inbound.spans import WebhookSpans, end_webhook, publish_in
 from bridge.logs import Log
 from bridge.topology.upkeep import Upkeep
+from bridge.tracing.spans import Span
+from bridge.tracing.trace_headers import TraceHeaders
 
 log = Log(__name__)
 
@@ -63,12 +67,14 @@ class Receiver:
         upkeep: Upkeep,
         metrics: WebhookMetrics,
         outcome_exchange: str | None = None,
+        spans: WebhookSpans | None = None,
     ) -> None:
         self._settings = settings
         self._exchange = settings.exchange
         self._upkeep = upkeep
         self._publisher = publisher
         self._metrics = metrics
+        self._spans = spans
         self._endpoints = {endpoint.path: endpoint for endpoint in endpoints}
         self.refusals = Refusals(
             {endpoint.path: endpoint.scheme.header for endpoint in endpoints},
@@ -111,7 +117,9 @@ class Receiver:
 
     # The straight line
 
-    async def _accept(self, request: Request, endpoint: Endpoint) -> tuple[Event, EventOutcome]:
+    async def _accept(
+        self, request: Request, endpoint: Endpoint, span: Span | None
+    ) -> tuple[Event, EventOutcome]:
         """Return the event and its outcome when 200 is the truth; raise RefusedError otherwise."""
         self._metrics.http_size.labels(endpoint.path).observe(len(request.body))
         verified = self._verify(request, endpoint)
@@ -119,7 +127,7 @@ class Receiver:
             request = as_form(request)
         content_type = request.header(b"content-type")
         event = name_event(request.body, content_type, verified, endpoint.settings)
-        is_new = await self._publish(event, request)
+        is_new = await self._publish(event, request, span)
         return event, _outcome(event, is_new=is_new)
 
     def _verify(self, request: Request, endpoint: Endpoint) -> Verified:
@@ -143,19 +151,21 @@ class Receiver:
             self._metrics.signature_age.observe(max(0.0, now - verified.timestamp))
         return verified
 
-    async def _publish(self, event: Event, request: Request) -> bool:
+    async def _publish(self, event: Event, request: Request, span: Span | None) -> bool:
         """Publish an event and what its receipts say, unless that was done before.
 
         Returns whether any of it was new, when all of it is confirmed.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.response_timeout_seconds - RESPONSE_RESERVE_SECONDS
-        publish_event = self._publish_event(event, request, deadline)
+        trace = trace_of(request) if span is None else span.headers
+        write = partial(self._publish_event, event, request, deadline)
+        publish_event = write(trace) if span is None else publish_in(span, self._exchange, write)
         try:
             if self._outcomes is None or not event.receipts:
                 is_new = await publish_event
             else:
-                tell = self._outcomes.publish(event, request, at=time.time(), deadline=deadline)
+                tell = self._outcomes.publish(event, trace, at=time.time(), deadline=deadline)
                 is_new = any(await all_of(publish_event, tell))
         except TimeoutError:
             raise RefusedError(TRY_LATER, "publish_failed", "no confirm in time", event) from None
@@ -169,7 +179,7 @@ class Receiver:
         return is_new
 
     def _publish_event(
-        self, event: Event, request: Request, deadline: float
+        self, event: Event, request: Request, deadline: float, trace: TraceHeaders
     ) -> Coroutine[Any, Any, bool]:
         def write() -> Awaitable[Publication]:
             return self._publisher.write(
@@ -177,7 +187,10 @@ class Receiver:
                 exchange=self._exchange,
                 routing_key=event.routing_key,
                 properties=properties_of(
-                    event, request, message_id=f"{self._process_id}-{next(self._numbers)}"
+                    event,
+                    request,
+                    message_id=f"{self._process_id}-{next(self._numbers)}",
+                    trace=trace,
                 ),
                 deadline=deadline,
             )
@@ -203,10 +216,11 @@ class Receiver:
         started = time.perf_counter()
         self._in_flight += 1
         event: Event | None = None
+        span = None if self._spans is None else self._spans.begin(request, endpoint)
         try:
             if self._in_flight > self._settings.max_in_flight:
                 raise RefusedError(TRY_LATER, "overloaded")  # noqa: TRY301  as all refusals
-            event, outcome = await self._accept(request, endpoint)
+            event, outcome = await self._accept(request, endpoint, span)
             why, response = None, _OK
         except RefusedError as refusal:
             event, outcome, why = refusal.event, refusal.outcome, refusal.why
@@ -218,9 +232,10 @@ class Receiver:
             self._in_flight -= 1
         seconds = time.perf_counter() - started
         self._count_event(event, outcome)
-        self._log(event, endpoint, outcome, why, response, seconds)
+        self._log(event, endpoint, outcome, why, response, seconds, span)
         self.refusals.count_request(request.method, endpoint.path, response.status)
-        self._metrics.http_duration.labels(endpoint.path).observe(seconds)
+        trace_id = None if span is None or event is None else span.trace_id
+        self._metrics.http_duration.labels(endpoint.path).observe(seconds, trace_id)
         return response
 
     def _count_event(self, event: Event | None, outcome: EventOutcome) -> None:
@@ -246,27 +261,30 @@ class Receiver:
         why: str | None,
         response: Response,
         seconds: float,
+        span: Span | None,
     ) -> None:
         if event is None:
             self.refusals.log(endpoint.path, outcome, why, response.status)
             return
         receipt = event.receipt if event.receipts else None
         count = len(event.receipts)
-        log.info(
-            "webhook",
-            route=endpoint.path if self._names_routes else None,
-            outcome=outcome,
-            why=why,
-            status=response.status,
-            type=self._label(event),
-            event_id=event.event_id,
-            delivery=None if receipt is None else receipt.delivery or UNKNOWN_DELIVERY,
-            message_id=None if receipt is None else receipt.message_id,
-            provider_id=None if receipt is None else receipt.provider_id,
-            receipts=count if count > 1 else None,
-            bytes=len(event.body),
-            seconds=round(seconds, 4),
-        )
+        facts = {
+            "route": endpoint.path if self._names_routes else None,
+            "outcome": outcome,
+            "why": why,
+            "status": response.status,
+            "type": self._label(event),
+            "event_id": event.event_id,
+            "delivery": None if receipt is None else receipt.delivery or UNKNOWN_DELIVERY,
+            "message_id": None if receipt is None else receipt.message_id,
+            "provider_id": None if receipt is None else receipt.provider_id,
+            "receipts": count if count > 1 else None,
+            "bytes": len(event.body),
+            "seconds": round(seconds, 4),
+        }
+        log.info("webhook", **facts)
+        if span is not None:
+            end_webhook(span, facts)
 
 
 def _outcome(event: Event, *, is_new: bool) -> EventOutcome:

@@ -13,6 +13,7 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publication
 from bridge.amqp.wire import Body, Wire
 from bridge.outbound.envelope import Envelope
+from bridge.tracing.spans import Span
 
 # A delivery that has been held for longer is put off to the ladder, once the wait that it is in has
 # ended. The broker's own limit is 30 minutes (consumer_timeout).
@@ -82,7 +83,8 @@ class Delivery:
     """A message that the broker has given us and that we have not settled.
 
     `waiting_for` is what it waits for, `waited_seconds` how long it has waited for what. Times are
-    of `clock`. `replacement` is the copy that is published and may yet be confirmed.
+    of `clock`. `replacement` is the copy that is published and may yet be confirmed. `span` is None
+    where spans are not exported.
     """
 
     body: Body
@@ -96,6 +98,7 @@ class Delivery:
     waiting_for: WaitCause | None = None
     replacement: Publication | None = None
     waited_seconds: dict[WaitCause, float] = field(default_factory=dict)
+    span: Span | None = None
     _waiting_since: float = 0.0
 
     @property
@@ -107,6 +110,18 @@ class Delivery:
     def held_seconds(self) -> float:
         """How long it has been held here."""
         return self.clock() - self.received
+
+    @property
+    def envelope_to_tell(self) -> Envelope:
+        """Its envelope, with the trace headers of what it causes."""
+        if self.span is None:
+            return self.envelope
+        return self.envelope._replace(trace=self.span.headers)
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace where more is to be found about it, if it is recorded."""
+        return None if self.span is None else self.span.trace_id
 
     @property
     def may_be_given_back(self) -> bool:

@@ -201,4 +201,4 @@ class Dispatcher:
             # What was sent ahead of its time is late only after that time.
             due = max(delivery.envelope.published_at, delivery.envelope.not_before or 0)
             age = max(0.0, now - due)
-            self._metrics.acceptance_latency.labels(self._queue).observe(age)
+            self._metrics.acceptance_latency.labels(self._queue).observe(age, delivery.trace_id)

@@ -11,16 +11,16 @@ import re
 import time
 import uuid
 from datetime import UTC, datetime
-from decimal import Decimal
 from typing import Any, Final, NamedTuple, get_args
 from urllib.parse import quote
 
 from bridge.amqp.properties import Properties, as_they_came, header_bytes, write_properties
 from bridge.config import OnUncertain
 from bridge.errors import InvalidMessageError
+from bridge.outbound.moments import YEAR_9999, to_seconds, write_moment
 from bridge.outbound.outcomes import Dead, Retried
 from bridge.outbound.request import printable
-from bridge.trace import read_trace
+from bridge.tracing.trace_headers import TraceHeaders, read_trace
 
 PREFIX: Final = "sms-bridge-"
 EXPIRES_AT: Final = "sms-bridge-expires-at"
@@ -38,13 +38,15 @@ TURN_AT: Final = "sms-bridge-turn-at"
 STATUS: Final = "sms-bridge-status"
 CODE: Final = "sms-bridge-code"
 DEAD_AT: Final = "sms-bridge-dead-at"
+# The traceparent of the delivery that a copy replaces, where spans are exported.
+EARLIER_SPAN: Final = "sms-bridge-earlier-span"
 
 # Headers in which the broker describes a message's history; on a copy they would be wrong.
 DELIVERY_COUNT: Final = "x-delivery-count"
 _BROKERS_OWN: Final = re.compile("x-(delivery-count|acquired-count|(first-|last-)?death.*)")
 _MEMORY: Final = (
     *(REASON, DETAIL, ATTEMPTS, UNCERTAIN_ATTEMPTS),
-    *(FIRST_DELIVERED_AT, STATUS, CODE, DEAD_AT, TURN_AT),
+    *(FIRST_DELIVERED_AT, STATUS, CODE, DEAD_AT, TURN_AT, EARLIER_SPAN),
 )
 # What may be set for one message.
 _SETTINGS: Final = (EXPIRES_AT, NOT_BEFORE, ON_UNCERTAIN, ORDERING_KEY, PRIORITY)
@@ -58,7 +60,6 @@ _WAYS_ON_UNCERTAIN: Final = frozenset((None, *get_args(OnUncertain)))
 MAX_DETAIL_CHARACTERS: Final = 500
 _MOMENT_CHARACTERS: Final = 20
 _VISIBLE_ASCII: Final = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
-_YEAR_9999: Final = 253_402_300_799
 
 
 class Envelope(NamedTuple):
@@ -81,7 +82,7 @@ class Envelope(NamedTuple):
     copies: int = 0
     try_of: str = ""
     turn_at: float | None = None
-    trace: tuple[tuple[str, str], ...] = ()
+    trace: TraceHeaders = ()
 
     @property
     def age_starts_at(self) -> float:
@@ -175,7 +176,7 @@ def _read_expiration(properties: Properties, now: float) -> float | None:
         return None
     published = properties.timestamp
     start = published.timestamp() if isinstance(published, datetime) else now
-    return min(start + int(expiration) / 1000, _YEAR_9999)
+    return min(start + int(expiration) / 1000, YEAR_9999)
 
 
 def _read_expiry(properties: Properties, headers: dict[str, Any], bare: Envelope) -> float | None:
@@ -213,39 +214,12 @@ def _read_moment(headers: dict[str, Any], name: str) -> float | None:
     value = headers.get(name)
     if value is None:
         return None
-    seconds = _to_seconds(value)
-    if seconds is not None and _YEAR_9999 < seconds <= _YEAR_9999 * 1000:
+    seconds = to_seconds(value)
+    if seconds is not None and YEAR_9999 < seconds <= YEAR_9999 * 1000:
         raise InvalidMessageError(f"{name}: must be unix seconds; it looks like milliseconds")
-    if seconds is None or not 0 <= seconds <= _YEAR_9999:
+    if seconds is None or not 0 <= seconds <= YEAR_9999:
         raise InvalidMessageError(f"{name}: must be unix seconds or RFC 3339 with a time zone")
     return seconds
-
-
-def _write_moment(seconds: float) -> str:
-    # pamqp writes a float in 32 bits, which would be wrong by up to a minute here.
-    return f"{seconds:.3f}"
-
-
-def _to_seconds(value: object) -> float | None:
-    if isinstance(value, bytes | bytearray):
-        value = bytes(value).decode("ascii", "replace")
-    if isinstance(value, datetime):
-        return value.timestamp()
-    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, str):
-        return _text_to_seconds(value)
-    return None
-
-
-def _text_to_seconds(value: str) -> float | None:
-    if value.isascii() and value.replace(".", "", 1).isdigit():
-        return float(value)
-    try:
-        moment = datetime.fromisoformat(value.upper())
-    except ValueError:
-        return None
-    return None if moment.tzinfo is None else moment.timestamp()
 
 
 def copy_properties(
@@ -254,13 +228,14 @@ def copy_properties(
     outcome: Retried | Dead,
     *,
     max_bytes: int,
+    span: TraceHeaders = (),
 ) -> Properties:
     """Make the properties of the copy that replaces a delivery; `envelope` counts this attempt.
 
     All stay as they came, except those for which the broker would refuse (`user_id`), drop
     (`expiration`) or reroute (`CC`, `BCC`) the copy, and headers that do not fit into `max_bytes`
     beside ours. A message without an id gets its key as id, so that every later attempt sends the
-    same key.
+    same key. `span`: that of the delivery, to which the next one's refers.
     """
     replaced = copy.copy(properties)
     replaced.user_id = None
@@ -277,13 +252,15 @@ def copy_properties(
         DETAIL: outcome.detail[:MAX_DETAIL_CHARACTERS],
         ATTEMPTS: envelope.attempts,
         UNCERTAIN_ATTEMPTS: envelope.uncertain_attempts,
-        FIRST_DELIVERED_AT: _write_moment(envelope.first_delivered_at),
+        FIRST_DELIVERED_AT: write_moment(envelope.first_delivered_at),
         COPIES: envelope.copies + 1,
     }
     if envelope.expires_at is not None:
-        own[EXPIRES_AT] = _write_moment(envelope.expires_at)
+        own[EXPIRES_AT] = write_moment(envelope.expires_at)
     if envelope.turn_at is not None:
-        own[TURN_AT] = _write_moment(envelope.turn_at)
+        own[TURN_AT] = write_moment(envelope.turn_at)
+    if span:
+        own[EARLIER_SPAN] = span[0][1]
     if outcome.status is not None:
         own[STATUS] = outcome.status
         # That of an earlier answer, which goes with its status.
@@ -334,7 +311,7 @@ def moved_properties(properties: Properties) -> Properties:
     }
     expires_at = _read_expiration(properties, time.time())
     if expires_at is not None:
-        headers.setdefault(EXPIRES_AT, _write_moment(expires_at))
+        headers.setdefault(EXPIRES_AT, write_moment(expires_at))
     moved.headers = headers
     return moved
 

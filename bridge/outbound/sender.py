@@ -17,11 +17,11 @@ from tenacity import (
 from bridge.errors import AttemptError
 from bridge.outbound.delivery import Delivery
 from bridge.outbound.echo import is_echo, is_number
-from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Answer, Fate, judge_failure
 from bridge.outbound.metrics import PROVIDER_CODES, WorkerMetrics
 from bridge.outbound.request import SendRequest
 from bridge.outbound.shape import Shape
+from bridge.outbound.spans import WorkerSpans, end_post
 from bridge.outbound.transport import ApiTransport
 
 QUICK_TRIES: Final = 3
@@ -31,7 +31,7 @@ QUICK_SECONDS: Final = 10.0
 class Sender:
     """Posts requests to the SMS API through a transport that keeps `transport`'s promise.
 
-    While `is_held()`, what never left is not tried again.
+    While `is_held()`, what never left is not tried again. `spans` is None where none are exported.
     """
 
     def __init__(
@@ -41,11 +41,13 @@ class Sender:
         transport: ApiTransport,
         metrics: WorkerMetrics,
         is_held: Callable[[], bool] = lambda: False,
+        spans: WorkerSpans | None = None,
     ) -> None:
         self._shape = shape
         self._is_held = is_held
         self._transport = transport
         self._metrics = metrics
+        self.spans = spans
         self._in_flight = 0
         metrics.provider_in_flight.set_function(lambda: self._in_flight)
 
@@ -55,8 +57,8 @@ class Sender:
         A request that never left is tried again in place, at most three times in ten seconds.
         Everything else is returned at once: repeating it is up to `pace` and the ladder.
         """
-        started, envelope = time.monotonic(), delivery.envelope
-        answer = await self._post(request, envelope)
+        started = time.monotonic()
+        answer = await self._post(request, delivery)
         if answer.fate is not Fate.NOT_SENT:
             return answer
 
@@ -80,7 +82,7 @@ class Sender:
             nonlocal answer, tries
             tries += 1
             if tries > 1 and not self._is_held():
-                answer = await self._post(request, envelope)
+                answer = await self._post(request, delivery, tries_before=tries - 1)
             return answer
 
         return await retrying(attempt)
@@ -89,11 +91,18 @@ class Sender:
         """Close the connections to the API."""
         await self._transport.aclose()
 
-    async def _post(self, request: SendRequest, envelope: Envelope) -> Answer:
-        started = time.perf_counter()
+    async def _post(
+        self, request: SendRequest, delivery: Delivery, *, tries_before: int = 0
+    ) -> Answer:
+        started, span = time.perf_counter(), None
+        if self.spans is not None:
+            span = self.spans.begin_post(delivery, tries_before=tries_before)
+        headers = None if span is None else span.headers
+        posted = self._shape.encode(request, delivery.envelope, headers)
+        answer: Answer | None = None
         self._in_flight += 1
         try:
-            reply = await self._transport.post(*self._shape.encode(request, envelope))
+            reply = await self._transport.post(*posted)
             answer = self._shape.judge(reply)
             if answer.code is not None and self._is_echo(answer.code, request):
                 answer = answer._replace(code=None)
@@ -103,7 +112,9 @@ class Sender:
             answer = judge_failure(error.fault)
         finally:
             self._in_flight -= 1
-        self._count(answer, time.perf_counter() - started)
+            if span is not None:
+                end_post(span, answer)
+        self._count(answer, time.perf_counter() - started, delivery.trace_id)
         return answer
 
     def _is_echo(self, code: str, request: SendRequest) -> bool:
@@ -112,9 +123,9 @@ class Sender:
             return False
         return is_echo(code, request) or self._shape.login.is_repeated(code)
 
-    def _count(self, answer: Answer, seconds: float) -> None:
+    def _count(self, answer: Answer, seconds: float, trace_id: str | None) -> None:
         self._metrics.provider_requests.labels(answer.result).inc()
-        self._metrics.provider_duration.labels(answer.result).observe(seconds)
+        self._metrics.provider_duration.labels(answer.result).observe(seconds, trace_id)
         if answer.status is not None:
             code = str(answer.status) if answer.status in PROVIDER_CODES else "other"
             self._metrics.provider_responses.labels(code).inc()

@@ -26,6 +26,7 @@ from bridge.outbound.outcomes import (
     attempts_after,
     name_of,
 )
+from bridge.outbound.spans import end_delivery
 from bridge.topology.declarations import dead_queue, retry_queue
 
 log = Log(__name__)
@@ -144,6 +145,7 @@ class Settler:
             outcome,
             # Another broker may take less in a frame.
             max_bytes=self._publisher.max_properties_bytes,
+            span=() if delivery.span is None else delivery.span.headers,
         )
         return await self._publisher.write(
             delivery.body,
@@ -203,21 +205,24 @@ class Settler:
     def _count(self, delivery: Delivery, name: str, reason: str, outcome: Outcome | None) -> None:
         held = delivery.held_seconds
         self._metrics.processed.labels(self._queue, name, reason).inc()
-        self._metrics.processing_duration.labels(self._queue, name).observe(held)
-        log.info(
-            "delivery",
-            message_id=delivery.envelope.key,
-            outcome=name,
-            reason=None if reason == "none" else reason,
-            detail=getattr(outcome, "detail", None),
-            status=None if outcome is None else outcome.status,
-            code=getattr(outcome, "code", None),
-            provider_id=_id_for_the_log(outcome),
-            attempts=attempts_after(delivery.envelope.attempts, outcome),
-            redelivered=delivery.redelivered or None,
-            seconds=round(held, 4),
-            waited_seconds=self._count_waits(delivery) if delivery.waited_seconds else None,
-        )
+        duration = self._metrics.processing_duration.labels(self._queue, name)
+        duration.observe(held, delivery.trace_id)
+        facts = {
+            "message_id": delivery.envelope.key,
+            "outcome": name,
+            "reason": None if reason == "none" else reason,
+            "detail": getattr(outcome, "detail", None),
+            "status": None if outcome is None else outcome.status,
+            "code": getattr(outcome, "code", None),
+            "provider_id": _id_for_the_log(outcome),
+            "attempts": attempts_after(delivery.envelope.attempts, outcome),
+            "redelivered": delivery.redelivered or None,
+            "seconds": round(held, 4),
+            "waited_seconds": self._count_waits(delivery) if delivery.waited_seconds else None,
+        }
+        log.info("delivery", **facts)
+        if delivery.span is not None:
+            end_delivery(delivery.span, facts)
 
     def _count_waits(self, delivery: Delivery) -> dict[WaitCause, float] | None:
         """Count what a delivery has waited for, and return it for the log."""

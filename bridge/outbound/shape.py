@@ -30,6 +30,7 @@ from bridge.pointers import (
     read_document,
     read_words,
 )
+from bridge.tracing.trace_headers import TraceHeaders
 
 _CONTENT_TYPES: Final = {"json": b"application/json", "form": b"application/x-www-form-urlencoded"}
 
@@ -82,8 +83,10 @@ class Shape:
         self._id_pointers = settings.message_id_pointers
         self._code_pointers = settings.error_code_pointers
 
-    def encode(self, request: SendRequest, envelope: Envelope) -> ApiRequest:
-        """Write a request.
+    def encode(
+        self, request: SendRequest, envelope: Envelope, span: TraceHeaders | None = None
+    ) -> ApiRequest:
+        """Write a request, with the headers of its span if it has one, else the publisher's.
 
         Raises InvalidMessageError when it has a member that has no place in the service's.
         """
@@ -95,7 +98,8 @@ class Shape:
         headers = [*self._fixed_headers, *self._login_headers]
         if self._idempotency_header is not None:
             headers.append((self._idempotency_header, envelope.key.encode("ascii")))
-        headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in envelope.trace]
+        trace = envelope.trace if span is None else span
+        headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in trace]
         if self._write is None:
             body = request.model_dump_json().encode()
         else:

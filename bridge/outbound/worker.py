@@ -59,6 +59,7 @@ class Worker:
         self._peers = peers
         self._sender = sender
         self._pace = pace
+        self._spans = sender.spans
         self._settler = Settler(
             own,
             publisher=publisher,
@@ -93,6 +94,8 @@ class Worker:
     # The straight line
 
     async def _process(self, delivery: Delivery) -> None:
+        if self._spans is not None:
+            self._spans.begin(delivery)
         entry = entry_of(delivery.envelope, delivery.body)
         claim = await self._ledger.claim(
             entry,
@@ -114,7 +117,7 @@ class Worker:
         acked = self._settler.ack(delivery, outcome)
         at = time.time()
         self._ledger.settle(claim, accepted(delivery.envelope, outcome, at), acked=acked)
-        await self._announcer.announce(delivery.properties, delivery.envelope, outcome, at)
+        await self._announcer.announce(delivery.properties, delivery.envelope_to_tell, outcome, at)
 
     @property
     def _may_wait_for_first(self) -> bool:
@@ -159,7 +162,7 @@ class Worker:
             return
         acked = self._settler.ack(delivery, None)
         self._ledger.note_repeat(entry, acked=acked)
-        properties, envelope = delivery.properties, delivery.envelope
+        properties, envelope = delivery.properties, delivery.envelope_to_tell
         await self._announcer.answer_repeat(properties, envelope, repeat.first)
 
     async def _put_off_repeat(self, delivery: Delivery, entry: Entry) -> None:

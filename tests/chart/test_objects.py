@@ -558,15 +558,15 @@ def test_pod_labels_cannot_break_the_selector() -> None:
 
 
 def test_network_policies_let_through_what_each_role_needs() -> None:
-    """The worker reaches broker and API, the webhook role the broker; metrics stay inside."""
+    """The worker reaches broker, API and collector, the webhook role all but the API."""
     policies = of_kind(render(CI["full"]), "NetworkPolicy")
 
     def ports(role: str, way: str) -> list[list[int]]:
         rules = policies[f"rel-sms-bridge-{role}"]["spec"][way]
         return [sorted({port["port"] for port in rule["ports"]}) for rule in rules]
 
-    assert ports("worker", "egress") == [[53], [5671], [443]]
-    assert ports("webhook", "egress") == [[53], [5671]]
+    assert ports("worker", "egress") == [[53], [5671], [443], [4318]]
+    assert ports("webhook", "egress") == [[53], [5671], [4318]]
     assert ports("worker", "ingress") == [[9090]]
     assert ports("webhook", "ingress") == [[9090], [8081]]
     webhooks = policies["rel-sms-bridge-webhook"]["spec"]["ingress"][1]["from"]

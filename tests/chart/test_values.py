@@ -63,6 +63,7 @@ BASES: list[tuple[str, Values]] = [
     ("sandbox.enabled", CI["webhook-only"]),
     ("sandbox.", CI["sandbox"]),
     ("networkPolicy.allowSandboxFrom", CI["sandbox"]),
+    ("networkPolicy.otlpTo", CI["full"]),
     ("webhook.service.type", MINIMAL),
     ("webhook.service.", merged(MINIMAL, nested("webhook.service.type", "LoadBalancer"))),
     ("ingress.", switched_on("ingress", hosts=["sms.example.com"])),

@@ -59,13 +59,6 @@ def test_environment_does_not_hide_a_section_that_is_none(faults: Faults) -> Non
     assert faults("worker: junk", SMS_BRIDGE_WORKER__QUEUE="q")
 
 
-def test_spans_that_would_go_nowhere_are_refused(faults: Faults) -> None:
-    """An OTLP endpoint is refused while no spans are exported, not silently without effect."""
-    (fault,) = faults("tracing: {otlp_endpoint: 'http://collector:4318'}")
-
-    assert fault.startswith("tracing.otlp_endpoint")
-
-
 def test_one_line_for_each_fault(faults: Faults) -> None:
     """Every fault is told at once, a line each, from both sources."""
     told = faults(

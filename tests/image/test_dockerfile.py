@@ -51,8 +51,8 @@ def test_the_build_takes_the_locked_versions() -> None:
     first, last = BUILD.texts("RUN")
     copied = [sources for origin, sources, _ in BUILD.files if origin is None]
 
-    assert "uv sync --locked --no-dev --no-install-project" in first
-    assert "uv sync --locked --no-dev --no-editable" in last
+    assert "uv sync --locked --no-dev --all-extras --no-install-project" in first
+    assert "uv sync --locked --no-dev --all-extras --no-editable" in last
     assert copied[0] == ["pyproject.toml", "uv.lock"]
     assert BUILD.environment["UV_PROJECT_ENVIRONMENT"] == "/opt/app"
 

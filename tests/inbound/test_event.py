@@ -18,6 +18,7 @@ from bridge.inbound.event import (
     name_event,
     properties_of,
     read_body,
+    trace_of,
 )
 from bridge.inbound.signature import Verified
 from bridge.pointers import NOT_JSON
@@ -122,7 +123,9 @@ def test_a_form_is_read_and_stays_as_it_is() -> None:
         event_type_pointers=("/MessageStatus",),
         event_id_pointers=("/SmsSid",),
     )
-    properties = properties_of(event, request((b"content-type", told.encode())), message_id="m-1")
+    properties = properties_of(
+        event, request((b"content-type", told.encode())), message_id="m-1", trace=()
+    )
 
     assert (event.type, event.event_id, event.body) == ("delivered", "SM1", body)
     assert properties.content_type == told
@@ -191,7 +194,7 @@ def test_properties_say_what_the_body_does_not() -> None:
     """Subscribers get the kind, the id, the digest and the trace beside the untouched body."""
     body = b'{"type": "message.received", "id": "evt-1"}'
     headers = request((b"traceparent", TRACE.encode()), (b"content-type", b"text/plain"))
-    properties = properties_of(name(body), headers, message_id="m-1")
+    properties = properties_of(name(body), headers, message_id="m-1", trace=trace_of(headers))
 
     assert properties.headers == {
         "sms-bridge-body-sha256": hashlib.sha256(body).hexdigest(),
@@ -205,7 +208,7 @@ def test_properties_say_what_the_body_does_not() -> None:
 def test_what_is_no_json_keeps_its_content_type() -> None:
     """Nobody is told that a body is JSON which is none."""
     plain = request((b"content-type", b"text/plain"), (b"content-encoding", b"gzip"))
-    properties = properties_of(name(b"\x1f\x8b"), plain, message_id="m-1")
+    properties = properties_of(name(b"\x1f\x8b"), plain, message_id="m-1", trace=())
 
     assert (properties.content_type, properties.content_encoding) == ("text/plain", "gzip")
 
@@ -214,7 +217,7 @@ def test_what_is_no_json_keeps_its_content_type() -> None:
 def test_a_long_type_is_cut_at_a_whole_character(kind: str) -> None:
     """A property takes 255 bytes; what is cut is a beginning of the type, and no half letter."""
     event = name(b"{}")._replace(type=kind)
-    told = properties_of(event, request(), message_id="m-1").message_type
+    told = properties_of(event, request(), message_id="m-1", trace=()).message_type
 
     assert told is not None
     assert kind.startswith(told)

@@ -377,6 +377,13 @@ class Service:
 
         return await eventually(look, what=f"{count} requests for {to}")
 
+    async def headers(self, to: str) -> list[dict[str, str]]:
+        """Return the headers of the POSTs that named a number, the first ones first."""
+        snapshot = (await self._http.get(f"{self.url}/sandbox/snapshot")).json()
+        numbers = sorted(one["number"] for one in snapshot["requests"] if one["to"] == to)
+        urls = [f"{self.url}/sandbox/requests/{number}" for number in numbers]
+        return [dict((await self._http.get(url)).json()["headers"]) for url in urls]
+
     async def _list(self, kind: str, to: str) -> list[dict[str, Any]]:
         answer = await self._http.get(f"{self.url}/sandbox/{kind}")
         answer.raise_for_status()

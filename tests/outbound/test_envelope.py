@@ -29,7 +29,7 @@ from bridge.outbound.envelope import (
 )
 from bridge.outbound.fates import DeadReason, RetryReason
 from bridge.outbound.outcomes import Dead, Retried
-from bridge.trace import read_trace
+from bridge.tracing.trace_headers import read_trace
 
 NOW = 1_800_000_000.0
 PUBLISHED = datetime(2027, 1, 1, tzinfo=UTC)

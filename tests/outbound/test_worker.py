@@ -62,6 +62,8 @@ class Connection(Channel):
 class Service:
     """What stands in for the sender, and tells of each request."""
 
+    spans = None
+
     def __init__(self, told: list[str]) -> None:
         self._told = told
         self.latency_seconds = 1.0

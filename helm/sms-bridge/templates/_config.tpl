@@ -197,6 +197,8 @@ webhook:
   queue: sms.inbound
   body_timeout_seconds: 10
   response_timeout_seconds: 2.5
+tracing:
+  otlp_endpoint: null
 {{- end }}
 
 {{/* The seconds of a duration such as 90, 10s, 5m, 2h or 30d, as the app reads it. */}}

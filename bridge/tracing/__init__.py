@@ -1,0 +1,1 @@
+"""Traces: W3C trace headers are passed on in any case, spans exported where that is asked for."""

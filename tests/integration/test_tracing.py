@@ -1,0 +1,334 @@
+"""The traces of messages and webhooks: from publisher to API, from service to event.
+
+The spans go to a small receiver of ours, in between the OpenTelemetry Collector where it is built
+(`make otel-collector`).
+"""
+
+import json
+import re
+import socket
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from bridge.sandbox.processes import Child, Guard, free_ports
+from tests.integration.conftest import (
+    SIGNATURE,
+    Amqp,
+    Canaries,
+    Launcher,
+    Running,
+    Service,
+    eventually,
+    unique,
+)
+from tests.otlp import Received, Receiver, otlp_receiver
+
+COLLECTOR = Path(__file__).parents[2] / ".bench" / "otel-collector"
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+PUBLISHER = "00f067aa0ba902b7"
+SAMPLED = f"00-{TRACE_ID}-{PUBLISHER}-01"
+UNSAMPLED = f"00-{'5' * 32}-{PUBLISHER}-00"
+ACCOUNT = "AC-canary-account"
+DELAY = "1s"
+
+
+@dataclass
+class Line:
+    """Both roles, which export the spans of all traces that they begin, and who talks to them."""
+
+    bridge: Running
+    receiver: Receiver
+    amqp: Amqp
+    service: Service
+    canaries: Canaries
+    http: httpx.AsyncClient
+    queue: str
+
+    async def publish(self, **properties: Any) -> str:
+        """Publish a request; return its number."""
+        request = self.canaries.request()
+        await self.amqp.publish(self.queue, json.dumps(request).encode(), **properties)
+        return request["to"]
+
+    async def post(self, body: bytes, *, secret: str | None = None, **headers: str) -> int:
+        """Post a webhook; return the status of the answer."""
+        url = f"{self.bridge.webhook_url}/{ACCOUNT}"
+        signed = {SIGNATURE: self.canaries.sign(body, secret), **headers}
+        return (await self.http.post(url, content=body, headers=signed)).status_code
+
+    async def until_spans(self, count: int, **wanted: str) -> list[Received]:
+        """Return the spans with these values, once there are so many, the earliest first."""
+
+        async def look() -> list[Received] | None:
+            found = [
+                span
+                for span in self.receiver.spans
+                if all(getattr(span, name) == value for name, value in wanted.items())
+            ]
+            return found if len(found) >= count else None
+
+        found = await eventually(look, what=f"{count} spans with {wanted}")
+        return sorted(found, key=lambda span: span.started_at)
+
+    async def posted(self, to: str, count: int) -> list[dict[str, str]]:
+        """Return the headers of the POSTs for a number, once there are so many."""
+        await self.service.until_requested(to, count)
+        return await self.service.headers(to)
+
+
+@pytest.fixture(scope="module", params=["receiver", "collector"])
+async def line(
+    request: pytest.FixtureRequest,
+    launcher: Launcher,
+    guard: Guard,
+    tmp_path_factory: pytest.TempPathFactory,
+    session_service: Service,
+    amqp: Amqp,
+) -> AsyncIterator[Line]:
+    """Start both roles in one process, and what takes their spans."""
+    canaries, http = launcher.canaries, launcher.http
+    if request.param == "collector" and not COLLECTOR.exists():
+        pytest.skip("the OpenTelemetry Collector is not built: make otel-collector, with Go")
+    name = unique("tracing")
+    with otlp_receiver() as receiver:
+        endpoint, collector = receiver.url, None
+        if request.param == "collector":
+            (port,) = free_ports(1)
+            endpoint = f"http://127.0.0.1:{port}"
+            log = tmp_path_factory.mktemp("collector") / "log"
+            collector = start_collector(port, receiver, log, guard)
+            await until_listening(port, collector)
+        bridge = await launcher.role(
+            "all",
+            settings={
+                "worker.queue": name,
+                "worker.retry_delays": [DELAY],
+                "worker.outcome_exchange": f"{name}.outcome",
+                "sms_api.base_url": session_service.url,
+                "sms_api.key": canaries.key,
+                "webhook.path": f"/webhooks/{ACCOUNT}",
+                "webhook.secrets": [canaries.secret],
+                "webhook.exchange": f"{name}.inbound",
+                "webhook.queue": f"{name}.inbound",
+                "tracing.otlp_endpoint": endpoint,
+                "tracing.sample_ratio": 1,
+            },
+        )
+        await bridge.until_metric("sms_bridge_amqp_connection_up", 1)
+        yield Line(bridge, receiver, amqp, session_service, canaries, http, name)
+        if collector is not None:
+            collector.end(grace_seconds=10)
+    shown = json.dumps([[s.name, s.attributes, s.resource] for s in receiver.spans])
+
+    assert canaries.found_in(shown) == set()
+    assert ACCOUNT not in shown
+
+
+def start_collector(port: int, receiver: Receiver, log: Path, guard: Guard) -> Child:
+    """Start the OpenTelemetry Collector, which hands on what it takes as soon as it has it."""
+    configuration = {
+        "receivers": {"otlp": {"protocols": {"http": {"endpoint": f"127.0.0.1:{port}"}}}},
+        "exporters": {"otlphttp": {"endpoint": receiver.url, "compression": "none"}},
+        "service": {
+            "telemetry": {"metrics": {"level": "none"}},
+            "pipelines": {"traces": {"receivers": ["otlp"], "exporters": ["otlphttp"]}},
+        },
+    }
+    command = [str(COLLECTOR), "--config", f"yaml:{json.dumps(configuration)}"]
+    return Child(command, guard=guard, log=log, environ={})
+
+
+async def until_listening(port: int, collector: Child) -> None:
+    """Return when the collector takes connections."""
+
+    async def is_open() -> bool:
+        assert collector.exit_code is None, collector.tail()
+        with socket.socket() as tried:
+            return tried.connect_ex(("127.0.0.1", port)) == 0
+
+    await eventually(is_open, what="the collector listens")
+
+
+def link_to(span: Received) -> tuple[str, str]:
+    """Return what a link to a span names."""
+    return span.trace_id, span.span_id
+
+
+async def test_from_the_publisher_to_the_api(line: Line) -> None:
+    """The delivery is a child of what published it, the POST one of the delivery, and the API's."""
+    message_id = uuid.uuid4().hex
+    to = await line.publish(
+        message_id=message_id, headers={"traceparent": SAMPLED, "tracestate": "vendor=1"}
+    )
+    (sent,) = await line.posted(to, 1)
+    process, post = await line.until_spans(2, trace_id=TRACE_ID)
+
+    assert (process.name, process.kind) == (f"process {line.queue}", "consumer")
+    assert process.parent_id == PUBLISHER
+    assert process.links == []
+    assert (
+        process.attributes.items()
+        >= {
+            "messaging.system": "rabbitmq",
+            "messaging.destination.name": line.queue,
+            "messaging.operation.type": "process",
+            "messaging.message.id": message_id,
+            "sms_bridge.outcome": "sent",
+        }.items()
+    )
+    assert (post.name, post.kind) == ("POST", "client")
+    assert (post.parent_id, post.is_error) == (process.span_id, False)
+    assert (
+        post.attributes.items()
+        >= {
+            "http.request.method": "POST",
+            "http.response.status_code": 202,
+            "server.address": "127.0.0.1",
+        }.items()
+    )
+    assert process.started_at <= post.started_at <= post.ended_at <= process.ended_at
+    assert post.is_named_by(sent["traceparent"])
+    assert sent["tracestate"] == "vendor=1"
+    assert process.resource.items() >= {"service.name": "sms-bridge"}.items()
+
+
+@pytest.mark.parametrize("is_publishers", [True, False], ids=["of the publisher", "of ours"])
+async def test_over_the_ladder(line: Line, *, is_publishers: bool) -> None:
+    """What comes back from the ladder refers to the delivery before, and is in the same trace."""
+    trace_id, message_id = uuid.uuid4().hex, uuid.uuid4().hex
+    headers = {"traceparent": f"00-{trace_id}-{PUBLISHER}-01"} if is_publishers else None
+    await line.service.misbehave({"count": 1, "status": 503})
+    to = await line.publish(message_id=message_id, headers=headers)
+    first_sent, second_sent = await line.posted(to, 2)
+    if not is_publishers:
+        trace_id = first_sent["traceparent"].split("-")[1]
+    first, failed, second, accepted = await line.until_spans(4, trace_id=trace_id)
+
+    assert [first.name, second.name] == [f"process {line.queue}"] * 2
+    assert (first.attributes["sms_bridge.outcome"], first.is_error) == ("retried", False)
+    assert (failed.parent_id, failed.is_error) == (first.span_id, True)
+    assert failed.attributes["error.type"] == "503"
+    assert second.links == [link_to(first)]
+    assert second.parent_id == (PUBLISHER if is_publishers else first.span_id)
+    assert second.attributes["sms_bridge.outcome"] == "sent"
+    assert accepted.parent_id == second.span_id
+    assert accepted.attributes["http.request.resend_count"] == 1
+    assert failed.is_named_by(first_sent["traceparent"])
+    assert accepted.is_named_by(second_sent["traceparent"])
+
+
+async def test_a_dead_letter_is_an_error(line: Line) -> None:
+    """The span of what ends in the dead-letter queue says why; its trace goes on from there."""
+    trace_id, message_id = uuid.uuid4().hex, uuid.uuid4().hex
+    headers = {"traceparent": f"00-{trace_id}-{PUBLISHER}-01"}
+    await line.amqp.publish(line.queue, b"no request", message_id=message_id, headers=headers)
+    (process,) = await line.until_spans(1, trace_id=trace_id)
+    letter = await line.amqp.take(f"{line.queue}.dead", message_id=message_id)
+
+    assert process.is_error
+    assert process.attributes["error.type"] == "invalid"
+    assert letter.headers["traceparent"] == headers["traceparent"]
+    assert process.is_named_by(str(letter.headers["sms-bridge-earlier-span"]))
+
+
+async def test_what_is_sampled_out_is_passed_on(line: Line) -> None:
+    """Who decided against recording a trace is followed: no span, and the same header."""
+    to = await line.publish(headers={"traceparent": UNSAMPLED})
+    (sent,) = await line.posted(to, 1)
+    await line.publish(headers={"traceparent": SAMPLED.replace(TRACE_ID, "6" * 32)})
+    await line.until_spans(2, trace_id="6" * 32)
+
+    assert sent["traceparent"] == UNSAMPLED
+    assert not [span for span in line.receiver.spans if span.trace_id == "5" * 32]
+
+
+async def test_from_the_webhook_to_the_event(line: Line) -> None:
+    """The event carries the span of its publish, which is one of the webhook's."""
+    trace_id, event_id = uuid.uuid4().hex, uuid.uuid4().hex
+    body = json.dumps({"type": "message.received", "id": event_id}).encode()
+    given = {"traceparent": f"00-{trace_id}-{PUBLISHER}-01"}
+    statuses = [await line.post(body, **given) for _ in range(2)]
+    event = await line.amqp.take(f"{line.queue}.inbound", body=body)
+    spans = await line.until_spans(3, trace_id=trace_id)
+    webhook, publish, repeat = spans
+
+    assert statuses == [200, 200]
+    assert [(span.name, span.kind) for span in spans] == [
+        ("POST webhook", "server"),
+        (f"publish {line.queue}.inbound", "producer"),
+        ("POST webhook", "server"),
+    ]
+    assert (webhook.parent_id, publish.parent_id) == (PUBLISHER, webhook.span_id)
+    assert publish.is_named_by(str(event.headers["traceparent"]))
+    assert (
+        webhook.attributes.items()
+        >= {
+            "http.response.status_code": 200,
+            "sms_bridge.outcome": "published",
+            "sms_bridge.event_id": event_id,
+        }.items()
+    )
+    assert repeat.attributes["sms_bridge.outcome"] == "duplicate"
+
+
+async def test_a_stranger_writes_no_spans(line: Line) -> None:
+    """Of a webhook that is not verified there is no span, whatever trace it names."""
+    stranger, friend = uuid.uuid4().hex, uuid.uuid4().hex
+    body = json.dumps({"type": "message.received"}).encode()
+    forged = f"00-{stranger}-{PUBLISHER}-01"
+    refused = await line.post(body, secret="wrong", traceparent=forged)
+    await line.post(body, traceparent=f"00-{friend}-{PUBLISHER}-01")
+    await line.until_spans(2, trace_id=friend)
+
+    assert refused == 401
+    assert not [span for span in line.receiver.spans if span.trace_id == stranger]
+
+
+async def test_latencies_name_a_trace(line: Line) -> None:
+    """OpenMetrics names a trace that shows what took so long; the plain text has no such thing."""
+    trace_id = uuid.uuid4().hex
+    await line.publish(headers={"traceparent": f"00-{trace_id}-{PUBLISHER}-01"})
+    await line.until_spans(2, trace_id=trace_id)
+    port = line.bridge.logged("started")[0]["admin_port"]
+    metrics = f"http://127.0.0.1:{port}/metrics"
+    wanted = {"Accept": "application/openmetrics-text"}
+    text = (await line.http.get(metrics, headers=wanted)).text
+    named = {
+        family.name
+        for family in text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
+        for sample in family.samples
+        if sample.exemplar is not None and sample.exemplar.labels == {"trace_id": trace_id}
+    }
+    plain = await line.http.get(metrics)
+
+    assert named == {
+        "sms_bridge_worker_processing_duration_seconds",
+        "sms_bridge_worker_provider_request_duration_seconds",
+    }
+    assert trace_id not in plain.text
+
+
+async def test_without_an_endpoint_nothing_is_loaded(
+    launcher: Launcher, service: Service, canaries: Canaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Roles that export no spans load nothing of OpenTelemetry, nor what it would bring along."""
+    settings = {
+        "worker.queue": unique("untraced"),
+        "sms_api.base_url": service.url,
+        "sms_api.key": canaries.key,
+    }
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    worker = await launcher.role("worker", settings=settings)
+    await worker.stop()
+    loaded = set(re.findall(r"^import time:.*\| *(\S+)$", worker.output, re.MULTILINE))
+
+    assert {"bridge.assembly", "bridge.tracing.spans"} <= loaded
+    assert not {name for name in loaded if name.startswith(("opentelemetry", "google", "requests"))}
+    assert "bridge.tracing.pipeline" not in loaded
