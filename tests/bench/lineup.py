@@ -113,6 +113,27 @@ SHAPES: Final = (
     _with_preset("twilio", "a form, Basic; 201 is yes"),
     _with_preset("vonage-sms", "a form that names the encoding, Basic; the body says yes"),
 )
+UNTRACED: Final = "none"
+
+
+def tracing_to(otlp_url: str) -> tuple[Contestant, ...]:
+    """Return our worker without spans, and with those that it exports to a receiver."""
+    ratios = {"a tenth of all messages": "0.1", "all messages": "1"}
+    traced = [
+        Contestant(
+            name,
+            "`tracing.sample_ratio: " + ratio + "`",
+            _OUR_WORKER,
+            environ={
+                f"{ENV_PREFIX}TRACING__OTLP_ENDPOINT": otlp_url,
+                f"{ENV_PREFIX}TRACING__SAMPLE_RATIO": ratio,
+            },
+        )
+        for name, ratio in ratios.items()
+    ]
+    return (Contestant(UNTRACED, "as shipped", _OUR_WORKER), *traced)
+
+
 RECEIVERS: Final = (
     Contestant(
         OURS,

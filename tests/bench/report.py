@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench.lineup import RECEIVERS, WORKERS
-from tests.bench.scenes import Row
+from tests.bench.options import Row
 
 mpl.use("svg")
 
@@ -67,6 +67,7 @@ TITLES: Final = {
     "slow-api": "Workers: the API answers after 100 ms, 200 in flight (limit 2,000 per second)",
     "receivers": "Webhook receivers: 64 connections",
     "shapes": "Our worker: the shapes of services",
+    "tracing": "Our worker: spans that it exports",
     "long-queues": "Our worker: the length of the queue",
     "several-workers": "Our worker: several processes on one queue",
     "start-up": "From the start of the process to its first POST",
@@ -91,6 +92,13 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
         _CPU,
         Column("to `generic`", _ratio),
         _WALL,
+    ),
+    "tracing": (
+        Column("spans of", lambda row: str(row["name"])),
+        _CPU,
+        Column("to no spans", _ratio),
+        _WALL,
+        _MEMORY,
     ),
     "long-queues": (
         Column("queued", _number("messages")),

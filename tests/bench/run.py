@@ -23,9 +23,10 @@ from bridge.errors import BridgeError
 from tests.bench.environment import describe
 from tests.bench.errors import BenchError
 from tests.bench.lineup import REDPANDA
+from tests.bench.options import Options
 from tests.bench.profiles import Profile, profile_receiver, profile_worker
 from tests.bench.rig import rigged
-from tests.bench.scenes import SCENES, Options, guard
+from tests.bench.scenes import SCENES, guard
 
 GUARD_RATIO: Final = 1.3
 # No new round begins after this; a round takes ten seconds, and the broker as long to start.

@@ -4,15 +4,14 @@ Runs are interleaved: each round has every contestant once, beginning with anoth
 what disturbs the machine for a while disturbs all.
 """
 
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from statistics import median
-from typing import IO, Any, Final
+from typing import Final
 
 from tests.bench.api import LATE_SECONDS, Kind
 from tests.bench.inbound import load
@@ -23,15 +22,17 @@ from tests.bench.lineup import (
     RECEIVERS,
     SHAPES,
     STARLETTE,
+    UNTRACED,
     WORKERS,
     Contestant,
     present,
+    tracing_to,
 )
+from tests.bench.options import Options, Row, Tell
 from tests.bench.outbound import delay, drain, first_post
+from tests.bench.parts import log_line, post
 from tests.bench.rig import Rig
-
-Row = dict[str, Any]
-Tell = Callable[[str], None]
+from tests.otlp import otlp_receiver
 
 IN_FLIGHT: Final = 100
 LATE_IN_FLIGHT: Final = 200
@@ -45,18 +46,7 @@ SHARED_IN_FLIGHT: Final = 40
 # Two runs of few messages differ by the clock tick of CPU time, a hundredth of a second.
 MIN_MESSAGES: Final = 500
 HELP_SECONDS: Final = 60
-LOG_SECONDS: Final = 120
-PART_SECONDS: Final = 120
 MIN_GUARD_ROUNDS: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How much to measure."""
-
-    messages: int
-    rounds: int
-    million: bool
 
 
 def workers_over_http(rig: Rig, options: Options, tell: Tell) -> list[Row]:
@@ -98,6 +88,20 @@ def shapes(rig: Rig, options: Options, tell: Tell) -> list[Row]:
 
     rows = _compared(_interleave(SHAPES, options.rounds, run, tell), DEFAULT_PRESET)
     return [row | {"what": shape.what} for row, shape in zip(rows, SHAPES, strict=True)]
+
+
+def tracing(rig: Rig, options: Options, tell: Tell) -> list[Row]:
+    """Our worker without spans, and with those of a tenth of all messages: what they cost."""
+
+    def run(contestant: Contestant) -> Row:
+        messages = options.messages
+        return asdict(drain(rig, contestant, kind="http", in_flight=IN_FLIGHT, messages=messages))
+
+    with otlp_receiver() as receiver:
+        contestants = tracing_to(receiver.url)
+        rows = _compared(_interleave(contestants, options.rounds, run, tell), UNTRACED)
+        tell(f"{len(receiver.spans)} spans were exported")
+    return rows
 
 
 def long_queues(rig: Rig, options: Options, tell: Tell) -> list[Row]:
@@ -170,37 +174,13 @@ def start_up(rig: Rig, options: Options, tell: Tell) -> list[Row]:
     return [*rows, {"name": "`sms-bridge --help`", "runs": len(helps), "seconds": median(helps)}]
 
 
-def log_line(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Log deliveries, our way and with the standard library alone: the CPU time of a line."""
-    with rig.folder("lines").open("wb") as lines:
-        runs = [_time_log_lines(lines) for _ in range(options.rounds)]
-    return _in_microseconds(runs, tell)
-
-
-def post(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Post to the instant API over our transport and over httpx's: the CPU time of one POST."""
-    with rig.api() as api:
-        url = f"{api.url('http')}/v1/messages"
-        runs = [_time_in("tests.bench.post", url) for _ in range(options.rounds)]
-    return _in_microseconds(runs, tell)
-
-
-def _in_microseconds(runs: list[dict[str, float]], tell: Tell) -> list[Row]:
-    rows = [
-        {"name": name, "runs": len(runs), "microseconds": median(run[name] for run in runs)}
-        for name in runs[0]
-    ]
-    for row in rows:
-        tell(f"{row['name']}: {row['microseconds']:.1f} us")
-    return rows
-
-
 SCENES: Final[dict[str, Callable[[Rig, Options, Tell], list[Row]]]] = {
     "http": workers_over_http,
     "https": workers_over_https,
     "slow-api": workers_with_slow_api,
     "receivers": receivers,
     "shapes": shapes,
+    "tracing": tracing,
     "long-queues": long_queues,
     "several-workers": several_workers,
     "start-up": start_up,
@@ -319,27 +299,3 @@ def _time_help() -> float:
         check=True,
     )
     return time.perf_counter() - begun
-
-
-def _time_log_lines(lines: IO[bytes]) -> dict[str, float]:
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.bench.log_line"],
-        stdout=lines,
-        stderr=subprocess.PIPE,
-        timeout=LOG_SECONDS,
-        check=True,
-    )
-    figures: dict[str, float] = json.loads(result.stderr)
-    return figures
-
-
-def _time_in(module: str, *arguments: str) -> dict[str, float]:
-    """Measure parts of ours and others' in a process of their own: microseconds by name."""
-    result = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        stdout=subprocess.PIPE,
-        timeout=PART_SECONDS,
-        check=True,
-    )
-    figures: dict[str, float] = json.loads(result.stdout)
-    return figures

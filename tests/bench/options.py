@@ -1,0 +1,17 @@
+"""How much a scene measures, and what it returns."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Row = dict[str, Any]
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How much to measure."""
+
+    messages: int
+    rounds: int
+    million: bool
