@@ -144,10 +144,11 @@ upgrade-check: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tes
 	    join -a 2 $(NEWEST)/locked $(NEWEST)/newest | awk '$$2 != $$3 { print; n++ } END { if (!n) print "none" }'
 	$(call run_tests,$(NEWEST)/bin,$(TESTS))
 
-pictures: $(BENCH_STAMP) broker prometheus browser  ## draw the demo's summary, the dashboards from a run with faults, and the sandbox's page, as docs/img/*, in six minutes
+pictures: $(BENCH_STAMP) broker prometheus browser  ## draw the demo's summary, the dashboards from a run with faults, the sandbox's page and the traces of a message, as docs/img/*, in six minutes
 	PYTHONPATH=. $(BIN)/python docs/demo_picture.py
 	PYTHONPATH=. $(BIN)/python docs/pictures.py
 	PYTHONPATH=. $(BIN)/python docs/sandbox_pictures.py
+	PYTHONPATH=. $(BIN)/python docs/trace_picture.py
 
 MESSAGES ?= 50000
 SEED ?= 1
