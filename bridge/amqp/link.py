@@ -23,12 +23,10 @@ log = Log(__name__)
 
 Serve = Callable[[Connection], Awaitable[object]]
 
-# Upper limits of the random wait between two tries; see `Link.run`.
+# Upper limits of the random wait between two tries; see `Link.run`. Workers wait for each other
+# when the broker is back (`worker.redelivery_wait`), so none may be away for long.
 MIN_BACKOFF_SECONDS: Final = 0.5
-MAX_BACKOFF_SECONDS: Final = 30.0
-# While the port refuses connections: a refusal costs a starting broker next to nothing, a login
-# costs much more.
-MAX_BACKOFF_REFUSED_SECONDS: Final = 5.0
+MAX_BACKOFF_SECONDS: Final = 5.0
 # A session that ends sooner counts as a failed try, and the back-off goes on growing.
 USEFUL_SECONDS: Final = 1.0
 
@@ -42,7 +40,6 @@ class Link:
         self._metrics = metrics
         self._tries = 0
         self._last_fault = ""
-        self._is_refused = False
         self._connection: Connection | None = None
 
     @property
@@ -59,8 +56,8 @@ class Link:
         """Connect and `serve`, for ever. `serve` returns or raises when the connection is unusable.
 
         Between two tries it waits for a random time. Its upper limit is half of the time that the
-        broker has been away, at least 0.5 s and at most 30 s, or 5 s while the port refuses
-        connections: quick after a restart, and no storm when many clients come back.
+        broker has been away, at least 0.5 s and at most 5 s: quick after a restart, and no storm
+        when many clients come back.
         """
         down_since = time.monotonic()
         while True:
@@ -71,8 +68,7 @@ class Link:
             else:
                 down_since = time.monotonic()
                 self._last_fault = ""
-            longest = MAX_BACKOFF_REFUSED_SECONDS if self._is_refused else MAX_BACKOFF_SECONDS
-            await asyncio.sleep(_backoff(time.monotonic() - down_since, longest))
+            await asyncio.sleep(_backoff(time.monotonic() - down_since))
 
     def _log_fault(self, why: str) -> None:
         # One line for each change: an outage of an hour is not a thousand lines.
@@ -104,10 +100,8 @@ class Link:
         try:
             connection = await open_connection(self._settings, url, name=self.name)
         except ConnectError as error:
-            self._is_refused = error.fault == "refused"
             self._metrics.connections.labels(error.fault).inc()
             raise
-        self._is_refused = False
         self._metrics.connections.labels("opened").inc()
         connection.wire.on_blocked(self._log_blocked)
         log.info("broker_connected", link=self.name, host=host_of(url), wire=connection.wire.name)
@@ -147,6 +141,6 @@ def _reason(closing: "asyncio.Future[object]") -> BaseException:
     return closing.exception() or BrokerError("the connection was closed")
 
 
-def _backoff(down_seconds: float, longest_seconds: float) -> float:
-    longest = min(max(down_seconds / 2, MIN_BACKOFF_SECONDS), longest_seconds)
+def _backoff(down_seconds: float) -> float:
+    longest = min(max(down_seconds / 2, MIN_BACKOFF_SECONDS), MAX_BACKOFF_SECONDS)
     return random.uniform(0, longest)  # noqa: S311  jitter, no secret
