@@ -93,7 +93,7 @@ RESULTS = (
     *("server_error", "timeout", "connection_error", "protocol_error"),
 )
 WAIT_CAUSES = (
-    *("ledger", "order", "due", "slot", "pace", "rate", "probe"),
+    *("ledger", "peers", "order", "due", "slot", "pace", "rate", "probe"),
     *("retry_in_place", "jitter", "publish"),
 )
 STATUSES = (
@@ -150,6 +150,7 @@ WORKER = {
     "protocol_poison_suspected": gauge(),
     "peers": gauge(),
     "coordination_up": gauge(),
+    "redelivery_questions_total": counter("answer", ["unknown", "done", "kept", "none"]),
     "peer_messages_malformed_total": counter(),
 }
 WEBHOOK = {

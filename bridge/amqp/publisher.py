@@ -213,6 +213,11 @@ class Publication:
         """
         return self._confirm.done() and self._confirm.result() != "confirmed"
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether the broker has confirmed it."""
+        return self._confirm.done() and self._confirm.result() == "confirmed"
+
     async def stored(self, deadline: float) -> None:
         """Return when the broker has confirmed it.
 

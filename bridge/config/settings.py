@@ -103,6 +103,7 @@ class WorkerSettings(Section):
     rate_limit: RateLimitSettings = RateLimitSettings()
     outcome_exchange: ExchangeName | None = None
     coordination: Literal["on", "off"] = "on"
+    redelivery_wait: Duration = 10
     shutdown_timeout_seconds: Duration = 25
 
     @property

@@ -13,6 +13,7 @@ from typing import Final
 
 from bridge.amqp.channels import (
     RPC_TIMEOUT_SECONDS,
+    close_channel,
     closed_channel,
     open_channel,
     wait_for_held_back_acks,
@@ -78,6 +79,7 @@ class Consumer:
         self._empty_sessions = 0
         self._stopped = False
         self._is_to_renew = False
+        self._has_ended = False
         self._session: Session | None = None
         self._held_bytes = 0
         self._large_bytes = 0.0
@@ -89,6 +91,11 @@ class Consumer:
         """Whether the broker knows this process as a consumer of the queue."""
         return self._consuming_with > 0
 
+    @property
+    def prefetch(self) -> int:
+        """With what prefetch it is registered; 0 while it is not."""
+        return self._consuming_with
+
     async def stop(self) -> None:
         """Take nothing more; return when the broker has been told, or is gone."""
         self._stopped = True
@@ -99,6 +106,13 @@ class Consumer:
         """Take deliveries again after `stop`."""
         self._stopped = False
         self._changed.set()
+
+    async def end(self) -> None:
+        """End the session, and let the broker deliver to others what it holds; for good."""
+        self._has_ended = True
+        self._changed.set()
+        if self._session is not None:
+            await self._session.over.wait()
 
     def renew(self) -> None:
         """Consume anew: what is held and stays unacked is no part of the new prefetch."""
@@ -118,6 +132,16 @@ class Consumer:
         session = self._session
         if session is None:
             return
+        await self._hear_from(session)
+        if not session.is_over:
+            await wait_for_held_back_acks(session.last_ack_at)
+
+    async def prove(self) -> None:
+        """Return when the broker has answered on the session, or the session is over."""
+        if self._session is not None:
+            await self._hear_from(self._session)
+
+    async def _hear_from(self, session: Session) -> None:
         # In a task of its own: a closing channel cancels what waits on it.
         answer = asyncio.ensure_future(session.wire.acks_read(session.channel))
         try:
@@ -128,11 +152,12 @@ class Consumer:
             session.has_failed = True
             self._changed.set()
             await session.over.wait()
-        if not session.is_over:
-            await wait_for_held_back_acks(session.last_ack_at)
 
     async def serve(self, connection: Connection) -> None:
-        """Consume on a channel of this connection; raise BrokerError when it is no use any more."""
+        """Consume on a channel of this connection; raise BrokerError when it is no use any more.
+
+        Returns only after `end`.
+        """
         channel = await open_channel(connection)
         channel.closing.add_done_callback(lambda _: self._changed.set())
         channel.on_consumer_cancel_callbacks.add(self._on_cancelled_by_broker)
@@ -144,12 +169,13 @@ class Consumer:
         try:
             with wire.deliveries(channel, take) as callback:
                 self._regulate()
-                while True:
+                while not self._has_ended:
                     self._check(session, tag)
                     if wire.is_reading:
                         tag = await self._follow(session, tag, callback)
                     wire.keep_alive()
                     await self._wait_for_change()
+            await close_channel(channel)
         finally:
             session.over.set()
             self._session = None

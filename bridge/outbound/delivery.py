@@ -23,6 +23,8 @@ MAX_HOLD_SECONDS: Final = 60.0
 WaitCause = Literal[
     # The same message, which is being worked on.
     "ledger",
+    # What the other workers know of a message that comes again.
+    "peers",
     # Those before it in the order of its recipient or key.
     "order",
     # Its own time, `not_before`.
@@ -44,7 +46,7 @@ WaitCause = Literal[
 ]
 # The waits during which nothing has been sent or decided.
 _BEFORE_SENDING: Final = frozenset[WaitCause | None](
-    ("order", "due", "slot", "pace", "rate", "probe")
+    ("peers", "order", "due", "slot", "pace", "rate", "probe")
 )
 Waits = Callable[[WaitCause], AbstractContextManager[None]]
 

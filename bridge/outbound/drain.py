@@ -1,6 +1,7 @@
-"""The end of a worker: settle what is held, and see that the broker has read the acks."""
+"""The end of a worker: settle what is held, see that the broker has read the acks, hand over."""
 
 import asyncio
+import contextlib
 import time
 from typing import Final
 
@@ -8,6 +9,7 @@ from bridge.logs import Log
 from bridge.outbound.consumer import Consumer
 from bridge.outbound.held import HeldDeliveries
 from bridge.outbound.ledger import COMES_AGAIN_SECONDS, Ledger
+from bridge.outbound.peers.exchange import Peers
 
 log = Log(__name__)
 
@@ -15,6 +17,9 @@ log = Log(__name__)
 # taking them.
 OWED_POLL_SECONDS: Final = 0.1
 MAX_OWED_SECONDS: Final = 5.0
+# How long other workers may take to ask for what was given back, and how often to look.
+HAND_OVER_SECONDS: Final = 2.0
+HAND_OVER_POLL_SECONDS: Final = 0.05
 
 
 async def finish(held: HeldDeliveries, consumer: Consumer, ledger: Ledger) -> bool:
@@ -60,3 +65,17 @@ async def _take_what_comes_again(held: HeldDeliveries, consumer: Consumer, ledge
             is_quiet = held.redeliveries == taken and not held.count
             quiet_seconds = quiet_seconds + seconds if is_quiet else 0.0
     return True
+
+
+async def hand_over(consumer: Consumer, ledger: Ledger, peers: Peers) -> None:
+    """Have the broker deliver to other workers what was given back, while this one can be asked.
+
+    Without it they would not know with what key it was begun, nor what was decided about it.
+    """
+    for _ in range(round(HAND_OVER_SECONDS / HAND_OVER_POLL_SECONDS)):
+        if not (ledger.keeps_any and peers.is_up and peers.count):
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER_SECONDS):
+                await consumer.end()
+        await asyncio.sleep(HAND_OVER_POLL_SECONDS)

@@ -12,7 +12,6 @@ What has replaced the first of the two replaces the second as well.
 """
 
 import asyncio
-import hashlib
 import math
 import struct
 import time
@@ -21,8 +20,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from bridge.amqp.publisher import Publication
-from bridge.amqp.wire import Body
 from bridge.outbound.delivery import Waits
+from bridge.outbound.entry import Entry
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.memory import Memory
 from bridge.outbound.outcomes import Outcome
@@ -33,7 +32,6 @@ SENT_SECONDS: Final = 900.0
 DOUBT_SECONDS: Final = 300.0
 # A broker that is there delivers again as soon as a connection is lost.
 COMES_AGAIN_SECONDS: Final = 2.0
-_DIGEST_BYTES: Final = 16
 
 
 def unsure_ack_seconds(heartbeat_seconds: float) -> float:
@@ -42,27 +40,6 @@ def unsure_ack_seconds(heartbeat_seconds: float) -> float:
     It takes up to three heartbeats to notice a broker that hangs, and some time to close.
     """
     return min(3 * (heartbeat_seconds + 1) + 12, SENT_SECONDS)
-
-
-class Entry(NamedTuple):
-    """One delivery: which message it is, whether its publisher named it, which of its copies.
-
-    `try_of` tells the copies of one publish from those of a later one of the same message.
-    """
-
-    message: bytes
-    has_id: bool
-    copies: int
-    try_of: str = ""
-
-
-def entry_of(envelope: Envelope, body: Body) -> Entry:
-    """Make the entry of a delivery. An id that is used for two bodies names two messages."""
-    has_id = envelope.message_id is not None
-    name = ascii((envelope.message_id, None if has_id else envelope.published_at))
-    digest = hashlib.blake2b(name.encode() + b"\0", digest_size=_DIGEST_BYTES)
-    digest.update(body)
-    return Entry(digest.digest(), has_id, envelope.copies, envelope.try_of)
 
 
 class Accepted(NamedTuple):
@@ -185,6 +162,11 @@ class Ledger:
         """
         return self._owes_acks or self._clock() < self._unsure_until
 
+    @property
+    def keeps_any(self) -> bool:
+        """Whether anything went back to the queue unsettled, and has not come again."""
+        return bool(self._decided) or bool(self._undecided)
+
     async def claim(
         self, entry: Entry, *, redelivered: bool, waits: Waits, may_wait: bool = True
     ) -> Claim | Repeat | None:
@@ -252,6 +234,39 @@ class Ledger:
         # Of two that are equal in all, none is sent again whose fate is known.
         taken = self._decided.take(entry) or self._undecided.take(entry)
         return None if taken is None else taken[0]
+
+    # What peers know, and what they are told
+
+    def knows(self, entry: Entry) -> bool:
+        """Say whether anything is known here of a redelivery, so that no peer has to be asked."""
+        memories = (self._replaced, self._doubtful, self._decided, self._undecided)
+        is_here = self.is_working_on(entry) or entry.message in self._sent
+        return is_here or any(entry in memory for memory in memories)
+
+    def learn(self, entry: Entry, kept: Kept | None) -> None:
+        """Note what a peer knows of a redelivery: it is done (None), or it went back unsettled."""
+        if kept is None:
+            self._doubtful.add(entry, None)
+        else:
+            (self._undecided if kept.outcome is None else self._decided).add(entry, kept)
+
+    def is_working_on(self, entry: Entry) -> bool:
+        """Say whether what was redelivered, to whomever, is being worked on here."""
+        return self._earlier(entry, redelivered=True) is not None
+
+    def depends_on_session(self, entry: Entry) -> bool:
+        """Say whether `hand_on` has to be asked once it is known that the session lives.
+
+        What is in flight or was acked on it comes again if it does not.
+        """
+        return entry in self._settled or entry.message in self._in_flight
+
+    def hand_on(self, entry: Entry) -> Repeat | Kept | None:
+        """Return, once, what a peer has to know of what was redelivered to it."""
+        if entry.message in self._sent or entry in self._replaced or self._is_in_doubt(entry):
+            self._owed.take(entry)
+            return Repeat(None)
+        return self.recall(entry, redelivered=True)
 
     def give_back_repeat(self, entry: Entry, kept: Kept) -> None:
         """Remember that a repeat that was put off goes back to the queue unsettled."""

@@ -242,6 +242,12 @@ class WorkerMetrics(Catalogue):
             "sms_bridge_worker_coordination_up",
             "1 while this process hears the other workers of the queue, and can be heard.",
         )
+        self.redelivery_questions = self._counter(
+            "sms_bridge_worker_redelivery_questions_total",
+            "Redeliveries that other workers were asked for, by what they knew; none is no answer.",
+            ("answer",),
+            ("unknown", "done", "kept", "none"),
+        )
         self.peer_messages_malformed = self._counter(
             "sms_bridge_worker_peer_messages_malformed_total",
             "Messages on the workers' exchange that no worker says; they are ignored.",

@@ -17,15 +17,18 @@ from bridge.outbound.capacity import Capacity
 from bridge.outbound.consumer import Consumer
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.dispatch import Dispatcher
-from bridge.outbound.drain import finish
+from bridge.outbound.drain import finish, hand_over
+from bridge.outbound.entry import Entry, entry_of
 from bridge.outbound.envelope import read_envelope
 from bridge.outbound.held import HeldDeliveries
-from bridge.outbound.ledger import Claim, Entry, Kept, Ledger, Repeat, entry_of
+from bridge.outbound.ledger import Claim, Kept, Ledger, Repeat
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.operator_pause import OperatorPause
 from bridge.outbound.outcomes import Dead, Outcome, Retried
 from bridge.outbound.own_queues import OwnQueues
 from bridge.outbound.pace import Pace
+from bridge.outbound.peers.answering import Answerer
+from bridge.outbound.peers.asking import Asker
 from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.rates import SHARE_SECONDS
 from bridge.outbound.request import parse_request
@@ -88,8 +91,27 @@ class Worker:
             metrics=metrics,
         )
         self._held.let_go = self.consumer.let_go
+        self._asker = self._make_asker(metrics)
         limit = metrics.concurrency_limit.labels(own.queue)
         limit.set_function(lambda: self._capacity.limit)
+
+    def _make_asker(self, metrics: WorkerMetrics) -> Asker:
+        """Have the peers' questions answered, and make what asks them."""
+        asker = Asker(
+            self._peers,
+            self._ledger,
+            most_seconds=self._settings.redelivery_wait,
+            delays_seconds=self._settings.retry_delays,
+            on_open=self._make_room,
+            metrics=metrics,
+        )
+        Answerer(
+            self._peers,
+            self._ledger,
+            is_asking=asker.is_asking,
+            prove_session=self.consumer.prove,
+        )
+        return asker
 
     # The straight line
 
@@ -97,6 +119,8 @@ class Worker:
         if self._spans is not None:
             self._spans.begin(delivery)
         entry = entry_of(delivery.envelope, delivery.body)
+        if delivery.redelivered and not self._stopping:
+            await self._asker.learn_of(delivery, entry)
         claim = await self._ledger.claim(
             entry,
             redelivered=delivery.redelivered,
@@ -194,6 +218,7 @@ class Worker:
         await self._upkeep.ensure(connection)
         # Before anything is taken: what is known may be from before a restart of the broker.
         await self.operator_pause.look(connection)
+        await self._peers.until_acquainted()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.operator_pause.watch(connection))
@@ -234,6 +259,7 @@ class Worker:
         except TimeoutError:
             log.warning("drain_timed_out")
         await self._held.cut_off()
+        await hand_over(self.consumer, self._ledger, self._peers)
         await self._peers.leave()
         if not is_finished and self._ledger.expects_redeliveries:
             log.warning("acks_in_doubt")
@@ -254,6 +280,12 @@ class Worker:
         if self._pace.paused:
             return self._pace.probes_wanted
         return self._pace.rates.most_held(self._capacity.most_held)
+
+    def _make_room(self) -> None:
+        """Take others beside those that wait for peers: up to three times the prefetch is held."""
+        most, held = self.consumer.prefetch, self._held.count
+        if held in {most, 2 * most} and 2 * self._asker.open >= held:
+            self.consumer.renew()
 
     def _on_registered(self) -> None:
         self._ledger.consuming_again()

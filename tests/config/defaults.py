@@ -65,6 +65,7 @@ DEFAULTS: dict[str, Any] = {
     "worker.rate_limit.scope": "process",
     "worker.outcome_exchange": None,
     "worker.coordination": "on",
+    "worker.redelivery_wait": 10,
     "worker.shutdown_timeout_seconds": 25,
     "webhook.host": "0.0.0.0",
     "webhook.port": 8080,

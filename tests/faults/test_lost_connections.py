@@ -289,29 +289,6 @@ async def test_two_lost_connections_during_one_post(bench: Bench) -> None:
         assert bench.extra_posts(numbers) == {}
 
 
-@WITH_AND_WITHOUT_IDS
-async def test_cut_of_one_of_two_workers(bench: Bench, *, ids: bool) -> None:
-    """What one had in flight as its connection ended is sent once more, by the other.
-
-    With a `message_id` both POSTs have one key, by which the service can tell; else they have two.
-
-    Takes POSTs of 3 s, so that all ten are in flight, twice.
-    """
-    bench.service.misbehave({"latency_seconds": 3})
-    # It waits for redeliveries that the other one has got.
-    async with bench.worker(worker__concurrency=10, worker__shutdown_timeout_seconds=1):
-        numbers = await bench.publish(10, ids=ids)
-        await eventually(lambda: len(bench.service.posts(numbers)) == 10, what="10 POSTs")
-        async with bench.worker(worker__concurrency=10, rabbitmq__url=bench.broker.url) as other:
-            bench.proxy.reset()
-            await eventually(lambda: len(bench.service.posts(numbers)) == 20, what="20 POSTs")
-            await bench.until_settled(other)
-            keys = {(post.to, post.idempotency_key) for post in bench.service.posts(numbers)}
-
-            assert bench.extra_posts(numbers) == dict.fromkeys(numbers, 2)
-            assert len(keys) == (10 if ids else 20)
-
-
 def has_received(live: Live, name: str, count: int) -> bool:
     """Say whether so many redeliveries have come."""
     return live.metric(name, redelivered="true") >= count

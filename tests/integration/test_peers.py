@@ -13,7 +13,7 @@ from bridge.amqp.channels import open_channel
 from bridge.amqp.client import ChannelNotFoundEntity, Connection
 from bridge.metrics import Registry, new_registry
 from bridge.outbound.metrics import WorkerMetrics
-from bridge.outbound.peers.exchange import JOIN_AGAIN_SECONDS, Peers
+from bridge.outbound.peers.exchange import REFUSED_SECONDS, Peers
 from bridge.outbound.peers.messages import Facts, Hello
 from tests.ears import listening
 from tests.integration.conftest import Amqp, connected, eventually, unique
@@ -185,7 +185,7 @@ async def test_a_worker_that_may_not_join_stands_alone_and_says_so(
             assert not alone.peers.is_up
             assert alone.value("coordination_up") == 0
             await in_the_way.delete()
-            async with asyncio.timeout(JOIN_AGAIN_SECONDS + 10):
+            async with asyncio.timeout(REFUSED_SECONDS + 10):
                 await alone.until_up()
 
             assert not connection.is_closed

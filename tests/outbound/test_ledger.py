@@ -10,6 +10,7 @@ import pytest
 
 from bridge.outbound import memory
 from bridge.outbound.delivery import WaitCause
+from bridge.outbound.entry import Entry, entry_of
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.ledger import (
     COMES_AGAIN_SECONDS,
@@ -17,11 +18,9 @@ from bridge.outbound.ledger import (
     SENT_SECONDS,
     Accepted,
     Claim,
-    Entry,
     Kept,
     Ledger,
     Repeat,
-    entry_of,
     unsure_ack_seconds,
 )
 from bridge.outbound.outcomes import Dead, Sent

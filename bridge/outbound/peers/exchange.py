@@ -22,7 +22,13 @@ from bridge.amqp.channels import (
     heed_cancellation,
     open_channel,
 )
-from bridge.amqp.client import Channel, Connection, ConsumerCallback
+from bridge.amqp.client import (
+    Channel,
+    ChannelClosed,
+    ChannelNotFoundEntity,
+    Connection,
+    ConsumerCallback,
+)
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Body
 from bridge.errors import BrokerError
@@ -38,17 +44,22 @@ from bridge.outbound.peers.messages import (
     read_message,
     write_message,
 )
-from bridge.outbound.peers.roster import PRESENT_SECONDS, Roster
+from bridge.outbound.peers.roster import PRESENT_SECONDS, REMEMBERED_SECONDS, Roster
 from bridge.topology.declarations import workers_exchange
 
 log = Log(__name__)
 
 BEAT_SECONDS: Final = 1.0
-# How long to wait before another try to join, when the broker has refused one or ended the channel.
-JOIN_AGAIN_SECONDS: Final = 5.0
+# How long to wait before another try to join, when the broker has refused one, and otherwise.
+REFUSED_SECONDS: Final = 5.0
+JOIN_AGAIN_SECONDS: Final = 0.5
 # After so many beats that did not come back to this worker itself, it hears nobody: its queue, or
 # the exchange, was deleted by hand.
 MAX_UNHEARD_BEATS: Final = 5
+# How long to wait for the beats with which peers answer this worker's first hello; with a broker
+# that lets it join late, or not at all, the second.
+ACQUAINTING_SECONDS: Final = 0.5
+MOST_ACQUAINTING_SECONDS: Final = 2.0
 # What waits to be said; of more, the newest is kept.
 MAX_UNSAID: Final = 1024
 # How long what has been said may wait to be written, and the last word at the end.
@@ -93,14 +104,16 @@ class Peers:
         self._connection: Connection | None = None
         self._joins = 0
         self._last_fault = ""
+        self._is_refused = False
         self._next_beat_at = 0.0
         self._unheard_beats = 0
-        self._hearers: dict[str, tuple[type[Facts], Hear[Any]]] = {}
+        self._hearers: dict[str, tuple[type[Facts], list[Hear[Any]]]] = {}
         self._in_each_beat: list[Callable[[], Facts | None]] = []
         self._unsaid: deque[bytes] = deque(maxlen=MAX_UNSAID)
         self._to_say = asyncio.Event()
         self._all_said = asyncio.Event()
         self._has_left = False
+        self._is_acquainted = asyncio.Event()
         self.on(Hello, self._on_hello)
         self.on(Beat, self._on_beat)
         self.on(Bye, lambda _peer, _facts: None)
@@ -111,6 +124,20 @@ class Peers:
     def is_up(self) -> bool:
         """Whether it hears its peers, and the broker takes what it says."""
         return self._connection is not None and not self._connection.wire.is_blocked
+
+    @property
+    def expects_answers(self) -> bool:
+        """Whether there are peers, heard in the last minute, that may answer, sooner or later."""
+        is_there = self.is_enabled and not self._has_left and not self._is_refused
+        return is_there and bool(self.roster.others(REMEMBERED_SECONDS))
+
+    async def until_acquainted(self) -> None:
+        """Return when those that are there have had time to say so, after this worker's start."""
+        if self.is_enabled and not self._is_acquainted.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(MOST_ACQUAINTING_SECONDS):
+                    await self._is_acquainted.wait()
+            self._is_acquainted.set()
 
     @property
     def count(self) -> int:
@@ -129,7 +156,8 @@ class Peers:
 
         What does not fit the model is counted and goes no further. `hear` must not block.
         """
-        self._hearers[facts.kind] = (facts, hear)
+        _, hearers = self._hearers.setdefault(facts.kind, (facts, []))
+        hearers.append(hear)
 
     def in_each_beat(self, facts: Callable[[], Facts | None]) -> None:
         """Have each beat carry facts beside, which peers hear as if they had been told alone."""
@@ -166,8 +194,11 @@ class Peers:
                 await self._speak(connection)
             except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
                 heed_cancellation()
+                # What is not found was deleted in this moment: the last worker has left, or a hand.
+                found = not isinstance(error, ChannelNotFoundEntity)
+                self._is_refused = isinstance(error, ChannelClosed) and found
                 self._log_fault(describe_end(error))
-            await asyncio.sleep(JOIN_AGAIN_SECONDS)
+            await asyncio.sleep(REFUSED_SECONDS if self._is_refused else JOIN_AGAIN_SECONDS)
 
     async def _speak(self, connection: Connection) -> None:
         """Join the exchange, and say what is to be said until the channel ends."""
@@ -183,7 +214,9 @@ class Peers:
                     await self._wait_for_words()
             finally:
                 self._end()
-        raise closed_channel(channel, "peers'")
+        ended = channel.closing
+        error = None if not ended.done() or ended.cancelled() else ended.exception()
+        raise error or closed_channel(channel, "peers'")
 
     async def _join(self, channel: Channel, callback: ConsumerCallback) -> None:
         # The broker may keep the queue of a connection that is dead already: a new name each time.
@@ -201,11 +234,13 @@ class Peers:
     def _begin(self, connection: Connection) -> None:
         self._connection = connection
         self._last_fault = ""
+        self._is_refused = False
         self._next_beat_at = self._clock() + BEAT_SECONDS
         self._unheard_beats = 0
         self._unsaid.clear()
         self.roster.resume()
         self.tell(Hello())
+        asyncio.get_running_loop().call_later(ACQUAINTING_SECONDS, self._is_acquainted.set)
 
     def _end(self) -> None:
         self._connection = None
@@ -239,8 +274,11 @@ class Peers:
         if why == self._last_fault:
             log.debug("peers_not_joined", why=why)
         else:
-            log.warning("peers_not_joined", exchange=self._exchange, why=why, remedy=REMEDY)
+            remedy = REMEDY if self._is_refused else None
+            log.warning("peers_not_joined", exchange=self._exchange, why=why, remedy=remedy)
         self._last_fault = why
+        if self._is_refused:
+            self._is_acquainted.set()
 
     # What is said and heard
 
@@ -276,15 +314,16 @@ class Peers:
         self._hand_on(message.worker_id, message.kind, message.facts)
 
     def _hand_on(self, worker_id: str, kind: str, facts: object) -> None:
-        model, hear = self._hearers.get(kind, (None, None))
-        if model is None or hear is None:
+        model, hearers = self._hearers.get(kind, (None, ()))
+        if model is None:
             return
         try:
             told = model.model_validate(facts)
         except ValidationError:
             self._metrics.peer_messages_malformed.inc()
         else:
-            hear(worker_id, told)
+            for hear in hearers:
+                hear(worker_id, told)
 
     def _on_hello(self, _worker_id: str, _hello: Hello) -> None:
         self._beat()

@@ -1,0 +1,30 @@
+"""Which message a delivery is, so that its redelivery is known again."""
+
+import hashlib
+from typing import Final, NamedTuple
+
+from bridge.amqp.wire import Body
+from bridge.outbound.envelope import Envelope
+
+_DIGEST_BYTES: Final = 16
+
+
+class Entry(NamedTuple):
+    """One delivery: which message it is, whether its publisher named it, which of its copies.
+
+    `try_of` tells the copies of one publish from those of a later one of the same message.
+    """
+
+    message: bytes
+    has_id: bool
+    copies: int
+    try_of: str = ""
+
+
+def entry_of(envelope: Envelope, body: Body) -> Entry:
+    """Make the entry of a delivery. An id that is used for two bodies names two messages."""
+    has_id = envelope.message_id is not None
+    name = ascii((envelope.message_id, None if has_id else envelope.published_at))
+    digest = hashlib.blake2b(name.encode() + b"\0", digest_size=_DIGEST_BYTES)
+    digest.update(body)
+    return Entry(digest.digest(), has_id, envelope.copies, envelope.try_of)

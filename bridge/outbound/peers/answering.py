@@ -1,0 +1,105 @@
+"""Answer the peers: what is known here of what was redelivered to them.
+
+What went back to the queue unsettled is handed on once, as the ledger does for its own worker; who
+asks again hears the same again.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from bridge.outbound.entry import Entry
+from bridge.outbound.ledger import Ledger, Repeat
+from bridge.outbound.memory import Memory
+from bridge.outbound.peers.exchange import Peers
+from bridge.outbound.peers.questions import (
+    MAX_ANSWERS,
+    Answer,
+    Answers,
+    Question,
+    Questions,
+    write_kept,
+)
+
+# How long an answer is repeated to who asks again.
+REPEATED_SECONDS: Final = 60.0
+# How many batches of questions may wait for the broker at once; more are asked again anyway.
+MAX_WAITING: Final = 64
+
+
+class Answerer:
+    """Answers for one worker.
+
+    `prove_session` returns when the broker has answered on the connection that consumes, or that is
+    known to be lost: what a peer asks for may be held on it, or may have been acked in vain.
+    `is_asking` says whether this worker itself asks for an entry.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        ledger: Ledger,
+        *,
+        is_asking: Callable[[Entry], bool],
+        prove_session: Callable[[], Awaitable[None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._peers = peers
+        self._ledger = ledger
+        self._is_asking = is_asking
+        self._prove_session = prove_session
+        self._given: Memory[tuple[str, int], Answer] = Memory(REPEATED_SECONDS, clock)
+        self._waiting: set[asyncio.Task[None]] = set()
+        peers.on(Questions, self._on_questions)
+
+    def _on_questions(self, peer: str, asked: Questions) -> None:
+        unproven = [q for q in asked.questions if self._needs_proof(peer, q)]
+        self._answer(peer, [q for q in asked.questions if q not in unproven])
+        if unproven and len(self._waiting) < MAX_WAITING:
+            task = asyncio.create_task(self._answer_when_proven(peer, unproven))
+            self._waiting.add(task)
+            task.add_done_callback(self._waiting.discard)
+
+    def _needs_proof(self, peer: str, question: Question) -> bool:
+        if (peer, question.number) in self._given:
+            return False
+        entry = question.entry
+        return not self._ledger.is_working_on(entry) and self._ledger.depends_on_session(entry)
+
+    async def _answer_when_proven(self, peer: str, questions: Sequence[Question]) -> None:
+        await self._prove_session()
+        self._answer(peer, questions)
+
+    def _answer(self, peer: str, questions: Sequence[Question]) -> None:
+        answers = tuple(self._answer_once(peer, question) for question in questions)
+        for at in range(0, len(answers), MAX_ANSWERS):
+            self._peers.tell(Answers(to=peer, answers=answers[at : at + MAX_ANSWERS]))
+
+    def _answer_once(self, peer: str, question: Question) -> Answer:
+        given = self._given.get((peer, question.number))
+        if given is not None:
+            return given
+        answer = self._look_up(peer, question)
+        if answer.knows in {"done", "kept"}:
+            self._given.add((peer, question.number), answer)
+        return answer
+
+    def _look_up(self, peer: str, question: Question) -> Answer:
+        number, entry = question.number, question.entry
+        # Of several that ask for the same message, the others wait for the first by its id.
+        is_first = self._peers.worker_id < peer and self._is_asking(entry)
+        if is_first or self._ledger.is_working_on(entry):
+            return Answer(number=number, knows="busy")
+        known = self._ledger.hand_on(entry)
+        if known is None:
+            return Answer(number=number, knows="unknown")
+        if isinstance(known, Repeat):
+            return Answer(number=number, knows="done")
+        if known.replacement is not None and known.replacement.is_stored:
+            return Answer(number=number, knows="done")
+        if known.replacement is not None and not known.replacement.is_refused:
+            # Its copy is written; the broker has yet to say whether it is stored.
+            self._ledger.learn(entry, known)
+            return Answer(number=number, knows="busy")
+        return Answer(number=number, knows="kept", kept=write_kept(known, now=time.time()))

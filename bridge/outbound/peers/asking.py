@@ -1,0 +1,203 @@
+"""Ask the peers about a redelivery that is unknown here, before anything is done with it.
+
+Another worker may have it in flight or may have sent it, and have lost its connection, so that the
+broker has delivered it again. What a peer knows the ledger learns, as if it had been known here.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from bridge.outbound.delivery import Delivery
+from bridge.outbound.entry import Entry
+from bridge.outbound.ledger import Ledger
+from bridge.outbound.memory import Memory
+from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.peers.exchange import Peers
+from bridge.outbound.peers.messages import Hello
+from bridge.outbound.peers.questions import (
+    MAX_QUESTIONS,
+    Answer,
+    Answers,
+    KeptFacts,
+    Question,
+    Questions,
+    question_of,
+    read_kept,
+)
+from bridge.outbound.peers.roster import PRESENT_SECONDS, REMEMBERED_SECONDS
+
+# A question is asked again so often, as long as it is open: it or its answer may have been lost.
+ASK_AGAIN_SECONDS: Final = 1.0
+# A peer that is working on the message is waited for longer than one that says nothing, but not
+# for longer than the broker waits for an ack; its own limit is 30 minutes (consumer_timeout).
+MOST_BUSY_SECONDS: Final = 600.0
+
+
+@dataclass(slots=True, eq=False)
+class _Case:
+    """One redelivery that waits for answers: when each peer said it was busy, who knows nothing."""
+
+    delivery: Delivery
+    entry: Entry
+    question: Question
+    is_done: bool = False
+    busy: dict[str, float] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)
+    kept: list[KeptFacts] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Asker:
+    """Asks for one worker; `delays_seconds` are the steps of its retry ladder.
+
+    `on_open` is called when one more redelivery waits for answers.
+
+    Waits for peers that were heard in the last minute, `most_seconds` at most. As many questions
+    are open as redeliveries are held, which the prefetch bounds.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        ledger: Ledger,
+        *,
+        most_seconds: float,
+        delays_seconds: Sequence[float],
+        on_open: Callable[[], None],
+        metrics: WorkerMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._peers = peers
+        self._ledger = ledger
+        self._most_seconds = most_seconds
+        self._delays_seconds = delays_seconds
+        self._on_open = on_open
+        self._metrics = metrics
+        self._clock = clock
+        self._numbers = itertools.count()
+        self._open: dict[int, _Case] = {}
+        # Answers that come late are learned as well: whoever gave them knows nothing any more.
+        self._closed: Memory[int, _Case] = Memory(REMEMBERED_SECONDS, clock)
+        self._to_ask: list[Question] = []
+        peers.on(Answers, self._on_answers)
+        peers.on(Hello, lambda _peer, _hello: self._ask_all())
+
+    @property
+    def open(self) -> int:
+        """How many redeliveries wait for answers."""
+        return len(self._open)
+
+    def is_asking(self, entry: Entry) -> bool:
+        """Say whether a redelivery of the same message waits for answers here."""
+        return any(case.entry == entry for case in self._open.values())
+
+    async def learn_of(self, delivery: Delivery, entry: Entry) -> None:
+        """Return when the ledger knows all that any peer knows of a redelivery, or it is time."""
+        if self._ledger.knows(entry) or not self._peers.expects_answers:
+            return
+        question = question_of(next(self._numbers), entry)
+        if question is None:
+            return
+        case = self._open[question.number] = _Case(delivery, entry, question)
+        self._on_open()
+        try:
+            with delivery.waits("peers"):
+                answer = await self._until_answered(case)
+            self._metrics.redelivery_questions.labels(answer).inc()
+        finally:
+            del self._open[question.number]
+            self._closed.add(question.number, case)
+        self._learn_kept(case)
+
+    async def _until_answered(self, case: _Case) -> str:
+        """Return what the answer is; `none` when some peer gave none in time."""
+        began = self._clock()
+        while True:
+            self._ask(case.question)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ASK_AGAIN_SECONDS):
+                    await self._until_decided(case)
+            if case.is_done:
+                return "done"
+            if self._have_all_answered(case):
+                return "kept" if case.kept else "unknown"
+            waited_seconds = self._clock() - began
+            is_busy = self._is_busy(case) and waited_seconds < MOST_BUSY_SECONDS
+            if waited_seconds >= self._most_seconds and not is_busy:
+                return "none"
+
+    async def _until_decided(self, case: _Case) -> None:
+        while not (case.is_done or self._have_all_answered(case)):
+            await case.changed.wait()
+            case.changed.clear()
+
+    def _have_all_answered(self, case: _Case) -> bool:
+        return self._peers.roster.others(REMEMBERED_SECONDS) <= case.answered
+
+    def _is_busy(self, case: _Case) -> bool:
+        """Say whether a peer that is there is working on it."""
+        since = self._clock() - PRESENT_SECONDS
+        present = self._peers.roster.others(PRESENT_SECONDS)
+        return any(peer in present and at >= since for peer, at in case.busy.items())
+
+    def _ask(self, question: Question) -> None:
+        """Ask at the end of this iteration of the event loop, together with all others."""
+        if not self._to_ask:
+            asyncio.get_running_loop().call_soon(self._ask_now)
+        self._to_ask.append(question)
+
+    def _ask_now(self) -> None:
+        questions = tuple(self._to_ask)
+        self._to_ask.clear()
+        for at in range(0, len(questions), MAX_QUESTIONS):
+            self._peers.tell(Questions(questions=questions[at : at + MAX_QUESTIONS]))
+
+    def _ask_all(self) -> None:
+        for case in self._open.values():
+            self._ask(case.question)
+
+    # What is answered
+
+    def _on_answers(self, peer: str, answers: Answers) -> None:
+        if answers.to != self._peers.worker_id:
+            return
+        for answer in answers.answers:
+            case = self._open.get(answer.number)
+            if case is not None:
+                self._note(case, peer, answer)
+            elif (closed := self._closed.take(answer.number)) is not None:
+                self._note(closed[0], peer, answer)
+                self._learn_kept(closed[0])
+                self._closed.add(answer.number, closed[0])
+
+    def _note(self, case: _Case, peer: str, answer: Answer) -> None:
+        match answer.knows:
+            case "busy":
+                case.busy[peer] = self._clock()
+                case.answered.discard(peer)
+            case "unknown":
+                case.answered.add(peer)
+            case "done":
+                if not case.is_done:
+                    case.is_done = True
+                    self._ledger.learn(case.entry, None)
+            case "kept":
+                if peer not in case.answered and answer.kept is not None:
+                    case.kept.append(answer.kept)
+                case.answered.add(peer)
+        case.changed.set()
+
+    def _learn_kept(self, case: _Case) -> None:
+        """Learn how a redelivery goes on, unless it is done: one with an id is no other message."""
+        kept, case.kept = case.kept, []
+        if case.is_done and case.entry.has_id:
+            return
+        for facts in kept:
+            delays, now = self._delays_seconds, time.time()
+            told = read_kept(facts, case.delivery, delays_seconds=delays, now=now)
+            self._ledger.learn(case.entry, told)

@@ -1,0 +1,173 @@
+"""Several workers of one queue: what one has in flight, no other sends, whatever is cut."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.faults.amqp_proxy import AmqpProxy, open_amqp_proxy
+from tests.faults.bench import CONSUME_LINK, Bench, Live, eventually, make_numbers, open_amqp
+from tests.faults.traffic import WITH_AND_WITHOUT_IDS
+
+IN_FLIGHT = 20
+
+
+@asynccontextmanager
+async def second_worker(bench: Bench, **changed: Any) -> AsyncIterator[tuple[Live, AmqpProxy]]:
+    """Run another worker of the same queue, behind a proxy of its own."""
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(open_amqp_proxy(bench.broker.url))
+        url = {"rabbitmq__url": [proxy.url]}
+        live = await stack.enter_async_context(bench.worker(**changed | url))
+        yield live, proxy
+
+
+async def has_in_flight(bench: Bench, numbers: list[str]) -> None:
+    """Return when a request is in flight for each of the numbers."""
+    await eventually(lambda: len(bench.service.posts(numbers)) == len(numbers), what="POSTs")
+
+
+@WITH_AND_WITHOUT_IDS
+@pytest.mark.parametrize(("coordination", "extra"), [("on", 0), ("off", IN_FLIGHT)])
+async def test_cut_of_one_of_two(bench: Bench, coordination: str, extra: int, *, ids: bool) -> None:
+    """What the other worker is given again it does not send, unless it stands alone.
+
+    Takes the seconds that the service takes to answer.
+    """
+    settings: dict[str, Any] = {
+        "worker__concurrency": IN_FLIGHT,
+        "worker__coordination": coordination,
+    }
+    bench.service.misbehave({"to": None, "count": IN_FLIGHT, "latency_seconds": 3})
+    async with bench.worker(**settings) as first:
+        numbers = await bench.publish(IN_FLIGHT, ids=ids)
+        await has_in_flight(bench, numbers)
+        async with second_worker(bench, **settings) as (second, _):
+            bench.proxy.cut(CONSUME_LINK)
+            await bench.until_settled(first, seconds=30)
+            await bench.until_settled(second, seconds=30)
+
+            assert len(bench.extra_posts(numbers)) == extra
+
+
+@WITH_AND_WITHOUT_IDS
+async def test_a_restart_of_the_broker_under_three(bench: Bench, *, ids: bool) -> None:
+    """Whoever is back first is given what all have in flight, and sends none of it.
+
+    Takes the seconds of the restart.
+    """
+    settings: dict[str, Any] = {"worker__concurrency": IN_FLIGHT}
+    async with AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(bench.worker(**settings)) for _ in range(3)]
+        await eventually(lambda: all(has_peers(live, 2) for live in workers), what="all three")
+        bench.service.misbehave({"to": None, "latency_seconds": 8})
+        numbers = await bench.publish(3 * IN_FLIGHT, ids=ids)
+        await has_in_flight(bench, numbers)
+        await asyncio.to_thread(bench.broker.stop)
+        await asyncio.to_thread(bench.broker.start)
+        bench.service.behave()
+        async with open_amqp(bench.broker.url) as bench.amqp:
+            for live in workers:
+                await bench.until_settled(live, seconds=60)
+
+        assert bench.extra_posts(numbers) == {}
+
+
+async def test_equal_texts_without_an_id_are_sent_as_often_as_they_were_published(
+    bench: Bench,
+) -> None:
+    """Of two that are equal in all, none is lost and none sent again when their worker is cut off.
+
+    Takes the seconds that the service takes to answer.
+    """
+    settings: dict[str, Any] = {"worker__concurrency": IN_FLIGHT}
+    bench.service.misbehave({"to": None, "count": IN_FLIGHT, "latency_seconds": 3})
+    async with bench.worker(**settings) as first:
+        numbers = make_numbers(IN_FLIGHT // 2)
+        for _ in range(2):
+            await bench.publish(numbers, ids=False)
+        await eventually(lambda: len(bench.service.posts(numbers)) == IN_FLIGHT, what="POSTs")
+        async with second_worker(bench, **settings) as (second, _):
+            await eventually(lambda: has_peers(second, 1), what="the first")
+            bench.proxy.cut(CONSUME_LINK)
+            for live in (first, second):
+                await bench.until_settled(live, seconds=30)
+
+            counts = Counter(post.to for post in bench.service.posts(numbers))
+            assert counts == dict.fromkeys(numbers, 2)
+
+
+@WITH_AND_WITHOUT_IDS
+async def test_a_worker_that_stays_away(bench: Bench, *, ids: bool) -> None:
+    """What a worker had in flight that does not come back is sent again, after the wait.
+
+    That is at most as much as it had in flight, with the same keys where there are ids. What comes
+    new meanwhile is not held up. Takes the wait, and the seconds of the service.
+    """
+    wait_seconds = 4
+    settings: dict[str, Any] = {
+        "worker__concurrency": IN_FLIGHT,
+        "worker__redelivery_wait": wait_seconds,
+    }
+    async with bench.worker(**settings, worker__shutdown_timeout_seconds=1):
+        bench.service.misbehave({"to": None, "count": IN_FLIGHT, "latency_seconds": 9})
+        numbers = await bench.publish(IN_FLIGHT, ids=ids)
+        await has_in_flight(bench, numbers)
+        async with second_worker(bench, **settings) as (second, _):
+            await eventually(lambda: has_peers(second, 1), what="the first")
+            bench.proxy.refuse()
+            cut_at = time.monotonic()
+            waiting = partial(second.metric, "sms_bridge_worker_messages_in_progress")
+            await eventually(lambda: waiting() >= IN_FLIGHT, what="the redeliveries")
+            await bench.until_taken(await bench.publish(IN_FLIGHT), seconds=wait_seconds / 2)
+            assert bench.extra_posts(numbers) == {}
+            await eventually(lambda: len(bench.extra_posts(numbers)) == IN_FLIGHT, what="POSTs")
+
+            assert time.monotonic() - cut_at >= wait_seconds
+            assert set(bench.extra_posts(numbers).values()) == {2}
+            keys = {(post.to, post.idempotency_key) for post in bench.service.posts(numbers)}
+            assert len(keys) == IN_FLIGHT * (1 if ids else 2)
+
+
+async def test_a_clean_stop_hands_over(bench: Bench) -> None:
+    """What a worker gives back when it stops goes on elsewhere at once, with its key."""
+    slow: dict[str, Any] = {"worker__rate_limit": {"per_second": 0.1, "burst": 1}}
+    async with bench.worker(**slow) as first:
+        numbers = await bench.publish(5, ids=False)
+        await eventually(lambda: len(bench.service.taken(numbers)) == 1, what="the first text")
+        async with second_worker(bench) as (second, _):
+            await eventually(lambda: has_peers(second, 1), what="the first")
+            await eventually(lambda: has_peers(first, 1), what="the second")
+            stopped_at = time.monotonic()
+            assert await first.stop() == 0
+            await bench.until_taken(numbers, seconds=5)
+
+            assert time.monotonic() - stopped_at < 5
+            answers = partial(second.metric, "sms_bridge_worker_redelivery_questions_total")
+            assert answers(answer="kept") == 4
+            assert answers(answer="none") == 0
+            assert bench.extra_posts(numbers) == {}
+
+
+async def test_a_worker_that_cannot_be_asked_is_not_waited_for(bench: Bench) -> None:
+    """A peer of an earlier version, or that stands alone, is as it was without coordination.
+
+    Takes the seconds that the service takes to answer.
+    """
+    bench.service.misbehave({"to": None, "count": 5, "latency_seconds": 4})
+    async with bench.worker(worker__coordination="off"):
+        numbers = await bench.publish(5)
+        await has_in_flight(bench, numbers)
+        async with second_worker(bench):
+            bench.proxy.cut(CONSUME_LINK)
+            await bench.until_taken(numbers, seconds=3)
+
+
+def has_peers(live: Live, count: int) -> bool:
+    """Say whether a worker hears so many others."""
+    return live.metric("sms_bridge_worker_peers") == count

@@ -1,0 +1,218 @@
+"""Workers that hear each other without a broker, on a clock that leaps; each has a ledger."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+from bridge.outbound.delivery import Delivery
+from bridge.outbound.entry import Entry, entry_of
+from bridge.outbound.ledger import Accepted, Claim, Kept, Ledger, Repeat
+from bridge.outbound.outcomes import Outcome
+from bridge.outbound.peers.answering import Answerer
+from bridge.outbound.peers.asking import Asker
+from bridge.outbound.peers.exchange import Peers
+from bridge.outbound.peers.messages import Beat, Bye, Facts, Hello, read_message, write_message
+from bridge.outbound.peers.roster import Roster
+from tests.clock import LeapingWorld
+from tests.deliveries import make_delivery
+
+BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
+MOST_SECONDS = 10.0
+DELAYS_SECONDS = (5.0, 30.0)
+HEARD_AFTER_SECONDS = 0.01
+ACCEPTED = Accepted(attempts=1, status=202, provider_id="sms-1", at=1_800_000_000.0)
+
+
+class Fanout:
+    """What stands in for the exchange: hands each message to all that are on it."""
+
+    def __init__(self) -> None:
+        self.members: list[Colleague] = []
+        self.said: list[tuple[str, str]] = []
+        self.loses: Callable[[str, str], bool] = lambda _sender, _kind: False
+
+    def say(self, sender: "Colleague", facts: Facts) -> None:
+        """Deliver a message to all others a moment later, unless it is to be lost."""
+        self.said.append((sender.worker_id, facts.kind))
+        if not self.loses(sender.worker_id, facts.kind):
+            body = write_message(sender.worker_id, facts)
+            asyncio.get_running_loop().call_later(HEARD_AFTER_SECONDS, self._deliver, sender, body)
+
+    def _deliver(self, sender: "Colleague", body: bytes) -> None:
+        for member in self.members:
+            if member is not sender and member.is_up:
+                member.hear(body)
+
+
+class Colleague:
+    """One worker: its ledger, its questions and answers, and what stands in for its `Peers`."""
+
+    def __init__(self, world: "Team", number: int) -> None:
+        self.worker_id = f"{number:016x}"
+        self.is_up = True
+        self._world = world
+        clock = world.loop.time
+        self.roster = Roster(clock=clock)
+        self.roster.resume()
+        self.ledger = Ledger(heartbeat_seconds=10, clock=clock)
+        self._hearers: dict[str, list[tuple[type[Facts], Callable[[str, Any], None]]]] = {}
+        self.lives_on = asyncio.Event()
+        self.lives_on.set()
+        self.opened = 0
+        self.asker = Asker(
+            cast("Peers", self),
+            self.ledger,
+            most_seconds=MOST_SECONDS,
+            delays_seconds=DELAYS_SECONDS,
+            on_open=self._count,
+            metrics=world.metrics,
+            clock=clock,
+        )
+        Answerer(
+            cast("Peers", self),
+            self.ledger,
+            is_asking=self.asker.is_asking,
+            prove_session=self._prove,
+            clock=clock,
+        )
+
+    @property
+    def expects_answers(self) -> bool:
+        """Whether anybody was heard in the last minute."""
+        return bool(self.roster.others(60))
+
+    def tell(self, facts: Facts) -> None:
+        """Say something to the others."""
+        if self.is_up:
+            self._world.fanout.say(self, facts)
+
+    def on(self, facts: type[Facts], hear: Callable[[str, Any], None]) -> None:
+        """Register what hears a kind."""
+        self._hearers.setdefault(facts.kind, []).append((facts, hear))
+
+    def hear(self, body: bytes) -> None:
+        """Hear what was said."""
+        message = read_message(body)
+        assert message is not None
+        if message.kind == Bye.kind:
+            self.roster.leave(message.worker_id)
+        else:
+            self.roster.note(message.worker_id)
+        for model, hear in self._hearers.get(message.kind, []):
+            hear(message.worker_id, model.model_validate(message.facts))
+
+    def fall_silent(self) -> None:
+        """Neither hear nor be heard."""
+        self.is_up = False
+
+    def come_back(self) -> None:
+        """Hear and be heard again, and say so."""
+        self.is_up = True
+        self.tell(Hello())
+
+    # What it does with messages
+
+    async def take(self, delivery: Delivery) -> Claim | Repeat | None:
+        """Take a delivery as the worker does, up to its claim."""
+        entry = entry_of(delivery.envelope, delivery.body)
+        if delivery.redelivered:
+            await self.asker.learn_of(delivery, entry)
+        return await self.ledger.claim(
+            entry, redelivered=delivery.redelivered, waits=delivery.waits
+        )
+
+    async def begin(self, delivery: Delivery) -> Claim:
+        """Take a delivery that is no repeat."""
+        claim = await self.take(delivery)
+        assert isinstance(claim, Claim)
+        return claim
+
+    def settle(self, claim: Claim, *, sent: bool = True, acked: bool = True) -> None:
+        """Settle what was taken."""
+        self.ledger.settle(claim, ACCEPTED if sent else None, acked=acked)
+
+    def give_back(self, claim: Claim, delivery: Delivery, outcome: Outcome | None = None) -> None:
+        """Give back what was taken."""
+        self.ledger.give_back(claim, Kept(delivery.envelope, outcome))
+
+    def recall(self, delivery: Delivery) -> Kept | None:
+        """Return how a redelivery goes on."""
+        return self.ledger.recall(entry_of(delivery.envelope, delivery.body), redelivered=True)
+
+    def lose_connection(self) -> None:
+        """Lose the connection on which it consumes, and have another one."""
+        self.ledger.connection_lost(most_unacked=100)
+        self.ledger.consuming_again()
+
+    def _count(self) -> None:
+        self.opened += 1
+
+    async def _prove(self) -> None:
+        await self.lives_on.wait()
+
+
+class Team(LeapingWorld):
+    """Several workers, each of which says once a second that it is there."""
+
+    def __init__(self, size: int = 2) -> None:
+        super().__init__()
+        self.fanout = Fanout()
+        self.run(self._gather(size))
+
+    async def _gather(self, size: int) -> None:
+        self.fanout.members = [Colleague(self, number) for number in range(1, size + 1)]
+        for member in self.fanout.members:
+            member.tell(Hello())
+        await asyncio.sleep(2 * HEARD_AFTER_SECONDS)
+
+    @property
+    def members(self) -> list[Colleague]:
+        """All of them."""
+        return self.fanout.members
+
+    def play(self, story: Coroutine[Any, Any, Any]) -> Any:
+        """Run a story to its end, while those that are up say that they are there."""
+
+        async def all_of_it() -> Any:
+            beating = asyncio.create_task(self._beat())
+            try:
+                return await story
+            finally:
+                beating.cancel()
+
+        return self.run(all_of_it())
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            for member in self.members:
+                member.tell(Beat())
+                member.roster.tidy()
+
+
+def message(team: Team, message_id: str | None = "m-1", **envelope: Any) -> Delivery:
+    """Make the first delivery of a message."""
+    return make_delivery(
+        message_id or "c" * 32, body=BODY, clock=team.loop.time, message_id=message_id, **envelope
+    )
+
+
+def again(team: Team, delivery: Delivery, *, key: str | None = None) -> Delivery:
+    """Make another delivery of the same message; without an id it has a new key."""
+    envelope = delivery.envelope
+    return make_delivery(
+        key or envelope.key,
+        body=bytes(delivery.body),
+        properties=delivery.properties,
+        redelivered=True,
+        clock=team.loop.time,
+        message_id=envelope.message_id,
+        published_at=envelope.published_at,
+        copies=envelope.copies,
+        try_of=envelope.try_of,
+    )
+
+
+def entry(delivery: Delivery) -> Entry:
+    """Return which message a delivery is."""
+    return entry_of(delivery.envelope, delivery.body)
