@@ -23,7 +23,7 @@ from bridge.amqp.properties import (
     read_properties,
     write_properties,
 )
-from bridge.amqp.wire import LARGE_BODY_BYTES, Body, DeliveryHandler
+from bridge.amqp.wire import LARGE_BODY_BYTES, Body, DeliveryHandler, Progress
 from bridge.errors import Confirm
 
 # What a frame begins with: type, channel, size of the payload. It ends with the frame-end octet.
@@ -140,6 +140,7 @@ class Confirms:
 
     def __init__(self) -> None:
         self._last_tag = 0
+        self._nacked = 0
         self._waiting: dict[int, asyncio.Future[Confirm]] = {}
         self._by_id: dict[str | None, asyncio.Future[Confirm]] = {}
         self._returned = _Content()
@@ -147,6 +148,12 @@ class Confirms:
     def __len__(self) -> int:
         """Return how many publishes have no confirm yet."""
         return len(self._waiting)
+
+    @property
+    def progress(self) -> Progress:
+        """How far the broker has come."""
+        confirmed = self._last_tag - len(self._waiting) - self._nacked
+        return Progress(next(iter(self._waiting), None), confirmed, self._nacked)
 
     def awaited(self, message_id: str | None) -> "asyncio.Future[Confirm] | None":
         """Return the confirm that is awaited for this message id, if any."""
@@ -182,7 +189,9 @@ class Confirms:
         if payload.startswith(_ACK):
             self._resolve_up_to(payload, "confirmed")
         elif payload.startswith(_NACK):
+            before = len(self._waiting)
             self._resolve_up_to(payload, "nacked")
+            self._nacked += before - len(self._waiting)
         elif payload.startswith(_RETURN):
             # The ack of the returned message comes after it.
             self._returned.is_open = True

@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 from bridge.amqp.channels import describe_end
 from bridge.amqp.client import Connection
 from bridge.amqp.connecting import close_quietly, host_of, open_connection
+from bridge.amqp.wire import Wire
 from bridge.config import RabbitMQSettings
 from bridge.errors import BrokerError, ConnectError
 from bridge.logs import Log
@@ -29,6 +30,12 @@ MIN_BACKOFF_SECONDS: Final = 0.5
 MAX_BACKOFF_SECONDS: Final = 5.0
 # A session that ends sooner counts as a failed try, and the back-off goes on growing.
 USEFUL_SECONDS: Final = 1.0
+# A broker sends a heartbeat whenever it has sent nothing else for half of `heartbeat_seconds`, and
+# calls a peer unreachable that misses two (RabbitMQ docs, "Detecting Dead TCP Connections with
+# Heartbeats and TCP Keepalives"). We wait for twice as long, since leaving a busy broker costs it
+# a login; aiormq alone would wait for three times as long and three seconds.
+SILENT_HEARTBEATS: Final = 2
+SILENCE_LOOK_SECONDS: Final = 0.5
 
 
 class Link:
@@ -84,7 +91,9 @@ class Link:
         started = time.monotonic()
         self._connection = connection
         try:
-            await _serve_until_closed(connection, serve)
+            await _serve_until_closed(
+                connection, serve, SILENT_HEARTBEATS * self._settings.heartbeat_seconds
+            )
         except Exception as error:  # whatever the client library raises, the link goes on
             self._metrics.connections.labels("closed_by_broker").inc()
             if time.monotonic() - started < USEFUL_SECONDS:
@@ -115,22 +124,40 @@ class Link:
         log.warning("broker_blocked", link=self.name, why=f"{reason}; {remedy}")
 
 
-async def _serve_until_closed(connection: Connection, serve: Serve) -> None:
+async def _serve_until_closed(
+    connection: Connection, serve: Serve, longest_silence_seconds: float
+) -> None:
     transport = connection.transport
     if transport is None:
         raise BrokerError("the connection closed at once")
     closing = transport.connection.closing
     serving = asyncio.ensure_future(serve(connection))
+    silence = asyncio.create_task(_until_silent(connection.wire, longest_silence_seconds))
     try:
-        await asyncio.wait({closing, serving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({closing, serving, silence}, return_when=asyncio.FIRST_COMPLETED)
+        if silence.done():
+            # To say good-bye would be to wait for an answer.
+            connection.wire.abort()
+            raise BrokerError("the broker sent nothing for too long")
         # Closing a channel cancels what waits on it, which would look like our own cancellation.
         if serving.done() and not serving.cancelled():
             serving.result()
         raise BrokerError(describe_end(_reason(closing)))
     finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+        for task in (serving, silence):
+            task.cancel()
+        await asyncio.gather(serving, silence, return_exceptions=True)
         closing.cancel()
+
+
+async def _until_silent(wire: Wire, longest_seconds: float) -> None:
+    """Return when the broker has sent nothing for longer than this."""
+    times = 0
+    # Seen twice: after a stall of this process, and when reading has just been resumed, what has
+    # arrived meanwhile is only read by the second look.
+    while times < 2:  # noqa: PLR2004
+        await asyncio.sleep(SILENCE_LOOK_SECONDS)
+        times = times + 1 if wire.silent_seconds > longest_seconds else 0
 
 
 def _reason(closing: "asyncio.Future[object]") -> BaseException:

@@ -15,6 +15,8 @@ sent last and once, a publish is mandatory and confirmed. What is weaker:
 - error texts: a refused virtual host comes without the broker's explanation, another program at the
   port shows as `refused` or `timeout`, and an alarm is noticed up to a second late, without its
   reason;
+- faults: a broker that is silent is left after three heartbeats and three seconds, not after two,
+  and a channel whose publishes it never confirms is not replaced;
 - message ids: a message without one is published with an id that is made up, to recognise its
   return by.
 """
@@ -55,8 +57,9 @@ LOOK_SECONDS: Final = 1.0
 class PlainWire:
     """The messages of one connection, as aiormq hands them over and takes them."""
 
-    # aiormq reads whatever comes, and sees by itself whether the broker lives.
+    # aiormq reads whatever comes, and sees by itself whether the broker lives, if later than we.
     is_reading: Final = True
+    silent_seconds: Final = 0.0
     # Why a connection did not open, aiormq says only in the exception that it raises.
     foreign: Final = b""
     closed: Final = None
@@ -157,12 +160,18 @@ class PlainWire:
     def set_reading(self, *, enabled: bool) -> None:
         """Do nothing: aiormq reads whatever comes."""
 
+    def abort(self) -> None:
+        """Do nothing: aiormq ends a connection that is silent."""
+
     def keep_alive(self) -> None:
         """Do nothing: aiormq sees by itself whether the broker lives."""
 
 
 class PlainPublishing:
     """A channel whose publishes aiormq sends, each in a task that waits for its confirm."""
+
+    # aiormq does not tell which of them the broker has read.
+    progress: Final = None
 
     def __init__(self, wire: PlainWire, channel: Channel) -> None:
         self._wire = wire

@@ -6,13 +6,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, assert_never
 
-from bridge.amqp.channels import closed_channel, open_channel
-from bridge.amqp.client import Connection
+from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, closed_channel, open_channel
+from bridge.amqp.client import Channel, Connection
 from bridge.amqp.frames import CONTENT_HEADER_START, FRAME_OVERHEAD_BYTES
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import LARGE_BODY_BYTES, Body, PublishingChannel
+from bridge.amqp.wire import LARGE_BODY_BYTES, Body, Progress, PublishingChannel
 from bridge.errors import Confirm, PublishError, PublishFault
+from bridge.logs import Log
 from bridge.metrics import BridgeMetrics
+
+log = Log(__name__)
 
 # How many publishes may wait for their confirm at a time: each holds its body in memory.
 MAX_UNCONFIRMED: Final = 4096
@@ -27,6 +30,14 @@ MAX_UNWRITTEN_BYTES: Final = 64 * 1024 * 1024
 READ_ITERATIONS: Final = 4
 # A large body gets this much more time for each of its bytes: one second for 1 MiB.
 SECONDS_PER_BYTE: Final = 1 / (1024 * 1024)
+# When the broker has read a publish, and not answered it for so long, or refuses everything for so
+# long, another channel takes the place of this one. On a cluster a channel can do so for ever: one
+# that opens while a node dies or hangs may go on asking the leader that the queue had there, when
+# it has another one (seen with 3.10.8).
+OVERDUE_SECONDS: Final = 5.0
+# A broker that needs longer for every confirm is given twice as long each time, up to this.
+MAX_OVERDUE_SECONDS: Final = 80.0
+LOOK_SECONDS: Final = 1.0
 
 
 class Publisher:
@@ -42,19 +53,45 @@ class Publisher:
         self._large = asyncio.Lock()
         self._channel: PublishingChannel | None = None
         self._open = asyncio.Event()
+        # How long the broker may take for a confirm; it grows while none comes.
+        self._patience_seconds = OVERDUE_SECONDS
 
     async def serve(self, connection: Connection) -> None:
-        """Publish on this connection until its channel ends; `Link.run` calls it."""
-        channel = await open_channel(connection, confirms=True)
-        with connection.wire.publishing(channel) as publishing:
-            self._channel = publishing
-            self._open.set()
-            try:
-                await asyncio.wait({channel.closing})
+        """Publish on this connection until its channel ends; `Link.run` calls it.
+
+        A channel on which confirms are overdue is replaced.
+        """
+        while True:
+            channel = await open_channel(connection, confirms=True)
+            with connection.wire.publishing(channel) as publishing:
+                self._channel = publishing
+                self._open.set()
+                try:
+                    await self._until_overdue(channel, publishing)
+                finally:
+                    self._open.clear()
+                    self._channel = None
+            if channel.closing.done():
                 raise closed_channel(channel, "publishing")
-            finally:
-                self._open.clear()
-                self._channel = None
+            log.warning("confirms_overdue", seconds=self._patience_seconds)
+            self._patience_seconds = min(2 * self._patience_seconds, MAX_OVERDUE_SECONDS)
+            async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+                await close_channel(channel)
+
+    async def _until_overdue(self, channel: Channel, publishing: PublishingChannel) -> None:
+        """Return when the channel ends, or when the broker no longer confirms what it reads."""
+        loop = asyncio.get_running_loop()
+        before, since = publishing.progress, loop.time()
+        while not channel.closing.done():
+            await asyncio.wait({channel.closing}, timeout=LOOK_SECONDS)
+            now = publishing.progress
+            is_unread = publishing.is_blocked or publishing.unwritten_bytes > 0
+            if is_unread or now is None or before is None or not _is_stuck(before, now):
+                if now is not None and before is not None and now.confirmed > before.confirmed:
+                    self._patience_seconds = OVERDUE_SECONDS
+                before, since = now, loop.time()
+            elif loop.time() - since >= self._patience_seconds:
+                return
 
     @property
     def max_properties_bytes(self) -> int:
@@ -270,6 +307,13 @@ def _time_out(waiter: "asyncio.Future[Confirm]", iterations: int = READ_ITERATIO
         _resolve(waiter, "timeout")
     elif not waiter.done():
         asyncio.get_running_loop().call_soon(_time_out, waiter, iterations - 1)
+
+
+def _is_stuck(before: Progress, now: Progress) -> bool:
+    """Whether the same publish is still unanswered, or all that was answered since was refused."""
+    is_unanswered = now.oldest is not None and now.oldest == before.oldest
+    is_refused = now.nacked > before.nacked and now.confirmed == before.confirmed
+    return is_unanswered or is_refused
 
 
 def _check_room(channel: PublishingChannel) -> None:

@@ -44,7 +44,7 @@ from bridge.amqp.frames import (
     publish_pieces,
 )
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import LARGE_BODY_BYTES, Body, DeliveryHandler
+from bridge.amqp.wire import LARGE_BODY_BYTES, Body, DeliveryHandler, Progress
 from bridge.errors import Confirm
 from bridge.happy_eyeballs import create_connection
 
@@ -167,11 +167,7 @@ class StreamWire(TransportFactory):
             self._transport.writelines(frames)
 
     def set_reading(self, *, enabled: bool) -> None:
-        """Read no more of the connection, or go on.
-
-        TCP alone makes the broker stop sending. While nothing is read, aiormq would take the broker
-        for dead, so call `keep_alive`.
-        """
+        """Read no more, so that TCP stops the broker, or go on; call `keep_alive` meanwhile."""
         if enabled is not self._is_reading and self._transport is not None:
             self._is_reading = enabled
             (self._transport.resume_reading if enabled else self._transport.pause_reading)()
@@ -185,6 +181,17 @@ class StreamWire(TransportFactory):
         """Show aiormq a heartbeat while it is we who do not read."""
         if not self._is_reading and self._protocol is not None:
             self._protocol.pretend(HEARTBEAT)
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long the broker has sent nothing, while it was read."""
+        read = self._protocol if self._is_reading else None
+        return 0.0 if read is None else self._clock() - read.heard_at
+
+    def abort(self) -> None:
+        """End the connection without a word to the broker."""
+        if self._transport is not None:
+            self._transport.abort()
 
     @property
     def unwritten_bytes(self) -> int:
@@ -222,6 +229,11 @@ class StreamPublishing:
         return len(self._confirms)
 
     @property
+    def progress(self) -> Progress:
+        """How far the broker has come with what was published."""
+        return self._confirms.progress
+
+    @property
     def max_properties_bytes(self) -> int:
         """How many bytes of properties fit into a frame: a content header cannot be split."""
         return self._max_payload_bytes - CONTENT_HEADER_START.size
@@ -240,8 +252,7 @@ class StreamPublishing:
     ) -> "asyncio.Future[Confirm]":
         """Write a mandatory message, and return its confirm as a future.
 
-        A returned message is recognised by its message id: no two in flight may share one. Raises
-        ValueError when the exchange, the routing key or the properties do not fit AMQP.
+        No two in flight may share a message id. Raises ValueError for what does not fit AMQP.
         """
         pieces = publish_pieces(
             self._number,
@@ -276,10 +287,11 @@ class _Protocol(asyncio.StreamReaderProtocol):
         self._missing_bytes = 0
         self._is_amqp = True
         self.foreign = b""
-        self._passed_on_at = self._clock()
+        self._passed_on_at = self.heard_at = self._clock()
 
     def data_received(self, data: bytes) -> None:
         """Sort what has arrived; an incomplete frame waits for its end."""
+        self.heard_at = self._clock()
         if self._held:
             self._held.append(data)
             self._missing_bytes -= len(data)

@@ -8,7 +8,7 @@ costs a tenth; `PlainWire` has aiormq do it, and leans on nothing but what aiorm
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from aiormq import Channel
 from aiormq.abc import ConsumerCallback
@@ -22,6 +22,17 @@ DeliveryHandler = Callable[[int, bool, Properties, Body], None]
 # Larger than any send request. Bodies above this are not copied where that can be avoided, and are
 # published one at a time.
 LARGE_BODY_BYTES: Final = 1024 * 1024
+
+
+class Progress(NamedTuple):
+    """How far the broker has come with the publishes of a channel.
+
+    `oldest` is the tag of the first that it has not answered, None without any.
+    """
+
+    oldest: int | None
+    confirmed: int
+    nacked: int
 
 
 class Wire(Protocol):
@@ -78,6 +89,13 @@ class Wire(Protocol):
         """Publish on a channel with confirms, as long as the block lasts."""
 
     @property
+    def silent_seconds(self) -> float:
+        """For how long the broker has sent nothing, while it was read; 0 where that is unknown."""
+
+    def abort(self) -> None:
+        """End a connection that is silent, without a word to the broker."""
+
+    @property
     def is_reading(self) -> bool:
         """Whether what the broker sends is read."""
 
@@ -98,6 +116,10 @@ class PublishingChannel(Protocol):
     @property
     def unconfirmed(self) -> int:
         """How many publishes have no confirm yet, abandoned ones included."""
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the broker has come with what was published; None where that is not known."""
 
     @property
     def unwritten_bytes(self) -> int:

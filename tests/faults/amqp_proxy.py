@@ -30,6 +30,7 @@ DELIVER: Final[Method] = (60, 60)
 CONFIRM_SELECT_OK: Final[Method] = (85, 11)
 # From a client it acks a delivery, from the broker it confirms a publish.
 ACK: Final[Method] = (60, 80)
+NACK: Final[Method] = (60, 120)
 
 # How the name of the exchange ends over which workers talk, which is no concern of a trap.
 _WORKERS: Final = b".workers"
@@ -284,3 +285,9 @@ def misnumber(frame: bytes) -> bytes:
     at = _FRAME_HEAD.size + 4
     (tag,) = struct.unpack_from(">Q", frame, at)
     return frame[:at] + struct.pack(">Q", tag + 1_000_000) + frame[at + 8 :]
+
+
+def refuse(frame: bytes) -> bytes:
+    """Alter a confirm so that it is a refusal: `basic.nack` has the same arguments in its place."""
+    at = _FRAME_HEAD.size
+    return frame[:at] + struct.pack(">HH", *NACK) + frame[at + 4 :]

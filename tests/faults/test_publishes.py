@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
+from bridge.amqp import publisher as publisher_module
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import MAX_UNWRITTEN_BYTES, Publisher
 from bridge.amqp.stream_wire import StreamPublishing
 from bridge.errors import PublishError
 from bridge.metrics import BridgeMetrics, new_registry
-from tests.faults.amqp_proxy import ACK, PUBLISH, Method, Sender
-from tests.faults.bench import Amqp, Bench, eventually, open_amqp, open_link
+from tests.faults.amqp_proxy import ACK, PUBLISH, Deed, Method, Sender, refuse
+from tests.faults.bench import PUBLISH_LINK, Amqp, Bench, eventually, open_amqp, open_link
 
 QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
 TIMEOUT_SECONDS = 10.0
@@ -224,6 +225,30 @@ async def test_a_frozen_broker_does_not_fill_the_memory(bench: Bench) -> None:
     assert 50 < reasons["no confirm in time"] < 100
     assert unwritten < MAX_UNWRITTEN_BYTES + 2 * len(body)
     assert after == "confirmed"
+
+
+@pytest.mark.parametrize("answer", ["drop", refuse], ids=["unanswered", "refused"])
+async def test_confirms_that_are_overdue_bring_another_channel(
+    bench: Bench, answer: Deed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read, and never confirmed or always refused, is published anew on another channel.
+
+    So does a node of a cluster that goes on asking a leader which is gone. A broker that needs
+    longer for every confirm is given more time on each channel.
+    """
+    monkeypatch.setattr(publisher_module, "OVERDUE_SECONDS", 1.0)
+    bench.service.misbehave({"status": 425, "count": 5})
+    async with bench.worker(rabbitmq__publish_timeout_seconds=0.5) as live:
+        trap = bench.proxy.trap("broker", ACK, answer, again=True, link=PUBLISH_LINK)
+        numbers = await bench.publish(5)
+        await eventually(lambda: len(live.logged("confirms_overdue")) == 2, what="two channels")
+        bench.proxy.traps.remove(trap)
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+
+        assert [line["seconds"] for line in live.logged("confirms_overdue")] == [1, 2]
+        assert live.logged("broker_lost") == []
+    assert bench.sent_twice(numbers) == {}
 
 
 async def test_a_broker_without_a_limit_of_frames(bench: Bench) -> None:
