@@ -20,6 +20,7 @@ from bridge.operators.checks.exchanges import check_exchanges
 from bridge.operators.checks.open_files import check_open_files
 from bridge.operators.checks.permissions import check_permissions
 from bridge.operators.checks.queues import check_queues
+from bridge.operators.checks.replicas import check_replicas
 from bridge.operators.checks.set_up import WAIT_SECONDS, ConnectedBroker, ManagedBroker, SetUp
 from bridge.operators.checks.sms_api import check_sms_api, judge_base_url, judge_repeats
 from bridge.operators.checks.topology import check_topology
@@ -42,6 +43,7 @@ ON_THE_MANAGEMENT_API: Final = (
     check_alarms,
     check_brokers_clock,
     check_queues,
+    check_replicas,
     check_exchanges,
 )
 # Beside the broker:
@@ -52,7 +54,7 @@ ELSEWHERE: Final[Mapping[str, Callable[[SetUp], Awaitable[list[Finding]]]]] = {
 
 # What only the management API tells.
 _NOT_CHECKED: Final = (
-    "limits and policies that drop messages, bindings, alternate exchanges, alarms"
+    "limits and policies that drop messages, bindings, alternate exchanges, alarms, replicas"
 )
 
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Collection
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import httpx
@@ -24,6 +24,13 @@ _POLICIES: Final = ("policies", "operator-policies")
 _MISSING: Final = "create it: sms-bridge topology declare"
 
 
+class Members(NamedTuple):
+    """The nodes that hold a copy of a quorum queue, and those of them that are there now."""
+
+    nodes: tuple[str, ...]
+    online: tuple[str, ...]
+
+
 class Management:
     """The management API of one broker, for one vhost.
 
@@ -32,9 +39,9 @@ class Management:
 
     def __init__(self, client: httpx.AsyncClient, url: URL, vhost: str) -> None:
         self.url = url
+        self.vhost = vhost
         self.clock_skew_seconds: float | None = None
         self._client = client
-        self._vhost = vhost
         self._policies: list[list[dict[str, Any]]] | None = None
 
     async def read(self, *path: str) -> Any:  # noqa: ANN401  JSON
@@ -63,7 +70,7 @@ class Management:
 
     async def queue(self, name: str) -> QueueFacts | None:
         """Read a queue's arguments and policies; None when it is missing."""
-        found = await self.read("queues", self._vhost, name)
+        found = await self.read("queues", self.vhost, name)
         if found is None:
             return None
         kind = found.get("type", "classic")
@@ -77,13 +84,20 @@ class Management:
             policy=await self._policy(name, {"all", "queues", f"{kind}_queues"}),
         )
 
+    async def members(self, name: str) -> Members | None:
+        """Read which nodes hold a quorum queue; None when it is missing, or of another kind."""
+        found = await self.read("queues", self.vhost, name)
+        if found is None or found.get("type") != "quorum":
+            return None
+        return Members(tuple(found.get("members") or ()), tuple(found.get("online") or ()))
+
     async def _policy(self, name: str, kinds: Collection[str]) -> dict[str, Any]:
         """Return what the policies say of an entity, as RabbitMQ puts two of them together.
 
         The broker's own answer to that is seconds late.
         """
         if self._policies is None:
-            self._policies = [await self.read(which, self._vhost) or [] for which in _POLICIES]
+            self._policies = [await self.read(which, self.vhost) or [] for which in _POLICIES]
         ordinary, operators = (_in_force(policies, name, kinds) for policies in self._policies)
         return merge_policies(ordinary, operators)
 
@@ -93,7 +107,7 @@ class Management:
         seen, left = {exchange}, [exchange]
         while left:
             for binding in (
-                await self.read("exchanges", self._vhost, left.pop(), "bindings", "source") or ()
+                await self.read("exchanges", self.vhost, left.pop(), "bindings", "source") or ()
             ):
                 name = binding["destination"]
                 if binding["destination_type"] == "queue":
@@ -106,7 +120,7 @@ class Management:
 
     async def alternate_exchange(self, exchange: str) -> str | None:
         """Name the exchange that takes what no queue of this one takes."""
-        found = await self.read("exchanges", self._vhost, exchange) or {}
+        found = await self.read("exchanges", self.vhost, exchange) or {}
         policy = await self._policy(exchange, {"all", "exchanges"})
         arguments = found.get("arguments") or {}
         name = arguments.get("alternate-exchange") or policy.get("alternate-exchange")
@@ -114,7 +128,7 @@ class Management:
 
     async def exists(self, exchange: str) -> bool:
         """Say whether there is such an exchange."""
-        return await self.read("exchanges", self._vhost, exchange) is not None
+        return await self.read("exchanges", self.vhost, exchange) is not None
 
     async def compare(self, topology: Topology) -> list[Difference]:
         """Return every difference from what is needed: arguments, kinds and bindings."""
@@ -128,7 +142,7 @@ class Management:
         return differences
 
     async def _compare_exchange(self, needed: Exchange) -> list[Difference]:
-        found = await self.read("exchanges", self._vhost, needed.name)
+        found = await self.read("exchanges", self.vhost, needed.name)
         if found is None:
             return [_missing(needed)]
         facts = ExchangeFacts(
@@ -145,7 +159,7 @@ class Management:
         return [_missing(needed)] if facts is None else list(compare_queue(needed, facts))
 
     async def _compare_binding(self, needed: Binding) -> list[Difference]:
-        path = ("bindings", self._vhost, "e", needed.exchange, "q", needed.queue)
+        path = ("bindings", self.vhost, "e", needed.exchange, "q", needed.queue)
         found = await self.read(*path) or ()
         if any(binding["routing_key"] == needed.routing_key for binding in found):
             return []
