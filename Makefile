@@ -16,14 +16,20 @@ unexport VIRTUAL_ENV
 UV := $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 APT := env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get
 
+# With RABBITMQ=4 targets that start a RabbitMQ take this one, instead of the first on PATH.
+RABBITMQ_4 := .rabbitmq-4
+ifeq ($(RABBITMQ),4)
+export PATH := $(CURDIR)/$(RABBITMQ_4)/bin:$(PATH)
+endif
+
 .DEFAULT_GOAL := help
-.PHONY: help env broker prometheus amqp-tools browser demo test test-fast test-changed test-plain-wire \
-    examples upgrade-check soak side-by-side scenes adaptive soak-webhook forgeries mutants pictures nginx redpanda-connect otel-collector \
+.PHONY: help env broker rabbitmq-4 prometheus amqp-tools browser demo test test-fast test-changed test-plain-wire \
+    examples upgrade-check soak soak-cluster side-by-side scenes adaptive soak-webhook forgeries mutants pictures nginx redpanda-connect otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 env: $(STAMP)  ## set up .venv with what running needs; targets that need more add it
 
@@ -69,11 +75,17 @@ define apt_install
 	exit 1
 endef
 
-broker: $(STAMP)  ## install a RabbitMQ server, unless there is one or a URL names one
+broker: $(STAMP) $(if $(filter 4,$(RABBITMQ)),rabbitmq-4)  ## install a RabbitMQ server, unless there is one or a URL names one
 	@if [ -n "$$SMS_BRIDGE_RABBITMQ__URL$$SMS_BRIDGE_TEST_AMQP_URL" ] || \
 	    $(BIN)/python -c 'from bridge.sandbox.broker import find_scripts as f; f()' 2>/dev/null; \
 	then exit 0; fi; \
 	$(call apt_install,rabbitmq-server,$(WITHOUT_RABBITMQ))
+
+rabbitmq-4: $(RABBITMQ_4)/.installed  ## unpack Debian 13's RabbitMQ 4 beside the system's; RABBITMQ=4 has any target use it
+
+$(RABBITMQ_4)/.installed: tests/install-rabbitmq-4.sh | $(STAMP)
+	PATH="$(dir $(abspath $(UV))):$$PATH" tests/install-rabbitmq-4.sh $(RABBITMQ_4)
+	@touch $@
 
 prometheus:  ## install Prometheus and promtool, unless they are there
 	@if command -v prometheus >/dev/null && command -v promtool >/dev/null; then exit 0; fi; \
@@ -155,6 +167,9 @@ SEED ?= 1
 WORKERS ?= 1
 soak: $(DEV_STAMP) broker  ## random faults for about 20 minutes, then count what is lost or sent twice (MESSAGES=50000 SEED=1 WORKERS=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/run.py --messages $(MESSAGES) --seed $(SEED) --workers $(WORKERS)
+
+soak-cluster: $(DEV_STAMP) broker  ## lose nodes of a RabbitMQ cluster of three under traffic, in six minutes (SEED=1 WORKERS=1 RABBITMQ=4 WRITE=1)
+	PYTHONPATH=. $(BIN)/python tests/soak/cluster.py --seed $(SEED) --workers $(WORKERS) $(if $(WRITE),--write)
 
 side-by-side: $(DEV_STAMP) broker  ## the usual ways to lose messages beside ours, in five minutes (WRITE=1 puts it into the docs)
 	PYTHONPATH=. $(BIN)/python tests/soak/side_by_side.py $(if $(WRITE),--write)
@@ -312,5 +327,5 @@ format: $(DEV_STAMP)  ## format the code and fix what can be fixed by itself
 	$(BIN)/ruff format
 
 clean:  ## remove .venv, caches and build results
-	rm -rf .venv .uv .upgrade .bench build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .uv .upgrade .bench $(RABBITMQ_4) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find bridge tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,7 +10,7 @@ import ssl
 import subprocess
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -45,20 +45,69 @@ _NOT_FOUND = (
 )
 
 
-class Broker:
-    """One RabbitMQ node on this computer; its data and ports stay the same over restarts."""
+class Epmd:
+    """Erlang's name service for the nodes that share `folder` as home, and so a cookie.
 
-    def __init__(self, folder: Path, *, guard: Guard, management: bool = False) -> None:
+    A node would start one that outlives it, so we start one that we can end.
+    """
+
+    def __init__(self, folder: Path, *, guard: Guard) -> None:
+        self.folder = folder
+        self.port = free_ports(1)[0]
+        self._guard = guard
+        self._child: Child | None = None
+
+    def start(self) -> None:
+        """Start, unless it runs, and return when it takes connections."""
+        if self._child is not None:
+            return
+        self._child = child = Child(
+            [_find_epmd(), "-port", str(self.port), "-address", "127.0.0.1"],
+            guard=self._guard,
+            log=self.folder / "epmd.log",
+            environ=os.environ,
+        )
+        if not wait_until(
+            lambda: accepts(self.port),
+            seconds=START_SECONDS,
+            running=lambda: child.exit_code is None,
+        ):
+            raise BrokerError(f"epmd did not start; the end of its log:\n{child.tail()}")
+
+    def close(self) -> None:
+        """End it at once."""
+        if self._child is not None:
+            self._child.kill()
+
+
+class Broker:
+    """One RabbitMQ node on this computer; its data and ports stay the same over restarts.
+
+    Nodes that are given the same `epmd` can be joined to a cluster. `configuration` is laid over
+    ours, in the form of `rabbitmq.conf`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        guard: Guard,
+        management: bool = False,
+        epmd: Epmd | None = None,
+        configuration: Sequence[str] = (),
+    ) -> None:
         self._scripts = find_scripts()
         self._folder = folder
         self._guard = guard
-        self._port, distribution, self._epmd_port, management_port = free_ports(4)
+        self._epmd = Epmd(folder, guard=guard) if epmd is None else epmd
+        self._port, distribution, management_port = free_ports(3)
         self.url = f"amqp://guest:guest@127.0.0.1:{self._port}/"
         self.management_url = f"http://127.0.0.1:{management_port}" if management else None
-        self._node = f"sms-bridge-{secrets.token_hex(4)}@localhost"
-        self._environ = _environment(folder, self._node, distribution, self._epmd_port)
-        _write_configuration(folder, self._port, management_port if management else None)
-        self._epmd: Child | None = None
+        self.node = f"sms-bridge-{secrets.token_hex(4)}@localhost"
+        self._environ = _environment(folder, self.node, distribution, self._epmd)
+        _write_configuration(
+            folder, self._port, management_port if management else None, configuration
+        )
         self._server: Child | None = None
 
     @property
@@ -70,8 +119,7 @@ class Broker:
 
     def start(self) -> None:
         """Start, also after `stop` or `kill`, and return when clients are answered."""
-        if self._epmd is None:
-            self._epmd = self._start_epmd()
+        self._epmd.start()
         self._server = server = Child(
             [str(self._scripts / "rabbitmq-server"), "-noinput"],
             guard=self._guard,
@@ -112,10 +160,10 @@ class Broker:
         if self._server is not None:
             self._server.signal(signal.SIGCONT)
 
-    def ctl(self, *args: str) -> str:
-        """Run `rabbitmqctl` on this node and return what it prints."""
+    def ctl(self, *args: str, tool: str = "rabbitmqctl") -> str:
+        """Run `rabbitmqctl`, or another such `tool`, on this node and return what it prints."""
         result = subprocess.run(
-            [str(self._scripts / "rabbitmqctl"), "--quiet", "--node", self._node, *args],
+            [str(self._scripts / tool), "--quiet", "--node", self.node, *args],
             env=self._environ,
             cwd=self._folder,
             stdin=subprocess.DEVNULL,
@@ -126,31 +174,15 @@ class Broker:
         )
         if result.returncode != 0:
             text = (result.stderr or result.stdout).strip()
-            raise BrokerError(f"rabbitmqctl {args[0]} failed: {text}")
+            raise BrokerError(f"{tool} {args[0]} failed: {text}")
         return result.stdout
 
     def close(self) -> None:
         """End the server and its name service."""
         # Nobody needs the data any more, so there is nothing to shut down in good order.
-        for child in (self._server, self._epmd):
-            if child is not None:
-                child.kill()
-
-    def _start_epmd(self) -> Child:
-        # The VM would start an epmd that outlives it, so we start one that we can end.
-        child = Child(
-            [_find_epmd(), "-port", str(self._epmd_port), "-address", "127.0.0.1"],
-            guard=self._guard,
-            log=self._folder / "epmd.log",
-            environ=self._environ,
-        )
-        if not wait_until(
-            lambda: accepts(self._epmd_port),
-            seconds=START_SECONDS,
-            running=lambda: child.exit_code is None,
-        ):
-            raise BrokerError(f"epmd did not start; the end of its log:\n{child.tail()}")
-        return child
+        if self._server is not None:
+            self._server.kill()
+        self._epmd.close()
 
     def _answers(self) -> bool:
         web = self.management_url
@@ -259,16 +291,16 @@ def _find_epmd() -> str:
     return found
 
 
-def _environment(folder: Path, node: str, distribution_port: int, epmd_port: int) -> dict[str, str]:
+def _environment(folder: Path, node: str, distribution_port: int, epmd: Epmd) -> dict[str, str]:
     # The user's own RabbitMQ and Erlang variables are meant for another node.
     ours = {k: v for k, v in os.environ.items() if not k.startswith(("RABBITMQ_", "ERL_"))}
     local = "-kernel inet_dist_use_interface {127,0,0,1}"
     return {
         **ours,
-        "HOME": str(folder),  # of the Erlang cookie
+        "HOME": str(epmd.folder),  # of the Erlang cookie
         "LANG": "C.UTF-8",
         "LC_ALL": "C.UTF-8",
-        "ERL_EPMD_PORT": str(epmd_port),
+        "ERL_EPMD_PORT": str(epmd.port),
         "ERL_EPMD_ADDRESS": "127.0.0.1",
         "RABBITMQ_NODENAME": node,
         "RABBITMQ_DIST_PORT": str(distribution_port),
@@ -287,13 +319,16 @@ def _environment(folder: Path, node: str, distribution_port: int, epmd_port: int
     }
 
 
-def _write_configuration(folder: Path, port: int, management_port: int | None) -> None:
+def _write_configuration(
+    folder: Path, port: int, management_port: int | None, more: Sequence[str]
+) -> None:
     lines = [
         f"listeners.tcp.1 = 127.0.0.1:{port}",
         # The default, a share of the memory, raises an alarm on a small and busy disk.
         "disk_free_limit.absolute = 50MB",
         "log.file.level = info",
         "log.console = false",
+        *more,
     ]
     plugins = "[]."
     if management_port is not None:

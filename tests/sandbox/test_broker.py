@@ -60,8 +60,8 @@ def life() -> Life:
 
 
 def _pid_of_epmd(broker: Broker) -> int:
-    assert broker._epmd is not None
-    return broker._epmd.pid
+    assert broker._epmd._child is not None
+    return broker._epmd._child.pid
 
 
 def _runs(group: int) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import aio_pika
@@ -84,12 +85,26 @@ def read_peak_kib(pid: int) -> int:
 
 
 class Bench:
-    """The processes, what can be done to them, and what they tell."""
+    """The processes, what can be done to them, and what they tell.
 
-    def __init__(self, broker: Broker, folder: Path, guard: Guard, *, workers: int = 1) -> None:
+    The workers are given `urls`, of which the broker's is one; by default that alone.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        folder: Path,
+        guard: Guard,
+        *,
+        workers: int = 1,
+        urls: Sequence[str] = (),
+        settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.broker = broker
+        self.urls = [*urls] or [broker.url]
         self.worker_peak_kib = 0
         self.worker_exits: Counter[int] = Counter()
+        self._settings = {**_WORKER, **settings}
         self._folder = folder
         self._guard = guard
         self._port = free_ports(1)[0]
@@ -170,7 +185,7 @@ class Bench:
 
     def broker_version(self) -> str:
         """Return RabbitMQ's version."""
-        return str(self._manage("GET", "/api/overview").json()["rabbitmq_version"])
+        return self.broker.ctl("version").strip()
 
     def count_waiting(self) -> int:
         """Count what is in the main and retry queues, unacknowledged messages too."""
@@ -204,8 +219,8 @@ class Bench:
 
     def _start(self, name: str, command: str, *options: str) -> Child:
         others = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
-        ours = {ENV_PREFIX + name: value for name, value in _WORKER.items()}
-        ours |= {f"{ENV_PREFIX}SMS_API__BASE_URL": self._url, URL_VARIABLE: self.broker.url}
+        ours = {ENV_PREFIX + name: value for name, value in self._settings.items()}
+        ours |= {f"{ENV_PREFIX}SMS_API__BASE_URL": self._url, URL_VARIABLE: json.dumps(self.urls)}
         return Child(
             [sys.executable, "-m", "bridge", command, *options],
             guard=self._guard,
@@ -226,7 +241,7 @@ class Bench:
     async def _read_out(self, queues: Iterable[str]) -> list[tuple[str, Mapping[str, Any]]]:
         """Take everything and acknowledge nothing: it is all back when the connection closes."""
         found: list[tuple[str, Mapping[str, Any]]] = []
-        async with await aio_pika.connect(self.broker.url, timeout=READY_SECONDS) as connection:
+        async with await aio_pika.connect(self.urls[0], timeout=READY_SECONDS) as connection:
             for name in queues:
                 channel = await connection.channel()
                 queue = await channel.get_queue(name)
@@ -266,11 +281,12 @@ def join_log(
 
 
 class WorkerLog:
-    """What the workers write, read a piece at a time."""
+    """What the workers write, read a piece at a time; `hosts` has where each link went last."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self.events: Counter[str] = Counter()
         self.deliveries: Counter[str] = Counter()
+        self.hosts: dict[str, str] = {}
         self._last_sent_began = 0.0
         self.slow: dict[str, list[float]] = defaultdict(list)
         self._offsets = dict.fromkeys(paths, 0)
@@ -303,6 +319,8 @@ class WorkerLog:
 
     def _note(self, facts: Mapping[str, Any]) -> None:
         self.events[str(facts.get("event", "unreadable"))] += 1
+        if facts.get("event") == "broker_connected":
+            self.hosts[facts["link"]] = facts["host"]
         if facts.get("event") != "delivery":
             return
         at = datetime.fromisoformat(facts["time"]).timestamp()

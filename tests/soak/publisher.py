@@ -4,6 +4,7 @@ It uses the AMQP library as any client would, and nothing of the bridge.
 """
 
 import asyncio
+import itertools
 import json
 import threading
 import time
@@ -25,6 +26,7 @@ CONFIRM_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 1.0
 STOP_SECONDS: Final = 10.0
 AGAIN_SECONDS: Final = 0.3
+HEARTBEAT_SECONDS: Final = 5
 
 _FAULTS = (
     aiormq.exceptions.AMQPError,
@@ -58,15 +60,18 @@ def plan_requests(count: int, *, seed: int) -> list[Request]:
 class Publisher:
     """Publishes in a thread of its own, at a pace that may be changed.
 
-    Of what remains it publishes `share` a second, so that it never runs out quite, and at least
-    `floor` messages a second.
+    After a fault it goes on with the next URL. Of what remains it publishes `share` a second, so
+    that it never runs out quite, and at least `floor` messages a second.
     """
 
-    def __init__(self, url: str, queue: str, requests: Sequence[Request]) -> None:
+    def __init__(self, urls: Sequence[str], queue: str, requests: Sequence[Request]) -> None:
         self.share = self.floor = 0.0
         self.published: Counter[str] = Counter()
         self.confirmed: set[str] = set()
-        self._url = URL(url).update_query(heartbeat=5, name="soak-publisher")
+        self._urls = itertools.cycle(
+            URL(url).update_query(heartbeat=HEARTBEAT_SECONDS, name="soak-publisher")
+            for url in urls
+        )
         self._queue = queue
         self._requests = requests
         self._begun = 0
@@ -136,11 +141,9 @@ class Publisher:
             timestamp=time.time(),
             delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
         )
-        while not await self._is_confirmed(message, request.message_id):
-            # A connection on which anything went wrong is left: a second publish under the same
-            # id must not get the answer to the first.
-            self._broken.set()
-            await asyncio.sleep(AGAIN_SECONDS)
+        is_confirmed = False
+        while not is_confirmed:
+            is_confirmed = await self._is_confirmed(message, request.message_id)
         self.confirmed.add(request.message_id)
 
     async def _is_confirmed(self, message: aio_pika.Message, message_id: str) -> bool:
@@ -149,6 +152,16 @@ class Publisher:
         if channel is None:
             return False
         self.published[message_id] += 1
+        if await self._publish_on(channel, message):
+            return True
+        # A connection on which anything went wrong is left: a second publish under the same id must
+        # not get the answer to the first. Another one may have taken its place.
+        if channel is self._channel:
+            self._broken.set()
+        await asyncio.sleep(AGAIN_SECONDS)
+        return False
+
+    async def _publish_on(self, channel: AbstractChannel, message: aio_pika.Message) -> bool:
         try:
             async with asyncio.timeout(CONFIRM_SECONDS):
                 await channel.default_exchange.publish(message, self._queue, mandatory=True)
@@ -164,7 +177,7 @@ class Publisher:
 
     async def _stay_connected(self) -> None:
         while True:
-            connection = aio_pika.Connection(self._url)
+            connection = aio_pika.Connection(next(self._urls))
             try:
                 with suppress(TimeoutError, *_FAULTS):
                     await connection.connect(timeout=CONNECT_SECONDS)

@@ -174,7 +174,7 @@ class Rig(Bench):
     async def load(self, per_second: float) -> AsyncIterator[Load]:
         """Publish so many messages a second, each again until it is confirmed."""
         requests = plan_requests(PLANNED, seed=id(self))
-        publisher = Publisher(self.broker.url, self.queue, requests)
+        publisher = Publisher([self.broker.url], self.queue, requests)
         publisher.floor = per_second
         publisher.start()
         try:

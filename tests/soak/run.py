@@ -56,7 +56,7 @@ class Soak:
         self._begun = time.monotonic()
         self._deadline = self._begun + options.max_seconds - END_SECONDS
         self._requests = plan_requests(options.messages, seed=options.seed)
-        self._publisher = Publisher(bench.broker.url, QUEUE, self._requests)
+        self._publisher = Publisher([bench.broker.url], QUEUE, self._requests)
         self._nemesis = Nemesis(bench, seed=options.seed, only=options.only)
 
     def run(self) -> tuple[Verdict, dict[str, Any]]:

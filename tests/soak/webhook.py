@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -101,9 +101,18 @@ class MountedSecrets:
 class Receiver:
     """The webhook receiver: a real process, its port, its metrics."""
 
-    def __init__(self, broker: Broker, folder: Path, guard: Guard, files: list[Path]) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        folder: Path,
+        guard: Guard,
+        files: Sequence[Path],
+        *,
+        heartbeat_seconds: int = 10,
+    ) -> None:
         self.port, self._admin_port = free_ports(2)
         ours = {
+            "RABBITMQ__HEARTBEAT_SECONDS": str(heartbeat_seconds),
             "WEBHOOK__HOST": "127.0.0.1",
             "WEBHOOK__PORT": str(self.port),
             "WEBHOOK__SECRET_FILES": json.dumps([str(file) for file in files]),
@@ -117,7 +126,7 @@ class Receiver:
             [sys.executable, "-m", "bridge", "webhook"],
             guard=guard,
             log=folder / "webhook.log",
-            environ={**others, **ours, URL_VARIABLE: broker.url},
+            environ={**others, **ours, URL_VARIABLE: json.dumps([*urls])},
         )
         self._client = httpx.AsyncClient(trust_env=False, timeout=READY_SECONDS)
 
@@ -584,7 +593,7 @@ def _run(options: argparse.Namespace, console: Console) -> int:
     with private_broker() as broker, guarded() as guard:
         secrets = MountedSecrets(folder / "secrets")
         files = secrets.put(current=OLD, previous=OLDER)
-        receiver = Receiver(broker, folder, guard, files)
+        receiver = Receiver([broker.url], folder, guard, files)
         try:
             report = asyncio.run(run(broker, receiver, secrets, options, tell))
         finally:
