@@ -27,12 +27,13 @@ from bridge.inbound.webhook import Receiver, webhook_limits
 from bridge.line_writer import LineWriter
 from bridge.logs import Log, configure_logging
 from bridge.metrics import BridgeMetrics, Registry, new_registry
+from bridge.outbound.joint_pause import JointPause, setup_of
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.outcomes import Policy
 from bridge.outbound.pace import Pace
 from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.sender import Sender
-from bridge.outbound.shape import shape_from
+from bridge.outbound.shape import Shape, shape_from
 from bridge.outbound.spans import WorkerSpans
 from bridge.outbound.transport import open_transport
 from bridge.outbound.worker import Worker
@@ -97,9 +98,11 @@ class Assembly:
         publisher = self._make_publisher()
         is_coordinated = settings.worker.coordination == "on"
         peers = Peers(settings.worker.queue, is_enabled=is_coordinated, metrics=metrics)
+        shape = shape_from(settings.sms_api)
+        self._share_pauses(shape, pace, peers)
         worker = Worker(
             settings,
-            sender=self._make_sender(pace, metrics),
+            sender=self._make_sender(shape, pace, metrics),
             pace=pace,
             publisher=publisher,
             upkeep=self._make_upkeep("worker"),
@@ -116,10 +119,21 @@ class Assembly:
             "paused": pace.paused or ("broker_blocked" if pace.broker_blocked else None),
             "pauses": pace.pauses.facts(),
             "paused_by_operator": _shown(worker.operator_pause.note),
-            "retry_after_seconds": round(max(0.0, pace.closed_seconds), 1),
+            "retry_after_seconds": round(max(0.0, pace.gate.closed_seconds), 1),
             "peers": peers.count if peers.is_up else None,
         }
         return worker
+
+    def _share_pauses(self, shape: Shape, pace: Pace, peers: Peers) -> None:
+        settings, secrets = self._settings, shape.login.watched
+        joint_pause = JointPause(
+            pace,
+            peers,
+            setup=lambda: setup_of(settings.sms_api, [secret.current for secret in secrets]),
+            turn_seconds=settings.worker.retry_delays[0],
+        )
+        for secret in secrets:
+            self._secrets.watch("sms_api", secret, joint_pause.renew_key)
 
     def _make_worker_spans(self) -> WorkerSpans | None:
         if self._tracer is None:
@@ -127,15 +141,13 @@ class Assembly:
         queue = self._settings.worker.queue
         return WorkerSpans(self._tracer, queue=queue, api=self._settings.sms_api)
 
-    def _make_sender(self, pace: Pace, metrics: WorkerMetrics) -> Sender:
-        settings = self._settings.sms_api
-        shape = shape_from(settings)
-        for secret in shape.login.watched:
-            self._secrets.watch("sms_api", secret, pace.renew_key)
-        transport = open_transport(settings, max_connections=self._settings.worker.most_in_flight)
+    def _make_sender(self, shape: Shape, pace: Pace, metrics: WorkerMetrics) -> Sender:
+        settings = self._settings
         return Sender(
             shape,
-            transport=transport,
+            transport=open_transport(
+                settings.sms_api, max_connections=settings.worker.most_in_flight
+            ),
             metrics=metrics,
             is_held=lambda: pace.is_held,
             spans=self._make_worker_spans(),

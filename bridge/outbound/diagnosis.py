@@ -35,7 +35,11 @@ class Diagnosis:
         self._gate = gate
         self._outage = OutageWatch(outage_after_seconds, clock)
         self._evidence = Evidence()
+        self._clock = clock
         self._ambiguous_in_a_row = 0
+        self._ambiguous_since = 0.0
+        # When the service last accepted a message of this worker.
+        self.accepted_at: float | None = None
 
     @property
     def is_outage_likely(self) -> bool:
@@ -46,6 +50,12 @@ class Diagnosis:
     def is_outage(self) -> bool:
         """Whether it has lasted."""
         return self._outage.is_certain
+
+    def unaccepted_since(self, reason: PauseReason) -> float:
+        """Return since when what speaks for a pause that is due has not been refuted."""
+        if reason == "outage":
+            return self._outage.last_accepted_at
+        return self._ambiguous_since if self._ambiguous_in_a_row else self._clock()
 
     def is_suspect(self, key: str, recipient: str) -> bool:
         """Whether the message, or another one to its recipient, got an ambiguous answer."""
@@ -82,6 +92,7 @@ class Diagnosis:
     ) -> PauseReason | None:
         match answer.fate:
             case Fate.SENT:
+                self.accepted_at = self._clock()
                 self._ambiguous_in_a_row = 0
                 self._gate.note_acceptance()
                 self._outage.note_acceptance()
@@ -92,6 +103,8 @@ class Diagnosis:
                 if self._gate.close(answer.retry_after_seconds) > MAX_HOLD_SECONDS:
                     return "rate_limited"
             case Fate.AMBIGUOUS:
+                if not self._ambiguous_in_a_row:
+                    self._ambiguous_since = self._clock()
                 self._ambiguous_in_a_row += 1
                 return answer.pause if self._ambiguous_in_a_row >= MAX_AMBIGUOUS_IN_A_ROW else None
             case Fate.SETUP:

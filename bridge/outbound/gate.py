@@ -17,6 +17,8 @@ class Gate:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._slow_downs = 0
+        # When the service itself has let this worker know that it may send again.
+        self.asked_until = 0.0
         self.opens_at = 0.0
 
     @property
@@ -34,8 +36,16 @@ class Gate:
         wait = retry_after_seconds or min(own, MAX_HOLD_SECONDS)
         # Jitter upwards only: a request that comes too early is refused again.
         opens_at = now + wait * random.uniform(1.0, 1.1)  # noqa: S311
+        self.asked_until = max(self.asked_until, opens_at)
         self.opens_at = max(self.opens_at, opens_at)
         return wait
+
+    def stay_closed(self, seconds: float) -> None:
+        """Close it for so long at least: the service has asked another worker for it."""
+        now = self._clock()
+        if self.opens_at <= now < now + seconds:
+            self._slow_downs += 1
+        self.opens_at = max(self.opens_at, now + seconds)
 
     def note_acceptance(self) -> None:
         """Start again with the shortest wait of our own."""

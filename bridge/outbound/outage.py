@@ -14,7 +14,8 @@ class OutageWatch:
         self._after_seconds = after_seconds
         self._clock = clock
         self._failures = 0
-        self._last_accepted_at = clock()
+        # Or when the count began.
+        self.last_accepted_at = clock()
 
     @property
     def is_likely(self) -> bool:
@@ -24,7 +25,7 @@ class OutageWatch:
     @property
     def is_certain(self) -> bool:
         """Whether it has lasted for long enough."""
-        return self.is_likely and self._clock() - self._last_accepted_at >= self._after_seconds
+        return self.is_likely and self._clock() - self.last_accepted_at >= self._after_seconds
 
     def note_failure(self) -> None:
         """Note that the service looked down: 5xx, a time-out, no connection."""
@@ -36,9 +37,9 @@ class OutageWatch:
 
     def note_acceptance(self) -> None:
         """Note that it accepted a message."""
-        self._last_accepted_at = self._clock()
+        self.last_accepted_at = self._clock()
 
     def start_anew(self) -> None:
         """Forget what was before: a pause is over."""
         self._failures = 0
-        self._last_accepted_at = self._clock()
+        self.last_accepted_at = self._clock()

@@ -20,6 +20,7 @@ from bridge.outbound.fates import Answer, Fate, PauseReason
 from bridge.outbound.gate import Gate
 from bridge.outbound.halt import Halt
 from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.others import Alone, Others
 from bridge.outbound.outcomes import Dead, Outcome, Policy, decide, put_off_for
 from bridge.outbound.pause import Pause, Rank
 from bridge.outbound.pauses import Pauses
@@ -32,7 +33,8 @@ PATIENCE_SECONDS: Final = 2.5
 class Pace:
     """One worker's pace. Times are of the monotonic clock.
 
-    `rates` are its limits, `pauses` the pauses that are on. Messages are known by their key.
+    `rates` are its limits, `gate` the wait that the service wants, `pauses` the pauses that are on,
+    and `others` share those for a fault of the service or the set-up. Messages are known by key.
     Nothing waits here for its sender's limit for longer than the ladder's first step. `changed` is
     set when more or less should be taken than before.
     """
@@ -49,11 +51,12 @@ class Pace:
         self._policy = policy
         self._clock = clock
         self._metrics = metrics
-        self._gate = Gate(clock)
+        self.gate = Gate(clock)
         self._diagnosis = Diagnosis(
-            gate=self._gate, outage_after_seconds=outage_after_seconds, clock=clock
+            gate=self.gate, outage_after_seconds=outage_after_seconds, clock=clock
         )
         self._pause: Pause | None = None
+        self.others: Others = Alone()
         self.changed = asyncio.Event()
         self.pauses = Pauses(metrics)
         self._unstored = Halt("broker_blocked", self.pauses, notify=self.changed.set)
@@ -90,9 +93,14 @@ class Pace:
         return self.paused is not None or self.broker_blocked
 
     @property
-    def closed_seconds(self) -> float:
-        """For how much longer the service wants no request; zero or less when it takes them."""
-        return self._gate.closed_seconds
+    def current(self) -> Pause | None:
+        """The pause for a fault of the service or the set-up, if there is one."""
+        return self._pause
+
+    @property
+    def accepted_at(self) -> float | None:
+        """When the service last accepted a message of this worker."""
+        return self._diagnosis.accepted_at
 
     @property
     def probes_wanted(self) -> int:
@@ -149,7 +157,7 @@ class Pace:
     def is_open(self) -> bool:
         """Whether a request may go now, as far as the service and the broker are concerned."""
         return not self._unstored.is_on and (
-            self._pause is not None or self._gate.closed_seconds <= 0
+            self._pause is not None or self.gate.closed_seconds <= 0
         )
 
     async def until_open(self) -> None:
@@ -158,7 +166,7 @@ class Pace:
         A pause that begins meanwhile ends the wait, and is for the caller to look at.
         """
         await self._unstored.over()
-        while self._pause is None and (closed := self._gate.closed_seconds) > 0:
+        while self._pause is None and (closed := self.gate.closed_seconds) > 0:
             self._metrics.throttled.labels("retry_after").inc(closed)
             await asyncio.sleep(closed)
 
@@ -222,6 +230,8 @@ class Pace:
         if reason is not None:
             told = answer if reason == answer.pause else None
             self.pause(reason, status=told and told.status, code=told and told.code)
+        if answer.fate is Fate.SLOW_DOWN:
+            self.others.note_slow_down()
         pause = self._pause
         if pause is None:
             return answer
@@ -232,6 +242,7 @@ class Pace:
                 self.resume()
             else:
                 pause.note_failure()
+                self.others.note_failure()
         return answer
 
     def give_up_probe(self, key: str) -> None:
@@ -248,25 +259,54 @@ class Pace:
 
         `status` and `code` are what the API answered.
         """
+        since = self._diagnosis.unaccepted_since(reason)
+        if self._begin_pause(reason, since, status=status, code=code):
+            self.others.note_pause()
+
+    def join(self, reason: PauseReason, *, since: float, status: int | None) -> None:
+        """Pause as another worker has found out that one has to; `since`: see `Pause`."""
+        self._begin_pause(reason, since, status=status)
+
+    def _begin_pause(
+        self,
+        reason: PauseReason,
+        since: float,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+    ) -> bool:
         pause = self._pause
         if pause is None:
-            pause = Pause(reason, gate=self._gate, changed=self.changed, clock=self._clock)
-            self._pause = pause
+            pause = self._pause = Pause(
+                reason,
+                gate=self.gate,
+                changed=self.changed,
+                is_probed_elsewhere=lambda: self.others.is_probing,
+                clock=self._clock,
+            )
         elif pause.reason == reason:
-            return
+            return False
         else:
             self.pauses.turn(pause.reason)
             pause.reason = reason
+        pause.unaccepted_since, pause.status = since, status
         self.pauses.begin(reason, status=status, code=code)
         pause.notify()
+        return True
 
     def resume(self) -> None:
         """Take new deliveries again."""
+        if (pause := self._pause) is not None:
+            self.end_pause()
+            self.others.note_end(pause.reason)
+
+    def end_pause(self) -> None:
+        """Take new deliveries again, as another worker has found out that one may."""
         if (pause := self._pause) is None:
             return
         self.pauses.end(pause.reason)
         if pause.reason == "outage":
-            self.rates.start_slowly()
+            self.rates.start_slowly(workers=1 + self.others.count)
         self._pause = None
         self._diagnosis.start_anew()
         pause.notify()
@@ -275,7 +315,7 @@ class Pace:
         """End a pause in which the service asked for a time that has passed, if nobody probes."""
         pause = self._pause
         is_over = pause is not None and pause.reason == "rate_limited" and pause.probe is None
-        if is_over and self._gate.closed_seconds <= 0:
+        if is_over and self.gate.closed_seconds <= 0 and not self.others.is_probing:
             self.resume()
 
     def renew_key(self) -> None:

@@ -19,6 +19,8 @@ MAX_PROBE_SECONDS: Final = 60.0
 MAX_OUTAGE_PROBE_SECONDS: Final = 15.0
 # For messages on their last attempt: an hour of outage makes only a handful of them dead letters.
 MAX_LAST_TRY_PROBE_SECONDS: Final = 300.0
+# More would only make a number that is too large; these lead beyond the longest wait.
+MAX_DOUBLINGS: Final = 9
 
 
 class Rank(IntEnum):
@@ -48,17 +50,24 @@ class _BackOff:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._start(FIRST_PROBE_SECONDS)
+        self._start(0)
 
-    def _start(self, seconds: float) -> None:
+    def _start(self, failures: int) -> None:
         self._since = self._clock()
-        self._seconds = seconds
+        self.failures = failures
+        doubled = FIRST_PROBE_SECONDS * 2.0 ** min(failures, MAX_DOUBLINGS)
+        self._seconds = min(doubled, MAX_LAST_TRY_PROBE_SECONDS)
         # Probes of many workers are spread.
         self._share = random.uniform(0.8, 1.0)  # noqa: S311
 
     def double(self) -> None:
         """Wait for twice as long as the last time."""
-        self._start(min(2 * self._seconds, MAX_LAST_TRY_PROBE_SECONDS))
+        self._start(self.failures + 1)
+
+    def catch_up(self, failures: int) -> None:
+        """Wait for as long as after so many failures, unless there were as many before."""
+        if failures > self.failures:
+            self._start(failures)
 
     def due_at(self, longest_seconds: float) -> float:
         """Return when the wait is over."""
@@ -69,7 +78,9 @@ class Pause:
     """A pause from its begin to its end; `reason` may change. Messages are known by their key.
 
     What the service asked for, the time at which `gate` opens, comes before any probe. `changed` is
-    set when another number of deliveries is wanted. Times are of `clock`.
+    set when another number of deliveries is wanted. No message is the probe while
+    `is_probed_elsewhere`, by another worker. `unaccepted_since`: a message that was accepted
+    later refutes it; `status` is what the API answered. Times are of `clock`.
     """
 
     def __init__(
@@ -78,11 +89,15 @@ class Pause:
         *,
         gate: Gate,
         changed: asyncio.Event,
+        is_probed_elsewhere: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
         self.reason = reason
+        self.status: int | None = None
+        self.unaccepted_since = clock()
         self._gate = gate
         self._changed = changed
+        self._is_probed_elsewhere = is_probed_elsewhere
         self._clock = clock
         self._began_at = clock()
         # Willing probes have a back-off of their own: a new message must not wait because a held
@@ -114,13 +129,23 @@ class Pause:
     @property
     def probes_wanted(self) -> int:
         """How many deliveries to take, so that there is one to probe with."""
-        return _PROBES_WANTED[self._rank] if self.is_probed_soon else 0
+        if self._is_probed_elsewhere() or not self.is_probed_soon:
+            return 0
+        return _PROBES_WANTED[self._rank]
+
+    @property
+    def failures(self) -> tuple[int, int]:
+        """How many probes have failed that were willing, and how many altogether."""
+        return self._willing.failures, self._others.failures
 
     def claim(self, key: str, rank: Rank) -> bool:
         """Say whether a message is the probe; it becomes it unless a better one is.
 
         Nor does it if it would wait for too long: another one may have to wait for less.
         """
+        if self._is_probed_elsewhere():
+            self.give_up(key)
+            return False
         if self.probe == key:
             return True
         former = self.probe, self._rank
@@ -135,6 +160,9 @@ class Pause:
 
     def keep(self, key: str) -> bool:
         """Say whether a message that the pause is about is the probe; it is where no other is."""
+        if self._is_probed_elsewhere():
+            self.give_up(key)
+            return False
         if self.probe is None:
             self.probe, self._rank = key, Rank.TRIED
             self.notify()
@@ -151,6 +179,12 @@ class Pause:
         self._others.double()
         self._rank = Rank.TRIED
         self.notify()
+
+    def catch_up(self, failures: tuple[int, int]) -> None:
+        """Note how many probes have failed elsewhere: the next one waits as after those."""
+        willing, altogether = failures
+        self._willing.catch_up(willing)
+        self._others.catch_up(altogether)
 
     def give_up(self, key: str) -> None:
         """Let another message become the probe, if this one was."""

@@ -256,10 +256,10 @@ class RateLimits:
             return self._unlimited
         return self._limited(line, common, waits)
 
-    def start_slowly(self) -> None:
-        """Let few requests through at first, and twice as many each second."""
+    def start_slowly(self, *, workers: int = 1) -> None:
+        """Let few requests of all `workers` through at first, and twice as many each second."""
         self._end_slow_start()
-        self._slow_start = SlowStart(self._clock)
+        self._slow_start = SlowStart(workers, self._clock)
         self._common.buckets.append(self._slow_start)
 
     @asynccontextmanager

@@ -52,10 +52,14 @@ class TokenBucket:
 
 
 class SlowStart(TokenBucket):
-    """Lets a few through a second, and twice as many each second later."""
+    """Lets a few through a second, and twice as many each second later.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        super().__init__(SLOW_START_PER_SECOND, 1, clock)
+    They are shared by so many `workers`, which begin together.
+    """
+
+    def __init__(self, workers: int, clock: Callable[[], float]) -> None:
+        self._first_per_second = SLOW_START_PER_SECOND / workers
+        super().__init__(self._first_per_second, 1, clock)
         self._began_at = clock()
 
     @property
@@ -65,5 +69,5 @@ class SlowStart(TokenBucket):
 
     def _fill(self) -> None:
         seconds = min(self._clock() - self._began_at, SLOW_START_SECONDS)
-        self.per_second = SLOW_START_PER_SECOND * 2.0**seconds
+        self.per_second = self._first_per_second * 2.0**seconds
         super()._fill()

@@ -249,6 +249,7 @@ class Worker:
         broker may not have read the acks of some.
         """
         self._stopping = True
+        self._pace.others.leave()
         self._dispatcher.stop()
         self._settler.hurry()
         self._held.cancel(lambda delivery: delivery.may_be_given_back)

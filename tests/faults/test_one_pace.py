@@ -1,0 +1,154 @@
+"""Several workers on one queue, as processes: one pause and one pace."""
+
+import asyncio
+import itertools
+import json
+import signal
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from bridge.sandbox.processes import Child, Guard, guarded
+from tests.faults.bench import PROGRAM, SECONDS, Bench, eventually, make_environ
+
+# What is sent in a second is measured.
+pytestmark = pytest.mark.serial
+
+# For what had left when a worker heard of a pause.
+ON_ITS_WAY_SECONDS: Final = 0.25
+
+
+class Crew:
+    """Workers that come and go."""
+
+    def __init__(self, bench: Bench, guard: Guard, folder: Path, values: dict[str, Any]) -> None:
+        self._bench = bench
+        self._guard = guard
+        self._folder = folder
+        self._environ = make_environ(values)
+        self._serials = itertools.count()
+        self.workers: list[Child] = []
+        self._gone: list[Child] = []
+
+    async def scale(self, number: int, *, by: int = signal.SIGTERM) -> None:
+        """Have so many run; return when those that are new are ready."""
+        while len(self.workers) > number:
+            self._gone.append(self.workers.pop(0))
+            self._gone[-1].signal(by)
+        while len(self.workers) < number:
+            log = self._folder / f"worker-{next(self._serials)}.log"
+            command = [*PROGRAM, "worker"]
+            self.workers.append(Child(command, guard=self._guard, log=log, environ=self._environ))
+
+        def is_ready() -> bool:
+            return all('"event":"consuming"' in worker.log.read_text() for worker in self.workers)
+
+        await eventually(is_ready, what="consumers")
+
+    async def end(self) -> None:
+        """End all, those too that were to go."""
+        everyone = [*self.workers, *self._gone]
+        ends = (asyncio.to_thread(worker.end, grace_seconds=SECONDS) for worker in everyone)
+        await asyncio.gather(*ends)
+
+    def logged(self, event: str) -> list[list[dict[str, Any]]]:
+        """Return the lines of an event that each worker has logged."""
+        return [
+            [
+                line
+                for line in map(json.loads, worker.log.read_text().rpartition("\n")[0].splitlines())
+                if line["event"] == event
+            ]
+            for worker in self.workers
+        ]
+
+
+@asynccontextmanager
+async def open_crew(bench: Bench, folder: Path, number: int, **changed: Any) -> AsyncIterator[Crew]:
+    """Run so many workers, and end those that run at the end."""
+    values = bench.values(rabbitmq__url=[bench.broker.url], **changed)
+    with guarded() as guard:
+        crew = Crew(bench, guard, folder, values)
+        try:
+            await crew.scale(number)
+            yield crew
+        finally:
+            await crew.end()
+
+
+def times(bench: Bench, numbers: Sequence[str]) -> list[float]:
+    """Return when requests came in."""
+    return sorted(post.received_at for post in bench.service.posts(numbers))
+
+
+@pytest.mark.parametrize(("workers", "slots"), [(1, 30), (3, 10)])
+async def test_a_revoked_key_costs_the_posts_of_one_worker(
+    bench: Bench, tmp_path: Path, workers: int, slots: int
+) -> None:
+    """With a revoked key each slot posts once, then one message at a time; nothing is dead.
+
+    The same for three workers and for one with as many slots. Takes the probes of eight seconds,
+    and some seconds for the 5,000 messages.
+    """
+    await bench.declare_main()
+    numbers = await bench.publish(5000)
+    async with open_crew(bench, tmp_path, workers, worker__concurrency=slots) as crew:
+        await eventually(lambda: len(bench.service.posts(numbers)) > 300, what="load")
+        bench.service.misbehave({"status": 401})
+        before = len(bench.service.posts(numbers))
+        await asyncio.sleep(8)
+        refused = len(bench.service.posts(numbers)) - before
+        bench.service.behave()
+        paused = crew.logged("paused")
+        await bench.until_taken(numbers, seconds=60)
+
+        # Probes after 1, 2 and 4 seconds, each a little less.
+        assert 3 <= refused <= workers * slots + 4
+        assert [len(lines) for lines in paused] == [1] * workers
+        assert await bench.dead_letters() == []
+        assert bench.sent_twice(numbers) == {}
+
+
+async def test_a_wait_that_one_is_asked_for_is_kept_by_all(bench: Bench, tmp_path: Path) -> None:
+    """After one 429 with Retry-After no worker posts before that time is over.
+
+    Takes that time, and the seconds of the messages.
+    """
+    await bench.declare_main()
+    numbers = await bench.publish(3000)
+    async with open_crew(bench, tmp_path, 3):
+        await eventually(lambda: len(bench.service.posts(numbers)) > 300, what="load")
+        limit = {"status": 429, "headers": {"Retry-After": "3"}, "count": 1}
+        bench.service.misbehave(limit)
+        await eventually(lambda: not bench.service.faults, what="the 429")
+        began = time.time()
+        await bench.until_taken(numbers)
+
+    posts = times(bench, numbers)
+    assert [at - began for at in posts if ON_ITS_WAY_SECONDS < at - began < 2.9] == []
+
+
+async def test_a_newcomer_posts_nothing_in_a_pause(bench: Bench, tmp_path: Path) -> None:
+    """A worker that starts in a pause hears of it before it takes a message."""
+    await bench.declare_main()
+    bench.service.misbehave({"status": 401})
+    numbers = await bench.publish(100)
+    async with open_crew(bench, tmp_path, 1, worker__concurrency=5) as crew:
+        await eventually(lambda: all(crew.logged("paused")), what="paused")
+        await asyncio.sleep(1)
+        log = tmp_path / "newcomer.log"
+        values = make_environ(bench.values(rabbitmq__url=[bench.broker.url]))
+        with guarded() as guard:
+            newcomer = Child([*PROGRAM, "worker"], guard=guard, log=log, environ=values)
+            try:
+                await eventually(lambda: '"event":"paused"' in log.read_text(), what="paused")
+                lines = log.read_text()
+            finally:
+                await asyncio.to_thread(newcomer.end, grace_seconds=SECONDS)
+
+    assert '"event":"consuming"' not in lines
+    assert len(bench.service.posts(numbers)) <= 5 + 4
