@@ -28,6 +28,7 @@ from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlag
 from opentelemetry.trace import SpanKind as SdkSpanKind
 
 from bridge.logs import Log
+from bridge.tracing.otlp import write_spans
 from bridge.tracing.spans import Attributes, Span, SpanKind, SpanLoss
 from bridge.tracing.trace_headers import TRACEPARENT, TraceHeaders
 
@@ -244,14 +245,15 @@ class _Exporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Export a batch, with tries again for `EXPORT_SECONDS`."""
-        result = SpanExportResult.FAILURE
+        is_taken = False
         try:
-            result = self._otlp.export(spans)
+            # The exporter takes no spans that are written already; what sends them does.
+            is_taken = self._otlp._client.export(write_spans(spans)).success  # noqa: SLF001
         finally:
             self.done += len(spans)
-            if result is not SpanExportResult.SUCCESS:
+            if not is_taken:
                 self._failed(len(spans))
-        return result
+        return SpanExportResult.SUCCESS if is_taken else SpanExportResult.FAILURE
 
     def shutdown(self) -> None:
         """Close the connection, and end a wait for the next try."""

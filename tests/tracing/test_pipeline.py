@@ -87,13 +87,14 @@ async def test_a_span_says_what_it_was_told(receiver: Receiver) -> None:
         outer = ours.pipeline.begin("outer", "consumer", {"queue": "q"}, parent=SAMPLED)
         inner = outer.begin("inner", "client", {"port": 80})
         inner.end({"status": 202})
-        outer.end({"queue": "other", "seconds": 0.5})
+        outer.end({"queue": "other", "seconds": 0.5, "again": True})
         ended = time.time()
         got_inner, got_outer = await ours.spans()
 
     assert (got_outer.name, got_outer.kind) == ("outer", "consumer")
     assert (got_outer.trace_id, got_outer.parent_id) == (TRACE, PARENT)
-    assert got_outer.attributes == {"queue": "other", "seconds": 0.5}
+    assert got_outer.attributes == {"queue": "other", "seconds": 0.5, "again": True}
+    assert got_outer.attributes["again"] is True
     assert (got_inner.trace_id, got_inner.parent_id) == (TRACE, got_outer.span_id)
     assert (got_inner.kind, got_inner.attributes) == ("client", {"port": 80, "status": 202})
     assert began - 0.001 <= got_outer.started_at <= got_inner.started_at
