@@ -54,8 +54,9 @@ DOWN_SECONDS: Final = 12.0
 FROZEN_SECONDS: Final = 25.0
 PEACE_SECONDS: Final = 5.0
 MAX_GAP_SECONDS: Final = 10.0
-# A member that is to be added while another one joins may be refused.
-SPREAD_TRIES: Final = 4
+# The management API shows new members some seconds late.
+SPREAD_TRIES: Final = 6
+SPREAD_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.05
 DRAIN_SECONDS: Final = 90.0
 FAULT_SECONDS: Final = (0.5, 2.0)
@@ -307,6 +308,7 @@ async def spread(cluster: Cluster) -> None:
             if tries == 0:
                 raise SoakError("check --online does not see that the queues are on one node")
             return
+        await asyncio.sleep(SPREAD_SECONDS)
     raise SoakError("the queues are still not on three nodes")
 
 
