@@ -26,8 +26,7 @@ MAX_SENDERS: Final = 1000
 FIRST_ROOM: Final = 16
 MAX_ROOM: Final = 1024
 ROOM_FACTOR: Final = 4
-# How often to count the workers that share a limit, and how long to wait for the first count.
-SHARE_SECONDS: Final = 1.0
+# How long to wait until the number of workers that share a limit is known.
 FIRST_SHARE_SECONDS: Final = 10.0
 
 
@@ -153,7 +152,7 @@ class RateLimits:
         self._clock = clock
         # Then nothing is sent before `share_with` has been called with the number of workers.
         self.is_shared = limit.scope == "cluster" and any((limit.per_second, limit.per_sender))
-        self._consumers = 1
+        self._workers = 1
         self._last_seen: int | None = None
         # Before that nobody knows what others have used.
         self._shared_since = clock()
@@ -176,9 +175,14 @@ class RateLimits:
         at once.
         """
         seen, self._last_seen = self._last_seen, consumers
-        if seen is None or not self.is_shared:
+        if seen is not None:
+            self.divide_by(max(seen, consumers))
+
+    def divide_by(self, workers: int) -> None:
+        """Divide the limits by the number of workers, which is known for certain."""
+        if not self.is_shared or (workers == self._workers and self._knows_share):
             return
-        self._consumers = max(seen, consumers, 1)
+        self._workers = max(workers, 1)
         if self._bucket is not None and self._limit.per_second is not None:
             self._bucket.resize(*self._share(self._limit.per_second))
         if self._limit.per_sender is not None:
@@ -334,4 +338,4 @@ class RateLimits:
     def _share(self, per_second: float) -> tuple[float, float]:
         """Return this worker's rate and burst."""
         burst = self._limit.burst or per_second
-        return per_second / self._consumers, max(1.0, burst / self._consumers)
+        return per_second / self._workers, max(1.0, burst / self._workers)

@@ -6,7 +6,6 @@
 import asyncio
 import time
 
-from bridge.amqp.channels import heed_cancellation
 from bridge.amqp.client import Connection
 from bridge.amqp.publisher import Publisher
 from bridge.config import Settings
@@ -30,11 +29,10 @@ from bridge.outbound.pace import Pace
 from bridge.outbound.peers.answering import Answerer
 from bridge.outbound.peers.asking import Asker
 from bridge.outbound.peers.exchange import Peers
-from bridge.outbound.rates import SHARE_SECONDS
 from bridge.outbound.request import parse_request
 from bridge.outbound.sender import Sender
 from bridge.outbound.settle import Settler, accepted
-from bridge.topology.queue_sizes import try_to_read_queue
+from bridge.outbound.sharing import Sharing
 from bridge.topology.upkeep import Upkeep
 
 log = Log(__name__)
@@ -80,7 +78,6 @@ class Worker:
         self.operator_pause = OperatorPause(own.queue, pace)
         self._held = HeldDeliveries(own.queue, process=self._run, metrics=metrics)
         self._stopping = False
-        self._registered = asyncio.Event()
         self.consumer = Consumer(
             own.queue,
             prefetch=self._prefetch,
@@ -92,6 +89,9 @@ class Worker:
         )
         self._held.let_go = self.consumer.let_go
         self._asker = self._make_asker(metrics)
+        self._sharing = Sharing(
+            own.queue, pace, peers, is_registered=lambda: self.consumer.is_registered
+        )
         limit = metrics.concurrency_limit.labels(own.queue)
         limit.set_function(lambda: self._capacity.limit)
 
@@ -227,20 +227,10 @@ class Worker:
                 missing = self._settler.queue_missing
                 group.create_task(self._upkeep.mend(connection, missing))
                 if self._pace.rates.is_shared:
-                    group.create_task(self._share_limits(connection))
+                    group.create_task(self._sharing.watch(connection))
                 await self.consumer.serve(connection)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-
-    async def _share_limits(self, connection: Connection) -> None:
-        """Count the queue's workers every second, from when this one has become one of them."""
-        while True:
-            await self._registered.wait()
-            sizes = await try_to_read_queue(connection, self._queue)
-            heed_cancellation()
-            if sizes is not None and self.consumer.is_registered:
-                self._pace.share_with(sizes.consumers)
-            await asyncio.sleep(SHARE_SECONDS)
 
     async def drain(self, timeout_seconds: float) -> bool:
         """Take nothing more, finish what is being sent, give the rest back.
@@ -250,6 +240,7 @@ class Worker:
         """
         self._stopping = True
         self._pace.others.leave()
+        self._sharing.leave()
         self._dispatcher.stop()
         self._settler.hurry()
         self._held.cancel(lambda delivery: delivery.may_be_given_back)
@@ -290,7 +281,6 @@ class Worker:
 
     def _on_registered(self) -> None:
         self._ledger.consuming_again()
-        self._registered.set()
 
     def _on_session_over(self, session: Session) -> None:
         """Let go of what waits: it comes again, and a probe must not keep its place meanwhile."""

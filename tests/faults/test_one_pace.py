@@ -14,6 +14,7 @@ import pytest
 
 from bridge.sandbox.processes import Child, Guard, guarded
 from tests.faults.bench import PROGRAM, SECONDS, Bench, eventually, make_environ
+from tests.simulation.windows import fewest_in, most_in
 
 # What is sent in a second is measured.
 pytestmark = pytest.mark.serial
@@ -34,11 +35,11 @@ class Crew:
         self.workers: list[Child] = []
         self._gone: list[Child] = []
 
-    async def scale(self, number: int, *, by: int = signal.SIGTERM) -> None:
+    async def scale(self, number: int) -> None:
         """Have so many run; return when those that are new are ready."""
         while len(self.workers) > number:
             self._gone.append(self.workers.pop(0))
-            self._gone[-1].signal(by)
+            self._gone[-1].signal(signal.SIGTERM)
         while len(self.workers) < number:
             log = self._folder / f"worker-{next(self._serials)}.log"
             command = [*PROGRAM, "worker"]
@@ -152,3 +153,26 @@ async def test_a_newcomer_posts_nothing_in_a_pause(bench: Bench, tmp_path: Path)
 
     assert '"event":"consuming"' not in lines
     assert len(bench.service.posts(numbers)) <= 5 + 4
+
+
+async def test_a_shared_limit_while_workers_come_and_go(bench: Bench, tmp_path: Path) -> None:
+    """From one worker to three, to one and to eight, the limit is kept, and used.
+
+    Takes seven seconds for each of the four, and what it takes to start ten processes.
+    """
+    await bench.declare_main()
+    limits = {
+        "worker.rate_limit.per_second": 100,
+        "worker.rate_limit.burst": 5,
+        "worker.rate_limit.scope": "cluster",
+    }
+    numbers = await bench.publish(4500)
+    async with open_crew(bench, tmp_path, 1, **limits) as crew:
+        for number in (1, 3, 1, 8):
+            await crew.scale(number)
+            await asyncio.sleep(7)
+        posts = times(bench, numbers)
+
+    # 105 and 900 in the simulation; the requests of a busy machine come less evenly.
+    assert most_in(posts, 1) <= 120
+    assert fewest_in(posts, 10) >= 880

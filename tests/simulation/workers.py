@@ -24,6 +24,7 @@ from bridge.outbound.pace import Pace
 from bridge.outbound.peers.exchange import ACQUAINTING_SECONDS, Peers
 from bridge.outbound.request import SendRequest
 from bridge.outbound.sender import Sender
+from bridge.outbound.sharing import Sharing
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.simulation.exchange import Exchange, SimulatedPeers, start
@@ -154,6 +155,9 @@ class Worker:
             turn_seconds=settings.retry_delays[0],
             clock=loop.time,
         )
+        self.sharing = Sharing(
+            "q", self.pace, peers, is_registered=lambda: self._prefetch > 0, clock=loop.time
+        )
         self._capacity = Capacity(settings, changed=self.pace.changed, clock=loop.time)
         self._dispatcher = Dispatcher(
             settings,
@@ -182,6 +186,8 @@ class Worker:
         self.peers.join()
         start(self.peers.keep_beating(), self._tasks)
         await asyncio.sleep(ACQUAINTING_SECONDS)
+        if self.pace.rates.is_shared:
+            start(self.sharing.follow(self._count), self._tasks)
         while True:
             self._register()
             with contextlib.suppress(TimeoutError):
@@ -193,6 +199,7 @@ class Worker:
         """Drain: take and send nothing new, give back what waits, let the rest end."""
         self._is_stopping = True
         self.joint_pause.leave()
+        self.sharing.leave()
         self._dispatcher.stop()
         self._register()
         for task, message in list(self._held.items()):
@@ -207,6 +214,10 @@ class Worker:
         self._world.queue.register(self, is_consumer=False)
         for task in [*self._tasks, *self._held]:
             task.cancel()
+
+    async def _count(self) -> int:
+        await asyncio.sleep(0.005)
+        return self._world.queue.consumers
 
     def _register(self) -> None:
         self._prefetch = 0 if self._is_stopping else self._wanted()
