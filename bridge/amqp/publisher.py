@@ -244,11 +244,13 @@ class Publication:
 
     @property
     def is_refused(self) -> bool:
-        """Whether it may be published anew.
-
-        The broker has refused it, or its channel has ended, so that no confirm can come.
-        """
+        """Whether the broker has refused it, or its channel has ended: no confirm can come."""
         return self._confirm.done() and self._confirm.result() != "confirmed"
+
+    @property
+    def may_be_stored(self) -> bool:
+        """Whether the broker may have stored it, as far as is known: it has not refused it."""
+        return not self._confirm.done() or self._confirm.result() not in {"nacked", "returned"}
 
     @property
     def is_stored(self) -> bool:

@@ -24,7 +24,7 @@ from bridge.amqp.wire import Body
 from bridge.errors import BrokerError
 from bridge.logs import Log
 from bridge.outbound.delivery import Delivery, Session
-from bridge.outbound.envelope import DELIVERY_COUNT, bare_envelope
+from bridge.outbound.envelope import DELIVERY_COUNT, REPEATED, bare_envelope
 from bridge.outbound.metrics import WorkerMetrics
 
 log = Log(__name__)
@@ -272,22 +272,23 @@ class Consumer:
         if self._empty_sessions:
             self._empty_sessions = 0
             self._metrics.poison_suspected.set(0)
+        headers = properties.headers or {}
         delivery = Delivery(
             body=body,
             properties=properties,
-            redelivered=redelivered,
+            # Of a copy that is there twice, the second may come for the first time.
+            redelivered=redelivered or REPEATED in headers,
             tag=tag,
             session=session,
             envelope=bare_envelope(properties, now=time.time()),
         )
-        self._warn_of_count(delivery)
+        self._warn_of_count(delivery, headers.get(DELIVERY_COUNT, 0))
         self._note_size(len(body))
         self._hand_on(delivery)
 
-    def _warn_of_count(self, delivery: Delivery) -> None:
+    def _warn_of_count(self, delivery: Delivery, count: object) -> None:
         # A quorum queue drops a message whose delivery count exceeds its limit, by default 20 since
         # RabbitMQ 4.0.
-        count = (delivery.properties.headers or {}).get(DELIVERY_COUNT, 0)
         if isinstance(count, int) and count >= WARN_FROM_COUNT:
             message_id = delivery.envelope.key
             log.warning("delivered_often", message_id=message_id, before=count)

@@ -1,8 +1,9 @@
 """What a message's properties and headers say, and those of the copies that replace it.
 
-`sms-bridge-attempts`, `-uncertain-attempts`, `-copies`, `-first-delivered-at` and `-turn-at` are
-the memory that a copy carries; `x-death` is not used, because RabbitMQ 4 ignores it on messages
-that are published again. The set of headers is fixed and overwritten, so that no copy grows.
+`sms-bridge-attempts`, `-uncertain-attempts`, `-copies`, `-first-delivered-at`, `-turn-at` and
+`-repeated` are the memory that a copy carries; `x-death` is not used, because RabbitMQ 4 ignores it
+on messages that are published again. The set of headers is fixed and overwritten, so that no copy
+grows.
 """
 
 import copy
@@ -35,6 +36,7 @@ UNCERTAIN_ATTEMPTS: Final = "sms-bridge-uncertain-attempts"
 FIRST_DELIVERED_AT: Final = "sms-bridge-first-delivered-at"
 COPIES: Final = "sms-bridge-copies"
 TURN_AT: Final = "sms-bridge-turn-at"
+REPEATED: Final = "sms-bridge-repeated"
 STATUS: Final = "sms-bridge-status"
 CODE: Final = "sms-bridge-code"
 DEAD_AT: Final = "sms-bridge-dead-at"
@@ -46,7 +48,7 @@ DELIVERY_COUNT: Final = "x-delivery-count"
 _BROKERS_OWN: Final = re.compile("x-(delivery-count|acquired-count|(first-|last-)?death.*)")
 _MEMORY: Final = (
     *(REASON, DETAIL, ATTEMPTS, UNCERTAIN_ATTEMPTS),
-    *(FIRST_DELIVERED_AT, STATUS, CODE, DEAD_AT, TURN_AT, EARLIER_SPAN),
+    *(FIRST_DELIVERED_AT, STATUS, CODE, DEAD_AT, TURN_AT, EARLIER_SPAN, REPEATED),
 )
 # What may be set for one message.
 _SETTINGS: Final = (EXPIRES_AT, NOT_BEFORE, ON_UNCERTAIN, ORDERING_KEY, PRIORITY)
@@ -67,6 +69,7 @@ class Envelope(NamedTuple):
 
     `try_of` tells the copies of one publish from those of the next one with the same id. `turn_at`:
     when the limit of its sender lets it through, if it waits on the ladder for that.
+    `has_been_copied`: the copy that is to replace it may be there already, without a confirm.
     """
 
     key: str
@@ -82,6 +85,7 @@ class Envelope(NamedTuple):
     copies: int = 0
     try_of: str = ""
     turn_at: float | None = None
+    has_been_copied: bool = False
     trace: TraceHeaders = ()
 
     @property
@@ -245,7 +249,7 @@ def copy_properties(
     headers = as_they_came(properties.headers)
     # Status and code of an earlier answer stay until the next one; no publisher can give them.
     not_ours = () if _is_from_ladder(headers) else (STATUS, CODE)
-    for name in ("CC", "BCC", DEAD_AT, TURN_AT, *not_ours, *_OF_EVENTS):
+    for name in ("CC", "BCC", DEAD_AT, TURN_AT, REPEATED, *not_ours, *_OF_EVENTS):
         headers.pop(name, None)
     own: dict[str, Any] = {
         REASON: outcome.reason,
@@ -259,6 +263,8 @@ def copy_properties(
         own[EXPIRES_AT] = write_moment(envelope.expires_at)
     if envelope.turn_at is not None:
         own[TURN_AT] = write_moment(envelope.turn_at)
+    if envelope.has_been_copied:
+        own[REPEATED] = True
     if span:
         own[EARLIER_SPAN] = span[0][1]
     if outcome.status is not None:

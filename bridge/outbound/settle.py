@@ -99,7 +99,7 @@ class Settler:
                     give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
                     # Its own copy, or one of an earlier delivery that another worker has now.
                     self._publisher.abandon(delivery.envelope.id_of_copies)
-                    delivery.replacement = None
+                    _forget_copy(delivery)
                     continue
                 if delivery.replacement is None:
                     await asyncio.sleep(wait)
@@ -132,7 +132,7 @@ class Settler:
                 await delivery.replacement.stored(deadline)
         except PublishError as error:
             if delivery.replacement is not None and delivery.replacement.is_refused:
-                delivery.replacement = None
+                _forget_copy(delivery)
             return error
         return None
 
@@ -234,6 +234,13 @@ class Settler:
         for cause, seconds in waited.items():
             self._metrics.wait_duration.labels(self._queue, cause).observe(seconds)
         return waited or None
+
+
+def _forget_copy(delivery: Delivery) -> None:
+    """Have the copy published anew; note whether the one before may be stored nevertheless."""
+    if delivery.replacement is not None and delivery.replacement.may_be_stored:
+        delivery.envelope = delivery.envelope._replace(has_been_copied=True)
+    delivery.replacement = None
 
 
 def count_attempt(envelope: Envelope, outcome: Retried | Dead) -> Envelope:

@@ -10,9 +10,17 @@ from typing import Any
 
 import pytest
 
-from tests.faults.amqp_proxy import AmqpProxy, open_amqp_proxy
-from tests.faults.bench import CONSUME_LINK, Bench, Live, eventually, make_numbers, open_amqp
-from tests.faults.traffic import WITH_AND_WITHOUT_IDS
+from tests.faults.amqp_proxy import ACK, AmqpProxy, open_amqp_proxy
+from tests.faults.bench import (
+    CONSUME_LINK,
+    PUBLISH_LINK,
+    Bench,
+    Live,
+    eventually,
+    make_numbers,
+    open_amqp,
+)
+from tests.faults.traffic import TOO_EARLY, WITH_AND_WITHOUT_IDS, once_each
 
 IN_FLIGHT = 20
 
@@ -166,6 +174,25 @@ async def test_a_worker_that_cannot_be_asked_is_not_waited_for(bench: Bench) -> 
         async with second_worker(bench):
             bench.proxy.cut(CONSUME_LINK)
             await bench.until_taken(numbers, seconds=3)
+
+
+@WITH_AND_WITHOUT_IDS
+async def test_copies_that_are_stored_twice(bench: Bench, *, ids: bool) -> None:
+    """A retry copy whose confirm is lost is there twice; two workers send it once.
+
+    Takes the seconds of a retry.
+    """
+    async with bench.worker() as first, second_worker(bench) as (second, other):
+        for proxy in (bench.proxy, other):
+            proxy.trap("broker", ACK, "cut", nth=3, again=True, link=PUBLISH_LINK)
+        numbers = make_numbers(IN_FLIGHT)
+        bench.service.misbehave(*once_each(numbers, TOO_EARLY))
+        await bench.publish(numbers, ids=ids)
+        await bench.until_taken(numbers)
+        for live in (first, second):
+            await bench.until_settled(live)
+
+        assert bench.sent_twice(numbers) == {}
 
 
 def has_peers(live: Live, count: int) -> bool:

@@ -27,7 +27,7 @@ from bridge.outbound.consumer import (
     Consumer,
 )
 from bridge.outbound.delivery import Delivery, Session
-from bridge.outbound.envelope import DELIVERY_COUNT
+from bridge.outbound.envelope import DELIVERY_COUNT, REPEATED
 from tests.clock import LeapingWorld
 from tests.ears import Ears
 
@@ -350,6 +350,16 @@ def test_a_delivery_is_what_the_wire_brought(world: World) -> None:
     assert world.taken[0].is_stale
     assert not world.taken[0].session.ack(1)
     assert world.wire.acked == [1]
+
+
+def test_a_copy_that_may_be_there_twice_counts_as_delivered_before(world: World) -> None:
+    """Of the first of them, which another worker may have, the broker says nothing."""
+
+    async def play() -> None:
+        async with world.serving():
+            assert world.deliver(headers={REPEATED: True}).redelivered
+
+    world.run(play())
 
 
 @pytest.mark.parametrize(

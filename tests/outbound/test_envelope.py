@@ -18,6 +18,7 @@ from bridge.amqp.properties import write_properties
 from bridge.amqp.publisher import USUAL_PROPERTIES_BYTES
 from bridge.errors import InvalidMessageError
 from bridge.outbound.envelope import (
+    REPEATED,
     TURN_AT,
     Envelope,
     bare_envelope,
@@ -727,6 +728,16 @@ def test_copy_counts() -> None:
     later = read(replaced(message(), envelope=envelope))
 
     assert (later.attempts, later.uncertain_attempts) == (3, 2)
+
+
+def test_a_mark_of_a_repeated_copy_is_of_that_copy_alone() -> None:
+    """The copy after it is another one; so is what an operator sends again."""
+    marked = replaced(message(), envelope=read(message())._replace(has_been_copied=True))
+    after = replaced(marked, envelope=read(marked))
+
+    assert (marked.headers or {})[REPEATED] is True
+    assert REPEATED not in (after.headers or {})
+    assert REPEATED not in (replayed_properties(marked).headers or {})
 
 
 def test_copy_keeps_the_time_of_its_turn() -> None:

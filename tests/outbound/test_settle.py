@@ -315,6 +315,21 @@ def test_a_broker_that_blocks_is_asked_at_leisure(world: World) -> None:
     assert world.replace(UNSENT) == pytest.approx(0.5 + 1 + 2 + 4 + 5)
 
 
+@pytest.mark.parametrize(
+    ("said", "marked"), [("error", True), ("nacked", None)], ids=["channel ended", "nacked"]
+)
+def test_a_copy_that_may_be_there_twice_says_so(
+    world: World, said: Confirm, *, marked: bool | None
+) -> None:
+    """Another worker than that which takes the first has to ask about the second."""
+    world.broker.faults = ["late"]
+    confirm_in(world, 1.0, said)
+    world.replace(UNSENT)
+
+    (copy,) = world.broker.published
+    assert copy.header(envelope.REPEATED) is marked
+
+
 def test_an_alarm_may_last_for_longer(world: World) -> None:
     """While the broker blocks it has not even read the copy, which it stores at the end."""
     world.broker.faults = ["late"]

@@ -85,6 +85,7 @@ class KeptFacts(_Part):
     first_delivered_seconds_ago: Annotated[float, Field(ge=0)]
     expires_in_seconds: float | None = None
     turn_in_seconds: float | None = None
+    has_been_copied: bool = False
     outcome: KeptOutcome | None = None
 
 
@@ -127,6 +128,8 @@ def write_kept(kept: Kept, *, now: float) -> KeptFacts:
         first_delivered_seconds_ago=max(0.0, now - envelope.first_delivered_at),
         expires_in_seconds=None if envelope.expires_at is None else envelope.expires_at - now,
         turn_in_seconds=None if envelope.turn_at is None else envelope.turn_at - now,
+        has_been_copied=envelope.has_been_copied
+        or (kept.replacement is not None and kept.replacement.may_be_stored),
         outcome=_write_outcome(kept.outcome),
     )
 
@@ -144,6 +147,7 @@ def read_kept(
         envelope = read_envelope(delivery.properties, bare)
     except InvalidMessageError:
         envelope = bare
+    envelope = envelope._replace(has_been_copied=facts.has_been_copied)
     if facts.turn_in_seconds is not None:
         envelope = envelope._replace(turn_at=now + facts.turn_in_seconds)
     outcome = None if facts.outcome is None else _read_outcome(facts.outcome, delays_seconds)

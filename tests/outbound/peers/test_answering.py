@@ -29,6 +29,7 @@ class Copy:
 
     is_stored = False
     is_refused = False
+    may_be_stored = True
 
 
 def test_two_equal_texts_of_which_one_is_in_flight_here(team: Team) -> None:
@@ -113,6 +114,7 @@ def test_a_copy_that_may_be_stored_is_waited_for(team: Team) -> None:
     assert found is not None
     assert found.outcome == RETRIED
     assert found.replacement is None
+    assert found.envelope.has_been_copied
 
 
 def test_a_copy_that_is_stored_ends_the_matter(team: Team) -> None:
