@@ -165,8 +165,9 @@ pictures: $(BENCH_STAMP) broker prometheus browser  ## draw the demo's summary, 
 MESSAGES ?= 50000
 SEED ?= 1
 WORKERS ?= 1
-soak: $(DEV_STAMP) broker  ## random faults for about 20 minutes, then count what is lost or sent twice (MESSAGES=50000 SEED=1 WORKERS=1)
-	PYTHONPATH=. $(BIN)/python tests/soak/run.py --messages $(MESSAGES) --seed $(SEED) --workers $(WORKERS)
+FAULTS ?= 100
+soak: $(DEV_STAMP) broker  ## random faults for about 20 minutes, then count what is lost or sent twice (MESSAGES=50000 SEED=1 WORKERS=1 FAULTS=100)
+	PYTHONPATH=. $(BIN)/python tests/soak/run.py --messages $(MESSAGES) --seed $(SEED) --workers $(WORKERS) --faults $(FAULTS)
 
 soak-cluster: $(DEV_STAMP) broker  ## lose nodes of a RabbitMQ cluster of three under traffic, in six minutes (SEED=1 WORKERS=1 RABBITMQ=4 WRITE=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/cluster.py --seed $(SEED) --workers $(WORKERS) $(if $(WRITE),--write)

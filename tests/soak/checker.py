@@ -208,8 +208,8 @@ class _Checker:
             yield f"{count} extra POSTs that neither the API nor a fault explains"
         if verdict.worst_kill > self._evidence.concurrency:
             yield f"one kill of a worker doubled {verdict.worst_kill} messages"
-        if verdict.worst_loss > self._evidence.concurrency * self._evidence.workers:
-            yield f"one lost connection doubled {verdict.worst_loss} messages"
+        if count := verdict.extra_posts.get("other_worker", 0):
+            yield f"{count} extra POSTs of what a worker was given that did not ask the others"
 
     def _strangers(self) -> Iterator[Post]:
         return (p for p in self._evidence.posts if p.message_id and p.key != p.message_id)
@@ -260,7 +260,8 @@ class _Checker:
         )
         if may_be_another and self._evidence.published.get(post.message_id, 0) > 1:
             return "publisher_repeat", None
-        # What is in flight when a connection is lost may be given to a worker that does not know.
+        # What is in flight when a connection is lost may be given to a worker that does not know,
+        # and that has to ask the others.
         if self._evidence.workers > 1:
             loss = _find_in_flight(self._losses, root.at, post.at, CLOSING_SECONDS)
             if loss is not None:

@@ -54,8 +54,11 @@ class Answerer:
         peers.on(Questions, self._on_questions)
 
     def _on_questions(self, peer: str, asked: Questions) -> None:
-        unproven = [q for q in asked.questions if self._needs_proof(peer, q)]
-        self._answer(peer, [q for q in asked.questions if q not in unproven])
+        known: list[Question] = []
+        unproven: list[Question] = []
+        for question in asked.questions:
+            (unproven if self._needs_proof(peer, question) else known).append(question)
+        self._answer(peer, known)
         if unproven and len(self._waiting) < MAX_WAITING:
             task = asyncio.create_task(self._answer_when_proven(peer, unproven))
             self._waiting.add(task)
