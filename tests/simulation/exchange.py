@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from bridge.outbound.peers.exchange import BEAT_SECONDS
+from bridge.outbound.peers.exchange import ANSWER_SECONDS, BEAT_SECONDS
 from bridge.outbound.peers.messages import (
     Beat,
     Facts,
@@ -57,7 +57,8 @@ class SimulatedPeers:
         self._exchange = exchange
         self._hearers: dict[str, tuple[type[Facts], Callable[[str, Any], None]]] = {}
         self._in_each_beat: list[Callable[[], Facts | None]] = []
-        self.on(Hello, lambda _peer, _told: self.beat())
+        self._is_to_answer = False
+        self.on(Hello, self._hear_hello)
         self.on(Beat, self._hear_beat)
 
     def on(self, facts: type[Facts], hear: Callable[[str, Any], None]) -> None:
@@ -102,6 +103,15 @@ class SimulatedPeers:
         """Hear what another one says."""
         self.roster.note(message.worker_id)
         self._hand_on(message.worker_id, message.kind, message.facts)
+
+    def _hear_hello(self, _worker_id: str, _hello: Hello) -> None:
+        if not self._is_to_answer:
+            self._is_to_answer = True
+            self._exchange.loop.call_later(ANSWER_SECONDS, self._answer)
+
+    def _answer(self) -> None:
+        self._is_to_answer = False
+        self.beat()
 
     def _hear_beat(self, worker_id: str, beat: Beat) -> None:
         for kind, facts in beat.beside.items():

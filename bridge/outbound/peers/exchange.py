@@ -56,6 +56,8 @@ JOIN_AGAIN_SECONDS: Final = 0.5
 # After so many beats that did not come back to this worker itself, it hears nobody: its queue, or
 # the exchange, was deleted by hand.
 MAX_UNHEARD_BEATS: Final = 5
+# How soon a hello is answered.
+ANSWER_SECONDS: Final = 0.05
 # How long to wait for the beats with which peers answer this worker's first hello; with a broker
 # that lets it join late, or not at all, the second.
 ACQUAINTING_SECONDS: Final = 0.5
@@ -326,7 +328,9 @@ class Peers:
                 hear(worker_id, told)
 
     def _on_hello(self, _worker_id: str, _hello: Hello) -> None:
-        self._beat()
+        # Of workers that start together one beat answers all.
+        self._next_beat_at = min(self._next_beat_at, self._clock() + ANSWER_SECONDS)
+        self._to_say.set()
 
     def _on_beat(self, worker_id: str, beat: Beat) -> None:
         for kind, facts in beat.beside.items():
