@@ -24,7 +24,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help env broker rabbitmq-4 prometheus amqp-tools browser demo test test-fast test-changed test-plain-wire \
-    examples upgrade-check soak soak-cluster side-by-side scenes adaptive soak-webhook forgeries mutants pictures nginx redpanda-connect otel-collector \
+    examples upgrade-check soak soak-cluster side-by-side scenes adaptive simulate soak-webhook forgeries mutants pictures nginx redpanda-connect otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
 
@@ -180,6 +180,10 @@ scenes: $(DEV_STAMP) broker  ## long proofs of single promises, in half an hour 
 
 adaptive: $(DEV_STAMP) broker  ## worker.concurrency: auto beside fixed values, on an API that changes, in a quarter of an hour (WRITE=1 puts it into the docs)
 	PYTHONPATH=. $(BIN)/python tests/soak/adaptive.py $(if $(WRITE),--write)
+
+PLAYED ?= 3 8 100
+simulate: $(DEV_STAMP)  ## play workers on a clock that leaps: one pause, one pace, in three minutes (PLAYED="3 8 100" SEED=1)
+	PYTHONPATH=. $(BIN)/python tests/simulation/run.py --workers $(PLAYED) --seed $(SEED)
 
 EVENTS ?= 100000
 KILLS ?= 20

@@ -172,8 +172,11 @@ NO_RESULTS = {"32"}
 
 @pytest.mark.parametrize("page", ["comparison", "scaling"])
 def test_figures_are_those_of_the_benchmarks(page: str) -> None:
-    """Every figure of these pages is one that `make bench` has written."""
-    figures = set(FIGURE.findall((ROOT / f"docs/{page}.md").read_text(encoding="utf-8")))
+    """Every figure of these pages is one that `make bench` has written, or reckoned on paper."""
+    measured_part, _, _ = (
+        (ROOT / f"docs/{page}.md").read_text(encoding="utf-8").partition("\n# On paper\n")
+    )
+    figures = set(FIGURE.findall(measured_part))
     measured = set(FIGURE.findall((ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")))
 
     assert len(figures) > 5

@@ -1,0 +1,102 @@
+"""Workers on a clock that leaps: what a revoked key costs them, and how they keep a shared limit.
+
+Run it with `make simulate`. Where chance decides anything, the seed is given.
+"""
+
+import argparse
+import asyncio
+import logging
+import sys
+from typing import Final
+
+from tests.simulation.windows import fewest_in, most_in
+from tests.simulation.workers import World
+
+SLOTS: Final = 10
+MESSAGES: Final = 5000
+REVOKED_SECONDS: Final = 60.0
+# How long each number of workers runs.
+PHASE_SECONDS: Final = 15.37
+BURST_SECONDS: Final = 0.05
+
+
+def revoked_key(workers: int, *, slots: int = SLOTS, seed: int = 1) -> tuple[int, int, int]:
+    """Revoke a key under load for a minute.
+
+    Returns how many POSTs were refused at once, and later, and how many messages are dead.
+    """
+    world = World(seed=seed, concurrency=slots)
+
+    async def story() -> None:
+        world.start(workers)
+        await asyncio.sleep(2)
+        world.queue.publish(max(MESSAGES, 20 * workers * slots))
+        await asyncio.sleep(0.1)
+        world.service.answer = lambda *_: (401, None)
+        await asyncio.sleep(REVOKED_SECONDS)
+
+    world.play(story())
+    world.close()
+    refused = world.posts(401)
+    later = sum(at > refused[0] + 0.5 for at in refused)
+    return len(refused) - later, later, world.queue.dead
+
+
+def shared_limit(most: int, *, kill: bool, seed: int = 1) -> tuple[float, float, float]:
+    """Scale from 1 to 3, to 1 and to `most` workers, each eight of which add 100 to the limit.
+
+    Returns the share of the limit that was used in the fullest second and in the emptiest ten, and
+    how many messages a second the exchange handed out with `most` workers.
+    """
+    limit = 100 * max(1, most / 8)
+    settings = {"per_second": limit, "burst": int(limit * BURST_SECONDS), "scope": "cluster"}
+    # So many that one worker alone can use the whole limit.
+    slots = max(20, int(limit / 10))
+    world = World(seed=seed, limit=settings, concurrency=slots)
+
+    async def story() -> None:
+        world.queue.publish(int(limit * PHASE_SECONDS * 5))
+        for number in (1, 3, 1, most):
+            world.scale(number, kill=kill)
+            carried = world.exchange.carried
+            await asyncio.sleep(PHASE_SECONDS)
+        handed_out.append((world.exchange.carried - carried) / PHASE_SECONDS)
+
+    handed_out: list[float] = []
+    world.play(story())
+    world.close()
+    posts = world.posts()
+    return most_in(posts, 1) / limit, fewest_in(posts, 10) / (10 * limit), handed_out[0]
+
+
+def say(line: str = "") -> None:
+    """Write a line."""
+    sys.stdout.write(f"{line}\n")
+
+
+def main() -> None:
+    """Print both for some numbers of workers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, nargs="+", default=[3, 8, 100])
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    say("| workers | POSTs refused at once | probes of a minute | dead |")
+    say("|---:|---:|---:|---:|")
+    for number in (1, *args.workers):
+        at_once, later, dead = revoked_key(number, seed=args.seed)
+        say(f"| {number} | {at_once} | {later} | {dead} |")
+    say()
+    say("| workers | fullest second | emptiest ten, stopped | killed | handed out a second |")
+    say("|---:|---:|---:|---:|---:|")
+    for number in args.workers:
+        fullest, stopped, carried = shared_limit(number, kill=False, seed=args.seed)
+        also_fullest, killed, _ = shared_limit(number, kill=True, seed=args.seed)
+        say(
+            f"| {number} | {max(fullest, also_fullest):.1%} | {stopped:.1%} | {killed:.1%} "
+            f"| {carried:.0f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
