@@ -252,7 +252,7 @@ def test_workers_probe_in_turn_when_probes_are_rare(world: World) -> None:
     world.play(story())
 
 
-def test_one_that_reaches_nothing_holds_up_nobody(world: World) -> None:
+def test_one_that_reaches_nothing_holds_up_nobody(world: World, ears: Ears) -> None:
     """While others are accepted, a worker that has no connection to the service pauses alone."""
 
     async def story() -> None:
@@ -266,6 +266,8 @@ def test_one_that_reaches_nothing_holds_up_nobody(world: World) -> None:
         assert world.sent > 1900
 
     world.play(story())
+
+    assert ears.heard("paused") == [{"reason": "outage"}]
 
 
 def test_one_that_reaches_nothing_holds_up_idle_workers_once(world: World) -> None:
@@ -290,6 +292,10 @@ def test_one_that_reaches_nothing_holds_up_idle_workers_once(world: World) -> No
             assert world.workers[1].pace.paused is None
 
         assert world.workers[0].pace.paused == "outage"
+        # Nor does one join it that has not sent anything yet.
+        (fresh,) = world.start(1)
+        await asyncio.sleep(1.5)
+        assert fresh.pace.paused is None
 
     world.play(story())
 
