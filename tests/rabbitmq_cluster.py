@@ -85,8 +85,9 @@ class Cluster:
         """Return when every quorum queue has its members online again."""
 
         def is_in_sync() -> bool:
-            text = self.ctl("list_queues", "--formatter", "json", "name", "members", "online")
-            return all(len(row["members"]) == len(row["online"]) for row in json.loads(text))
+            text = self.ctl("list_queues", "--formatter", "json", "type", "members", "online")
+            rows = [row for row in json.loads(text) if row["type"] == "quorum"]
+            return all(len(row["members"]) == len(row["online"]) for row in rows)
 
         if not wait_until(is_in_sync, seconds=IN_SYNC_SECONDS):
             raise BrokerError(f"after {IN_SYNC_SECONDS} s a queue still lacks a member")

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aio_pika.abc import AbstractIncomingMessage
 from pamqp.common import FieldTable
 
@@ -69,7 +70,19 @@ async def test_a_copy_whose_confirm_is_late_is_published_once(bench: Bench) -> N
     assert await bench.dead_letters() == []
 
 
-async def test_a_copy_outlives_its_session_in_an_alarm(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("coordination", "why"),
+    [
+        # The first copy is the first that is published, and the broker stops reading with it.
+        ("off", "no confirm in time"),
+        # A beat was, and no copy is written.
+        ("on", "the broker blocks publishing (memory or disk alarm)"),
+    ],
+    ids=["off", "on"],
+)
+async def test_a_copy_outlives_its_session_in_an_alarm(
+    bench: Bench, coordination: str, why: str
+) -> None:
     """What comes again while its copy is unread goes on waiting for that, and makes no second."""
     bench.service.misbehave(NOT_SENT)
     await bench.declare_main()
@@ -78,13 +91,13 @@ async def test_a_copy_outlives_its_session_in_an_alarm(bench: Bench) -> None:
     processed = "sms_bridge_worker_messages_processed_total"
     async with (
         memory_alarm(bench.broker),
-        # The broker says that it blocks a connection when the first message on it is published,
-        # which must be the copy.
-        bench.worker(rabbitmq__publish_timeout_seconds=0.5, worker__coordination="off") as live,
+        bench.worker(
+            rabbitmq__publish_timeout_seconds=0.5, worker__coordination=coordination
+        ) as live,
     ):
         await eventually(
-            lambda: any(line["why"] == "no confirm in time" for line in live.logged("not_stored")),
-            what="a copy that is not read",
+            lambda: any(line["why"] == why for line in live.logged("not_stored")),
+            what="a copy that is not stored",
         )
         bench.proxy.cut(CONSUME_LINK)
         await eventually(

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from bridge.outbound.peers.roster import PRESENT_SECONDS
+from tests.alarms import memory_alarm
 from tests.faults.amqp_proxy import ACK, AmqpProxy, open_amqp_proxy
 from tests.faults.bench import (
     CONSUME_LINK,
@@ -193,6 +195,27 @@ async def test_copies_that_are_stored_twice(bench: Bench, *, ids: bool) -> None:
             await bench.until_settled(live)
 
         assert bench.sent_twice(numbers) == {}
+
+
+async def test_an_alarm_makes_nobody_a_stranger(bench: Bench) -> None:
+    """Silence while the broker takes no messages is no absence: a peer is still known afterwards.
+
+    Takes longer than a peer may be silent.
+    """
+    async with bench.worker() as first, second_worker(bench) as (second, _):
+        await eventually(lambda: has_peers(first, 1) and has_peers(second, 1), what="each other")
+        async with memory_alarm(bench.broker):
+            blocked = partial(first.metric, "sms_bridge_amqp_connection_blocked")
+            await eventually(lambda: blocked() == 1, what="the block")
+            await asyncio.sleep(PRESENT_SECONDS + 2)
+            assert has_peers(first, 1)
+        # Half of what makes a worker join anew that does not hear itself.
+        await eventually(lambda: blocked() == 0, what="the end of the block")
+        await asyncio.sleep(2)
+
+        for live in (first, second):
+            assert has_peers(live, 1)
+            assert live.logged("peer_gone") == []
 
 
 def has_peers(live: Live, count: int) -> bool:

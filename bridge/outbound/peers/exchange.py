@@ -262,6 +262,11 @@ class Peers:
         self._all_said.set()
 
     def _look_after(self) -> None:
+        # In an alarm of the broker nobody says anything, and is there nevertheless.
+        if self.is_up:
+            self.roster.resume()
+        else:
+            self.roster.pause()
         self.roster.tidy()
         self._unheard_beats = self._unheard_beats + 1 if self.is_up else 0
         if self._unheard_beats > MAX_UNHEARD_BEATS:
