@@ -1,9 +1,9 @@
 """What a message's properties and headers say, and those of the copies that replace it.
 
 `sms-bridge-attempts`, `-uncertain-attempts`, `-copies`, `-first-delivered-at`, `-turn-at` and
-`-repeated` are the memory that a copy carries; `x-death` is not used, because RabbitMQ 4 ignores it
-on messages that are published again. The set of headers is fixed and overwritten, so that no copy
-grows.
+`x-sms-bridge-repeated` are the memory that a copy carries; `x-death` is not used, because RabbitMQ
+4 ignores it on messages that are published again. The set of headers is fixed and overwritten, so
+that no copy grows.
 """
 
 import copy
@@ -36,12 +36,14 @@ UNCERTAIN_ATTEMPTS: Final = "sms-bridge-uncertain-attempts"
 FIRST_DELIVERED_AT: Final = "sms-bridge-first-delivered-at"
 COPIES: Final = "sms-bridge-copies"
 TURN_AT: Final = "sms-bridge-turn-at"
-REPEATED: Final = "sms-bridge-repeated"
 STATUS: Final = "sms-bridge-status"
 CODE: Final = "sms-bridge-code"
 DEAD_AT: Final = "sms-bridge-dead-at"
+# What is added to our headers does not begin with the prefix: an older worker, in an upgrade or
+# after it is undone, refuses a dead letter that is moved back with one that it does not know.
+REPEATED: Final = "x-sms-bridge-repeated"
 # The traceparent of the delivery that a copy replaces, where spans are exported.
-EARLIER_SPAN: Final = "sms-bridge-earlier-span"
+EARLIER_SPAN: Final = "x-sms-bridge-earlier-span"
 
 # Headers in which the broker describes a message's history; on a copy they would be wrong.
 DELIVERY_COUNT: Final = "x-delivery-count"

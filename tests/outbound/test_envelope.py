@@ -418,6 +418,28 @@ def test_dead_letter_that_is_moved_back_is_known(
     assert read(move(letter)).on_uncertain == "park"
 
 
+def test_dead_letter_can_go_back_to_an_older_version() -> None:
+    """An older version refuses headers of our prefix that it does not know."""
+    known = (
+        *("reason", "detail", "attempts", "uncertain-attempts", "first-delivered-at", "copies"),
+        *("expires-at", "turn-at", "status", "code", "dead-at"),
+    )
+    properties = message(message_id="m", headers={EXPIRES_AT: NOW})
+    envelope = read(properties)._replace(turn_at=NOW, has_been_copied=True)
+    outcome = Dead("uncertain", "the SMS API answered 500", 500, code="c")
+    letter = copy_properties(
+        properties,
+        envelope,
+        outcome,
+        max_bytes=USUAL_PROPERTIES_BYTES,
+        span=(("traceparent", TRACEPARENT),),
+    )
+    ours = {name for name in headers_of(letter) if name.startswith("sms-bridge-")}
+
+    assert TRACEPARENT in headers_of(letter).values()
+    assert ours == {f"sms-bridge-{name}" for name in known}
+
+
 @pytest.mark.parametrize("value", [1_900_000_000_000, "1900000000000", 1.9e12], ids=repr)
 @pytest.mark.parametrize("header", [EXPIRES_AT, NOT_BEFORE])
 def test_moment_in_milliseconds_is_told(header: str, value: object) -> None:
