@@ -45,12 +45,14 @@ class Receiver:
     requests: int = 0
     paths: set[str] = field(default_factory=set)
     spans: list[Received] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
     let_go: threading.Event = field(default_factory=threading.Event)
 
     def take(self, path: str, body: bytes) -> None:
         """Read a request and keep its spans."""
         self.requests += 1
         self.paths.add(path)
+        self.bodies.append(body)
         if self.status == 200:
             self.spans += read_spans(ExportTraceServiceRequest.FromString(body))
 

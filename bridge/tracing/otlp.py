@@ -47,8 +47,6 @@ def _span(span: ReadableSpan) -> Span:
         end_time_unix_nano=span.end_time or 0,
         flags=_flags(parent),
     )
-    if context.trace_state:
-        written.trace_state = context.trace_state.to_header()
     if span.status.status_code is StatusCode.ERROR:
         written.status.code = Status.STATUS_CODE_ERROR
     for link in span.links:

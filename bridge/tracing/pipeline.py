@@ -24,7 +24,7 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags, TraceState
+from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags
 from opentelemetry.trace import SpanKind as SdkSpanKind
 
 from bridge.logs import Log
@@ -46,6 +46,7 @@ FLUSH_SECONDS: Final = 3.0
 WARN_SECONDS: Final = 60.0
 # What the OTLP specification puts behind a collector's address.
 TRACES_PATH: Final = "/v1/traces"
+SUCCESSES: Final = range(200, 300)
 
 # The second flag says that trace ids are random.
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED | TraceFlags.RANDOM_TRACE_ID)
@@ -248,7 +249,9 @@ class _Exporter(SpanExporter):
         is_taken = False
         try:
             # The exporter takes no spans that are written already; what sends them does.
-            is_taken = self._otlp._client.export(write_spans(spans)).success  # noqa: SLF001
+            answer = self._otlp._client.export(write_spans(spans))  # noqa: SLF001
+            # It calls a redirect a success, and does not follow it.
+            is_taken = answer.status_code in SUCCESSES
         finally:
             self.done += len(spans)
             if not is_taken:
@@ -297,14 +300,16 @@ class _Queue:
 
 
 def _read_context(headers: TraceHeaders) -> SpanContext:
-    """Read the span that headers name, in the form that `read_trace` has checked."""
+    """Read the span that headers name, in the form that `read_trace` has checked.
+
+    The tracestate is passed on, and not exported: a publisher may write anything into it.
+    """
     _, trace_id, span_id, flags = headers[0][1].split("-")
     return SpanContext(
         int(trace_id, 16),
         int(span_id, 16),
         is_remote=True,
         trace_flags=TraceFlags(int(flags, 16)),
-        trace_state=TraceState.from_header([state for _, state in headers[1:]]),
     )
 
 
@@ -321,7 +326,6 @@ def _new_context(parent: SpanContext | None, flags: TraceFlags) -> SpanContext:
         random.getrandbits(64),
         is_remote=False,
         trace_flags=flags,
-        trace_state=None if parent is None else parent.trace_state,
     )
 
 

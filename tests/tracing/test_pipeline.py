@@ -145,6 +145,21 @@ async def test_headers_name_the_span(receiver: Receiver) -> None:
         assert span.trace_id == TRACE
 
 
+async def test_a_tracestate_is_not_exported(receiver: Receiver) -> None:
+    """What a publisher has written beside its trace goes on with it, and to no collector."""
+    canary = "+4917012345678"
+    parent = (SAMPLED[0], ("tracestate", f"vendor={canary}"))
+    async with traced(receiver) as ours:
+        span = ours.pipeline.begin("one", "consumer", {}, parent=parent)
+        span.begin("within", "client", {}).end({})
+        span.end({})
+        got = await ours.spans()
+
+    assert span.headers[1] == parent[1]
+    assert len(got) == 2
+    assert canary.encode() not in b"".join(receiver.bodies)
+
+
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 async def test_the_parent_decides(receiver: Receiver, ratio: float) -> None:
     """Whatever the ratio: what was sampled is recorded, what was sampled out is passed on as is."""
@@ -202,11 +217,15 @@ async def test_the_environment_names_the_process(
 # A collector that does not take them
 
 
-async def drop_by_status(ours: Traced) -> None:
-    """Have a batch refused."""
-    ours.receiver.status = 400
-    ours.make(3)
-    await until(lambda: bool(ours.lost))
+def drop_by_status(status: int) -> Callable[[Traced], Awaitable[None]]:
+    """Have a batch answered so."""
+
+    async def drop(ours: Traced) -> None:
+        ours.receiver.status = status
+        ours.make(3)
+        await until(lambda: bool(ours.lost))
+
+    return drop
 
 
 async def drop_for_want_of_room(ours: Traced) -> None:
@@ -217,8 +236,12 @@ async def drop_for_want_of_room(ours: Traced) -> None:
 
 @pytest.mark.parametrize(
     ("drop", "lost"),
-    [(drop_by_status, [("export_failed", 3)]), (drop_for_want_of_room, [("queue_full", 1)] * 5)],
-    ids=["refused", "full"],
+    [
+        (drop_by_status(400), [("export_failed", 3)]),
+        (drop_by_status(307), [("export_failed", 3)]),
+        (drop_for_want_of_room, [("queue_full", 1)] * 5),
+    ],
+    ids=["refused", "redirected", "full"],
 )
 async def test_what_is_dropped_is_counted(
     receiver: Receiver,
