@@ -71,7 +71,8 @@ class Envelope(NamedTuple):
 
     `try_of` tells the copies of one publish from those of the next one with the same id. `turn_at`:
     when the limit of its sender lets it through, if it waits on the ladder for that.
-    `has_been_copied`: the copy that is to replace it may be there already, without a confirm.
+    `has_been_copied`: what is to replace it may be there already, without a confirm, or have been
+    made by another worker.
     """
 
     key: str

@@ -139,9 +139,13 @@ class Settler:
     async def _write_copy(
         self, delivery: Delivery, outcome: Retried | Dead, deadline: float
     ) -> Publication:
+        envelope = count_attempt(delivery.envelope, outcome)
+        if delivery.is_stale:
+            # Whoever has it now may have settled it, if this process was frozen for a while.
+            envelope = envelope._replace(has_been_copied=True)
         copy = copy_properties(
             delivery.properties,
-            count_attempt(delivery.envelope, outcome),
+            envelope,
             outcome,
             # Another broker may take less in a frame.
             max_bytes=self._publisher.max_properties_bytes,

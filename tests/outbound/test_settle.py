@@ -330,6 +330,15 @@ def test_a_copy_that_may_be_there_twice_says_so(
     assert copy.header(envelope.REPEATED) is marked
 
 
+def test_a_copy_of_what_another_worker_may_have_says_so(world: World) -> None:
+    """A process that was frozen goes on with what the broker has long given to somebody else."""
+    world.channel.is_over = True
+    world.replace(UNSENT)
+
+    (copy,) = world.broker.published
+    assert copy.header(envelope.REPEATED) is True
+
+
 def test_an_alarm_may_last_for_longer(world: World) -> None:
     """While the broker blocks it has not even read the copy, which it stores at the end."""
     world.broker.faults = ["late"]
