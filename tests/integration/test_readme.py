@@ -18,8 +18,7 @@ from tests.integration.conftest import Canaries, Service, eventually, make_envir
 from tests.terminal import typing
 
 ROOT = Path(__file__).parents[2]
-# What the pages say to wait for.
-UNTIL_READY = "until curl -sf localhost:9090/readyz >/dev/null; do sleep 0.2; done\n"
+# What a page says to wait for.
 UNTIL_LISTENING = "until grep -q 'listening on the exchange' errors.log; do sleep 0.2; done\n"
 # In a file of its own, for curl's meter ends no line.
 ERRORS_APART = "exec 2>>errors.log\n"
@@ -73,7 +72,6 @@ async def test_the_first_message_goes_out_and_events_come_in(
     blocks = _blocks("docs/first-message.md")
     script = "".join(blocks)
     assert [script.count(start) for start in ("sms-bridge all ", "sms-bridge listen ")] == [1, 1]
-    script = re.sub(r"(sms-bridge all .*\n)", rf"\1{UNTIL_READY}", script)
     script = re.sub(r"(sms-bridge listen &.*\n)", rf"\1{UNTIL_LISTENING}", script)
     environ = make_environ({"rabbitmq.url": broker.url + VHOST})
     script = script.replace("/tmp/", f"{folder}/")
@@ -116,8 +114,7 @@ async def test_a_configuration_is_made_and_a_message_sent(
     """
     (_, run_it) = _blocks("README.md")
     assert run_it.count("sms-bridge all &") == 1
-    script = re.sub(r"(sms-bridge all &.*\n)", rf"\1{UNTIL_READY}", run_it)
-    script, environ = _on_free_ports(script, make_environ({}) | {"COLUMNS": "200"})
+    script, environ = _on_free_ports(run_it, make_environ({}) | {"COLUMNS": "200"})
     (folder / "commands.sh").write_text(f"{script}\nkill %1\nwait %1\n")
     before = _names_in(folder)
     with typing(["/bin/bash", "commands.sh"], folder=folder, environ=environ) as person:
