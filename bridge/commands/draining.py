@@ -159,10 +159,10 @@ def _print_json(waiting: "Waiting", *, applied: bool, done: int, **facts: object
 def _warn_of_workers(waiting: "Waiting", queue: str) -> None:
     if waiting.workers:
         count = waiting.workers
-        workers = "a worker takes" if count == 1 else f"{count} workers take"
+        consumers = "a consumer takes" if count == 1 else f"{count} consumers take"
         typer.echo(
-            f"{workers} from {queue} meanwhile, and what one of them has in hand is not moved; "
-            "`sms-bridge pause` stops them first",
+            f"{consumers} from {queue} meanwhile, workers or another drain, and what they have in "
+            "hand is not moved; `sms-bridge pause` stops workers first",
             err=True,
         )
 

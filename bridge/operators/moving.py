@@ -86,7 +86,12 @@ class Arrivals(Generic[T]):
             if message is not None or self._has_ended:
                 return message
             raise BrokerError(f"queue {queue}: the broker ended the consumer; run it again")
-        raise BrokerError(f"queue {queue}: the broker delivers nothing; look at its log")
+        # Of a quorum queue the broker does not tell whether it is that.
+        raise BrokerError(
+            f"queue {queue}: the broker delivers nothing; when another consumer has it for itself "
+            "(x-single-active-consumer), stop that one, workers with `sms-bridge pause`, and run "
+            "this again, else look at the broker's log"
+        )
 
     def rest(self) -> list[T]:
         """Return at once whatever else has arrived."""

@@ -441,8 +441,8 @@ async def test_workers_that_go_on_are_told_of(
     posts = [await service.requests(number) for number in numbers.values()]
     assert await worker.stop() == 0
 
-    assert "a worker takes from" in asked.stderr.decode()
-    assert "`sms-bridge pause` stops them first" in asked.stderr.decode()
+    assert "a consumer takes from" in asked.stderr.decode()
+    assert "`sms-bridge pause` stops workers first" in asked.stderr.decode()
     assert dead
     assert alive
     assert sum(map(len, posts)) == len(alive)
@@ -465,6 +465,30 @@ async def _until_given_back(campaign: Campaign) -> None:
 
     # With the consumer the broker takes back what it held.
     await eventually(nobody_takes, what="the broker noticed the end")
+
+
+@pytest.mark.parametrize("arguments", [{}, QUORUM], ids=["classic", "quorum"])
+async def test_a_queue_that_another_consumer_has_for_itself(
+    campaign: Campaign, arguments: dict[str, Any]
+) -> None:
+    """Of a queue with a single active consumer nothing comes: it ends with 1 and says why."""
+    await campaign.amqp.channel.queue_delete(campaign.queue)
+    await campaign.declare(arguments | {"x-single-active-consumer": True})
+    await campaign.amqp.channel.set_qos(prefetch_count=1)
+    other = await campaign.amqp.channel.get_queue(campaign.queue)
+
+    async def hold(_: aio_pika.abc.AbstractIncomingMessage) -> None:
+        pass
+
+    tag = await other.consume(hold)
+    await campaign.publish(3)
+
+    result = await campaign.run("--yes", "--file", str(campaign.file))
+    await other.cancel(tag)
+
+    assert result.returncode == 1
+    assert "when another consumer has it for itself" in result.stderr.decode()
+    assert campaign.listed() == []
 
 
 @pytest.mark.parametrize("arguments", [QUORUM, {}], ids=["quorum", "classic"])
