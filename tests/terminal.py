@@ -27,6 +27,8 @@ class Typist:
         self._process = process
         self._handle = handle
         self.shown = ""
+        # As it came, with what a terminal obeys.
+        self.raw = ""
         self._read_until = 0
 
     def wait_for(self, text: str) -> None:
@@ -78,6 +80,7 @@ class Typist:
         except OSError:
             # So Linux tells that nobody has the other side open.
             return False
+        self.raw += data.decode(errors="replace")
         text = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", data.decode(errors="replace"))
         self.shown += text.replace("\r", "")
         return bool(data)

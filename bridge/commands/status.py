@@ -1,6 +1,8 @@
 """`sms-bridge status`: everything on one screen, or as JSON."""
 
 import json
+import os
+import shutil
 import sys
 import time
 from contextlib import aclosing, contextmanager
@@ -115,8 +117,11 @@ async def _watch(settings: "Settings", ports: "list[AdminPort]", *, as_json: boo
 
 @contextmanager
 def _display(*, as_json: bool) -> "Iterator[Callable[[Status], None]]":
-    """Yield what shows a status: on a terminal in the place of the last one, else behind it."""
-    if as_json or not sys.stdout.isatty():
+    """Yield what shows a status: on a terminal in the place of the last one, else behind it.
+
+    A terminal that cannot move its cursor gets one behind the other, too.
+    """
+    if as_json or not sys.stdout.isatty() or _is_dumb():
         yield lambda status: _print(status, as_json=as_json, indent=None)
         return
     from rich.console import Console, Group
@@ -126,9 +131,10 @@ def _display(*, as_json: bool) -> "Iterator[Callable[[Status], None]]":
     from bridge.commands.status_screen import format_status
 
     def show(status: "Status") -> None:
-        lines = format_status(status)
+        lines = format_status(status, _width())
+        # What is wider than the terminal goes on in the next line: nothing is cut off.
         live.update(
-            Group(*(Text(line.text, _STYLES[line.kind], no_wrap=True) for line in lines)),
+            Group(*(Text(line.text, _STYLES[line.kind], overflow="fold") for line in lines)),
             refresh=True,
         )
 
@@ -144,5 +150,21 @@ def _print(status: "Status", *, as_json: bool, indent: int | None = 2) -> None:
     if as_json:
         typer.echo(json.dumps(asdict(status), indent=indent))
         return
-    for line in format_status(status):
-        typer.secho(line.text, bold=line.kind == "head", fg="red" if line.kind == "wrong" else None)
+    has_colours = not os.environ.get("NO_COLOR") and not _is_dumb()
+    for line in format_status(status, _width()):
+        typer.secho(
+            line.text,
+            bold=True if line.kind == "head" else None,
+            fg="red" if line.kind == "wrong" else None,
+            color=None if has_colours else False,
+        )
+
+
+def _width() -> int:
+    from bridge.commands.status_screen import WIDTH
+
+    return min(WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
+
+
+def _is_dumb() -> bool:
+    return os.environ.get("TERM") in {"dumb", "unknown"}

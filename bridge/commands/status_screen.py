@@ -11,7 +11,7 @@ from bridge.commands.output import format_age, format_table, printable
 if TYPE_CHECKING:
     from bridge.operators.status.report import Pause, Process, Queue, Status, Worker
 
-# The usual width of a terminal: sentences are broken there.
+# The usual width of a terminal: sentences are broken there, on a narrower one earlier.
 WIDTH: Final = 80
 _UNKNOWN: Final = "-"
 
@@ -23,12 +23,15 @@ class Line(NamedTuple):
     kind: Literal["head", "wrong", "plain"] = "plain"
 
 
-def format_status(status: "Status") -> list[Line]:
-    """Write a status as lines, none of them with a line break or anything that a terminal obeys."""
+def format_status(status: "Status", width: int = WIDTH) -> list[Line]:
+    """Write a status as lines, none of them with a line break or anything that a terminal obeys.
+
+    Sentences are broken at `width`; tables are as wide as what they hold.
+    """
     parts = (
         [_summary(status)],
-        list(_wrong(status)),
-        list(_queues(status)),
+        list(_wrong(status, width)),
+        list(_queues(status, width)),
         list(_workers(status)),
         list(_receivers(status)),
     )
@@ -57,9 +60,9 @@ def _how_many(workers: int) -> str:
 # What is wrong
 
 
-def _wrong(status: "Status") -> Iterator[Line]:
+def _wrong(status: "Status", width: int) -> Iterator[Line]:
     for sentence in _sentences(status):
-        for text in textwrap.wrap(sentence, WIDTH, subsequent_indent="  "):
+        for text in textwrap.wrap(sentence, width, subsequent_indent="  "):
             yield Line(text, "wrong")
 
 
@@ -124,8 +127,10 @@ def _unanswered(status: "Status") -> Iterator[str]:
     consumers = next((one.consumers for one in status.queues if one.role == "requests"), None)
     if status.queues_from != "broker" or consumers is None:
         return
-    # One that is paused may be a consumer or not.
-    hidden = consumers - len(status.workers)
+    # One that is paused may be a consumer or not; a consumer that has ended counts until what it
+    # was given is settled, beside the next one, which takes the probe.
+    count_twice = sum(bool(worker.pauses and worker.held) for _, worker in status.workers)
+    hidden = consumers - len(status.workers) - count_twice
     if consumers == 0 and not status.workers:
         yield "NO WORKER  takes requests: none runs, or each is paused or has no broker"
     elif hidden > 0:
@@ -146,7 +151,7 @@ def _age(moment: str) -> str:
 # Queues
 
 
-def _queues(status: "Status") -> Iterator[Line]:
+def _queues(status: "Status", width: int) -> Iterator[Line]:
     source = ""
     if status.queues_from == "workers" and status.queues_at is not None:
         source = f"as a worker saw it {_age(status.queues_at)} ago"
@@ -155,17 +160,17 @@ def _queues(status: "Status") -> Iterator[Line]:
     yield from _table(("QUEUE", "WAITING", "CONSUMERS", source), rows)
     ladder = [one for one in status.queues if one.role == "retry"]
     steps = (f"{one.name.rpartition('.')[2]} {_number(one)}" for one in ladder)
-    yield from _paragraph("on the retry ladder: " + ", ".join(steps))
+    yield from _paragraph("on the retry ladder: " + ", ".join(steps), width)
     dead = ", ".join(
         f"{reason} {count:,}"
         for reason, count in sorted(status.dead_letters.by_reason.items(), key=lambda x: -x[1])
     )
     if status.workers:
-        yield from _paragraph(f"dead letters since the workers started: {dead or 'none'}")
+        yield from _paragraph(f"dead letters since the workers started: {dead or 'none'}", width)
 
 
-def _paragraph(text: str) -> Iterator[Line]:
-    for line in textwrap.wrap(text, WIDTH, subsequent_indent="  "):
+def _paragraph(text: str, width: int) -> Iterator[Line]:
+    for line in textwrap.wrap(text, width, subsequent_indent="  "):
         yield Line(line)
 
 

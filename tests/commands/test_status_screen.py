@@ -52,7 +52,7 @@ def worker(address: str, *pauses: Pause, **facts: Any) -> Process:
         "held": 50,
         "in_flight": 20,
         "oldest_seconds": 3.0,
-        "last_sent_at": ago(90),
+        "last_sent_at": ago(5400),
         "rates": RATES,
         "sent": 0,
         "retried": {},
@@ -137,8 +137,8 @@ def test_all_is_well() -> None:
     assert "dead letters since the workers started: refused 20, invalid 1" in lines
     assert lines[-6:] == [
         "WORKER         HELD  SENT/S  RETRY/S  DEAD/S  LAST  STATE",
-        "10.0.0.7:9090    50    98.2      0.5     0.0    1m  ready",
-        "10.0.0.8:9090    50    98.2      0.5     0.0    1m  ready",
+        "10.0.0.7:9090    50    98.2      0.5     0.0    1h  ready",
+        "10.0.0.8:9090    50    98.2      0.5     0.0    1h  ready",
         "",
         "WEBHOOK        EVENTS/S  REFUSED/S  FAILED/S  LAST  STATE",
         "10.0.0.9:9090       3.0        0.0         -     -  ready",
@@ -231,8 +231,31 @@ def test_workers_that_nobody_named() -> None:
         "NOT SHOWN  1 of 2 workers that consume: name their admin ports with --admin"
     ]
     assert sentences(TWO[0], queues_from="workers") == []
+    three = Queue(name="q", role="requests", exists=True, ready=0, consumers=3)
+    assert sentences(*TWO, queues=[three])[0].startswith("NOT SHOWN  1 of 3 workers")
     nobody = Queue(name="q", role="requests", exists=True, ready=0, consumers=0)
     assert sentences(queues=[nobody], rates=None)[0].startswith("NO WORKER  takes requests")
+
+
+def test_the_ended_consumer_of_a_paused_worker_is_no_other_worker() -> None:
+    """RabbitMQ counts it beside the next one until what it was given is settled."""
+    one = worker("10.0.0.7:9090", paused("credentials_rejected"), held=1)
+    assert len(sentences(one)) == 1
+    assert sentences(worker("10.0.0.7:9090", paused("credentials_rejected"), held=0))[1].startswith(
+        "NOT SHOWN  1 of 2 workers"
+    )
+
+
+def test_a_narrow_terminal() -> None:
+    """What is wrong, and where things wait, is broken at its width."""
+    note = OperatorPause(since=ago(60), reason="wrong text in the spring campaign")
+    found = status(*TWO, is_paused_by_operator=True, paused_by_operator=note)
+    lines = [line.text for line in format_status(found, 40)]
+    wrong = [line.text for line in format_status(found, 40) if line.kind == "wrong"]
+    ladder = next(at for at, line in enumerate(lines) if line.startswith("on the retry ladder"))
+
+    assert max(map(len, [*wrong, *lines[ladder : ladder + 2]])) <= 40
+    assert "wrong text" in " ".join(line.strip() for line in wrong)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,8 @@ class Scene:
         result = await self.look("--json", *self.ports, **changed)
         assert result.returncode == 0, result.stderr.decode()
         document: dict[str, Any] = json.loads(result.stdout)
+        # They come by their ports, which are any.
+        document["processes"].sort(key=lambda one: one["worker"] is None)
         return document
 
     async def publish(self, **members: str) -> str:
@@ -253,6 +255,42 @@ async def test_watching(scene: Scene, tmp_path: Path, number: signal.Signals) ->
             return person.insist(lambda: person.signal(number))
 
     assert await anyio.to_thread.run_sync(watch) == 0
+
+
+async def test_watching_on_a_poor_terminal(scene: Scene, tmp_path: Path) -> None:
+    """Where no cursor can be moved one look follows the other; a narrow one cuts nothing off."""
+    usual = {**make_environ(scene.settings), "LINES": "40"}
+    program = [*PROGRAM, "status", "--watch", *scene.ports]
+
+    def watch(terminal: str, columns: str) -> str:
+        environ = usual | {"TERM": terminal, "COLUMNS": columns}
+        with typing(program, folder=tmp_path, environ=environ) as person:
+            person.wait_for("ready")
+            person.wait_for("ready")
+            person.insist(lambda: person.signal(signal.SIGINT))
+            return person.shown
+
+    for terminal, columns in (("dumb", "80"), ("xterm", "40")):
+        shown = await anyio.to_thread.run_sync(watch, terminal, columns)
+        assert "1h 0" in shown, terminal
+
+
+async def test_colours(scene: Scene, tmp_path: Path) -> None:
+    """A terminal gets some, unless it has none or its user wants none."""
+    usual = make_environ(scene.settings) | {"TERM": "xterm"}
+    program = [*PROGRAM, "status", *scene.ports]
+
+    def has_colours(environ: dict[str, str]) -> bool:
+        with typing(program, folder=tmp_path, environ=usual | environ) as person:
+            assert person.exit_code() == 0
+            return "\x1b[" in person.raw
+
+    wanted = {"": True, "TERM=dumb": False, "NO_COLOR=1": False, "NO_COLOR=": True}
+    found = {
+        one: await anyio.to_thread.run_sync(has_colours, dict([one.split("=")] if one else []))
+        for one in wanted
+    }
+    assert found == wanted
 
 
 async def test_watching_as_lines(scene: Scene, launcher: Launcher) -> None:
