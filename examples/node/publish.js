@@ -46,6 +46,10 @@ function outcomeOf(channel, replies, correlationId) {
 }
 
 const [to, text, messageId = randomUUID()] = process.argv.slice(2);
+if (text === undefined) {
+  console.error('usage: node publish.js TO TEXT [MESSAGE_ID]');
+  process.exit(1);
+}
 const connection = await amqp.connect(URL, { timeout: BROKER_MS });
 try {
   const channel = await connection.createConfirmChannel();

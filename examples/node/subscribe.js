@@ -26,6 +26,10 @@ function fail(error) {
 }
 
 const [file] = process.argv.slice(2);
+if (file === undefined) {
+  console.error('usage: node subscribe.js FILE');
+  process.exit(1);
+}
 const connection = await amqp.connect(URL);
 connection.on('error', fail);
 connection.on('close', () => fail(new Error('the connection is closed')));

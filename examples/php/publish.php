@@ -62,6 +62,10 @@ function wait_for_outcome(AMQPChannel $channel, string $replies, string $correla
     return $outcome;
 }
 
+if ($argc < 3) {
+    fwrite(STDERR, "usage: php publish.php TO TEXT [MESSAGE_ID]\n");
+    exit(1);
+}
 [, $to, $text] = $argv;
 // The id of the message in your own records: published again after a crash, with the
 // same id, a request can be recognised.

@@ -35,6 +35,10 @@ function handle(string $file, AMQPMessage $message): void
     }
 }
 
+if ($argc < 2) {
+    fwrite(STDERR, "usage: php subscribe.php FILE\n");
+    exit(1);
+}
 $channel = connect()->channel();
 $channel->queue_declare(
     QUEUE,

@@ -275,6 +275,16 @@ async def test_a_request_is_complete_and_its_own_reply_awaited(
     assert (json.loads(done.stdout), done.returncode) == (outcome, 1)
 
 
+async def test_without_a_number_and_a_text_nothing_is_published(
+    built: tuple[Language, Path], unserved: Place, requests: Amqp
+) -> None:
+    """A call that lacks something ends with an error at once, and leaves no broken request."""
+    done = [await _programs(built, unserved).publish(*given) for given in ((), ("+4915550101",))]
+
+    assert all(one.returncode and one.stderr and not one.stdout for one in done)
+    assert await requests.count("sms.outbound") == 0
+
+
 async def test_a_request_that_fits_no_queue_is_an_error(
     built: tuple[Language, Path], empty: Place, canaries: Canaries
 ) -> None:
