@@ -23,7 +23,7 @@ _HEADS: Final = {
 _ADDRESS: Final = "The address that the service calls and signs, to the letter."
 _PROXY: Final = "How a proxy in front signs what it has checked."
 _COMMENTS: Final = {
-    "rabbitmq": 'The broker. In an address the virtual host "/" is nothing, or %2F.',
+    "rabbitmq": 'The broker. Without a name behind the last slash the virtual host is "/".',
     "rabbitmq.password_file": "Holds the password alone.",
     "rabbitmq.existingSecret": "Has the keys username and password.",
     "config": "The bridge's own settings, as config.example.yaml explains them.",

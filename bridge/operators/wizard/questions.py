@@ -197,8 +197,9 @@ _BROKER: Final = (
         "broker",
         "Address",
         _fixed(
-            "RabbitMQ's address without user and password, amqps:// with TLS; the virtual host\n"
-            'stands behind the slash ("/" is nothing): amqp://rabbitmq.example.com:5672/sms.'
+            "RabbitMQ's address without user and password, amqps:// with TLS. A virtual host\n"
+            "stands behind the last slash, such as sms in amqp://rabbitmq.example.com:5672/sms;\n"
+            'leave it out for the default one, "/".'
         ),
         lambda answers: "amqp://localhost:5672/" if _on_host(answers) else None,
         _always,
