@@ -149,6 +149,8 @@ class Soak:
         await act()
         await asyncio.to_thread(self._cluster.until_in_sync)
         await self._wait(PEACE_SECONDS)
+        if self._publisher.is_done:
+            raise SoakError("the publisher has ended")
         self._spans.append((name, started, time.time()))
         tell(f"{time.strftime('%H:%M:%S')}  {name}: {time.time() - started:.0f} s")
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import aio_pika
-import aiormq
 from aio_pika.abc import AbstractChannel, AbstractConnection
 from yarl import URL
 
@@ -28,12 +27,8 @@ STOP_SECONDS: Final = 10.0
 AGAIN_SECONDS: Final = 0.3
 HEARTBEAT_SECONDS: Final = 5
 
-_FAULTS = (
-    aiormq.exceptions.AMQPError,
-    aiormq.exceptions.ChannelInvalidStateError,
-    OSError,
-    RuntimeError,
-)
+# The library raises more than its own classes, and a closing channel cancels what waits on it.
+_FAULTS: Final = (Exception, asyncio.CancelledError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +160,8 @@ class Publisher:
         try:
             async with asyncio.timeout(CONFIRM_SECONDS):
                 await channel.default_exchange.publish(message, self._queue, mandatory=True)
-        except (TimeoutError, *_FAULTS):
-            return False
-        except asyncio.CancelledError:
-            # A closing channel cancels its futures; only our own cancellation goes on.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
+        except _FAULTS:
+            _heed_cancellation()
             return False
         return True
 
@@ -179,14 +169,15 @@ class Publisher:
         while True:
             connection = aio_pika.Connection(next(self._urls))
             try:
-                with suppress(TimeoutError, *_FAULTS):
-                    await connection.connect(timeout=CONNECT_SECONDS)
-                    await self._use(connection)
+                await connection.connect(timeout=CONNECT_SECONDS)
+                await self._use(connection)
+            except _FAULTS:
+                _heed_cancellation()
             finally:
                 self._connected.clear()
                 self._channel = None
                 # Also when it never opened: the library does it later, too late at the end.
-                with suppress(TimeoutError, asyncio.CancelledError, *_FAULTS):
+                with suppress(*_FAULTS):
                     async with asyncio.timeout(CLOSE_SECONDS):
                         await connection.close()
             await asyncio.sleep(AGAIN_SECONDS)
@@ -203,3 +194,10 @@ class Publisher:
         finally:
             closed.cancel()
             broken.cancel()
+
+
+def _heed_cancellation() -> None:
+    """Go on with our own cancellation, and with no other."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
