@@ -128,6 +128,11 @@ class Copies:
             ) from None
 
     async def _why_not_stored(self, error: PublishError) -> str:
+        if self.publisher.is_blocked:
+            return (
+                f"{error}: the broker takes no messages, as in a memory or disk alarm; look at "
+                "rabbitmq-diagnostics check_local_alarms; what was under way may yet be stored"
+            )
         if error.fault != "error":
             return str(error)
         # The channel has ended. The broker's words, such as a missing permission, come with that.

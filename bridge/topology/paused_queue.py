@@ -71,7 +71,7 @@ def checked_reason(text: str) -> str:
     """
     reason = text.strip()
     if not reason:
-        raise ValueError("is empty; say what for, or leave it out")
+        raise ValueError("is empty; say what for")
     if len(reason) > MAX_REASON_CHARACTERS:
         raise ValueError(f"has more than {MAX_REASON_CHARACTERS} characters")
     if not reason.isprintable():
