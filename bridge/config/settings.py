@@ -32,7 +32,7 @@ from bridge.config.fields import (
 )
 from bridge.config.section import Section
 from bridge.config.sms_api import SmsApiSettings
-from bridge.config.urls import BrokerUrls, HttpUrl, mask_url
+from bridge.config.urls import BrokerUrls, OtlpUrl, mask_url
 from bridge.config.webhook import WebhookSettings
 
 Role = Literal["worker", "webhook"]
@@ -135,7 +135,7 @@ class LogSettings(Section):
 class TracingSettings(Section):
     """Where spans go, and how many; W3C trace headers are passed on with tracing on or off."""
 
-    otlp_endpoint: HttpUrl | None = None
+    otlp_endpoint: OtlpUrl | None = None
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
 
 

@@ -4,6 +4,7 @@ No fault quotes a URL, nor does it chain an exception that does: it may hold a p
 """
 
 import re
+from functools import partial
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
@@ -56,13 +57,13 @@ def _check_proxy(value: SecretStr) -> SecretStr:
     return value
 
 
-def _check_http(value: str) -> str:
+def _check_http(value: str, *, remedy: str = "") -> str:
     url = _parse(value, _HTTP)
     if url.scheme not in {"http", "https"} or not url.host:
         raise ValueError(f"must look like {_HTTP}")
     if url.user is not None or url.password is not None:
         # An HTTP client would send it as Basic, in place of the API key.
-        raise ValueError("must not hold a user or password; the API key goes in sms_api.key_file")
+        raise ValueError(f"must not hold a user or password{remedy}")
     if url.query_string or url.fragment:
         raise ValueError("must not hold a query or a fragment")
     return value
@@ -105,5 +106,12 @@ BrokerUrls = Annotated[
 ]
 ProxyUrl = Annotated[SecretStr, AfterValidator(_check_proxy)]
 HttpUrl = Annotated[str, AfterValidator(_check_http)]
+OtlpUrl = Annotated[
+    str, AfterValidator(partial(_check_http, remedy="; a token goes in OTEL_EXPORTER_OTLP_HEADERS"))
+]
 # A path is put behind it, so a slash at its end would be one too many.
-BaseUrl = Annotated[HttpUrl, AfterValidator(_without_slash)]
+BaseUrl = Annotated[
+    str,
+    AfterValidator(partial(_check_http, remedy="; the API key goes in sms_api.key_file")),
+    AfterValidator(_without_slash),
+]
