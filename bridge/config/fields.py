@@ -68,6 +68,17 @@ def read_map(value: object) -> object:
     return read_json(value, 'must be a map; in the environment as JSON, like {"a": "b"}')
 
 
+def write_on_or_off(value: object) -> object:
+    """Write the words that YAML 1.1 takes for booleans as `on` or `off`; return all else as it is.
+
+    Helm reads `off` without quotes so, and hands on `false`.
+    """
+    word = str(value).strip().lower() if isinstance(value, bool | str) else None
+    if word in {"on", "true", "yes"}:
+        return "on"
+    return "off" if word in {"off", "false", "no"} else value
+
+
 def write_number(value: object) -> object:
     """Write a whole number, which YAML reads from digits without quotes; return all else as is."""
     return str(value) if type(value) is int else value

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     Field,
     SecretStr,
     ValidationInfo,
@@ -29,6 +30,7 @@ from bridge.config.fields import (
     RetryDelay,
     Secret,
     SenderName,
+    write_on_or_off,
 )
 from bridge.config.section import Section
 from bridge.config.sms_api import SmsApiSettings
@@ -66,7 +68,7 @@ class RabbitMQSettings(Section):
     connect_timeout_seconds: Duration = 10
     publish_timeout_seconds: Duration = 3
     tls: TlsSettings = TlsSettings()
-    topology: TopologyMode = "declare"
+    topology: Annotated[TopologyMode, BeforeValidator(write_on_or_off)] = "declare"
 
 
 class RateLimitSettings(Section):
@@ -102,7 +104,7 @@ class WorkerSettings(Section):
     ordering: Literal["none", "recipient"] = "none"
     rate_limit: RateLimitSettings = RateLimitSettings()
     outcome_exchange: ExchangeName | None = None
-    coordination: Literal["on", "off"] = "on"
+    coordination: Annotated[Literal["on", "off"], BeforeValidator(write_on_or_off)] = "on"
     redelivery_wait: Duration = 10
     shutdown_timeout_seconds: Duration = 25
 

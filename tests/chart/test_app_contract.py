@@ -645,6 +645,29 @@ def test_permissions_cover_the_topology_and_nothing_else(mode: str, tmp_path: Pa
         assert allowed("read") == queues | exchanges | talk | {paused}
 
 
+@pytest.mark.parametrize(("given", "meant"), [(False, "off"), (True, "on"), ("off", "off")])
+def test_words_that_helm_takes_for_booleans(given: object, meant: str, tmp_path: Path) -> None:
+    """Without quotes `off` is false to Helm, and `on` is true; role and permissions read the word.
+
+    The exchange on which workers talk is theirs only where they do.
+    """
+    values = merged(CI["operators"], nested("config.worker.coordination", given))
+    (permission,) = of_kind(render(values), "Permission").values()
+    exchange = workers_exchange(settings_from(values, tmp_path).worker.queue)
+    pattern = permission["spec"]["permissions"]["configure"]
+
+    assert settings_from(values, tmp_path).worker.coordination == meant
+    assert bool(re.search(pattern, exchange)) is (meant == "on")
+
+
+def test_a_topology_that_is_off(tmp_path: Path) -> None:
+    """`topology: off` without quotes, which is false to Helm, is the mode of that name."""
+    values = merged(CI["operators"], nested("config.rabbitmq.topology", False))
+
+    assert of_kind(render(values), "Permission")
+    assert settings_from(values, tmp_path).rabbitmq.topology == "off"
+
+
 def test_the_policy_covers_every_queue() -> None:
     """RabbitMQ 4 gives a queue's message up after 20 deliveries, unless a policy says no."""
     manifests = render(CI["operators"])

@@ -49,6 +49,12 @@ def test_password_of_the_environment_is_taken_as_it_is(load: Load, password: str
         ("worker.max_age", "30d", 2592000),
         ("rabbitmq.tls.server_name", "rabbit.example.com", "rabbit.example.com"),
         ("rabbitmq.topology", "off", "off"),
+        ("rabbitmq.topology", "False", "off"),
+        ("worker.coordination", "off", "off"),
+        ("worker.coordination", "false", "off"),
+        ("worker.coordination", "No", "off"),
+        ("worker.coordination", "on", "on"),
+        ("worker.coordination", "true", "on"),
     ],
 )
 def test_value_of_the_environment(load: Load, key: str, text: str, value: object) -> None:

@@ -173,12 +173,17 @@ tls:
 {{- end }}
 {{- end }}
 
-{{/* One of the app's settings, or its default, as {"value": ...}. Takes a list of root, section and key. */}}
+{{/*
+One of the app's settings, or its default, as {"value": ...}. Takes a list of root, section and key.
+No setting of the app is a boolean: what became one was `on` or `off` without quotes.
+*/}}
 {{- define "sms-bridge.setting" -}}
 {{- $root := index . 0 }}{{ $section := index . 1 }}{{ $key := index . 2 }}
 {{- $given := get $root.Values.config $section | default dict }}
 {{- $default := index (include "sms-bridge.appDefaults" $root | fromYaml) $section $key }}
-{{- dict "value" (ternary (get $given $key) $default (hasKey $given $key)) | toJson }}
+{{- $value := ternary (get $given $key) $default (hasKey $given $key) }}
+{{- if kindIs "bool" $value }}{{ $value = ternary "on" "off" $value }}{{ end }}
+{{- dict "value" $value | toJson }}
 {{- end }}
 
 {{/* The app's own defaults, as far as an object other than the ConfigMap depends on them. */}}
