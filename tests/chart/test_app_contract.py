@@ -609,7 +609,7 @@ def test_an_uninstall_leaves_the_messages() -> None:
 
 @pytest.mark.parametrize("mode", ["declare", "verify"])
 def test_permissions_cover_the_topology_and_nothing_else(mode: str, tmp_path: Path) -> None:
-    """The user writes where the app publishes, reads requests and dead letters.
+    """The user writes where the app publishes, reads requests, retry copies and dead letters.
 
     It creates nothing but the queue of `sms-bridge pause`, which it reads, and what workers talk
     over.
@@ -638,7 +638,8 @@ def test_permissions_cover_the_topology_and_nothing_else(mode: str, tmp_path: Pa
     if mode == "verify":
         assert allowed("configure") == talk | {paused}
         assert allowed("write") == exchanges | talk | {"amq.default"}
-        assert allowed("read") == talk | {main, dead_queue(main), paused}
+        retry = {name for name in queues if name.startswith(f"{main}.retry.")}
+        assert allowed("read") == talk | retry | {main, dead_queue(main), paused}
     else:
         assert allowed("configure") == queues | exchanges | talk | {paused}
         assert allowed("write") == queues | exchanges | talk | {"amq.default"}
