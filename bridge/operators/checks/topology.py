@@ -1,5 +1,7 @@
 """Whether the queues and exchanges are there, with the arguments that they need."""
 
+from typing import Final
+
 from bridge.config import TopologyMode
 from bridge.operators.checks.set_up import ConnectedBroker
 from bridge.operators.finding import Finding
@@ -7,14 +9,21 @@ from bridge.topology.comparison import compare
 from bridge.topology.declarations import name_of
 from bridge.topology.differences import Difference, is_unusable
 
+_DECLARED_AT_START: Final = "a role declares what it needs when it starts"
+_DECLARE: Final = "start the roles, or run `sms-bridge topology declare`"
+
 
 async def check_topology(broker: ConnectedBroker) -> list[Finding]:
     """Compare the queues and exchanges with what the roles need."""
     topology = broker.set_up.topology
     mode = broker.set_up.settings.rabbitmq.topology
-    findings = [
-        _judge(difference, mode) async for difference in compare(broker.connection, topology)
-    ]
+    differences = [one async for one in compare(broker.connection, topology)]
+    missing = {name_of(one.entity) for one in differences if one.kind == "missing"}
+    if mode == "declare" and len(missing) == len(topology.declarable):
+        # As before the first start: one line, not one for each.
+        text = f"none of the {len(missing)} queues and exchanges is there"
+        return [Finding("topology", "warn", f"{text}; {_DECLARED_AT_START}", _DECLARE)]
+    findings = [_judge(one, mode) for one in differences]
     if not any(finding.result == "fail" for finding in findings):
         count = len(topology.declarable) - len({finding.subject for finding in findings})
         if count:
@@ -31,8 +40,8 @@ def _judge(difference: Difference, mode: TopologyMode) -> Finding:
             return Finding(
                 subject,
                 "warn",
-                "is missing; its role declares it when it starts",
-                "start the role, or run `sms-bridge topology declare`",
+                f"is missing; {_DECLARED_AT_START}",
+                _DECLARE,
             )
         case "missing", _:
             fix = "run `sms-bridge topology declare`, or set rabbitmq.topology to declare"
