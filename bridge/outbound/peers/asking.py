@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -81,6 +82,7 @@ class Asker:
         self._clock = clock
         self._numbers = itertools.count()
         self._open: dict[int, _Case] = {}
+        self._open_entries: Counter[Entry] = Counter()
         # Answers that come late are learned as well: whoever gave them knows nothing any more.
         self._closed: Memory[int, _Case] = Memory(REMEMBERED_SECONDS, clock)
         self._to_ask: list[Question] = []
@@ -94,7 +96,7 @@ class Asker:
 
     def is_asking(self, entry: Entry) -> bool:
         """Say whether a redelivery of the same message waits for answers here."""
-        return any(case.entry == entry for case in self._open.values())
+        return entry in self._open_entries
 
     async def learn_of(self, delivery: Delivery, entry: Entry) -> None:
         """Return when the ledger knows all that any peer knows of a redelivery, or it is time."""
@@ -103,16 +105,27 @@ class Asker:
         question = question_of(next(self._numbers), entry)
         if question is None:
             return
-        case = self._open[question.number] = _Case(delivery, entry, question)
-        self._on_open()
+        case = _Case(delivery, entry, question)
+        self._open_case(case)
         try:
             with delivery.waits("peers"):
                 answer = await self._until_answered(case)
             self._metrics.redelivery_questions.labels(answer).inc()
         finally:
-            del self._open[question.number]
-            self._closed.add(question.number, case)
+            self._close_case(case)
         self._learn_kept(case)
+
+    def _open_case(self, case: _Case) -> None:
+        self._open[case.question.number] = case
+        self._open_entries[case.entry] += 1
+        self._on_open()
+
+    def _close_case(self, case: _Case) -> None:
+        del self._open[case.question.number]
+        self._open_entries[case.entry] -= 1
+        if not self._open_entries[case.entry]:
+            del self._open_entries[case.entry]
+        self._closed.add(case.question.number, case)
 
     async def _until_answered(self, case: _Case) -> str:
         """Return what the answer is; `none` when some peer gave none in time."""

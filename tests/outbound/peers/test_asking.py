@@ -15,6 +15,7 @@ from tests.outbound.peers.team import (
     Colleague,
     Team,
     again,
+    entry,
     message,
 )
 
@@ -365,6 +366,26 @@ def test_each_that_waits_is_told_of(make_team: MakeTeam) -> None:
         return [*counts, second.asker.open]
 
     assert team.play(story()) == [3, 3, 0]
+
+
+def test_it_asks_for_a_message_as_long_as_one_of_two_waits(make_team: MakeTeam) -> None:
+    """Of two redeliveries that are equal, one that no longer waits leaves the other one's place."""
+    team = make_team(2)
+    first, second = team.members
+    first.fall_silent()
+
+    async def story() -> list[bool]:
+        delivery = message(team, None)
+        one, other = (asyncio.create_task(second.take(again(team, delivery))) for _ in range(2))
+        asks = []
+        for waiting in (one, other):
+            await asyncio.sleep(1)
+            asks.append(second.asker.is_asking(entry(delivery)))
+            waiting.cancel()
+        await asyncio.sleep(1)
+        return [*asks, second.asker.is_asking(entry(delivery))]
+
+    assert team.play(story()) == [True, True, False]
 
 
 def test_many_are_asked_for_in_few_messages(make_team: MakeTeam) -> None:
