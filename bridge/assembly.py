@@ -99,7 +99,6 @@ class Assembly:
         is_coordinated = settings.worker.coordination == "on"
         peers = Peers(settings.worker.queue, is_enabled=is_coordinated, metrics=metrics)
         shape = shape_from(settings.sms_api)
-        self._share_pauses(shape, pace, peers)
         worker = Worker(
             settings,
             sender=self._make_sender(shape, pace, metrics),
@@ -109,6 +108,7 @@ class Assembly:
             peers=peers,
             metrics=metrics,
         )
+        self._share_pauses(shape, pace, peers, can_take=lambda: worker.consumer.has_session)
         _warn_of_short_drain(settings)
         publish = partial(worker.operator_pause.beside, partial(peers.beside, publisher.serve))
         self._link("worker publish", publish)
@@ -124,12 +124,15 @@ class Assembly:
         }
         return worker
 
-    def _share_pauses(self, shape: Shape, pace: Pace, peers: Peers) -> None:
+    def _share_pauses(
+        self, shape: Shape, pace: Pace, peers: Peers, *, can_take: Callable[[], bool]
+    ) -> None:
         settings, secrets = self._settings, shape.login.watched
         joint_pause = JointPause(
             pace,
             peers,
             setup=lambda: setup_of(settings.sms_api, [secret.current for secret in secrets]),
+            can_take=can_take,
             turn_seconds=settings.worker.retry_delays[0],
         )
         for secret in secrets:

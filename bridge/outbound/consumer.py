@@ -92,6 +92,11 @@ class Consumer:
         return self._consuming_with > 0
 
     @property
+    def has_session(self) -> bool:
+        """Whether it has a channel on which it could consume."""
+        return self._session is not None
+
+    @property
     def prefetch(self) -> int:
         """With what prefetch it is registered; 0 while it is not."""
         return self._consuming_with

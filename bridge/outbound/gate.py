@@ -5,10 +5,15 @@ from collections.abc import Callable
 from typing import Final
 
 from bridge.outbound.delivery import MAX_HOLD_SECONDS
+from bridge.outbound.retry_after import MAX_RETRY_AFTER_SECONDS
 
 # Without `Retry-After` the wait begins with this, and doubles with each 429 up to a minute.
 FIRST_WAIT_SECONDS: Final = 1.0
 MAX_DOUBLINGS: Final = 6
+# Upwards only: a request that comes too early is refused again.
+MAX_JITTER: Final = 1.1
+# No worker is asked for more.
+MAX_CLOSED_SECONDS: Final = MAX_RETRY_AFTER_SECONDS * MAX_JITTER
 
 
 class Gate:
@@ -34,15 +39,17 @@ class Gate:
             self._slow_downs += 1
         own = FIRST_WAIT_SECONDS * 2.0 ** min(self._slow_downs - 1, MAX_DOUBLINGS)
         wait = retry_after_seconds or min(own, MAX_HOLD_SECONDS)
-        # Jitter upwards only: a request that comes too early is refused again.
-        opens_at = now + wait * random.uniform(1.0, 1.1)  # noqa: S311
+        opens_at = now + wait * random.uniform(1.0, MAX_JITTER)  # noqa: S311
         self.asked_until = max(self.asked_until, opens_at)
         self.opens_at = max(self.opens_at, opens_at)
         return wait
 
     def stay_closed(self, seconds: float) -> None:
-        """Close it for so long at least: the service has asked another worker for it."""
-        now = self._clock()
+        """Close it for so long at least: the service has asked another worker for it.
+
+        One that names a time longer than any service is granted is broken, and stops no other.
+        """
+        now, seconds = self._clock(), min(seconds, MAX_CLOSED_SECONDS)
         if self.opens_at <= now < now + seconds:
             self._slow_downs += 1
         self.opens_at = max(self.opens_at, now + seconds)

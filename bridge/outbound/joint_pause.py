@@ -6,8 +6,9 @@ included: a key or an address that only one of them has wrong stops no other.
 
 The worker that paused first probes; of two that probe, the one with the lower id goes on. When the
 waits between probes are so long that a message could come back from the ladder in one, the next
-worker takes its turn, for what keeps a probe from its aim may be this worker's own. The others take
-nothing while they hear the one that probes; after some seconds of silence one of them takes over.
+worker takes its turn, for what keeps a probe from its aim may be this worker's own. So it does when
+this one can take no messages. The others take nothing while they hear the one that probes; after
+some seconds of silence one of them takes over.
 The first acceptance resumes all. Who hears nobody decides for itself.
 """
 
@@ -93,7 +94,8 @@ def setup_of(settings: SmsApiSettings, secrets: Iterable[str]) -> str:
 class JointPause:
     """One worker's part in the pause of all; `setup` names what it sends with.
 
-    It joins no pause that a message of its own has refuted.
+    `can_take` says whether it could take a message to probe with. It joins no pause that a message
+    of its own has refuted.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class JointPause:
         peers: Peers,
         *,
         setup: Callable[[], str],
+        can_take: Callable[[], bool],
         turn_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -109,6 +112,7 @@ class JointPause:
         self._peers = peers
         self._name_setup = setup
         self._setup = setup()
+        self._can_take = can_take
         self._turn_seconds = turn_seconds
         self._clock = clock
         # The peer that probes, when it was heard, and for how long its silence is borne.
@@ -218,6 +222,8 @@ class JointPause:
             self._prober = None
             self._waits_until = self._clock() + GRACE_SECONDS
             asyncio.get_running_loop().call_later(GRACE_SECONDS, pause.notify)
+        if pause is not None and not self._can_take():
+            self._pass_on()
         return self._state()
 
     def _tell(self) -> None:
@@ -290,7 +296,7 @@ class JointPause:
         """Whether this worker follows one that probes: a successor, or of two the lower id."""
         if self._follows:
             return self._silent_seconds > MISSED_SECONDS
-        return peer < self._peers.worker_id
+        return peer < self._peers.worker_id or not self._can_take()
 
     def _take_over(self, told: PauseState) -> None:
         if told.reason is None:

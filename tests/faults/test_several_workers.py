@@ -12,7 +12,7 @@ import pytest
 
 from bridge.outbound.peers.roster import PRESENT_SECONDS
 from tests.alarms import memory_alarm
-from tests.faults.amqp_proxy import ACK, AmqpProxy, open_amqp_proxy
+from tests.faults.amqp_proxy import ACK, CONSUME, AmqpProxy, open_amqp_proxy
 from tests.faults.bench import (
     CONSUME_LINK,
     PUBLISH_LINK,
@@ -216,6 +216,24 @@ async def test_an_alarm_makes_nobody_a_stranger(bench: Bench) -> None:
         for live in (first, second):
             assert has_peers(live, 1)
             assert live.logged("peer_gone") == []
+
+
+async def test_one_that_cannot_consume_holds_up_no_probe(bench: Bench) -> None:
+    """In a pause a worker that can speak, but not consume, leaves its turn to probe to others.
+
+    Takes the seconds of three probes.
+    """
+    async with bench.worker() as first, second_worker(bench) as (second, _):
+        await eventually(lambda: has_peers(first, 1) and has_peers(second, 1), what="each other")
+        bench.service.misbehave({"to": None, "status": 401})
+        numbers = await bench.publish(IN_FLIGHT)
+        await eventually(lambda: first.paused and second.paused, what="the pause")
+        bench.proxy.trap("client", CONSUME, "cut", again=True, link=CONSUME_LINK)
+        bench.proxy.cut(CONSUME_LINK)
+        before = len(bench.service.posts(numbers))
+        await eventually(lambda: len(bench.service.posts(numbers)) > before + 2, what="probes")
+        bench.service.behave()
+        await bench.until_taken(numbers)
 
 
 def has_peers(live: Live, count: int) -> bool:

@@ -18,8 +18,9 @@ from bridge.outbound.joint_pause import (
     setup_of,
 )
 from bridge.outbound.peers.messages import Beat
+from bridge.outbound.retry_after import MAX_RETRY_AFTER_SECONDS
 from tests.ears import Ears
-from tests.simulation.workers import POST_SECONDS, World
+from tests.simulation.workers import POST_SECONDS, SETUP, World
 
 SLOTS = 10
 # The time that it takes until an answer has come in and its news has been heard.
@@ -239,6 +240,32 @@ def test_another_worker_takes_the_probe_over(
     world.play(story())
 
 
+def test_one_that_cannot_take_a_message_lets_another_probe(world: World) -> None:
+    """A worker that can speak, but not consume, keeps no other from finding the pause to be over.
+
+    Nor does it when its turn comes again.
+    """
+
+    async def story() -> None:
+        await revoke(world)
+        await asyncio.sleep(HEARD_SECONDS)
+        (number,) = probers(world)
+        (deaf,) = (worker for worker in world.workers if worker.number == number)
+        deaf.can_take = False
+        await asyncio.sleep(600)
+        last = max(world.posts(401))
+        accept(world)
+        await until_accepted(world)
+
+        # A back-off, and three beats until it was someone's turn who can.
+        assert min(world.posts(200)) - last < 65
+        assert last > 500
+        await asyncio.sleep(HEARD_SECONDS)
+        assert reasons(world) == {None}
+
+    world.play(story())
+
+
 def test_workers_probe_in_turn_when_probes_are_rare(world: World) -> None:
     """In a long pause each has its turn: what keeps a probe from its aim may be the worker's."""
 
@@ -422,6 +449,20 @@ def test_a_newcomer_learns_of_a_wait(world: World) -> None:
 
         assert min(world.posts(200)) > 22
         assert world.sent == 100
+
+    world.play(story())
+
+
+def test_no_wait_that_a_peer_tells_of_is_longer_than_any_that_is_kept(world: World) -> None:
+    """A worker that is broken, or lies, about a wait does not stop the others for ever."""
+
+    async def story() -> None:
+        await settled(world)
+        broken, sound, _ = world.workers
+        broken.peers.tell(PauseState(setup=SETUP, reason=None, closed_seconds=1e9))
+        await asyncio.sleep(1)
+
+        assert 0 < sound.pace.gate.closed_seconds < 1.1 * MAX_RETRY_AFTER_SECONDS
 
     world.play(story())
 

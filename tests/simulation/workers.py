@@ -152,6 +152,7 @@ class Worker:
             self.pace,
             peers,
             setup=lambda: self.setup,
+            can_take=lambda: self.can_take,
             turn_seconds=settings.retry_delays[0],
             clock=loop.time,
         )
@@ -168,6 +169,7 @@ class Worker:
             now=loop.time,
             clock=loop.time,
         )
+        self.can_take = True
         self._prefetch = 0
         self._held: dict[asyncio.Task[None], Message] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -225,6 +227,8 @@ class Worker:
         self._world.queue.hand_out()
 
     def _wanted(self) -> int:
+        if not self.can_take:
+            return 0
         self.pace.reopen()
         if self.pace.paused:
             return self.pace.probes_wanted
