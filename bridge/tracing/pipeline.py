@@ -15,20 +15,19 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, NoReturn
 from uuid import uuid4
 
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags
 from opentelemetry.trace import SpanKind as SdkSpanKind
 
 from bridge.logs import Log
-from bridge.tracing.otlp import write_spans
+from bridge.tracing.exporter import Exporter
 from bridge.tracing.spans import Attributes, Span, SpanKind, SpanLoss
 from bridge.tracing.trace_headers import TRACEPARENT, TraceHeaders
 
@@ -38,15 +37,10 @@ log = Log(__name__)
 MAX_WAITING_SPANS: Final = 2048
 MAX_BATCH_SPANS: Final = 512
 BATCH_SECONDS: Final = 1.0
-# For one batch, with all tries.
-EXPORT_SECONDS: Final = 5.0
 # How long the process waits at its end until the last spans are exported.
 FLUSH_SECONDS: Final = 3.0
 # Between two lines of the log about spans that are dropped.
 WARN_SECONDS: Final = 60.0
-# What the OTLP specification puts behind a collector's address.
-TRACES_PATH: Final = "/v1/traces"
-SUCCESSES: Final = range(200, 300)
 
 # The second flag says that trace ids are random.
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED | TraceFlags.RANDOM_TRACE_ID)
@@ -82,7 +76,7 @@ class Pipeline:
         self._untold, self._told_at = 0, -WARN_SECONDS
         self._is_over = False
         self._loop = asyncio.get_running_loop()
-        self._exporter = _Exporter(endpoint, failed=self._on_failed)
+        self._exporter = Exporter(endpoint, failed=self._on_failed)
         self._queue = _Queue(self._exporter, full=lambda: self._lose("queue_full", 1))
         self._resource = _resource(service, version)
         self._scope = InstrumentationScope("sms-bridge", version)
@@ -232,37 +226,6 @@ class _Recorded(Span):
         self._pipeline.export(self, facts, _OK if error is None else _ERROR)
 
 
-class _Exporter(SpanExporter):
-    """OTLP over HTTP; knows how many spans are done, and says how many the collector did not take.
-
-    `done` is written by the exporting thread alone.
-    """
-
-    def __init__(self, endpoint: str, *, failed: Callable[[int], None]) -> None:
-        base = endpoint.rstrip("/").removesuffix(TRACES_PATH)
-        self._otlp = OTLPSpanExporter(base + TRACES_PATH, timeout=EXPORT_SECONDS)
-        self._failed = failed
-        self.done = 0
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export a batch, with tries again for `EXPORT_SECONDS`."""
-        is_taken = False
-        try:
-            # The exporter takes no spans that are written already; what sends them does.
-            answer = self._otlp._client.export(write_spans(spans))  # noqa: SLF001
-            # It calls a redirect a success, and does not follow it.
-            is_taken = answer.status_code in SUCCESSES
-        finally:
-            self.done += len(spans)
-            if not is_taken:
-                self._failed(len(spans))
-        return SpanExportResult.SUCCESS if is_taken else SpanExportResult.FAILURE
-
-    def shutdown(self) -> None:
-        """Close the connection, and end a wait for the next try."""
-        self._otlp.shutdown()  # type: ignore[no-untyped-call]
-
-
 class _Queue:
     """Puts spans into the SDK's batch processor while there is room; `full` is called otherwise.
 
@@ -270,7 +233,7 @@ class _Queue:
     that we could read.
     """
 
-    def __init__(self, exporter: _Exporter, *, full: Callable[[], None]) -> None:
+    def __init__(self, exporter: Exporter, *, full: Callable[[], None]) -> None:
         self._exporter = exporter
         self._full = full
         self._taken = 0

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from bridge.tracing import pipeline as module
-from bridge.tracing.pipeline import FLUSH_SECONDS, MAX_WAITING_SPANS, TRACES_PATH, Pipeline
+from bridge.tracing.exporter import TRACES_PATH
+from bridge.tracing.pipeline import FLUSH_SECONDS, MAX_WAITING_SPANS, Pipeline
 from bridge.tracing.trace_headers import TraceHeaders
 from tests.ears import Ears
 from tests.otlp import Received, Receiver, otlp_receiver
