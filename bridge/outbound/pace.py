@@ -327,6 +327,8 @@ class Pace:
     def hold(self) -> None:
         """Take and send nothing until `release`, not even the probe of another pause."""
         self._held.begin()
+        if self._pause is not None:
+            self._pause.notify()  # A probe that is held waits for its time, up to a minute.
 
     def release(self) -> None:
         """Go on: the operator has ended the pause."""

@@ -1505,6 +1505,17 @@ def test_held_worker_admits_nothing(world: World) -> None:
     assert world.loop.time() == before
 
 
+def test_an_operators_pause_ends_the_wait_of_a_held_probe(world: World) -> None:
+    """What waits to be the probe of another pause goes away at once when an operator pauses."""
+    pace = paused(world)
+    waits_of(world, pace, 8, "only")
+    world.loop.call_later(3, pace.hold)
+    before = world.loop.time()
+
+    assert world.run(admit(pace, "only")) == 0
+    assert world.loop.time() == pytest.approx(before + 3)
+
+
 def test_operators_pause_is_no_outage(world: World) -> None:
     """That nothing was accepted in it does not make the first failures after it an outage."""
     pace = world.pace()
