@@ -106,6 +106,8 @@ class WorkerSettings(Section):
     outcome_exchange: ExchangeName | None = None
     coordination: Annotated[Literal["on", "off"], BeforeValidator(write_on_or_off)] = "on"
     redelivery_wait: Duration = 10
+    deduplicate: Duration | None = None
+    deduplicate_by: Literal["message_id", "text"] = "message_id"
     shutdown_timeout_seconds: Duration = 25
 
     @property
@@ -117,6 +119,12 @@ class WorkerSettings(Section):
     def _delays_ascend(self) -> "WorkerSettings":
         if list(self.retry_delays) != sorted(set(self.retry_delays)):
             raise ValueError("retry_delays must ascend and not repeat, like [5s, 30s, 2m]")
+        return self
+
+    @model_validator(mode="after")
+    def _equal_texts_have_a_window(self) -> "WorkerSettings":
+        if self.deduplicate_by == "text" and self.deduplicate is None:
+            raise ValueError("deduplicate_by: text needs deduplicate, for how long, like 1m")
         return self
 
 

@@ -4,8 +4,8 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
 from bridge.errors import PublishError
 from bridge.logs import Log
+from bridge.outbound.acceptances import Accepted
 from bridge.outbound.envelope import Envelope
-from bridge.outbound.ledger import Accepted
 from bridge.outbound.outcomes import Dead, Outcome, Retried, Sent, attempts_after, name_of
 from bridge.outcome_event import OutcomeEvent, outcome_properties
 

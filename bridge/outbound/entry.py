@@ -1,10 +1,12 @@
 """Which message a delivery is, so that its redelivery is known again."""
 
 import hashlib
+import json
 from typing import Final, NamedTuple
 
 from bridge.amqp.wire import Body
 from bridge.outbound.envelope import Envelope
+from bridge.outbound.request import SendRequest
 
 _DIGEST_BYTES: Final = 16
 
@@ -12,7 +14,8 @@ _DIGEST_BYTES: Final = 16
 class Entry(NamedTuple):
     """One delivery: which message it is, whether its publisher named it, which of its copies.
 
-    `try_of` tells the copies of one publish from those of a later one of the same message.
+    `try_of` tells the copies of one publish from those of a later one of the same message. What is
+    known by its text is as good as named.
     """
 
     message: bytes
@@ -28,3 +31,11 @@ def entry_of(envelope: Envelope, body: Body) -> Entry:
     digest = hashlib.blake2b(name.encode() + b"\0", digest_size=_DIGEST_BYTES)
     digest.update(body)
     return Entry(digest.digest(), has_id, envelope.copies, envelope.try_of)
+
+
+def entry_of_text(envelope: Envelope, request: SendRequest) -> Entry:
+    """Make the entry of a delivery where equal requests are one message, whatever their ids."""
+    members = [request.to, request.sender, request.text, request.model_extra]
+    written = json.dumps(members, sort_keys=True).encode()
+    message = hashlib.blake2b(written, digest_size=_DIGEST_BYTES).digest()
+    return Entry(message, has_id=True, copies=envelope.copies, try_of=envelope.try_of)

@@ -13,21 +13,19 @@ What has replaced the first of the two replaces the second as well.
 
 import asyncio
 import math
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from bridge.amqp.publisher import Publication
+from bridge.outbound.acceptances import SENT_SECONDS, Acceptances, Accepted
 from bridge.outbound.delivery import Waits
 from bridge.outbound.entry import Entry
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.memory import Memory
 from bridge.outbound.outcomes import Outcome
 
-# How long a message that was sent, or replaced by a copy, is known by its id.
-SENT_SECONDS: Final = 900.0
 # How long a delivery whose ack may be lost, or that went back unsettled, is expected again.
 DOUBT_SECONDS: Final = 300.0
 # A broker that is there delivers again as soon as a connection is lost.
@@ -40,29 +38,6 @@ def unsure_ack_seconds(heartbeat_seconds: float) -> float:
     It takes up to three heartbeats to notice a broker that hangs, and some time to close.
     """
     return min(3 * (heartbeat_seconds + 1) + 12, SENT_SECONDS)
-
-
-class Accepted(NamedTuple):
-    """How a message was accepted: what a repeat of it is answered. `at` is in unix seconds."""
-
-    attempts: int
-    status: int
-    provider_id: str | None
-    at: float
-
-
-_NUMBERS: Final = struct.Struct(">QHd")
-
-
-def _pack(accepted: Accepted) -> bytes:
-    # There may be `memory.MAX_ENTRIES`, and this is half of what the tuple takes.
-    numbers = _NUMBERS.pack(accepted.attempts, accepted.status, accepted.at)
-    return numbers + (accepted.provider_id or "").encode()
-
-
-def _unpack(packed: bytes) -> Accepted:
-    attempts, status, at = _NUMBERS.unpack_from(packed)
-    return Accepted(attempts, status, packed[_NUMBERS.size :].decode() or None, at)
 
 
 class Repeat(NamedTuple):
@@ -115,11 +90,16 @@ class Claim:
 class Ledger:
     """Remembers deliveries in flight and settled; bounded in entries and in time.
 
-    Its time stands still while the broker is away: what comes again comes after that.
+    `window_seconds`: how long another one of what was sent is a repeat, see `Acceptances`. Its time
+    stands still while the broker is away: what comes again comes after that.
     """
 
     def __init__(
-        self, *, heartbeat_seconds: float, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        heartbeat_seconds: float,
+        window_seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._away_since: float | None = None
@@ -128,7 +108,7 @@ class Ledger:
         self._last_sent_at = -self._unsure_ack_seconds
         self._unsure_until = clock()
         self._in_flight: dict[bytes, list[Claim]] = {}
-        self._sent: Memory[bytes, bytes] = Memory(SENT_SECONDS, self._now)
+        self.sent = Acceptances(self._now, window_seconds=window_seconds)
         self._replaced: Memory[Entry, None] = Memory(SENT_SECONDS, self._now)
         self._acks = 0
         # With the number of the ack.
@@ -187,11 +167,11 @@ class Ledger:
             if is_settled and is_same:
                 self._owed.take(entry)
                 return Repeat(None)
-        first = self._sent.get(entry.message)
+        first = self.sent.find(entry.message, redelivered=redelivered)
         is_done = first is not None or entry in self._replaced
         if is_done or (redelivered and self._is_in_doubt(entry)):
-            is_same = redelivered and self._owed.take(entry) is not None
-            return Repeat(None if first is None or is_same else _unpack(first))
+            is_same = redelivered and self._is_this_delivery(entry, is_sent=first is not None)
+            return Repeat(None if is_same else first)
         claim = Claim(entry)
         self._in_flight.setdefault(entry.message, []).append(claim)
         return claim
@@ -204,7 +184,7 @@ class Ledger:
         acked = acked and not claim.is_orphan
         self._count_ack(claim.entry, acked=acked)
         if accepted is not None and claim.entry.has_id:
-            self._sent.add(claim.entry.message, _pack(accepted))
+            self.sent.add(claim.entry.message, accepted)
             self._last_sent_at = self._now()
         elif not claim.is_awaited:
             self._note_ack(claim.entry, acked=acked)
@@ -215,7 +195,7 @@ class Ledger:
     def note_repeat(self, entry: Entry, *, acked: bool) -> None:
         """Remember that a repeat was acked, because that ack may be lost as well."""
         self._count_ack(entry, acked=acked)
-        if entry.message not in self._sent:
+        if entry.message not in self.sent:
             self._note_ack(entry, acked=acked)
 
     def give_back(self, claim: Claim, kept: Kept) -> None:
@@ -240,7 +220,7 @@ class Ledger:
     def knows(self, entry: Entry) -> bool:
         """Say whether anything is known here of a redelivery, so that no peer has to be asked."""
         memories = (self._replaced, self._doubtful, self._decided, self._undecided)
-        is_here = self.is_working_on(entry) or entry.message in self._sent
+        is_here = self.is_working_on(entry) or entry.message in self.sent
         return is_here or any(entry in memory for memory in memories)
 
     def learn(self, entry: Entry, kept: Kept | None) -> None:
@@ -263,7 +243,7 @@ class Ledger:
 
     def hand_on(self, entry: Entry) -> Repeat | Kept | None:
         """Return, once, what a peer has to know of what was redelivered to it."""
-        if entry.message in self._sent or entry in self._replaced or self._is_in_doubt(entry):
+        if entry.message in self.sent or entry in self._replaced or self._is_in_doubt(entry):
             self._owed.take(entry)
             return Repeat(None)
         return self.recall(entry, redelivered=True)
@@ -318,6 +298,11 @@ class Ledger:
         """Whether a redelivery is one that is done, for all that is known; once for each ack."""
         is_unsettled = entry in self._decided or entry in self._undecided
         return not is_unsettled and self._doubtful.take(entry) is not None
+
+    def _is_this_delivery(self, entry: Entry, *, is_sent: bool) -> bool:
+        """Whether a redelivery is of what was settled here, or by a peer that was asked for it."""
+        is_owed = self._owed.take(entry) is not None
+        return is_owed or (is_sent and self._doubtful.take(entry) is not None)
 
     def _count_ack(self, entry: Entry, *, acked: bool) -> None:
         if acked:

@@ -1,5 +1,6 @@
 """What is remembered for a while: values by key, bounded in number and in time."""
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -25,12 +26,16 @@ class _Mark(Generic[_Value]):
 class Memory(Generic[_Key, _Value]):
     """Values by key, several for one key; each is forgotten after `seconds`, the oldest for room.
 
-    Times are of `clock`. However many values a key has, no operation walks along them.
+    There is room for `most`, or `MAX_ENTRIES`. Times are of `clock`. However many values a key has,
+    no operation walks along them.
     """
 
-    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, seconds: float, clock: Callable[[], float], *, most: int | None = None
+    ) -> None:
         self._seconds = seconds
         self._clock = clock
+        self._most = most
         self._order: deque[tuple[_Key, _Mark[_Value]]] = deque()
         self._oldest: dict[_Key, _Mark[_Value]] = {}
 
@@ -50,9 +55,25 @@ class Memory(Generic[_Key, _Value]):
         mark = self._oldest.get(key)
         return None if mark is None else mark.value
 
-    def add(self, key: _Key, value: _Value) -> None:
-        """Remember a value, behind the others of its key."""
-        mark = _Mark(self._clock(), value)
+    def newest(self, key: _Key, *, within_seconds: float | None = None) -> _Value | None:
+        """Return the value of a key that was added last, if it is not older than that."""
+        self._forget()
+        oldest = self._oldest.get(key)
+        if oldest is None:
+            return None
+        mark = oldest.last or oldest
+        is_old = within_seconds is not None and mark.at <= self._clock() - within_seconds
+        return None if is_old else mark.value
+
+    def latest(self, most: int) -> list[tuple[_Key, _Value]]:
+        """Return so many of the values that were added last, the last one first."""
+        self._forget()
+        known = ((key, mark.value) for key, mark in reversed(self._order) if not mark.is_taken)
+        return list(itertools.islice(known, most))
+
+    def add(self, key: _Key, value: _Value, *, age_seconds: float = 0.0) -> None:
+        """Remember a value, behind the others of its key; it is known for so long already."""
+        mark = _Mark(self._clock() - age_seconds, value)
         oldest = self._oldest.setdefault(key, mark)
         if oldest is not mark:
             (oldest.last or oldest).later = mark
@@ -89,7 +110,8 @@ class Memory(Generic[_Key, _Value]):
 
     def _forget(self) -> None:
         limit = self._clock() - self._seconds
-        while self._order and (self._order[0][1].at <= limit or len(self._order) > MAX_ENTRIES):
+        most = MAX_ENTRIES if self._most is None else self._most
+        while self._order and (self._order[0][1].at <= limit or len(self._order) > most):
             key, mark = self._order.popleft()
             if not mark.is_taken:
                 self._remove(key, mark)

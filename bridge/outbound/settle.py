@@ -14,9 +14,9 @@ from bridge.amqp.publisher import Publication, Publisher
 from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, PublishError
 from bridge.logs import Log
+from bridge.outbound.acceptances import Accepted
 from bridge.outbound.delivery import Delivery, WaitCause
 from bridge.outbound.envelope import Envelope, copy_properties
-from bridge.outbound.ledger import Accepted
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.outcomes import (
     Dead,

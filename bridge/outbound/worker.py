@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import contextlib
 import time
 
 from bridge.amqp.client import Connection
@@ -11,13 +12,14 @@ from bridge.amqp.publisher import Publisher
 from bridge.config import Settings
 from bridge.errors import BrokerError, InvalidMessageError
 from bridge.logs import Log
+from bridge.outbound.acceptances import Accepted
 from bridge.outbound.announcer import Announcer
 from bridge.outbound.capacity import Capacity
 from bridge.outbound.consumer import Consumer
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.dispatch import Dispatcher
 from bridge.outbound.drain import finish, hand_over
-from bridge.outbound.entry import Entry, entry_of
+from bridge.outbound.entry import Entry, entry_of, entry_of_text
 from bridge.outbound.envelope import read_envelope
 from bridge.outbound.held import HeldDeliveries
 from bridge.outbound.ledger import Claim, Kept, Ledger, Repeat
@@ -28,6 +30,7 @@ from bridge.outbound.own_queues import OwnQueues
 from bridge.outbound.pace import Pace
 from bridge.outbound.peers.answering import Answerer
 from bridge.outbound.peers.asking import Asker
+from bridge.outbound.peers.deduplication import Deduplication
 from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.request import parse_request
 from bridge.outbound.sender import Sender
@@ -69,7 +72,12 @@ class Worker:
             metrics=metrics,
         )
         self._announcer = Announcer(publisher, outcome_exchange=own.outcome_exchange)
-        self._ledger = Ledger(heartbeat_seconds=settings.rabbitmq.heartbeat_seconds)
+        self._ledger = Ledger(
+            heartbeat_seconds=settings.rabbitmq.heartbeat_seconds, window_seconds=own.deduplicate
+        )
+        self._is_known_by_text = own.deduplicate_by == "text"
+        is_deduplicating = own.deduplicate is not None and peers.is_enabled
+        self._deduplication = Deduplication(peers, self._ledger.sent) if is_deduplicating else None
         self._capacity = Capacity(own, changed=pace.changed)
         self._dispatcher = Dispatcher(
             own, sender=sender, pace=pace, capacity=self._capacity, metrics=metrics
@@ -118,15 +126,8 @@ class Worker:
     async def _process(self, delivery: Delivery) -> None:
         if self._spans is not None:
             self._spans.begin(delivery)
-        entry = entry_of(delivery.envelope, delivery.body)
-        if delivery.redelivered and not self._stopping:
-            await self._asker.learn_of(delivery, entry)
-        claim = await self._ledger.claim(
-            entry,
-            redelivered=delivery.redelivered,
-            waits=delivery.waits,
-            may_wait=self._may_wait_for_first,
-        )
+        entry = self._entry_of(delivery)
+        claim = await self._claim(delivery, entry)
         if not isinstance(claim, Claim):
             await self._end_repeat(delivery, entry, claim)
             return
@@ -137,11 +138,46 @@ class Worker:
         except BaseException:
             kept = Kept(delivery.envelope, outcome, delivery.replacement)
             self._ledger.give_back(claim, kept)
+            self._report_end(entry, None)
             raise
         acked = self._settler.ack(delivery, outcome)
         at = time.time()
-        self._ledger.settle(claim, accepted(delivery.envelope, outcome, at), acked=acked)
+        acceptance = accepted(delivery.envelope, outcome, at)
+        self._ledger.settle(claim, acceptance, acked=acked)
+        self._report_end(entry, acceptance)
         await self._announcer.announce(delivery.properties, delivery.envelope_to_tell, outcome, at)
+
+    def _entry_of(self, delivery: Delivery) -> Entry:
+        if self._is_known_by_text:
+            with contextlib.suppress(Exception):  # it is found out again when it is dispatched
+                request = parse_request(delivery.body, self._settings)
+                return entry_of_text(delivery.envelope, request)
+        return entry_of(delivery.envelope, delivery.body)
+
+    async def _claim(self, delivery: Delivery, entry: Entry) -> Claim | Repeat | None:
+        """Take a delivery to work on, unless it is a repeat, or may be one (None)."""
+        if delivery.redelivered and not self._stopping:
+            await self._asker.learn_of(delivery, entry)
+        deduplication = self._deduplication
+        if deduplication is not None and not self._stopping:
+            is_free = await deduplication.until_ended_elsewhere(
+                delivery, entry, may_wait=lambda: self._may_wait_for_first
+            )
+            if not is_free:
+                return None
+        claim = await self._ledger.claim(
+            entry,
+            redelivered=delivery.redelivered,
+            waits=delivery.waits,
+            may_wait=self._may_wait_for_first,
+        )
+        if deduplication is not None and isinstance(claim, Claim):
+            deduplication.take(entry)
+        return claim
+
+    def _report_end(self, entry: Entry, acceptance: Accepted | None) -> None:
+        if self._deduplication is not None:
+            self._deduplication.end(entry, acceptance)
 
     @property
     def _may_wait_for_first(self) -> bool:
@@ -208,7 +244,7 @@ class Worker:
         return Retried(
             reason="paused",
             delay_seconds=self._settings.retry_delays[0],
-            detail="the first message with its id is held in a pause",
+            detail="the first message with its id is still being worked on",
         )
 
     # Taking and giving back
@@ -252,6 +288,8 @@ class Worker:
             log.warning("drain_timed_out")
         await self._held.cut_off()
         await hand_over(self.consumer, self._ledger, self._peers)
+        if self._deduplication is not None:
+            self._deduplication.report()
         await self._peers.leave()
         if not is_finished and self._ledger.expects_redeliveries:
             log.warning("acks_in_doubt")

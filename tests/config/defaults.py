@@ -66,6 +66,8 @@ DEFAULTS: dict[str, Any] = {
     "worker.outcome_exchange": None,
     "worker.coordination": "on",
     "worker.redelivery_wait": 10,
+    "worker.deduplicate": None,
+    "worker.deduplicate_by": "message_id",
     "worker.shutdown_timeout_seconds": 25,
     "webhook.host": "0.0.0.0",
     "webhook.port": 8080,

@@ -155,6 +155,13 @@ def test_retry_delays_ascend(faults: Faults, delays: list[str]) -> None:
     assert "retry_delays must ascend" in fault
 
 
+def test_equal_texts_have_a_window(faults: Faults) -> None:
+    """A choice that would do nothing alone is refused, with what is missing."""
+    (fault,) = faults({"worker": {"deduplicate_by": "text"}})
+
+    assert "needs deduplicate" in fault
+
+
 @pytest.mark.parametrize("key", ["worker.queue", "webhook.queue"])
 def test_requests_and_events_have_a_queue_each(faults: Faults, key: str) -> None:
     """One queue for both is refused: the worker would take the events for requests."""

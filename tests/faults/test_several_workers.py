@@ -22,7 +22,13 @@ from tests.faults.bench import (
     make_numbers,
     open_amqp,
 )
-from tests.faults.traffic import TOO_EARLY, WITH_AND_WITHOUT_IDS, once_each
+from tests.faults.traffic import (
+    TOO_EARLY,
+    WITH_AND_WITHOUT_IDS,
+    has_in_flight,
+    has_peers,
+    once_each,
+)
 
 IN_FLIGHT = 20
 
@@ -35,11 +41,6 @@ async def second_worker(bench: Bench, **changed: Any) -> AsyncIterator[tuple[Liv
         url = {"rabbitmq__url": [proxy.url]}
         live = await stack.enter_async_context(bench.worker(**changed | url))
         yield live, proxy
-
-
-async def has_in_flight(bench: Bench, numbers: list[str]) -> None:
-    """Return when a request is in flight for each of the numbers."""
-    await eventually(lambda: len(bench.service.posts(numbers)) == len(numbers), what="POSTs")
 
 
 @WITH_AND_WITHOUT_IDS
@@ -234,8 +235,3 @@ async def test_one_that_cannot_consume_holds_up_no_probe(bench: Bench) -> None:
         await eventually(lambda: len(bench.service.posts(numbers)) > before + 2, what="probes")
         bench.service.behave()
         await bench.until_taken(numbers)
-
-
-def has_peers(live: Live, count: int) -> bool:
-    """Say whether a worker hears so many others."""
-    return live.metric("sms_bridge_worker_peers") == count

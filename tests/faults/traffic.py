@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.bench import Bench, make_numbers
+from tests.faults.bench import Bench, Live, eventually, make_numbers
 
 WITH_AND_WITHOUT_IDS = pytest.mark.parametrize("ids", [True, False], ids=["with_id", "without_id"])
 NOT_SENT: dict[str, Any] = {"status": 503, "headers": {"Retry-After": "1"}}
@@ -49,3 +49,13 @@ async def publish_texts(bench: Bench, number: str, count: int, *, start: int = 0
         body = json.dumps({"to": number, "from": "Acme", "text": text}).encode()
         await bench.amqp.publish(bench.queue, body, message_id=f"{number} {text}")
     return texts
+
+
+async def has_in_flight(bench: Bench, numbers: list[str]) -> None:
+    """Return when a request is in flight for each of the numbers."""
+    await eventually(lambda: len(bench.service.posts(numbers)) == len(numbers), what="POSTs")
+
+
+def has_peers(live: Live, count: int) -> bool:
+    """Say whether a worker hears so many others."""
+    return live.metric("sms_bridge_worker_peers") == count

@@ -9,9 +9,9 @@ import pytest
 
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
+from bridge.outbound.acceptances import Accepted
 from bridge.outbound.announcer import Announcer
 from bridge.outbound.envelope import Envelope
-from bridge.outbound.ledger import Accepted
 from bridge.outbound.outcomes import Dead, Outcome, Retried, Sent
 from tests.clock import LeapingWorld
 from tests.ears import Ears

@@ -9,14 +9,13 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 
 from bridge.outbound import memory
+from bridge.outbound.acceptances import SENT_SECONDS, Accepted
 from bridge.outbound.delivery import WaitCause
 from bridge.outbound.entry import Entry, entry_of
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.ledger import (
     COMES_AGAIN_SECONDS,
     DOUBT_SECONDS,
-    SENT_SECONDS,
-    Accepted,
     Claim,
     Kept,
     Ledger,

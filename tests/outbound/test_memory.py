@@ -75,3 +75,34 @@ def test_what_was_taken_is_not_cleared(remembered: Memory[str, int]) -> None:
     remembered.take("a")
 
     assert remembered.clear() == [("a", 1), ("b", 2)]
+
+
+def test_the_newest_value_is_the_one_that_came_last(
+    remembered: Memory[str, int], clock: Clock
+) -> None:
+    """Unless it is older than is asked for; its age may be told."""
+    remembered.add("a", 1)
+    clock.now += 10
+    remembered.add("a", 2, age_seconds=5)
+
+    assert (remembered.newest("a"), remembered.newest("b")) == (2, None)
+    assert remembered.newest("a", within_seconds=5.1) == 2
+    assert remembered.newest("a", within_seconds=5) is None
+
+
+def test_the_latest_are_those_that_came_last(remembered: Memory[str, int]) -> None:
+    """As many as are asked for, but for those that were taken."""
+    for value, key in enumerate("abcd"):
+        remembered.add(key, value)
+    remembered.take("c")
+
+    assert remembered.latest(2) == [("d", 3), ("b", 1)]
+
+
+def test_a_memory_may_have_a_bound_of_its_own(clock: Clock) -> None:
+    """The oldest make room, as with the common bound."""
+    small: Memory[str, int] = Memory(SECONDS, clock, most=2)
+    for value, key in enumerate("abc"):
+        small.add(key, value)
+
+    assert small.clear() == [("b", 1), ("c", 2)]

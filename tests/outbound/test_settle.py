@@ -16,8 +16,8 @@ from bridge.amqp.publisher import READ_ITERATIONS, Publisher
 from bridge.config import RateLimitSettings, WorkerSettings
 from bridge.errors import BrokerError, Confirm
 from bridge.outbound import envelope
+from bridge.outbound.acceptances import Accepted
 from bridge.outbound.delivery import Delivery, WaitCause
-from bridge.outbound.ledger import Accepted
 from bridge.outbound.outcomes import Dead, Outcome, Policy, Retried, Sent
 from bridge.outbound.pace import Pace
 from bridge.outbound.settle import MAX_UNCONFIRMED_SECONDS, Settler, accepted

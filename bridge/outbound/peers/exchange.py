@@ -104,7 +104,8 @@ class Peers:
         self._metrics = metrics
         self._clock = clock
         self._connection: Connection | None = None
-        self._joins = 0
+        # How often it has joined the exchange.
+        self.joins = 0
         self._last_fault = ""
         self._is_refused = False
         self._next_beat_at = 0.0
@@ -222,8 +223,8 @@ class Peers:
 
     async def _join(self, channel: Channel, callback: ConsumerCallback) -> None:
         # The broker may keep the queue of a connection that is dead already: a new name each time.
-        self._joins += 1
-        queue = f"{self._exchange}.{self.worker_id}.{self._joins}"
+        self.joins += 1
+        queue = f"{self._exchange}.{self.worker_id}.{self.joins}"
         await channel.exchange_declare(
             self._exchange, exchange_type="fanout", durable=False, auto_delete=True
         )

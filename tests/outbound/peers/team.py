@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
+from bridge.outbound.acceptances import Accepted
 from bridge.outbound.delivery import Delivery
 from bridge.outbound.entry import Entry, entry_of
-from bridge.outbound.ledger import Accepted, Claim, Kept, Ledger, Repeat
+from bridge.outbound.ledger import Claim, Kept, Ledger, Repeat
 from bridge.outbound.outcomes import Outcome
 from bridge.outbound.peers.answering import Answerer
 from bridge.outbound.peers.asking import Asker
+from bridge.outbound.peers.deduplication import Deduplication
 from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.peers.messages import Beat, Bye, Facts, Hello, read_message, write_message
 from bridge.outbound.peers.roster import Roster
@@ -47,15 +49,17 @@ class Fanout:
 class Colleague:
     """One worker: its ledger, its questions and answers, and what stands in for its `Peers`."""
 
-    def __init__(self, world: "Team", number: int) -> None:
+    def __init__(self, world: "Team", number: int, window_seconds: float | None) -> None:
         self.worker_id = f"{number:016x}"
         self.is_up = True
+        self.joins = 1
         self._world = world
         clock = world.loop.time
         self.roster = Roster(clock=clock)
         self.roster.resume()
-        self.ledger = Ledger(heartbeat_seconds=10, clock=clock)
+        self.ledger = Ledger(heartbeat_seconds=10, window_seconds=window_seconds, clock=clock)
         self._hearers: dict[str, list[tuple[type[Facts], Callable[[str, Any], None]]]] = {}
+        self._in_each_beat: list[Callable[[], Facts | None]] = []
         self.lives_on = asyncio.Event()
         self.lives_on.set()
         self.opened = 0
@@ -75,6 +79,11 @@ class Colleague:
             prove_session=self._prove,
             clock=clock,
         )
+        self.may_wait = True
+        self._deduplication: Deduplication | None = None
+        if window_seconds is not None:
+            peers = cast("Peers", self)
+            self._deduplication = Deduplication(peers, self.ledger.sent, clock=clock, now=clock)
 
     @property
     def expects_answers(self) -> bool:
@@ -89,6 +98,17 @@ class Colleague:
     def on(self, facts: type[Facts], hear: Callable[[str, Any], None]) -> None:
         """Register what hears a kind."""
         self._hearers.setdefault(facts.kind, []).append((facts, hear))
+
+    def in_each_beat(self, facts: Callable[[], Facts | None]) -> None:
+        """Register what looks after something with each beat; here none carries anything."""
+        self._in_each_beat.append(facts)
+
+    def beat(self) -> None:
+        """Say that it is there."""
+        for look_after in self._in_each_beat:
+            look_after()
+        self.tell(Beat())
+        self.roster.tidy()
 
     def hear(self, body: bytes) -> None:
         """Hear what was said."""
@@ -108,6 +128,7 @@ class Colleague:
     def come_back(self) -> None:
         """Hear and be heard again, and say so."""
         self.is_up = True
+        self.joins += 1
         self.tell(Hello())
 
     # What it does with messages
@@ -117,9 +138,18 @@ class Colleague:
         entry = entry_of(delivery.envelope, delivery.body)
         if delivery.redelivered:
             await self.asker.learn_of(delivery, entry)
-        return await self.ledger.claim(
+        if self._deduplication is not None and not (
+            await self._deduplication.until_ended_elsewhere(
+                delivery, entry, may_wait=lambda: self.may_wait
+            )
+        ):
+            return None
+        claim = await self.ledger.claim(
             entry, redelivered=delivery.redelivered, waits=delivery.waits
         )
+        if self._deduplication is not None and isinstance(claim, Claim):
+            self._deduplication.take(entry)
+        return claim
 
     async def begin(self, delivery: Delivery) -> Claim:
         """Take a delivery that is no repeat."""
@@ -129,11 +159,16 @@ class Colleague:
 
     def settle(self, claim: Claim, *, sent: bool = True, acked: bool = True) -> None:
         """Settle what was taken."""
-        self.ledger.settle(claim, ACCEPTED if sent else None, acked=acked)
+        accepted = ACCEPTED._replace(at=self._world.loop.time()) if sent else None
+        self.ledger.settle(claim, accepted, acked=acked)
+        if self._deduplication is not None:
+            self._deduplication.end(claim.entry, accepted)
 
     def give_back(self, claim: Claim, delivery: Delivery, outcome: Outcome | None = None) -> None:
         """Give back what was taken."""
         self.ledger.give_back(claim, Kept(delivery.envelope, outcome))
+        if self._deduplication is not None:
+            self._deduplication.end(claim.entry, None)
 
     def recall(self, delivery: Delivery) -> Kept | None:
         """Return how a redelivery goes on."""
@@ -154,16 +189,24 @@ class Colleague:
 class Team(LeapingWorld):
     """Several workers, each of which says once a second that it is there."""
 
-    def __init__(self, size: int = 2) -> None:
+    def __init__(self, size: int = 2, *, window_seconds: float | None = None) -> None:
         super().__init__()
         self.fanout = Fanout()
+        self._window_seconds = window_seconds
         self.run(self._gather(size))
 
     async def _gather(self, size: int) -> None:
-        self.fanout.members = [Colleague(self, number) for number in range(1, size + 1)]
-        for member in self.fanout.members:
-            member.tell(Hello())
+        for _ in range(size):
+            self.hire()
         await asyncio.sleep(2 * HEARD_AFTER_SECONDS)
+
+    def hire(self) -> Colleague:
+        """Have one more worker join."""
+        members = self.fanout.members
+        members.append(Colleague(self, len(members) + 1, self._window_seconds))
+        for member in members:
+            member.tell(Hello())
+        return members[-1]
 
     @property
     def members(self) -> list[Colleague]:
@@ -186,8 +229,7 @@ class Team(LeapingWorld):
         while True:
             await asyncio.sleep(1)
             for member in self.members:
-                member.tell(Beat())
-                member.roster.tidy()
+                member.beat()
 
 
 def message(team: Team, message_id: str | None = "m-1", **envelope: Any) -> Delivery:

@@ -1,0 +1,133 @@
+"""Which messages were accepted lately, and for how long that makes another one a repeat."""
+
+import secrets
+import time
+import tracemalloc
+
+import pytest
+
+from bridge.outbound import acceptances
+from bridge.outbound.acceptances import SENT_SECONDS, Acceptances, Accepted
+from tests.clock import Clock
+
+WINDOW_SECONDS = 60.0
+FIRST = Accepted(attempts=2, status=202, provider_id="sms-1", at=1_800_000_000.0)
+SECOND = FIRST._replace(provider_id="sms-2", at=FIRST.at + WINDOW_SECONDS)
+
+
+def learn(known: Acceptances, message: bytes, *, at: float = FIRST.at, age: float = 1.0) -> None:
+    """Hear of an acceptance."""
+    known.learn(message, FIRST.attempts, FIRST.status, at, age)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Give a clock that stands still."""
+    return Clock()
+
+
+@pytest.fixture
+def known(clock: Clock) -> Acceptances:
+    """Give a memory with a window."""
+    return Acceptances(clock, window_seconds=WINDOW_SECONDS)
+
+
+def test_a_short_window_forgets_no_redelivery(known: Acceptances, clock: Clock) -> None:
+    """After the window the publisher's next one is no repeat; what the broker delivers again is."""
+    known.add(b"a", FIRST)
+    clock.now += WINDOW_SECONDS
+
+    assert known.find(b"a", redelivered=False) is None
+    assert known.own(b"a") is None
+    assert known.find(b"a", redelivered=True) == FIRST
+    clock.now += SENT_SECONDS
+    assert known.find(b"a", redelivered=True) is None
+
+
+def test_the_last_acceptance_counts(known: Acceptances, clock: Clock) -> None:
+    """What was sent again after the window begins another window."""
+    known.add(b"a", FIRST)
+    clock.now += WINDOW_SECONDS
+    known.add(b"a", SECOND)
+    clock.now += WINDOW_SECONDS - 1
+
+    assert known.find(b"a", redelivered=False) == SECOND
+
+
+def test_a_long_window_keeps_as_long(clock: Clock) -> None:
+    """It may be longer than what redeliveries need."""
+    known = Acceptances(clock, window_seconds=4 * SENT_SECONDS)
+    known.add(b"a", FIRST)
+    clock.now += 4 * SENT_SECONDS - 1
+
+    assert known.find(b"a", redelivered=False) == FIRST
+
+
+def test_what_a_peer_sent_is_as_old_as_it_says(known: Acceptances, clock: Clock) -> None:
+    """It is a repeat for the rest of the window, and is not this worker's own."""
+    learn(known, b"a", age=WINDOW_SECONDS - 10)
+
+    assert (known.find(b"a", redelivered=False), b"a" in known, known.own(b"a")) == (
+        FIRST._replace(provider_id=None),
+        False,
+        None,
+    )
+    clock.now += 10
+    assert known.find(b"a", redelivered=False) is None
+
+
+def test_what_is_told_again_is_known_once(known: Acceptances) -> None:
+    """Several may tell the same; what is older than the known one changes nothing."""
+    for age_seconds in (5, 5, 9, 4.9):
+        learn(known, b"a", age=age_seconds)
+
+    assert len(known.latest(10)) == 1
+
+
+def test_the_newest_are_told_first(known: Acceptances) -> None:
+    """Whoever sent them, and no more than are asked for."""
+    known.add(b"a", FIRST)
+    learn(known, b"b", at=FIRST.at + 2)
+    known.add(b"c", FIRST._replace(at=FIRST.at + 1))
+
+    assert [message for message, _ in known.latest(2)] == [b"b", b"c"]
+
+
+def test_what_peers_send_pushes_nothing_of_its_own_out(
+    known: Acceptances, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """There is room for so many of them, the oldest go first."""
+    monkeypatch.setattr(acceptances, "MAX_TOLD", 3)
+    known = Acceptances(clock, window_seconds=WINDOW_SECONDS)
+    known.add(b"own", FIRST)
+    for message in (b"a", b"b", b"c", b"d"):
+        learn(known, message)
+
+    found = {message for message, _ in known.latest(10)}
+    assert found == {b"own", b"b", b"c", b"d"}
+
+
+def test_all_that_is_told_to_a_newcomer_takes_a_moment(clock: Clock) -> None:
+    """The event loop is held up for no longer than by some messages."""
+    known = Acceptances(clock, window_seconds=WINDOW_SECONDS)
+    for number in range(100_000):
+        learn(known, number.to_bytes(16, "big"))
+    began = time.process_time()
+    known.latest(20_000)
+
+    assert time.process_time() - began < 0.5
+
+
+def test_memory_of_what_is_known_is_small(known: Acceptances) -> None:
+    """A message that was sent, here or elsewhere, takes less than 400 bytes."""
+    count = 10_000
+    tracemalloc.start()
+    try:
+        for _ in range(count):
+            known.add(secrets.token_bytes(16), FIRST._replace(provider_id="x" * 36))
+            learn(known, secrets.token_bytes(16))
+        used_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert used_bytes / (2 * count) < 400

@@ -1,0 +1,48 @@
+"""Which message a delivery is: by its id and body, or by what is to be sent to whom."""
+
+import pytest
+
+from bridge.outbound.entry import Entry, entry_of, entry_of_text
+from bridge.outbound.envelope import Envelope
+from bridge.outbound.request import OpenSendRequest, SendRequest
+
+MEMBERS = {"to": "+4917012345678", "from": "Acme", "text": "Hi"}
+
+
+def envelope(message_id: str | None) -> Envelope:
+    """Make what a message says beside its body."""
+    return Envelope(key="k", message_id=message_id, published_at=None, first_delivered_at=0.0)
+
+
+def by_text(message_id: str | None = None, **changed: str) -> Entry:
+    """Name a message by its text."""
+    request: SendRequest = OpenSendRequest.model_validate(MEMBERS | changed)
+    return entry_of_text(envelope(message_id), request)
+
+
+def test_an_id_with_its_body_names_a_message() -> None:
+    """The same id with another body is another message; without an id it is not named."""
+    first = entry_of(envelope("a"), b"1")
+
+    assert first == entry_of(envelope("a"), b"1")
+    assert first.message not in {
+        entry.message
+        for entry in (
+            entry_of(envelope("a"), b"2"),
+            entry_of(envelope("b"), b"1"),
+            entry_of(envelope(None), b"1"),
+        )
+    }
+    assert (first.has_id, entry_of(envelope(None), b"1").has_id) == (True, False)
+
+
+def test_equal_texts_are_one_message_whatever_their_ids() -> None:
+    """By its text a message without an id is as good as named."""
+    assert by_text("a") == by_text("b") == by_text(None)
+    assert by_text().has_id
+
+
+@pytest.mark.parametrize("member", ["to", "from", "text", "reference"])
+def test_another_member_is_another_message(member: str) -> None:
+    """Number, sender, text, and what is forwarded beside them, all have to be equal."""
+    assert by_text().message != by_text(**{member: "+4917012345679"}).message
