@@ -76,7 +76,8 @@ QUEUE_ARGUMENTS: Final[dict[str, Any]] = {
 }
 REMEDY: Final = (
     "each worker decides for itself now; let the user configure, write and read what begins with "
-    "the exchange's name, or set worker.coordination to off"
+    "the exchange's name; delete an exchange of that name that is of another type or durable; "
+    "or set worker.coordination to off"
 )
 
 _Facts = TypeVar("_Facts", bound=Facts)
