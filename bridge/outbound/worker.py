@@ -110,7 +110,7 @@ class Worker:
             self._ledger,
             most_seconds=self._settings.redelivery_wait,
             delays_seconds=self._settings.retry_delays,
-            on_open=self._make_room,
+            on_change=self._make_room,
             metrics=metrics,
         )
         Answerer(
@@ -312,13 +312,15 @@ class Worker:
         return self._pace.rates.most_held(self._capacity.most_held)
 
     def _make_room(self) -> None:
-        """Take others beside those that wait for peers: up to three times the prefetch is held."""
-        most, held = self.consumer.prefetch, self._held.count
-        if held in {most, 2 * most} and 2 * self._asker.open >= held:
+        """Take others beside those that wait for peers, when these leave few places."""
+        if self._asker.leaves_few(self.consumer.prefetch, self._capacity.most_held):
+            self._asker.put_aside()
             self.consumer.renew()
 
     def _on_registered(self) -> None:
         self._ledger.consuming_again()
+        # Redeliveries may have come before the broker's answer to the consume was read.
+        self._make_room()
 
     def _on_session_over(self, session: Session) -> None:
         """Let go of what waits: it comes again, and a probe must not keep its place meanwhile."""

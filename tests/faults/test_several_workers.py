@@ -145,6 +145,33 @@ async def test_a_worker_that_stays_away(bench: Bench, *, ids: bool) -> None:
             assert len(keys) == IN_FLIGHT * (1 if ids else 2)
 
 
+async def test_new_messages_go_on_when_two_of_three_stay_away(bench: Bench) -> None:
+    """Twice the prefetch waits for answers, and no place is left to it while others could be sent.
+
+    What the third worker has in flight ends meanwhile, message by message. Takes these seconds.
+    """
+    each, wait_seconds = 10, 20
+    settings: dict[str, Any] = {
+        "worker__concurrency": each,
+        "worker__redelivery_wait": wait_seconds,
+        "worker__shutdown_timeout_seconds": 1,
+    }
+    numbers = make_numbers(3 * each)
+    bench.service.misbehave(
+        *({"to": to, "latency_seconds": 3 + place / 10} for place, to in enumerate(numbers))
+    )
+    async with AsyncExitStack() as stack:
+        survivor = await stack.enter_async_context(bench.worker(**settings))
+        lost = [await stack.enter_async_context(second_worker(bench, **settings)) for _ in "12"]
+        await eventually(lambda: has_peers(survivor, 2), what="the others")
+        await bench.publish(numbers)
+        await has_in_flight(bench, numbers)
+        for _, proxy in lost:
+            proxy.refuse()
+
+        await bench.until_taken(await bench.publish(2 * each), seconds=wait_seconds / 2)
+
+
 async def test_a_clean_stop_hands_over(bench: Bench) -> None:
     """What a worker gives back when it stops goes on elsewhere at once, with its key."""
     slow: dict[str, Any] = {"worker__rate_limit": {"per_second": 0.1, "burst": 1}}

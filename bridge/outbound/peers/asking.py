@@ -37,6 +37,9 @@ ASK_AGAIN_SECONDS: Final = 1.0
 # A peer that is working on the message is waited for longer than one that says nothing, but not
 # for longer than the broker waits for an ack; its own limit is 30 minutes (consumer_timeout).
 MOST_BUSY_SECONDS: Final = 600.0
+# So many redeliveries may wait while others are taken; nine workers with the default concurrency
+# have 450 in flight.
+MOST_WAITING: Final = 500
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +59,7 @@ class _Case:
 class Asker:
     """Asks for one worker; `delays_seconds` are the steps of its retry ladder.
 
-    `on_open` is called when one more redelivery waits for answers.
+    `on_change` is called when one more redelivery waits for answers, or one less.
 
     Waits for peers that were heard in the last minute, `most_seconds` at most. As many questions
     are open as redeliveries are held, which the prefetch bounds.
@@ -69,7 +72,7 @@ class Asker:
         *,
         most_seconds: float,
         delays_seconds: Sequence[float],
-        on_open: Callable[[], None],
+        on_change: Callable[[], None],
         metrics: WorkerMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,12 +80,13 @@ class Asker:
         self._ledger = ledger
         self._most_seconds = most_seconds
         self._delays_seconds = delays_seconds
-        self._on_open = on_open
+        self._on_change = on_change
         self._metrics = metrics
         self._clock = clock
         self._numbers = itertools.count()
         self._open: dict[int, _Case] = {}
         self._open_entries: Counter[Entry] = Counter()
+        self._in_the_way: set[int] = set()
         # Answers that come late are learned as well: whoever gave them knows nothing any more.
         self._closed: Memory[int, _Case] = Memory(REMEMBERED_SECONDS, clock)
         self._to_ask: list[Question] = []
@@ -93,6 +97,26 @@ class Asker:
     def open(self) -> int:
         """How many redeliveries wait for answers."""
         return len(self._open)
+
+    @property
+    def in_the_way(self) -> int:
+        """How many of them have come since `put_aside`, and so hold places of the prefetch."""
+        return len(self._in_the_way)
+
+    def leaves_few(self, prefetch: int, most_held: int) -> bool:
+        """Say whether those in the way hold most places, and more may be held beside them.
+
+        `most_held` is the prefetch without a pause: ten times as many may wait, up to 500, or twice
+        as many where that is more. Renewing has a price: what the broker sends while the consumer
+        is cancelled comes as a redelivery.
+        """
+        is_room_taken = 4 * self.in_the_way >= 3 * prefetch > 0
+        most_waiting = max(2 * most_held, min(10 * most_held, MOST_WAITING))
+        return is_room_taken and self.open < most_waiting
+
+    def put_aside(self) -> None:
+        """Note that this worker is about to consume anew, with other places than theirs."""
+        self._in_the_way.clear()
 
     def is_asking(self, entry: Entry) -> bool:
         """Say whether a redelivery of the same message waits for answers here."""
@@ -118,14 +142,17 @@ class Asker:
     def _open_case(self, case: _Case) -> None:
         self._open[case.question.number] = case
         self._open_entries[case.entry] += 1
-        self._on_open()
+        self._in_the_way.add(case.question.number)
+        self._on_change()
 
     def _close_case(self, case: _Case) -> None:
         del self._open[case.question.number]
         self._open_entries[case.entry] -= 1
         if not self._open_entries[case.entry]:
             del self._open_entries[case.entry]
+        self._in_the_way.discard(case.question.number)
         self._closed.add(case.question.number, case)
+        self._on_change()
 
     async def _until_answered(self, case: _Case) -> str:
         """Return what the answer is; `none` when some peer gave none in time."""

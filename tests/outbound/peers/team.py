@@ -62,13 +62,13 @@ class Colleague:
         self._in_each_beat: list[Callable[[], Facts | None]] = []
         self.lives_on = asyncio.Event()
         self.lives_on.set()
-        self.opened = 0
+        self.changes = 0
         self.asker = Asker(
             cast("Peers", self),
             self.ledger,
             most_seconds=MOST_SECONDS,
             delays_seconds=DELAYS_SECONDS,
-            on_open=self._count,
+            on_change=self._count,
             metrics=world.metrics,
             clock=clock,
         )
@@ -180,7 +180,7 @@ class Colleague:
         self.ledger.consuming_again()
 
     def _count(self) -> None:
-        self.opened += 1
+        self.changes += 1
 
     async def _prove(self) -> None:
         await self.lives_on.wait()

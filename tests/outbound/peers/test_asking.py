@@ -351,7 +351,7 @@ def test_an_answer_that_comes_too_late_is_learned(make_team: MakeTeam) -> None:
 
 
 def test_each_that_waits_is_told_of(make_team: MakeTeam) -> None:
-    """The worker hears of each that begins to wait, to make room, and can count them."""
+    """The worker hears of each that begins to wait or ends, to make room, and can count them."""
     team = make_team(2)
     first, second = team.members
     first.fall_silent()
@@ -361,11 +361,32 @@ def test_each_that_waits_is_told_of(make_team: MakeTeam) -> None:
             asyncio.create_task(second.take(again(team, message(team, f"m-{n}")))) for n in range(3)
         ]
         await asyncio.sleep(1)
-        counts = [second.opened, second.asker.open]
+        counts = [second.changes, second.asker.open]
         await asyncio.gather(*waiting)
-        return [*counts, second.asker.open]
+        return [*counts, second.changes, second.asker.open]
 
-    assert team.play(story()) == [3, 3, 0]
+    assert team.play(story()) == [3, 3, 6, 0]
+
+
+def test_those_that_were_put_aside_are_not_in_the_way(make_team: MakeTeam) -> None:
+    """What waited when the worker consumed anew takes no place of what comes then."""
+    team = make_team(2)
+    first, second = team.members
+    first.fall_silent()
+
+    async def story() -> list[int]:
+        counts = []
+        waiting = []
+        for n in range(3):
+            waiting.append(asyncio.create_task(second.take(again(team, message(team, f"m-{n}")))))
+            await asyncio.sleep(0.1)
+            counts.append(second.asker.in_the_way)
+            if n == 1:
+                second.asker.put_aside()
+        await asyncio.gather(*waiting)
+        return [*counts, second.asker.in_the_way]
+
+    assert team.play(story()) == [1, 2, 1, 0]
 
 
 def test_it_asks_for_a_message_as_long_as_one_of_two_waits(make_team: MakeTeam) -> None:
