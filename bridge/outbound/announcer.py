@@ -8,6 +8,7 @@ from bridge.outbound.acceptances import Accepted
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.outcomes import Dead, Outcome, Retried, Sent, attempts_after, name_of
 from bridge.outcome_event import OutcomeEvent, outcome_properties
+from bridge.tracing.trace_headers import TraceHeaders
 
 log = Log(__name__)
 
@@ -20,11 +21,18 @@ class Announcer:
         self._outcome_exchange = outcome_exchange
 
     async def announce(
-        self, properties: Properties, envelope: Envelope, outcome: Outcome, at: float
+        self,
+        properties: Properties,
+        envelope: Envelope,
+        outcome: Outcome,
+        at: float,
+        *,
+        trace: TraceHeaders,
     ) -> None:
         """Tell the end of a message: to its `reply_to`, and to the exchange if there is one.
 
-        `at` is when it came about, in unix seconds. What is tried again has not ended.
+        `at` is when it came about, in unix seconds; `trace` goes along. What is tried again has not
+        ended.
         """
         if isinstance(outcome, Retried):
             return
@@ -34,10 +42,15 @@ class Announcer:
         for exchange, routing_key in targets:
             if routing_key:
                 event = _event(envelope, outcome, at)
-                await self._publish(event, properties, envelope, (exchange, routing_key))
+                await self._publish(event, properties, trace, (exchange, routing_key))
 
     async def answer_repeat(
-        self, properties: Properties, envelope: Envelope, first: Accepted | None
+        self,
+        properties: Properties,
+        envelope: Envelope,
+        first: Accepted | None,
+        *,
+        trace: TraceHeaders,
     ) -> None:
         """Tell whoever asked what became of the first message with this id."""
         if first is None or not properties.reply_to:
@@ -45,13 +58,13 @@ class Announcer:
         envelope = envelope._replace(attempts=first.attempts - 1)
         event = _event(envelope, Sent(first.status, first.provider_id), first.at)
         event = event._replace(is_duplicate=True)
-        await self._publish(event, properties, envelope, ("", properties.reply_to))
+        await self._publish(event, properties, trace, ("", properties.reply_to))
 
     async def _publish(
         self,
         event: OutcomeEvent,
         properties: Properties,
-        envelope: Envelope,
+        trace: TraceHeaders,
         target: tuple[str, str],
     ) -> None:
         exchange, routing_key = target
@@ -60,7 +73,7 @@ class Announcer:
                 event.body(),
                 exchange=exchange,
                 routing_key=routing_key,
-                properties=outcome_properties(envelope.trace, properties.correlation_id),
+                properties=outcome_properties(trace, properties.correlation_id),
             )
         except PublishError as error:
             shown = exchange or "reply_to"

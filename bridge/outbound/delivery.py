@@ -14,6 +14,7 @@ from bridge.amqp.publisher import Publication
 from bridge.amqp.wire import Body, Wire
 from bridge.outbound.envelope import Envelope
 from bridge.tracing.spans import Span
+from bridge.tracing.trace_headers import TraceHeaders
 
 # A delivery that has been held for longer is put off to the ladder, once the wait that it is in has
 # ended. The broker's own limit is 30 minutes (consumer_timeout).
@@ -114,11 +115,9 @@ class Delivery:
         return self.clock() - self.received
 
     @property
-    def envelope_to_tell(self) -> Envelope:
-        """Its envelope, with the trace headers of what it causes."""
-        if self.span is None:
-            return self.envelope
-        return self.envelope._replace(trace=self.span.headers)
+    def trace(self) -> TraceHeaders:
+        """The trace headers of what it causes: those of its span, else its publisher's."""
+        return self.envelope.trace if self.span is None else self.span.headers
 
     @property
     def trace_id(self) -> str | None:

@@ -145,7 +145,9 @@ class Worker:
         acceptance = accepted(delivery.envelope, outcome, at)
         self._ledger.settle(claim, acceptance, acked=acked)
         self._report_end(entry, acceptance)
-        await self._announcer.announce(delivery.properties, delivery.envelope_to_tell, outcome, at)
+        await self._announcer.announce(
+            delivery.properties, delivery.envelope, outcome, at, trace=delivery.trace
+        )
 
     def _entry_of(self, delivery: Delivery) -> Entry:
         if self._is_known_by_text:
@@ -222,8 +224,9 @@ class Worker:
             return
         acked = self._settler.ack(delivery, None)
         self._ledger.note_repeat(entry, acked=acked)
-        properties, envelope = delivery.properties, delivery.envelope_to_tell
-        await self._announcer.answer_repeat(properties, envelope, repeat.first)
+        await self._announcer.answer_repeat(
+            delivery.properties, delivery.envelope, repeat.first, trace=delivery.trace
+        )
 
     async def _put_off_repeat(self, delivery: Delivery, entry: Entry) -> None:
         kept = self._ledger.recall_repeat(entry, redelivered=delivery.redelivered)

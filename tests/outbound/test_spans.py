@@ -63,7 +63,7 @@ def test_a_delivery_is_below_its_publisher(
     assert (tracer.spans[0].name, tracer.spans[0].kind) == ("process q", "consumer")
     assert delivery.span is span
     assert delivery.trace_id == span.trace_id
-    assert delivery.envelope_to_tell.trace == span.headers
+    assert delivery.trace == span.headers
 
 
 def test_without_spans_the_publishers_headers_are_told() -> None:
@@ -71,7 +71,7 @@ def test_without_spans_the_publishers_headers_are_told() -> None:
     delivery = make_delivery(trace=(("traceparent", PUBLISHER),))
 
     assert delivery.trace_id is None
-    assert delivery.envelope_to_tell is delivery.envelope
+    assert delivery.trace == delivery.envelope.trace
 
 
 def test_a_post_names_host_and_port_alone() -> None:

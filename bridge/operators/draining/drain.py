@@ -160,7 +160,11 @@ class Drain:
         async def announce(move: Move) -> None:
             async with places:
                 await self._announcer.announce(
-                    move.message.properties, move.envelope, move.outcome, at
+                    move.message.properties,
+                    move.envelope,
+                    move.outcome,
+                    at,
+                    trace=move.envelope.trace,
                 )
 
         async with asyncio.TaskGroup() as group:
