@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeVar
 
 from bridge import __version__
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS
-from bridge.amqp.client import Channel, Connection
+from bridge.amqp.client import Channel, ChannelAccessRefused, Connection, ConsumerCallback
 from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
@@ -53,6 +53,23 @@ class Arrivals(Generic[T]):
         self._has_ended = False
         channel.closing.add_done_callback(lambda _: self._arrived.put_nowait(None))
         channel.on_consumer_cancel_callbacks.add(lambda _: self._arrived.put_nowait(None))
+
+    async def consume(self, queue: str, *, prefetch: int, callback: ConsumerCallback) -> str:
+        """Begin a consumer of a queue, which hands on to `add`, and return its tag.
+
+        Raises BrokerError when the user may not read the queue, or else aiormq's error or
+        TimeoutError.
+        """
+        try:
+            async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+                await self._channel.basic_qos(prefetch_count=prefetch)
+                consumer = await self._channel.basic_consume(queue, callback)
+        except ChannelAccessRefused:
+            raise BrokerError(
+                f"queue {queue}: no permission to read; grant it with rabbitmqctl "
+                "set_permissions, or name a user that may in rabbitmq.username"
+            ) from None
+        return consumer.consumer_tag or ""
 
     def add(self, message: T) -> None:
         """Take note of a delivery."""

@@ -27,7 +27,6 @@ from bridge.amqp.channels import (
 from bridge.amqp.client import (
     AMQPError,
     Channel,
-    ChannelAccessRefused,
     ChannelInvalidStateError,
     DeliveredMessage,
 )
@@ -119,15 +118,7 @@ class DeadLetterQueue:
         if self._prefetch - self._unacked > PREFETCH // 2:
             return
         prefetch = min(PREFETCH, total - self._delivered)
-        try:
-            async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
-                await self._channel.basic_qos(prefetch_count=prefetch)
-                await self._channel.basic_consume(self.name, self._on_delivery)
-        except ChannelAccessRefused:
-            raise BrokerError(
-                f"queue {self.name}: no permission to read; grant it with rabbitmqctl "
-                "set_permissions, or name a user that may in rabbitmq.username"
-            ) from None
+        await self._arrivals.consume(self.name, prefetch=prefetch, callback=self._on_delivery)
         self._prefetch += prefetch
 
     async def _on_delivery(self, message: DeliveredMessage) -> None:

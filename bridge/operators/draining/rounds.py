@@ -20,7 +20,6 @@ from bridge.amqp.channels import (
 from bridge.amqp.client import (
     AMQPError,
     Channel,
-    ChannelAccessRefused,
     ChannelInvalidStateError,
     Connection,
     ConsumerCallback,
@@ -66,18 +65,11 @@ class Rounds:
         """
         taken: list[Taken] = []
         try:
-            async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
-                await self._channel.basic_qos(prefetch_count=count)
-                consumer = await self._channel.basic_consume(queue, self._callback)
+            tag = await self._arrivals.consume(queue, prefetch=count, callback=self._callback)
             while len(taken) < count and (one := await self._arrivals.next(queue)) is not None:
                 taken.append(one)
             async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
-                await self._channel.basic_cancel(consumer.consumer_tag or "")
-        except ChannelAccessRefused:
-            raise BrokerError(
-                f"queue {queue}: no permission to read; grant it with rabbitmqctl "
-                "set_permissions, or name a user that may in rabbitmq.username"
-            ) from None
+                await self._channel.basic_cancel(tag)
         except (AMQPError, ChannelInvalidStateError, TimeoutError):
             raise _is_gone(queue) from None
         # What came before the broker's answer to the cancel.
