@@ -305,6 +305,25 @@ class Amqp:
 
         return await eventually(look, what=f"a message with {wanted} in {queue}")
 
+    async def take_all(self, queue: str) -> list[AbstractIncomingMessage]:
+        """Take every message off a queue."""
+        source = await self.channel.get_queue(queue, ensure=False)
+        wanted = await self.count(queue)
+        messages: list[AbstractIncomingMessage] = []
+        everything = asyncio.Event()
+
+        async def take(message: AbstractIncomingMessage) -> None:
+            messages.append(message)
+            if len(messages) >= wanted:
+                everything.set()
+
+        if wanted:
+            tag = await source.consume(take, no_ack=True)
+            async with asyncio.timeout(60):
+                await everything.wait()
+            await source.cancel(tag)
+        return messages
+
     async def count(self, queue: str) -> int:
         """Count the messages that are ready in a queue."""
         async with self._connection.channel() as channel:

@@ -118,25 +118,6 @@ class Graveyard:
             ids |= set(await asyncio.gather(*(self.bury(REASONS[n % len(REASONS)]) for n in part)))
         return ids
 
-    async def drain(self, queue: str) -> list[aio_pika.abc.AbstractIncomingMessage]:
-        """Take every message off a queue."""
-        source = await self.amqp.channel.get_queue(queue, ensure=False)
-        wanted = await self.amqp.count(queue)
-        messages: list[aio_pika.abc.AbstractIncomingMessage] = []
-        everything = asyncio.Event()
-
-        async def take(message: aio_pika.abc.AbstractIncomingMessage) -> None:
-            messages.append(message)
-            if len(messages) >= wanted:
-                everything.set()
-
-        if wanted:
-            tag = await source.consume(take, no_ack=True)
-            async with asyncio.timeout(60):
-                await everything.wait()
-            await source.cancel(tag)
-        return messages
-
     async def until_at_rest(self, *counts: int) -> None:
         """Return when main and dead queue hold so many messages ready."""
         for queue, count in zip((self.queue, self.dead), counts, strict=True):
@@ -239,7 +220,7 @@ async def test_no_number_of_looks_loses_a_dead_letter(graveyard: Graveyard) -> N
         assert set(await _look(graveyard)) == ids
         await graveyard.until_at_rest(0, 5)
 
-    left = await graveyard.drain(graveyard.dead)
+    left = await graveyard.amqp.take_all(graveyard.dead)
 
     assert Counter(message.message_id for message in left) == Counter(ids)
     assert {message.headers["sms-bridge-copies"] for message in left} == {3}
@@ -460,7 +441,7 @@ async def test_a_replayed_letter_starts_anew(graveyard: Graveyard) -> None:
         sms_bridge_ordering_key="a", x_death=[{"count": 1}], sms_bridge_on_uncertain="park"
     )
     result = await run_program("dlq", "replay", "--yes", settings=graveyard.values)
-    (message,) = await graveyard.drain(graveyard.queue)
+    (message,) = await graveyard.amqp.take_all(graveyard.queue)
 
     assert (result.returncode, result.stdout) == (0, b"replayed 1\n")
     assert (message.message_id, message.body) == (message_id, BODY)
@@ -537,8 +518,8 @@ async def test_a_letter_that_is_there_twice_is_replayed_once(graveyard: Graveyar
     command = ("dlq", "replay", "--reason", "exhausted")
     asked = await run_program(*command, settings=graveyard.values)
     done = await run_program(*command, "--yes", settings=graveyard.values)
-    sent = await graveyard.drain(graveyard.queue)
-    left = await graveyard.drain(graveyard.dead)
+    sent = await graveyard.amqp.take_all(graveyard.queue)
+    left = await graveyard.amqp.take_all(graveyard.dead)
 
     assert (asked.returncode, done.returncode) == (0, 0)
     for output, verb in ((asked.stdout, b"would replay 2"), (done.stdout, b"replayed 2\n")):
@@ -636,7 +617,7 @@ async def test_a_killed_replay_loses_nothing(graveyard: Graveyard, launcher: Lau
     await eventually(is_given_back, what="the broker noticed the end")
     moved = await graveyard.amqp.count(graveyard.queue)
     last = await run_program(*command, settings=graveyard.values)
-    messages = await graveyard.drain(graveyard.queue)
+    messages = await graveyard.amqp.take_all(graveyard.queue)
     times = Counter(message.message_id for message in messages)
 
     assert (moved >= 700, last.returncode) == (True, 0)
@@ -662,7 +643,10 @@ async def test_a_stopped_replay_finishes_what_it_has_begun(
         return main + await graveyard.amqp.count(graveyard.dead) == 300
 
     await eventually(is_given_back, what="the letters in hand went back")
-    both = [*await graveyard.drain(graveyard.queue), *await graveyard.drain(graveyard.dead)]
+    both = [
+        *await graveyard.amqp.take_all(graveyard.queue),
+        *await graveyard.amqp.take_all(graveyard.dead),
+    ]
 
     assert code == 1
     assert "nothing is lost" in replay.output
@@ -682,7 +666,7 @@ async def test_what_is_discarded_is_in_a_file_of_ours_alone(
     command = ("dlq", "discard", "--reason", "invalid", "--to", str(file))
     result = await run_program(*command, "--yes", settings=graveyard.values)
     (record,) = [json.loads(line) for line in file.read_text(encoding="ascii").splitlines()]
-    (left,) = await graveyard.drain(graveyard.dead)
+    (left,) = await graveyard.amqp.take_all(graveyard.dead)
 
     assert result.returncode == 0
     assert b"discarded 1" in result.stdout

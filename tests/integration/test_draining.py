@@ -106,25 +106,6 @@ class Campaign:
         lines = (file or self.file).read_text(encoding="ascii").splitlines()
         return [json.loads(line) for line in lines if line.endswith("}")]
 
-    async def taken(self, queue: str) -> list[aio_pika.abc.AbstractIncomingMessage]:
-        """Take every message off a queue."""
-        source = await self.amqp.channel.get_queue(queue, ensure=False)
-        wanted = await self.amqp.count(queue)
-        messages: list[aio_pika.abc.AbstractIncomingMessage] = []
-        everything = asyncio.Event()
-
-        async def take(message: aio_pika.abc.AbstractIncomingMessage) -> None:
-            messages.append(message)
-            if len(messages) >= wanted:
-                everything.set()
-
-        if wanted:
-            tag = await source.consume(take, no_ack=True)
-            async with asyncio.timeout(60):
-                await everything.wait()
-            await source.cancel(tag)
-        return messages
-
     async def until_at_rest(self, main: int, dead: int) -> None:
         """Return when main and dead queue have so many messages ready."""
         await self.amqp.until_count(self.queue, main)
@@ -169,7 +150,7 @@ async def test_a_dry_run_changes_nothing(
         assert f"would move {count} of 5 that wait" in said
         assert f"({campaign.queue}.retry.1h 2, {campaign.queue} 3)" in said
         assert "nothing was changed; --yes does it" in said
-    left = await campaign.taken(campaign.queue)
+    left = await campaign.amqp.take_all(campaign.queue)
 
     assert [message.message_id for message in left] == campaign.ids[:3]
     assert {message.redelivered for message in left} == {False}
@@ -246,7 +227,7 @@ async def test_what_waits_becomes_dead_letters(
         await campaign.publish(1, headers={"sms-bridge-expires-at": "soon"})
         await amqp.publish(campaign.queue, b"\xff")
         result = await campaign.moved()
-        messages = await campaign.taken(campaign.dead)
+        messages = await campaign.amqp.take_all(campaign.dead)
         left = await amqp.count(campaign.queue)
         failed, good, broken, nameless = messages
 
@@ -379,7 +360,7 @@ async def test_a_limit_is_kept_to_the_message(campaign: Campaign) -> None:
     """With --limit exactly so many are moved, and no other was so much as taken."""
     await campaign.publish(MAX_ROUND + 40)
     result = await campaign.run("--yes", "--limit", str(MAX_ROUND), "--file", str(campaign.file))
-    left = await campaign.taken(campaign.queue)
+    left = await campaign.amqp.take_all(campaign.queue)
 
     assert result.returncode == 0
     assert [record["message_id"] for record in campaign.listed()] == campaign.ids[:MAX_ROUND]
@@ -402,7 +383,7 @@ async def test_it_ends_while_publishers_go_on(campaign: Campaign) -> None:
     finally:
         is_over.set()
         await feeding
-    left = await campaign.taken(campaign.queue)
+    left = await campaign.amqp.take_all(campaign.queue)
     moved = [record["message_id"] for record in campaign.listed()]
 
     assert len(moved) >= CAMPAIGN
@@ -431,7 +412,7 @@ async def test_workers_that_go_on_are_told_of(
         await campaign.amqp.publish(campaign.queue, body, message_id=message_id)
     asked = await campaign.run()
     await campaign.moved()
-    dead = {message.message_id for message in await campaign.taken(campaign.dead)}
+    dead = {message.message_id for message in await campaign.amqp.take_all(campaign.dead)}
     alive = {number for message_id, number in numbers.items() if message_id not in dead}
 
     async def are_sent() -> bool:
@@ -513,7 +494,9 @@ async def test_a_killed_drain_loses_nothing(
         assert last.returncode == 0, last.stderr
         listed = {record["message_id"] for file in files for record in campaign.listed(file)}
         asked = await run_program("dlq", "replay", "--json", settings=campaign.settings)
-        times = Counter(message.message_id for message in await campaign.taken(campaign.dead))
+        times = Counter(
+            message.message_id for message in await campaign.amqp.take_all(campaign.dead)
+        )
         doubled = times.total() - CAMPAIGN
 
         assert set(times) == set(campaign.ids) == listed
@@ -535,8 +518,8 @@ async def test_a_stopped_drain_gives_nothing_back(campaign: Campaign, launcher: 
     running.child.signal(signal.SIGTERM)
     code = await running.ended()
     await _until_given_back(campaign)
-    left = await campaign.taken(campaign.queue)
-    moved = [message.message_id for message in await campaign.taken(campaign.dead)]
+    left = await campaign.amqp.take_all(campaign.queue)
+    moved = [message.message_id for message in await campaign.amqp.take_all(campaign.dead)]
 
     assert code == 1
     assert f"stopped after {len(moved)}; nothing is lost" in running.output
@@ -555,7 +538,7 @@ async def test_without_a_place_for_them_nothing_is_taken(campaign: Campaign) -> 
 
         assert (result.returncode, result.stdout) == (1, b"")
         assert f"queue {campaign.dead}: there is none" in result.stderr.decode()
-    left = await campaign.taken(campaign.queue)
+    left = await campaign.amqp.take_all(campaign.queue)
     assert {message.redelivered for message in left} == {False}
     assert not campaign.file.exists()
 
@@ -569,7 +552,7 @@ async def test_a_full_dead_letter_queue_gives_back_one(amqp: Amqp, campaign: Cam
     await campaign.publish(20)
     result = await campaign.run("--yes", "--file", str(campaign.file))
     await campaign.until_at_rest(20, 1)
-    left = await campaign.taken(campaign.queue)
+    left = await campaign.amqp.take_all(campaign.queue)
 
     assert (result.returncode, result.stdout) == (1, b"moved 0\n")
     assert "not stored" in result.stderr.decode()
@@ -583,7 +566,7 @@ async def test_a_file_is_never_overwritten(campaign: Campaign) -> None:
     await campaign.publish(1)
     campaign.file.write_text("mine", encoding="ascii")
     result = await campaign.run("--yes", "--file", str(campaign.file))
-    (left,) = await campaign.taken(campaign.queue)
+    (left,) = await campaign.amqp.take_all(campaign.queue)
 
     assert result.returncode == 1
     assert "name another file with --file" in result.stderr.decode()
