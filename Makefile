@@ -24,7 +24,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help env broker rabbitmq-4 prometheus amqp-tools browser demo test test-fast test-changed test-plain-wire \
-    examples upgrade-check soak soak-cluster side-by-side scenes adaptive simulate soak-webhook forgeries mutants pictures nginx redpanda-connect otel-collector \
+    examples upgrade-check soak soak-cluster side-by-side scenes adaptive priorities simulate soak-webhook forgeries mutants pictures nginx redpanda-connect otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
 
@@ -177,6 +177,9 @@ side-by-side: $(DEV_STAMP) broker  ## the usual ways to lose messages beside our
 
 scenes: $(DEV_STAMP) broker  ## long proofs of single promises, in half an hour (SCENES="sigterm kill" WRITE=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/scenes.py $(SCENES) $(if $(WRITE),--write)
+
+priorities: $(DEV_STAMP) broker  ## one-time codes behind 100,000 texts, with worker.priorities, in five minutes (WRITE=1 puts it into the docs)
+	PYTHONPATH=. $(BIN)/python tests/bench/priorities.py $(if $(WRITE),--write)
 
 adaptive: $(DEV_STAMP) broker  ## worker.concurrency: auto beside fixed values, on an API that changes, in a quarter of an hour (WRITE=1 puts it into the docs)
 	PYTHONPATH=. $(BIN)/python tests/soak/adaptive.py $(if $(WRITE),--write)

@@ -38,7 +38,13 @@ from bridge.outbound.spans import WorkerSpans
 from bridge.outbound.transport import open_transport
 from bridge.outbound.worker import Worker
 from bridge.start_checks import broker_login, webhook_endpoints
-from bridge.topology.declarations import bridge_topology, dead_queue, name_of, retry_queue
+from bridge.topology.declarations import (
+    bridge_topology,
+    dead_queue,
+    name_of,
+    queues_behind,
+    retry_queue,
+)
 from bridge.topology.paused_queue import Note
 from bridge.topology.upkeep import Upkeep
 from bridge.tracing.spans import Tracer
@@ -113,6 +119,9 @@ class Assembly:
         publish = partial(worker.operator_pause.beside, partial(peers.beside, publisher.serve))
         self._link("worker publish", publish)
         self._link("worker consume", worker.serve)
+        if (sorter := worker.sorter) is not None:
+            self._link("worker sort", sorter.serve)
+            self.health.ready["sorter"] = lambda: sorter.is_sorting or publisher.is_blocked
         self.health.ready["consumer"] = lambda: worker.consumer.is_registered or pace.is_holding
         self.health.facts["worker"] = lambda: {
             "queue": settings.worker.queue,
@@ -293,6 +302,7 @@ def _worker_metrics(settings: Settings, registry: Registry) -> WorkerMetrics:
         queue=queue,
         retry_queues=[retry_queue(queue, delay) for delay in settings.worker.retry_delays],
         dead=dead_queue(queue),
+        queues_behind=queues_behind(settings.worker),
         error_codes=list(settings.sms_api.response.errors),
     )
 

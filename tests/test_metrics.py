@@ -21,7 +21,7 @@ from bridge.outbound.metrics import WorkerMetrics
 from bridge.topology.declarations import bridge_topology, name_of
 from tests.chart.promql import promtool
 
-BUDGET = 500
+BUDGET = 520
 QUEUE = "sms.outbound"
 RETRY_QUEUES = [f"{QUEUE}.retry.{delay}" for delay in ("5s", "30s", "2m", "10m", "1h")]
 DEAD = f"{QUEUE}.dead"
@@ -152,6 +152,9 @@ WORKER = {
     "coordination_up": gauge(),
     "redelivery_questions_total": counter("answer", ["unknown", "done", "kept", "none"]),
     "peer_messages_malformed_total": counter(),
+    "messages_sorted_total": counter("class", ["urgent", "normal"]),
+    "sorter_up": gauge(),
+    "urgent_acceptance_latency_seconds": histogram([0.1, 0.5, 2, 10]),
 }
 WEBHOOK = {
     "http_requests_total": counter(

@@ -108,6 +108,7 @@ class WorkerSettings(Section):
     redelivery_wait: Duration = 10
     deduplicate: Duration | None = None
     deduplicate_by: Literal["message_id", "text"] = "message_id"
+    priorities: Annotated[Literal["on", "off"], BeforeValidator(write_on_or_off)] = "off"
     shutdown_timeout_seconds: Duration = 25
 
     @property

@@ -23,7 +23,7 @@ from bridge.operators.message_models import (
     RequestHeaders,
 )
 from bridge.outbound.request import OpenSendRequest, SendRequest
-from bridge.topology.declarations import dead_queue, retry_queue
+from bridge.topology.declarations import dead_queue, queues_behind, retry_queue
 
 FORM: Final = "application/x-www-form-urlencoded"
 JSON_SCHEMA: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -123,6 +123,10 @@ def _channels(settings: Settings) -> dict[str, Any]:
             "Requests that were given up, body untouched, the reason in the headers.",
         ),
     }
+    for name in queues_behind(worker):
+        channels[f"sorted{name.rpartition('.')[2].title()}"] = _queue(
+            settings, name, ("sendRequest",), "Requests that wait for a worker. Internal."
+        )
     for delay in worker.retry_delays:
         name = retry_queue(worker.queue, delay)
         channels[f"retry{name.rpartition('.')[2]}"] = _queue(

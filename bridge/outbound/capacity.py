@@ -4,9 +4,7 @@ Both are fixed, or follow the service with `worker.concurrency: auto` (see `adap
 """
 
 import asyncio
-import contextlib
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Final, NoReturn, Self
 
@@ -15,6 +13,7 @@ from bridge.logs import Log
 from bridge.outbound.adaptive_limit import AdaptiveLimit
 from bridge.outbound.delivery import Waits
 from bridge.outbound.fates import Answer
+from bridge.outbound.slots import Slots
 
 log = Log(__name__)
 
@@ -22,58 +21,6 @@ log = Log(__name__)
 LOGGED_FACTOR: Final = 2
 # It moves all the time, and the metric shows each move.
 LOG_SECONDS: Final = 15.0
-
-
-class Slots:
-    """A semaphore whose size can change; slots that are held stay held when there are fewer."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._taken = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    def acquire_free(self) -> bool:
-        """Take a slot if there is one that nobody waits for, and say whether."""
-        if self._taken < self.limit and not self._waiting:
-            self._taken += 1
-            return True
-        return False
-
-    async def acquire(self) -> None:
-        """Take a slot; wait for one in the order of the calls."""
-        if self.acquire_free():
-            return
-        handed_over = asyncio.get_running_loop().create_future()
-        self._waiting.append(handed_over)
-        try:
-            await handed_over
-        except asyncio.CancelledError:
-            if handed_over.cancelled():
-                with contextlib.suppress(ValueError):
-                    self._waiting.remove(handed_over)
-                self._hand_out()
-            else:
-                # It was given a slot just before it was cancelled.
-                self.give_back()
-            raise
-
-    def give_back(self) -> None:
-        """Give a slot back."""
-        self._taken -= 1
-        if self._waiting:
-            self._hand_out()
-
-    def resize(self, limit: int) -> None:
-        """Change how many there are."""
-        self.limit = limit
-        self._hand_out()
-
-    def _hand_out(self) -> None:
-        while self._waiting and self._taken < self.limit:
-            handed_over = self._waiting.popleft()
-            if not handed_over.done():
-                self._taken += 1
-                handed_over.set_result(None)
 
 
 class Capacity:
@@ -111,9 +58,9 @@ class Capacity:
         """How many requests may be in flight now."""
         return self._slots.limit
 
-    def slot(self, waits: Waits) -> "Slot":
+    def slot(self, waits: Waits, *, is_urgent: bool = False) -> "Slot":
         """Hold a slot for the length of an `async with` block; `waits` measures the wait for it."""
-        return Slot(self, self._slots, waits)
+        return Slot(self, self._slots, waits, is_urgent)
 
     async def keep_logging(self) -> NoReturn:
         """Log the limit every few seconds, if it is another one than was logged last."""
@@ -153,19 +100,26 @@ class Slot:
     Call `begin` when the request leaves, and set `answer` when it is there.
     """
 
-    __slots__ = ("_began", "_capacity", "_slots", "_waits", "answer")
+    __slots__ = ("_began", "_capacity", "_is_urgent", "_slots", "_waits", "answer")
 
-    def __init__(self, capacity: Capacity, slots: Slots, waits: Waits) -> None:
+    def __init__(
+        self,
+        capacity: Capacity,
+        slots: Slots,
+        waits: Waits,
+        is_urgent: bool,  # noqa: FBT001  made in one place
+    ) -> None:
         self._capacity = capacity
         self._slots = slots
         self._waits = waits
+        self._is_urgent = is_urgent
         self._began: float | None = None
         self.answer: Answer | None = None
 
     async def __aenter__(self) -> Self:
         if not self._slots.acquire_free():
             with self._waits("slot"):
-                await self._slots.acquire()
+                await self._slots.acquire(is_urgent=self._is_urgent)
         return self
 
     async def __aexit__(self, *_: object) -> None:

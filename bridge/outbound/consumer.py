@@ -1,4 +1,4 @@
-"""Keep this process registered as a consumer of one queue, and know when it is not.
+"""Keep this process registered as a consumer of its queues, and know when it is not.
 
 A loop compares what should be with what is, at every change and every few seconds, so that no
 lost event can stop consumption. Deliveries come from the wire, not from the client library.
@@ -8,8 +8,8 @@ import asyncio
 import functools
 import sys
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
 from bridge.amqp.channels import (
     RPC_TIMEOUT_SECONDS,
@@ -25,7 +25,6 @@ from bridge.errors import BrokerError
 from bridge.logs import Log
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.envelope import DELIVERY_COUNT, REPEATED, bare_envelope
-from bridge.outbound.metrics import WorkerMetrics
 
 log = Log(__name__)
 
@@ -48,10 +47,21 @@ FADING: Final = 0.95
 LARGE_RPC_TIMEOUT_SECONDS: Final = 60.0
 
 
-class Consumer:
-    """Consumes while `prefetch()` is above zero, with that prefetch.
+class Gauges(NamedTuple):
+    """What a consumer shows, each set to 1 or 0.
 
-    Set `changed` when `prefetch()` may return something else. `on_delivery` is called with each
+    Whether it is registered, and whether a message is suspected of ending each session.
+    """
+
+    up: Callable[[float], None]
+    poison_suspected: Callable[[float], None]
+
+
+class Consumer:
+    """Consumes each queue for which `prefetch()` says more than zero, with that prefetch.
+
+    All are consumed on one channel, and end with it; `name` stands for them in the log. Set
+    `changed` when `prefetch()` may return something else. `on_delivery` is called with each
     delivery, `on_registered` each time that the broker has registered this process as a consumer,
     `on_session_over` when the deliveries of a session can no longer be acked and come again. Call
     `let_go` for each delivery at its end: the bytes that are held have a bound.
@@ -59,23 +69,23 @@ class Consumer:
 
     def __init__(
         self,
-        queue: str,
+        name: str,
         *,
-        prefetch: Callable[[], int],
+        prefetch: Callable[[], Mapping[str, int]],
         changed: asyncio.Event,
         on_delivery: Callable[[Delivery], None],
         on_registered: Callable[[], None],
         on_session_over: Callable[[Session], None],
-        metrics: WorkerMetrics,
+        gauges: Gauges,
     ) -> None:
-        self._queue = queue
+        self._name = name
         self._prefetch = prefetch
         self._changed = changed
         self._hand_on = on_delivery
         self._on_registered = on_registered
         self._on_session_over = on_session_over
-        self._metrics = metrics
-        self._consuming_with = 0
+        self._gauges = gauges
+        self._consuming_with: dict[str, int] = {}
         self._empty_sessions = 0
         self._stopped = False
         self._is_to_renew = False
@@ -88,8 +98,8 @@ class Consumer:
 
     @property
     def is_registered(self) -> bool:
-        """Whether the broker knows this process as a consumer of the queue."""
-        return self._consuming_with > 0
+        """Whether the broker knows this process as a consumer."""
+        return bool(self._consuming_with)
 
     @property
     def has_session(self) -> bool:
@@ -98,8 +108,8 @@ class Consumer:
 
     @property
     def prefetch(self) -> int:
-        """With what prefetch it is registered; 0 while it is not."""
-        return self._consuming_with
+        """With what prefetch it is registered, of all queues; 0 while it is not."""
+        return sum(self._consuming_with.values())
 
     async def stop(self) -> None:
         """Take nothing more; return when the broker has been told, or is gone."""
@@ -169,50 +179,60 @@ class Consumer:
         self._suspect_poison()
         wire = connection.wire
         self._session = session = Session(channel, wire)
-        tag: str | None = None
+        tags: dict[str, str] = {}
         take = functools.partial(self._on_delivery, session)
         try:
             with wire.deliveries(channel, take) as callback:
                 self._regulate()
                 while not self._has_ended:
-                    self._check(session, tag)
+                    self._check(session, tags)
                     if wire.is_reading:
-                        tag = await self._follow(session, tag, callback)
+                        await self._follow(session, tags, callback)
                     wire.keep_alive()
                     await self._wait_for_change()
             await close_channel(channel)
         finally:
             session.over.set()
             self._session = None
-            self._mark(0)
+            self._mark({})
             self._on_session_over(session)
             self._idle.set()
 
     async def _follow(
-        self, session: Session, tag: str | None, callback: ConsumerCallback
-    ) -> str | None:
+        self, session: Session, tags: dict[str, str], callback: ConsumerCallback
+    ) -> None:
         """Start, stop or restart consuming so that it is as it should be."""
-        wanted = 0 if self._stopped else min(self._prefetch(), self._most_that_fit())
-        if wanted == self._consuming_with and not self._is_to_renew:
-            return tag
+        wanted, is_to_renew = self._wanted(), self._is_to_renew
+        if wanted == self._consuming_with and not is_to_renew:
+            return
         self._is_to_renew = False
+        kept = {} if is_to_renew else dict(wanted.items() & self._consuming_with.items())
         channel = session.channel
         timeout = LARGE_RPC_TIMEOUT_SECONDS if self._large_bytes else RPC_TIMEOUT_SECONDS
         async with asyncio.timeout(timeout):
-            if tag is not None:
-                await channel.basic_cancel(tag)
-                self._mark(0)
+            for queue in self._consuming_with.keys() - kept.keys():
+                await channel.basic_cancel(tags.pop(queue))
+            self._mark(kept)
             if not wanted:
                 self._idle.set()
-                return None
+                return
             self._idle.clear()
-            # What an earlier consumer of the channel was given is no part of the new prefetch.
-            session.most_unacked += wanted
-            await channel.basic_qos(prefetch_count=wanted)
-            result = await channel.basic_consume(self._queue, callback)
+            for queue, prefetch in wanted.items():
+                if queue in kept:
+                    continue
+                # What an earlier consumer of the channel was given is no part of the new prefetch.
+                session.most_unacked += prefetch
+                await channel.basic_qos(prefetch_count=prefetch)
+                result = await channel.basic_consume(queue, callback)
+                tags[queue] = result.consumer_tag or ""
         self._mark(wanted)
         self._on_registered()
-        return result.consumer_tag
+
+    def _wanted(self) -> dict[str, int]:
+        if self._stopped:
+            return {}
+        most = self._most_that_fit()
+        return {queue: min(wanted, most) for queue, wanted in self._prefetch().items() if wanted}
 
     def _most_that_fit(self) -> int:
         """Return how many bodies as large as the last ones may be held."""
@@ -243,13 +263,14 @@ class Consumer:
             wire.set_reading(enabled=has_room)
             self._changed.set()
 
-    def _check(self, session: Session, tag: str | None) -> None:
+    def _check(self, session: Session, tags: Mapping[str, str]) -> None:
         if session.has_failed:
             raise BrokerError("the broker takes no acks")
         if session.channel.is_closed:
             raise closed_channel(session.channel, "consuming")
-        if tag is not None and tag not in session.channel.consumers:
-            raise BrokerError(f"the broker cancelled the consumer of {self._queue}")
+        for queue, tag in tags.items():
+            if tag not in session.channel.consumers:
+                raise BrokerError(f"the broker cancelled the consumer of {queue}")
 
     async def _wait_for_change(self) -> None:
         try:
@@ -259,12 +280,13 @@ class Consumer:
             pass
         self._changed.clear()
 
-    def _mark(self, prefetch: int) -> None:
-        if bool(prefetch) != bool(self._consuming_with):
-            event = "consuming" if prefetch else "not_consuming"
-            log.info(event, queue=self._queue, prefetch=prefetch or None)
-        self._consuming_with = prefetch
-        self._metrics.consumer_up.labels(self._queue).set(1 if prefetch else 0)
+    def _mark(self, consuming_with: dict[str, int]) -> None:
+        if bool(consuming_with) != bool(self._consuming_with):
+            event = "consuming" if consuming_with else "not_consuming"
+            prefetch = max(consuming_with.values(), default=None)
+            log.info(event, queue=self._name, prefetch=prefetch)
+        self._consuming_with = consuming_with
+        self._gauges.up(1 if consuming_with else 0)
 
     def _on_delivery(
         self,
@@ -276,7 +298,7 @@ class Consumer:
     ) -> None:
         if self._empty_sessions:
             self._empty_sessions = 0
-            self._metrics.poison_suspected.set(0)
+            self._gauges.poison_suspected(0)
         headers = properties.headers or {}
         delivery = Delivery(
             body=body,
@@ -299,12 +321,12 @@ class Consumer:
             log.warning("delivered_often", message_id=message_id, before=count)
 
     def _on_cancelled_by_broker(self, _frame: object) -> None:
-        log.warning("consumer_cancelled", queue=self._queue)
+        log.warning("consumer_cancelled", queue=self._name)
         self._changed.set()
 
     def _suspect_poison(self) -> None:
         # A message that the client cannot decode ends each connection before it is handed on.
         self._empty_sessions += 1
         if self._empty_sessions > POISON_SESSIONS:
-            self._metrics.poison_suspected.set(1)
-            log.warning("protocol_poison_suspected", queue=self._queue)
+            self._gauges.poison_suspected(1)
+            log.warning("protocol_poison_suspected", queue=self._name)

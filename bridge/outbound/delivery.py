@@ -87,7 +87,7 @@ class Delivery:
 
     `waiting_for` is what it waits for, `waited_seconds` how long it has waited for what. Times are
     of `clock`. `replacement` is the copy that is published and may yet be confirmed. `span` is None
-    where spans are not exported.
+    where spans are not exported. `is_urgent`: it passes others that wait here.
     """
 
     body: Body
@@ -102,6 +102,7 @@ class Delivery:
     replacement: Publication | None = None
     waited_seconds: dict[WaitCause, float] = field(default_factory=dict)
     span: Span | None = None
+    is_urgent: bool = False
     _waiting_since: float = 0.0
 
     @property

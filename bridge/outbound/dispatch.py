@@ -122,6 +122,8 @@ class Dispatcher:
                 why = self._pace.paused or "it looks like an outage"
                 detail = f"the worker is paused: {why}"
                 return put_off("paused", self._policy, detail=detail, wait_seconds=away_seconds)
+        if delivery.is_urgent:
+            return self._put_off(self._rates.urgent_seconds_on_ladder(request.sender))
         return self._put_off_to_its_turn(delivery, request.sender)
 
     def _expired(self, delivery: Delivery) -> Dead | None:
@@ -156,6 +158,12 @@ class Dispatcher:
                 delivery.envelope = delivery.envelope._replace(turn_at=None)
             return None
         delivery.envelope = delivery.envelope._replace(turn_at=now + seconds)
+        return self._put_off(seconds)
+
+    def _put_off(self, seconds: float) -> Retried | None:
+        """Have it wait on the ladder for its turn; None when it has its turn here."""
+        if not seconds:
+            return None
         return Retried(
             reason="rate_limited",
             delay_seconds=self._policy.longest_within(seconds),
@@ -171,12 +179,16 @@ class Dispatcher:
         pause began or its time was over.
         """
         key = delivery.envelope.key
-        async with self._rates.token(request.sender, delivery.waits) as token:
+        async with self._rates.token(
+            request.sender, delivery.waits, is_urgent=delivery.is_urgent
+        ) as token:
             while True:
                 if not self._pace.is_open:
                     with delivery.waits("pace"):
                         await self._pace.until_open()
-                async with self._capacity.slot(delivery.waits) as slot:
+                async with self._capacity.slot(
+                    delivery.waits, is_urgent=delivery.is_urgent
+                ) as slot:
                     if not self._pace.lets_through(key) or self._expired(delivery) is not None:
                         return None
                     if not self._pace.is_open:
@@ -202,3 +214,5 @@ class Dispatcher:
             due = max(delivery.envelope.published_at, delivery.envelope.not_before or 0)
             age = max(0.0, now - due)
             self._metrics.acceptance_latency.labels(self._queue).observe(age, delivery.trace_id)
+            if delivery.is_urgent:
+                self._metrics.urgent_latency.labels().observe(age, delivery.trace_id)

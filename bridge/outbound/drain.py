@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 import time
-from typing import Final
+from typing import Final, Protocol
 
 from bridge.logs import Log
 from bridge.outbound.consumer import Consumer
-from bridge.outbound.held import HeldDeliveries
 from bridge.outbound.ledger import COMES_AGAIN_SECONDS, Ledger
 from bridge.outbound.peers.exchange import Peers
 
@@ -22,7 +21,20 @@ HAND_OVER_SECONDS: Final = 2.0
 HAND_OVER_POLL_SECONDS: Final = 0.05
 
 
-async def finish(held: HeldDeliveries, consumer: Consumer, ledger: Ledger) -> bool:
+class Held(Protocol):
+    """What is taken and not settled; `redeliveries` counts those that have come so far."""
+
+    redeliveries: int
+
+    @property
+    def count(self) -> int:
+        """How many are held."""
+
+    async def all_done(self) -> None:
+        """Wait until nothing that is held now is held any more."""
+
+
+async def finish(held: Held, consumer: Consumer, ledger: Ledger) -> bool:
     """Take nothing more and settle what is held; then see that the broker has read the acks.
 
     What is done, or decided, but not acked comes again, and only this process knows it: it is taken
@@ -36,13 +48,13 @@ async def finish(held: HeldDeliveries, consumer: Consumer, ledger: Ledger) -> bo
     return has_come
 
 
-async def _settle(held: HeldDeliveries, consumer: Consumer) -> None:
+async def _settle(held: Held, consumer: Consumer) -> None:
     await consumer.stop()
     await held.all_done()
     await consumer.flush()
 
 
-async def _take_what_comes_again(held: HeldDeliveries, consumer: Consumer, ledger: Ledger) -> bool:
+async def _take_what_comes_again(held: Held, consumer: Consumer, ledger: Ledger) -> bool:
     """Return True when that is acked, or none of it comes; False when it still does at the end.
 
     What another worker has taken never comes here, so that silence of a broker that is there ends

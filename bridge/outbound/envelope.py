@@ -1,4 +1,4 @@
-"""What a message's properties and headers say, and those of the copies that replace it.
+"""What a message's properties and headers say.
 
 `sms-bridge-attempts`, `-uncertain-attempts`, `-copies`, `-first-delivered-at`, `-turn-at` and
 `x-sms-bridge-repeated` are the memory that a copy carries; `x-death` is not used, because RabbitMQ
@@ -6,20 +6,16 @@
 that no copy grows.
 """
 
-import copy
 import difflib
-import re
-import time
 import uuid
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, NamedTuple, get_args
 from urllib.parse import quote
 
-from bridge.amqp.properties import Properties, as_they_came, header_bytes, write_properties
+from bridge.amqp.properties import Properties
 from bridge.config import OnUncertain
 from bridge.errors import InvalidMessageError
-from bridge.outbound.moments import YEAR_9999, to_seconds, write_moment
-from bridge.outbound.outcomes import Dead, Retried
+from bridge.outbound.moments import YEAR_9999, to_seconds
 from bridge.outbound.request import printable
 from bridge.tracing.trace_headers import TraceHeaders, read_trace
 
@@ -47,21 +43,20 @@ EARLIER_SPAN: Final = "x-sms-bridge-earlier-span"
 
 # Headers in which the broker describes a message's history; on a copy they would be wrong.
 DELIVERY_COUNT: Final = "x-delivery-count"
-_BROKERS_OWN: Final = re.compile("x-(delivery-count|acquired-count|(first-|last-)?death.*)")
-_MEMORY: Final = (
+MEMORY: Final = (
     *(REASON, DETAIL, ATTEMPTS, UNCERTAIN_ATTEMPTS),
     *(FIRST_DELIVERED_AT, STATUS, CODE, DEAD_AT, TURN_AT, EARLIER_SPAN, REPEATED),
 )
 # What may be set for one message.
 _SETTINGS: Final = (EXPIRES_AT, NOT_BEFORE, ON_UNCERTAIN, ORDERING_KEY, PRIORITY)
 # Headers of inbound events. A request may come with them; on a copy they would seem to be its own.
-_OF_EVENTS: Final = tuple(
+OF_EVENTS: Final = tuple(
     PREFIX + name for name in ("event-id", "body-sha256", "delivery", "provider-id", "message-id")
 )
-_KNOWN: Final = frozenset((*_SETTINGS, *_MEMORY, COPIES, *_OF_EVENTS))
+_KNOWN: Final = frozenset((*_SETTINGS, *MEMORY, COPIES, *OF_EVENTS))
 
+_PRIORITIES: Final = frozenset((None, "urgent", "normal"))
 _WAYS_ON_UNCERTAIN: Final = frozenset((None, *get_args(OnUncertain)))
-MAX_DETAIL_CHARACTERS: Final = 500
 _MOMENT_CHARACTERS: Final = 20
 _VISIBLE_ASCII: Final = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
 
@@ -113,7 +108,7 @@ def bare_envelope(properties: Properties, *, now: float) -> Envelope:
         message_id=message_id,
         published_at=published.timestamp() if isinstance(published, datetime) else None,
         first_delivered_at=now,
-        expires_at=_read_expiration(properties, now),
+        expires_at=read_expiration(properties, now),
         copies=copies if type(copies) is int else 0,
         try_of=began[:_MOMENT_CHARACTERS] if isinstance(began, str) else "",
     )
@@ -127,11 +122,13 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
     headers = properties.headers or {}
     if not headers and not properties.expiration:
         return bare
-    if not _is_from_ladder(headers):
+    if not is_from_ladder(headers):
         _refuse_unknown(headers)
     on_uncertain = _read_text(headers, ON_UNCERTAIN)
     if on_uncertain not in _WAYS_ON_UNCERTAIN:
         raise InvalidMessageError(f"{ON_UNCERTAIN}: must be retry or park")
+    if _read_text(headers, PRIORITY) not in _PRIORITIES:
+        raise InvalidMessageError(f"{PRIORITY}: must be urgent or normal")
     full = bare._replace(
         expires_at=_read_expiry(properties, headers, bare),
         not_before=_read_moment(headers, NOT_BEFORE),
@@ -150,7 +147,7 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
     )
 
 
-def _is_from_ladder(headers: dict[str, Any]) -> bool:
+def is_from_ladder(headers: dict[str, Any]) -> bool:
     """Whether a bridge wrote these headers on a retry copy, having checked what the publisher set.
 
     A dead letter that somebody moved back starts anew.
@@ -176,7 +173,7 @@ def _percent_encode(message_id: str) -> str:
     return quote(message_id, safe=_VISIBLE_ASCII, encoding="utf-8", errors="surrogateescape")
 
 
-def _read_expiration(properties: Properties, now: float) -> float | None:
+def read_expiration(properties: Properties, now: float) -> float | None:
     """Return when the AMQP expiration, in milliseconds from publishing, is over; never raises."""
     expiration = properties.expiration or ""
     if not (expiration.isascii() and expiration.isdigit()):
@@ -227,110 +224,3 @@ def _read_moment(headers: dict[str, Any], name: str) -> float | None:
     if seconds is None or not 0 <= seconds <= YEAR_9999:
         raise InvalidMessageError(f"{name}: must be unix seconds or RFC 3339 with a time zone")
     return seconds
-
-
-def copy_properties(
-    properties: Properties,
-    envelope: Envelope,
-    outcome: Retried | Dead,
-    *,
-    max_bytes: int,
-    span: TraceHeaders = (),
-) -> Properties:
-    """Make the properties of the copy that replaces a delivery; `envelope` counts this attempt.
-
-    All stay as they came, except those for which the broker would refuse (`user_id`), drop
-    (`expiration`) or reroute (`CC`, `BCC`) the copy, and headers that do not fit into `max_bytes`
-    beside ours. A message without an id gets its key as id, so that every later attempt sends the
-    same key. `span`: that of the delivery, to which the next one's refers.
-    """
-    replaced = copy.copy(properties)
-    replaced.user_id = None
-    replaced.expiration = None
-    replaced.delivery_mode = 2
-    replaced.message_id = envelope.id_of_copies
-    headers = as_they_came(properties.headers)
-    # Status and code of an earlier answer stay until the next one; no publisher can give them.
-    not_ours = () if _is_from_ladder(headers) else (STATUS, CODE)
-    for name in ("CC", "BCC", DEAD_AT, TURN_AT, REPEATED, *not_ours, *_OF_EVENTS):
-        headers.pop(name, None)
-    own: dict[str, Any] = {
-        REASON: outcome.reason,
-        DETAIL: outcome.detail[:MAX_DETAIL_CHARACTERS],
-        ATTEMPTS: envelope.attempts,
-        UNCERTAIN_ATTEMPTS: envelope.uncertain_attempts,
-        FIRST_DELIVERED_AT: write_moment(envelope.first_delivered_at),
-        COPIES: envelope.copies + 1,
-    }
-    if envelope.expires_at is not None:
-        own[EXPIRES_AT] = write_moment(envelope.expires_at)
-    if envelope.turn_at is not None:
-        own[TURN_AT] = write_moment(envelope.turn_at)
-    if envelope.has_been_copied:
-        own[REPEATED] = True
-    if span:
-        own[EARLIER_SPAN] = span[0][1]
-    if outcome.status is not None:
-        own[STATUS] = outcome.status
-        # That of an earlier answer, which goes with its status.
-        headers.pop(CODE, None)
-    if outcome.code is not None:
-        own[CODE] = outcome.code
-    if isinstance(outcome, Dead):
-        own[DEAD_AT] = datetime.now(UTC).isoformat(timespec="milliseconds")
-    replaced.headers = headers | own
-    excess = len(write_properties(replaced)) - max_bytes
-    if excess > 0:
-        replaced.headers = _without_the_largest(headers, own, excess) | own
-    return replaced
-
-
-def _without_the_largest(
-    headers: dict[str, Any], own: dict[str, Any], excess: int
-) -> dict[str, Any]:
-    """Leave out as many of the largest headers as it takes, the bridge's own ones last.
-
-    A copy that is over the limit of a frame could never be published. With none of them it is
-    small: all other properties are short, and the smallest frame of AMQP has 4,096 bytes.
-    """
-    sizes = {name: header_bytes(name, value) for name, value in headers.items() if name not in own}
-    kept = dict(headers)
-    for name in sorted(sizes, key=lambda name: (name.startswith(PREFIX), -sizes[name])):
-        if excess <= 0:
-            break
-        del kept[name]
-        excess -= sizes[name]
-    return kept
-
-
-def moved_properties(properties: Properties) -> Properties:
-    """Make the properties of a message that is published again as it is, to another place.
-
-    Without what makes the broker refuse (`user_id`), drop (`expiration`, which becomes
-    `sms-bridge-expires-at`) or reroute (`CC`, `BCC`) it, and without the broker's own headers.
-    """
-    moved = copy.copy(properties)
-    moved.user_id = None
-    moved.expiration = None
-    moved.delivery_mode = 2
-    headers = {
-        name: value
-        for name, value in as_they_came(properties.headers).items()
-        if name not in {"CC", "BCC"} and not _BROKERS_OWN.fullmatch(name)
-    }
-    expires_at = _read_expiration(properties, time.time())
-    if expires_at is not None:
-        headers.setdefault(EXPIRES_AT, write_moment(expires_at))
-    moved.headers = headers
-    return moved
-
-
-def replayed_properties(properties: Properties) -> Properties:
-    """Make the properties with which a dead letter starts anew: no attempts, the same key.
-
-    `sms-bridge-copies` stays: by it a worker tells this copy from the one that died.
-    """
-    replayed = moved_properties(properties)
-    headers = replayed.headers or {}
-    replayed.headers = {name: headers[name] for name in headers if name not in _MEMORY}
-    return replayed

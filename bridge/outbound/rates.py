@@ -19,6 +19,7 @@ from bridge.config import RateLimitSettings
 from bridge.outbound.delivery import MAX_HOLD_SECONDS, Waits
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.token_bucket import SlowStart, TokenBucket
+from bridge.outbound.token_line import Line, SenderLine, Token
 
 MAX_SENDERS: Final = 1000
 # How many deliveries may wait here for the limits of their senders, besides those that can be sent.
@@ -28,92 +29,6 @@ MAX_ROOM: Final = 1024
 ROOM_FACTOR: Final = 4
 # How long to wait until the number of workers that share a limit is known.
 FIRST_SHARE_SECONDS: Final = 10.0
-
-
-class _Line:
-    """The deliveries that wait for the same tokens, in order of arrival."""
-
-    def __init__(self, *buckets: TokenBucket) -> None:
-        self.buckets = list(buckets)
-        self.waiting = 0
-        self._lock = asyncio.Lock()
-
-    @property
-    def holds_up(self) -> bool:
-        """Whether a delivery that comes now has to wait."""
-        return self.waiting > 0 or self.wait_seconds() > 0
-
-    def wait_seconds(self) -> float:
-        """Return how long a delivery that comes now waits for its token."""
-        without_token = self.waiting - self._lock.locked() + 1
-        return max((bucket.seconds_until(without_token) for bucket in self.buckets), default=0.0)
-
-    async def come_first(self) -> tuple[TokenBucket, ...]:
-        """Wait to be the first of the line, then for a token; return the buckets it is taken from.
-
-        `leave` must be called then, with these buckets if the token is given back.
-        """
-        self.waiting += 1
-        try:
-            await self._lock.acquire()
-        except BaseException:
-            self.waiting -= 1
-            raise
-        buckets = tuple(self.buckets)
-        wait = max((bucket.take() for bucket in buckets), default=0.0)
-        try:
-            if wait:
-                await asyncio.sleep(wait)
-        except BaseException:
-            self.leave(give_back=buckets)
-            raise
-        return buckets
-
-    def leave(self, *, give_back: tuple[TokenBucket, ...] = ()) -> None:
-        """Let the next one be the first, with the token of this one where it is given back."""
-        for bucket in give_back:
-            bucket.give_back()
-        self._lock.release()
-        self.waiting -= 1
-
-
-class _SenderLine(_Line):
-    """The line of one sender.
-
-    `plan` gives each message that comes its time, on credit; the line's own bucket holds the rate.
-    """
-
-    def __init__(self, bucket: TokenBucket, plan: TokenBucket) -> None:
-        super().__init__(bucket)
-        self.plan = plan
-
-
-class Token:
-    """A delivery's leave to go under the limits: the first place of some lines, a token of each.
-
-    Spend it when the delivery goes. Until then the next one in line waits behind it.
-    """
-
-    def __init__(self) -> None:
-        self.is_spent = False
-        self._held: list[tuple[_Line, tuple[TokenBucket, ...]]] = []
-
-    async def wait_in(self, line: _Line) -> None:
-        """Wait for the first place of one more line, and for a token there."""
-        self._held.append((line, await line.come_first()))
-
-    def spend(self) -> None:
-        """Go, and let the next one in line wait for a token of its own."""
-        self.is_spent = True
-        while self._held:
-            line, _ = self._held.pop()
-            line.leave()
-
-    def give_back(self) -> None:
-        """Stay after all, and let the next one in line have the token."""
-        while self._held:
-            line, buckets = self._held.pop()
-            line.leave(give_back=buckets)
 
 
 class _Unlimited:
@@ -157,13 +72,13 @@ class RateLimits:
         # Before that nobody knows what others have used.
         self._shared_since = clock()
         self._is_share_known = asyncio.Event()
-        self._common = _Line()
+        self._common = Line()
         self._bucket: TokenBucket | None = None
         if limit.per_second is not None:
             self._bucket = self._new_bucket(limit.per_second)
             self._common.buckets.append(self._bucket)
         self._slow_start: SlowStart | None = None
-        self._by_sender: OrderedDict[str, _SenderLine] = OrderedDict()
+        self._by_sender: OrderedDict[str, SenderLine] = OrderedDict()
         self._unlimited = _Unlimited()
         self._waiting = 0
         self._room = FIRST_ROOM
@@ -250,7 +165,18 @@ class RateLimits:
             wait = line.plan.take()
         return max(wait, here)
 
-    def token(self, sender: str, waits: Waits) -> AbstractAsyncContextManager[Token]:
+    def urgent_seconds_on_ladder(self, sender: str) -> float:
+        """Return in how many seconds an urgent delivery has its turn, 0 when it waits for it here.
+
+        It waits behind other urgent ones only, and takes no time in the plan of its sender.
+        """
+        line, common = self._sender_line(sender), self._common_line()
+        wait = max(one.urgent_wait_seconds() for one in (common, line or common))
+        return wait if wait > MAX_HOLD_SECONDS else 0.0
+
+    def token(
+        self, sender: str, waits: Waits, *, is_urgent: bool = False
+    ) -> AbstractAsyncContextManager[Token]:
         """Wait in line until a request of this sender may go; `waits` measures that.
 
         What is not spent within the `async with` block is given back at its end.
@@ -258,7 +184,7 @@ class RateLimits:
         line, common = self._sender_line(sender), self._common_line()
         if line is None and not common.buckets:
             return self._unlimited
-        return self._limited(line, common, waits)
+        return self._limited(line, common, waits, is_urgent=is_urgent)
 
     def start_slowly(self, *, workers: int = 1) -> None:
         """Let few requests of all `workers` through at first, and twice as many each second."""
@@ -268,31 +194,33 @@ class RateLimits:
 
     @asynccontextmanager
     async def _limited(
-        self, line: _SenderLine | None, common: _Line, waits: Waits
+        self, line: SenderLine | None, common: Line, waits: Waits, *, is_urgent: bool
     ) -> AsyncIterator[Token]:
         token, came_at = Token(), self._clock()
         is_held_up = common.holds_up or (line is not None and line.holds_up)
         try:
             with waits("rate") if is_held_up or not self._knows_share else nullcontext():
-                await self._wait_in_lines(token, line, common)
+                await self._wait_in_lines(token, line, common, is_urgent=is_urgent)
             self._metrics.throttled.labels("local_limit").inc(self._clock() - came_at)
             yield token
         finally:
             if not token.is_spent:
                 token.give_back()
-                if line is not None:
+                if line is not None and not is_urgent:
                     line.plan.give_back()
 
-    async def _wait_in_lines(self, token: Token, line: _SenderLine | None, common: _Line) -> None:
+    async def _wait_in_lines(
+        self, token: Token, line: SenderLine | None, common: Line, *, is_urgent: bool
+    ) -> None:
         takes_room = line is not None and line.wait_seconds() > 0
         self._waiting += takes_room
         try:
             await self._until_share_is_known()
             if line is not None:
-                await token.wait_in(line)
+                await token.wait_in(line, is_urgent=is_urgent)
         finally:
             self._waiting -= takes_room
-        await token.wait_in(common)
+        await token.wait_in(common, is_urgent=is_urgent)
 
     def _has_room(self) -> bool:
         if self._waiting < self._room:
@@ -300,7 +228,7 @@ class RateLimits:
         self._changed.set()
         return False
 
-    def _common_line(self) -> _Line:
+    def _common_line(self) -> Line:
         if self._slow_start is not None and self._slow_start.is_over:
             self._end_slow_start()
         return self._common
@@ -310,13 +238,13 @@ class RateLimits:
             self._common.buckets.remove(self._slow_start)
             self._slow_start = None
 
-    def _sender_line(self, sender: str) -> _SenderLine | None:
+    def _sender_line(self, sender: str) -> SenderLine | None:
         if self._limit.per_sender is None:
             return None
         line = self._by_sender.get(sender)
         if line is None:
             per_second = self._limit.per_sender
-            line = _SenderLine(self._new_bucket(per_second), plan=self._new_bucket(per_second))
+            line = SenderLine(self._new_bucket(per_second), plan=self._new_bucket(per_second))
             self._by_sender[sender] = line
         self._by_sender.move_to_end(sender)
         if len(self._by_sender) > MAX_SENDERS:

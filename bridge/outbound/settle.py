@@ -6,17 +6,18 @@ raise a quorum queue's delivery count, and a message that is over the limit is d
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-from bridge.amqp.publisher import Publication, Publisher
+from bridge.amqp.properties import Properties
+from bridge.amqp.publisher import Publisher
 from bridge.config import WorkerSettings
-from bridge.errors import BrokerError, PublishError
 from bridge.logs import Log
 from bridge.outbound.acceptances import Accepted
+from bridge.outbound.copies import copy_properties
 from bridge.outbound.delivery import Delivery, WaitCause
-from bridge.outbound.envelope import Envelope, copy_properties
+from bridge.outbound.envelope import Envelope
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.outcomes import (
     Dead,
@@ -27,15 +28,11 @@ from bridge.outbound.outcomes import (
     name_of,
 )
 from bridge.outbound.spans import end_delivery
+from bridge.outbound.storing import Storing
 from bridge.topology.declarations import dead_queue, retry_queue
 
 log = Log(__name__)
 
-# Between two tries of a copy that the broker does not take: doubled each time, up to the second.
-FIRST_WAIT_SECONDS: Final = 0.5
-MAX_WAIT_SECONDS: Final = 5.0
-# A broker that accepts messages will not confirm later than this: the confirm is lost.
-MAX_UNCONFIRMED_SECONDS: Final = 300.0
 # The wait that spreads retries: at most this share of their step, and no longer than a second.
 JITTER_SHARE: Final = 0.2
 MAX_JITTER_SECONDS: Final = 1.0
@@ -60,21 +57,16 @@ class Settler:
         metrics: WorkerMetrics,
     ) -> None:
         self._queue = settings.queue
-        self._publisher = publisher
-        self._block = block
-        self._unblock = unblock
+        self._storing = Storing(publisher, block=block, unblock=unblock)
         self._metrics = metrics
-        self._waiting: set[object] = set()
         self._hurried = asyncio.Event()
-        self.queue_missing = asyncio.Event()
+        self.queue_missing = self._storing.queue_missing
 
     async def replace(self, delivery: Delivery, outcome: Outcome) -> None:
         """Publish the copy that an outcome asks for, and return when it is confirmed.
 
-        The delivery stays held while the broker takes nothing. A copy that may yet be confirmed is
-        waited for, and not published anew: the broker would store both, and two workers would
-        send both. Raises BrokerError when the delivery's session is over: then the broker delivers
-        the message again.
+        The delivery stays held while the broker takes nothing. Raises BrokerError when its session
+        is over: then the broker delivers the message again.
         """
         if isinstance(outcome, Sent):
             return
@@ -82,28 +74,11 @@ class Settler:
             with delivery.waits("jitter"):
                 await self._spread(outcome.delay_seconds)
         with delivery.waits("publish"):
-            await self._publish_until_confirmed(delivery, outcome)
-
-    async def _publish_until_confirmed(self, delivery: Delivery, outcome: Retried | Dead) -> None:
-        wait, clock = FIRST_WAIT_SECONDS, asyncio.get_running_loop().time
-        give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
-        with self._held_up() as note_held_up:
-            while (error := await self._try_to_publish(delivery, outcome)) is not None:
-                note_held_up(error)
-                if delivery.is_stale:
-                    raise BrokerError("the channel is gone")
-                if self._publisher.is_blocked:
-                    # What is written has not been read yet.
-                    give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
-                elif clock() >= give_up_at:
-                    give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
-                    # Its own copy, or one of an earlier delivery that another worker has now.
-                    self._publisher.abandon(delivery.envelope.id_of_copies)
-                    _forget_copy(delivery)
-                    continue
-                if delivery.replacement is None:
-                    await asyncio.sleep(wait)
-                    wait = min(wait * 2, MAX_WAIT_SECONDS)
+            await self._storing.store(
+                delivery,
+                queue=self._target(outcome),
+                make_properties=partial(self._make_properties, delivery, outcome),
+            )
 
     def hurry(self) -> None:
         """Leave out waits that only serve to spread load: the worker stops."""
@@ -121,42 +96,19 @@ class Settler:
         except TimeoutError:
             pass
 
-    async def _try_to_publish(
-        self, delivery: Delivery, outcome: Retried | Dead
-    ) -> PublishError | None:
-        """Publish the copy, unless there is one that may yet be confirmed, and wait for that."""
-        try:
-            async with self._publisher.deadline_for(delivery.body) as deadline:
-                if delivery.replacement is None:
-                    delivery.replacement = await self._write_copy(delivery, outcome, deadline)
-                await delivery.replacement.stored(deadline)
-        except PublishError as error:
-            if delivery.replacement is not None and delivery.replacement.is_refused:
-                _forget_copy(delivery)
-            return error
-        return None
-
-    async def _write_copy(
-        self, delivery: Delivery, outcome: Retried | Dead, deadline: float
-    ) -> Publication:
+    def _make_properties(
+        self, delivery: Delivery, outcome: Retried | Dead, max_bytes: int
+    ) -> Properties:
         envelope = count_attempt(delivery.envelope, outcome)
         if delivery.is_stale:
             # Whoever has it now may have settled it, if this process was frozen for a while.
             envelope = envelope._replace(has_been_copied=True)
-        copy = copy_properties(
+        return copy_properties(
             delivery.properties,
             envelope,
             outcome,
-            # Another broker may take less in a frame.
-            max_bytes=self._publisher.max_properties_bytes,
+            max_bytes=max_bytes,
             span=() if delivery.span is None else delivery.span.headers,
-        )
-        return await self._publisher.write(
-            delivery.body,
-            exchange="",
-            routing_key=self._target(outcome),
-            properties=copy,
-            deadline=deadline,
         )
 
     def ack(self, delivery: Delivery, outcome: Outcome | None) -> bool:
@@ -176,25 +128,6 @@ class Settler:
         if isinstance(outcome, Dead):
             return dead_queue(self._queue)
         return retry_queue(self._queue, outcome.delay_seconds)
-
-    @contextmanager
-    def _held_up(self) -> Iterator[Callable[[PublishError], None]]:
-        """Keep the worker from taking and sending while any delivery cannot be settled."""
-        waiting = object()
-
-        def note(error: PublishError) -> None:
-            log.warning("not_stored", fault=error.fault, why=str(error))
-            if error.fault == "returned":
-                self.queue_missing.set()
-            self._waiting.add(waiting)
-            self._block()
-
-        try:
-            yield note
-        finally:
-            self._waiting.discard(waiting)
-            if not self._waiting:
-                self._unblock()
 
     def _report(self, delivery: Delivery, outcome: Outcome | None) -> None:
         if outcome is None:
@@ -238,13 +171,6 @@ class Settler:
         for cause, seconds in waited.items():
             self._metrics.wait_duration.labels(self._queue, cause).observe(seconds)
         return waited or None
-
-
-def _forget_copy(delivery: Delivery) -> None:
-    """Have the copy published anew; note whether the one before may be stored nevertheless."""
-    if delivery.replacement is not None and delivery.replacement.may_be_stored:
-        delivery.envelope = delivery.envelope._replace(has_been_copied=True)
-    delivery.replacement = None
 
 
 def count_attempt(envelope: Envelope, outcome: Retried | Dead) -> Envelope:

@@ -15,7 +15,7 @@ from bridge.logs import Log
 from bridge.outbound.acceptances import Accepted
 from bridge.outbound.announcer import Announcer
 from bridge.outbound.capacity import Capacity
-from bridge.outbound.consumer import Consumer
+from bridge.outbound.consumer import Consumer, Gauges
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.dispatch import Dispatcher
 from bridge.outbound.drain import finish, hand_over
@@ -36,6 +36,8 @@ from bridge.outbound.request import parse_request
 from bridge.outbound.sender import Sender
 from bridge.outbound.settle import Settler, accepted
 from bridge.outbound.sharing import Sharing
+from bridge.outbound.sorting.classes import is_urgent
+from bridge.outbound.sorting.sorter import make_sorter
 from bridge.topology.upkeep import Upkeep
 
 log = Log(__name__)
@@ -59,7 +61,7 @@ class Worker:
         # Read for each message; an attribute of a model takes ten times as long as one of ours.
         self._queue = own.queue
         self._upkeep = upkeep
-        upkeep.changed = pace.changed.set
+        upkeep.changed = self._on_upkeep
         self._peers = peers
         self._sender = sender
         self._pace = pace
@@ -83,22 +85,25 @@ class Worker:
             own, sender=sender, pace=pace, capacity=self._capacity, metrics=metrics
         )
         self._queues = OwnQueues(own, metrics)
+        self.sorter = make_sorter(
+            settings, publisher=publisher, peers=peers, upkeep=upkeep, metrics=metrics
+        )
         self.operator_pause = OperatorPause(own.queue, pace)
         self._held = HeldDeliveries(own.queue, process=self._run, metrics=metrics)
         self._stopping = False
         self.consumer = Consumer(
             own.queue,
-            prefetch=self._prefetch,
+            prefetch=self._prefetch_of_each,
             changed=pace.changed,
             on_delivery=self._held.take,
             on_registered=self._on_registered,
             on_session_over=self._on_session_over,
-            metrics=metrics,
+            gauges=Gauges(metrics.consumer_up.labels(own.queue).set, metrics.poison_suspected.set),
         )
         self._held.let_go = self.consumer.let_go
         self._asker = self._make_asker(metrics)
         self._sharing = Sharing(
-            own.queue, pace, peers, is_registered=lambda: self.consumer.is_registered
+            self._queues.taken[0], pace, peers, is_registered=lambda: self.consumer.is_registered
         )
         limit = metrics.concurrency_limit.labels(own.queue)
         limit.set_function(lambda: self._capacity.limit)
@@ -113,12 +118,16 @@ class Worker:
             on_change=self._make_room,
             metrics=metrics,
         )
-        Answerer(
-            self._peers,
-            self._ledger,
-            is_asking=asker.is_asking,
-            prove_session=self.consumer.prove,
-        )
+        consumers, ledgers = [self.consumer], [self._ledger]
+        if self.sorter is not None:
+            consumers.append(self.sorter.consumer)
+            ledgers.append(self.sorter.ledger)
+            self.sorter.learn_of = asker.learn_of
+
+        async def prove() -> None:
+            await asyncio.gather(*(consumer.prove() for consumer in consumers))
+
+        Answerer(self._peers, *ledgers, is_asking=asker.is_asking, prove_session=prove)
         return asker
 
     # The straight line
@@ -206,6 +215,8 @@ class Worker:
         """Read a message and have it sent; whatever is wrong with it becomes an outcome."""
         try:
             delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
+            if self.sorter is not None:
+                delivery.is_urgent = is_urgent(delivery.properties)
             request = parse_request(delivery.body, self._settings)
             return await self._dispatcher.outcome_of(delivery, request)
         except InvalidMessageError as error:
@@ -258,6 +269,7 @@ class Worker:
         # Before anything is taken: what is known may be from before a restart of the broker.
         await self.operator_pause.look(connection)
         await self._peers.until_acquainted()
+        await self._queues.look_behind(connection)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.operator_pause.watch(connection))
@@ -265,6 +277,10 @@ class Worker:
                 group.create_task(self._capacity.keep_logging())
                 missing = self._settler.queue_missing
                 group.create_task(self._upkeep.mend(connection, missing))
+                if self.sorter is not None:
+                    # RabbitMQ may not say that the queue is another one than that consumed so far.
+                    missing, mended = self.sorter.queue_missing, self.consumer.renew
+                    group.create_task(self._upkeep.mend(connection, missing, mended=mended))
                 if self._pace.rates.is_shared:
                     group.create_task(self._sharing.watch(connection))
                 await self.consumer.serve(connection)
@@ -286,7 +302,7 @@ class Worker:
         is_finished = False
         try:
             async with asyncio.timeout(timeout_seconds):
-                is_finished = await finish(self._held, self.consumer, self._ledger)
+                is_finished = await self._finish()
         except TimeoutError:
             log.warning("drain_timed_out")
         await self._held.cut_off()
@@ -298,9 +314,24 @@ class Worker:
             log.warning("acks_in_doubt")
         return is_finished
 
+    async def _finish(self) -> bool:
+        """Finish the sending and the sorting; the caller sets the deadline."""
+        sending = finish(self._held, self.consumer, self._ledger)
+        if self.sorter is None:
+            return await sending
+        return all(await asyncio.gather(sending, self.sorter.drain()))
+
     async def aclose(self) -> None:
         """Close the connections to the API."""
         await self._sender.aclose()
+
+    def _prefetch_of_each(self) -> dict[str, int]:
+        prefetch = self._prefetch()
+        each = dict.fromkeys(self._queues.taken, prefetch)
+        if self.sorter is not None and not self._stopping and self._pace.paused is None:
+            # While all slots have urgent ones, others wait beside those that are not urgent.
+            each[self._queues.taken[0]] = 2 * prefetch
+        return each
 
     def _prefetch(self) -> int:
         if self._stopping:
@@ -319,6 +350,11 @@ class Worker:
         if self._asker.leaves_few(self.consumer.prefetch, self._capacity.most_held):
             self._asker.put_aside()
             self.consumer.renew()
+
+    def _on_upkeep(self) -> None:
+        self._pace.changed.set()
+        if self.sorter is not None:
+            self.sorter.changed.set()
 
     def _on_registered(self) -> None:
         self._ledger.consuming_again()

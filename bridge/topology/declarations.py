@@ -80,8 +80,25 @@ def workers_exchange(queue: str) -> str:
     return f"{queue}.workers"
 
 
+def urgent_queue(queue: str) -> str:
+    """Name the queue in which sorted requests wait that pass all others: `sms.outbound.urgent`."""
+    return f"{queue}.urgent"
+
+
+def normal_queue(queue: str) -> str:
+    """Name the queue in which all other sorted requests wait: `sms.outbound.normal`."""
+    return f"{queue}.normal"
+
+
+def queues_behind(settings: WorkerSettings) -> tuple[str, ...]:
+    """Name the queues into which the main one is sorted, what is sent first before the others."""
+    if settings.priorities == "off":
+        return ()
+    return urgent_queue(settings.queue), normal_queue(settings.queue)
+
+
 def worker_topology(settings: WorkerSettings) -> Topology:
-    """List what the worker needs: its queue, the retry ladder, the dead letters."""
+    """List what the worker needs: its queues, the retry ladder, the dead letters."""
     ladder = (
         Queue(
             retry_queue(settings.queue, delay),
@@ -98,7 +115,12 @@ def worker_topology(settings: WorkerSettings) -> Topology:
     )
     outcome = settings.outcome_exchange
     return Topology(
-        queues=(Queue(settings.queue, use="consumed"), *ladder, Queue(dead_queue(settings.queue))),
+        queues=(
+            Queue(settings.queue, use="consumed"),
+            *map(Queue, queues_behind(settings)),
+            *ladder,
+            Queue(dead_queue(settings.queue)),
+        ),
         exchanges=() if outcome is None else (Exchange(outcome),),
     )
 

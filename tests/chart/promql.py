@@ -15,7 +15,14 @@ from bridge.config import Settings
 from bridge.inbound.metrics import WebhookMetrics
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.outbound.metrics import WorkerMetrics
-from bridge.topology.declarations import bridge_topology, dead_queue, name_of, retry_queue
+from bridge.topology.declarations import (
+    bridge_topology,
+    dead_queue,
+    name_of,
+    normal_queue,
+    retry_queue,
+    urgent_queue,
+)
 from tests.chart.rendering import MINIMAL, merged, of_kind, render
 
 FILES = Path(__file__).parents[2] / "helm" / "sms-bridge" / "files"
@@ -177,7 +184,8 @@ def known_series() -> tuple[tuple[str, dict[str, str]], ...]:
         ("sms_bridge_build_info", {"component": role, "version": "1", "revision": "1"})
         for role in ("webhook", "all")
     ]
-    of_broker = [(name, {"vhost": "/", "queue": worker.queue}) for name in BROKER_METRICS]
+    taken = (worker.queue, urgent_queue(worker.queue), normal_queue(worker.queue))
+    of_broker = [(name, {"vhost": "/", "queue": q}) for name in BROKER_METRICS for q in taken]
     return (*samples, *running, *of_broker, ("up", {}), *((name, {}) for name in records()))
 
 

@@ -18,6 +18,8 @@ RULE_KEYS = {"expr", "for", "keep_firing_for", "labels"}
 _MATCHER = re.compile(r'\w+(?:=~|!~|!=|=)"(?P<value>[^"]*)"')
 # How often a matcher stands in the alert that repeats it most.
 _AGAIN = ("", ", 2. time")
+_NAMES = "sms.outbound|sms.outbound.urgent|sms.outbound.normal"
+_QUEUES = f'queue=~"{_NAMES}"'
 # What changes nothing as long as the rest is as it is.
 EQUIVALENT = {
     # Everything with this reason is dead.
@@ -30,9 +32,13 @@ EQUIVALENT = {
     ("SmsBridgePreviousSigningKeyStillUsed", 'drop result="valid"'),
     # The other side has it too, and both match on it.
     *(
-        (alert, f"drop {matcher}{again}")
+        (alert, f"drop {what}{again}")
         for alert in ("SmsBridgeQueueHasNoConsumers", "SmsBridgeQueueIsGrowing")
-        for matcher in ('vhost="/"', 'queue="sms.outbound"')
+        for what in (
+            'vhost="/"',
+            _QUEUES,
+            *(f"{name} of {_QUEUES}" for name in _NAMES.split("|")),
+        )
         for again in _AGAIN
     ),
 }

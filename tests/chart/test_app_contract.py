@@ -23,6 +23,8 @@ from bridge.topology.declarations import (
     Topology,
     bridge_topology,
     dead_queue,
+    normal_queue,
+    urgent_queue,
     webhook_topology,
     worker_topology,
     workers_exchange,
@@ -667,6 +669,24 @@ def test_a_topology_that_is_off(tmp_path: Path) -> None:
 
     assert of_kind(render(values), "Permission")
     assert settings_from(values, tmp_path).rabbitmq.topology == "off"
+
+
+@pytest.mark.parametrize("priorities", ["on", "off"])
+def test_the_user_may_take_what_is_sorted(priorities: str, tmp_path: Path) -> None:
+    """With priorities off again, too: what was sorted before must not be stranded."""
+    values = merged(
+        CI["operators"],
+        nested("config.rabbitmq.topology", "verify"),
+        nested("config.worker.priorities", priorities),
+    )
+    settings = settings_from(values, tmp_path)
+    manifests = render(values)
+    (permission,) = of_kind(manifests, "Permission").values()
+    behind = [urgent_queue(settings.worker.queue), normal_queue(settings.worker.queue)]
+    declared = {m["spec"]["name"] for m in of_kind(manifests, "Queue").values()}
+
+    assert all(re.search(permission["spec"]["permissions"]["read"], name) for name in behind)
+    assert set(behind) & declared == (set(behind) if priorities == "on" else set())
 
 
 def test_the_policy_covers_every_queue() -> None:

@@ -73,7 +73,9 @@ def test_alerts_on_the_broker_look_at_the_queue_that_is_configured() -> None:
     expressions = [r["expr"] for group in found["spec"]["groups"] for r in group["rules"]]
     matchers = set(re.findall(r"rabbitmq_\w+(\{.*?\})", " ".join(expressions)))
 
-    assert matchers == {r'{vhost="team \"a\"",queue="team\\out"}'}
+    own = r"team\\\\out"
+    queues = f"{own}|{own}.urgent|{own}.normal"
+    assert matchers == {rf'{{vhost="team \"a\"",queue=~"{queues}"}}'}
 
 
 SELECTOR = 'namespace=~"sms$|x",cluster="a"'

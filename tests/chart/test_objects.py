@@ -270,6 +270,23 @@ def test_keda_reads_the_workers_queue_with_credentials_of_its_own() -> None:
     ]
 
 
+def test_keda_counts_what_is_sorted_from_the_queue() -> None:
+    """With priorities the backlog is behind the queue; retries and dead letters are none of it."""
+    values = merged(
+        CI["autoscaled"],
+        nested("config.worker.queue", "team.sms"),
+        nested("config.worker.priorities", "on"),
+    )
+    (scaled,) = of_kind(render(values), "ScaledObject").values()
+    metadata = scaled["spec"]["triggers"][0]["metadata"]
+    names = ["", ".urgent", ".normal", ".retry.5s", ".dead", ".urgent.x", "2"]
+    counted = {name for name in names if re.search(metadata["queueName"], f"team.sms{name}")}
+
+    assert (metadata["useRegex"], metadata["operation"]) == ("true", "sum")
+    assert counted == {"", ".urgent", ".normal"}
+    assert not re.search(metadata["queueName"], "team-sms")
+
+
 @pytest.mark.parametrize(
     ("values", "spec"),
     [

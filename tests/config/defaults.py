@@ -65,6 +65,7 @@ DEFAULTS: dict[str, Any] = {
     "worker.rate_limit.scope": "process",
     "worker.outcome_exchange": None,
     "worker.coordination": "on",
+    "worker.priorities": "off",
     "worker.redelivery_wait": 10,
     "worker.deduplicate": None,
     "worker.deduplicate_by": "message_id",

@@ -173,7 +173,7 @@ def test_events_have_the_content_types_of_the_services(
 
 
 def test_every_header_that_may_be_set_is_described() -> None:
-    """The document has each header that a publisher may set, but the one that no worker reads."""
+    """The document has each header that a publisher may set."""
     described = {field.alias for field in RequestHeaders.model_fields.values() if field.alias}
 
-    assert described == {*envelope._SETTINGS} - {envelope.PRIORITY}
+    assert described == {*envelope._SETTINGS}

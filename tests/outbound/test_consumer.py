@@ -25,6 +25,7 @@ from bridge.outbound.consumer import (
     WARN_FROM_COUNT,
     WATCH_SECONDS,
     Consumer,
+    Gauges,
 )
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.envelope import DELIVERY_COUNT, REPEATED
@@ -123,6 +124,7 @@ class World(LeapingWorld):
     def __init__(self) -> None:
         super().__init__()
         self.prefetch = 10
+        self.prefetches: dict[str, int] = {}
         self.taken: list[Delivery] = []
         self.lost: list[Session] = []
         self.registrations = 0
@@ -131,12 +133,14 @@ class World(LeapingWorld):
         self.wire = Wire()
         self.consumer = Consumer(
             "q",
-            prefetch=lambda: self.prefetch,
+            prefetch=lambda: self.prefetches or {"q": self.prefetch},
             changed=self.changed,
             on_delivery=self.taken.append,
             on_registered=self._note_registration,
             on_session_over=self.lost.append,
-            metrics=self.metrics,
+            gauges=Gauges(
+                self.metrics.consumer_up.labels("q").set, self.metrics.poison_suspected.set
+            ),
         )
 
     def _note_registration(self) -> None:
@@ -580,3 +584,48 @@ def test_a_broker_that_takes_no_acks_is_given_up(world: World, fault: Exception 
             return world.loop.time() - began
 
     assert world.run(play()) == pytest.approx(0 if fault else RPC_TIMEOUT_SECONDS)
+
+
+# Several queues
+
+
+def test_several_queues_have_each_a_prefetch(world: World) -> None:
+    """A change of one interrupts no other, and all are one session."""
+
+    async def play() -> None:
+        world.prefetches = {"q.urgent": 20, "q.normal": 10}
+        async with world.serving():
+            first = [("qos", 20), ("consume", "q.urgent"), ("qos", 10), ("consume", "q.normal")]
+            assert world.channel.asked == first
+            assert (world.consumer.is_registered, world.consumer.prefetch) == (True, 30)
+            assert world.deliver().session.most_unacked == 30
+
+            world.prefetches = {"q.urgent": 20, "q.normal": 5}
+            world.changed.set()
+            await turns()
+            change = [("cancel", None), ("qos", 5), ("consume", "q.normal")]
+            assert world.channel.asked == [*first, *change]
+
+            world.prefetches = {"q.urgent": 20, "q.normal": 0}
+            world.changed.set()
+            await turns()
+            assert world.channel.asked == [*first, *change, ("cancel", None)]
+            assert world.consumer.is_registered
+
+    world.run(play())
+
+
+def test_a_queue_that_is_deleted_ends_the_session(world: World) -> None:
+    """Whichever it is, so that all are consumed anew."""
+
+    async def play() -> None:
+        world.prefetches = {"q.urgent": 20, "q.normal": 10}
+        async with world.serving() as serving:
+            world.channel.consumers.popitem()
+            for tell in world.channel.on_consumer_cancel_callbacks:
+                tell(None)
+            await turns()
+            with pytest.raises(BrokerError, match=r"cancelled the consumer of q\.normal"):
+                serving.result()
+
+    world.run(play())

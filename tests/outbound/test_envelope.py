@@ -17,16 +17,14 @@ from pamqp.commands import Basic
 from bridge.amqp.properties import write_properties
 from bridge.amqp.publisher import USUAL_PROPERTIES_BYTES
 from bridge.errors import InvalidMessageError
+from bridge.outbound.copies import copy_properties, moved_properties, replayed_properties
 from bridge.outbound.envelope import (
     REPEATED,
     TURN_AT,
     Envelope,
     bare_envelope,
-    copy_properties,
-    moved_properties,
     read_envelope,
     read_moment,
-    replayed_properties,
 )
 from bridge.outbound.fates import DeadReason, RetryReason
 from bridge.outbound.outcomes import Dead, Retried
@@ -380,7 +378,7 @@ def test_header_of_others(name: str) -> None:
 OF_EVENTS = ("event-id", "body-sha256", "delivery", "provider-id", "message-id", "code")
 
 
-@pytest.mark.parametrize("name", [*OF_EVENTS, "priority"])
+@pytest.mark.parametrize("name", OF_EVENTS)
 def test_header_that_is_ours_elsewhere(name: str) -> None:
     """Who passes on the headers of an inbound event, or of another service's shape, may."""
     assert read_header(f"sms-bridge-{name}", "x").key

@@ -555,3 +555,72 @@ def test_room_is_given_up_and_has_an_end(world: World) -> None:
     world.run(asyncio.sleep(100))
 
     assert (most, rates.most_held(50)) == (50 + MAX_ROOM, 50 + FIRST_ROOM)
+
+
+# --- Urgent ones ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        RateLimitSettings(per_second=10, burst=1),
+        RateLimitSettings(per_sender=10, burst=1),
+        RateLimitSettings(per_second=10, per_sender=10, burst=1),
+    ],
+    ids=["common", "sender", "both"],
+)
+def test_urgent_ones_pass_the_line(world: World, limit: RateLimitSettings) -> None:
+    """Whoever waits lets them pass, but for the first in line, who may go at the next token."""
+    rates = world.rates(limit)
+    went = []
+
+    async def wait(who: str, *, is_urgent: bool) -> None:
+        async with rates.token("A", make_delivery().waits, is_urgent=is_urgent) as token:
+            token.spend()
+            went.append(who)
+
+    async def play() -> None:
+        others = [asyncio.create_task(wait("o", is_urgent=False)) for _ in range(20)]
+        await asyncio.sleep(0.55)
+        urgent = [asyncio.create_task(wait("u", is_urgent=True)) for _ in range(3)]
+        await asyncio.wait([*others, *urgent])
+
+    world.run(play())
+    assert went.index("u") <= 8
+    assert "".join(went[went.index("u") :]).startswith("uuu")
+
+
+def test_urgent_ones_take_no_time_in_the_plan_of_their_sender(world: World) -> None:
+    """A campaign of the same sender is planned for minutes ahead, and holds up no code of it."""
+    rates = world.rates(RateLimitSettings(per_sender=1, burst=1))
+    planned = [rates.seconds_on_ladder("A") for _ in range(100)]
+
+    assert planned[-1] > 90
+    assert rates.urgent_seconds_on_ladder("A") == 0
+    assert rates.seconds_on_ladder("A") == pytest.approx(planned[-1] + 1)
+
+
+def test_too_many_urgent_ones_wait_on_the_ladder(world: World) -> None:
+    """Nobody is held for longer than a minute: the broker ends a channel that holds for long."""
+    rates = world.rates(RateLimitSettings(per_second=1, burst=1))
+
+    async def play() -> float:
+        waiting = [
+            asyncio.create_task(wait_urgently(rates)) for _ in range(round(MAX_HOLD_SECONDS) + 5)
+        ]
+        await asyncio.sleep(0)
+        seconds = rates.urgent_seconds_on_ladder("A")
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        return seconds
+
+    seconds = world.run(play())
+    assert seconds > MAX_HOLD_SECONDS
+    assert rates.urgent_seconds_on_ladder("A") == 0
+
+
+async def wait_urgently(rates: RateLimits) -> None:
+    """Wait for a turn as an urgent delivery does."""
+    async with rates.token("A", make_delivery().waits, is_urgent=True) as token:
+        token.spend()

@@ -20,7 +20,8 @@ from bridge.outbound.acceptances import Accepted
 from bridge.outbound.delivery import Delivery, WaitCause
 from bridge.outbound.outcomes import Dead, Outcome, Policy, Retried, Sent
 from bridge.outbound.pace import Pace
-from bridge.outbound.settle import MAX_UNCONFIRMED_SECONDS, Settler, accepted
+from bridge.outbound.settle import Settler, accepted
+from bridge.outbound.storing import MAX_UNCONFIRMED_SECONDS
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.ears import Ears

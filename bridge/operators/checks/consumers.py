@@ -5,7 +5,7 @@ from bridge.operators.checks.set_up import ConnectedBroker
 from bridge.operators.finding import Finding
 from bridge.operators.pausing import explain_paused, find_pause
 from bridge.operators.worker_status import UNKNOWN, WorkerStatus, explain_pause, read_worker_status
-from bridge.topology.declarations import dead_queue
+from bridge.topology.declarations import dead_queue, normal_queue, queues_behind, urgent_queue
 from bridge.topology.queue_sizes import read_queue
 
 
@@ -20,6 +20,11 @@ async def check_consumers(broker: ConnectedBroker) -> list[Finding]:
         if (paused := await find_pause(connection, name)) is not None:
             findings.append(Finding("pause", "fail", *explain_paused(name, paused)))
         findings += await _judge_consumers(connection, name, "nothing is sent", fix)
+        behind = queues_behind(settings.worker)
+        for one in behind:
+            findings += await _judge_consumers(connection, one, "nothing of it is sent", fix)
+        if not behind:
+            findings += await _judge_left_behind(connection, name)
         findings += await _judge_dead_letters(connection, dead_queue(name))
     if "webhook" in roles and settings.webhook.queue is not None:
         fix = "subscribe to it, or set webhook.queue to null when subscribers have their own queues"
@@ -47,6 +52,18 @@ async def _judge_consumers(
         text = f"nobody consumes it, so {what_happens}; {sizes.ready} messages wait"
         return [Finding(subject, "warn", text, fix)]
     return [Finding(subject, "ok", f"{sizes.consumers} consumers, {sizes.ready} messages wait")]
+
+
+async def _judge_left_behind(connection: Connection, queue: str) -> list[Finding]:
+    """Tell of the queues of priorities that are switched off again."""
+    findings = []
+    for name in (urgent_queue(queue), normal_queue(queue)):
+        sizes = await read_queue(connection, name)
+        if sizes is not None and sizes.exists:
+            text = f"is left from worker.priorities: on; {sizes.ready} messages wait"
+            fix = "workers that may read it empty it; delete it then"
+            findings.append(Finding(f"queue {name}", "warn", text, fix))
+    return findings
 
 
 async def _judge_dead_letters(connection: Connection, name: str) -> list[Finding]:

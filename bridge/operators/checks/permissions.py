@@ -19,6 +19,7 @@ from bridge.topology.declarations import (
     Exchange,
     Queue,
     name_of,
+    queues_behind,
     workers_exchange,
 )
 from bridge.topology.paused_queue import paused_queue
@@ -99,6 +100,7 @@ def _needs(set_up: SetUp) -> Iterator[Need]:
     settings = set_up.settings
     if "worker" in set_up.roles:
         yield _to_read(settings.worker.queue)
+        yield from map(_to_read, queues_behind(settings.worker))
         yield Need("write amq.default", lambda channel: _publish(channel, ""))
         if settings.worker.coordination == "on":
             yield from _to_talk(settings.worker.queue)

@@ -43,7 +43,7 @@ from bridge.operators.moving import (
     open_copies,
     read_existing_queue,
 )
-from bridge.outbound.envelope import moved_properties
+from bridge.outbound.copies import moved_properties
 from bridge.topology.declarations import dead_queue
 
 PREFETCH: Final = 1000

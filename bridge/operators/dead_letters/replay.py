@@ -7,7 +7,7 @@ from bridge.operators.dead_letters.letter import DeadLetter
 from bridge.operators.dead_letters.order import Order, Tally
 from bridge.operators.dead_letters.queue import DeadLetterQueue
 from bridge.operators.dead_letters.remembered_ids import RememberedIds
-from bridge.outbound.envelope import replayed_properties
+from bridge.outbound.copies import replayed_properties
 
 
 async def replay(queue: DeadLetterQueue, target: str, order: Order) -> Tally:

@@ -8,11 +8,11 @@ from typing import Any
 from bridge.amqp.properties import Properties
 from bridge.errors import InvalidMessageError
 from bridge.operators.draining.rounds import Taken
+from bridge.outbound.copies import copy_properties
 from bridge.outbound.envelope import (
     DEAD_AT,
     Envelope,
     bare_envelope,
-    copy_properties,
     read_envelope,
 )
 from bridge.outbound.outcomes import Dead

@@ -7,7 +7,7 @@ from bridge.amqp.client import Connection
 from bridge.config import Settings, WorkerSettings
 from bridge.errors import BrokerError
 from bridge.operators.moving import open_connection, read_existing_queue
-from bridge.topology.declarations import dead_queue, retry_queue
+from bridge.topology.declarations import dead_queue, normal_queue, retry_queue, urgent_queue
 from bridge.topology.queue_sizes import read_queue
 
 
@@ -15,8 +15,9 @@ from bridge.topology.queue_sizes import read_queue
 class Waiting:
     """How many messages are ready in each queue, and how many workers take from the main one.
 
-    `ready` has the retry queues first, the longest wait before the others, and the main queue last:
-    what comes back from the ladder while that is emptied is met there.
+    `ready` has the retry queues first, the longest wait before the others, then the main queue, and
+    what was sorted from it last: what comes back from the ladder, or is sorted, while they are
+    emptied is met there.
     """
 
     ready: Mapping[str, int]
@@ -49,4 +50,10 @@ async def count_waiting(connection: Connection, worker: WorkerSettings) -> Waiti
             raise BrokerError(f"queue {name}: it answers nothing; look at its leader and its nodes")
         ready[name] = sizes.ready
     main = await read_existing_queue(connection, worker.queue)
-    return Waiting(ready | {worker.queue: main.ready}, main.consumers)
+    ready[worker.queue] = main.ready
+    for name in (urgent_queue(worker.queue), normal_queue(worker.queue)):
+        # They may be left from before worker.priorities was switched off.
+        sizes = await read_queue(connection, name)
+        if sizes is not None and sizes.exists:
+            ready[name] = sizes.ready
+    return Waiting(ready, main.consumers)

@@ -24,7 +24,7 @@ from bridge.operators.status.report import (
     Status,
     Worker,
 )
-from bridge.topology.declarations import dead_queue, retry_queue
+from bridge.topology.declarations import dead_queue, queues_behind, retry_queue
 from bridge.topology.paused_queue import Note
 
 
@@ -64,6 +64,8 @@ class Looker:
 def _queues_of(settings: Settings) -> Iterator[Queue]:
     queue = settings.worker.queue
     yield Queue(name=queue, role="requests")
+    for name in queues_behind(settings.worker):
+        yield Queue(name=name, role="sorted")
     for delay in settings.worker.retry_delays:
         yield Queue(name=retry_queue(queue, delay), role="retry", delay_seconds=delay)
     yield Queue(name=dead_queue(queue), role="dead_letters")

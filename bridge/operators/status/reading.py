@@ -32,8 +32,14 @@ class Reading(NamedTuple):
 
     def ready(self, queue: str) -> int | None:
         """How many messages its worker saw in a queue; None for one that it does not look at."""
-        found = self.scrape.samples(_QUEUE_READY, queue=queue)
-        return next((int(value) for _, value in found), None)
+        found = next(iter(self.scrape.samples(_QUEUE_READY, queue=queue)), None)
+        if found is None:
+            return None
+        labels, ready = found
+        if labels.get("role") == "main":
+            # Which counts with what was sorted from it.
+            ready -= self.scrape.total(_QUEUE_READY, role="sorted")
+        return int(ready)
 
     def consumers(self, queue: str) -> int | None:
         """How many consumers of the queue its worker saw."""

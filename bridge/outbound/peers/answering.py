@@ -31,22 +31,22 @@ MAX_WAITING: Final = 64
 class Answerer:
     """Answers for one worker.
 
-    `prove_session` returns when the broker has answered on the connection that consumes, or that is
-    known to be lost: what a peer asks for may be held on it, or may have been acked in vain.
+    `ledgers` have no entry in common. `prove_session` returns when the broker has answered on each
+    connection that consumes, or that is known to be lost: what a peer asks for may be held on it,
+    or may have been acked in vain.
     `is_asking` says whether this worker itself asks for an entry.
     """
 
     def __init__(
         self,
         peers: Peers,
-        ledger: Ledger,
-        *,
+        *ledgers: Ledger,
         is_asking: Callable[[Entry], bool],
         prove_session: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._peers = peers
-        self._ledger = ledger
+        self._ledgers = ledgers
         self._is_asking = is_asking
         self._prove_session = prove_session
         self._given: Memory[tuple[str, int], Answer] = Memory(REPEATED_SECONDS, clock)
@@ -68,7 +68,13 @@ class Answerer:
         if (peer, question.number) in self._given:
             return False
         entry = question.entry
-        return not self._ledger.is_working_on(entry) and self._ledger.depends_on_session(entry)
+        ledger = self._ledger_of(entry)
+        return not ledger.is_working_on(entry) and ledger.depends_on_session(entry)
+
+    def _ledger_of(self, entry: Entry) -> Ledger:
+        """Return the ledger that has an entry, or any if none has."""
+        having = (one for one in self._ledgers if one.knows(entry) or one.depends_on_session(entry))
+        return next(having, self._ledgers[0])
 
     async def _answer_when_proven(self, peer: str, questions: Sequence[Question]) -> None:
         await self._prove_session()
@@ -90,11 +96,12 @@ class Answerer:
 
     def _look_up(self, peer: str, question: Question) -> Answer:
         number, entry = question.number, question.entry
+        ledger = self._ledger_of(entry)
         # Of several that ask for the same message, the others wait for the first by its id.
         is_first = self._peers.worker_id < peer and self._is_asking(entry)
-        if is_first or self._ledger.is_working_on(entry):
+        if is_first or ledger.is_working_on(entry):
             return Answer(number=number, knows="busy")
-        known = self._ledger.hand_on(entry)
+        known = ledger.hand_on(entry)
         if known is None:
             return Answer(number=number, knows="unknown")
         if isinstance(known, Repeat):
@@ -103,6 +110,6 @@ class Answerer:
             return Answer(number=number, knows="done")
         if known.replacement is not None and not known.replacement.is_refused:
             # Its copy is written; the broker has yet to say whether it is stored.
-            self._ledger.learn(entry, known)
+            ledger.learn(entry, known)
             return Answer(number=number, knows="busy")
         return Answer(number=number, knows="kept", kept=write_kept(known, now=time.time()))

@@ -44,8 +44,12 @@ MOST_WAITING: Final = 500
 
 @dataclass(slots=True, eq=False)
 class _Case:
-    """One redelivery that waits for answers: when each peer said it was busy, who knows nothing."""
+    """One redelivery that waits for answers: when each peer said it was busy, who knows nothing.
 
+    `ledger` learns what they know.
+    """
+
+    ledger: Ledger
     delivery: Delivery
     entry: Entry
     question: Question
@@ -95,8 +99,8 @@ class Asker:
 
     @property
     def open(self) -> int:
-        """How many redeliveries wait for answers."""
-        return len(self._open)
+        """How many redeliveries wait for answers, but for those that are to be sorted."""
+        return sum(case.ledger is self._ledger for case in self._open.values())
 
     @property
     def in_the_way(self) -> int:
@@ -122,14 +126,20 @@ class Asker:
         """Say whether a redelivery of the same message waits for answers here."""
         return entry in self._open_entries
 
-    async def learn_of(self, delivery: Delivery, entry: Entry) -> None:
-        """Return when the ledger knows all that any peer knows of a redelivery, or it is time."""
-        if self._ledger.knows(entry) or not self._peers.expects_answers:
+    async def learn_of(
+        self, delivery: Delivery, entry: Entry, *, ledger: Ledger | None = None
+    ) -> None:
+        """Return when the ledger knows all that any peer knows of a redelivery, or it is time.
+
+        `ledger` is another one than the worker's, of which peers have the like.
+        """
+        ledger = ledger or self._ledger
+        if ledger.knows(entry) or not self._peers.expects_answers:
             return
         question = question_of(next(self._numbers), entry)
         if question is None:
             return
-        case = _Case(delivery, entry, question)
+        case = _Case(ledger, delivery, entry, question)
         self._open_case(case)
         try:
             with delivery.waits("peers"):
@@ -142,8 +152,9 @@ class Asker:
     def _open_case(self, case: _Case) -> None:
         self._open[case.question.number] = case
         self._open_entries[case.entry] += 1
-        self._in_the_way.add(case.question.number)
-        self._on_change()
+        if case.ledger is self._ledger:
+            self._in_the_way.add(case.question.number)
+            self._on_change()
 
     def _close_case(self, case: _Case) -> None:
         del self._open[case.question.number]
@@ -152,7 +163,8 @@ class Asker:
             del self._open_entries[case.entry]
         self._in_the_way.discard(case.question.number)
         self._closed.add(case.question.number, case)
-        self._on_change()
+        if case.ledger is self._ledger:
+            self._on_change()
 
     async def _until_answered(self, case: _Case) -> str:
         """Return what the answer is; `none` when some peer gave none in time."""
@@ -225,7 +237,7 @@ class Asker:
             case "done":
                 if not case.is_done:
                     case.is_done = True
-                    self._ledger.learn(case.entry, None)
+                    case.ledger.learn(case.entry, None)
             case "kept":
                 if peer not in case.answered and answer.kept is not None:
                     case.kept.append(answer.kept)
@@ -240,4 +252,4 @@ class Asker:
         for facts in kept:
             delays, now = self._delays_seconds, time.time()
             told = read_kept(facts, case.delivery, delays_seconds=delays, now=now)
-            self._ledger.learn(case.entry, told)
+            case.ledger.learn(case.entry, told)

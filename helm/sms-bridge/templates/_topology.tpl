@@ -8,6 +8,9 @@ Bindings have an `object` too, to be named by; those of subscribers follow the a
 {{- if .Values.worker.enabled }}
 {{- $main := (include "sms-bridge.setting" (list . "worker" "queue") | fromJson).value }}
 {{- $queues = append $queues (dict "name" $main) }}
+{{- if eq (include "sms-bridge.setting" (list . "worker" "priorities") | fromJson).value "on" }}
+{{- $queues = concat $queues (list (dict "name" (printf "%s.urgent" $main)) (dict "name" (printf "%s.normal" $main))) }}
+{{- end }}
 {{- range (include "sms-bridge.setting" (list . "worker" "retry_delays") | fromJson).value }}
 {{- $seconds := include "sms-bridge.seconds" . | float64 }}
 {{- $arguments := dict
@@ -80,6 +83,9 @@ queue. The workers' exchange and its queues are never declared by anybody else.
 {{- $main := (include "sms-bridge.setting" (list . "worker" "queue") | fromJson).value }}
 {{- $read = append $read $main }}
 {{- $read = append $read (printf "%s.dead" $main) }}
+{{- /* With priorities off again, too: what was sorted before is taken from there. */}}
+{{- $read = append $read (printf "%s.urgent" $main) }}
+{{- $read = append $read (printf "%s.normal" $main) }}
 {{- $read = append $read (printf "%s.paused" $main) }}
 {{- range $t.queues }}{{ if hasPrefix (printf "%s.retry." $main) .name }}{{ $read = append $read .name }}{{ end }}{{ end }}
 {{- $configure = append $configure (printf "%s.paused" $main) }}

@@ -1,0 +1,174 @@
+"""The properties of the copies that replace a message.
+
+Those with which the broker would refuse (`user_id`), drop (`expiration`) or reroute (`CC`, `BCC`) a
+copy are left out; all others stay as they came.
+"""
+
+import copy
+import re
+import time
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from bridge.amqp.properties import Properties, as_they_came, header_bytes, write_properties
+from bridge.outbound.envelope import (
+    ATTEMPTS,
+    CODE,
+    COPIES,
+    DEAD_AT,
+    DETAIL,
+    EARLIER_SPAN,
+    EXPIRES_AT,
+    FIRST_DELIVERED_AT,
+    MEMORY,
+    OF_EVENTS,
+    PREFIX,
+    REASON,
+    REPEATED,
+    STATUS,
+    TURN_AT,
+    UNCERTAIN_ATTEMPTS,
+    Envelope,
+    is_from_ladder,
+    read_expiration,
+    read_moment,
+)
+from bridge.outbound.moments import write_moment
+from bridge.outbound.outcomes import Dead, Retried
+from bridge.tracing.trace_headers import TraceHeaders
+
+MAX_DETAIL_CHARACTERS: Final = 500
+# Headers in which the broker describes a message's history; on a copy they would be wrong.
+_BROKERS_OWN: Final = re.compile("x-(delivery-count|acquired-count|(first-|last-)?death.*)")
+
+
+def copy_properties(
+    properties: Properties,
+    envelope: Envelope,
+    outcome: Retried | Dead,
+    *,
+    max_bytes: int,
+    span: TraceHeaders = (),
+) -> Properties:
+    """Make the properties of the copy that replaces a delivery; `envelope` counts this attempt.
+
+    All stay as they came, except those for which the broker would refuse (`user_id`), drop
+    (`expiration`) or reroute (`CC`, `BCC`) the copy, and headers that do not fit into `max_bytes`
+    beside ours. A message without an id gets its key as id, so that every later attempt sends the
+    same key. `span`: that of the delivery, to which the next one's refers.
+    """
+    replaced = copy.copy(properties)
+    replaced.user_id = None
+    replaced.expiration = None
+    replaced.delivery_mode = 2
+    replaced.message_id = envelope.id_of_copies
+    headers = as_they_came(properties.headers)
+    # Status and code of an earlier answer stay until the next one; no publisher can give them.
+    not_ours = () if is_from_ladder(headers) else (STATUS, CODE)
+    for name in ("CC", "BCC", DEAD_AT, TURN_AT, REPEATED, *not_ours, *OF_EVENTS):
+        headers.pop(name, None)
+    own: dict[str, Any] = {
+        REASON: outcome.reason,
+        DETAIL: outcome.detail[:MAX_DETAIL_CHARACTERS],
+        ATTEMPTS: envelope.attempts,
+        UNCERTAIN_ATTEMPTS: envelope.uncertain_attempts,
+        FIRST_DELIVERED_AT: write_moment(envelope.first_delivered_at),
+        COPIES: envelope.copies + 1,
+    }
+    if envelope.expires_at is not None:
+        own[EXPIRES_AT] = write_moment(envelope.expires_at)
+    if envelope.turn_at is not None:
+        own[TURN_AT] = write_moment(envelope.turn_at)
+    if envelope.has_been_copied:
+        own[REPEATED] = True
+    if span:
+        own[EARLIER_SPAN] = span[0][1]
+    if outcome.status is not None:
+        own[STATUS] = outcome.status
+        # That of an earlier answer, which goes with its status.
+        headers.pop(CODE, None)
+    if outcome.code is not None:
+        own[CODE] = outcome.code
+    if isinstance(outcome, Dead):
+        own[DEAD_AT] = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return _fitted(replaced, headers, own, max_bytes)
+
+
+def sorted_properties(properties: Properties, envelope: Envelope, *, max_bytes: int) -> Properties:
+    """Make the properties with which a request waits in the queue of its class: as it came.
+
+    One without an id gets its key as id, so that all its copies have the same.
+    """
+    waiting = moved_properties(properties)
+    waiting.message_id = envelope.id_of_copies
+    headers, own = waiting.headers or {}, dict[str, Any]()
+    if envelope.has_been_copied:
+        own[REPEATED] = True
+    if envelope.expires_at is not None:
+        # The sooner of two; one that cannot be read stays, for the worker to refuse it.
+        told = read_moment(properties.headers or {}, EXPIRES_AT)
+        if told is not None or EXPIRES_AT not in (properties.headers or {}):
+            own[EXPIRES_AT] = write_moment(min(envelope.expires_at, told or envelope.expires_at))
+    return _fitted(waiting, headers, own, max_bytes)
+
+
+def _fitted(
+    properties: Properties, headers: dict[str, Any], own: dict[str, Any], max_bytes: int
+) -> Properties:
+    """Return the properties with both kinds of headers, or with as many as fit into a frame."""
+    properties.headers = headers | own
+    excess = len(write_properties(properties)) - max_bytes
+    if excess > 0:
+        properties.headers = _without_the_largest(headers, own, excess) | own
+    return properties
+
+
+def _without_the_largest(
+    headers: dict[str, Any], own: dict[str, Any], excess: int
+) -> dict[str, Any]:
+    """Leave out as many of the largest headers as it takes, the bridge's own ones last.
+
+    A copy that is over the limit of a frame could never be published. With none of them it is
+    small: all other properties are short, and the smallest frame of AMQP has 4,096 bytes.
+    """
+    sizes = {name: header_bytes(name, value) for name, value in headers.items() if name not in own}
+    kept = dict(headers)
+    for name in sorted(sizes, key=lambda name: (name.startswith(PREFIX), -sizes[name])):
+        if excess <= 0:
+            break
+        del kept[name]
+        excess -= sizes[name]
+    return kept
+
+
+def moved_properties(properties: Properties) -> Properties:
+    """Make the properties of a message that is published again as it is, to another place.
+
+    Without what makes the broker refuse (`user_id`), drop (`expiration`, which becomes
+    `sms-bridge-expires-at`) or reroute (`CC`, `BCC`) it, and without the broker's own headers.
+    """
+    moved = copy.copy(properties)
+    moved.user_id = None
+    moved.expiration = None
+    moved.delivery_mode = 2
+    headers = {
+        name: value
+        for name, value in as_they_came(properties.headers).items()
+        if name not in {"CC", "BCC"} and not _BROKERS_OWN.fullmatch(name)
+    }
+    expires_at = read_expiration(properties, time.time())
+    if expires_at is not None:
+        headers.setdefault(EXPIRES_AT, write_moment(expires_at))
+    moved.headers = headers
+    return moved
+
+
+def replayed_properties(properties: Properties) -> Properties:
+    """Make the properties with which a dead letter starts anew: no attempts, the same key.
+
+    `sms-bridge-copies` stays: by it a worker tells this copy from the one that died.
+    """
+    replayed = moved_properties(properties)
+    headers = replayed.headers or {}
+    replayed.headers = {name: headers[name] for name in headers if name not in MEMORY}
+    return replayed

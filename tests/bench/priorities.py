@@ -1,0 +1,241 @@
+"""One-time codes behind a campaign: how long from publishing to the POST, beside an idle queue.
+
+    PYTHONPATH=. python tests/bench/priorities.py --write
+
+The worker and the broker are real, with `worker.priorities: on`. The API answers after 20 to 50 ms,
+chosen at random. 100,000 texts are queued before the worker starts; codes are published at an even
+rate, first without them, then from the moment at which the worker has sorted them. The same worker
+then empties a queue with priorities off and on. `--write` puts the table into docs/scaling.md.
+Exit code 1: the codes' p99 is more than three times the idle one.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import quantiles
+from typing import Any, Final, cast
+
+import aiormq
+
+from bridge.amqp.properties import Properties
+from bridge.sandbox.broker import private_broker
+from bridge.sandbox.processes import Child, Guard, guarded
+from bridge.topology.declarations import QUORUM
+from tests.bench.queues import OUTBOUND, TEXT
+from tests.faults.bench import PROGRAM, eventually, make_environ
+from tests.soak.figures import conclude, format_table, tell
+from tests.soak.rig import Process, run
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "scaling.md"
+MARK: Final = "priorities"
+CAMPAIGN: Final = 100_000
+EMPTIED: Final = 20_000
+CODES_PER_SECOND: Final = 5
+CODES_SECONDS: Final = 40
+IN_FLIGHT: Final = 50
+FASTEST_SECONDS, SLOWEST_SECONDS = 0.02, 0.05
+MOST_TIMES: Final = 3
+# Publishes that wait for their confirm at a time.
+WINDOW: Final = 1000
+MAX_SECONDS: Final = 580
+URGENT: Final[dict[str, Any]] = {"sms-bridge-priority": "urgent"}
+
+
+class Api(asyncio.Protocol):
+    """One connection of the worker; `posts` has when each key was posted, in unix seconds."""
+
+    posts: dict[str, float]
+
+    def __init__(self) -> None:
+        self._bytes = b""
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep what to answer on."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Note a whole request, and answer it a little later."""
+        self._bytes += data
+        head, end, body = self._bytes.partition(b"\r\n\r\n")
+        fields = dict(
+            line.partition(": ")[::2] for line in head.decode("latin-1").lower().splitlines()[1:]
+        )
+        if end and len(body) >= int(fields["content-length"]):
+            self._bytes = b""
+            self.posts.setdefault(fields["idempotency-key"], time.time())
+            seconds = random.uniform(FASTEST_SECONDS, SLOWEST_SECONDS)
+            asyncio.get_running_loop().call_later(seconds, self._answer)
+
+    def _answer(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n")
+
+
+class Bench:
+    """A broker, an API, and workers between them."""
+
+    def __init__(self, url: str, api_url: str, folder: Path, guard: Guard) -> None:
+        self._url = url
+        self._api_url = api_url
+        self._folder = folder
+        self._guard = guard
+        self.posts = Api.posts = {}
+
+    @asynccontextmanager
+    async def worker(self, priorities: str) -> AsyncIterator[Process]:
+        """Run a worker with this setting."""
+        values = {
+            "rabbitmq.url": [self._url],
+            "sms_api.base_url": self._api_url,
+            "sms_api.key": "an-api-key",
+            "worker.concurrency": IN_FLIGHT,
+            "worker.priorities": priorities,
+            "admin.port": 0,
+            "log.format": "json",
+            "log.level": "warning",
+        }
+        environ = make_environ(values)
+        log = self._folder / f"{time.time()}.log"
+        child = Child([*PROGRAM, "worker"], guard=self._guard, log=log, environ=environ)
+        try:
+            yield Process(child)
+        finally:
+            child.end(grace_seconds=20)
+
+    @asynccontextmanager
+    async def channel(self) -> AsyncIterator[aiormq.abc.AbstractChannel]:
+        """Open a channel whose publishes are confirmed."""
+        connection = await aiormq.connect(self._url)
+        try:
+            yield await connection.channel()
+        finally:
+            await connection.close()
+
+    async def fill(self, name: str, count: int) -> None:
+        """Put so many texts into an empty queue."""
+        async with self.channel() as channel:
+            for queue in (OUTBOUND, f"{OUTBOUND}.urgent", f"{OUTBOUND}.normal"):
+                await channel.queue_delete(queue)
+            await channel.queue_declare(OUTBOUND, durable=True, arguments=dict(QUORUM))
+            for start in range(0, count, WINDOW):
+                keys = (f"{name}-{number}" for number in range(start, min(start + WINDOW, count)))
+                await asyncio.gather(*(publish(channel, key) for key in keys))
+
+    async def count(self, queue: str) -> int:
+        """Count what is ready in a queue."""
+        async with self.channel() as channel:
+            return (await channel.queue_declare(queue, passive=True)).message_count or 0
+
+    async def publish_codes(self, name: str) -> list[float]:
+        """Publish codes at an even rate; return how long each took to be posted, in seconds."""
+        count = CODES_PER_SECOND * CODES_SECONDS
+        published = {}
+        async with self.channel() as channel:
+            for number in range(count):
+                key = f"{name}-{number}"
+                published[key] = time.time()
+                await publish(channel, key, headers=URGENT)
+                await asyncio.sleep(1 / CODES_PER_SECOND)
+        await eventually(lambda: published.keys() <= self.posts.keys(), what="all codes posted")
+        return [self.posts[key] - at for key, at in published.items()]
+
+    async def empty(self, priorities: str) -> float:
+        """Have a full queue emptied; return messages a second, from the first POST on."""
+        await self.fill(f"rate-{priorities}", EMPTIED)
+        self.posts.clear()
+        async with self.worker(priorities):
+            await eventually(lambda: len(self.posts) >= EMPTIED, what="all posted", seconds=200)
+        return EMPTIED / (max(self.posts.values()) - min(self.posts.values()))
+
+
+async def publish(
+    channel: aiormq.abc.AbstractChannel, key: str, headers: dict[str, Any] | None = None
+) -> None:
+    """Publish one request and see it confirmed."""
+    body = json.dumps({"to": "+4917012345678", "from": "Acme", "text": TEXT}).encode()
+    properties = Properties(
+        message_id=key, delivery_mode=2, timestamp=datetime.now(UTC), headers=headers
+    )
+    await channel.basic_publish(body, routing_key=OUTBOUND, properties=properties)
+
+
+async def measure(bench: Bench) -> tuple[str, list[str]]:
+    """Measure all of it; return the table, and what is wrong."""
+    await bench.fill("none", 0)
+    async with bench.worker("on") as worker:
+        await eventually(lambda: worker.is_running, what="a worker")
+        await asyncio.sleep(3)
+        idle = await bench.publish_codes("idle")
+    tell(f"idle: {_row('idle', idle)}")
+    await bench.fill("campaign", CAMPAIGN)
+    async with bench.worker("on"):
+        began = time.monotonic()
+        await eventually(lambda: bench.posts.get("campaign-0"), what="a start")
+
+        async def is_sorted() -> bool:
+            return not await bench.count(OUTBOUND)
+
+        await eventually(is_sorted, what="a sorted queue", seconds=200)
+        sorted_in = time.monotonic() - began
+        tell(f"sorted in {sorted_in:.1f} s, {len(bench.posts)} posted meanwhile")
+        loaded = await bench.publish_codes("loaded")
+        left = await bench.count(f"{OUTBOUND}.normal")
+    rates = {which: await bench.empty(which) for which in ("off", "on")}
+    rows = [
+        _row("nothing else waits", idle),
+        _row(f"behind {CAMPAIGN:,} texts, of which {left:,} were left at the end", loaded),
+    ]
+    table = format_table(("codes published while", "p50", "p99", "slowest"), rows)
+    tell(
+        f"sorting {CAMPAIGN:,} that were there before the worker: {sorted_in:.1f} s; "
+        f"a queue of {EMPTIED:,} emptied: off {rates['off']:,.0f}/s, on {rates['on']:,.0f}/s, "
+        f"ratio {rates['on'] / rates['off']:.2f}"
+    )
+    problems = []
+    if (times := _p99(loaded) / _p99(idle)) > MOST_TIMES:
+        problems.append(f"the codes' p99 is {times:.1f} times the idle one")
+    if not left:
+        problems.append("the campaign was over before the codes")
+    return table, problems
+
+
+def _p99(seconds: Sequence[float]) -> float:
+    return quantiles(seconds, n=100)[98]
+
+
+def _row(name: str, seconds: Sequence[float]) -> tuple[str, ...]:
+    figures = (quantiles(seconds, n=100)[49], _p99(seconds), max(seconds))
+    return (name, *(f"{1000 * figure:.0f} ms" for figure in figures))
+
+
+async def main() -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--write", action="store_true", help="put the table into the docs")
+    arguments = parser.parse_args()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(Api, "127.0.0.1", 0)
+    api_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    with (
+        private_broker() as broker,
+        guarded() as guard,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        bench = Bench(broker.url, api_url, Path(folder), guard)
+        async with asyncio.timeout(MAX_SECONDS):
+            table, problems = await measure(bench)
+    page = PAGE if arguments.write else None
+    return conclude(table, problems, page=page, mark=MARK)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main()))

@@ -1,0 +1,362 @@
+"""Requests of two classes: the urgent pass the others, and sorting loses and doubles nothing."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.operators.checks.consumers import check_consumers
+from bridge.operators.checks.set_up import ConnectedBroker, SetUp
+from bridge.operators.draining.waiting import find_waiting
+from bridge.operators.status.look import Looker
+from bridge.outbound.sorting.sorter import PREFETCH
+from bridge.sandbox.processes import Child, guarded
+from tests.faults.amqp_proxy import ACK, DELIVER, PUBLISH
+from tests.faults.bench import (
+    PROGRAM,
+    PUBLISH_LINK,
+    Bench,
+    Live,
+    eventually,
+    make_environ,
+    make_numbers,
+    make_settings,
+    open_link,
+)
+from tests.faults.traffic import TOO_EARLY, WITH_AND_WITHOUT_IDS, once_each
+
+SORT_LINK = "worker sort"
+URGENT: dict[str, Any] = {"headers": {"sms-bridge-priority": "urgent"}}
+ON: dict[str, Any] = {"worker__priorities": "on"}
+# Seconds that each POST takes: there is always something that waits.
+SLOW: dict[str, Any] = {"latency_seconds": 0.05, "count": None}
+
+
+async def until_sorted(bench: Bench, live: Live, count: int) -> None:
+    """Return when so many have been sorted, and nothing is left in the main queue."""
+
+    async def is_sorted() -> bool:
+        done = live.metric("sms_bridge_worker_messages_sorted_total")
+        return done >= count and not await bench.amqp.count(bench.queue)
+
+    await eventually(is_sorted, what="all sorted")
+
+
+async def until_all_settled(bench: Bench, live: Live) -> None:
+    """Return when nothing is left in any queue, those behind the main one included."""
+
+    async def is_empty() -> bool:
+        behind = [f"{bench.queue}.{name}" for name in ("urgent", "normal")]
+        return not any([await bench.amqp.count(queue) for queue in behind])
+
+    await bench.until_settled(live)
+    await eventually(is_empty, what="nothing behind the main queue")
+    await bench.until_settled(live)
+
+
+def places_of(bench: Bench, numbers: Sequence[str]) -> list[int]:
+    """Return the places of these numbers' POSTs among all that were made, in order."""
+    posted = [attempt.to for attempt in bench.service.memory.attempts]
+    return [place for place, to in enumerate(posted) if to in set(numbers)]
+
+
+@pytest.mark.parametrize(
+    "urgent",
+    [
+        pytest.param(URGENT, id="header"),
+        pytest.param({"priority": 5}, id="property"),
+        pytest.param({"priority": 0, **URGENT}, id="header before property"),
+    ],
+)
+async def test_the_urgent_pass_a_campaign(bench: Bench, urgent: dict[str, Any]) -> None:
+    """What is published behind hundreds of texts is posted before almost all of them."""
+    bench.service.misbehave(SLOW)
+    async with bench.worker(**ON) as live:
+        campaign = await bench.publish(400)
+        posted_before = len(bench.service.posts(campaign))
+        codes = await bench.publish(10, **urgent)
+        await bench.until_taken(codes)
+        passed = posted_before + len(codes) < 400
+        await bench.until_taken(campaign)
+        await until_all_settled(bench, live)
+
+        assert passed
+        # In flight, or just about to go: three times the slots at most.
+        assert places_of(bench, codes)[-1] <= posted_before + len(codes) + 3 * 10
+        assert bench.extra_posts([*campaign, *codes]) == {}
+        assert live.metric("sms_bridge_worker_messages_sorted_total", **{"class": "urgent"}) == 10
+
+
+async def test_a_flood_of_urgent_ones_starves_nobody(bench: Bench) -> None:
+    """While both wait, one in nine that are sent is not urgent."""
+    bench.service.misbehave(SLOW)
+    async with bench.worker(**ON) as live:
+        campaign = await bench.publish(600)
+        codes = await bench.publish(300, **URGENT)
+        await bench.until_taken([*campaign, *codes])
+        await until_all_settled(bench, live)
+
+    # From when some dozens of codes wait until the last dozens.
+    first, last = places_of(bench, codes)[50], places_of(bench, codes)[-50]
+    between = [place for place in places_of(bench, campaign) if first < place < last]
+    assert (last - first) / 20 <= len(between) <= (last - first) / 4
+
+
+async def test_a_retry_keeps_its_class(bench: Bench) -> None:
+    """What comes back from the ladder is sorted again, and passes what waits then."""
+    async with bench.worker(**ON) as live:
+        codes = make_numbers(5)
+        bench.service.misbehave(*once_each(codes, TOO_EARLY), SLOW)
+        await bench.publish(codes, **URGENT)
+        await eventually(lambda: len(bench.service.posts(codes)) == 5, what="the first tries")
+        campaign = await bench.publish(600)
+        await bench.until_taken(codes)
+        waiting = len(campaign) - len(bench.service.taken(campaign))
+        await bench.until_taken(campaign)
+        await until_all_settled(bench, live)
+
+        assert waiting > 100
+        assert live.metric("sms_bridge_worker_messages_sorted_total", **{"class": "urgent"}) == 10
+
+
+@pytest.mark.parametrize("per", ["per_second", "per_sender"])
+async def test_the_urgent_pass_at_a_rate_limit(bench: Bench, per: str) -> None:
+    """A limit's line is passed as the queue is, that of their own sender too.
+
+    Takes the seconds in which the limit lets them through.
+    """
+    limit = {per: 20.0, "burst": 1}
+    async with bench.worker(**ON, worker__rate_limit=limit) as live:
+        campaign = await bench.publish(100)
+        await until_sorted(bench, live, 100)
+        codes = await bench.publish(5, **URGENT)
+        await bench.until_taken(codes, seconds=3)
+
+        assert len(bench.service.taken(campaign)) < 70
+
+
+# Nothing is lost, and what is doubled is known again
+
+
+@WITH_AND_WITHOUT_IDS
+@pytest.mark.parametrize(
+    ("sender", "method", "link"),
+    [
+        pytest.param("client", ACK, SORT_LINK, id="at an ack"),
+        pytest.param("broker", DELIVER, SORT_LINK, id="at a delivery"),
+    ],
+)
+async def test_cut_while_sorting(
+    bench: Bench, sender: Any, method: Any, link: str, *, ids: bool
+) -> None:
+    """What the broker delivers again to the sorter, it knows: nobody gets a second text."""
+    async with bench.worker(**ON) as live:
+        bench.proxy.trap(sender, method, "cut", nth=150, link=link)
+        numbers = await bench.publish(400, ids=ids)
+        await bench.until_taken(numbers)
+        await until_all_settled(bench, live)
+
+        assert bench.extra_posts(numbers) == {}
+        assert await bench.dead_letters() == []
+        sorted_again = live.metric("sms_bridge_worker_messages_sorted_total") - len(numbers)
+        assert sorted_again == 0
+
+
+@WITH_AND_WITHOUT_IDS
+async def test_cut_while_copies_wait_for_their_confirm(bench: Bench, *, ids: bool) -> None:
+    """Copies of which it is not known whether they are stored are written again, with one key."""
+    async with bench.worker(**ON) as live:
+        bench.proxy.trap("client", PUBLISH, "cut", nth=150, link=PUBLISH_LINK)
+        numbers = await bench.publish(400, ids=ids)
+        await bench.until_taken(numbers)
+        await until_all_settled(bench, live)
+
+        assert bench.extra_posts(numbers) == {}
+
+
+@WITH_AND_WITHOUT_IDS
+async def test_cut_while_one_of_two_sorts(bench: Bench, *, ids: bool) -> None:
+    """What the other sorter is given then, it asks for: nobody gets a second text."""
+    two = ON | {"worker__concurrency": 5}
+    async with bench.worker(**two) as live, bench.worker(**two) as other:
+        for one in (live, other):
+            await eventually(partial(one.metric, "sms_bridge_worker_peers"), what="a peer")
+        bench.proxy.trap("client", ACK, "cut", nth=150, link=SORT_LINK)
+        numbers = await bench.publish(1000, ids=ids)
+        await bench.until_taken(numbers)
+        await until_all_settled(bench, live)
+        await until_all_settled(bench, other)
+
+        assert bench.extra_posts(numbers) == {}
+        told = [one.metric("sms_bridge_worker_messages_sorted_total") for one in (live, other)]
+        assert sum(told) == len(numbers)
+
+
+def keys_of(bench: Bench, numbers: Sequence[str]) -> dict[str, set[str | None]]:
+    """Return the idempotency keys with which each number was posted."""
+    keys: dict[str, set[str | None]] = {}
+    for attempt in bench.service.posts(numbers):
+        keys.setdefault(str(attempt.to), set()).add(attempt.idempotency_key)
+    return keys
+
+
+@WITH_AND_WITHOUT_IDS
+async def test_killed_while_sorting(bench: Bench, tmp_path: Path, *, ids: bool) -> None:
+    """A worker that is killed loses nothing, and doubles at most what was on its way.
+
+    What has an id keeps its key; of what has none a copy more, with another key, may be left.
+    """
+    environ = make_environ(bench.values(**ON))
+    await bench.declare_main()
+    numbers = await bench.publish(3000, ids=ids)
+    with guarded() as guard:
+        child = Child([*PROGRAM, "worker"], guard=guard, log=tmp_path / "log", environ=environ)
+        try:
+            await eventually(lambda: len(bench.service.taken(numbers)) >= 100, what="a beginning")
+        finally:
+            child.kill()
+    assert await bench.amqp.count(bench.queue)
+    async with bench.worker(**ON) as live:
+        await bench.until_taken(numbers)
+        await until_all_settled(bench, live)
+
+    extra = Counter(bench.extra_posts(numbers))
+    # In flight at the kill, and, without an id, those whose ack the broker has not read.
+    assert len(extra) <= 10 + (0 if ids else PREFETCH)
+    if ids:
+        assert all(len(keys) == 1 for keys in keys_of(bench, numbers).values())
+
+
+async def test_a_full_queue_of_a_class_holds_up_no_sending(bench: Bench) -> None:
+    """The sorter waits until the senders have taken from it, and the senders do not wait."""
+    await bench.amqp.channel.declare_queue(
+        f"{bench.queue}.normal",
+        durable=True,
+        arguments={"x-queue-type": "quorum"},
+    )
+    policy = json.dumps({"max-length": 20, "overflow": "reject-publish"})
+    pattern = f"^{bench.queue}[.]normal$".replace(".", "[.]", 1)
+    bench.broker.ctl("set_policy", "short", pattern, policy, "--apply-to", "queues")
+    try:
+        async with bench.worker(**ON) as live:
+            numbers = await bench.publish(300)
+            await bench.until_taken(numbers)
+            await until_all_settled(bench, live)
+    finally:
+        bench.broker.ctl("clear_policy", "short")
+
+    assert bench.extra_posts(numbers) == {}
+
+
+async def test_a_missing_queue_of_a_class_is_made_again(bench: Bench) -> None:
+    """What was in it is gone with it; what comes then waits, and is sent."""
+    async with bench.worker(**ON) as live:
+        await bench.amqp.channel.queue_delete(f"{bench.queue}.urgent")
+        codes = await bench.publish(5, **URGENT)
+        await bench.until_taken(codes)
+        await until_all_settled(bench, live)
+
+
+# Stopping, and switching off
+
+
+@WITH_AND_WITHOUT_IDS
+async def test_a_drain_while_sorting(bench: Bench, *, ids: bool) -> None:
+    """A worker that stops leaves no message in doubt, and the next one goes on."""
+    async with bench.worker(**ON) as live:
+        numbers = await bench.publish(500, ids=ids)
+        await eventually(lambda: len(bench.service.taken(numbers)) >= 50, what="a beginning")
+        assert await live.stop() == 0
+    async with bench.worker(**ON) as live:
+        await bench.until_taken(numbers)
+        await until_all_settled(bench, live)
+
+    assert bench.extra_posts(numbers) == {}
+
+
+async def test_switched_off_again(bench: Bench) -> None:
+    """A worker without priorities takes what was sorted before, and says what to do."""
+    bench.service.misbehave(SLOW)
+    async with bench.worker(**ON) as live:
+        numbers = [*await bench.publish(300), *await bench.publish(20, **URGENT)]
+        await until_sorted(bench, live, len(numbers))
+    assert await bench.amqp.count(f"{bench.queue}.normal") > 100
+    bench.service.behave()
+    async with bench.worker() as live:
+        await bench.until_taken([*numbers, *await bench.publish(20)])
+        await until_all_settled(bench, live)
+
+        (warning,) = live.logged("queues_left_behind")
+        assert warning["queues"] == [f"{bench.queue}.urgent", f"{bench.queue}.normal"]
+        for name in warning["queues"]:
+            await bench.amqp.channel.queue_delete(name)
+        more = await bench.publish(5)
+        await bench.until_taken(more)
+        await bench.until_settled(live)
+
+    assert bench.extra_posts([*numbers, *more]) == {}
+
+
+async def test_operators_see_what_is_sorted(bench: Bench) -> None:
+    """Status, drain and check know the queues of the classes, the last two when left behind too."""
+    bench.service.misbehave(SLOW)
+    async with bench.worker(**ON) as live:
+        numbers = [*await bench.publish(200), *await bench.publish(5, **URGENT)]
+        await until_sorted(bench, live, len(numbers))
+    names = [f"{bench.queue}.{name}" for name in ("urgent", "normal")]
+    left = await bench.amqp.count(names[1])
+    looker = Looker(make_settings(bench.values(**ON)), [])
+    try:
+        shown = (await looker.look()).queues
+    finally:
+        await looker.aclose()
+    off = make_settings(bench.values())
+    waiting = await find_waiting(off)
+    set_up = SetUp(settings=off, roles=["worker"])
+    async with open_link(bench, "check") as connection:
+        broker = ConnectedBroker(set_up=set_up, url=off.rabbitmq.url[0], connection=connection)
+        findings = {one.subject: one for one in await check_consumers(broker)}
+
+    assert left > 50
+    assert {one.name: one.ready for one in shown if one.role == "sorted"} == {
+        names[0]: 0,
+        names[1]: left,
+    }
+    assert list(waiting.ready)[-3:] == [bench.queue, *names]
+    assert waiting.ready[names[1]] == left
+    assert findings[f"queue {names[1]}"].result == "warn"
+    assert f"{left} messages wait" in findings[f"queue {names[1]}"].text
+
+
+async def test_without_priorities_nothing_is_declared(bench: Bench) -> None:
+    """And the header changes nothing."""
+    async with bench.worker() as live:
+        numbers = [*await bench.publish(5), *await bench.publish(5, **URGENT)]
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+
+        assert await bench.amqp.count(f"{bench.queue}.urgent") == 0
+        assert live.metric("sms_bridge_worker_messages_sorted_total") == 0
+        assert live.metric("sms_bridge_worker_sorter_up") == 0
+
+
+async def test_a_pause_stops_the_sending_only(bench: Bench) -> None:
+    """What comes while the service refuses the key is sorted, and the urgent go first after it."""
+    bench.service.misbehave({"status": 401, "count": None})
+    async with bench.worker(**ON) as live:
+        campaign = await bench.publish(300)
+        await eventually(lambda: live.paused == {"credentials_rejected"}, what="a pause")
+        codes = await bench.publish(10, **URGENT)
+        await until_sorted(bench, live, 310)
+        bench.service.misbehave(SLOW)
+        await bench.until_taken(codes)
+        waiting = len(campaign) - len(bench.service.taken(campaign))
+        await bench.until_taken(campaign)
+        await until_all_settled(bench, live)
+
+        assert waiting > 150
+        assert await bench.dead_letters() == []

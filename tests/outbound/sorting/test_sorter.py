@@ -1,0 +1,250 @@
+"""Sorting: to which queue, with which properties, acked when, and what comes again.
+
+All run on an event loop whose time leaps to the next timer. The publisher and the session are
+stand-ins.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, cast
+
+import pytest
+
+from bridge.amqp.properties import Properties
+from bridge.amqp.publisher import Publisher
+from bridge.config import Settings, WorkerSettings
+from bridge.outbound.delivery import Delivery, Session
+from bridge.outbound.envelope import bare_envelope
+from bridge.outbound.peers.exchange import Peers
+from bridge.outbound.sorting.sorter import PREFETCH, Sorter, make_sorter
+from bridge.topology.upkeep import Upkeep
+from tests.clock import LeapingWorld
+from tests.outbound.stand_ins import Broker, Channel
+
+BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
+URGENT = {"sms-bridge-priority": "urgent"}
+
+
+class Connection(Channel):
+    """A session of the sorter's."""
+
+    most_unacked = PREFETCH
+
+
+class FixedTopology:
+    """What stands in for the upkeep of a topology that is as it should be."""
+
+    is_usable = True
+
+
+class World(LeapingWorld):
+    """A sorter between two queues."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broker = Broker(self.loop)
+        self.connection = Connection()
+        self.topology = FixedTopology()
+        sorter = make_sorter(
+            Settings(worker=WorkerSettings(queue="q", priorities="on")),
+            publisher=cast("Publisher", self.broker),
+            peers=Peers("q", is_enabled=False, metrics=self.metrics, clock=self.loop.time),
+            upkeep=cast("Upkeep", self.topology),
+            metrics=self.metrics,
+        )
+        assert sorter is not None
+        self.sorter: Sorter = sorter
+        self.tags = 0
+
+    def deliver(self, *, redelivered: bool = False, **properties: Any) -> Delivery:
+        """Have the broker deliver a message (a look inside: the consumer calls this)."""
+        self.tags += 1
+        given = Properties(**properties)
+        delivery = Delivery(
+            body=BODY,
+            properties=given,
+            redelivered=redelivered,
+            tag=self.tags,
+            session=cast("Session", self.connection),
+            envelope=bare_envelope(given, now=self.loop.time()),
+            clock=self.loop.time,
+        )
+        self.sorter._take(delivery)
+        return delivery
+
+    def lose_connection(self) -> None:
+        """Have the session end, and another one begin."""
+        self.connection.is_over = True
+        self.sorter._on_session_over(cast("Session", self.connection))
+        self.connection = Connection()
+        self.sorter.ledger.consuming_again()
+
+    def sort(self, **facts: Any) -> None:
+        """Deliver a message, and wait until it is sorted or given back."""
+
+        async def play() -> None:
+            self.deliver(**facts)
+            await self.sorter.all_done()
+
+        self.run(play())
+
+    @property
+    def targets(self) -> list[str]:
+        """The queues of the copies, in order."""
+        return [one.routing_key for one in self.broker.published]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Give a sorter that has nothing to do."""
+    with closing(World()) as made:
+        yield made
+
+
+async def turns() -> None:
+    """Let every task run as far as it can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_each_class_has_its_queue(world: World) -> None:
+    """The copy is in the queue of its class, body as it came, and the original is acked."""
+    world.sort(message_id="m-1")
+    world.sort(message_id="m-2", headers=dict(URGENT))
+
+    assert world.targets == ["q.normal", "q.urgent"]
+    assert [one.body for one in world.broker.published] == [BODY, BODY]
+    assert world.connection.acked == [1, 2]
+    assert world.value("messages_sorted_total", **{"class": "urgent"}) == 1
+    assert world.value("messages_sorted_total", **{"class": "normal"}) == 1
+
+
+def test_acked_only_when_stored(world: World) -> None:
+    """A copy that the broker refuses is tried again; until one is stored nothing is acked."""
+    world.broker.faults = ["nacked", "returned", "late"]
+
+    async def play() -> None:
+        world.deliver(message_id="m-1")
+        await asyncio.sleep(60)
+        assert (world.connection.acked, world.broker.written) == ([], 3)
+        world.broker.pending[0].set_result("confirmed")
+        await world.sorter.all_done()
+
+    world.run(play())
+    assert world.connection.acked == [1]
+    assert world.sorter.queue_missing.is_set()
+
+
+def test_many_keep_their_order(world: World) -> None:
+    """They are written in the order in which they came."""
+
+    async def play() -> None:
+        for number in range(50):
+            world.deliver(message_id=f"m-{number}")
+        await world.sorter.all_done()
+
+    world.run(play())
+    assert [one.properties.message_id for one in world.broker.published] == [
+        f"m-{number}" for number in range(50)
+    ]
+
+
+def test_a_message_without_an_id_gets_one(world: World) -> None:
+    """All its copies have the same, so that the second is known."""
+    world.broker.faults = ["nacked"]
+    world.sort()
+    world.sort()
+    first, second = (one.properties.message_id for one in world.broker.published)
+
+    assert first
+    assert first != second
+
+
+@pytest.mark.parametrize("name", ["m-1", None], ids=["with id", "without id"])
+def test_what_comes_again_is_known(world: World, name: str | None) -> None:
+    """What is sorted, or is being sorted, when the connection is lost gets no second copy."""
+    world.sort(message_id=name)
+    world.broker.faults = ["late"]
+
+    async def play() -> None:
+        world.deliver(message_id=name, headers={"x-other": 1})
+        await turns()
+        world.lose_connection()
+        again = [world.deliver(message_id=name, redelivered=True) for _ in range(2)]
+        await turns()
+        world.broker.pending[0].set_result("confirmed")
+        await world.sorter.all_done()
+        assert sorted(world.connection.acked) == [one.tag for one in again]
+
+    world.run(play())
+    assert len(world.broker.published) == 2
+
+
+def test_what_others_had_is_marked(world: World) -> None:
+    """Nobody here knows whether whoever had it has stored a copy: the sender is to ask."""
+    world.sort(message_id="m-1", redelivered=True)
+    world.sort(message_id="m-2")
+    first, second = (one.properties.headers or {} for one in world.broker.published)
+
+    assert len(first) == 1
+    assert second == {}
+
+
+def test_a_copy_that_is_moved_back_by_hand_is_sorted_again(world: World) -> None:
+    """It has the number of a copy that was there before, and is no repeat of it."""
+    headers = {"sms-bridge-copies": 2, "sms-bridge-attempts": 2}
+    world.sort(message_id="m-1", headers=dict(headers))
+    world.sort(message_id="m-1", headers=dict(headers))
+
+    assert world.targets == ["q.normal"] * 2
+
+
+def test_what_is_published_twice_is_sorted_twice(world: World) -> None:
+    """Whoever sends it knows the second, and answers it."""
+    world.sort(message_id="m-1")
+    world.sort(message_id="m-1")
+
+    assert len(world.broker.published) == 2
+
+
+def test_a_drain_gives_back_what_is_not_begun(world: World) -> None:
+    """What is written is waited for and acked; what comes then is left to the next worker."""
+    world.broker.faults = ["late"]
+
+    async def play() -> None:
+        world.deliver(message_id="m-1")
+        await turns()
+        draining = asyncio.create_task(world.sorter.drain())
+        await turns()
+        world.deliver(message_id="m-2")
+        await turns()
+        assert not draining.done()
+        world.broker.pending[0].set_result("confirmed")
+        assert await draining
+
+    world.run(play())
+    assert world.connection.acked == [1]
+
+
+def test_it_takes_nothing_that_it_could_not_store(world: World) -> None:
+    """While the broker blocks, or a queue is not as it must be, and as much as it may else."""
+    assert world.sorter._prefetch() == {"q": PREFETCH}
+    world.broker.is_blocked = True
+    assert world.sorter._prefetch() == {}
+    world.broker.is_blocked = False
+    world.topology.is_usable = False
+    assert world.sorter._prefetch() == {}
+
+
+def test_without_priorities_there_is_none(world: World) -> None:
+    """Nothing is sorted."""
+    sorter = make_sorter(
+        Settings(),
+        publisher=cast("Publisher", world.broker),
+        peers=Peers("q", is_enabled=False, metrics=world.metrics),
+        upkeep=cast("Upkeep", world.topology),
+        metrics=world.metrics,
+    )
+
+    assert sorter is None
