@@ -27,15 +27,15 @@ from bridge.inbound.webhook import Receiver, webhook_limits
 from bridge.line_writer import LineWriter
 from bridge.logs import Log, configure_logging
 from bridge.metrics import BridgeMetrics, Registry, new_registry
-from bridge.outbound.joint_pause import JointPause, setup_of
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.outcomes import Policy
-from bridge.outbound.pace import Pace
+from bridge.outbound.pausing.pace import Pace
 from bridge.outbound.peers.exchange import Peers
-from bridge.outbound.sender import Sender
-from bridge.outbound.shape import Shape, shape_from
+from bridge.outbound.peers.joint_pause import JointPause, setup_of
+from bridge.outbound.posting.sender import Sender
+from bridge.outbound.posting.shape import Shape, shape_from
+from bridge.outbound.posting.transport import open_transport
 from bridge.outbound.spans import WorkerSpans
-from bridge.outbound.transport import open_transport
 from bridge.outbound.worker import Worker
 from bridge.start_checks import broker_login, webhook_endpoints
 from bridge.topology.declarations import (

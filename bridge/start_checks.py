@@ -10,7 +10,7 @@ from bridge.credentials import Credential, load_authorities
 from bridge.errors import ConfigError
 from bridge.inbound.endpoint import Endpoint, lacks_secrets
 from bridge.inbound.schemes import scheme_from
-from bridge.outbound.shape import shape_from
+from bridge.outbound.posting.shape import shape_from
 from bridge.tracing.spans import is_exporter_installed
 
 # What to say of a role that nobody has configured.

@@ -3,7 +3,7 @@
 python -m tests.changed COMMIT prints their paths:
 
 - a test file that was changed itself,
-- the tests that mirror a file: `bridge/outbound/pace.py` has `tests/outbound`, `bridge/logs.py`
+- the tests that mirror a file: `bridge/outbound/ledger.py` has `tests/outbound`, `bridge/logs.py`
   has `tests/test_logs.py`, the chart `tests/chart`, an example the test that runs them all, a page
   of docs `tests/test_docs.py`, `tests/test_site.py` and the folder of tests with its folder's
   name, and what tests read is in their folder,

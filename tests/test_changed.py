@@ -18,17 +18,17 @@ TEXTS = {
     "tests/faults/bench.py": "from bridge.outbound.worker import Worker",
     "tests/faults/test_drain.py": "",
     "tests/integration/test_worker.py": "",
-    "tests/outbound/test_pace.py": "from tests.ears import Ears",
+    "tests/outbound/pausing/test_pace.py": "from tests.ears import Ears",
     "tests/outbound/test_fates.py": "",
     "tests/providers/test_pages.py": "",
     "tests/services/comparison.py": "from bridge.config.presets import Preset",
     "tests/services/test_twilio.py": "from tests.services.comparison import Service",
 }
 CASES = {
-    "a test": ("tests/outbound/test_pace.py", {"tests/outbound/test_pace.py"}),
+    "a test": ("tests/outbound/pausing/test_pace.py", {"tests/outbound/pausing/test_pace.py"}),
     "a test that is gone": ("tests/outbound/test_gone.py", set()),
     "a module of a wing": (
-        "bridge/outbound/pace.py",
+        "bridge/outbound/pausing/pace.py",
         {"tests/outbound", "tests/integration/test_worker.py"},
     ),
     "a module that a folder's conftest imports through another": (
@@ -41,7 +41,7 @@ CASES = {
     ),
     "a module of the ground floor": (
         "bridge/logs.py",
-        {"tests/test_logs.py", "tests/outbound/test_pace.py"},
+        {"tests/test_logs.py", "tests/outbound/pausing/test_pace.py"},
     ),
     "a file of the chart": ("helm/sms-bridge/templates/services.yaml", {"tests/chart"}),
     "what a test reads": ("tests/chart/golden/full.yaml", {"tests/chart"}),
@@ -66,7 +66,7 @@ def test_what_a_change_concerns(changed: str, concerned: set[str]) -> None:
 
 def test_changes_add_up() -> None:
     """Several changes concern what each of them does, and what all concern is named once."""
-    changed = ["README.md", "tests/outbound/test_pace.py", "bridge/outbound/fates.py"]
+    changed = ["README.md", "tests/outbound/pausing/test_pace.py", "bridge/outbound/fates.py"]
 
     assert concerned_by(changed, TEXTS) == {
         "tests/outbound",

@@ -13,11 +13,11 @@ from bridge.config import Settings
 from bridge.config.api_answers import AcceptedSettings, ErrorFate
 from bridge.config.presets import documented_answers
 from bridge.errors import ConfigError, InvalidMessageError
-from bridge.outbound.connection import Header, Reply
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Fate, PauseReason
+from bridge.outbound.posting.connection import Header, Reply
+from bridge.outbound.posting.shape import Shape, shape_from
 from bridge.outbound.request import parse_request
-from bridge.outbound.shape import Shape, shape_from
 
 # Stands for the message_id of a request.
 MESSAGE_ID: Final = "the-message-id"

@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 from bridge.config import WorkerSettings
 from bridge.errors import BrokerError
-from bridge.outbound.capacity import Capacity
 from bridge.outbound.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.outbound.lanes import Lanes
+from bridge.outbound.limits.capacity import Capacity
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.outcomes import Dead, Outcome, Policy, Retried, Sent, put_off
-from bridge.outbound.pace import Pace
+from bridge.outbound.pausing.pace import Pace
+from bridge.outbound.posting.sender import Sender
 from bridge.outbound.request import SendRequest
 from bridge.outbound.segments import count_segments
-from bridge.outbound.sender import Sender
 
 
 class Dispatcher:

@@ -14,7 +14,6 @@ from bridge.errors import BrokerError, InvalidMessageError
 from bridge.logs import Log
 from bridge.outbound.acceptances import Accepted
 from bridge.outbound.announcer import Announcer
-from bridge.outbound.capacity import Capacity
 from bridge.outbound.consumer import Consumer, Gauges
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.dispatch import Dispatcher
@@ -23,19 +22,20 @@ from bridge.outbound.entry import Entry, entry_of, entry_of_text
 from bridge.outbound.envelope import read_envelope
 from bridge.outbound.held import HeldDeliveries
 from bridge.outbound.ledger import Claim, Kept, Ledger, Repeat
+from bridge.outbound.limits.capacity import Capacity
 from bridge.outbound.metrics import WorkerMetrics
-from bridge.outbound.operator_pause import OperatorPause
 from bridge.outbound.outcomes import Dead, Outcome, Retried
 from bridge.outbound.own_queues import OwnQueues
-from bridge.outbound.pace import Pace
+from bridge.outbound.pausing.operator_pause import OperatorPause
+from bridge.outbound.pausing.pace import Pace
 from bridge.outbound.peers.answering import Answerer
 from bridge.outbound.peers.asking import Asker
 from bridge.outbound.peers.deduplication import Deduplication
 from bridge.outbound.peers.exchange import Peers
+from bridge.outbound.peers.sharing import Sharing
+from bridge.outbound.posting.sender import Sender
 from bridge.outbound.request import parse_request
-from bridge.outbound.sender import Sender
 from bridge.outbound.settle import Settler, accepted
-from bridge.outbound.sharing import Sharing
 from bridge.outbound.sorting.classes import is_urgent
 from bridge.outbound.sorting.sorter import make_sorter
 from bridge.topology.upkeep import Upkeep

@@ -14,8 +14,8 @@ from pydantic import SecretStr
 from bridge.config import SmsApiSettings
 from bridge.config.presets import documented_answers
 from bridge.config.spelling import did_you_mean
-from bridge.outbound.connection import Reply
-from bridge.outbound.shape import shape_from
+from bridge.outbound.posting.connection import Reply
+from bridge.outbound.posting.shape import shape_from
 from bridge.pointers import split_pointer
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

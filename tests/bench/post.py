@@ -16,8 +16,8 @@ from typing import Final
 import httpx
 import uvloop
 
-from bridge.outbound.connection import Header, Reply
-from bridge.outbound.transport import ApiTransport, HttpxTransport, Transport
+from bridge.outbound.posting.connection import Header, Reply
+from bridge.outbound.posting.transport import ApiTransport, HttpxTransport, Transport
 from tests.bench.lineup import OURS
 
 KEPT: Final = "httpx, connections kept"

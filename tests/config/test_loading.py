@@ -6,7 +6,7 @@ import pytest
 
 from bridge.config import load_settings
 from bridge.errors import ConfigError
-from bridge.outbound.shape import shape_from
+from bridge.outbound.posting.shape import shape_from
 from bridge.start_checks import webhook_endpoints
 from tests.config.conftest import Faults, Load
 

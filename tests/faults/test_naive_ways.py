@@ -32,13 +32,13 @@ from bridge.amqp.publisher import Publisher
 from bridge.config import RabbitMQSettings, SmsApiSettings, WorkerSettings
 from bridge.errors import AttemptError, PublishError
 from bridge.metrics import BridgeMetrics, new_registry
-from bridge.outbound.connection import Reply
 from bridge.outbound.fates import Answer, Fate
 from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.posting.connection import Reply
+from bridge.outbound.posting.sender import Sender
+from bridge.outbound.posting.shape import shape_from
+from bridge.outbound.posting.transport import open_transport
 from bridge.outbound.request import SendRequest
-from bridge.outbound.sender import Sender
-from bridge.outbound.shape import shape_from
-from bridge.outbound.transport import open_transport
 from bridge.sandbox.processes import free_ports
 from bridge.topology.declarations import worker_topology
 from tests.deliveries import make_delivery

@@ -15,8 +15,8 @@ from bridge.config.presets import PRESETS, documented_webhooks, preset_endpoint
 from bridge.config.receipts import ReceiptSettings
 from bridge.inbound.receipts import Receipt, read_receipts
 from bridge.outbound.envelope import Envelope
+from bridge.outbound.posting.shape import shape_from
 from bridge.outbound.request import parse_request
-from bridge.outbound.shape import shape_from
 from bridge.pointers import find_all
 
 SETTINGS = ReceiptSettings(

@@ -14,14 +14,14 @@ import pytest
 
 from bridge.config import RateLimitSettings, WorkerSettings
 from bridge.errors import BrokerError
-from bridge.outbound.capacity import Capacity
 from bridge.outbound.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.outbound.dispatch import Dispatcher
 from bridge.outbound.fates import Answer, judge_status
+from bridge.outbound.limits.capacity import Capacity
 from bridge.outbound.outcomes import Dead, Outcome, Policy, Retried, Sent
-from bridge.outbound.pace import Pace
+from bridge.outbound.pausing.pace import Pace
+from bridge.outbound.posting.sender import Sender
 from bridge.outbound.request import SendRequest
-from bridge.outbound.sender import Sender
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 

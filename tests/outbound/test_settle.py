@@ -19,7 +19,7 @@ from bridge.outbound import envelope
 from bridge.outbound.acceptances import Accepted
 from bridge.outbound.delivery import Delivery, WaitCause
 from bridge.outbound.outcomes import Dead, Outcome, Policy, Retried, Sent
-from bridge.outbound.pace import Pace
+from bridge.outbound.pausing.pace import Pace
 from bridge.outbound.settle import Settler, accepted
 from bridge.outbound.storing import MAX_UNCONFIRMED_SECONDS
 from tests.clock import LeapingWorld

@@ -17,10 +17,10 @@ from bridge.config import Settings, WorkerSettings
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.fates import Answer, judge_status
 from bridge.outbound.outcomes import Policy
-from bridge.outbound.pace import Pace
+from bridge.outbound.pausing.pace import Pace
 from bridge.outbound.peers.exchange import Peers
+from bridge.outbound.posting.sender import Sender
 from bridge.outbound.request import SendRequest
-from bridge.outbound.sender import Sender
 from bridge.outbound.worker import Worker
 from bridge.topology.upkeep import Upkeep
 from tests.clock import LeapingWorld

@@ -5,7 +5,7 @@ import yaml
 
 from bridge.config import Settings
 from bridge.config.presets import PRESETS, Preset
-from bridge.outbound.shape import shape_from
+from bridge.outbound.posting.shape import shape_from
 from bridge.sandbox.configuration import write_configuration
 from bridge.sandbox.signing import Signer
 

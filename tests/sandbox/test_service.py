@@ -8,11 +8,11 @@ import pytest
 
 from bridge.config import SmsApiSettings
 from bridge.config.presets import PRESETS, Preset
-from bridge.outbound.connection import Reply
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Fate
+from bridge.outbound.posting.connection import Reply
+from bridge.outbound.posting.shape import Shape, shape_from
 from bridge.outbound.request import SendRequest
-from bridge.outbound.shape import Shape, shape_from
 from bridge.sandbox.answers import Answer
 from bridge.sandbox.faults import Fault
 from bridge.sandbox.messages import Message

@@ -18,9 +18,9 @@ from bridge.config import SmsApiSettings, WorkerSettings
 from bridge.config.presets import Preset, documented_answers, preset_settings
 from bridge.outbound.envelope import bare_envelope
 from bridge.outbound.fates import Answer, Fate
+from bridge.outbound.posting.shape import shape_from
+from bridge.outbound.posting.transport import open_transport
 from bridge.outbound.request import parse_request
-from bridge.outbound.shape import shape_from
-from bridge.outbound.transport import open_transport
 from tests.services.stub import Recorded, Stub, Told, in_json
 
 ACCOUNT = "AC00000000000000000000000000000001"

@@ -13,18 +13,18 @@ from typing import Any, Final, NamedTuple, cast
 
 from bridge.config import RateLimitSettings, WorkerSettings
 from bridge.metrics import new_registry
-from bridge.outbound.capacity import Capacity
 from bridge.outbound.delivery import Delivery
 from bridge.outbound.dispatch import Dispatcher
 from bridge.outbound.fates import Answer, judge_failure, judge_status
-from bridge.outbound.joint_pause import JointPause
+from bridge.outbound.limits.capacity import Capacity
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.outcomes import Dead, Policy, Retried, Sent
-from bridge.outbound.pace import Pace
+from bridge.outbound.pausing.pace import Pace
 from bridge.outbound.peers.exchange import ACQUAINTING_SECONDS, Peers
+from bridge.outbound.peers.joint_pause import JointPause
+from bridge.outbound.peers.sharing import Sharing
+from bridge.outbound.posting.sender import Sender
 from bridge.outbound.request import SendRequest
-from bridge.outbound.sender import Sender
-from bridge.outbound.sharing import Sharing
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.simulation.exchange import Exchange, SimulatedPeers, start

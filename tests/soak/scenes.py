@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from bridge.outbound.pause import MAX_PROBE_SECONDS
+from bridge.outbound.pausing.pause import MAX_PROBE_SECONDS
 from tests.faults.amqp_proxy import ACK, DELIVER, Deed, Method, Sender
 from tests.faults.bench import CONSUME_LINK, eventually
 from tests.faults.http_proxy import open_http_proxy

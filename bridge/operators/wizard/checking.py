@@ -25,7 +25,7 @@ from bridge.operators.wizard.questions import (
     preset_of,
     signs_address,
 )
-from bridge.outbound.shape import shape_from
+from bridge.outbound.posting.shape import shape_from
 
 # As Kubernetes names Secrets (a DNS subdomain) and their keys, and as images are named.
 _SECRET_NAME: Final = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?")

@@ -1,0 +1,59 @@
+"""Closed for a while after a 429: for `Retry-After`, or for a wait of our own choice."""
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+from bridge.outbound.delivery import MAX_HOLD_SECONDS
+from bridge.outbound.posting.retry_after import MAX_RETRY_AFTER_SECONDS
+
+# Without `Retry-After` the wait begins with this, and doubles with each 429 up to a minute.
+FIRST_WAIT_SECONDS: Final = 1.0
+MAX_DOUBLINGS: Final = 6
+# Upwards only: a request that comes too early is refused again.
+MAX_JITTER: Final = 1.1
+# No worker is asked for more.
+MAX_CLOSED_SECONDS: Final = MAX_RETRY_AFTER_SECONDS * MAX_JITTER
+
+
+class Gate:
+    """When requests may go again after a 429. Times are of `clock`."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._slow_downs = 0
+        # When the service itself has let this worker know that it may send again.
+        self.asked_until = 0.0
+        self.opens_at = 0.0
+
+    @property
+    def closed_seconds(self) -> float:
+        """How long it stays closed; zero or less when it is open."""
+        return self.opens_at - self._clock()
+
+    def close(self, retry_after_seconds: float | None) -> float:
+        """Close it after a 429, and return for how many seconds, without the jitter."""
+        now = self._clock()
+        if self.opens_at <= now:
+            # Of many 429s at once only the first makes our own wait grow.
+            self._slow_downs += 1
+        own = FIRST_WAIT_SECONDS * 2.0 ** min(self._slow_downs - 1, MAX_DOUBLINGS)
+        wait = retry_after_seconds or min(own, MAX_HOLD_SECONDS)
+        opens_at = now + wait * random.uniform(1.0, MAX_JITTER)  # noqa: S311
+        self.asked_until = max(self.asked_until, opens_at)
+        self.opens_at = max(self.opens_at, opens_at)
+        return wait
+
+    def stay_closed(self, seconds: float) -> None:
+        """Close it for so long at least: the service has asked another worker for it.
+
+        One that names a time longer than any service is granted is broken, and stops no other.
+        """
+        now, seconds = self._clock(), min(seconds, MAX_CLOSED_SECONDS)
+        if self.opens_at <= now < now + seconds:
+            self._slow_downs += 1
+        self.opens_at = max(self.opens_at, now + seconds)
+
+    def note_acceptance(self) -> None:
+        """Start again with the shortest wait of our own."""
+        self._slow_downs = 0

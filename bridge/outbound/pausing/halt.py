@@ -1,0 +1,42 @@
+"""A pause in which nothing is tried, not even with one message: something else has to end it."""
+
+import asyncio
+from collections.abc import Callable
+
+from bridge.outbound.fates import PauseReason
+from bridge.outbound.pausing.pauses import Pauses
+
+
+class Halt:
+    """Begins and ends for one reason, as often as it has to; `notify` is called at each change."""
+
+    def __init__(
+        self, reason: PauseReason, pauses: Pauses, *, notify: Callable[[], object]
+    ) -> None:
+        self._reason = reason
+        self._pauses = pauses
+        self._notify = notify
+        self._over = asyncio.Event()
+        self._over.set()
+        # Whether it has begun and not ended; asked for each message.
+        self.is_on = False
+
+    async def over(self) -> None:
+        """Wait for its end."""
+        await self._over.wait()
+
+    def begin(self) -> None:
+        """Begin, unless it has begun."""
+        if not self.is_on:
+            self.is_on = True
+            self._over.clear()
+            self._pauses.begin(self._reason)
+            self._notify()
+
+    def end(self) -> None:
+        """End, if it has begun."""
+        if self.is_on:
+            self.is_on = False
+            self._over.set()
+            self._pauses.end(self._reason)
+            self._notify()

@@ -1,0 +1,345 @@
+"""Whether to send at all, and what an answer means for its delivery: Retry-After, pause and probe.
+
+A pause means that the fault is not the message's: nothing new is taken but one message at a time,
+the probe, which finds out when to go on. While the broker stores nothing, nothing is taken and
+nothing sent either: what becomes of it could not be written down. An operator's pause is the same.
+
+`Pace` owns all of this. A delivery meets it twice: `admit` before its request goes, `rule` after.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from bridge.config import RateLimitSettings
+from bridge.outbound.delivery import MAX_HOLD_SECONDS, Delivery
+from bridge.outbound.envelope import Envelope
+from bridge.outbound.fates import Answer, Fate, PauseReason
+from bridge.outbound.limits.rates import RateLimits
+from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.outcomes import Dead, Outcome, Policy, decide, put_off_for
+from bridge.outbound.pausing.diagnosis import Diagnosis
+from bridge.outbound.pausing.gate import Gate
+from bridge.outbound.pausing.halt import Halt
+from bridge.outbound.pausing.others import Alone, Others
+from bridge.outbound.pausing.pause import Pause, Rank
+from bridge.outbound.pausing.pauses import Pauses
+
+# How long deliveries that are held when a pause begins wait for the first probe to end it.
+PATIENCE_SECONDS: Final = 2.5
+
+
+class Pace:
+    """One worker's pace. Times are of the monotonic clock.
+
+    `rates` are its limits, `gate` the wait that the service wants, `pauses` the pauses that are on,
+    and `others` share those for a fault of the service or the set-up. Messages are known by key.
+    Nothing waits here for its sender's limit for longer than the ladder's first step. `changed` is
+    set when more or less should be taken than before.
+    """
+
+    def __init__(
+        self,
+        limit: RateLimitSettings,
+        *,
+        policy: Policy,
+        outage_after_seconds: float,
+        metrics: WorkerMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._metrics = metrics
+        self.gate = Gate(clock)
+        self._diagnosis = Diagnosis(
+            gate=self.gate, outage_after_seconds=outage_after_seconds, clock=clock
+        )
+        self._pause: Pause | None = None
+        self.others: Others = Alone()
+        self.changed = asyncio.Event()
+        self.pauses = Pauses(metrics)
+        self._unstored = Halt("broker_blocked", self.pauses, notify=self.changed.set)
+        self._held = Halt("operator", self.pauses, notify=self.changed.set)
+        self.rates = RateLimits(
+            limit,
+            most_wait_seconds=policy.retry_delays_seconds[0],
+            changed=self.changed,
+            metrics=metrics,
+            clock=clock,
+        )
+
+    # What is taken from the queue
+
+    @property
+    def paused(self) -> PauseReason | None:
+        """Why nothing new is taken, or None; an operator's pause comes before any other."""
+        own = None if self._pause is None else self._pause.reason
+        return "operator" if self.is_held else own
+
+    @property
+    def is_held(self) -> bool:
+        """Whether an operator wants nothing to be sent."""
+        return self._held.is_on
+
+    @property
+    def broker_blocked(self) -> bool:
+        """Whether the broker stores nothing now."""
+        return self._unstored.is_on
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether nothing new is taken on purpose, for whatever reason."""
+        return self.paused is not None or self.broker_blocked
+
+    @property
+    def current(self) -> Pause | None:
+        """The pause for a fault of the service or the set-up, if there is one."""
+        return self._pause
+
+    @property
+    def accepted_at(self) -> float | None:
+        """When the service last accepted a message of this worker."""
+        return self._diagnosis.accepted_at
+
+    @property
+    def probes_wanted(self) -> int:
+        """How many deliveries to take in a pause, so that there is one to try with."""
+        return 0 if self._pause is None or self.is_held else self._pause.probes_wanted
+
+    def share_with(self, consumers: int) -> None:
+        """Share the limits with so many workers; one that is paused does not count itself."""
+        if not self.is_holding:
+            self.rates.share_with(consumers)
+
+    # Before a request goes
+
+    @property
+    def is_wary(self) -> bool:
+        """Whether `admit` has to be asked before a message goes."""
+        return self._held.is_on or self._pause is not None or self._diagnosis.is_outage_likely
+
+    async def admit(self, delivery: Delivery, recipient: str) -> float | None:
+        """Wait until a message may go as far as pauses are concerned, and return None.
+
+        Returns at once, or soon, how many seconds it should stay away when it may not. While it
+        looks like an outage, messages that have failed stay away, so that it does not use their
+        attempts up before it is recognised.
+        """
+        envelope = delivery.envelope
+        has_failed = envelope.attempts > 0 or envelope.uncertain_attempts > 0
+        if self._diagnosis.is_outage:
+            self.pause("outage")
+        while (pause := self._pause) is not None and not self.is_held:
+            is_suspect = self._diagnosis.is_suspect(envelope.key, recipient)
+            is_costly = pause.reason == "outage" and has_failed and self._is_last_try(envelope)
+            rank = Rank.RELUCTANT if is_suspect or is_costly else Rank.WILLING
+            if pause.claim(envelope.key, rank):
+                wait = pause.seconds_to_probe
+                if wait <= 0:
+                    pause.note_departure()
+                    return None
+            else:
+                wait = PATIENCE_SECONDS - pause.seconds
+                # Those behind it may be better probes, and wait for its place.
+                if wait <= 0 or rank is not Rank.WILLING or not pause.is_probed_soon:
+                    return max(0.0, pause.seconds_to_probe)
+            with delivery.waits("probe"):
+                await pause.wait_for_change(wait)
+        return 0.0 if self.is_held or (has_failed and self._diagnosis.is_outage_likely) else None
+
+    def _is_last_try(self, envelope: Envelope) -> bool:
+        return self._policy.is_last_try(
+            attempts=envelope.attempts, uncertain_attempts=envelope.uncertain_attempts
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request may go now, as far as the service and the broker are concerned."""
+        return not self._unstored.is_on and (
+            self._pause is not None or self.gate.closed_seconds <= 0
+        )
+
+    async def until_open(self) -> None:
+        """Wait while the service wants a wait, or the broker stores nothing.
+
+        A pause that begins meanwhile ends the wait, and is for the caller to look at.
+        """
+        await self._unstored.over()
+        while self._pause is None and (closed := self.gate.closed_seconds) > 0:
+            self._metrics.throttled.labels("retry_after").inc(closed)
+            await asyncio.sleep(closed)
+
+    def lets_through(self, key: str) -> bool:
+        """Whether a message that was admitted may still go: no pause has begun but as its probe."""
+        return not self._held.is_on and (self._pause is None or self._pause.probe == key)
+
+    def begin(self, key: str) -> int:
+        """Note that a request leaves; `rule` wants the number that is returned."""
+        return self._diagnosis.begin(key)
+
+    # After its answer
+
+    def rule(
+        self, answer: Answer, delivery: Delivery, recipient: str, *, request_number: int
+    ) -> Outcome | None:
+        """Learn from the answer to a delivery's request, and say what becomes of the delivery.
+
+        None says that it is held, and tried again from here: when the service wants a short wait,
+        or when it is the probe. What is not the message's own fault burns no attempt of it.
+        """
+        key = delivery.envelope.key
+        answer = self._learn(answer, key, recipient, request_number)
+        pause, times = self._pause, 1
+        match answer.fate:
+            case Fate.SLOW_DOWN:
+                can_be_held = pause is None
+            case Fate.SETUP | Fate.AMBIGUOUS:
+                can_be_held = pause is not None and pause.keep(key)
+                if pause is None:
+                    times = max(1, self._diagnosis.doubts(key))
+            case Fate.SENT | Fate.REFUSED | Fate.RETRY | Fate.UNCERTAIN | Fate.NOT_SENT:
+                is_spared = pause is not None and pause.probe != key and answer.counts_as_outage
+                return self._decide(answer, delivery.envelope, is_spared=is_spared)
+        if can_be_held and delivery.held_seconds <= MAX_HOLD_SECONDS:
+            return None
+        return put_off_for(answer, self._policy, times=times)
+
+    def _decide(self, answer: Answer, envelope: Envelope, *, is_spared: bool) -> Outcome:
+        """Say what comes of an attempt; one that is spared for an outage is not burned."""
+        outcome = decide(
+            answer,
+            self._policy,
+            attempts=envelope.attempts,
+            uncertain_attempts=envelope.uncertain_attempts,
+            park=(envelope.on_uncertain or self._policy.on_uncertain) == "park",
+        )
+        # What may have been sent counts as such even so, and may be the end.
+        is_last = isinstance(outcome, Dead) and outcome.uncertain
+        return put_off_for(answer, self._policy) if is_spared and not is_last else outcome
+
+    def _learn(self, answer: Answer, key: str, recipient: str, request_number: int) -> Answer:
+        """Begin or end a pause, or see that all is well; return what the answer means."""
+        answer, reason = self._diagnosis.learn(
+            answer,
+            key,
+            recipient,
+            request_number=request_number,
+            is_paused=self._pause is not None,
+        )
+        if reason is not None:
+            told = answer if reason == answer.pause else None
+            self.pause(reason, status=told and told.status, code=told and told.code)
+        if answer.fate is Fate.SLOW_DOWN:
+            self.others.note_slow_down()
+        pause = self._pause
+        if pause is None:
+            return answer
+        if answer.fate is Fate.SENT and pause.reason == "outage":
+            self.resume()
+        elif pause.probe == key:
+            if answer.ends_pause:
+                self.resume()
+            else:
+                pause.note_failure()
+                self.others.note_failure()
+        return answer
+
+    def give_up_probe(self, key: str) -> None:
+        """Let another message become the probe, if this one was."""
+        if self._pause is not None:
+            self._pause.give_up(key)
+
+    # Pauses
+
+    def pause(
+        self, reason: PauseReason, *, status: int | None = None, code: str | None = None
+    ) -> None:
+        """Take nothing new until `resume`; a second reason replaces the first.
+
+        `status` and `code` are what the API answered.
+        """
+        since = self._diagnosis.unaccepted_since(reason)
+        if self._begin_pause(reason, since, status=status, code=code):
+            self.others.note_pause()
+
+    def join(self, reason: PauseReason, *, since: float, status: int | None) -> None:
+        """Pause as another worker has found out that one has to; `since`: see `Pause`."""
+        self._begin_pause(reason, since, status=status)
+
+    def _begin_pause(
+        self,
+        reason: PauseReason,
+        since: float,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+    ) -> bool:
+        pause = self._pause
+        if pause is None:
+            pause = self._pause = Pause(
+                reason,
+                gate=self.gate,
+                changed=self.changed,
+                is_probed_elsewhere=lambda: self.others.is_probing,
+                clock=self._clock,
+            )
+        elif pause.reason == reason:
+            return False
+        else:
+            self.pauses.turn(pause.reason)
+            pause.reason = reason
+        pause.unaccepted_since, pause.status = since, status
+        self.pauses.begin(reason, status=status, code=code)
+        pause.notify()
+        return True
+
+    def resume(self) -> None:
+        """Take new deliveries again."""
+        if (pause := self._pause) is not None:
+            self.end_pause()
+            self.others.note_end(pause.reason)
+
+    def end_pause(self) -> None:
+        """Take new deliveries again, as another worker has found out that one may."""
+        if (pause := self._pause) is None:
+            return
+        self.pauses.end(pause.reason)
+        if pause.reason == "outage":
+            self.rates.start_slowly(workers=1 + self.others.count)
+        self._pause = None
+        self._diagnosis.start_anew()
+        pause.notify()
+
+    def reopen(self) -> None:
+        """End a pause in which the service asked for a time that has passed, if nobody probes."""
+        pause = self._pause
+        is_over = pause is not None and pause.reason == "rate_limited" and pause.probe is None
+        if is_over and self.gate.closed_seconds <= 0 and not self.others.is_probing:
+            self.resume()
+
+    def renew_key(self) -> None:
+        """Probe at once, and forget what is known of messages: the API key has changed."""
+        if self._pause is not None:
+            self._pause.renew_key()
+        self._diagnosis.renew_key()
+
+    def hold(self) -> None:
+        """Take and send nothing until `release`, not even the probe of another pause."""
+        self._held.begin()
+        if self._pause is not None:
+            self._pause.notify()  # A probe that is held waits for its time, up to a minute.
+
+    def release(self) -> None:
+        """Go on: the operator has ended the pause."""
+        if self.is_held:
+            self._diagnosis.forget_outage()
+            self._held.end()
+
+    def block(self) -> None:
+        """Take and send nothing until `unblock`: the broker stores nothing."""
+        self._unstored.begin()
+
+    def unblock(self) -> None:
+        """Go on: the broker has stored something."""
+        self._unstored.end()

@@ -1,0 +1,204 @@
+"""One pace for several workers: what each has of a limit while workers come and go.
+
+Workers, queue and service live on a clock that leaps; see `tests/simulation`.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bridge.config import RateLimitSettings
+from bridge.outbound.peers.sharing import GONE_SECONDS, HEARD_SECONDS
+from tests.simulation.windows import fewest_in, most_in
+from tests.simulation.workers import World
+
+LIMIT = {"per_second": 100, "burst": 5, "scope": "cluster"}
+
+
+def make_world(limit: dict[str, Any]) -> World:
+    """Make a world without workers."""
+    return World(limit=limit, concurrency=20)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Give a world whose workers share a limit."""
+    made = make_world(LIMIT)
+    yield made
+    made.close()
+
+
+def parts(world: World) -> list[int]:
+    """Return by how many each worker divides the limit."""
+    return [worker.sharing.workers for worker in world.workers]
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])
+def test_the_limit_is_kept_and_used_while_workers_come_and_go(world: World, *, kill: bool) -> None:
+    """From one to three, to one and to eight: no second over 105 %, no ten seconds under 90 %."""
+
+    async def story() -> None:
+        world.queue.publish(10_000)
+        for number in (1, 3, 1, 8):
+            world.scale(number, kill=kill)
+            await asyncio.sleep(15.37)
+
+    world.play(story())
+    posts = world.posts()
+
+    assert most_in(posts, 1) <= 105
+    assert fewest_in(posts, 10) >= 900
+
+
+@pytest.mark.parametrize(
+    ("kill", "seconds"), [(False, 0.2), (True, HEARD_SECONDS + 0.6)], ids=["stopped", "killed"]
+)
+def test_the_part_of_one_that_goes_is_soon_the_others(
+    world: World, *, kill: bool, seconds: float
+) -> None:
+    """A worker that stops says so; one that is killed is missed within two seconds."""
+
+    async def story() -> None:
+        world.queue.publish(10_000)
+        world.scale(3)
+        await asyncio.sleep(3)
+        assert parts(world) == [3, 3, 3]
+        world.scale(1, kill=kill)
+        await asyncio.sleep(seconds)
+        assert parts(world) == [1]
+
+    world.play(story())
+
+
+def test_others_give_up_their_part_before_a_newcomer_sends(world: World) -> None:
+    """A worker that starts is counted by the others when it says hello."""
+
+    async def story() -> None:
+        world.queue.publish(10_000)
+        world.scale(1)
+        await asyncio.sleep(3)
+        world.start(2)
+        await asyncio.sleep(0.2)
+
+        assert parts(world)[0] == 3
+        assert {post.worker for post in world.service.posts} == {0}
+
+    world.play(story())
+
+
+def test_the_burst_is_there_once() -> None:
+    """After a quiet time all workers, with those that have just come, have one burst together."""
+    world = make_world({"per_second": 100, "burst": 60, "scope": "cluster"})
+
+    async def story() -> None:
+        world.scale(2)
+        await asyncio.sleep(10)
+        world.scale(6)
+        await asyncio.sleep(1)
+        world.queue.publish(1000)
+        await asyncio.sleep(5)
+
+    world.play(story())
+    world.close()
+
+    assert most_in(world.posts(), 1) <= 165
+
+
+@pytest.mark.parametrize(("scales", "fewest"), [((3,), 250), ((1, 3, 2), 150)])
+def test_the_limit_of_a_sender_is_shared(scales: tuple[int, ...], fewest: int) -> None:
+    """Each sender has its own limit, however many workers send for it.
+
+    What waits on the ladder has its time from the number of workers at that moment, so that less
+    than the limit is used for a while after a change.
+    """
+    world = make_world({"per_sender": 30, "burst": 3, "scope": "cluster"})
+
+    async def story() -> None:
+        for number in scales:
+            world.scale(number)
+            for _ in range(150):
+                world.queue.publish(4, "A")
+                world.queue.publish(4, "B")
+                await asyncio.sleep(0.1)
+
+    world.play(story())
+    world.close()
+
+    for sender in ("A", "B"):
+        posts = sorted(post.at for post in world.service.posts if post.sender == sender)
+        assert most_in(posts, 1) <= 34
+        assert fewest_in(posts, 10) >= fewest
+
+
+def test_one_that_consumes_anew_keeps_its_part(world: World) -> None:
+    """A worker that is no consumer for a moment, but heard, is no worker less."""
+
+    async def story() -> None:
+        world.queue.publish(10_000)
+        world.scale(3)
+        await asyncio.sleep(3)
+        world.queue.register(world.workers[1], is_consumer=False)
+        await asyncio.sleep(0.7)
+
+        assert parts(world) == [3, 3, 3]
+
+    world.play(story())
+
+
+def test_one_that_has_no_time_for_a_beat_keeps_its_part(world: World) -> None:
+    """A worker that is silent, but a consumer, is no worker less."""
+
+    async def story() -> None:
+        world.queue.publish(10_000)
+        world.scale(3)
+        await asyncio.sleep(3)
+        world.workers[1].peers.leave()
+        await asyncio.sleep(HEARD_SECONDS + 1)
+
+        assert [parts(world)[0], parts(world)[2]] == [3, 3]
+
+    world.play(story())
+
+
+def test_what_cannot_be_counted_is_heard(world: World) -> None:
+    """Where the broker does not tell how many consumers there are, silence alone decides."""
+
+    async def unknown() -> None:
+        return None
+
+    async def story() -> None:
+        first = world.start(3)[0]
+        following = asyncio.create_task(first.sharing.follow(unknown))
+        await asyncio.sleep(2)
+        for worker in world.workers[1:]:
+            worker.kill()
+        await asyncio.sleep(HEARD_SECONDS)
+        seen = [first.sharing.workers]
+        await asyncio.sleep(GONE_SECONDS)
+        seen.append(first.sharing.workers)
+        following.cancel()
+
+        assert seen == [3, 1]
+
+    # Without a limit nobody counts by itself.
+    world.settings = world.settings.model_copy(update={"rate_limit": RateLimitSettings()})
+    world.play(story())
+
+
+def test_who_hears_nobody_counts_consumers(world: World) -> None:
+    """Without the exchange the limit is divided by the consumers of the queue."""
+
+    async def story() -> None:
+        world.queue.publish(10_000)
+        fresh = world.start(2)
+        await asyncio.sleep(0.1)
+        for worker in fresh:
+            worker.peers.leave()
+        await asyncio.sleep(20)
+
+    world.play(story())
+
+    assert {post.worker for post in world.service.posts} == {0, 1}
+    assert 90 <= most_in([at for at in world.posts() if at > 5], 1) <= 105
