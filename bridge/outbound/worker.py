@@ -1,30 +1,26 @@
-"""From the queue to the SMS API: claim, dispatch, replace, ack, settle, announce.
+"""Takes deliveries from the queue and gives back what it cannot finish, until it is drained.
 
-`Worker._process` is the whole way, one stage after the other. Each delivery runs in a task of ours.
+`line` is the way of each delivery, which runs in a task of ours.
 """
 
 import asyncio
-import contextlib
-import time
 
 from bridge.amqp.client import Connection
 from bridge.amqp.publisher import Publisher
 from bridge.config import Settings
-from bridge.errors import BrokerError, InvalidMessageError
+from bridge.errors import BrokerError
 from bridge.logs import Log
-from bridge.outbound.acceptances import Accepted
 from bridge.outbound.announcer import Announcer
+from bridge.outbound.claims import Claims
 from bridge.outbound.consumer import Consumer, Gauges
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.dispatch import Dispatcher
 from bridge.outbound.drain import finish, hand_over
-from bridge.outbound.entry import Entry, entry_of, entry_of_text
-from bridge.outbound.envelope import read_envelope
 from bridge.outbound.held import HeldDeliveries
-from bridge.outbound.ledger import Claim, Kept, Ledger, Repeat
+from bridge.outbound.ledger import Ledger
 from bridge.outbound.limits.capacity import Capacity
+from bridge.outbound.line import Line
 from bridge.outbound.metrics import WorkerMetrics
-from bridge.outbound.outcomes import Dead, Outcome, Retried
 from bridge.outbound.own_queues import OwnQueues
 from bridge.outbound.pausing.operator_pause import OperatorPause
 from bridge.outbound.pausing.pace import Pace
@@ -34,9 +30,7 @@ from bridge.outbound.peers.deduplication import Deduplication
 from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.peers.sharing import Sharing
 from bridge.outbound.posting.sender import Sender
-from bridge.outbound.request import parse_request
-from bridge.outbound.settle import Settler, accepted
-from bridge.outbound.sorting.classes import is_urgent
+from bridge.outbound.settle import Settler
 from bridge.outbound.sorting.sorter import make_sorter
 from bridge.topology.upkeep import Upkeep
 
@@ -58,14 +52,11 @@ class Worker:
         metrics: WorkerMetrics,
     ) -> None:
         self._settings = own = settings.worker
-        # Read for each message; an attribute of a model takes ten times as long as one of ours.
-        self._queue = own.queue
         self._upkeep = upkeep
         upkeep.changed = self._on_upkeep
         self._peers = peers
         self._sender = sender
         self._pace = pace
-        self._spans = sender.spans
         self._settler = Settler(
             own,
             publisher=publisher,
@@ -73,11 +64,9 @@ class Worker:
             unblock=pace.unblock,
             metrics=metrics,
         )
-        self._announcer = Announcer(publisher, outcome_exchange=own.outcome_exchange)
         self._ledger = Ledger(
             heartbeat_seconds=settings.rabbitmq.heartbeat_seconds, window_seconds=own.deduplicate
         )
-        self._is_known_by_text = own.deduplicate_by == "text"
         is_deduplicating = own.deduplicate is not None and peers.is_enabled
         self._deduplication = Deduplication(peers, self._ledger.sent) if is_deduplicating else None
         self._capacity = Capacity(own, changed=pace.changed)
@@ -90,7 +79,6 @@ class Worker:
         )
         self.operator_pause = OperatorPause(own.queue, pace)
         self._held = HeldDeliveries(own.queue, process=self._run, metrics=metrics)
-        self._stopping = False
         self.consumer = Consumer(
             own.queue,
             prefetch=self._prefetch_of_each,
@@ -102,6 +90,14 @@ class Worker:
         )
         self._held.let_go = self.consumer.let_go
         self._asker = self._make_asker(metrics)
+        self._claims = Claims(
+            own,
+            ledger=self._ledger,
+            asker=self._asker,
+            deduplication=self._deduplication,
+            pace=pace,
+        )
+        self._line = self._make_line(publisher)
         self._sharing = Sharing(
             self._queues.taken[0], pace, peers, is_registered=lambda: self.consumer.is_registered
         )
@@ -130,138 +126,16 @@ class Worker:
         Answerer(self._peers, *ledgers, is_asking=asker.is_asking, prove_session=prove)
         return asker
 
-    # The straight line
-
-    async def _process(self, delivery: Delivery) -> None:
-        if self._spans is not None:
-            self._spans.begin(delivery)
-        entry = self._entry_of(delivery)
-        claim = await self._claim(delivery, entry)
-        if not isinstance(claim, Claim):
-            await self._end_repeat(delivery, entry, claim)
-            return
-        outcome: Outcome | None = None
-        try:
-            outcome = self._recall(delivery, entry) or await self._dispatch(delivery)
-            await self._settler.replace(delivery, outcome)
-        except BaseException:
-            kept = Kept(delivery.envelope, outcome, delivery.replacement)
-            self._ledger.give_back(claim, kept)
-            self._report_end(entry, None)
-            raise
-        acked = self._settler.ack(delivery, outcome)
-        at = time.time()
-        acceptance = accepted(delivery.envelope, outcome, at)
-        self._ledger.settle(claim, acceptance, acked=acked)
-        self._report_end(entry, acceptance)
-        await self._announcer.announce(
-            delivery.properties, delivery.envelope, outcome, at, trace=delivery.trace
+    def _make_line(self, publisher: Publisher) -> Line:
+        return Line(
+            self._settings,
+            claims=self._claims,
+            dispatcher=self._dispatcher,
+            settler=self._settler,
+            announcer=Announcer(publisher, outcome_exchange=self._settings.outcome_exchange),
+            spans=self._sender.spans,
+            is_sorted=self.sorter is not None,
         )
-
-    def _entry_of(self, delivery: Delivery) -> Entry:
-        if self._is_known_by_text:
-            with contextlib.suppress(Exception):  # it is found out again when it is dispatched
-                request = parse_request(delivery.body, self._settings)
-                return entry_of_text(delivery.envelope, request)
-        return entry_of(delivery.envelope, delivery.body)
-
-    async def _claim(self, delivery: Delivery, entry: Entry) -> Claim | Repeat | None:
-        """Take a delivery to work on, unless it is a repeat, or may be one (None)."""
-        if delivery.redelivered and not self._stopping:
-            await self._asker.learn_of(delivery, entry)
-        deduplication = self._deduplication
-        if deduplication is not None and not self._stopping:
-            is_free = await deduplication.until_ended_elsewhere(
-                delivery, entry, may_wait=lambda: self._may_wait_for_first
-            )
-            if not is_free:
-                return None
-        claim = await self._ledger.claim(
-            entry,
-            redelivered=delivery.redelivered,
-            waits=delivery.waits,
-            may_wait=self._may_wait_for_first,
-        )
-        if deduplication is not None and isinstance(claim, Claim):
-            deduplication.take(entry)
-        return claim
-
-    def _report_end(self, entry: Entry, acceptance: Accepted | None) -> None:
-        if self._deduplication is not None:
-            self._deduplication.end(entry, acceptance)
-
-    @property
-    def _may_wait_for_first(self) -> bool:
-        """Whether a repeat may be held until the first message with its id is settled.
-
-        A drain goes on with it: what is given back here does not come again while the channel
-        lives, and the next worker would send it again. In a pause few are held, and a probe for
-        up to a minute: who waited for that would take the place of one that may end the pause.
-        """
-        return self._stopping or self._pace.paused is None
-
-    def _recall(self, delivery: Delivery, entry: Entry) -> Outcome | None:
-        kept = self._ledger.recall(entry, redelivered=delivery.redelivered)
-        return self._go_on_with(delivery, kept)
-
-    def _go_on_with(self, delivery: Delivery, kept: Kept | None) -> Outcome | None:
-        """Go on with what is known of a delivery that went back to the queue unsettled."""
-        if kept is None:
-            return None
-        delivery.envelope, delivery.replacement = kept.envelope, kept.replacement
-        return kept.outcome
-
-    async def _dispatch(self, delivery: Delivery) -> Outcome:
-        """Read a message and have it sent; whatever is wrong with it becomes an outcome."""
-        try:
-            delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
-            if self.sorter is not None:
-                delivery.is_urgent = is_urgent(delivery.properties)
-            request = parse_request(delivery.body, self._settings)
-            return await self._dispatcher.outcome_of(delivery, request)
-        except InvalidMessageError as error:
-            return Dead(reason="invalid", detail=str(error))
-        except BrokerError:
-            raise
-        except Exception as error:  # a bug of ours must not hold the message for ever
-            log.exception("internal_error", message_id=delivery.envelope.key)
-            name = type(error).__name__
-            return Dead(reason="internal_error", detail=f"a bug in the bridge: {name}")
-
-    async def _end_repeat(self, delivery: Delivery, entry: Entry, repeat: Repeat | None) -> None:
-        """Ack a repeat of what is settled, or (None) put it off until the first is settled."""
-        if repeat is None:
-            await self._put_off_repeat(delivery, entry)
-            return
-        acked = self._settler.ack(delivery, None)
-        self._ledger.note_repeat(entry, acked=acked)
-        await self._announcer.answer_repeat(
-            delivery.properties, delivery.envelope, repeat.first, trace=delivery.trace
-        )
-
-    async def _put_off_repeat(self, delivery: Delivery, entry: Entry) -> None:
-        kept = self._ledger.recall_repeat(entry, redelivered=delivery.redelivered)
-        outcome = self._go_on_with(delivery, kept) or self._outcome_of_repeat(delivery)
-        try:
-            await self._settler.replace(delivery, outcome)
-        except BaseException:
-            kept = Kept(delivery.envelope, outcome, delivery.replacement)
-            self._ledger.give_back_repeat(entry, kept)
-            raise
-        self._settler.ack(delivery, outcome)
-
-    def _outcome_of_repeat(self, delivery: Delivery) -> Outcome:
-        try:
-            delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
-        except InvalidMessageError as error:
-            return Dead(reason="invalid", detail=str(error))
-        return Retried(
-            reason="paused",
-            delay_seconds=self._settings.retry_delays[0],
-            detail="the first message with its id is still being worked on",
-        )
-
-    # Taking and giving back
 
     async def serve(self, connection: Connection) -> None:
         """Declare the topology and consume on this connection; `Link.run` calls it."""
@@ -293,7 +167,7 @@ class Worker:
         Returns False when deliveries had to be cut off after `timeout_seconds`, or when the
         broker may not have read the acks of some.
         """
-        self._stopping = True
+        self._claims.is_stopping = True
         self._pace.others.leave()
         self._sharing.leave()
         self._dispatcher.stop()
@@ -328,13 +202,13 @@ class Worker:
     def _prefetch_of_each(self) -> dict[str, int]:
         prefetch = self._prefetch()
         each = dict.fromkeys(self._queues.taken, prefetch)
-        if self.sorter is not None and not self._stopping and self._pace.paused is None:
+        if self.sorter is not None and not self._claims.is_stopping and self._pace.paused is None:
             # While all slots have urgent ones, others wait beside those that are not urgent.
             each[self._queues.taken[0]] = 2 * prefetch
         return each
 
     def _prefetch(self) -> int:
-        if self._stopping:
+        if self._claims.is_stopping:
             # In a drain, a delivery that is a repeat is acked, and any other is left to the next
             # worker.
             return 1
@@ -373,11 +247,11 @@ class Worker:
     async def _run(self, delivery: Delivery) -> None:
         """Process a delivery; nothing that it raises leaves the task."""
         try:
-            await self._process(delivery)
+            await self._line.process(delivery)
         except (BrokerError, asyncio.CancelledError):
             # Unacked: the broker delivers it again, at the latest when the channel closes.
             self._settler.report_given_back(delivery)
-            if self._stopping and delivery.redelivered:
+            if self._claims.is_stopping and delivery.redelivered:
                 # Redeliveries come first: another one, which has to be acked, may come after this
                 # one.
                 self.consumer.renew()

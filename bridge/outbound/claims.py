@@ -1,0 +1,92 @@
+"""Whether a delivery is a repeat: asked of the ledger, and of the other workers of the queue."""
+
+import contextlib
+
+from bridge.config import WorkerSettings
+from bridge.outbound.acceptances import Accepted
+from bridge.outbound.delivery import Delivery
+from bridge.outbound.entry import Entry, entry_of, entry_of_text
+from bridge.outbound.ledger import Claim, Kept, Ledger, Repeat
+from bridge.outbound.pausing.pace import Pace
+from bridge.outbound.peers.asking import Asker
+from bridge.outbound.peers.deduplication import Deduplication
+from bridge.outbound.request import parse_request
+
+
+class Claims:
+    """Gives each message out once at a time; `is_stopping` is set when a drain begins.
+
+    `deduplication` is None where publishers' duplicates are not looked for at other workers.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        *,
+        ledger: Ledger,
+        asker: Asker,
+        deduplication: Deduplication | None,
+        pace: Pace,
+    ) -> None:
+        self.is_stopping = False
+        self.ledger = ledger
+        self._settings = settings
+        self._is_known_by_text = settings.deduplicate_by == "text"
+        self._asker = asker
+        self._deduplication = deduplication
+        self._pace = pace
+
+    def entry_of(self, delivery: Delivery) -> Entry:
+        """Return what a delivery is known by: its id and body, or its text and number."""
+        if self._is_known_by_text:
+            with contextlib.suppress(Exception):  # it is found out again when it is dispatched
+                request = parse_request(delivery.body, self._settings)
+                return entry_of_text(delivery.envelope, request)
+        return entry_of(delivery.envelope, delivery.body)
+
+    async def claim(self, delivery: Delivery, entry: Entry) -> Claim | Repeat | None:
+        """Take a delivery to work on, unless it is a repeat, or may be one (None)."""
+        if delivery.redelivered and not self.is_stopping:
+            await self._asker.learn_of(delivery, entry)
+        deduplication = self._deduplication
+        if deduplication is not None and not self.is_stopping:
+            is_free = await deduplication.until_ended_elsewhere(
+                delivery, entry, may_wait=lambda: self._may_wait_for_first
+            )
+            if not is_free:
+                return None
+        claim = await self.ledger.claim(
+            entry,
+            redelivered=delivery.redelivered,
+            waits=delivery.waits,
+            may_wait=self._may_wait_for_first,
+        )
+        if deduplication is not None and isinstance(claim, Claim):
+            deduplication.take(entry)
+        return claim
+
+    def settle(
+        self, claim: Claim, entry: Entry, acceptance: Accepted | None, *, acked: bool
+    ) -> None:
+        """Note how the claimed message ended: with an acceptance, or replaced by a copy (None)."""
+        self.ledger.settle(claim, acceptance, acked=acked)
+        self._report_end(entry, acceptance)
+
+    def give_back(self, claim: Claim, entry: Entry, kept: Kept) -> None:
+        """Note what is known of a claimed message that goes back to the queue unsettled."""
+        self.ledger.give_back(claim, kept)
+        self._report_end(entry, None)
+
+    def _report_end(self, entry: Entry, acceptance: Accepted | None) -> None:
+        if self._deduplication is not None:
+            self._deduplication.end(entry, acceptance)
+
+    @property
+    def _may_wait_for_first(self) -> bool:
+        """Whether a repeat may be held until the first message with its id is settled.
+
+        A drain goes on with it: what is given back here does not come again while the channel
+        lives, and the next worker would send it again. In a pause few are held, and a probe for
+        up to a minute: who waited for that would take the place of one that may end the pause.
+        """
+        return self.is_stopping or self._pace.paused is None

@@ -1,0 +1,140 @@
+"""The straight line from a delivery to its end: claim, dispatch, replace, ack, settle, announce.
+
+`Line.process` is the whole way, one stage after the other.
+"""
+
+import time
+
+from bridge.config import WorkerSettings
+from bridge.errors import BrokerError, InvalidMessageError
+from bridge.logs import Log
+from bridge.outbound.announcer import Announcer
+from bridge.outbound.claims import Claims
+from bridge.outbound.delivery import Delivery
+from bridge.outbound.dispatch import Dispatcher
+from bridge.outbound.entry import Entry
+from bridge.outbound.envelope import read_envelope
+from bridge.outbound.ledger import Claim, Kept, Repeat
+from bridge.outbound.outcomes import Dead, Outcome, Retried
+from bridge.outbound.request import parse_request
+from bridge.outbound.settle import Settler, accepted
+from bridge.outbound.sorting.classes import is_urgent
+from bridge.outbound.spans import WorkerSpans
+
+log = Log(__name__)
+
+
+class Line:
+    """Takes one delivery from its claim to its ack.
+
+    `spans` is None where none are exported; `is_sorted` says whether deliveries have a class.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        *,
+        claims: Claims,
+        dispatcher: Dispatcher,
+        settler: Settler,
+        announcer: Announcer,
+        spans: WorkerSpans | None,
+        is_sorted: bool,
+    ) -> None:
+        self._settings = settings
+        self._claims = claims
+        self._ledger = claims.ledger
+        self._dispatcher = dispatcher
+        self._settler = settler
+        self._announcer = announcer
+        self._spans = spans
+        self._is_sorted = is_sorted
+
+    async def process(self, delivery: Delivery) -> None:
+        """Send one message, or what it becomes instead, and ack it when that is confirmed.
+
+        Raises `BrokerError` or `CancelledError` where it stays unacked, and so comes again.
+        """
+        if self._spans is not None:
+            self._spans.begin(delivery)
+        entry = self._claims.entry_of(delivery)
+        claim = await self._claims.claim(delivery, entry)
+        if not isinstance(claim, Claim):
+            await self._end_repeat(delivery, entry, claim)
+            return
+        outcome: Outcome | None = None
+        try:
+            outcome = self._recall(delivery, entry) or await self._dispatch(delivery)
+            await self._settler.replace(delivery, outcome)
+        except BaseException:
+            kept = Kept(delivery.envelope, outcome, delivery.replacement)
+            self._claims.give_back(claim, entry, kept)
+            raise
+        acked = self._settler.ack(delivery, outcome)
+        at = time.time()
+        acceptance = accepted(delivery.envelope, outcome, at)
+        self._claims.settle(claim, entry, acceptance, acked=acked)
+        await self._announcer.announce(
+            delivery.properties, delivery.envelope, outcome, at, trace=delivery.trace
+        )
+
+    def _recall(self, delivery: Delivery, entry: Entry) -> Outcome | None:
+        kept = self._ledger.recall(entry, redelivered=delivery.redelivered)
+        return self._go_on_with(delivery, kept)
+
+    def _go_on_with(self, delivery: Delivery, kept: Kept | None) -> Outcome | None:
+        """Go on with what is known of a delivery that went back to the queue unsettled."""
+        if kept is None:
+            return None
+        delivery.envelope, delivery.replacement = kept.envelope, kept.replacement
+        return kept.outcome
+
+    async def _dispatch(self, delivery: Delivery) -> Outcome:
+        """Read a message and have it sent; whatever is wrong with it becomes an outcome."""
+        try:
+            delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
+            if self._is_sorted:
+                delivery.is_urgent = is_urgent(delivery.properties)
+            request = parse_request(delivery.body, self._settings)
+            return await self._dispatcher.outcome_of(delivery, request)
+        except InvalidMessageError as error:
+            return Dead(reason="invalid", detail=str(error))
+        except BrokerError:
+            raise
+        except Exception as error:  # a bug of ours must not hold the message for ever
+            log.exception("internal_error", message_id=delivery.envelope.key)
+            name = type(error).__name__
+            return Dead(reason="internal_error", detail=f"a bug in the bridge: {name}")
+
+    async def _end_repeat(self, delivery: Delivery, entry: Entry, repeat: Repeat | None) -> None:
+        """Ack a repeat of what is settled, or (None) put it off until the first is settled."""
+        if repeat is None:
+            await self._put_off_repeat(delivery, entry)
+            return
+        acked = self._settler.ack(delivery, None)
+        self._ledger.note_repeat(entry, acked=acked)
+        await self._announcer.answer_repeat(
+            delivery.properties, delivery.envelope, repeat.first, trace=delivery.trace
+        )
+
+    async def _put_off_repeat(self, delivery: Delivery, entry: Entry) -> None:
+        kept = self._ledger.recall_repeat(entry, redelivered=delivery.redelivered)
+        outcome = self._go_on_with(delivery, kept) or self._outcome_of_repeat(delivery)
+        try:
+            await self._settler.replace(delivery, outcome)
+        except BaseException:
+            kept = Kept(delivery.envelope, outcome, delivery.replacement)
+            self._ledger.give_back_repeat(entry, kept)
+            raise
+        self._settler.ack(delivery, outcome)
+
+    def _outcome_of_repeat(self, delivery: Delivery) -> Outcome:
+        try:
+            delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
+        except InvalidMessageError as error:
+            return Dead(reason="invalid", detail=str(error))
+        return Retried(
+            reason="paused",
+            delay_seconds=self._settings.retry_delays[0],
+            detail="the first message with its id is still being worked on",
+        )
