@@ -67,8 +67,6 @@ class Worker:
         self._ledger = Ledger(
             heartbeat_seconds=settings.rabbitmq.heartbeat_seconds, window_seconds=own.deduplicate
         )
-        is_deduplicating = own.deduplicate is not None and peers.is_enabled
-        self._deduplication = Deduplication(peers, self._ledger.sent) if is_deduplicating else None
         self._capacity = Capacity(own, changed=pace.changed)
         self._dispatcher = Dispatcher(
             own, sender=sender, pace=pace, capacity=self._capacity, metrics=metrics
@@ -90,13 +88,9 @@ class Worker:
         )
         self._held.let_go = self.consumer.let_go
         self._asker = self._make_asker(metrics)
-        self._claims = Claims(
-            own,
-            ledger=self._ledger,
-            asker=self._asker,
-            deduplication=self._deduplication,
-            pace=pace,
-        )
+        is_deduplicating = own.deduplicate is not None and peers.is_enabled
+        self._deduplication = Deduplication(peers, self._ledger.sent) if is_deduplicating else None
+        self._claims = self._make_claims()
         self._line = self._make_line(publisher)
         self._sharing = Sharing(
             self._queues.taken[0], pace, peers, is_registered=lambda: self.consumer.is_registered
@@ -125,6 +119,15 @@ class Worker:
 
         Answerer(self._peers, *ledgers, is_asking=asker.is_asking, prove_session=prove)
         return asker
+
+    def _make_claims(self) -> Claims:
+        return Claims(
+            self._settings,
+            ledger=self._ledger,
+            asker=self._asker,
+            deduplication=self._deduplication,
+            pace=self._pace,
+        )
 
     def _make_line(self, publisher: Publisher) -> Line:
         return Line(
