@@ -117,6 +117,31 @@ async def test_what_one_says_all_others_hear(amqp_url: str, queue: str) -> None:
         assert first.value("coordination_up") == 1
 
 
+async def test_the_first_of_all_waits_for_nobody(
+    amqp_url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker whose exchange was not there begins at once, not when others could have answered."""
+    for name in ("ACQUAINTING_SECONDS", "MOST_ACQUAINTING_SECONDS"):
+        monkeypatch.setattr(f"bridge.outbound.peers.exchange.{name}", 3600)
+    first = Colleague(queue)
+    async with at_work(first, amqp_url), asyncio.timeout(20):
+        await first.peers.until_acquainted()
+
+
+async def test_who_comes_later_waits_for_answers(
+    amqp_url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that finds the exchange has heard the others by the time that it begins."""
+    for name in ("ALONE_SECONDS", "MOST_ACQUAINTING_SECONDS"):
+        monkeypatch.setattr(f"bridge.outbound.peers.exchange.{name}", 3600)
+    async with team(queue, amqp_url, 1) as (first,):
+        newcomer = Colleague(queue)
+        async with at_work(newcomer, amqp_url), asyncio.timeout(20):
+            await newcomer.peers.until_acquainted()
+
+            assert newcomer.peers.roster.others(60) == {first.peers.worker_id}
+
+
 async def test_each_beat_carries_what_is_told_beside(amqp_url: str, queue: str) -> None:
     """A worker that comes later learns by itself how things stand."""
     async with team(queue, amqp_url, 1) as (first,):

@@ -20,7 +20,7 @@ from bridge.outbound.limits.capacity import Capacity
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.outcomes import Dead, Policy, Retried, Sent
 from bridge.outbound.pausing.pace import Pace
-from bridge.outbound.peers.exchange import ACQUAINTING_SECONDS, Peers
+from bridge.outbound.peers.exchange import ACQUAINTING_SECONDS, ALONE_SECONDS, Peers
 from bridge.outbound.peers.joint_pause import JointPause
 from bridge.outbound.peers.sharing import Sharing
 from bridge.outbound.posting.sender import Sender
@@ -185,9 +185,10 @@ class Worker:
 
     async def run(self) -> None:
         """Join, and consume until cancelled."""
+        is_first = not self._world.exchange.members
         self.peers.join()
         start(self.peers.keep_beating(), self._tasks)
-        await asyncio.sleep(ACQUAINTING_SECONDS)
+        await asyncio.sleep(ALONE_SECONDS if is_first else ACQUAINTING_SECONDS)
         if self.pace.rates.is_shared:
             start(self.sharing.follow(self._count), self._tasks)
         while True:

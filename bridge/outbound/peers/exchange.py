@@ -27,13 +27,13 @@ from bridge.amqp.client import (
     ChannelClosed,
     ChannelNotFoundEntity,
     Connection,
-    ConsumerCallback,
 )
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Body
 from bridge.errors import BrokerError
 from bridge.logs import Log
 from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.peers import fanout
 from bridge.outbound.peers.messages import (
     Beat,
     Bye,
@@ -58,22 +58,16 @@ JOIN_AGAIN_SECONDS: Final = 0.5
 MAX_UNHEARD_BEATS: Final = 5
 # How soon a hello is answered.
 ANSWER_SECONDS: Final = 0.05
-# How long to wait for the beats with which peers answer this worker's first hello; with a broker
-# that lets it join late, or not at all, the second.
+# How long a worker that starts waits for the beats with which peers answer its hello; where nobody
+# was before it, just long enough to hear those that start with it; with a broker that lets it join
+# late, or not at all, the third.
 ACQUAINTING_SECONDS: Final = 0.5
+ALONE_SECONDS: Final = 0.05
 MOST_ACQUAINTING_SECONDS: Final = 2.0
 # What waits to be said; of more, the newest is kept.
 MAX_UNSAID: Final = 1024
 # How long what has been said may wait to be written, and the last word at the end.
 SAY_SECONDS: Final = 1.0
-# A peer that does not read has no use for what is old. The rest bounds what it holds on the broker.
-QUEUE_ARGUMENTS: Final[dict[str, Any]] = {
-    "x-queue-type": "classic",
-    "x-message-ttl": 10_000,
-    "x-max-length": 4096,
-    "x-max-length-bytes": 16 * 1024 * 1024,
-    "x-overflow": "drop-head",
-}
 REMEDY: Final = (
     "each worker decides for itself now; let the user configure, write and read what begins with "
     "the exchange's name; delete an exchange of that name that is of another type or durable; "
@@ -210,8 +204,12 @@ class Peers:
         channel.closing.add_done_callback(lambda _: self._to_say.set())
         with connection.wire.deliveries(channel, self._on_delivery) as callback:
             async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
-                await self._join(channel, callback)
-            self._begin(connection)
+                is_alone = not (self.joins or await fanout.is_there(connection, self._exchange))
+                # The broker may keep the queue of a connection that is dead: a new name each time.
+                self.joins += 1
+                queue = f"{self._exchange}.{self.worker_id}.{self.joins}"
+                await fanout.join(channel, self._exchange, queue, callback)
+            self._begin(connection, is_alone=is_alone)
             try:
                 while not channel.is_closed:
                     await self._say_all(channel)
@@ -222,20 +220,7 @@ class Peers:
         error = None if not ended.done() or ended.cancelled() else ended.exception()
         raise error or closed_channel(channel, "peers'")
 
-    async def _join(self, channel: Channel, callback: ConsumerCallback) -> None:
-        # The broker may keep the queue of a connection that is dead already: a new name each time.
-        self.joins += 1
-        queue = f"{self._exchange}.{self.worker_id}.{self.joins}"
-        await channel.exchange_declare(
-            self._exchange, exchange_type="fanout", durable=False, auto_delete=True
-        )
-        await channel.queue_declare(
-            queue, exclusive=True, auto_delete=True, arguments=QUEUE_ARGUMENTS
-        )
-        await channel.queue_bind(queue, self._exchange)
-        await channel.basic_consume(queue, callback, no_ack=True)
-
-    def _begin(self, connection: Connection) -> None:
+    def _begin(self, connection: Connection, *, is_alone: bool) -> None:
         self._connection = connection
         self._last_fault = ""
         self._is_refused = False
@@ -244,7 +229,8 @@ class Peers:
         self._unsaid.clear()
         self.roster.resume()
         self.tell(Hello())
-        asyncio.get_running_loop().call_later(ACQUAINTING_SECONDS, self._is_acquainted.set)
+        seconds = ALONE_SECONDS if is_alone else ACQUAINTING_SECONDS
+        asyncio.get_running_loop().call_later(seconds, self._is_acquainted.set)
 
     def _end(self) -> None:
         self._connection = None
