@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from pydantic import SecretStr
@@ -16,11 +17,13 @@ from bridge.amqp.properties import tolerate_broken_properties
 from bridge.amqp.stream_wire import FOREIGN_BYTES, StreamWire
 from bridge.config import RabbitMQSettings
 from bridge.config.environment import WIRE_VARIABLE
-from bridge.errors import BrokerError, ConfigError, ConnectError
+from bridge.errors import ConfigError, ConnectError
 
 CLOSE_TIMEOUT_SECONDS: Final = 3.0
 # How long a port may take to answer the HTTP request that finds out what listens there.
 ASK_HTTP_SECONDS: Final = 1.0
+# Longer than a login takes on a busy broker: an attempt beside another one costs a login more.
+ATTEMPT_DELAY_SECONDS: Final = 1.0
 
 
 def _uses_plain_wire() -> bool:
@@ -69,17 +72,66 @@ async def open_connection(
 
 
 async def open_first_connection(settings: RabbitMQSettings, *, name: str) -> Connection:
-    """Open a connection to the first broker of `rabbitmq.url` that takes one; each is tried once.
+    """Open a connection to the first broker of `rabbitmq.url` that answers; each is tried once.
 
     Raises BrokerError, that of the last one.
     """
-    *others, last = settings.url
-    for url in others:
-        try:
-            return await open_connection(settings, url, name=name, ask_http=True)
-        except BrokerError:
-            continue
-    return await open_connection(settings, last, name=name, ask_http=True)
+
+    async def open_one(url: SecretStr) -> Connection:
+        return await open_connection(settings, url, name=name, ask_http=True)
+
+    _, connection = await open_quickest(settings.url, open_one)
+    return connection
+
+
+async def open_quickest(
+    urls: Sequence[SecretStr], open_one: Callable[[SecretStr], Awaitable[Connection]]
+) -> tuple[SecretStr, Connection]:
+    """Open one connection with `open_one`; return it with its URL.
+
+    The next URL is tried when one has failed, or beside those that have not answered for a second:
+    a node that hangs takes connections, and answers nothing. When all have failed, raises what the
+    last URL raised.
+    """
+    attempts: list[asyncio.Task[Connection]] = []
+    won: asyncio.Task[Connection] | None = None
+    try:
+        while won is None and (pending := _start_next(attempts, urls, open_one)):
+            is_last = len(attempts) == len(urls)
+            await asyncio.wait(
+                pending,
+                timeout=None if is_last else ATTEMPT_DELAY_SECONDS,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            won = next((attempt for attempt in attempts if _is_open(attempt)), None)
+        last = attempts[-1] if won is None else won
+        return urls[attempts.index(last)], last.result()
+    finally:
+        await _abandon([attempt for attempt in attempts if attempt is not won])
+
+
+def _start_next(
+    attempts: list[asyncio.Task[Connection]],
+    urls: Sequence[SecretStr],
+    open_one: Callable[[SecretStr], Awaitable[Connection]],
+) -> list[asyncio.Task[Connection]]:
+    """Begin one more attempt, if there is a URL left; return those that have not ended."""
+    if len(attempts) < len(urls):
+        attempts.append(asyncio.ensure_future(open_one(urls[len(attempts)])))
+    return [attempt for attempt in attempts if not attempt.done()]
+
+
+def _is_open(attempt: asyncio.Task[Connection]) -> bool:
+    return attempt.done() and not attempt.cancelled() and attempt.exception() is None
+
+
+async def _abandon(attempts: Sequence[asyncio.Task[Connection]]) -> None:
+    """End the attempts that are not wanted any more, and close what they have opened."""
+    for attempt in attempts:
+        attempt.cancel()
+    for opened in await asyncio.gather(*attempts, return_exceptions=True):
+        if isinstance(opened, Connection):
+            await close_quietly(opened)
 
 
 async def _ask_http(settings: RabbitMQSettings, url: URL) -> bytes:

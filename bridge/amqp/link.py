@@ -11,9 +11,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn
 
+from pydantic import SecretStr
+
 from bridge.amqp.channels import describe_end
 from bridge.amqp.client import Connection
-from bridge.amqp.connecting import close_quietly, host_of, open_connection
+from bridge.amqp.connecting import close_quietly, host_of, open_connection, open_quickest
 from bridge.amqp.wire import Wire
 from bridge.config import RabbitMQSettings
 from bridge.errors import BrokerError, ConnectError
@@ -45,7 +47,8 @@ class Link:
         self.name = name
         self._settings = settings
         self._metrics = metrics
-        self._tries = 0
+        # Where to begin in the list of URLs: behind that of the connection before.
+        self._next = 0
         self._last_fault = ""
         self._connection: Connection | None = None
 
@@ -104,17 +107,21 @@ class Link:
             await close_quietly(connection)
 
     async def _connect(self) -> Connection:
-        url = self._settings.url[self._tries % len(self._settings.url)]
-        self._tries += 1
-        try:
-            connection = await open_connection(self._settings, url, name=self.name)
-        except ConnectError as error:
-            self._metrics.connections.labels(error.fault).inc()
-            raise
+        urls = self._settings.url
+        first = self._next % len(urls)
+        url, connection = await open_quickest((*urls[first:], *urls[:first]), self._open)
+        self._next = urls.index(url) + 1
         self._metrics.connections.labels("opened").inc()
         connection.wire.on_blocked(self._log_blocked)
         log.info("broker_connected", link=self.name, host=host_of(url), wire=connection.wire.name)
         return connection
+
+    async def _open(self, url: SecretStr) -> Connection:
+        try:
+            return await open_connection(self._settings, url, name=self.name)
+        except ConnectError as error:
+            self._metrics.connections.labels(error.fault).inc()
+            raise
 
     def _log_blocked(self, reason: str | None) -> None:
         if reason is None:

@@ -5,6 +5,8 @@ import contextlib
 import time
 from typing import Final, NamedTuple
 
+from pydantic import SecretStr
+
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
 from bridge.amqp.client import (
     AbstractChannel,
@@ -61,9 +63,35 @@ async def pause(settings: Settings, reason: str | None) -> Paused:
 
 
 async def resume(settings: Settings) -> bool:
-    """Let them go on; return False when they were not stopped. Raises BrokerError as `pause`."""
+    """Let them go on; return False when they were not stopped. Raises BrokerError as `pause`.
+
+    Each broker of `rabbitmq.url` is asked at once, and the first that knows of the pause ends it: a
+    node that is back after a partition may know nothing of it for some seconds.
+    """
+    at_each = [asyncio.ensure_future(_resume_at(settings, url)) for url in settings.rabbitmq.url]
+    was_answered, fault = False, None
+    try:
+        for resumed in asyncio.as_completed(at_each):
+            try:
+                if await resumed:
+                    return True
+                was_answered = True
+            except BrokerError as error:
+                fault = error
+    finally:
+        for one in at_each:
+            one.cancel()
+        await asyncio.gather(*at_each, return_exceptions=True)
+    if fault is not None and not was_answered:
+        raise fault
+    return False
+
+
+async def _resume_at(settings: Settings, url: SecretStr) -> bool:
+    """End the pause at one broker; return False when it knows of none."""
+    rabbitmq = settings.rabbitmq.model_copy(update={"url": (url,)})
     queue = settings.worker.queue
-    async with open_session(settings) as (connection, _):
+    async with open_session(settings.model_copy(update={"rabbitmq": rabbitmq})) as (connection, _):
         if not await is_paused(connection, queue):
             return False
         name = paused_queue(queue)

@@ -10,7 +10,7 @@ from bridge.amqp.connecting import close_quietly, open_connection
 from bridge.errors import BrokerError
 from bridge.sandbox.processes import free_ports
 from tests.addresses import give_addresses, hold_full_port
-from tests.faults.amqp_proxy import reset_connection
+from tests.faults.amqp_proxy import open_amqp_proxy, reset_connection
 from tests.faults.bench import Bench, eventually, make_settings, unfrozen
 
 
@@ -68,6 +68,23 @@ async def test_one_of_two_brokers_is_dead(bench: Bench) -> None:
         await bench.until_taken(second)
 
         assert live.metric("sms_bridge_amqp_connections_total", outcome="refused") >= 1
+
+
+async def test_a_node_that_hangs_is_overtaken(bench: Bench) -> None:
+    """Of several URLs one that answers nothing takes a second, not the whole time to connect."""
+    async with open_amqp_proxy(bench.broker.url) as hanging:
+        urls = {"rabbitmq__url": [hanging.url, bench.proxy.url]}
+        hanging.freeze()
+        async with (
+            asyncio.timeout(10),
+            bench.worker(**urls, rabbitmq__connect_timeout_seconds=60) as live,
+        ):
+            numbers = await bench.publish(3)
+            await bench.until_taken(numbers)
+            hanging.thaw()
+            await eventually(lambda: not hanging.names, what="nothing left open")
+
+            assert live.metric("sms_bridge_amqp_connections_total", outcome="timeout") == 0
 
 
 async def test_silent_addresses_of_names(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,9 @@ import asyncio
 from typing import Any
 
 import pytest
+from yarl import URL
 
-from bridge.amqp.connecting import close_quietly, open_first_connection
+from bridge.amqp.connecting import ATTEMPT_DELAY_SECONDS, close_quietly, open_first_connection
 from bridge.operators.pausing import find_pause, pause, resume
 from bridge.topology.paused_queue import is_certainly_absent, paused_queue
 from tests.alarms import memory_alarm
@@ -82,6 +83,30 @@ async def test_asking_all_day_is_no_error(bench: Bench) -> None:
         assert not await is_certainly_absent(connection, bench.queue)
         await resume(settings)
         await close_quietly(connection)
+
+
+async def test_a_node_that_hangs_holds_up_no_command(bench: Bench) -> None:
+    """With a node in front that answers nothing, `pause` and `resume` are through in seconds."""
+    settings = make_settings(bench.values(rabbitmq__url=[bench.proxy.url, bench.broker.url]))
+    bench.proxy.freeze()
+    async with asyncio.timeout(2 * ATTEMPT_DELAY_SECONDS + 1):
+        assert (await pause(settings, REASON)).is_new
+        assert await resume(settings)
+
+
+async def test_a_node_that_knows_of_no_pause(bench: Bench) -> None:
+    """`resume` ends what any node of the list knows of, whatever another says."""
+    elsewhere = URL(bench.broker.url).with_path("/elsewhere")
+    await asyncio.to_thread(bench.broker.ctl, "add_vhost", "elsewhere")
+    await asyncio.to_thread(
+        bench.broker.ctl, "set_permissions", "-p", "elsewhere", "guest", ".*", ".*", ".*"
+    )
+    urls = [str(elsewhere), bench.broker.url]
+    await pause(make_settings(bench.values(rabbitmq__url=urls[1:])), REASON)
+    settings = make_settings(bench.values(rabbitmq__url=urls))
+
+    assert await resume(settings)
+    assert not await resume(settings)
 
 
 async def test_looking_does_not_end_a_pause(bench: Bench) -> None:

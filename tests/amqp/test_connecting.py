@@ -1,0 +1,114 @@
+"""Which of several URLs gives the connection, without a broker."""
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from pydantic import SecretStr
+
+from bridge.amqp import connecting
+from bridge.amqp.client import Connection
+from bridge.amqp.connecting import open_quickest
+from bridge.errors import ConnectError
+
+URLS = [SecretStr(name) for name in ("first", "second", "third")]
+
+
+class Opened(Connection):
+    """A connection that was opened to a URL of these tests; it can be closed, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(cast("Any", "amqp://test/"))
+        self.was_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is closed."""
+        return self.was_closed
+
+    async def close(self, _exc: object = None) -> None:
+        """Close it."""
+        self.was_closed = True
+
+
+class Brokers:
+    """What becomes of the attempts: `after` so many seconds, None for never; `refusing` raise."""
+
+    def __init__(self, after: dict[str, float | None], *, refusing: tuple[str, ...] = ()) -> None:
+        self.opened: dict[str, Opened] = {}
+        self.tried: list[str] = []
+        self._after = after
+        self._refusing = refusing
+
+    async def open(self, url: SecretStr) -> Connection:
+        """Open a connection, or fail."""
+        name = url.get_secret_value()
+        self.tried.append(name)
+        seconds = self._after.get(name, 0)
+        await (asyncio.Event().wait() if seconds is None else asyncio.sleep(seconds))
+        if name in self._refusing:
+            raise ConnectError("refused", name)
+        return self.opened.setdefault(name, Opened())
+
+
+@pytest.fixture(autouse=True)
+def _short_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "ATTEMPT_DELAY_SECONDS", 0.05)
+
+
+async def test_the_first_that_answers_is_alone_tried() -> None:
+    """One that answers at once costs no other broker a login."""
+    brokers = Brokers({})
+
+    url, connection = await open_quickest(URLS, brokers.open)
+
+    assert (url, brokers.tried) == (URLS[0], ["first"])
+    assert not connection.is_closed
+
+
+async def test_one_that_is_silent_is_overtaken_and_left() -> None:
+    """The next is tried beside it, and what is still being opened then is given up."""
+    brokers = Brokers({"first": None, "second": None})
+
+    async with asyncio.timeout(5):
+        url, _ = await open_quickest(URLS, brokers.open)
+
+    assert url == URLS[2]
+    assert list(brokers.opened) == ["third"]
+
+
+async def test_one_that_refuses_is_not_waited_for() -> None:
+    """The next is tried at once, also while another one is silent."""
+    brokers = Brokers({"first": None}, refusing=("second",))
+
+    async with asyncio.timeout(5):
+        url, _ = await open_quickest(URLS, brokers.open)
+
+    assert url == URLS[2]
+
+
+async def test_two_that_answer_at_once() -> None:
+    """One is taken, the other one closed."""
+    gate = asyncio.Event()
+    brokers = Brokers({})
+
+    async def open_together(url: SecretStr) -> Connection:
+        if len(brokers.tried) == 0:
+            asyncio.get_running_loop().call_later(0.1, gate.set)
+        connection = await brokers.open(url)
+        await gate.wait()
+        return connection
+
+    _, won = await open_quickest(URLS, open_together)
+
+    assert [one for one in brokers.opened.values() if not one.was_closed] == [won]
+
+
+async def test_the_last_error_is_told() -> None:
+    """When all have failed, it is the last URL's error that is raised."""
+    brokers = Brokers({"second": 0.2}, refusing=("first", "second", "third"))
+
+    with pytest.raises(ConnectError, match="third"):
+        await open_quickest(URLS, brokers.open)
+
+    assert brokers.tried == ["first", "second", "third"]
