@@ -12,6 +12,8 @@ RPC_TIMEOUT_SECONDS: Final = 10.0
 # How long a broker may hold back an ack that it has read: it hands a quorum queue no more than 32
 # commands at once, and forgets the others when the channel ends (seen with 3.10.8).
 ACKS_HELD_BACK_SECONDS: Final = 0.5
+# The event loop alone would let go of them. Each ends with its connection.
+_closing: Final[set["asyncio.Future[None]"]] = set()
 
 
 async def open_channel(connection: Connection, *, confirms: bool = False) -> Channel:
@@ -43,9 +45,20 @@ def max_payload_bytes(channel: Channel) -> int:
 
 
 async def close_channel(channel: Channel) -> None:
-    """Close a channel."""
-    await channel.close()
+    """Close a channel; the closing goes on when whoever waits for it is cancelled.
+
+    A close that is cancelled before it is answered is sent again by aiormq. Then RabbitMQ ends the
+    whole connection: where there is no channel any more it expects a `channel.open`.
+    """
+    await asyncio.shield(channel.close())
     heed_cancellation()
+
+
+def close_soon(channel: Channel) -> None:
+    """Close a channel without waiting for it."""
+    closing = asyncio.ensure_future(channel.close())
+    _closing.add(closing)
+    closing.add_done_callback(_closing.discard)
 
 
 async def wait_for_held_back_acks(last_ack_at: float) -> None:

@@ -12,7 +12,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, heed_cancellation, open_channel
+from bridge.amqp.channels import (
+    RPC_TIMEOUT_SECONDS,
+    close_channel,
+    close_soon,
+    heed_cancellation,
+    open_channel,
+)
 from bridge.amqp.client import (
     ChannelAccessRefused,
     ChannelClosed,
@@ -136,7 +142,9 @@ async def is_certainly_absent(connection: Connection, queue: str) -> bool:
                 is_absent = True
             else:
                 is_absent = False
-            await close_channel(channel)
+            finally:
+                # Also when it takes too long: a broker allows only so many on a connection.
+                close_soon(channel)
     except Exception:  # noqa: BLE001  aiormq raises more than its own classes
         heed_cancellation()
         return False
