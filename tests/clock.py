@@ -2,11 +2,14 @@
 
 import asyncio
 import selectors
-from collections.abc import Coroutine, Iterable
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable
+from contextvars import Context
+from typing import Any, TypeVarTuple
 
 from bridge.metrics import Registry, new_registry
 from bridge.outbound.metrics import WorkerMetrics
+
+_Arguments = TypeVarTuple("_Arguments")
 
 
 class Clock:
@@ -36,15 +39,27 @@ class LeapingSelector(selectors.SelectSelector):
 
 
 class LeapingLoop(asyncio.SelectorEventLoop):
-    """An event loop on a clock that leaps."""
+    """An event loop on a clock that leaps; `late_seconds` says how late each timer goes off."""
 
     def __init__(self) -> None:
         self.selector = LeapingSelector()
+        self.late_seconds: Callable[[], float] | None = None
         super().__init__(self.selector)
 
     def time(self) -> float:
         """Return the time of the leaping clock."""
         return self.selector.now
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*_Arguments], object],
+        *args: *_Arguments,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Call something at a time, or so much later."""
+        late = 0.0 if self.late_seconds is None else self.late_seconds()
+        return super().call_at(when + late, callback, *args, context=context)
 
 
 class LeapingWorld:

@@ -1,13 +1,23 @@
 """The lines in which deliveries wait for a rate limit, and the token that lets one of them go."""
 
 import asyncio
+from typing import Final
 
 from bridge.outbound.limits.slots import Slots
 from bridge.outbound.limits.token_bucket import TokenBucket
 
+# A timer may go off so much before its time, and the token is there by then but for this.
+EARLY_SECONDS: Final = 0.001
+# How long to wait for a token before looking again: the rate may be another one meanwhile.
+LOOK_AGAIN_SECONDS: Final = 1.0
+
 
 class Line:
-    """The deliveries that wait for the same tokens, in order of arrival, the urgent ones first."""
+    """The deliveries that wait for the same tokens, in order of arrival, the urgent ones first.
+
+    The first waits until there is a token, and takes it when it goes: were it taken before, those
+    that come in the meantime could go beside it, one more than the burst.
+    """
 
     def __init__(self, *buckets: TokenBucket) -> None:
         self.buckets = list(buckets)
@@ -22,20 +32,17 @@ class Line:
 
     def wait_seconds(self) -> float:
         """Return how long a delivery that comes now waits for its token."""
-        return self._seconds_behind(self.waiting - self._first_place.taken)
+        return self._seconds_until(self.waiting + 1)
 
     def urgent_wait_seconds(self) -> float:
         """Return how long an urgent one that comes now waits, which passes all that are not."""
-        return self._seconds_behind(self._urgent_waiting)
+        return self._seconds_until(self._urgent_waiting + self._first_place.taken + 1)
 
-    def _seconds_behind(self, others: int) -> float:
-        return max((bucket.seconds_until(others + 1) for bucket in self.buckets), default=0.0)
+    def _seconds_until(self, tokens: int) -> float:
+        return max((bucket.seconds_until(tokens) for bucket in self.buckets), default=0.0)
 
-    async def come_first(self, *, is_urgent: bool) -> tuple[TokenBucket, ...]:
-        """Wait to be the first of the line, then for a token; return the buckets it is taken from.
-
-        `leave` must be called then, with these buckets if the token is given back.
-        """
+    async def come_first(self, *, is_urgent: bool) -> None:
+        """Wait to be the first of the line, then until there is a token; `leave` must be called."""
         self.waiting += 1
         self._urgent_waiting += is_urgent
         try:
@@ -45,20 +52,20 @@ class Line:
             raise
         finally:
             self._urgent_waiting -= is_urgent
-        buckets = tuple(self.buckets)
-        wait = max((bucket.take() for bucket in buckets), default=0.0)
         try:
-            if wait:
-                await asyncio.sleep(wait)
+            wait = self._seconds_until(1)
+            while wait > EARLY_SECONDS:
+                await asyncio.sleep(min(wait, LOOK_AGAIN_SECONDS))
+                wait = self._seconds_until(1)
         except BaseException:
-            self.leave(give_back=buckets)
+            self.leave(with_token=False)
             raise
-        return buckets
 
-    def leave(self, *, give_back: tuple[TokenBucket, ...] = ()) -> None:
-        """Let the next one be the first, with the token of this one where it is given back."""
-        for bucket in give_back:
-            bucket.give_back()
+    def leave(self, *, with_token: bool) -> None:
+        """Let the next one be the first; a token that this one does not take is there for it."""
+        if with_token:
+            for bucket in self.buckets:
+                bucket.take()
         self._first_place.give_back()
         self.waiting -= 1
 
@@ -82,21 +89,22 @@ class Token:
 
     def __init__(self) -> None:
         self.is_spent = False
-        self._held: list[tuple[Line, tuple[TokenBucket, ...]]] = []
+        self._lines: list[Line] = []
 
     async def wait_in(self, line: Line, *, is_urgent: bool) -> None:
         """Wait for the first place of one more line, and for a token there."""
-        self._held.append((line, await line.come_first(is_urgent=is_urgent)))
+        await line.come_first(is_urgent=is_urgent)
+        self._lines.append(line)
 
     def spend(self) -> None:
         """Go, and let the next one in line wait for a token of its own."""
         self.is_spent = True
-        while self._held:
-            line, _ = self._held.pop()
-            line.leave()
+        self._leave(with_token=True)
 
     def give_back(self) -> None:
         """Stay after all, and let the next one in line have the token."""
-        while self._held:
-            line, buckets = self._held.pop()
-            line.leave(give_back=buckets)
+        self._leave(with_token=False)
+
+    def _leave(self, *, with_token: bool) -> None:
+        while self._lines:
+            self._lines.pop().leave(with_token=with_token)
