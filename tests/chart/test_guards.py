@@ -426,6 +426,8 @@ def test_files_that_cannot_be_read_are_refused(name: str, text: str, tmp_path: P
         (nested("smsApi.baseUrl", "https://user:secret@sms.example.com"), "baseUrl"),
         (nested("worker.keda.managementUrl", "http://user:secret@r:15672"), "managementUrl"),
         (nested("worker.keda.scalingModifiers", {"formula": "backlog"}), "target"),
+        # KEDA would take every worker away while it cannot read the queue.
+        (nested("worker.keda.fallback.replicas", 0), "replicas"),
         (nested("webhookSecrets.secretKeys", []), "secretKeys"),
         (nested("webhook.endpoints", [{"path": "/a"}]), "existingSecret"),
         (nested("webhook.endpoints", [{"path": "/a", "existingSecret": ""}]), "existingSecret"),

@@ -262,7 +262,7 @@ def test_keda_reads_the_workers_queue_with_credentials_of_its_own() -> None:
 
     assert trigger["metadata"]["queueName"] == "team.sms"
     assert trigger["metadata"]["protocol"] == "http"
-    assert trigger["metadata"]["host"] == "http://rabbitmq:15672"
+    assert trigger["metadata"]["host"] == "http://rabbitmq:15672/"
     assert trigger["authenticationRef"]["name"] == authentication["metadata"]["name"]
     assert authentication["spec"]["secretTargetRef"] == [
         {"parameter": key, "name": "rabbitmq-monitoring", "key": key}
