@@ -24,7 +24,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help env broker rabbitmq-4 prometheus amqp-tools browser demo test test-fast test-changed test-plain-wire \
-    examples upgrade-check soak soak-cluster side-by-side scenes adaptive priorities simulate soak-webhook forgeries mutants pictures nginx redpanda-connect otel-collector \
+    examples upgrade-check soak soak-cluster soak-scaling side-by-side scenes adaptive priorities simulate soak-webhook forgeries mutants pictures nginx redpanda-connect otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
 
@@ -171,6 +171,11 @@ soak: $(DEV_STAMP) broker  ## random faults for about 20 minutes, then count wha
 
 soak-cluster: $(DEV_STAMP) broker  ## lose nodes of a RabbitMQ cluster of three under traffic, in six minutes (SEED=1 WORKERS=1 RABBITMQ=4 WRITE=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/cluster.py --seed $(SEED) --workers $(WORKERS) $(if $(WRITE),--write)
+
+WAVES ?= 4
+soak-scaling: MESSAGES = 6000
+soak-scaling: $(DEV_STAMP) broker  ## scale workers by the chart's ScaledObject, from none to five and back, in at most a quarter of an hour (MESSAGES=6000 WAVES=4 SEED=1)
+	PYTHONPATH=. $(BIN)/python tests/soak/scaling.py --messages $(MESSAGES) --waves $(WAVES) --seed $(SEED)
 
 side-by-side: $(DEV_STAMP) broker  ## the usual ways to lose messages beside ours, in five minutes (WRITE=1 puts it into the docs)
 	PYTHONPATH=. $(BIN)/python tests/soak/side_by_side.py $(if $(WRITE),--write)

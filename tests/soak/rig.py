@@ -299,15 +299,13 @@ class Stand:
 
 
 @asynccontextmanager
-async def open_stand() -> AsyncIterator[Stand]:
+async def open_stand(*, management: bool = False) -> AsyncIterator[Stand]:
     """Lend a stand, and leave nothing of it behind."""
-    # What goes wrong on the clients' connections is meant to.
-    logging.disable(logging.CRITICAL)
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     folder = Path(tempfile.mkdtemp(prefix="sms-bridge-proof-"))
     try:
-        with private_broker() as broker, guarded() as guard:
+        with private_broker(management=management) as broker, guarded() as guard:
             async with open_service() as service:
                 # The service's server has taken these signals for itself.
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -319,6 +317,8 @@ async def open_stand() -> AsyncIterator[Stand]:
 
 def run(main: Coroutine[Any, Any, int]) -> int:
     """Run a command to its end, or to the first signal, and return its exit code."""
+    # What goes wrong on the clients' connections is meant to.
+    logging.disable(logging.CRITICAL)
     try:
         return uvloop.run(main)
     except asyncio.CancelledError:

@@ -1,0 +1,59 @@
+"""Workers that a scaler starts and ends, by the chart's ScaledObject and a real management API."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.faults.bench import eventually
+from tests.soak.rig import Stand, open_stand
+from tests.soak.scaling import Plan, deployed, play
+
+# The broker reports the length of a queue once in so long, and a worker starts in some more.
+START_SECONDS = 10
+# Longer than two reports, the cooldown and a look: a worker that looks idle would be gone.
+SLOW_SECONDS = 15
+SMALL = Plan(
+    messages=160,
+    waves=1,
+    seed=1,
+    most=3,
+    for_each=30,
+    concurrency=5,
+    trickle_seconds=3,
+    refused_share=0,
+)
+
+
+@pytest.fixture(scope="module")
+async def stand() -> AsyncIterator[Stand]:
+    """Lend a broker that tells the lengths of its queues over HTTP, and a service."""
+    async with open_stand(management=True) as stand:
+        yield stand
+
+
+async def test_from_none_to_several_and_back(stand: Stand) -> None:
+    """Workers come for what waits and for what comes due, and none that goes takes anything along.
+
+    Takes the seconds of the broker's reports, and those of a retry that comes due without a worker.
+    """
+    finding = await play(stand, SMALL)
+
+    assert finding.broken == []
+
+
+async def test_a_request_in_flight_keeps_its_worker(stand: Stand) -> None:
+    """A worker that holds all there is does not look idle, however long the service takes.
+
+    Takes the seconds of the service, more than the cooldown and two reports of the broker.
+    """
+    async with stand.rig() as rig, deployed(rig, SMALL) as deployment:
+        stand.service.misbehave({"latency_seconds": SLOW_SECONDS})
+        numbers = await rig.publish(1)
+        await rig.until_taken(numbers, seconds=3 * START_SECONDS)
+        # The service has it at once, and answers late.
+        await eventually(lambda: deployment.deliveries == 1, what="the answer")
+        counts = [*deployment.counts]
+        await eventually(lambda: deployment.is_empty, what="its end")
+
+    assert counts == [0, 1]
+    assert [worker.child.exit_code for worker in deployment.ended] == [0]
