@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bridge.outbound.peers.roster import PRESENT_SECONDS
+from bridge.outbound.peers.beats import BEAT_SECONDS, PRESENT
 from tests.alarms import memory_alarm
 from tests.faults.amqp_proxy import ACK, CONSUME, AmqpProxy, open_amqp_proxy
 from tests.faults.bench import (
@@ -235,7 +235,7 @@ async def test_an_alarm_makes_nobody_a_stranger(bench: Bench) -> None:
         async with memory_alarm(bench.broker):
             blocked = partial(first.metric, "sms_bridge_amqp_connection_blocked")
             await eventually(lambda: blocked() == 1, what="the block")
-            await asyncio.sleep(PRESENT_SECONDS + 2)
+            await asyncio.sleep(PRESENT.seconds_at(BEAT_SECONDS) + 2)
             assert has_peers(first, 1)
         # Half of what makes a worker join anew that does not hear itself.
         await eventually(lambda: blocked() == 0, what="the end of the block")

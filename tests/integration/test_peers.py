@@ -13,6 +13,7 @@ from bridge.amqp.channels import open_channel
 from bridge.amqp.client import ChannelNotFoundEntity, Connection
 from bridge.metrics import Registry, new_registry
 from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.peers.beats import REMEMBERED
 from bridge.outbound.peers.exchange import REFUSED_SECONDS, Peers
 from bridge.outbound.peers.messages import Facts, Hello
 from tests.ears import listening
@@ -68,7 +69,7 @@ class Colleague:
     async def until_hears(self, *others: "Colleague") -> None:
         """Return when it has heard all of these and no other."""
         ids = {other.peers.worker_id for other in others}
-        await until(lambda: self.peers.roster.others(60) == ids, what="its peers")
+        await until(lambda: self.peers.roster.others(REMEMBERED) == ids, what="its peers")
 
 
 @asynccontextmanager
@@ -135,11 +136,12 @@ async def test_who_comes_later_waits_for_answers(
     for name in ("ALONE_SECONDS", "MOST_ACQUAINTING_SECONDS"):
         monkeypatch.setattr(f"bridge.outbound.peers.exchange.{name}", 3600)
     async with team(queue, amqp_url, 1) as (first,):
+        await first.until_up()
         newcomer = Colleague(queue)
         async with at_work(newcomer, amqp_url), asyncio.timeout(20):
             await newcomer.peers.until_acquainted()
 
-            assert newcomer.peers.roster.others(60) == {first.peers.worker_id}
+            assert newcomer.peers.roster.others(REMEMBERED) == {first.peers.worker_id}
 
 
 async def test_each_beat_carries_what_is_told_beside(amqp_url: str, queue: str) -> None:
@@ -153,16 +155,40 @@ async def test_each_beat_carries_what_is_told_beside(amqp_url: str, queue: str) 
         assert newcomer.heard[0] == (first.peers.worker_id, "all is well")
 
 
+async def test_one_of_an_earlier_version_is_answered(
+    amqp: Amqp, amqp_url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hello that names no queue is answered where all hear it; beats follow each second."""
+    monkeypatch.setattr("bridge.outbound.peers.exchange.LOOK_SECONDS", 3600)
+    async with team(queue, amqp_url, 1) as (first,):
+        await first.until_up()
+        exchange = await amqp.channel.get_exchange(f"{queue}.workers", ensure=False)
+        earlier = await amqp.channel.declare_queue(exclusive=True)
+        await earlier.bind(exchange)
+        hello = {"v": 1, "worker_id": "0" * 16, "kind": "hello", "facts": {}}
+        await exchange.publish(aio_pika.Message(json.dumps(hello).encode()), "")
+        heard = []
+        async with asyncio.timeout(20), earlier.iterator(no_ack=True) as messages:
+            async for message in messages:
+                told = json.loads(message.body)
+                if told["kind"] == "beat":
+                    heard.append((told["worker_id"], told["facts"]["beat_seconds"]))
+                    break
+
+        assert heard == [(first.peers.worker_id, 1)]
+        assert first.peers.roster.beats() == [None]
+
+
 async def test_who_leaves_is_gone_at_once_and_stays_silent(amqp_url: str, queue: str) -> None:
     """A clean stop is told; what is said after it reaches nobody."""
     async with team(queue, amqp_url, 2) as (first, second):
         await first.peers.leave()
-        await until(lambda: not second.peers.roster.others(60), what="the bye")
+        await until(lambda: not second.peers.roster.others(REMEMBERED), what="the bye")
         first.peers.tell(Hello())
         second.peers.tell(Word(text="still here?"))
         await until(lambda: first.heard, what="the word")
 
-        assert second.peers.roster.others(60) == set()
+        assert second.peers.roster.others(REMEMBERED) == set()
 
 
 async def test_what_no_worker_says_is_counted(amqp: Amqp, amqp_url: str, queue: str) -> None:

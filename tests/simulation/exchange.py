@@ -5,7 +5,8 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from bridge.outbound.peers.exchange import ANSWER_SECONDS, BEAT_SECONDS
+from bridge.outbound.peers.beats import Beats
+from bridge.outbound.peers.exchange import LOOK_SECONDS
 from bridge.outbound.peers.messages import (
     Beat,
     Facts,
@@ -31,19 +32,19 @@ class Exchange:
         # Which messages are lost on the way.
         self.loses: Callable[[Message], bool] = lambda _: False
 
-    def carry(self, body: bytes) -> None:
-        """Carry a message to all."""
+    def carry(self, body: bytes, to: "str | None" = None) -> None:
+        """Carry a message to all, its sender included, or to one worker."""
         message = read_message(body)
         assert message is not None
         if self.loses(message):
             return
-        self.carried += len(self.members)
+        self.carried += len(self.members) if to is None else 1
         delay = LATENCY_SECONDS * self.chance.uniform(0.5, 2)
-        self.loop.call_later(delay, self._hand_out, message)
+        self.loop.call_later(delay, self._hand_out, message, to)
 
-    def _hand_out(self, message: Message) -> None:
+    def _hand_out(self, message: Message, to: "str | None") -> None:
         for member in self.members:
-            if member.worker_id != message.worker_id:
+            if member.worker_id != message.worker_id and to in {None, member.worker_id}:
                 member.hear(message)
 
 
@@ -57,7 +58,9 @@ class SimulatedPeers:
         self._exchange = exchange
         self._hearers: dict[str, tuple[type[Facts], Callable[[str, Any], None]]] = {}
         self._in_each_beat: list[Callable[[], Facts | None]] = []
-        self._is_to_answer = False
+        self._each_second: list[Callable[[], None]] = []
+        self._beats = Beats(self.roster.beats)
+        self.hurry_while = self._beats.hurry_while
         self.on(Hello, self._hear_hello)
         self.on(Beat, self._hear_beat)
 
@@ -69,17 +72,21 @@ class SimulatedPeers:
         """Have each beat carry facts beside."""
         self._in_each_beat.append(facts)
 
-    def tell(self, facts: Facts) -> None:
-        """Say something to all."""
+    def each_second(self, look: Callable[[], None]) -> None:
+        """Call `look` each second."""
+        self._each_second.append(look)
+
+    def tell(self, facts: Facts, to: str | None = None) -> None:
+        """Say something to all, or to one."""
         if self.is_up:
-            self._exchange.carry(write_message(self.worker_id, facts))
+            self._exchange.carry(write_message(self.worker_id, facts), to)
 
     def join(self) -> None:
         """Hear, and be heard."""
         self._exchange.members.append(self)
         self.is_up = True
         self.roster.resume()
-        self.tell(Hello())
+        self.tell(Hello(joins=1, beat_seconds=self._beats.seconds))
 
     def leave(self) -> None:
         """Fall silent, as one does that is killed."""
@@ -89,31 +96,31 @@ class SimulatedPeers:
             self._exchange.members.remove(self)
 
     async def keep_beating(self) -> None:
-        """Beat each second."""
+        """Look each second, and beat when it is time."""
         while True:
-            await asyncio.sleep(BEAT_SECONDS * self._exchange.chance.uniform(0.99, 1.05))
-            self.beat()
+            await asyncio.sleep(LOOK_SECONDS * self._exchange.chance.uniform(0.99, 1.05))
+            for look in self._each_second:
+                look()
+            if self._beats.is_due():
+                self.beat()
 
-    def beat(self) -> None:
+    def beat(self, to: str | None = None) -> None:
         """Say that it is there."""
         beside = [facts for make in self._in_each_beat if (facts := make()) is not None]
-        self.tell(Beat(beside={facts.kind: facts.model_dump(mode="json") for facts in beside}))
+        told = {facts.kind: facts.model_dump(mode="json") for facts in beside}
+        self.tell(Beat(beat_seconds=self._beats.seconds, beside=told), to)
 
     def hear(self, message: Message) -> None:
         """Hear what another one says."""
         self.roster.note(message.worker_id)
         self._hand_on(message.worker_id, message.kind, message.facts)
 
-    def _hear_hello(self, _worker_id: str, _hello: Hello) -> None:
-        if not self._is_to_answer:
-            self._is_to_answer = True
-            self._exchange.loop.call_later(ANSWER_SECONDS, self._answer)
-
-    def _answer(self) -> None:
-        self._is_to_answer = False
-        self.beat()
+    def _hear_hello(self, worker_id: str, hello: Hello) -> None:
+        self.roster.note(worker_id, hello.beat_seconds)
+        self.beat(worker_id)
 
     def _hear_beat(self, worker_id: str, beat: Beat) -> None:
+        self.roster.note(worker_id, beat.beat_seconds)
         for kind, facts in beat.beside.items():
             self._hand_on(worker_id, kind, facts)
 

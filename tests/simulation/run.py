@@ -9,6 +9,7 @@ import logging
 import sys
 from typing import Final
 
+from bridge.outbound.peers.beats import MAX_BEAT_SECONDS
 from tests.simulation.windows import fewest_in, most_in
 from tests.simulation.workers import World
 
@@ -17,6 +18,8 @@ MESSAGES: Final = 5000
 REVOKED_SECONDS: Final = 60.0
 # How long each number of workers runs.
 PHASE_SECONDS: Final = 15.37
+# For how long it is counted what the exchange hands out: two beats of however many workers.
+COUNTED_SECONDS: Final = 2.0 * MAX_BEAT_SECONDS
 BURST_SECONDS: Final = 0.05
 
 
@@ -58,9 +61,10 @@ def shared_limit(most: int, *, kill: bool, seed: int = 1) -> tuple[float, float,
         world.queue.publish(int(limit * PHASE_SECONDS * 5))
         for number in (1, 3, 1, most):
             world.scale(number, kill=kill)
-            carried = world.exchange.carried
             await asyncio.sleep(PHASE_SECONDS)
-        handed_out.append((world.exchange.carried - carried) / PHASE_SECONDS)
+        carried = world.exchange.carried
+        await asyncio.sleep(COUNTED_SECONDS)
+        handed_out.append((world.exchange.carried - carried) / COUNTED_SECONDS)
 
     handed_out: list[float] = []
     world.play(story())

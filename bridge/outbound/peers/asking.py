@@ -18,6 +18,7 @@ from bridge.outbound.entry import Entry
 from bridge.outbound.ledger import Ledger
 from bridge.outbound.memory import Memory
 from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.peers.beats import PRESENT, REMEMBERED
 from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.peers.messages import Hello
 from bridge.outbound.peers.questions import (
@@ -30,10 +31,11 @@ from bridge.outbound.peers.questions import (
     question_of,
     read_kept,
 )
-from bridge.outbound.peers.roster import PRESENT_SECONDS, REMEMBERED_SECONDS
 
 # A question is asked again so often, as long as it is open: it or its answer may have been lost.
 ASK_AGAIN_SECONDS: Final = 1.0
+# Who has not said for so long that it is working on the message is not.
+BUSY_SECONDS: Final = 5.0
 # A peer that is working on the message is waited for longer than one that says nothing, but not
 # for longer than the broker waits for an ack; its own limit is 30 minutes (consumer_timeout).
 MOST_BUSY_SECONDS: Final = 600.0
@@ -92,7 +94,7 @@ class Asker:
         self._open_entries: Counter[Entry] = Counter()
         self._in_the_way: set[int] = set()
         # Answers that come late are learned as well: whoever gave them knows nothing any more.
-        self._closed: Memory[int, _Case] = Memory(REMEMBERED_SECONDS, clock)
+        self._closed: Memory[int, _Case] = Memory(REMEMBERED.seconds, clock)
         self._to_ask: list[Question] = []
         peers.on(Answers, self._on_answers)
         peers.on(Hello, lambda _peer, _hello: self._ask_all())
@@ -189,12 +191,12 @@ class Asker:
             case.changed.clear()
 
     def _have_all_answered(self, case: _Case) -> bool:
-        return self._peers.roster.others(REMEMBERED_SECONDS) <= case.answered
+        return self._peers.roster.others(REMEMBERED) <= case.answered
 
     def _is_busy(self, case: _Case) -> bool:
         """Say whether a peer that is there is working on it."""
-        since = self._clock() - PRESENT_SECONDS
-        present = self._peers.roster.others(PRESENT_SECONDS)
+        since = self._clock() - BUSY_SECONDS
+        present = self._peers.roster.others(PRESENT)
         return any(peer in present and at >= since for peer, at in case.busy.items())
 
     def _ask(self, question: Question) -> None:

@@ -18,7 +18,8 @@ from bridge.outbound.acceptances import Acceptances, Accepted
 from bridge.outbound.delivery import Delivery
 from bridge.outbound.entry import Entry
 from bridge.outbound.memory import MAX_ENTRIES
-from bridge.outbound.peers.asking import ASK_AGAIN_SECONDS, MOST_BUSY_SECONDS
+from bridge.outbound.peers.asking import ASK_AGAIN_SECONDS, BUSY_SECONDS, MOST_BUSY_SECONDS
+from bridge.outbound.peers.beats import PRESENT, REMEMBERED
 from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.peers.messages import Beat, Hello
 from bridge.outbound.peers.reports import (
@@ -31,7 +32,6 @@ from bridge.outbound.peers.reports import (
     write_digests,
     write_records,
 )
-from bridge.outbound.peers.roster import PRESENT_SECONDS, REMEMBERED_SECONDS
 
 # Between two reports. The first after a quiet time goes at the end of the loop's iteration.
 REPORT_SECONDS: Final = 0.02
@@ -87,7 +87,7 @@ class Deduplication:
         peers.on(Recent, self._on_recent)
         peers.on(Beat, lambda peer, _: self._catch_up(peer))
         peers.on(Hello, lambda _peer, _: self._report_all_taken())
-        peers.in_each_beat(self._look_after)
+        peers.each_second(self._look_after)
 
     # What the worker does
 
@@ -145,7 +145,7 @@ class Deduplication:
             self._reporting.cancel()
             self._reporting = None
         self._reported_at = self._clock()
-        has_peers = bool(self._peers.roster.others(REMEMBERED_SECONDS))
+        has_peers = bool(self._peers.roster.others(REMEMBERED))
         if self._peers.is_up and has_peers:
             self._report_now()
             return
@@ -209,7 +209,7 @@ class Deduplication:
             return False
         peer, heard_at = busy
         silent_seconds = self._clock() - max(since, heard_at)
-        if peer in self._peers.roster.others(PRESENT_SECONDS) and silent_seconds < PRESENT_SECONDS:
+        if silent_seconds < BUSY_SECONDS and peer in self._peers.roster.others(PRESENT):
             return True
         self._forget(message)
         return False
@@ -237,7 +237,7 @@ class Deduplication:
             self._report_soon()
         self._note_join()
         seconds = self._clock() - self._joined_at
-        is_alone = not self._peers.roster.others(REMEMBERED_SECONDS)
+        is_alone = not self._peers.roster.others(REMEMBERED)
         most_seconds = RECENT_AGAIN_SECONDS if is_alone else MOST_RECENT_SECONDS
         self._is_caught_up = self._is_caught_up or seconds >= most_seconds
 

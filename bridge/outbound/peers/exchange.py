@@ -11,9 +11,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NoReturn, TypeVar
-
-from pydantic import ValidationError
+from typing import Final, NoReturn
 
 from bridge.amqp.channels import (
     RPC_TIMEOUT_SECONDS,
@@ -34,6 +32,8 @@ from bridge.errors import BrokerError
 from bridge.logs import Log
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.peers import fanout
+from bridge.outbound.peers.beats import PRESENT, REMEMBERED, Beats
+from bridge.outbound.peers.hearers import AnyFacts, Hear, Hearers
 from bridge.outbound.peers.messages import (
     Beat,
     Bye,
@@ -44,20 +44,19 @@ from bridge.outbound.peers.messages import (
     read_message,
     write_message,
 )
-from bridge.outbound.peers.roster import PRESENT_SECONDS, REMEMBERED_SECONDS, Roster
+from bridge.outbound.peers.roster import Roster
 from bridge.topology.declarations import workers_exchange
 
 log = Log(__name__)
 
-BEAT_SECONDS: Final = 1.0
+# How often this worker looks whether it hears its peers, and whether a beat is due.
+LOOK_SECONDS: Final = 1.0
 # How long to wait before another try to join, when the broker has refused one, and otherwise.
 REFUSED_SECONDS: Final = 5.0
 JOIN_AGAIN_SECONDS: Final = 0.5
-# After so many beats that did not come back to this worker itself, it hears nobody: its queue, or
-# the exchange, was deleted by hand.
-MAX_UNHEARD_BEATS: Final = 5
-# How soon a hello is answered.
-ANSWER_SECONDS: Final = 0.05
+# After so many looks at which nothing had come back to this worker of what it had said itself, it
+# hears nobody: its queue, or the exchange, was deleted by hand.
+MAX_UNHEARD_LOOKS: Final = 5
 # How long a worker that starts waits for the beats with which peers answer its hello; where nobody
 # was before it, just long enough to hear those that start with it; with a broker that lets it join
 # late, or not at all, the third.
@@ -73,9 +72,6 @@ REMEDY: Final = (
     "the exchange's name; delete an exchange of that name that is of another type or durable; "
     "or set worker.coordination to off"
 )
-
-_Facts = TypeVar("_Facts", bound=Facts)
-Hear = Callable[[str, _Facts], None]
 
 
 class Peers:
@@ -103,18 +99,22 @@ class Peers:
         self.joins = 0
         self._last_fault = ""
         self._is_refused = False
-        self._next_beat_at = 0.0
-        self._unheard_beats = 0
-        self._hearers: dict[str, tuple[type[Facts], list[Hear[Any]]]] = {}
+        self._beats = Beats(self.roster.beats)
+        self._next_look_at = 0.0
+        # What it has said itself has still to come back, and at how many looks it had not.
+        self._awaits_echo = False
+        self._unheard_looks = 0
+        self._hearers = Hearers(metrics)
         self._in_each_beat: list[Callable[[], Facts | None]] = []
-        self._unsaid: deque[bytes] = deque(maxlen=MAX_UNSAID)
+        self._each_second: list[Callable[[], None]] = []
+        # Each for one queue, or for all.
+        self._unsaid: deque[tuple[bytes, str | None]] = deque(maxlen=MAX_UNSAID)
         self._to_say = asyncio.Event()
         self._all_said = asyncio.Event()
         self._has_left = False
         self._is_acquainted = asyncio.Event()
         self.on(Hello, self._on_hello)
         self.on(Beat, self._on_beat)
-        self.on(Bye, lambda _peer, _facts: None)
         metrics.peers.set_function(lambda: self.count)
         metrics.coordination_up.set_function(lambda: self.is_up)
 
@@ -127,7 +127,7 @@ class Peers:
     def expects_answers(self) -> bool:
         """Whether there are peers, heard in the last minute, that may answer, sooner or later."""
         is_there = self.is_enabled and not self._has_left and not self._is_refused
-        return is_there and bool(self.roster.others(REMEMBERED_SECONDS))
+        return is_there and bool(self.roster.others(REMEMBERED))
 
     async def until_acquainted(self) -> None:
         """Return when those that are there have had time to say so, after this worker's start."""
@@ -140,26 +140,36 @@ class Peers:
     @property
     def count(self) -> int:
         """How many peers were heard just now."""
-        return len(self.roster.others(PRESENT_SECONDS))
+        return len(self.roster.others(PRESENT))
 
     def tell(self, facts: Facts) -> None:
         """Say something to all peers, at once and unconfirmed; it is lost while not `is_up`."""
+        self._say(facts)
+
+    def _say(self, facts: Facts, *, queue: str | None = None) -> None:
         if self.is_up and not self._has_left:
-            self._unsaid.append(write_message(self.worker_id, facts))
+            self._unsaid.append((write_message(self.worker_id, facts), queue))
             self._all_said.clear()
             self._to_say.set()
 
-    def on(self, facts: type[_Facts], hear: Hear[_Facts]) -> None:
+    def on(self, facts: type[AnyFacts], hear: Hear[AnyFacts]) -> None:
         """Call `hear` with a peer's id and what it says, each time that it says facts of a kind.
 
         What does not fit the model is counted and goes no further. `hear` must not block.
         """
-        _, hearers = self._hearers.setdefault(facts.kind, (facts, []))
-        hearers.append(hear)
+        self._hearers.add(facts, hear)
 
     def in_each_beat(self, facts: Callable[[], Facts | None]) -> None:
         """Have each beat carry facts beside, which peers hear as if they had been told alone."""
         self._in_each_beat.append(facts)
+
+    def each_second(self, look: Callable[[], None]) -> None:
+        """Call `look` each second while it is on the exchange, before a beat that is due."""
+        self._each_second.append(look)
+
+    def hurry_while(self, condition: Callable[[], bool]) -> None:
+        """Beat each second as long as it is so, however many peers there are."""
+        self._beats.hurry_while(condition)
 
     async def beside(
         self, serve: Callable[[Connection], Awaitable[None]], connection: Connection
@@ -207,7 +217,7 @@ class Peers:
                 is_alone = not (self.joins or await fanout.is_there(connection, self._exchange))
                 # The broker may keep the queue of a connection that is dead: a new name each time.
                 self.joins += 1
-                queue = f"{self._exchange}.{self.worker_id}.{self.joins}"
+                queue = self._queue_of(self.worker_id, self.joins)
                 await fanout.join(channel, self._exchange, queue, callback)
             self._begin(connection, is_alone=is_alone)
             try:
@@ -220,15 +230,20 @@ class Peers:
         error = None if not ended.done() or ended.cancelled() else ended.exception()
         raise error or closed_channel(channel, "peers'")
 
+    def _queue_of(self, worker_id: str, joins: int) -> str:
+        return f"{self._exchange}.{worker_id}.{joins}"
+
     def _begin(self, connection: Connection, *, is_alone: bool) -> None:
         self._connection = connection
         self._last_fault = ""
         self._is_refused = False
-        self._next_beat_at = self._clock() + BEAT_SECONDS
-        self._unheard_beats = 0
+        self._next_look_at = self._clock() + LOOK_SECONDS
+        self._awaits_echo = False
+        self._unheard_looks = 0
         self._unsaid.clear()
         self.roster.resume()
-        self.tell(Hello())
+        self._beats.begin()
+        self.tell(Hello(joins=self.joins, beat_seconds=self._beats.seconds))
         seconds = ALONE_SECONDS if is_alone else ACQUAINTING_SECONDS
         asyncio.get_running_loop().call_later(seconds, self._is_acquainted.set)
 
@@ -238,15 +253,19 @@ class Peers:
         self._all_said.set()
 
     async def _say_all(self, channel: Channel) -> None:
-        if self._clock() >= self._next_beat_at:
+        if self._clock() >= self._next_look_at:
+            self._next_look_at = self._clock() + LOOK_SECONDS
             self._look_after()
-            self._beat()
         self._to_say.clear()
         while self._unsaid:
-            body = self._unsaid.popleft()
+            body, queue = self._unsaid.popleft()
             if self.is_up:
                 async with asyncio.timeout(SAY_SECONDS):
-                    await channel.basic_publish(body, exchange=self._exchange)
+                    if queue is None:
+                        await channel.basic_publish(body, exchange=self._exchange)
+                        self._awaits_echo = True
+                    else:
+                        await channel.basic_publish(body, routing_key=queue)
         self._all_said.set()
 
     def _look_after(self) -> None:
@@ -256,13 +275,18 @@ class Peers:
         else:
             self.roster.pause()
         self.roster.tidy()
-        self._unheard_beats = self._unheard_beats + 1 if self.is_up else 0
-        if self._unheard_beats > MAX_UNHEARD_BEATS:
+        is_unheard = self.is_up and self._awaits_echo
+        self._unheard_looks = self._unheard_looks + 1 if is_unheard else 0
+        if self._unheard_looks > MAX_UNHEARD_LOOKS:
             raise BrokerError("what this worker says does not come back to it")
+        for look in self._each_second:
+            look()
+        if self._beats.is_due():
+            self.tell(self._make_beat())
 
     async def _wait_for_words(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, self._next_beat_at - self._clock())):
+            async with asyncio.timeout(max(0.0, self._next_look_at - self._clock())):
                 await self._to_say.wait()
 
     def _log_fault(self, why: str) -> None:
@@ -277,10 +301,12 @@ class Peers:
 
     # What is said and heard
 
-    def _beat(self) -> None:
-        self._next_beat_at = self._clock() + BEAT_SECONDS
+    def _make_beat(self) -> Beat:
         beside = [facts for make in self._in_each_beat if (facts := make()) is not None]
-        self.tell(Beat(beside={facts.kind: facts.model_dump(mode="json") for facts in beside}))
+        return Beat(
+            beat_seconds=self._beats.seconds,
+            beside={facts.kind: facts.model_dump(mode="json") for facts in beside},
+        )
 
     def _on_delivery(
         self,
@@ -300,31 +326,21 @@ class Peers:
 
     def _hear(self, message: Message) -> None:
         if message.worker_id == self.worker_id:
-            self._unheard_beats = 0
+            self._awaits_echo = False
             return
         if message.kind == Bye.kind:
             self.roster.leave(message.worker_id)
         else:
             self.roster.note(message.worker_id)
-        self._hand_on(message.worker_id, message.kind, message.facts)
+        self._hearers.hand_on(message.worker_id, message.kind, message.facts)
 
-    def _hand_on(self, worker_id: str, kind: str, facts: object) -> None:
-        model, hearers = self._hearers.get(kind, (None, ()))
-        if model is None:
-            return
-        try:
-            told = model.model_validate(facts)
-        except ValidationError:
-            self._metrics.peer_messages_malformed.inc()
-        else:
-            for hear in hearers:
-                hear(worker_id, told)
-
-    def _on_hello(self, _worker_id: str, _hello: Hello) -> None:
-        # Of workers that start together one beat answers all.
-        self._next_beat_at = min(self._next_beat_at, self._clock() + ANSWER_SECONDS)
-        self._to_say.set()
+    def _on_hello(self, worker_id: str, hello: Hello) -> None:
+        self.roster.note(worker_id, hello.beat_seconds)
+        # An earlier version does not name its queue.
+        queue = None if hello.joins is None else self._queue_of(worker_id, hello.joins)
+        self._say(self._make_beat(), queue=queue)
 
     def _on_beat(self, worker_id: str, beat: Beat) -> None:
+        self.roster.note(worker_id, beat.beat_seconds)
         for kind, facts in beat.beside.items():
-            self._hand_on(worker_id, kind, facts)
+            self._hearers.hand_on(worker_id, kind, facts)

@@ -25,12 +25,14 @@ from bridge.config import SmsApiSettings
 from bridge.logs import Log
 from bridge.outbound.fates import PauseReason
 from bridge.outbound.pausing.pace import Pace
+from bridge.outbound.peers.beats import SPEAKING
 from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.peers.messages import Facts
 
 log = Log(__name__)
 
-# Three beats, and up to two more so that the others do not all take over at once.
+# Who probes beats each second: three beats, and up to two more so that the others do not all take
+# over at once.
 SILENCE_SECONDS: Final = 3.0
 SILENCE_SPREAD_SECONDS: Final = 2.0
 # Who has been silent for longer may have been replaced by a peer that says so.
@@ -128,12 +130,14 @@ class JointPause:
         pace.others = self
         peers.on(PauseState, self._hear)
         peers.on(Resumed, self._hear_resumed)
-        peers.in_each_beat(self._beat)
+        peers.each_second(self._look_after)
+        peers.in_each_beat(self._state)
+        peers.hurry_while(lambda: self._is_prober)
 
     @property
     def count(self) -> int:
         """How many peers are there."""
-        return len(self._peers.roster.others(SILENCE_SECONDS))
+        return len(self._peers.roster.others(SPEAKING))
 
     @property
     def is_probing(self) -> bool:
@@ -143,6 +147,10 @@ class JointPause:
     @property
     def _follows(self) -> bool:
         return self._prober is not None and self._peers.is_up
+
+    @property
+    def _is_prober(self) -> bool:
+        return self._pace.current is not None and not (self._follows or self._is_own_fault)
 
     @property
     def _silent_seconds(self) -> float:
@@ -204,7 +212,7 @@ class JointPause:
         """Have the next of the peers in the same pause probe, if there is one."""
         if self._follows or self._is_own_fault:
             return
-        present = self._peers.roster.others(SILENCE_SECONDS) & self._paused_peers
+        present = self._peers.roster.others(SPEAKING) & self._paused_peers
         own = self._peers.worker_id
         if present:
             self._follow(min(present, key=lambda peer: (peer < own, peer)))
@@ -215,7 +223,8 @@ class JointPause:
         self._prober = prober
         self._heard_at = self._clock()
 
-    def _beat(self) -> PauseState | None:
+    def _look_after(self) -> None:
+        """Each second: take over from one that has fallen silent, and leave it to one that can."""
         pause = self._pace.current
         if pause is not None and self._follows and self._silent_seconds >= self._silence_seconds:
             log.info("probe_taken_over", peer=self._prober)
@@ -224,7 +233,6 @@ class JointPause:
             asyncio.get_running_loop().call_later(GRACE_SECONDS, pause.notify)
         if pause is not None and not self._can_take():
             self._pass_on()
-        return self._state()
 
     def _tell(self) -> None:
         state = self._state()

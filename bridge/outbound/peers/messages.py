@@ -19,6 +19,8 @@ _ID_BYTES: Final = 8
 _ID: Final = f"^[0-9a-f]{{{2 * _ID_BYTES}}}$"
 _MAX_KIND: Final = 64
 
+Beating = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+
 
 class Facts(BaseModel):
     """What one message says. A subclass is its `kind`, and its fields have bounds."""
@@ -29,16 +31,27 @@ class Facts(BaseModel):
 
 
 class Hello(Facts):
-    """A worker can hear and be heard from now on; each peer answers with a `Beat` at once."""
+    """A worker can hear and be heard from now on; each peer answers with a `Beat` at once.
+
+    It has joined for the so many-th time: its queue is named after that. The next beat follows
+    after `beat_seconds`.
+    """
 
     kind = "hello"
 
+    joins: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    beat_seconds: Beating | None = None
+
 
 class Beat(Facts):
-    """A worker is there. `beside`: other facts, by their kind, that it tells with each beat."""
+    """A worker is there, and says so again after `beat_seconds` at most.
+
+    `beside`: other facts, by their kind, that it tells with each beat.
+    """
 
     kind = "beat"
 
+    beat_seconds: Beating | None = None
     beside: dict[str, dict[str, JsonValue]] = {}
 
 

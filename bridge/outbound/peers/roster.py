@@ -2,21 +2,28 @@
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from bridge.logs import Log
+from bridge.outbound.peers.beats import BEAT_SECONDS, PRESENT, REMEMBERED, Silence
 
 log = Log(__name__)
 
-# Who was silent for longer is taken to be gone: five beats.
-PRESENT_SECONDS: Final = 5.0
-# Who was silent for longer is forgotten.
-REMEMBERED_SECONDS: Final = 60.0
 # Who looks after the roster does so each second; after a longer gap this process has been frozen,
 # or had no CPU time, and heard nobody.
 MAX_GAP_SECONDS: Final = 3.0
 # Far more than share a queue. Of more, those that were heard last are known.
 MAX_PEERS: Final = 1000
+
+
+class _Heard(NamedTuple):
+    """When a peer was heard last, and how often it says that it is there, if it tells."""
+
+    at: float
+    beat_seconds: float | None
+
+    def is_within(self, silence: Silence, now: float) -> bool:
+        return now - self.at <= silence.seconds_at(self.beat_seconds or BEAT_SECONDS)
 
 
 class Roster:
@@ -32,18 +39,25 @@ class Roster:
         self._deaf_seconds = 0.0
         self._tidied_at = clock()
         # In the order in which they were heard last.
-        self._heard: dict[str, float] = {}
+        self._heard: dict[str, _Heard] = {}
         self._present: set[str] = set()
 
-    def others(self, within_seconds: float) -> frozenset[str]:
-        """Return who was heard within the last so many seconds, at most 60, and did not leave."""
-        since = self._now() - within_seconds
-        return frozenset(one for one, at in self._heard.items() if at >= since)
+    def others(self, silence: Silence) -> frozenset[str]:
+        """Return who did not leave, and was silent for no longer than so."""
+        now = self._now()
+        return frozenset(one for one, heard in self._heard.items() if heard.is_within(silence, now))
 
-    def note(self, worker_id: str) -> None:
-        """Note that a peer was heard."""
-        self._heard.pop(worker_id, None)
-        self._heard[worker_id] = self._now()
+    def beats(self) -> list[float | None]:
+        """Return how often each that is there says so, in seconds; None for one that never did."""
+        now = self._now()
+        return [one.beat_seconds for one in self._heard.values() if one.is_within(PRESENT, now)]
+
+    def note(self, worker_id: str, beat_seconds: float | None = None) -> None:
+        """Note that a peer was heard, and how often it is to be heard if it says so."""
+        before = self._heard.pop(worker_id, None)
+        if beat_seconds is None and before is not None:
+            beat_seconds = before.beat_seconds
+        self._heard[worker_id] = _Heard(self._now(), beat_seconds)
         if len(self._heard) > MAX_PEERS:
             self._forget(next(iter(self._heard)))
         if worker_id not in self._present:
@@ -62,10 +76,10 @@ class Roster:
             self._deaf_seconds += gap_seconds
         self._tidied_at = self._clock()
         now = self._now()
-        for worker_id, at in list(self._heard.items()):
-            if at < now - PRESENT_SECONDS:
+        for worker_id, heard in list(self._heard.items()):
+            if not heard.is_within(PRESENT, now):
                 self._part_with(worker_id, why="it is silent")
-            if at < now - REMEMBERED_SECONDS:
+            if not heard.is_within(REMEMBERED, now):
                 self._forget(worker_id)
 
     def pause(self) -> None:

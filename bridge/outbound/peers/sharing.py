@@ -17,7 +17,8 @@ from typing import Final, NoReturn
 from bridge.amqp.channels import heed_cancellation
 from bridge.amqp.client import Connection
 from bridge.outbound.pausing.pace import Pace
-from bridge.outbound.peers.exchange import BEAT_SECONDS, Peers
+from bridge.outbound.peers.beats import HEARD, REMEMBERED, SPEAKING
+from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.peers.messages import Facts
 from bridge.topology.queue_sizes import try_to_read_queue
 
@@ -27,11 +28,6 @@ COUNT_SECONDS: Final = 0.5
 # By those who hear no peers: two counts in a row are compared, and workers that start together must
 # see each other in one of them.
 ALONE_COUNT_SECONDS: Final = 1.0
-# Who was silent for longer may be gone: a beat, and some time for it to come.
-HEARD_SECONDS: Final = BEAT_SECONDS + 0.25
-# Who was silent for longer is gone, when the consumers cannot be counted.
-GONE_SECONDS: Final = 3.0
-FORGOTTEN_SECONDS: Final = 60.0
 
 
 class Leaving(Facts):
@@ -107,12 +103,12 @@ class Sharing:
     @property
     def workers(self) -> int:
         """How many share the limits, with this one."""
-        within = GONE_SECONDS if self._consumers is None else HEARD_SECONDS
-        heard = self._peers.roster.others(within)
+        silence = SPEAKING if self._consumers is None else HEARD
+        heard = self._peers.roster.others(silence)
         return max(1 + len(heard - self._leaving), self._consumers or 0)
 
     def _hear_leaving(self, peer: str, _told: Leaving) -> None:
-        self._leaving &= self._peers.roster.others(FORGOTTEN_SECONDS)
+        self._leaving &= self._peers.roster.others(REMEMBERED)
         if peer not in self._leaving:
             self._leaving.add(peer)
             if self._consumers:

@@ -11,6 +11,7 @@ from bridge.outbound.ledger import Claim, Kept, Ledger, Repeat
 from bridge.outbound.outcomes import Outcome
 from bridge.outbound.peers.answering import Answerer
 from bridge.outbound.peers.asking import Asker
+from bridge.outbound.peers.beats import REMEMBERED
 from bridge.outbound.peers.deduplication import Deduplication
 from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.peers.messages import Beat, Bye, Facts, Hello, read_message, write_message
@@ -59,7 +60,7 @@ class Colleague:
         self.roster.resume()
         self.ledger = Ledger(heartbeat_seconds=10, window_seconds=window_seconds, clock=clock)
         self._hearers: dict[str, list[tuple[type[Facts], Callable[[str, Any], None]]]] = {}
-        self._in_each_beat: list[Callable[[], Facts | None]] = []
+        self._each_second: list[Callable[[], None]] = []
         self.lives_on = asyncio.Event()
         self.lives_on.set()
         self.changes = 0
@@ -88,7 +89,7 @@ class Colleague:
     @property
     def expects_answers(self) -> bool:
         """Whether anybody was heard in the last minute."""
-        return bool(self.roster.others(60))
+        return bool(self.roster.others(REMEMBERED))
 
     def tell(self, facts: Facts) -> None:
         """Say something to the others."""
@@ -99,14 +100,14 @@ class Colleague:
         """Register what hears a kind."""
         self._hearers.setdefault(facts.kind, []).append((facts, hear))
 
-    def in_each_beat(self, facts: Callable[[], Facts | None]) -> None:
-        """Register what looks after something with each beat; here none carries anything."""
-        self._in_each_beat.append(facts)
+    def each_second(self, look: Callable[[], None]) -> None:
+        """Register what looks after something each second."""
+        self._each_second.append(look)
 
     def beat(self) -> None:
         """Say that it is there."""
-        for look_after in self._in_each_beat:
-            look_after()
+        for look in self._each_second:
+            look()
         self.tell(Beat())
         self.roster.tidy()
 

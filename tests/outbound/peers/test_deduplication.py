@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bridge.outbound.ledger import Claim, Repeat
+from bridge.outbound.peers.asking import BUSY_SECONDS
 from bridge.outbound.peers.deduplication import (
     MOST_RECENT_SECONDS,
     REPORT_SECONDS,
 )
 from bridge.outbound.peers.messages import Bye
-from bridge.outbound.peers.roster import PRESENT_SECONDS
 from tests.outbound.peers.team import HEARD_AFTER_SECONDS, Team, again, message
 
 WINDOW_SECONDS = 60.0
@@ -111,9 +111,9 @@ def test_what_a_peer_has_in_flight_is_waited_for(
 
     async def story() -> tuple[object, float]:
         claim = await first.begin(message(team))
-        await asyncio.sleep(4 * PRESENT_SECONDS)
+        await asyncio.sleep(4 * BUSY_SECONDS)
         taking = asyncio.create_task(second.take(message(team)))
-        await asyncio.sleep(4 * PRESENT_SECONDS)
+        await asyncio.sleep(4 * BUSY_SECONDS)
         assert not taking.done()
         first.settle(claim, sent=sent)
         ended_at = team.loop.time()
@@ -154,7 +154,7 @@ def test_a_peer_that_dies_is_waited_for_some_seconds(make_team: MakeTeam) -> Non
         await second.begin(message(team))
         return team.loop.time() - began
 
-    assert team.play(story()) <= PRESENT_SECONDS + 1
+    assert team.play(story()) <= BUSY_SECONDS + 1
 
 
 def test_a_peer_that_has_left_is_not_waited_for(make_team: MakeTeam) -> None:
@@ -259,7 +259,7 @@ def test_a_lost_end_is_asked_for(make_team: MakeTeam, *, sent: bool) -> None:
 
     taken, seconds = team.play(story())
     assert type(taken) is (Repeat if sent else Claim)
-    assert seconds <= (1.1 if sent else PRESENT_SECONDS + 1.1)
+    assert seconds <= (1.1 if sent else BUSY_SECONDS + 1.1)
 
 
 def test_many_are_told_in_few_messages(make_team: MakeTeam) -> None:

@@ -211,20 +211,24 @@ def test_the_log_tells_of_a_joint_pause(world: World, ears: Ears) -> None:
 # --- Who probes ----------------------------------------------------------------------------------
 
 
-END: dict[str, tuple[Callable[..., None], float]] = {
-    "killed": (lambda worker: worker.kill(), TAKEN_OVER_SECONDS),
-    "stopped": (lambda worker: worker.stop(), HEARD_SECONDS),
+END: dict[str, tuple[Callable[..., None], float, int]] = {
+    "killed": (lambda worker: worker.kill(), TAKEN_OVER_SECONDS, 3),
+    "killed, of many": (lambda worker: worker.kill(), TAKEN_OVER_SECONDS, 50),
+    "stopped": (lambda worker: worker.stop(), HEARD_SECONDS, 3),
 }
 
 
-@pytest.mark.parametrize(("end", "seconds"), END.values(), ids=END)
+@pytest.mark.parametrize(("end", "seconds", "workers"), END.values(), ids=END)
 def test_another_worker_takes_the_probe_over(
-    world: World, end: Callable[..., None], seconds: float
+    world: World, end: Callable[..., None], seconds: float, workers: int
 ) -> None:
-    """When the one that probes is gone another one goes on, in the same rhythm."""
+    """When the one that probes is gone another one goes on, in the same rhythm.
+
+    Also where workers are so many that each says less often that it is there.
+    """
 
     async def story() -> None:
-        await revoke(world)
+        await revoke(world, workers)
         await asyncio.sleep(HEARD_SECONDS)
         (number,) = probers(world)
         (gone,) = (worker for worker in world.workers if worker.number == number)

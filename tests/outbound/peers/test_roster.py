@@ -1,5 +1,6 @@
 """Who is there: heard, silent, gone, forgotten, and what a worker's own deafness means."""
 
+from bridge.outbound.peers.beats import PRESENT, REMEMBERED, Silence
 from bridge.outbound.peers.roster import MAX_PEERS, Roster
 from tests.clock import Clock
 from tests.ears import listening
@@ -27,8 +28,23 @@ def test_who_was_heard_is_there_for_as_long_as_is_asked() -> None:
     world.passes(10)
     world.roster.note("b")
 
-    assert world.roster.others(5) == {"b"}
-    assert world.roster.others(10) == {"a", "b"}
+    assert world.roster.others(Silence(0, 5)) == {"b"}
+    assert world.roster.others(Silence(0, 10)) == {"a", "b"}
+
+
+def test_who_says_so_may_be_silent_for_longer() -> None:
+    """A peer that announces a beat every ten seconds is there for as long as one may be lost."""
+    world = World()
+    world.roster.note("often")
+    world.roster.note("seldom", beat_seconds=10)
+    world.roster.note("seldom")
+
+    assert world.roster.beats() == [None, 10]
+    world.passes(int(PRESENT.seconds_at(10)))
+    assert world.roster.others(PRESENT) == {"seldom"}
+    assert world.roster.beats() == [10]
+    world.passes(1)
+    assert world.roster.others(PRESENT) == set()
 
 
 def test_who_has_left_is_gone_at_once() -> None:
@@ -37,7 +53,7 @@ def test_who_has_left_is_gone_at_once() -> None:
     world.roster.note("a")
     world.roster.leave("a")
 
-    assert world.roster.others(60) == set()
+    assert world.roster.others(REMEMBERED) == set()
 
 
 def test_who_was_silent_for_a_minute_is_forgotten() -> None:
@@ -46,7 +62,7 @@ def test_who_was_silent_for_a_minute_is_forgotten() -> None:
     world.roster.note("a")
     world.passes(61)
 
-    assert world.roster.others(1000) == set()
+    assert world.roster.others(Silence(0, 1000)) == set()
 
 
 def test_no_more_are_known_than_there_is_room_for() -> None:
@@ -56,7 +72,7 @@ def test_no_more_are_known_than_there_is_room_for() -> None:
         world.roster.note(str(number))
         world.roster.note("0")
 
-    others = world.roster.others(60)
+    others = world.roster.others(REMEMBERED)
     assert len(others) == MAX_PEERS
     assert "1" not in others
     assert {"0", "2"} <= others
@@ -72,8 +88,8 @@ def test_time_stands_still_for_the_deaf() -> None:
     world.roster.resume()
     world.passes(2)
 
-    assert world.roster.others(5) == {"a"}
-    assert world.roster.others(3) == set()
+    assert world.roster.others(Silence(0, 5)) == {"a"}
+    assert world.roster.others(Silence(0, 3)) == set()
 
 
 def test_a_frozen_process_forgets_nobody() -> None:
@@ -83,7 +99,7 @@ def test_a_frozen_process_forgets_nobody() -> None:
     world.clock.now += 3600
     world.roster.tidy()
 
-    assert world.roster.others(5) == {"a"}
+    assert world.roster.others(Silence(0, 5)) == {"a"}
 
 
 def test_coming_and_going_is_logged_once() -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from bridge.config import RateLimitSettings
-from bridge.outbound.peers.sharing import GONE_SECONDS, HEARD_SECONDS
+from bridge.outbound.peers.beats import BEAT_SECONDS, HEARD, SPEAKING
 from tests.simulation.windows import fewest_in, most_in
 from tests.simulation.workers import World
 
+HEARD_SECONDS = HEARD.seconds_at(BEAT_SECONDS)
+GONE_SECONDS = SPEAKING.seconds_at(BEAT_SECONDS)
 LIMIT = {"per_second": 100, "burst": 5, "scope": "cluster"}
 
 
