@@ -86,13 +86,13 @@ def end_delivery(span: Span, facts: Mapping[str, object]) -> None:
     """End a delivery's span with the facts of its line in the log."""
     if span.trace_id is None:
         return
-    named = {_NAMES.get(name, f"sms_bridge.{name}"): value for name, value in facts.items()}
+    named = {_NAMES.get(name, f"sms_bridge.{name}"): value for name, value in known(facts).items()}
     # A span has its duration anyway.
     named.pop("sms_bridge.seconds", None)
-    waited = named.pop("sms_bridge.waited_seconds")
+    waited = facts["waited_seconds"]
     if isinstance(waited, dict):
         named |= {f"sms_bridge.waited_seconds.{cause}": value for cause, value in waited.items()}
-    span.end(known(named), error=str(facts["reason"]) if facts["outcome"] == "dead" else None)
+    span.end(named, error=str(facts["reason"]) if facts["outcome"] == "dead" else None)
 
 
 def _traces_of(properties: Properties) -> tuple[TraceHeaders, TraceHeaders]:

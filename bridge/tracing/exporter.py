@@ -5,10 +5,9 @@ from typing import Any, Final
 
 import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from bridge.tracing.otlp import write_spans
+from bridge.tracing.otlp import SpanWriter
+from bridge.tracing.recorded import RecordedSpan
 
 # For one batch, with all tries; of a try each step to the next byte has at most as long.
 EXPORT_SECONDS: Final = 5.0
@@ -19,33 +18,28 @@ SUCCESSES: Final = range(200, 300)
 MAX_ANSWER_BYTES: Final = 65536
 
 
-class Exporter(SpanExporter):
-    """OTLP over HTTP; knows how many spans are done, and says how many the collector did not take.
+class Exporter:
+    """OTLP over HTTP; calls `failed` with how many spans the collector did not take."""
 
-    `done` is written by the exporting thread alone.
-    """
-
-    def __init__(self, endpoint: str, *, failed: Callable[[int], None]) -> None:
+    def __init__(self, endpoint: str, writer: SpanWriter, *, failed: Callable[[int], None]) -> None:
         base = endpoint.rstrip("/").removesuffix(TRACES_PATH)
         self._otlp = OTLPSpanExporter(
             base + TRACES_PATH, timeout=EXPORT_SECONDS, session=_BoundedSession()
         )
+        self._writer = writer
         self._failed = failed
-        self.done = 0
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+    def export(self, spans: Sequence[RecordedSpan]) -> None:
         """Export a batch, with tries again for `EXPORT_SECONDS`."""
         is_taken = False
         try:
             # The exporter takes no spans that are written already; what sends them does.
-            answer = self._otlp._client.export(write_spans(spans))  # noqa: SLF001
+            answer = self._otlp._client.export(self._writer.write(spans))  # noqa: SLF001
             # It calls a redirect a success, and does not follow it.
             is_taken = answer.status_code in SUCCESSES
         finally:
-            self.done += len(spans)
             if not is_taken:
                 self._failed(len(spans))
-        return SpanExportResult.SUCCESS if is_taken else SpanExportResult.FAILURE
 
     def shutdown(self) -> None:
         """Close the connection, and end a wait for the next try."""

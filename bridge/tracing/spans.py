@@ -16,6 +16,8 @@ Attributes = Mapping[str, str | int | float]
 # Why a span was not exported: too many wait, or the collector did not take it.
 SpanLoss = Literal["queue_full", "export_failed"]
 
+# A tuple, because a union takes ten times as long to look at.
+_VALUES: Final = (str, int, float)
 # What has to be installed before a span can be exported.
 _EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http"
 
@@ -62,7 +64,7 @@ class Tracer(Protocol):
 
 def known(facts: Mapping[str, object]) -> Attributes:
     """Return as attributes the facts that are known: None stands for what is not."""
-    return {name: value for name, value in facts.items() if isinstance(value, str | int | float)}
+    return {name: value for name, value in facts.items() if isinstance(value, _VALUES)}
 
 
 def is_exporter_installed() -> bool:

@@ -4,11 +4,9 @@ import socket
 import threading
 from contextlib import closing
 
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExportResult
-from opentelemetry.trace import SpanContext
-
 from bridge.tracing.exporter import MAX_ANSWER_BYTES, Exporter
+from bridge.tracing.otlp import SpanWriter
+from bridge.tracing.recorded import RecordedSpan, TraceContext
 
 CHUNK = b"10000\r\n" + b"x" * 65536 + b"\r\n"
 # What lies in the buffers of both ends when one of them stops to read.
@@ -38,12 +36,20 @@ def test_an_answer_without_end_is_not_read() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         collector = threading.Thread(target=answer, args=(listener,))
         collector.start()
-        exporter = Exporter(f"http://127.0.0.1:{listener.getsockname()[1]}", failed=lost.append)
-        span = ReadableSpan("one", context=SpanContext(1, 1, is_remote=False))
-        result = exporter.export([span])
+        exporter = Exporter(
+            f"http://127.0.0.1:{listener.getsockname()[1]}",
+            SpanWriter({}, version="1"),
+            failed=lost.append,
+        )
+        RecordedSpan(
+            "one",
+            "client",
+            {},
+            context=TraceContext("1" * 32, "01"),
+            on_end=lambda span: exporter.export([span]),
+        ).end({})
         collector.join(GUARD_SECONDS)
         exporter.shutdown()
 
-    assert result is SpanExportResult.SUCCESS
     assert lost == []
     assert MAX_ANSWER_BYTES <= written < BUFFERED_BYTES

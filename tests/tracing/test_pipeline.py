@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from bridge.tracing import pipeline as module
+from bridge.tracing.batches import MAX_WAITING_SPANS
 from bridge.tracing.exporter import TRACES_PATH
-from bridge.tracing.pipeline import FLUSH_SECONDS, MAX_WAITING_SPANS, Pipeline
+from bridge.tracing.pipeline import FLUSH_SECONDS, Pipeline
 from bridge.tracing.trace_headers import TraceHeaders
 from tests.ears import Ears
 from tests.otlp import Received, Receiver, otlp_receiver
@@ -313,7 +314,7 @@ async def test_nobody_waits_for_the_exporting_thread(receiver: Receiver) -> None
     async with traced(receiver) as ours:
         ours.make()
         await until(lambda: receiver.requests > 0)
-        threads = [thread for thread in threading.enumerate() if "Otel" in thread.name]
+        threads = [thread for thread in threading.enumerate() if thread.name == "spans"]
 
     assert threads
     assert all(thread.daemon for thread in threads)
