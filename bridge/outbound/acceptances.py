@@ -4,7 +4,8 @@ Of a message that was sent again after the window the last acceptance counts.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from bridge.outbound.memory import Memory
@@ -79,9 +80,12 @@ class Acceptances:
             packed = self._told.newest(message, within_seconds=self._window_seconds)
         return None if packed is None else _unpack(packed)
 
-    def latest(self, most: int) -> list[tuple[bytes, Accepted]]:
-        """Return the last that were accepted, here and by peers, the newest first."""
+    def latest(self, most: int) -> Iterator[tuple[bytes, Accepted]]:
+        """Return the last that were accepted, here and by peers, the newest first.
+
+        They are unpacked as they are taken, which is most of what they cost.
+        """
         both = [*self._own.latest(most), *self._told.latest(most)]
-        known = [(message, _unpack(packed)) for message, packed in both]
-        known.sort(key=lambda one: one[1].at, reverse=True)
-        return known[:most]
+        # By the moment. What is in order already, as most of it is, costs little.
+        both.sort(key=itemgetter(0), reverse=True)
+        return ((message, _unpack(packed)) for _, message, packed in both[:most])

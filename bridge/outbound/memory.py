@@ -65,11 +65,13 @@ class Memory(Generic[_Key, _Value]):
         is_old = within_seconds is not None and mark.at <= self._clock() - within_seconds
         return None if is_old else mark.value
 
-    def latest(self, most: int) -> list[tuple[_Key, _Value]]:
-        """Return so many of the values that were added last, the last one first."""
+    def latest(self, most: int) -> list[tuple[float, _Key, _Value]]:
+        """Return so many of the values that were added last, the last one first, and since when."""
         self._forget()
-        known = ((key, mark.value) for key, mark in reversed(self._order) if not mark.is_taken)
-        return list(itertools.islice(known, most))
+        marks = (
+            (mark.at, key, mark.value) for key, mark in reversed(self._order) if not mark.is_taken
+        )
+        return list(itertools.islice(marks, most))
 
     def add(self, key: _Key, value: _Value, *, age_seconds: float = 0.0) -> None:
         """Remember a value, behind the others of its key; it is known for so long already."""

@@ -266,7 +266,7 @@ class Deduplication:
             task.add_done_callback(self._answering.discard)
 
     async def _tell_recent(self, peer: str) -> None:
-        recent = iter(self._acceptances.latest(MAX_RECENT))
+        recent = self._acceptances.latest(MAX_RECENT)
         while part := list(itertools.islice(recent, MAX_REPORTED)):
             self._peers.tell(Recent(to=peer, sent=write_records(part, now=self._now())))
             await asyncio.sleep(PART_SECONDS)
