@@ -10,6 +10,7 @@ from bridge.outbound.ledger import Claim, Kept, Ledger, Repeat
 from bridge.outbound.pausing.pace import Pace
 from bridge.outbound.peers.asking import Asker
 from bridge.outbound.peers.deduplication import Deduplication
+from bridge.outbound.peers.repeated_copies import RepeatedCopies
 from bridge.outbound.request import parse_request
 
 
@@ -25,6 +26,7 @@ class Claims:
         *,
         ledger: Ledger,
         asker: Asker,
+        repeated_copies: RepeatedCopies,
         deduplication: Deduplication | None,
         pace: Pace,
     ) -> None:
@@ -33,6 +35,7 @@ class Claims:
         self._settings = settings
         self._is_known_by_text = settings.deduplicate_by == "text"
         self._asker = asker
+        self._repeated_copies = repeated_copies
         self._deduplication = deduplication
         self._pace = pace
 
@@ -46,6 +49,11 @@ class Claims:
 
     async def claim(self, delivery: Delivery, entry: Entry) -> Claim | Repeat | None:
         """Take a delivery to work on, unless it is a repeat, or may be one (None)."""
+        if entry.copies:
+            # Of a copy that is there twice, each may come for the first time.
+            delivery.redelivered = self._repeated_copies.may_be_one(
+                entry, says_so=delivery.redelivered
+            )
         if delivery.redelivered and not self.is_stopping:
             await self._asker.learn_of(delivery, entry)
         deduplication = self._deduplication

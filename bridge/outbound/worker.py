@@ -28,6 +28,7 @@ from bridge.outbound.peers.answering import Answerer
 from bridge.outbound.peers.asking import Asker
 from bridge.outbound.peers.deduplication import Deduplication
 from bridge.outbound.peers.exchange import Peers
+from bridge.outbound.peers.repeated_copies import RepeatedCopies
 from bridge.outbound.peers.sharing import Sharing
 from bridge.outbound.posting.sender import Sender
 from bridge.outbound.settle import Settler
@@ -125,6 +126,7 @@ class Worker:
             self._settings,
             ledger=self._ledger,
             asker=self._asker,
+            repeated_copies=RepeatedCopies(self._peers),
             deduplication=self._deduplication,
             pace=self._pace,
         )

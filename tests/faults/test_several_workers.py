@@ -9,13 +9,17 @@ from functools import partial
 from typing import Any
 
 import pytest
+from aio_pika.abc import AbstractIncomingMessage
 
+from bridge.outbound.envelope import REPEATED
 from bridge.outbound.peers.beats import BEAT_SECONDS, PRESENT
 from tests.alarms import memory_alarm
-from tests.faults.amqp_proxy import ACK, CONSUME, AmqpProxy, open_amqp_proxy
+from tests.faults.amqp_proxy import ACK, CONSUME, AmqpProxy, Trap, open_amqp_proxy
 from tests.faults.bench import (
     CONSUME_LINK,
+    POLL_SECONDS,
     PUBLISH_LINK,
+    SECONDS,
     Bench,
     Live,
     eventually,
@@ -223,6 +227,68 @@ async def test_copies_that_are_stored_twice(bench: Bench, *, ids: bool) -> None:
             await bench.until_settled(live)
 
         assert bench.sent_twice(numbers) == {}
+
+
+@WITH_AND_WITHOUT_IDS
+@pytest.mark.parametrize("is_there", [True, False], ids=["is_there", "joins_later"])
+async def test_the_second_of_two_copies_comes_first(
+    bench: Bench, *, is_there: bool, ids: bool
+) -> None:
+    """The copy that does not say that it is there twice is not sent by another worker either.
+
+    The broker delivers it minutes later, if its wait ends while the queue has no leader.
+    """
+    settings: dict[str, Any] = {"worker__retry_delays": ["1m"]}
+    async with bench.worker(**settings) as one, AsyncExitStack() as stack:
+        bench.proxy.trap("broker", ACK, "cut", link=PUBLISH_LINK)
+        numbers = make_numbers(1)
+        bench.service.misbehave(*once_each(numbers, TOO_EARLY))
+        await bench.publish(numbers, ids=ids)
+        first, second = [await take_copy(bench) for _ in "12"]
+        assert [REPEATED in copy.headers for copy in (first, second)] == [False, True]
+        if not is_there:
+            await deliver(bench, second)
+            await bench.until_taken(numbers)
+        other, proxy = await stack.enter_async_context(second_worker(bench, **settings))
+        await eventually(lambda: has_peers(one, 1) and has_peers(other, 1), what="each other")
+        trap = await keep_from_consuming(one, bench.proxy)
+        if is_there:
+            await deliver(bench, second)
+            await bench.until_taken(numbers)
+            await keep_from_consuming(other, proxy)
+            bench.proxy.traps.remove(trap)
+            await one.until_consuming()
+        await deliver(bench, first)
+        await bench.until_settled(one if is_there else other)
+
+        assert bench.sent_twice(numbers) == {}
+
+
+async def take_copy(bench: Bench) -> AbstractIncomingMessage:
+    """Take the next retry copy off the ladder."""
+    ladder = f"{bench.queue}.retry.1m"
+    deadline = time.monotonic() + SECONDS
+    while not await bench.amqp.count(ladder):
+        assert time.monotonic() < deadline, "no copy"
+        await asyncio.sleep(POLL_SECONDS)
+    copy = await bench.amqp.get(ladder)
+    await copy.ack()
+    return copy
+
+
+async def deliver(bench: Bench, copy: AbstractIncomingMessage) -> None:
+    """Bring a copy back to the queue, as the broker does when its wait is over."""
+    await bench.amqp.publish(
+        bench.queue, copy.body, message_id=copy.message_id, headers=copy.headers
+    )
+
+
+async def keep_from_consuming(live: Live, proxy: AmqpProxy) -> Trap:
+    """Cut a worker off its queue, not off its peers, until the trap is removed."""
+    trap = proxy.trap("client", CONSUME, "cut", again=True, link=CONSUME_LINK)
+    proxy.cut(CONSUME_LINK)
+    await eventually(lambda: not live.worker.consumer.is_registered, what="no consumer")
+    return trap
 
 
 async def test_an_alarm_makes_nobody_a_stranger(bench: Bench) -> None:

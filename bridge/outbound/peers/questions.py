@@ -39,10 +39,9 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
 
 
-class Question(_Part):
-    """One redelivery; its `number` tells it from all others of the asker."""
+class EntryFacts(_Part):
+    """Which message a delivery is, in the ledger's terms."""
 
-    number: _Count
     message: _Digest
     has_id: bool
     copies: int
@@ -50,8 +49,14 @@ class Question(_Part):
 
     @property
     def entry(self) -> Entry:
-        """Which message it is, in the ledger's terms."""
+        """What the ledger knows it by."""
         return Entry(bytes.fromhex(self.message), self.has_id, self.copies, self.try_of)
+
+
+class Question(EntryFacts):
+    """One redelivery; its `number` tells it from all others of the asker."""
+
+    number: _Count
 
 
 class Questions(Facts):
@@ -108,9 +113,14 @@ class Answers(Facts):
 
 def question_of(number: int, entry: Entry) -> Question | None:
     """Ask about an entry; None where that would tell what is not ours to tell."""
+    facts = facts_of(entry)
+    return None if facts is None else Question(number=number, **facts.model_dump())
+
+
+def facts_of(entry: Entry) -> EntryFacts | None:
+    """Write which message an entry is; None where that would tell what is not ours to tell."""
     try:
-        return Question(
-            number=number,
+        return EntryFacts(
             message=entry.message.hex(),
             has_id=entry.has_id,
             copies=entry.copies,

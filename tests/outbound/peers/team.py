@@ -15,6 +15,7 @@ from bridge.outbound.peers.beats import REMEMBERED
 from bridge.outbound.peers.deduplication import Deduplication
 from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.peers.messages import Beat, Bye, Facts, Hello, read_message, write_message
+from bridge.outbound.peers.repeated_copies import RepeatedCopies
 from bridge.outbound.peers.roster import Roster
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
@@ -80,6 +81,7 @@ class Colleague:
             prove_session=self._prove,
             clock=clock,
         )
+        self._repeated_copies = RepeatedCopies(cast("Peers", self), clock=clock)
         self.may_wait = True
         self._deduplication: Deduplication | None = None
         if window_seconds is not None:
@@ -137,6 +139,10 @@ class Colleague:
     async def take(self, delivery: Delivery) -> Claim | Repeat | None:
         """Take a delivery as the worker does, up to its claim."""
         entry = entry_of(delivery.envelope, delivery.body)
+        if entry.copies:
+            delivery.redelivered = self._repeated_copies.may_be_one(
+                entry, says_so=delivery.redelivered
+            )
         if delivery.redelivered:
             await self.asker.learn_of(delivery, entry)
         if self._deduplication is not None and not (
