@@ -34,10 +34,10 @@ SECONDS_PER_BYTE: Final = 1 / (1024 * 1024)
 # long, another channel takes the place of this one. On a cluster a channel can do so for ever: one
 # that opens while a node dies or hangs may go on asking the leader that the queue had there, when
 # it has another one (seen with 3.10.8).
-OVERDUE_SECONDS: Final = 5.0
+OVERDUE_SECONDS: Final = 4.0
 # A broker that needs longer for every confirm is given twice as long each time, up to this.
 MAX_OVERDUE_SECONDS: Final = 80.0
-LOOK_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 0.5
 
 
 class Publisher:
@@ -61,6 +61,8 @@ class Publisher:
 
         A channel on which confirms are overdue is replaced.
         """
+        # What another node took its time for says nothing of this one.
+        self._patience_seconds = OVERDUE_SECONDS
         while True:
             channel = await open_channel(connection, confirms=True)
             with connection.wire.publishing(channel) as publishing:
