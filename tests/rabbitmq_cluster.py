@@ -64,13 +64,10 @@ class Cluster:
 
     def join(self) -> None:
         """Join the other nodes to the first; a quorum queue declared from then on is on three."""
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(self._join, self.nodes[1:]))
-
-    def _join(self, node: Broker) -> None:
-        node.ctl("stop_app")
-        node.ctl("join_cluster", self.nodes[0].node)
-        node.ctl("start_app")
+        for node in self.nodes[1:]:
+            node.ctl("stop_app")
+            node.ctl("join_cluster", self.nodes[0].node)
+            node.ctl("start_app")
 
     def leader(self, queue: str) -> Broker:
         """Return the node that leads a queue; raise BrokerError where none does."""
@@ -85,7 +82,10 @@ class Cluster:
         """Return when every quorum queue has its members online again."""
 
         def is_in_sync() -> bool:
-            text = self.ctl("list_queues", "--formatter", "json", "type", "members", "online")
+            try:
+                text = self.ctl("list_queues", "--formatter", "json", "type", "members", "online")
+            except BrokerError:  # of a node that is going down or coming up
+                return False
             rows = [row for row in json.loads(text) if row["type"] == "quorum"]
             return all(len(row["members"]) == len(row["online"]) for row in rows)
 

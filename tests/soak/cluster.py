@@ -48,7 +48,7 @@ BACKLOG: Final = 600
 RUSH_PER_SECOND: Final = 300.0
 PLANNED: Final = 60_000
 # How long a node is away, and how long everything is in peace afterwards.
-# A node that hangs is left after two heartbeats.
+# A node that hangs is left when it has been silent for little longer.
 HEARTBEAT_SECONDS: Final = 3
 DOWN_SECONDS: Final = 12.0
 FROZEN_SECONDS: Final = 25.0
