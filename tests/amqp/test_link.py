@@ -1,17 +1,13 @@
 """When a connection counts as dead, without a broker."""
 
 import asyncio
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from bridge.amqp import link
-from bridge.amqp.link import Link
 from bridge.amqp.wire import Wire
-from bridge.config import RabbitMQSettings
-from bridge.metrics import BridgeMetrics
 
 
 @pytest.mark.parametrize(
@@ -38,20 +34,3 @@ async def test_silence_is_seen_twice(
         await link._until_silent(cast("Wire", Looked()), 20)
 
     assert len(seen) - len(list(left)) == looks
-
-
-@pytest.mark.parametrize(
-    ("hosts", "seconds"),
-    [
-        pytest.param(["one"], 20, id="one-broker"),
-        pytest.param(["one", "two"], 12.5, id="several"),
-    ],
-)
-def test_how_long_a_broker_may_be_silent(hosts: Sequence[str], seconds: float) -> None:
-    """Two heartbeats, or little more than one where there is another URL to go to."""
-    urls = [f"amqp://{host}/" for host in hosts]
-    settings = RabbitMQSettings.model_validate({"url": urls, "heartbeat_seconds": 10})
-
-    ours = Link("test", settings, cast("BridgeMetrics", None))
-
-    assert ours._longest_silence_seconds == seconds

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import time
 
 import pytest
 from yarl import URL
@@ -86,23 +85,6 @@ async def test_a_node_that_hangs_is_overtaken(bench: Bench) -> None:
             await eventually(lambda: not hanging.names, what="nothing left open")
 
             assert live.metric("sms_bridge_amqp_connections_total", outcome="timeout") == 0
-
-
-async def test_a_silent_broker_is_left_for_another(bench: Bench) -> None:
-    """Where there is another URL, one is left as soon as it has missed two heartbeats for certain.
-
-    Takes the seconds of that.
-    """
-    urls = [bench.proxy.url, bench.broker.url]
-    async with bench.worker(rabbitmq__url=urls, rabbitmq__heartbeat_seconds=4) as live:
-        bench.proxy.freeze()
-        frozen_at = time.monotonic()
-        await eventually(lambda: not live.worker.consumer.is_registered, what="a loss")
-        # The last frame came up to two seconds before.
-        assert time.monotonic() - frozen_at >= 5 - 2
-        await live.until_consuming()
-        numbers = await bench.publish(3)
-        await bench.until_taken(numbers)
 
 
 async def test_silent_addresses_of_names(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
