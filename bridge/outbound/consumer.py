@@ -85,6 +85,8 @@ class Consumer:
         self._on_registered = on_registered
         self._on_session_over = on_session_over
         self._gauges = gauges
+        # Called when a consumer has been cancelled, before there is another one.
+        self.on_cancelled: Callable[[], None] = lambda: None
         self._consuming_with: dict[str, int] = {}
         self._empty_sessions = 0
         self._stopped = False
@@ -210,8 +212,10 @@ class Consumer:
         channel = session.channel
         timeout = LARGE_RPC_TIMEOUT_SECONDS if self._large_bytes else RPC_TIMEOUT_SECONDS
         async with asyncio.timeout(timeout):
-            for queue in self._consuming_with.keys() - kept.keys():
-                await channel.basic_cancel(tags.pop(queue))
+            if cancelled := self._consuming_with.keys() - kept.keys():
+                for queue in cancelled:
+                    await channel.basic_cancel(tags.pop(queue))
+                self.on_cancelled()
             self._mark(kept)
             if not wanted:
                 self._idle.set()

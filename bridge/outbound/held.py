@@ -26,6 +26,8 @@ class HeldDeliveries:
         self._process = process
         self._metrics = metrics
         self._tasks: dict[asyncio.Task[None], Delivery] = {}
+        # What each consumer was given that has been cancelled, as far as it is held.
+        self._of_cancelled: list[set[Delivery]] = []
         self._last_delivery_at = 0.0
         self.let_go: Callable[[Delivery], None] = lambda _: None
         # How many redelivered messages have come so far.
@@ -45,6 +47,23 @@ class HeldDeliveries:
         task = asyncio.get_running_loop().create_task(self._process(delivery))
         self._tasks[task] = delivery
         task.add_done_callback(self._forget)
+
+    def note_cancel(self) -> None:
+        """Note that the consumer is cancelled that was given what is held and new."""
+        given = set(self._tasks.values()).difference(*self._of_cancelled)
+        self._of_cancelled.append(given)
+
+    @property
+    def cancelled_consumers(self) -> int:
+        """How many consumers a quorum queue counts that are cancelled.
+
+        It does so as long as something is not acked that they were given.
+        """
+        if self._of_cancelled:
+            unacked = {one for one in self._tasks.values() if not one.is_stale}
+            left = (given & unacked for given in self._of_cancelled)
+            self._of_cancelled = [given for given in left if given]
+        return len(self._of_cancelled)
 
     def cancel(self, which: Callable[[Delivery], bool]) -> None:
         """Cancel the work on some of them; they go back to the queue."""

@@ -88,16 +88,24 @@ class Worker:
             gauges=Gauges(metrics.consumer_up.labels(own.queue).set, metrics.poison_suspected.set),
         )
         self._held.let_go = self.consumer.let_go
+        self.consumer.on_cancelled = self._held.note_cancel
         self._asker = self._make_asker(metrics)
         is_deduplicating = own.deduplicate is not None and peers.is_enabled
         self._deduplication = Deduplication(peers, self._ledger.sent) if is_deduplicating else None
         self._claims = self._make_claims()
         self._line = self._make_line(publisher)
-        self._sharing = Sharing(
-            self._queues.taken[0], pace, peers, is_registered=lambda: self.consumer.is_registered
-        )
+        self._sharing = self._make_sharing()
         limit = metrics.concurrency_limit.labels(own.queue)
         limit.set_function(lambda: self._capacity.limit)
+
+    def _make_sharing(self) -> Sharing:
+        return Sharing(
+            self._queues.taken[0],
+            self._pace,
+            self._peers,
+            is_registered=lambda: self.consumer.is_registered,
+            cancelled_consumers=lambda: self._held.cancelled_consumers,
+        )
 
     def _make_asker(self, metrics: WorkerMetrics) -> Asker:
         """Have the peers' questions answered, and make what asks them."""
@@ -237,6 +245,7 @@ class Worker:
 
     def _on_registered(self) -> None:
         self._ledger.consuming_again()
+        self._sharing.tell()
         # Redeliveries may have come before the broker's answer to the consume was read.
         self._make_room()
 

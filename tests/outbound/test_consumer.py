@@ -278,14 +278,17 @@ def test_without_a_prefetch_it_consumes_nothing(world: World, ears: Ears) -> Non
 
 
 def test_a_new_consumer_on_demand(world: World) -> None:
-    """`renew` leaves what is held unacked out of the prefetch, once."""
+    """`renew` leaves what is held unacked out of the prefetch, once, and says so in between."""
+    asked_then = []
 
     async def play() -> None:
         async with world.serving():
+            world.consumer.on_cancelled = lambda: asked_then.append([*world.channel.asked])
             world.consumer.renew()
             await turns()
             anew = [*consuming(10), ("cancel", None), *consuming(10)]
             assert world.channel.asked == anew
+            assert asked_then == [anew[:-2]]
             await asyncio.sleep(2.5 * WATCH_SECONDS)
             assert world.channel.asked == anew
 

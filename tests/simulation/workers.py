@@ -7,8 +7,9 @@ service, which answers after some milliseconds and remembers when what was poste
 import asyncio
 import contextlib
 import itertools
+import random
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, NamedTuple, cast
 
 from bridge.config import RateLimitSettings, WorkerSettings
@@ -34,9 +35,10 @@ SETUP: Final = "00" * 8
 
 
 class Post(NamedTuple):
-    """One request, as the service saw it come in."""
+    """One request: when it left, and when the service saw it come in."""
 
     at: float
+    arrived_at: float
     worker: int
     status: int
     sender: str
@@ -49,6 +51,7 @@ class Message(NamedTuple):
     sender: str
     attempts: int = 0
     turn_at: float | None = None
+    redelivered: bool = False
 
 
 class Service:
@@ -60,6 +63,8 @@ class Service:
             None,
         )
         self.posts: list[Post] = []
+        # How long a request is on its way.
+        self.way_seconds: Callable[[], float] = lambda: 0.0
 
     async def take(self, worker: int, sender: str) -> Answer:
         """Answer a request of a worker."""
@@ -69,12 +74,15 @@ class Service:
         if said is None:
             return judge_failure("connect_failed")
         status, retry_after = said
-        self.posts.append(Post(now, worker, status, sender))
+        self.posts.append(Post(now, now + self.way_seconds(), worker, status, sender))
         return judge_status(status, retry_after_seconds=retry_after)
 
 
 class Queue:
-    """A queue that gives each consumer as many messages as its prefetch, in turn."""
+    """A quorum queue that gives each consumer as many messages as its prefetch, in turn.
+
+    It goes on counting a consumer that is cancelled while what it was given is not acked.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -90,8 +98,8 @@ class Queue:
 
     @property
     def consumers(self) -> int:
-        """How many workers are registered."""
-        return len(self._consumers)
+        """How many consumers it counts."""
+        return len(self._consumers) + sum(one.cancelled_consumers for one in self._consumers)
 
     def publish(self, number: int, sender: str = "A") -> None:
         """Put messages into the queue."""
@@ -105,6 +113,11 @@ class Queue:
         else:
             self._ready.append(message)
             self.hand_out()
+
+    def redeliver(self, messages: Iterable[Message]) -> None:
+        """Give others what a worker held that is gone."""
+        self._ready.extendleft(message._replace(redelivered=True) for message in messages)
+        self.hand_out()
 
     def register(self, worker: "Worker", *, is_consumer: bool) -> None:
         """Make a worker a consumer, or none."""
@@ -157,7 +170,12 @@ class Worker:
             clock=loop.time,
         )
         self.sharing = Sharing(
-            "q", self.pace, peers, is_registered=lambda: self._prefetch > 0, clock=loop.time
+            "q",
+            self.pace,
+            peers,
+            is_registered=lambda: self._prefetch > 0,
+            cancelled_consumers=lambda: self.cancelled_consumers,
+            clock=loop.time,
         )
         self._capacity = Capacity(settings, changed=self.pace.changed, clock=loop.time)
         self._dispatcher = Dispatcher(
@@ -172,6 +190,11 @@ class Worker:
         self.can_take = True
         self._prefetch = 0
         self._held: dict[asyncio.Task[None], Message] = {}
+        # Redeliveries that wait for answers of peers: in the way, or what a consumer was given that
+        # has been cancelled so that others come beside them.
+        self._in_the_way: set[asyncio.Task[None]] = set()
+        self._aside: list[set[asyncio.Task[None]]] = []
+        self._redelivery_wait = settings.redelivery_wait
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_stopping = False
 
@@ -215,8 +238,11 @@ class Worker:
         self._is_stopping = True
         self.peers.leave()
         self._world.queue.register(self, is_consumer=False)
+        held = [message for task, message in self._held.items() if not task.done()]
         for task in [*self._tasks, *self._held]:
             task.cancel()
+        self._held.clear()
+        self._world.queue.redeliver(held)
 
     async def _count(self) -> int:
         await asyncio.sleep(0.005)
@@ -225,6 +251,7 @@ class Worker:
     def _register(self) -> None:
         self._prefetch = 0 if self._is_stopping else self._wanted()
         self._world.queue.register(self, is_consumer=self._prefetch > 0)
+        self.sharing.tell()
         self._world.queue.hand_out()
 
     def _wanted(self) -> int:
@@ -238,21 +265,37 @@ class Worker:
     # Messages
 
     @property
+    def cancelled_consumers(self) -> int:
+        """How many consumers of it have been cancelled and have something to ack."""
+        return sum(bool(given & self._held.keys()) for given in self._aside)
+
+    @property
     def has_room(self) -> bool:
         """Whether the prefetch is not used up."""
-        return len(self._held) < self._prefetch
+        return len(self._held) - len(set().union(*self._aside)) < self._prefetch
 
     def take(self, message: Message) -> None:
         """Process a message."""
         task = self._world.loop.create_task(self._process(message))
         self._held[task] = message
         task.add_done_callback(self._let_go)
+        if message.redelivered:
+            self._in_the_way.add(task)
+            if 4 * len(self._in_the_way) >= 3 * self._prefetch:
+                self._aside.append({*self._held}.difference(*self._aside))
+                self._in_the_way.clear()
 
     def _let_go(self, task: "asyncio.Task[None]") -> None:
         self._held.pop(task, None)
+        self._in_the_way.discard(task)
+        for given in self._aside:
+            given.discard(task)
         self._world.queue.hand_out()
 
     async def _process(self, message: Message) -> None:
+        if message.redelivered:
+            # The worker that had it is gone, and its answer does not come.
+            await asyncio.sleep(self._redelivery_wait)
         delivery = make_delivery(
             message.key,
             session=_SESSION,
@@ -288,16 +331,28 @@ _SESSION: Final = _Session()
 
 
 class World(LeapingWorld):
-    """A queue, a service, and workers that come and go; times are since the begin."""
+    """A queue, a service, and workers that come and go; times are since the begin.
+
+    On a busy machine timers and requests are `late_seconds` late, on average.
+    """
 
     def __init__(
-        self, *, seed: int = 1, limit: dict[str, Any] | None = None, **settings: Any
+        self,
+        *,
+        seed: int = 1,
+        limit: dict[str, Any] | None = None,
+        late_seconds: float = 0.0,
+        **settings: Any,
     ) -> None:
         super().__init__()
         self.began = self.loop.time()
         self.exchange = Exchange(self.loop, seed=seed)
         self.queue = Queue(self.loop)
         self.service = Service()
+        if late_seconds:
+            chance = random.Random(seed)
+            self.loop.late_seconds = lambda: chance.expovariate(1 / late_seconds)
+            self.service.way_seconds = lambda: chance.expovariate(1 / late_seconds)
         self.settings = WorkerSettings(
             queue="q", rate_limit=RateLimitSettings(**(limit or {})), **settings
         )

@@ -11,11 +11,14 @@ import pytest
 
 from bridge.config import RateLimitSettings
 from bridge.outbound.peers.beats import BEAT_SECONDS, HEARD, SPEAKING
+from bridge.outbound.peers.sharing import ANSWER_SECONDS, COUNT_SECONDS, LOOK_SECONDS
 from tests.simulation.windows import fewest_in, most_in
 from tests.simulation.workers import World
 
 HEARD_SECONDS = HEARD.seconds_at(BEAT_SECONDS)
 GONE_SECONDS = SPEAKING.seconds_at(BEAT_SECONDS)
+# Until a count, an answer that does not come, and the look after it.
+MISSED_SECONDS = COUNT_SECONDS + ANSWER_SECONDS + 2 * LOOK_SECONDS
 LIMIT = {"per_second": 100, "burst": 5, "scope": "cluster"}
 
 
@@ -55,18 +58,26 @@ def test_the_limit_is_kept_and_used_while_workers_come_and_go(world: World, *, k
 
 
 @pytest.mark.parametrize(
-    ("kill", "seconds"), [(False, 0.2), (True, HEARD_SECONDS + 0.6)], ids=["stopped", "killed"]
+    ("kill", "seconds"), [(False, 0.2), (True, MISSED_SECONDS)], ids=["stopped", "killed"]
 )
 def test_the_part_of_one_that_goes_is_soon_the_others(
     world: World, *, kill: bool, seconds: float
 ) -> None:
-    """A worker that stops says so; one that is killed is missed within two seconds."""
+    """A worker that stops says so; one that is killed is missed, and soon after has no part.
+
+    What it held comes to the others, which consume anew beside it: their consumers that are
+    cancelled are no workers.
+    """
 
     async def story() -> None:
         world.queue.publish(10_000)
         world.scale(3)
-        await asyncio.sleep(3)
+        # To between two counts of the consumers.
+        await asyncio.sleep(3.3)
         assert parts(world) == [3, 3, 3]
+        for worker in world.workers:
+            worker.peers.beat()
+        await asyncio.sleep(0.01)
         world.scale(1, kill=kill)
         await asyncio.sleep(seconds)
         assert parts(world) == [1]
@@ -160,6 +171,43 @@ def test_one_that_has_no_time_for_a_beat_keeps_its_part(world: World) -> None:
         await asyncio.sleep(HEARD_SECONDS + 1)
 
         assert [parts(world)[0], parts(world)[2]] == [3, 3]
+
+    world.play(story())
+
+
+def test_one_that_does_not_answer_keeps_its_part_unless_a_consumer_is_missing(
+    world: World,
+) -> None:
+    """Of two that are silent when one was killed, the one that is a consumer has its part."""
+
+    async def story() -> None:
+        world.queue.publish(10_000)
+        world.scale(4)
+        await asyncio.sleep(3)
+        world.workers[1].peers.leave()
+        world.workers[2].kill()
+        await asyncio.sleep(MISSED_SECONDS)
+        seen = [parts(world)[0], parts(world)[3]]
+        await asyncio.sleep(HEARD_SECONDS)
+        seen += [parts(world)[0], parts(world)[3]]
+
+        assert seen == [3, 3, 3, 3]
+
+    world.play(story())
+
+
+def test_one_that_speaks_to_nobody_has_its_part(world: World) -> None:
+    """A consumer that is no peer's is a worker that does not speak here."""
+
+    async def story() -> None:
+        world.queue.publish(10_000)
+        stranger = world.start()[0]
+        await asyncio.sleep(1)
+        stranger.peers.leave()
+        world.start(2)
+        await asyncio.sleep(2)
+
+        assert parts(world)[1:] == [3, 3]
 
     world.play(story())
 
