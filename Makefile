@@ -24,7 +24,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help env broker rabbitmq-4 prometheus amqp-tools browser demo test test-fast test-changed test-plain-wire \
-    examples upgrade-check soak soak-cluster soak-scaling side-by-side scenes adaptive priorities simulate soak-webhook forgeries mutants pictures nginx redpanda-connect otel-collector \
+    examples upgrade-check soak soak-table soak-cluster soak-scaling side-by-side scenes adaptive priorities simulate soak-webhook forgeries mutants pictures nginx redpanda-connect otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
 
@@ -166,8 +166,12 @@ MESSAGES ?= 50000
 SEED ?= 1
 WORKERS ?= 1
 FAULTS ?= 100
-soak: $(DEV_STAMP) broker  ## random faults for about 20 minutes, then count what is lost or sent twice (MESSAGES=50000 SEED=1 WORKERS=1 FAULTS=100)
-	PYTHONPATH=. $(BIN)/python tests/soak/run.py --messages $(MESSAGES) --seed $(SEED) --workers $(WORKERS) --faults $(FAULTS)
+IDS ?= on
+soak: $(DEV_STAMP) broker  ## random faults for about 20 minutes, then count what is lost or sent twice (MESSAGES=50000 SEED=1 WORKERS=1 FAULTS=100 IDS=half)
+	PYTHONPATH=. $(BIN)/python tests/soak/run.py --messages $(MESSAGES) --seed $(SEED) --workers $(WORKERS) --faults $(FAULTS) --ids $(IDS)
+
+soak-table: $(DEV_STAMP) broker  ## short soaks with 1, 2, 3 and 8 workers, half of the messages without an id, in ten minutes (SEED=1 WRITE=1)
+	PYTHONPATH=. $(BIN)/python tests/soak/table.py --seed $(SEED) $(if $(WRITE),--write)
 
 soak-cluster: $(DEV_STAMP) broker  ## lose nodes of a RabbitMQ cluster of three under traffic, in six minutes (SEED=1 WORKERS=1 RABBITMQ=4 WRITE=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/cluster.py --seed $(SEED) --workers $(WORKERS) $(if $(WRITE),--write)

@@ -141,6 +141,15 @@ class Bench:
         """Start a worker in the place of one that has ended; it may not be ready yet."""
         self._workers[index] = self._start(self._names[index], "worker")
 
+    def freeze_worker(self, index: int) -> None:
+        """Stop a worker in the middle of everything, until `thaw_worker`."""
+        self.look()
+        self._workers[index].signal(signal.SIGSTOP)
+
+    def thaw_worker(self, index: int) -> None:
+        """Let a worker go on that was frozen."""
+        self._workers[index].signal(signal.SIGCONT)
+
     def kill_worker(self, index: int) -> None:
         """End a worker at once."""
         self.look()
@@ -201,14 +210,15 @@ class Bench:
             raise SoakError(f"the sandbox keeps only the last {LOG_LIMIT} POSTs")
         return join_log(attempts, messages, {request.number: request for request in requests})
 
-    def read_dead_letters(self) -> list[DeadLetter]:
+    def read_dead_letters(self, requests: Iterable[Request]) -> list[DeadLetter]:
         """Read the dead-letter queue out; the letters stay there."""
-        found = asyncio.run(self._read_out([DEAD]))
+        found = asyncio.run(self._read_out([DEAD], requests))
         return [DeadLetter(i, str(headers.get("sms-bridge-reason"))) for i, headers in found]
 
-    def read_waiting(self) -> list[str]:
-        """Read out the ids of what waits; the worker must have ended."""
-        return [message_id for message_id, _ in asyncio.run(self._read_out([*LADDER, QUEUE]))]
+    def read_waiting(self, requests: Iterable[Request]) -> list[str]:
+        """Read out whose messages wait; the worker must have ended."""
+        found = asyncio.run(self._read_out([*LADDER, QUEUE], requests))
+        return [message_id for message_id, _ in found]
 
     def close(self) -> None:
         """End the workers and the service at once."""
@@ -238,15 +248,22 @@ class Bench:
         url = f"{self.broker.management_url}{path.replace(' ', '%20').replace('>', '%3E')}"
         return self._client.request(method, url, auth=("guest", "guest")).raise_for_status()
 
-    async def _read_out(self, queues: Iterable[str]) -> list[tuple[str, Mapping[str, Any]]]:
-        """Take everything and acknowledge nothing: it is all back when the connection closes."""
+    async def _read_out(
+        self, queues: Iterable[str], requests: Iterable[Request]
+    ) -> list[tuple[str, Mapping[str, Any]]]:
+        """Take everything and acknowledge nothing: it is all back when the connection closes.
+
+        A number is used for one message, which may have been published without an id.
+        """
+        owners = {request.number: request.message_id for request in requests}
         found: list[tuple[str, Mapping[str, Any]]] = []
         async with await aio_pika.connect(self.urls[0], timeout=READY_SECONDS) as connection:
             for name in queues:
                 channel = await connection.channel()
                 queue = await channel.get_queue(name)
                 while (message := await queue.get(fail=False)) is not None:
-                    found.append((message.message_id or "", message.headers))
+                    number = str(json.loads(message.body)["to"])
+                    found.append((owners.get(number, number), message.headers))
         return found
 
 

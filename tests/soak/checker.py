@@ -8,14 +8,22 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
 Group = Literal["broker", "worker", "api"]
 Cause = Literal[
-    "api_fault", "worker_kill", "other_worker", "publisher_repeat", "slow_answer", "unexplained"
+    "api_fault",
+    "worker_kill",
+    "worker_freeze",
+    "other_worker",
+    "publisher_repeat",
+    "slow_answer",
+    "unexplained",
 ]
 
 WORKER_KILL: Final = "worker kill -9"
+WORKER_FREEZE: Final = "worker frozen"
 API_503_LATER: Final = "API 503 with Retry-After"
 
 # These answers say that the message was not taken. 503 says so only with Retry-After.
@@ -68,7 +76,8 @@ class Evidence:
     """All that is known when everything is over.
 
     `published` counts the tries to publish; `slow` has the moments at which the worker gave up
-    waiting for an answer, as its log says.
+    waiting for an answer, as its log says, by the idempotency key. `nameless` are the messages that
+    were published without an id.
     """
 
     published: Mapping[str, int]
@@ -78,6 +87,7 @@ class Evidence:
     waiting: Sequence[str] = ()
     faults: Sequence[Fault] = ()
     slow: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    nameless: Collection[str] = frozenset()
     concurrency: int = 50
     workers: int = 1
 
@@ -86,7 +96,7 @@ class Evidence:
 class Extra:
     """A POST of a message after one that may have been accepted already: `root`, the last such.
 
-    `fault` is the kill or the lost connection that is behind it.
+    `fault` is the kill, the freeze or the lost connection that is behind it.
     """
 
     root: Post
@@ -125,6 +135,7 @@ class Verdict:
     extra_posts: dict[str, int]
     doubled: dict[str, int]
     worst_kill: int
+    worst_freeze: int
     worst_loss: int
     retries_after_no: int
     recovery: dict[str, Recovery]
@@ -152,6 +163,7 @@ class _Checker:
         self._api_faults = [fault for fault in evidence.faults if fault.group == "api"]
         self._restarts = [fault for fault in evidence.faults if fault.group == "worker"]
         self._kills = [fault for fault in self._restarts if fault.kind == WORKER_KILL]
+        self._freezes = [fault for fault in self._restarts if fault.kind == WORKER_FREEZE]
         self._losses = [fault for fault in evidence.faults if fault.group == "broker"]
         self._extras = [extra for posts in self._by_message.values() for extra in self._find(posts)]
 
@@ -162,7 +174,7 @@ class _Checker:
         dead = {letter.message_id for letter in evidence.dead}
         found = sent | dead | set(evidence.waiting)
         unconfirmed = set(evidence.published) - set(evidence.confirmed)
-        keys = sorted({post.message_id for post in self._strangers() if post.message_id})
+        keys = sorted(set(self._strangers()))
         lost = sorted(set(evidence.confirmed) - found)
         return Verdict(
             published=len(evidence.published),
@@ -181,6 +193,7 @@ class _Checker:
             extra_posts=dict(Counter(extra.cause for extra in self._extras)),
             doubled=dict(Counter(extra.cause for extra in self._extras if extra.doubled)),
             worst_kill=self._most_doubled("worker_kill"),
+            worst_freeze=self._most_doubled("worker_freeze"),
             worst_loss=self._most_doubled("other_worker"),
             retries_after_no=self._count_retries_after_no(),
             recovery=self._measure_recovery(),
@@ -203,16 +216,34 @@ class _Checker:
     def find_repeats(self, verdict: Verdict) -> Iterator[str]:
         """Say which POSTs should not have been."""
         if verdict.new_keys:
-            yield f"{len(verdict.new_keys)} messages were POSTed with a key that is not their id"
+            yield f"{len(verdict.new_keys)} messages were POSTed with a key that is not theirs"
         if count := verdict.extra_posts.get("unexplained", 0):
             yield f"{count} extra POSTs that neither the API nor a fault explains"
         if verdict.worst_kill > self._evidence.concurrency:
             yield f"one kill of a worker doubled {verdict.worst_kill} messages"
+        if verdict.worst_freeze > self._evidence.concurrency:
+            yield f"one freeze of a worker doubled {verdict.worst_freeze} messages"
         if count := verdict.extra_posts.get("other_worker", 0):
             yield f"{count} extra POSTs of what a worker was given that did not ask the others"
 
-    def _strangers(self) -> Iterator[Post]:
-        return (p for p in self._evidence.posts if p.message_id and p.key != p.message_id)
+    def _strangers(self) -> Iterator[str]:
+        """Name the messages with a POST under another key than their own."""
+        for message, posts in self._by_message.items():
+            if message not in self._evidence.nameless:
+                if any(post.key != message for post in posts):
+                    yield message
+            elif any(self._has_changed(*pair) for pair in pairwise(posts)):
+                yield message
+
+    def _has_changed(self, before: Post, after: Post) -> bool:
+        """Say whether a message without an id has lost its key, for no reason that is known.
+
+        Only its worker knew it, and whoever publishes it twice publishes two messages.
+        """
+        if before.key == after.key or self._evidence.published.get(str(after.message_id), 0) > 1:
+            return False
+        ends = [*self._kills, *self._freezes]
+        return _find_in_flight(ends, before.at, after.at, CLOSING_SECONDS) is None
 
     def _met_an_api_fault(self, letter: DeadLetter) -> bool:
         posts = self._by_message.get(letter.message_id, ())
@@ -250,14 +281,17 @@ class _Checker:
             return "api_fault", None
         if (kill := _find_in_flight(self._kills, root.at, post.at, 0)) is not None:
             return "worker_kill", kill
+        freeze = _find_in_flight(self._freezes, root.at, post.at, CLOSING_SECONDS)
+        if freeze is not None:
+            return "worker_freeze", freeze
         assert post.message_id is not None
-        given_up = self._evidence.slow.get(post.message_id, ())
+        given_up = self._evidence.slow.get(root.key or "", ())
         if any(root.at <= moment <= post.at for moment in given_up):
             return "slow_answer", None
         # The bridge knows a repeat of the publisher's for as long as the process lives.
-        may_be_another = self._evidence.workers > 1 or any(
-            root.at <= fault.ended <= post.at for fault in self._restarts
-        )
+        is_nameless = post.message_id in self._evidence.nameless
+        was_restarted = any(root.at <= fault.ended <= post.at for fault in self._restarts)
+        may_be_another = self._evidence.workers > 1 or is_nameless or was_restarted
         if may_be_another and self._evidence.published.get(post.message_id, 0) > 1:
             return "publisher_repeat", None
         # What is in flight when a connection is lost may be given to a worker that does not know,

@@ -8,7 +8,7 @@ from typing import Final
 
 from bridge.sandbox.processes import wait_until
 from tests.soak.bench import Bench, SoakError
-from tests.soak.checker import API_503_LATER, WORKER_KILL, Fault, Group
+from tests.soak.checker import API_503_LATER, WORKER_FREEZE, WORKER_KILL, Fault, Group
 
 LOOK_SECONDS: Final = 0.2
 RECOVERY_SECONDS: Final = 90.0
@@ -44,6 +44,8 @@ _DECK: Final[tuple[tuple[Group, str], ...]] = (
     *(("worker", "worker SIGTERM"),) * 2,
     *(("api", kind) for kind in _API_FAULTS),
 )
+# While the only worker is frozen there is nobody who could send what it has.
+_OF_SEVERAL_WORKERS: Final[tuple[tuple[Group, str], ...]] = (("worker", WORKER_FREEZE),) * 2
 
 
 class Nemesis:
@@ -54,7 +56,8 @@ class Nemesis:
         self.stalls: list[str] = []
         self._bench = bench
         self._random = random.Random(seed)
-        self._cards = self._deal([card for card in _DECK if only in {None, card[0]}])
+        deck = _DECK if bench.workers == 1 else (*_DECK, *_OF_SEVERAL_WORKERS)
+        self._cards = self._deal([card for card in deck if only in {None, card[0]}])
         self._acts: Mapping[str, Callable[[], tuple[float, str]]] = {
             "broker kill -9": self._kill_broker,
             "broker restart": self._restart_broker,
@@ -62,6 +65,7 @@ class Nemesis:
             "broker frozen": self._freeze_broker,
             "memory alarm": self._raise_alarm,
             WORKER_KILL: self._kill_worker,
+            WORKER_FREEZE: self._freeze_worker,
             "worker SIGTERM": self._end_worker,
         }
 
@@ -165,6 +169,16 @@ class Nemesis:
         time.sleep(self._random.uniform(0, 2))
         self._bench.start_worker(index)
         return time.time(), ""
+
+    def _freeze_worker(self) -> tuple[float, str]:
+        index = self._random.randrange(self._bench.workers)
+        seconds = self._random.uniform(3, 25)
+        self._bench.freeze_worker(index)
+        try:
+            self.wait(seconds)
+        finally:
+            self._bench.thaw_worker(index)
+        return time.time(), f"{seconds:.0f} s"
 
     def _end_worker(self) -> tuple[float, str]:
         index = self._random.randrange(self._bench.workers)

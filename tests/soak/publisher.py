@@ -12,11 +12,13 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
 from yarl import URL
+
+from tests.unnamed import NO_ID
 
 MAX_OPEN: Final = 500
 TICK_SECONDS: Final = 0.1
@@ -31,23 +33,35 @@ HEARTBEAT_SECONDS: Final = 5
 _FAULTS: Final = (Exception, asyncio.CancelledError)
 
 
+Ids = Literal["on", "half", "off"]
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One message to send; its number is used for no other message."""
+    """One message to send; its number is used for no other message.
+
+    Unless it `has_id`, it is published without its `message_id`, which only the books have then.
+    """
 
     message_id: str
     number: str
     text: str
+    has_id: bool = True
 
     def body(self) -> bytes:
         """Return it as the queue wants it."""
         return json.dumps({"to": self.number, "from": "Soak", "text": self.text}).encode()
 
 
-def plan_requests(count: int, *, seed: int) -> list[Request]:
-    """Make so many requests."""
+def plan_requests(count: int, *, seed: int, ids: Ids = "on") -> list[Request]:
+    """Make so many requests; with `half` every other one has no id."""
     return [
-        Request(f"soak-{seed}-{index}", f"+4915{index:09d}", f"message {index}")
+        Request(
+            f"soak-{seed}-{index}",
+            f"+4915{index:09d}",
+            f"message {index}",
+            has_id=ids == "on" or (ids == "half" and index % 2 == 0),
+        )
         for index in range(count)
     ]
 
@@ -131,7 +145,7 @@ class Publisher:
     async def _publish(self, request: Request) -> None:
         message = aio_pika.Message(
             request.body(),
-            message_id=request.message_id,
+            message_id=request.message_id if request.has_id else NO_ID,
             content_type="application/json",
             timestamp=time.time(),
             delivery_mode=aio_pika.DeliveryMode.PERSISTENT,

@@ -10,6 +10,7 @@ _CAUSES: Final = {
     "api_fault": "the policy asks for it: the API had not said no",
     "slow_answer": "the same, but no fault was ordered: the answer came too late",
     "worker_kill": "the worker was killed between POST and ack",
+    "worker_freeze": "the worker was frozen, and another one was given what it had in flight",
     "other_worker": "a connection was lost, and another worker was given what was in flight",
     "publisher_repeat": "published twice, and taken by another worker",
     "unexplained": "nothing explains it",
@@ -42,6 +43,8 @@ def _books(report: Mapping[str, Any]) -> Table:
     title = f"Soak, seed {settings['seed']}"
     if settings["workers"] > 1:
         title += f", {settings['workers']} workers"
+    if settings["ids"] != "on":
+        title += ", without ids" if settings["ids"] == "off" else ", half of them without ids"
     if settings["only"]:
         title += f", only faults of the {settings['only']}"
     table = _table(title, "", "")
@@ -81,6 +84,7 @@ def _extras(report: Mapping[str, Any]) -> Table:
         extra, doubled = report["extra_posts"].get(cause, 0), report["doubled"].get(cause, 0)
         table.add_row(text, str(extra), str(doubled))
     table.add_row("most by one kill of a worker", "", str(report["worst_kill"]))
+    table.add_row("most by one freeze of a worker", "", str(report["worst_freeze"]))
     table.add_row("most by one lost connection", "", str(report["worst_loss"]))
     return table
 

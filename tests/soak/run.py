@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from rich.console import Console
 
@@ -28,7 +28,7 @@ from bridge.sandbox.processes import guarded
 from tests.soak.bench import CONCURRENCY, QUEUE, Bench, SoakError, bounded
 from tests.soak.checker import Evidence, Fault, Verdict, check
 from tests.soak.nemesis import Nemesis
-from tests.soak.publisher import Publisher, plan_requests
+from tests.soak.publisher import Ids, Publisher, plan_requests
 from tests.soak.report import draw
 
 DRAIN_SECONDS: Final = 180.0
@@ -55,7 +55,7 @@ class Soak:
         self._faults: int = options.faults
         self._begun = time.monotonic()
         self._deadline = self._begun + options.max_seconds - END_SECONDS
-        self._requests = plan_requests(options.messages, seed=options.seed)
+        self._requests = plan_requests(options.messages, seed=options.seed, ids=options.ids)
         self._publisher = Publisher([bench.broker.url], QUEUE, self._requests)
         self._nemesis = Nemesis(bench, seed=options.seed, only=options.only)
 
@@ -120,10 +120,11 @@ class Soak:
             published=self._publisher.published,
             confirmed=self._publisher.confirmed,
             posts=self._bench.read_posts(self._requests),
-            dead=self._bench.read_dead_letters(),
-            waiting=self._bench.read_waiting(),
+            dead=self._bench.read_dead_letters(self._requests),
+            waiting=self._bench.read_waiting(self._requests),
             faults=self._nemesis.timeline,
             slow=self._bench.log.slow,
+            nameless={one.message_id for one in self._requests if not one.has_id},
             concurrency=CONCURRENCY,
             workers=self._bench.workers,
         )
@@ -200,6 +201,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--workers", type=int, default=1, help="how many take from the queue")
+    parser.add_argument("--ids", choices=get_args(Ids), default="on", help="publish with an id")
     parser.add_argument("--only", choices=("broker", "worker", "api"), help="kinds of faults")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
     parser.add_argument("--max-seconds", type=int, default=3600)

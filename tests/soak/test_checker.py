@@ -8,6 +8,7 @@ import pytest
 from tests.soak.bench import SoakError, join_log
 from tests.soak.checker import (
     API_503_LATER,
+    WORKER_FREEZE,
     WORKER_KILL,
     DeadLetter,
     Evidence,
@@ -19,6 +20,7 @@ from tests.soak.checker import (
 from tests.soak.publisher import Request
 
 KILL = Fault(kind=WORKER_KILL, group="worker", started=100.5, ended=102)
+FREEZE = Fault(kind=WORKER_FREEZE, group="worker", started=100.5, ended=120)
 END = Fault(kind="worker SIGTERM", group="worker", started=100.5, ended=102)
 BROKER_KILL = Fault(kind="broker kill -9", group="broker", started=100.5, ended=108)
 API_500 = Fault(kind="API 500", group="api", started=99, ended=101)
@@ -83,7 +85,7 @@ def test_finds_a_new_key() -> None:
     verdict = _check([_post(key="other")])
 
     assert verdict.new_keys == ["a"]
-    assert verdict.problems == ["1 messages were POSTed with a key that is not their id"]
+    assert verdict.problems == ["1 messages were POSTed with a key that is not theirs"]
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,9 @@ def test_finds_a_new_key() -> None:
         (_post(status=None), {"faults": [KILL]}, "worker_kill"),
         # Sent before the kill and read by the service a moment after it.
         (_post(at=100.6, status=None), {"faults": [KILL]}, "worker_kill"),
+        (_post(), {"faults": [FREEZE], "workers": 2}, "worker_freeze"),
+        (_post(at=90), {"faults": [FREEZE], "workers": 2}, "unexplained"),
+        (_post(), {"published": {"a": 2}, "nameless": {"a"}}, "publisher_repeat"),
         (_post(status=500), {"faults": [API_500]}, "api_fault"),
         (_post(status=None, accepted=True), {"faults": [API_500]}, "api_fault"),
         (_post(status=503), {"faults": [API_500]}, "api_fault"),
@@ -139,6 +144,39 @@ def test_explains_each_post_by_the_one_that_it_follows() -> None:
 
     assert verdict.extra_posts == {"unexplained": 1, "api_fault": 1}
     assert verdict.doubled == {"api_fault": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, ["a"]),
+        ({"faults": [BROKER_KILL]}, ["a"]),
+        ({"faults": [KILL]}, []),
+        ({"faults": [FREEZE]}, []),
+        ({"published": {"a": 2}}, []),
+    ],
+)
+def test_a_message_without_an_id_keeps_its_key(
+    changes: dict[str, Any], found: Sequence[str]
+) -> None:
+    """Only the end of its worker may cost it, or a publisher that publishes two messages."""
+    posts = [_post(key="made"), _post(at=105, key="made"), _post(at=110, key="another")]
+
+    assert _check(posts[:2], nameless={"a"}).new_keys == []
+    assert _check(posts, nameless={"a"}, **changes).new_keys == found
+
+
+def test_finds_a_freeze_that_doubled_more_than_was_in_flight() -> None:
+    """As a kill, a freeze may double what the worker sends at a time, and no more."""
+    ids = [f"m{index}" for index in range(4)]
+    posts = [_post(at=at, message_id=i, key=i) for i in ids for at in (100, 115)]
+    facts: dict[str, Any] = {"published": dict.fromkeys(ids, 1), "confirmed": ids}
+
+    within = _check(posts, concurrency=4, faults=[FREEZE], **facts)
+    beyond = _check(posts, concurrency=3, faults=[FREEZE], **facts)
+
+    assert (within.worst_freeze, within.problems) == (4, [])
+    assert beyond.problems == ["one freeze of a worker doubled 4 messages"]
 
 
 def test_finds_a_kill_that_doubled_more_than_was_in_flight() -> None:
