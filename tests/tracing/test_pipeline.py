@@ -65,8 +65,16 @@ async def traced(
     ours = Traced(receiver, ratio=ratio, path=path)
     async with asyncio.timeout(GUARD_SECONDS):
         yield ours
+        # Its thread may go on for longer, and would tell the next tests that nobody listens.
+        receiver.status = 200
         receiver.let_go.set()
         await ours.end()
+        await until(lambda: not exporting_threads())
+
+
+def exporting_threads() -> list[threading.Thread]:
+    """Return the threads in which spans are exported."""
+    return [thread for thread in threading.enumerate() if thread.name == "spans"]
 
 
 @pytest.fixture
@@ -314,7 +322,7 @@ async def test_nobody_waits_for_the_exporting_thread(receiver: Receiver) -> None
     async with traced(receiver) as ours:
         ours.make()
         await until(lambda: receiver.requests > 0)
-        threads = [thread for thread in threading.enumerate() if thread.name == "spans"]
+        threads = exporting_threads()
 
     assert threads
     assert all(thread.daemon for thread in threads)
