@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +38,18 @@ def pytest_configure() -> None:
     index = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     processes._PORTS = processes._PORTS[index::count]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Read only the files that have some, where no more than what is marked `serial` is run.
+
+    All of them take a quarter of a minute, in which one core is idle.
+    """
+    if config.option.markexpr != "serial" or not collection_path.is_file():
+        return None
+    if any("::" in arg for arg in config.args):  # what is named so has to be found
+        return None
+    return "mark.serial" not in collection_path.read_text(encoding="utf-8") or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
