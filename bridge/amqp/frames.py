@@ -251,9 +251,9 @@ def _short_string(payload: bytes, at: int) -> str:
     return payload[at + 1 : at + 1 + size].decode("utf-8", "replace")
 
 
-def ack_frame(channel: int, delivery_tag: int) -> bytes:
-    """Write the ack of one delivery."""
-    return _frame(METHOD, channel, _ACK + _TAG_AND_BITS.pack(delivery_tag, 0))
+def ack_frame(channel: int, delivery_tag: int, *, multiple: bool = False) -> bytes:
+    """Write the ack of one delivery; `multiple`: of all before it as well."""
+    return _frame(METHOD, channel, _ACK + _TAG_AND_BITS.pack(delivery_tag, multiple))
 
 
 def publish_pieces(

@@ -2,16 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final, assert_never
+from typing import Final
 
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, closed_channel, open_channel
 from bridge.amqp.client import Channel, Connection
 from bridge.amqp.frames import CONTENT_HEADER_START, FRAME_OVERHEAD_BYTES
 from bridge.amqp.properties import Properties
+from bridge.amqp.publication import Publication, not_stored, resolve
 from bridge.amqp.wire import LARGE_BODY_BYTES, Body, Progress, PublishingChannel
-from bridge.errors import Confirm, PublishError, PublishFault
+from bridge.errors import PublishError
 from bridge.logs import Log
 from bridge.metrics import BridgeMetrics
 
@@ -25,9 +26,6 @@ USUAL_PROPERTIES_BYTES: Final = 128 * 1024 - FRAME_OVERHEAD_BYTES - CONTENT_HEAD
 # How many bytes may be written that the broker has not read. Those of abandoned publishes count
 # too: with a broker that hangs nothing else bounds them.
 MAX_UNWRITTEN_BYTES: Final = 64 * 1024 * 1024
-# Within this many iterations of the event loop, asyncio's or uvloop's, a confirm that has arrived
-# is read and handed to whoever waits for it.
-READ_ITERATIONS: Final = 4
 # A large body gets this much more time for each of its bytes: one second for 1 MiB.
 SECONDS_PER_BYTE: Final = 1 / (1024 * 1024)
 # When the broker has read a publish, and not answered it for so long, or refuses everything for so
@@ -165,7 +163,7 @@ class Publisher:
         routing_key: str,
         properties: Properties,
         deadline: float,
-    ) -> "Publication":
+    ) -> Publication:
         """Write a message, and return the `Publication` that waits for its confirm.
 
         Nothing is written after `deadline`, a time of the event loop. Raises PublishError when
@@ -186,11 +184,30 @@ class Publisher:
             raise
         return Publication(self._metrics, label, routing_key, confirm, started)
 
+    def write_at_once(
+        self, body: Body, *, exchange: str, routing_key: str, properties: Properties
+    ) -> Publication | None:
+        """Write a message if nothing keeps it waiting; None says that `write` has to see to it."""
+        channel = self._channel
+        if channel is None or len(body) > LARGE_BODY_BYTES:
+            return None
+        if channel.awaited(properties.message_id) is not None:
+            return None
+        started = time.perf_counter()
+        try:
+            _check_room(channel)
+            confirm = channel.publish(
+                body, exchange=exchange, routing_key=routing_key, properties=properties
+            )
+        except (PublishError, ValueError):
+            return None
+        return Publication(self._metrics, exchange or "default", routing_key, confirm, started)
+
     def abandon(self, message_id: str) -> None:
         """Want to know nothing more of what is in flight with this id: the next need not wait."""
         confirm = None if self._channel is None else self._channel.awaited(message_id)
         if confirm is not None:
-            _resolve(confirm, "timeout")
+            resolve(confirm, "timeout")
 
     async def _room(self, message_id: str | None, deadline: float) -> PublishingChannel:
         """Return a channel that takes a message with this id now, or raise PublishError."""
@@ -202,12 +219,12 @@ class Publisher:
                 async with asyncio.timeout_at(deadline):
                     channel = await self._wait_for_channel(message_id)
             except TimeoutError:
-                raise _not_stored("timeout") from None
+                raise not_stored("timeout") from None
             if channel is None:
-                raise _not_stored("error")
+                raise not_stored("error")
             _check_room(channel)
         if asyncio.get_running_loop().time() >= deadline:
-            raise _not_stored("timeout")
+            raise not_stored("timeout")
         return channel
 
     async def _wait_for_channel(self, message_id: str | None) -> PublishingChannel | None:
@@ -222,95 +239,6 @@ class Publisher:
             await asyncio.wait({earlier})
             await self._open.wait()
         return channel
-
-
-class Publication:
-    """A message that was written; the broker has yet to say whether it stored it."""
-
-    __slots__ = ("_confirm", "_is_counted", "_label", "_metrics", "_routing_key", "_started")
-
-    def __init__(
-        self,
-        metrics: BridgeMetrics,
-        exchange_label: str,
-        routing_key: str,
-        confirm: "asyncio.Future[Confirm]",
-        started: float,
-    ) -> None:
-        self._metrics = metrics
-        self._label = exchange_label
-        self._routing_key = routing_key
-        self._confirm = confirm
-        self._started = started
-        self._is_counted = False
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether the broker has refused it, or its channel has ended: no confirm can come."""
-        return self._confirm.done() and self._confirm.result() != "confirmed"
-
-    @property
-    def may_be_stored(self) -> bool:
-        """Whether the broker may have stored it, as far as is known: it has not refused it."""
-        return not self._confirm.done() or self._confirm.result() not in {"nacked", "returned"}
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether the broker has confirmed it."""
-        return self._confirm.done() and self._confirm.result() == "confirmed"
-
-    async def stored(self, deadline: float) -> None:
-        """Return when the broker has confirmed it.
-
-        Raises PublishError otherwise, at the latest at the deadline, a time of the event loop.
-        After a time-out it may be waited for again. The metric counts it once, by the first result.
-        """
-        confirm = await _wait(self._confirm, deadline)
-        if not self._is_counted:
-            self._is_counted = True
-            self._metrics.published.labels(self._label, confirm).inc()
-            if confirm == "confirmed":
-                duration = self._metrics.publish_duration.labels(self._label)
-                duration.observe(time.perf_counter() - self._started)
-        if confirm != "confirmed":
-            raise _not_stored(confirm, self._routing_key)
-
-    def when_known(self, notify: Callable[[bool], object]) -> None:
-        """Call `notify` with whether it is stored, once the broker has said so or its channel ends.
-
-        That may be long after the deadline.
-        """
-        self._confirm.add_done_callback(lambda confirm: notify(confirm.result() == "confirmed"))
-
-    def abandon(self) -> None:
-        """Stop waiting for its confirm, so that the next message with the same id need not wait."""
-        _resolve(self._confirm, "timeout")
-
-
-async def _wait(confirm: "asyncio.Future[Confirm]", deadline: float) -> Confirm:
-    """Return a publish's confirm, or `timeout` at the deadline; others may go on waiting for it."""
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[Confirm] = loop.create_future()
-
-    def pass_on(confirm: "asyncio.Future[Confirm]") -> None:
-        _resolve(waiter, confirm.result())
-
-    confirm.add_done_callback(pass_on)
-    # A timer of its own costs a third of `asyncio.timeout`.
-    timer = loop.call_at(deadline, _time_out, waiter)
-    try:
-        return await waiter
-    finally:
-        timer.cancel()
-        confirm.remove_done_callback(pass_on)
-
-
-def _time_out(waiter: "asyncio.Future[Confirm]", iterations: int = READ_ITERATIONS) -> None:
-    """Resolve as `timeout`, but read what has arrived first: after a stall timers run first."""
-    if iterations == 0:
-        _resolve(waiter, "timeout")
-    elif not waiter.done():
-        asyncio.get_running_loop().call_soon(_time_out, waiter, iterations - 1)
 
 
 def _is_stuck(before: Progress, now: Progress) -> bool:
@@ -328,23 +256,3 @@ def _check_room(channel: PublishingChannel) -> None:
         raise PublishError("error", f"{MAX_UNCONFIRMED} publishes wait for their confirm")
     if channel.unwritten_bytes >= MAX_UNWRITTEN_BYTES:
         raise PublishError("timeout", "the broker does not read what it is sent")
-
-
-def _resolve(confirm: "asyncio.Future[Confirm]", outcome: Confirm) -> None:
-    if not confirm.done():
-        confirm.set_result(outcome)
-
-
-def _not_stored(fault: PublishFault, routing_key: str = "") -> PublishError:
-    """Make the error of a publish without a confirm; it names the key where that matters."""
-    match fault:
-        case "returned":
-            return PublishError(fault, f"no queue takes it: {routing_key}")
-        case "nacked":
-            return PublishError(fault, "the broker refused to store it")
-        case "timeout":
-            return PublishError(fault, "no confirm in time")
-        case "error":
-            return PublishError(fault, "the connection to the broker ended")
-        case _:
-            assert_never(fault)

@@ -146,9 +146,9 @@ class StreamWire(TransportFactory):
         finally:
             del self._takers[channel.number]
 
-    def ack(self, channel: Channel, delivery_tag: int) -> None:
+    def ack(self, channel: Channel, delivery_tag: int, *, multiple: bool = False) -> None:
         """Write the ack of a delivery; it leaves at the end of this iteration of the event loop."""
-        self.write(ack_frame(channel.number, delivery_tag))
+        self.write(ack_frame(channel.number, delivery_tag, multiple=multiple))
 
     async def acks_read(self, channel: Channel) -> None:
         """Return when the broker has read every ack that was written on a channel."""

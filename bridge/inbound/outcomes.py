@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Iterator
 from typing import Final
 
-from bridge.amqp.publisher import Publication, Publisher
+from bridge.amqp.publication import Publication
+from bridge.amqp.publisher import Publisher
 from bridge.errors import PublishError
 from bridge.inbound.event import Event
 from bridge.inbound.receipts import Delivery, Receipt

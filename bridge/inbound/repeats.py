@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from bridge.amqp.publisher import Publication
+from bridge.amqp.publication import Publication
 
 # How many events are remembered at most; with their keys they take less than 32 MiB.
 MAX_RECENT_EVENTS: Final = 100_000

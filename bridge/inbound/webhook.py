@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any, Final
 
 from bridge.amqp.client import Connection
-from bridge.amqp.publisher import Publication, Publisher
+from bridge.amqp.publication import Publication
+from bridge.amqp.publisher import Publisher
 from bridge.config import WebhookSettings
 from bridge.errors import InvalidSignatureError, PublishError
 from bridge.http_server.limits import Limits

@@ -117,6 +117,9 @@ def _fitted(
 ) -> Properties:
     """Return the properties with both kinds of headers, or with as many as fit into a frame."""
     properties.headers = headers | own
+    if not properties.headers:
+        # All others are short.
+        return properties
     excess = len(write_properties(properties)) - max_bytes
     if excess > 0:
         properties.headers = _without_the_largest(headers, own, excess) | own

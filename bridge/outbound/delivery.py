@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from bridge.amqp.client import Channel
 from bridge.amqp.properties import Properties
-from bridge.amqp.publisher import Publication
+from bridge.amqp.publication import Publication
 from bridge.amqp.wire import Body, Wire
 from bridge.outbound.envelope import Envelope
 from bridge.tracing.spans import Span
@@ -72,12 +72,15 @@ class Session:
         """Whether nothing can be acked on it any more."""
         return self.over.is_set()
 
-    def ack(self, tag: int) -> bool:
-        """Write an ack, or return False: the broker delivers the message again."""
+    def ack(self, tag: int, *, multiple: bool = False) -> bool:
+        """Write an ack, or return False: the broker delivers the message again.
+
+        `multiple`: it is the ack of all deliveries of the session before this one as well.
+        """
         if self.is_over or self.channel.is_closed:
             return False
         self.last_ack_at = asyncio.get_running_loop().time()
-        self.wire.ack(self.channel, tag)
+        self.wire.ack(self.channel, tag, multiple=multiple)
         return True
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from bridge.amqp.publisher import Publication
+from bridge.amqp.publication import Publication
 from bridge.outbound.acceptances import SENT_SECONDS, Acceptances, Accepted
 from bridge.outbound.delivery import Waits
 from bridge.outbound.entry import Entry
@@ -167,6 +167,15 @@ class Ledger:
             if is_settled and is_same:
                 self._owed.take(entry)
                 return Repeat(None)
+        return self._take_or_repeat(entry, redelivered=redelivered)
+
+    def claim_at_once(self, entry: Entry) -> Claim | Repeat | None:
+        """Take what is no redelivery as `claim` does; None says that it would have to wait."""
+        if self._earlier(entry, redelivered=False) is not None:
+            return None
+        return self._take_or_repeat(entry, redelivered=False)
+
+    def _take_or_repeat(self, entry: Entry, *, redelivered: bool) -> Claim | Repeat:
         first = self.sent.find(entry.message, redelivered=redelivered)
         is_done = first is not None or entry in self._replaced
         if is_done or (redelivered and self._is_in_doubt(entry)):

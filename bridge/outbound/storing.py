@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from bridge.amqp.properties import Properties
-from bridge.amqp.publisher import Publication, Publisher
+from bridge.amqp.publication import Publication
+from bridge.amqp.publisher import Publisher
 from bridge.errors import BrokerError, PublishError
 from bridge.logs import Log
 from bridge.outbound.delivery import Delivery
@@ -116,9 +117,10 @@ class Storing:
         try:
             yield note
         finally:
-            self._waiting.discard(waiting)
-            if not self._waiting:
-                self._unblock()
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+                if not self._waiting:
+                    self._unblock()
 
 
 def _forget_copy(delivery: Delivery) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,10 +20,11 @@ from pamqp.body import ContentBody
 from pamqp.frame import marshal, unmarshal
 from pamqp.header import ContentHeader
 
-from bridge.amqp import publisher, stream_wire
+from bridge.amqp import publication, stream_wire
 from bridge.amqp.client import Connection
 from bridge.amqp.properties import Properties
-from bridge.amqp.publisher import MAX_UNCONFIRMED, MAX_UNWRITTEN_BYTES, Publication, Publisher
+from bridge.amqp.publication import Publication
+from bridge.amqp.publisher import MAX_UNCONFIRMED, MAX_UNWRITTEN_BYTES, Publisher
 from bridge.amqp.stream_wire import StreamWire
 from bridge.amqp.wire import LARGE_BODY_BYTES
 from bridge.errors import BrokerError, Confirm, PublishError
@@ -299,6 +301,75 @@ async def test_what_is_written_is_what_was_given(ours: Publisher, far: Far) -> N
     assert await soon(*tasks) == ["confirmed"] * 3
 
 
+def write_at_once(
+    ours: Publisher, message_id: str | None = None, body: bytes = b"body", **changed: Any
+) -> publication.Publication | None:
+    """Write if nothing keeps it waiting."""
+    properties = Properties(message_id=message_id, **changed)
+    return ours.write_at_once(body, exchange="", routing_key="queue", properties=properties)
+
+
+async def test_what_is_written_at_once_is_told_when_it_is_known() -> None:
+    """Stored or not, each is told its own, and counted once."""
+    registry = new_registry()
+    metrics = BridgeMetrics(
+        registry, component="worker", version="0", revision="0", exchanges=("default",)
+    )
+    ours = Publisher(metrics, timeout_seconds=GUARD_SECONDS)
+    told: list[tuple[str, bool]] = []
+    async with serving(ours) as far:
+        for name in "ab":
+            written = write_at_once(ours, name)
+            assert written is not None
+            written.when_known(partial(_note, told, name))
+        await far.transport.until(2)
+        far.nack(2)
+        far.ack(1)
+        await turns()
+        assert written is not None
+        with pytest.raises(PublishError):
+            await written.stored(asyncio.get_running_loop().time() + SHORT_SECONDS)
+
+    assert told == [("b", False), ("a", True)]
+    counted = [
+        registry.get_sample_value(
+            "sms_bridge_amqp_published_total", {"exchange": "default", "outcome": outcome}
+        )
+        for outcome in ("confirmed", "nacked")
+    ]
+    assert counted == [1, 1]
+
+
+def _note(told: list[tuple[str, bool]], name: str, is_stored: bool) -> None:  # noqa: FBT001
+    told.append((name, is_stored))
+
+
+@pytest.mark.parametrize("kept_by", ["channel", "id", "size", "alarm", "properties"])
+async def test_what_has_to_wait_is_not_written_at_once(kept_by: str) -> None:
+    """Nothing of it is written: the caller takes the way that waits."""
+    ours = Publisher(METRICS, timeout_seconds=GUARD_SECONDS)
+    if kept_by == "channel":
+        assert write_at_once(ours) is None
+        return
+    async with serving(ours) as far:
+        first = write_at_once(ours, "1")
+        if kept_by == "alarm":
+            far.block()
+        match kept_by:
+            case "id":
+                second = write_at_once(ours, "1")
+            case "size":
+                second = write_at_once(ours, "2", bytes(LARGE_BODY_BYTES + 1))
+            case "properties":
+                second = write_at_once(ours, "2", headers={"x": "x" * FRAME_PAYLOAD_BYTES})
+            case _:
+                second = write_at_once(ours, "2")
+        await turns()
+        assert first is not None
+        assert second is None
+        assert [one.message_id for one in far.transport.published] == ["1"]
+
+
 async def test_each_is_counted_for_its_exchange() -> None:
     """The metrics tell the exchanges apart; the default one has a name of its own."""
     registry = new_registry()
@@ -384,7 +455,7 @@ async def test_any_mixture(fates: list[Fate], size: int) -> None:
                     case "cancelled":
                         tasks[number].cancel()
                     case "timeout":
-                        publisher._resolve(awaited(ours, one.message_id), "timeout")
+                        publication.resolve(awaited(ours, one.message_id), "timeout")
                     case "returned":
                         far.give_back(one.message_id, one.body)
                     case _:

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from bridge.amqp.publisher import Publication
+from bridge.amqp.publication import Publication
 from bridge.errors import Confirm
 from bridge.metrics import BridgeMetrics, new_registry
 

@@ -12,7 +12,8 @@ import pytest
 from pydantic import SecretStr
 
 from bridge.amqp.properties import Properties
-from bridge.amqp.publisher import Publication, Publisher
+from bridge.amqp.publication import Publication
+from bridge.amqp.publisher import Publisher
 from bridge.config import WebhookSettings
 from bridge.config.receipts import ReceiptSettings
 from bridge.errors import Confirm

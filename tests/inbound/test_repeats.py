@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.amqp.publisher import Publication
+from bridge.amqp.publication import Publication
 from bridge.errors import Confirm, PublishError
 from bridge.inbound.repeats import RecentEvents
 from tests.inbound.publications import GUARD_SECONDS, Gate, write

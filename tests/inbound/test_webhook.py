@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from bridge.amqp.publisher import Publication, Publisher
+from bridge.amqp.publication import Publication
+from bridge.amqp.publisher import Publisher
 from bridge.config import SignatureSettings, WebhookSettings
 from bridge.errors import Confirm
 from bridge.http_server.request import Request, Response

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Literal, NamedTuple, cast
 
 from bridge.amqp.properties import Properties
-from bridge.amqp.publisher import Publication
+from bridge.amqp.publication import Publication
 from bridge.errors import Confirm, PublishError, PublishFault
 from bridge.metrics import BridgeMetrics, new_registry
 
@@ -75,9 +75,17 @@ class Broker:
         if in_flight is not None and not in_flight.done():
             await asyncio.sleep(deadline - self._loop.time())
             raise PublishError("timeout", "another with its id is in flight")
-        fault = self.faults.pop(0) if self.faults else None
-        if fault in {"timeout", "error"}:
+        if self.faults and self.faults[0] in {"timeout", "error"}:
+            fault = self.faults.pop(0)
             raise PublishError(cast("PublishFault", fault), str(fault))
+        return self._written(body, exchange, routing_key, properties)
+
+    def _written(
+        self, body: bytes, exchange: str, routing_key: str, properties: Properties
+    ) -> Publication:
+        fault = cast(
+            "Confirm | Literal['late'] | None", self.faults.pop(0) if self.faults else None
+        )
         self.written += 1
         confirm: asyncio.Future[Confirm] = self._loop.create_future()
         self._by_id[properties.message_id] = confirm
@@ -92,6 +100,16 @@ class Broker:
         else:
             confirm.set_result(fault or "confirmed")
         return Publication(self._metrics, "default", routing_key, confirm, 0.0)
+
+    def write_at_once(
+        self, body: bytes, *, exchange: str, routing_key: str, properties: Properties
+    ) -> Publication | None:
+        """Write a message, and have its fault become known; or return None for nothing."""
+        in_flight = self._by_id.get(properties.message_id)
+        is_unwritten = self.faults and self.faults[0] in {"timeout", "error"}
+        if is_unwritten or (in_flight is not None and not in_flight.done()):
+            return None
+        return self._written(body, exchange, routing_key, properties)
 
     async def publish(
         self, body: bytes, *, exchange: str, routing_key: str, properties: Properties
@@ -115,6 +133,7 @@ class Channel:
 
     def __init__(self) -> None:
         self.acked: list[int] = []
+        self.for_many: list[int] = []
         self.is_over = False
 
     @property
@@ -122,7 +141,8 @@ class Channel:
         """Return the channel."""
         return self
 
-    def ack(self, tag: int) -> bool:
-        """Note an ack."""
+    def ack(self, tag: int, *, multiple: bool = False) -> bool:
+        """Note an ack; one for many is the last of `for_many`, too."""
         self.acked.append(tag)
+        self.for_many += [tag] * multiple
         return not self.is_over

@@ -12,7 +12,8 @@ from typing import cast, get_args
 import pytest
 
 from bridge.amqp.properties import Properties
-from bridge.amqp.publisher import READ_ITERATIONS, Publisher
+from bridge.amqp.publication import READ_ITERATIONS
+from bridge.amqp.publisher import Publisher
 from bridge.config import RateLimitSettings, WorkerSettings
 from bridge.errors import BrokerError, Confirm
 from bridge.outbound import envelope

@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 
 from bridge.amqp.properties import Properties
-from bridge.amqp.publisher import Publication, Publisher
+from bridge.amqp.publication import Publication
+from bridge.amqp.publisher import Publisher
 from bridge.config import Settings, WorkerSettings
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.fates import Answer, judge_status
@@ -53,10 +54,10 @@ class Connection(Channel):
         self._told = told
         self.most_unacked = 10
 
-    def ack(self, tag: int) -> bool:
+    def ack(self, tag: int, *, multiple: bool = False) -> bool:
         """Ack a delivery, and tell of it."""
         self._told.append("ack")
-        return super().ack(tag)
+        return super().ack(tag, multiple=multiple)
 
 
 class Service:

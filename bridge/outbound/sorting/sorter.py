@@ -6,26 +6,24 @@ behind it. It acks last, so that a crash leaves copies, never losses.
 """
 
 import asyncio
-import hashlib
 from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
 from bridge.amqp.client import Connection
-from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
 from bridge.config import Settings
 from bridge.errors import BrokerError
 from bridge.logs import Log
 from bridge.outbound.consumer import Consumer, Gauges
-from bridge.outbound.copies import sorted_properties
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.drain import finish
-from bridge.outbound.entry import Entry, entry_of
+from bridge.outbound.entry import Entry
 from bridge.outbound.ledger import Claim, Kept, Ledger
 from bridge.outbound.metrics import MessageClass, WorkerMetrics
 from bridge.outbound.peers.exchange import Peers
-from bridge.outbound.sorting.classes import is_urgent
+from bridge.outbound.sorting.acks import Acks
+from bridge.outbound.sorting.move import Move, class_of, make_properties, sorting_entry
 from bridge.outbound.storing import Storing
 from bridge.topology.declarations import normal_queue, urgent_queue
 from bridge.topology.upkeep import Upkeep
@@ -35,6 +33,8 @@ log = Log(__name__)
 # How many messages are on their way at once. A worker that is killed leaves so many at most in both
 # queues; more of them make it no faster.
 PREFETCH: Final = 100
+# After so long a task waits for a copy's confirm, and sees to it that one is stored.
+LATE_SECONDS: Final = 5.0
 
 
 class LearnOf(Protocol):
@@ -77,7 +77,12 @@ class Sorter:
         self._storing = Storing(publisher, block=self.changed.set, unblock=self.changed.set)
         self.queue_missing = self._storing.queue_missing
         self.ledger = Ledger(heartbeat_seconds=heartbeat_seconds)
-        self._moves: dict[asyncio.Task[None], Delivery] = {}
+        # Those whose copy is written and waits for its confirm, and those that need a task.
+        self._written: set[Move] = set()
+        self._tasks: dict[asyncio.Task[None], Move] = {}
+        self._stored: list[Move] = []
+        self._acks: Acks | None = None
+        self._all_done = asyncio.Event()
         self._asking = 0
         self._stopping = False
         # How many redelivered messages have come so far.
@@ -113,18 +118,21 @@ class Sorter:
         try:
             return await finish(self, self.consumer, self.ledger)
         finally:
-            for move in list(self._moves):
-                move.cancel()
+            for task in list(self._tasks):
+                task.cancel()
+            for move in list(self._written):
+                self._give_back(move)
 
     @property
     def count(self) -> int:
         """How many are taken and not moved."""
-        return len(self._moves)
+        return len(self._written) + len(self._tasks)
 
     async def all_done(self) -> None:
-        """Wait until all that is taken now is moved or given back."""
-        if self._moves:
-            await asyncio.wait(self._moves)
+        """Wait until all that is taken is moved or given back."""
+        while self.count:
+            self._all_done.clear()
+            await self._all_done.wait()
 
     def _prefetch(self) -> dict[str, int]:
         if self._stopping:
@@ -135,17 +143,102 @@ class Sorter:
 
     def _take(self, delivery: Delivery) -> None:
         self.redeliveries += delivery.redelivered
-        task = asyncio.get_running_loop().create_task(self._run(delivery))
-        self._moves[task] = delivery
+        if self._acks is None or self._acks.session is not delivery.session:
+            self._acks = Acks(delivery.session)
+        self._acks.note(delivery.tag)
+        move = Move(delivery, sorting_entry(delivery))
+        if delivery.redelivered or self._stopping or not self._write_at_once(move):
+            self._start(move)
+
+    # Most of them: nothing has to be waited for but the confirm, and no task is made
+
+    def _write_at_once(self, move: Move) -> bool:
+        """Claim what is new and write its copy, unless it would have to wait for either."""
+        claim = self.ledger.claim_at_once(move.entry)
+        if not isinstance(claim, Claim):
+            return False
+        move.claim, delivery = claim, move.delivery
+        delivery.replacement = self._publisher.write_at_once(
+            delivery.body,
+            exchange="",
+            routing_key=self._target_of(delivery),
+            properties=make_properties(delivery, self._publisher.max_properties_bytes),
+        )
+        if delivery.replacement is None:
+            return False
+        self._written.add(move)
+        loop = asyncio.get_running_loop()
+        move.late = loop.call_later(LATE_SECONDS, self._need_task, move)
+        delivery.replacement.when_known(partial(self._on_known, move))
+        return True
+
+    def _on_known(self, move: Move, is_stored: bool) -> None:  # noqa: FBT001  a callback
+        if not is_stored:
+            self._need_task(move)
+            return
+        if not self._stored:
+            # Confirms come many at a time, and so do the acks.
+            asyncio.get_running_loop().call_soon(self._end_stored)
+        self._stored.append(move)
+
+    def _end_stored(self) -> None:
+        moves = [move for move in self._stored if move in self._written]
+        self._stored.clear()
+        self._written.difference_update(moves)
+        self._settle(moves)
+        for move in moves:
+            self._end(move)
+
+    def _need_task(self, move: Move) -> None:
+        if move in self._written:
+            self._written.remove(move)
+            self._start(move)
+
+    def _settle(self, moves: list[Move]) -> None:
+        """Ack what is moved."""
+        acked = self._ack([move.delivery for move in moves])
+        for move in moves:
+            if move.claim is not None:
+                self._sorted[class_of(move.delivery)].inc()
+                self.ledger.settle(move.claim, None, acked=move.delivery in acked)
+
+    def _ack(self, deliveries: list[Delivery]) -> set[Delivery]:
+        """Return those whose ack was written; the broker delivers the others again."""
+        acks = self._acks
+        if acks is None:
+            return set()
+        own = {one for one in deliveries if one.session is acks.session}
+        return own if acks.ack(one.tag for one in own) else set()
+
+    def _give_back(self, move: Move) -> None:
+        self._written.discard(move)
+        if move.claim is not None:
+            kept = Kept(move.delivery.envelope, None, move.delivery.replacement)
+            self.ledger.give_back(move.claim, kept)
+        self._end(move)
+
+    def _end(self, move: Move) -> None:
+        if move.late is not None:
+            move.late.cancel()
+        self.consumer.let_go(move.delivery)
+        if not self.count:
+            self._all_done.set()
+
+    # The others: what comes again, and what could not be stored at once
+
+    def _start(self, move: Move) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(move))
+        self._tasks[task] = move
         task.add_done_callback(self._forget)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
-        self.consumer.let_go(self._moves.pop(task))
+        self._end(self._tasks.pop(task))
 
-    async def _run(self, delivery: Delivery) -> None:
+    async def _run(self, move: Move) -> None:
         """Move a delivery; nothing that it raises leaves the task."""
+        delivery = move.delivery
         try:
-            await self._move(delivery)
+            await self._move(move)
         except (BrokerError, asyncio.CancelledError):
             # Unacked: the broker delivers it again.
             log.debug("not_sorted", message_id=delivery.envelope.key)
@@ -155,31 +248,41 @@ class Sorter:
         except Exception:
             log.exception("internal_error", message_id=delivery.envelope.key)
 
-    async def _move(self, delivery: Delivery) -> None:
-        entry = _entry_of(delivery)
-        if delivery.redelivered and not self._stopping:
-            await self._ask(delivery, entry)
-        claim = await self.ledger.claim(
-            entry, redelivered=delivery.redelivered, waits=delivery.waits
-        )
-        if not isinstance(claim, Claim):
-            # It was moved already; only its ack was lost.
-            self.ledger.note_repeat(entry, acked=delivery.session.ack(delivery.tag))
-            return
+    async def _move(self, move: Move) -> None:
+        delivery, entry = move.delivery, move.entry
+        is_begun = delivery.replacement is not None
+        if move.claim is None:
+            if delivery.redelivered and not self._stopping:
+                await self._ask(delivery, entry)
+            claim = await self.ledger.claim(
+                entry, redelivered=delivery.redelivered, waits=delivery.waits
+            )
+            if not isinstance(claim, Claim):
+                # It was moved already; only its ack was lost.
+                self.ledger.note_repeat(entry, acked=bool(self._ack([delivery])))
+                return
+            move.claim = claim
+            is_begun = self._recall(delivery, entry)
+        try:
+            await self._store(delivery, self._target_of(delivery), is_begun=is_begun)
+        except BaseException:
+            self.ledger.give_back(move.claim, Kept(delivery.envelope, None, delivery.replacement))
+            raise
+        self._settle([move])
+
+    def _recall(self, delivery: Delivery, entry: Entry) -> bool:
+        """Go on with what is known of a delivery that has come again, and say whether any is."""
         kept = self.ledger.recall(entry, redelivered=delivery.redelivered)
         if kept is not None:
             delivery.envelope, delivery.replacement = kept.envelope, kept.replacement
         elif delivery.redelivered:
             # Whoever had it may have stored its copy, and is not there to say so.
             delivery.envelope = delivery.envelope._replace(has_been_copied=True)
-        to: MessageClass = "urgent" if is_urgent(delivery.properties) else "normal"
-        try:
-            await self._store(delivery, self._targets[to], is_begun=kept is not None)
-        except BaseException:
-            self.ledger.give_back(claim, Kept(delivery.envelope, None, delivery.replacement))
-            raise
-        self._sorted[to].inc()
-        self.ledger.settle(claim, None, acked=delivery.session.ack(delivery.tag))
+        return kept is not None
+
+    def _target_of(self, delivery: Delivery) -> str:
+        """Name the queue in which a delivery is to wait."""
+        return self._targets[class_of(delivery)]
 
     async def _ask(self, delivery: Delivery, entry: Entry) -> None:
         """Ask the other workers, and take others beside those that wait for their answers."""
@@ -195,14 +298,14 @@ class Sorter:
         if self._stopping and not is_begun:
             raise BrokerError("the worker stops")
         await self._storing.store(
-            delivery, queue=queue, make_properties=partial(_make_properties, delivery)
+            delivery, queue=queue, make_properties=partial(make_properties, delivery)
         )
 
     def _on_session_over(self, session: Session) -> None:
         self.ledger.connection_lost(most_unacked=session.most_unacked)
-        for move, delivery in list(self._moves.items()):
-            if delivery.may_be_given_back and delivery.is_stale:
-                move.cancel()
+        for task, move in list(self._tasks.items()):
+            if move.delivery.may_be_given_back and move.delivery.is_stale:
+                task.cancel()
 
 
 def make_sorter(
@@ -227,23 +330,3 @@ def make_sorter(
 
 
 async def _ask_nobody(delivery: Delivery, entry: Entry, *, ledger: Ledger) -> None: ...
-
-
-def _entry_of(delivery: Delivery) -> Entry:
-    """Make the ledger's entry: by the copy's number alone it never takes one for a repeat.
-
-    Somebody may move a message back to the main queue, and a copy has the number that it had.
-    """
-    entry = entry_of(delivery.envelope, delivery.body)
-    # Nor is it an entry of what is sent: workers ask each other for both.
-    which = b"sorted %d" % entry.copies
-    digest = hashlib.blake2b(entry.message + which, digest_size=len(entry.message)).digest()
-    return entry._replace(message=digest, copies=0)
-
-
-def _make_properties(delivery: Delivery, max_bytes: int) -> Properties:
-    envelope = delivery.envelope
-    if delivery.is_stale:
-        # Whoever has it now may have moved it, if this process was frozen for a while.
-        envelope = envelope._replace(has_been_copied=True)
-    return sorted_properties(delivery.properties, envelope, max_bytes=max_bytes)

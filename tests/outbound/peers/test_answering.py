@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from bridge.amqp.publisher import Publication
+from bridge.amqp.publication import Publication
 from bridge.outbound.ledger import Claim, Kept, Repeat
 from bridge.outbound.outcomes import Retried
 from bridge.outbound.peers.answering import MAX_WAITING

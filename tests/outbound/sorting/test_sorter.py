@@ -17,10 +17,11 @@ from bridge.config import Settings, WorkerSettings
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.envelope import bare_envelope
 from bridge.outbound.peers.exchange import Peers
-from bridge.outbound.sorting.sorter import PREFETCH, Sorter, make_sorter
+from bridge.outbound.sorting.sorter import LATE_SECONDS, PREFETCH, Sorter, make_sorter
 from bridge.topology.upkeep import Upkeep
 from tests.clock import LeapingWorld
-from tests.outbound.stand_ins import Broker, Channel
+from tests.ears import Ears
+from tests.outbound.stand_ins import PUBLISH_SECONDS, Broker, Channel
 
 BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
 URGENT = {"sms-bridge-priority": "urgent"}
@@ -133,11 +134,12 @@ def test_acked_only_when_stored(world: World) -> None:
 
     world.run(play())
     assert world.connection.acked == [1]
+    assert world.value("messages_sorted_total", **{"class": "normal"}) == 1
     assert world.sorter.queue_missing.is_set()
 
 
 def test_many_keep_their_order(world: World) -> None:
-    """They are written in the order in which they came."""
+    """They are written in the order in which they came, and acked by one ack for all."""
 
     async def play() -> None:
         for number in range(50):
@@ -148,6 +150,77 @@ def test_many_keep_their_order(world: World) -> None:
     assert [one.properties.message_id for one in world.broker.published] == [
         f"m-{number}" for number in range(50)
     ]
+    assert world.connection.for_many == [50]
+
+
+def test_a_late_confirm_is_waited_for(world: World) -> None:
+    """However late: the copy may be stored, and must not be there twice."""
+    world.broker.faults = ["late"]
+
+    async def play() -> None:
+        world.deliver(message_id="m-1")
+        world.deliver(message_id="m-2")
+        await asyncio.sleep(10 * LATE_SECONDS)
+        assert world.connection.acked == [2]
+        world.broker.pending[0].set_result("confirmed")
+        await world.sorter.all_done()
+
+    world.run(play())
+    assert world.connection.acked == [2, 1]
+    assert world.broker.written == 2
+
+
+def test_a_copy_that_is_not_confirmed_in_time_is_told(world: World, ears: Ears) -> None:
+    """Whoever looks at the log sees why nothing is sorted."""
+    world.broker.faults = ["late"]
+
+    async def play() -> None:
+        world.deliver(message_id="m-1")
+        await asyncio.sleep(LATE_SECONDS + PUBLISH_SECONDS + 1)
+        world.broker.pending[0].set_result("confirmed")
+        await world.sorter.all_done()
+
+    world.run(play())
+    (told,) = ears.heard("not_stored")
+    assert told["fault"] == "timeout"
+
+
+def test_what_is_acked_on_no_session_is_sorted_once(world: World) -> None:
+    """A confirm that comes after the loss of its delivery's session is no reason for a second."""
+    world.broker.faults = ["late"]
+
+    async def play() -> None:
+        world.deliver(message_id="m-1")
+        await turns()
+        world.lose_connection()
+        world.deliver(message_id="m-2")
+        world.broker.pending[0].set_result("confirmed")
+        await world.sorter.all_done()
+        world.deliver(message_id="m-1", redelivered=True)
+        await world.sorter.all_done()
+
+    world.run(play())
+    assert world.connection.acked == [1 + 1, 3]
+    assert world.broker.written == 2
+
+
+def test_a_drain_that_is_cut_off_remembers_what_was_written(world: World) -> None:
+    """Whoever asks for it is told that its copy may be there."""
+    world.broker.faults = ["late"]
+
+    async def play() -> None:
+        world.deliver(message_id="m-1")
+        draining = asyncio.create_task(world.sorter.drain())
+        await turns()
+        draining.cancel()
+        await asyncio.wait({draining})
+        assert world.sorter.count == 0
+        assert world.sorter.ledger.keeps_any
+        world.broker.pending[0].set_result("confirmed")
+        await turns()
+
+    world.run(play())
+    assert world.connection.acked == []
 
 
 def test_a_message_without_an_id_gets_one(world: World) -> None:

@@ -1,0 +1,52 @@
+"""One delivery on its way from the main queue to the queue of its class."""
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+
+from bridge.amqp.properties import Properties
+from bridge.outbound.copies import sorted_properties
+from bridge.outbound.delivery import Delivery
+from bridge.outbound.entry import Entry, entry_of
+from bridge.outbound.ledger import Claim
+from bridge.outbound.metrics import MessageClass
+from bridge.outbound.sorting.classes import is_urgent
+
+
+@dataclass(slots=True, eq=False)
+class Move:
+    """A delivery that is being moved; `claim` is None until it is known to be no repeat.
+
+    `late` is the timer of a copy whose confirm no task waits for.
+    """
+
+    delivery: Delivery
+    entry: Entry
+    claim: Claim | None = None
+    late: asyncio.TimerHandle | None = None
+
+
+def class_of(delivery: Delivery) -> MessageClass:
+    """Name the class that a delivery is of."""
+    return "urgent" if is_urgent(delivery.properties) else "normal"
+
+
+def sorting_entry(delivery: Delivery) -> Entry:
+    """Make an entry of the sorter's: by a copy's number alone it never takes one for a repeat.
+
+    Somebody may move a message back to the main queue, and a copy has the number that it had.
+    """
+    entry = entry_of(delivery.envelope, delivery.body)
+    # Nor is it an entry of what is sent: workers ask each other for both.
+    which = b"sorted %d" % entry.copies
+    digest = hashlib.blake2b(entry.message + which, digest_size=len(entry.message)).digest()
+    return entry._replace(message=digest, copies=0)
+
+
+def make_properties(delivery: Delivery, max_bytes: int) -> Properties:
+    """Make the properties of a delivery's copy; `max_bytes` of them fit into a frame."""
+    envelope = delivery.envelope
+    if delivery.is_stale:
+        # Whoever has it now may have moved it, if this process was frozen for a while.
+        envelope = envelope._replace(has_been_copied=True)
+    return sorted_properties(delivery.properties, envelope, max_bytes=max_bytes)

@@ -1,0 +1,172 @@
+"""Storing a copy: until it is confirmed, once, and with whoever is to know of it told.
+
+All run on an event loop whose time leaps to the next timer. The publisher and the session are
+stand-ins.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+from typing import cast
+
+import pytest
+
+from bridge.amqp.properties import Properties
+from bridge.amqp.publisher import Publisher
+from bridge.errors import BrokerError
+from bridge.outbound.delivery import Delivery
+from bridge.outbound.storing import FIRST_WAIT_SECONDS, MAX_UNCONFIRMED_SECONDS, Storing
+from tests.clock import LeapingWorld
+from tests.deliveries import make_delivery
+from tests.outbound.stand_ins import PUBLISH_SECONDS, Broker, Channel
+
+
+class World(LeapingWorld):
+    """What stores copies, and what it tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broker = Broker(self.loop)
+        self.session = Channel()
+        self.told: list[str] = []
+        self.storing = Storing(
+            cast("Publisher", self.broker),
+            block=lambda: self.told.append("block"),
+            unblock=lambda: self.told.append("unblock"),
+        )
+
+    def delivery(self, key: str = "m-1") -> Delivery:
+        """Make a delivery that is to have a copy."""
+        return make_delivery(key, body=b"body", session=self.session, clock=self.loop.time)
+
+    async def store(self, delivery: Delivery) -> None:
+        """Store its copy."""
+        await self.storing.store(
+            delivery,
+            queue="q.next",
+            make_properties=lambda _: Properties(message_id=delivery.envelope.key),
+        )
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Give one that has stored nothing."""
+    with closing(World()) as made:
+        yield made
+
+
+def test_stored_at_once(world: World) -> None:
+    """The copy is in its queue, and nobody is disturbed."""
+    assert world.seconds(world.store(world.delivery())) == 0
+    (copy,) = world.broker.published
+    assert (copy.routing_key, copy.body, world.told) == ("q.next", b"body", [])
+
+
+def test_refused_is_tried_again(world: World) -> None:
+    """After a wait that doubles; meanwhile it is told that the broker stores nothing."""
+    world.broker.faults = ["nacked", "returned", "error"]
+
+    seconds = world.seconds(world.store(world.delivery()))
+
+    assert seconds == pytest.approx((1 + 2 + 4) * FIRST_WAIT_SECONDS)
+    assert len(world.broker.published) == 1
+    assert world.told == ["block"] * 3 + ["unblock"]
+    assert world.storing.queue_missing.is_set()
+
+
+def test_a_refusal_is_no_missing_queue(world: World) -> None:
+    """A full queue, or a broker that is gone, calls for no declaration."""
+    world.broker.faults = ["nacked", "error"]
+    world.run(world.store(world.delivery()))
+
+    assert not world.storing.queue_missing.is_set()
+
+
+def test_the_last_that_waits_ends_the_block(world: World) -> None:
+    """As long as one cannot be stored, nothing is sent that could need a copy."""
+    world.broker.faults = ["late", "nacked"]
+
+    async def play() -> None:
+        first = asyncio.create_task(world.store(world.delivery("m-1")))
+        second = asyncio.create_task(world.store(world.delivery("m-2")))
+        await second
+        await asyncio.sleep(PUBLISH_SECONDS + 1)
+        third = world.delivery("m-3")
+        world.broker.faults = ["nacked"]
+        await world.store(third)
+        assert world.told[-1] == "block"
+        world.broker.pending[0].set_result("confirmed")
+        await first
+
+    world.run(play())
+    assert world.told[-1] == "unblock"
+
+
+def test_what_may_yet_be_confirmed_is_not_written_again(world: World) -> None:
+    """However often its time is over: the broker would store both."""
+    world.broker.faults = ["late"]
+
+    async def play() -> None:
+        storing = asyncio.create_task(world.store(world.delivery()))
+        await asyncio.sleep(MAX_UNCONFIRMED_SECONDS - 1)
+        assert world.broker.written == 1
+        world.broker.pending[0].set_result("confirmed")
+        await storing
+
+    world.run(play())
+    assert len(world.broker.published) == 1
+
+
+def test_a_confirm_that_is_lost_is_given_up(world: World) -> None:
+    """Then it is written anew, marked as one that may be there twice."""
+    world.broker.faults = ["late"]
+    delivery = world.delivery()
+
+    seconds = world.seconds(world.store(delivery))
+
+    assert MAX_UNCONFIRMED_SECONDS <= seconds <= MAX_UNCONFIRMED_SECONDS + PUBLISH_SECONDS
+    assert world.broker.written == 2
+    assert delivery.envelope.has_been_copied
+
+
+def test_nothing_is_given_up_while_the_broker_blocks(world: World) -> None:
+    """It has not read what was written, and confirms it when its alarm is over."""
+    world.broker.faults = ["late"]
+    world.broker.is_blocked = True
+
+    async def play() -> None:
+        storing = asyncio.create_task(world.store(world.delivery()))
+        await asyncio.sleep(2 * MAX_UNCONFIRMED_SECONDS)
+        assert world.broker.written == 1
+        world.broker.pending[0].set_result("confirmed")
+        await storing
+
+    world.run(play())
+
+
+@pytest.mark.parametrize(("fault", "is_marked"), [("nacked", False), ("timeout", True)])
+def test_only_what_may_be_there_is_marked(world: World, fault: str, *, is_marked: bool) -> None:
+    """A copy that was refused is nowhere; one whose channel has ended may be."""
+    world.broker.faults = ["late"]
+    delivery = world.delivery()
+
+    async def play() -> None:
+        storing = asyncio.create_task(world.store(delivery))
+        await asyncio.sleep(1)
+        world.broker.pending[0].set_result("nacked" if fault == "nacked" else "error")
+        await storing
+
+    world.run(play())
+    assert delivery.envelope.has_been_copied is is_marked
+    assert world.broker.written == 2
+
+
+def test_what_comes_again_is_left_to_the_broker(world: World) -> None:
+    """When its session is over, a copy that is not stored is not tried for ever."""
+    world.broker.faults = ["nacked"]
+    world.session.is_over = True
+
+    with pytest.raises(BrokerError):
+        world.run(world.store(world.delivery()))
+    assert world.broker.written == 1
+    assert world.told[-1] == "unblock"
