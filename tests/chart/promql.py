@@ -172,6 +172,7 @@ def known_series() -> tuple[tuple[str, dict[str, str]], ...]:
         queue=worker.queue,
         retry_queues=[retry_queue(worker.queue, delay) for delay in worker.retry_delays],
         dead=dead_queue(worker.queue),
+        queues_behind=(urgent_queue(worker.queue), normal_queue(worker.queue)),
     )
     WebhookMetrics(
         registry,
