@@ -187,7 +187,7 @@ side-by-side: $(DEV_STAMP) broker  ## the usual ways to lose messages beside our
 scenes: $(DEV_STAMP) broker  ## long proofs of single promises, in half an hour (SCENES="sigterm kill" WRITE=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/scenes.py $(SCENES) $(if $(WRITE),--write)
 
-priorities: $(DEV_STAMP) broker  ## one-time codes behind 100,000 texts, with worker.priorities, in five minutes (WRITE=1 puts it into the docs)
+priorities: $(DEV_STAMP) broker  ## one-time codes behind 100,000 texts, with worker.priorities, in two minutes (WRITE=1 puts it into the docs)
 	PYTHONPATH=. $(BIN)/python tests/bench/priorities.py $(if $(WRITE),--write)
 
 adaptive: $(DEV_STAMP) broker  ## worker.concurrency: auto beside fixed values, on an API that changes, in a quarter of an hour (WRITE=1 puts it into the docs)

@@ -123,6 +123,26 @@ async def test_a_retry_keeps_its_class(bench: Bench) -> None:
         assert live.metric("sms_bridge_worker_messages_sorted_total", **{"class": "urgent"}) == 10
 
 
+async def test_codes_may_be_published_behind_the_queue(bench: Bench) -> None:
+    """They pass what is not sorted yet, and are sorted only when they come back from a retry."""
+    bench.service.misbehave(SLOW)
+    async with bench.worker(**ON) as live:
+        campaign = await bench.publish(200)
+        (first, second) = codes = make_numbers(2)
+        bench.service.misbehave(*once_each([second], TOO_EARLY), SLOW)
+        for number in (first, second):
+            body = json.dumps({"to": number, "from": "Acme", "text": "Hi"}).encode()
+            await bench.amqp.publish(f"{bench.queue}.urgent", body, message_id=number, **URGENT)
+        await bench.until_taken(codes)
+        await bench.until_taken(campaign)
+        await until_all_settled(bench, live)
+
+        assert len(bench.service.posts([first])) == 1
+        assert len(bench.service.posts([second])) == 2
+        assert bench.extra_posts(campaign) == {}
+        assert live.metric("sms_bridge_worker_messages_sorted_total", **{"class": "urgent"}) == 1
+
+
 @pytest.mark.parametrize("per", ["per_second", "per_sender"])
 async def test_the_urgent_pass_at_a_rate_limit(bench: Bench, per: str) -> None:
     """A limit's line is passed as the queue is, that of their own sender too.
