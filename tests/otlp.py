@@ -68,9 +68,9 @@ def read_spans(request: ExportTraceServiceRequest) -> list[Received]:
 
 
 @contextmanager
-def otlp_receiver() -> Iterator[Receiver]:
-    """Run a receiver in threads of its own."""
-    receiver = Receiver()
+def otlp_receiver(given: Receiver | None = None) -> Iterator[Receiver]:
+    """Run a receiver, of the usual kind unless one is given, in threads of its own."""
+    receiver = given or Receiver()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

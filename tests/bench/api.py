@@ -36,7 +36,7 @@ error_log stderr warn;
 worker_rlimit_nofile 8192;
 events {{ worker_connections 4096; }}
 http {{
-    log_format posts '$msec $connection $status $http_idempotency_key';
+    log_format posts '$msec $connection $status $http_idempotency_key $http_traceparent';
     access_log off;
     default_type application/json;
     client_body_temp_path {folder}/body;
@@ -85,12 +85,16 @@ _SHAPES: Final = f"""\
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """One POST that was answered; `at` is when, in unix seconds with milliseconds."""
+    """One POST that was answered; `at` is when, in unix seconds with milliseconds.
+
+    `is_sampled`: its traceparent says that a trace of it is recorded.
+    """
 
     at: float
     connection: int
     status: int
     message_id: str
+    is_sampled: bool
 
 
 class Certificate:
@@ -195,5 +199,7 @@ def find_nginx() -> str:
 
 def _parse(lines: list[str]) -> Iterator[Post]:
     for line in lines:
-        at, connection, status, message_id = line.split()
-        yield Post(float(at), int(connection), int(status), message_id)
+        at, connection, status, message_id, trace = line.split()
+        # nginx writes - for a header that is not there; the flags come last, in hex.
+        is_sampled = trace != "-" and bool(int(trace.rpartition("-")[2], 16) & 1)
+        yield Post(float(at), int(connection), int(status), message_id, is_sampled)

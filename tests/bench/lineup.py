@@ -116,22 +116,18 @@ SHAPES: Final = (
 UNTRACED: Final = "none"
 
 
-def tracing_to(otlp_url: str) -> tuple[Contestant, ...]:
-    """Return our worker without spans, and with those that it exports to a receiver."""
-    ratios = {"a tenth of all messages": "0.1", "all messages": "1"}
-    traced = [
+TRACED: Final = (
+    Contestant(UNTRACED, "as shipped", _OUR_WORKER),
+    *(
         Contestant(
             name,
-            "`tracing.sample_ratio: " + ratio + "`",
+            f"`tracing.sample_ratio: {ratio}`",
             _OUR_WORKER,
-            environ={
-                f"{ENV_PREFIX}TRACING__OTLP_ENDPOINT": otlp_url,
-                f"{ENV_PREFIX}TRACING__SAMPLE_RATIO": ratio,
-            },
+            environ={f"{ENV_PREFIX}TRACING__SAMPLE_RATIO": ratio},
         )
-        for name, ratio in ratios.items()
-    ]
-    return (Contestant(UNTRACED, "as shipped", _OUR_WORKER), *traced)
+        for name, ratio in (("a tenth of all messages", "0.1"), ("all messages", "1"))
+    ),
+)
 
 
 RECEIVERS: Final = (

@@ -60,7 +60,7 @@ def drain(
             program.settle()
             peak_mib = program.usage().peak_mib
         posts = api.posts(messages)
-    _check(rig, contestant, posts, messages)
+    check_posts(rig, contestant, posts, messages)
     return Drain(
         messages=messages,
         wall_rate=_wall_rate(posts),
@@ -129,10 +129,13 @@ def _wait_for_count(api: Api, program: Program, wanted: int, deadline: float) ->
     return count
 
 
-def _check(rig: Rig, contestant: Contestant, posts: list[Post], messages: int) -> None:
+def check_posts(
+    rig: Rig, contestant: Contestant, posts: list[Post], messages: int, *, queue: str = OUTBOUND
+) -> None:
+    """Raise BenchError when a message was not POSTed once and accepted, or not acked."""
     ids = {post.message_id for post in posts}
     accepted = sum(post.status in range(200, 300) for post in posts)
-    left = rig.queues.count(OUTBOUND)
+    left = rig.queues.count(queue)
     if not len(ids) == len(posts) == accepted == messages or left:
         raise BenchError(
             f"{contestant.name}: of {messages} messages {len(ids)} were POSTed, "

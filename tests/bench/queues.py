@@ -32,9 +32,9 @@ class Queues:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def make_outbound(self, messages: int = 0) -> None:
+    def make_outbound(self, messages: int = 0, *, queue: str = OUTBOUND) -> None:
         """Make the queue of send requests anew, and put so many persistent messages there."""
-        uvloop.run(self._make_outbound(messages))
+        uvloop.run(self._make_outbound(messages, queue))
 
     def make_inbound(self) -> None:
         """Make the exchange of webhook events anew, with one empty queue."""
@@ -52,13 +52,13 @@ class Queues:
         """Count the messages of a queue that wait for a consumer."""
         return uvloop.run(self._count(queue))
 
-    async def _make_outbound(self, messages: int) -> None:
+    async def _make_outbound(self, messages: int, queue: str) -> None:
         async with self._channel() as channel:
-            await channel.queue_delete(OUTBOUND)
-            await channel.queue_declare(OUTBOUND, durable=True, arguments=dict(QUORUM))
+            await channel.queue_delete(queue)
+            await channel.queue_declare(queue, durable=True, arguments=dict(QUORUM))
             for start in range(0, messages, WINDOW):
                 window = range(start, min(start + WINDOW, messages))
-                await asyncio.gather(*(_publish(channel, number) for number in window))
+                await asyncio.gather(*(_publish(channel, number, queue) for number in window))
 
     async def _make_inbound(self) -> None:
         async with self._channel() as channel:
@@ -107,11 +107,11 @@ def name_message(number: int) -> str:
     return f"bench-{number:030d}"
 
 
-async def _publish(channel: aiormq.abc.AbstractChannel, number: int) -> None:
+async def _publish(channel: aiormq.abc.AbstractChannel, number: int, queue: str = OUTBOUND) -> None:
     request = {"to": f"+4915{number:09d}", "from": "Acme", "text": TEXT}
     await channel.basic_publish(
         json.dumps(request).encode(),
-        routing_key=OUTBOUND,
+        routing_key=queue,
         properties=Properties(
             message_id=name_message(number),
             timestamp=datetime.now(UTC),

@@ -67,7 +67,7 @@ TITLES: Final = {
     "slow-api": "Workers: the API answers after 100 ms, 200 in flight (limit 2,000 per second)",
     "receivers": "Webhook receivers: 64 connections",
     "shapes": "Our worker: the shapes of services",
-    "tracing": "Our worker: spans that it exports",
+    "tracing": "Our worker: what spans cost, the three at the same time",
     "long-queues": "Our worker: the length of the queue",
     "several-workers": "Our worker: several processes on one queue",
     "start-up": "From the start of the process to its first POST",
@@ -97,7 +97,7 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
         Column("spans of", lambda row: str(row["name"])),
         _CPU,
         Column("to no spans", _ratio),
-        _WALL,
+        Column("spans that arrived", _number("spans")),
         _MEMORY,
     ),
     "long-queues": (

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Final
 
 from tests.bench.api import LATE_SECONDS, Kind
+from tests.bench.beside import drain_beside
 from tests.bench.inbound import load
 from tests.bench.lineup import (
     BARE,
@@ -22,17 +23,16 @@ from tests.bench.lineup import (
     RECEIVERS,
     SHAPES,
     STARLETTE,
+    TRACED,
     UNTRACED,
     WORKERS,
     Contestant,
     present,
-    tracing_to,
 )
 from tests.bench.options import Options, Row, Tell
 from tests.bench.outbound import delay, drain, first_post
 from tests.bench.parts import log_line, post
 from tests.bench.rig import Rig
-from tests.otlp import otlp_receiver
 
 IN_FLIGHT: Final = 100
 LATE_IN_FLIGHT: Final = 200
@@ -91,17 +91,16 @@ def shapes(rig: Rig, options: Options, tell: Tell) -> list[Row]:
 
 
 def tracing(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Our worker without spans, and with those of a tenth of all messages: what they cost."""
-
-    def run(contestant: Contestant) -> Row:
-        messages = options.messages
-        return asdict(drain(rig, contestant, kind="http", in_flight=IN_FLIGHT, messages=messages))
-
-    with otlp_receiver() as receiver:
-        contestants = tracing_to(receiver.url)
-        rows = _compared(_interleave(contestants, options.rounds, run, tell), UNTRACED)
-        tell(f"{len(receiver.spans)} spans were exported")
-    return rows
+    """Our worker without spans, with those of a tenth of all messages, and with all, at once."""
+    runs: Runs = {one.name: [] for one in TRACED}
+    for number in range(options.rounds):
+        rows = drain_beside(
+            rig, _rotated(TRACED, number), in_flight=IN_FLIGHT, messages=options.messages
+        )
+        for name, row in rows.items():
+            runs[name].append(row)
+            _tell_run(tell, number, options.rounds, name, row)
+    return _compared(runs, UNTRACED)
 
 
 def long_queues(rig: Rig, options: Options, tell: Tell) -> list[Row]:
@@ -257,13 +256,22 @@ def _interleave(
 ) -> Runs:
     runs: Runs = {one.name: [] for one in contestants}
     for number in range(rounds):
-        first = number % len(contestants)
-        for one in (*contestants[first:], *contestants[:first]):
+        for one in _rotated(contestants, number):
             figures = run(one)
             runs[one.name].append(figures)
-            shown = ", ".join(f"{key} {value:,.4g}" for key, value in figures.items())
-            tell(f"{number + 1}/{rounds} {one.name}: {shown}")
+            _tell_run(tell, number, rounds, one.name, figures)
     return runs
+
+
+def _rotated(contestants: Sequence[Contestant], number: int) -> Sequence[Contestant]:
+    """Begin with another one in each round."""
+    first = number % len(contestants)
+    return (*contestants[first:], *contestants[:first])
+
+
+def _tell_run(tell: Tell, number: int, rounds: int, name: str, figures: Row) -> None:
+    shown = ", ".join(f"{key} {value:,.4g}" for key, value in figures.items())
+    tell(f"{number + 1}/{rounds} {name}: {shown}")
 
 
 def _medians(runs: Runs) -> dict[str, Row]:
