@@ -64,6 +64,10 @@ class Log:
         """Log what happened as it should."""
         self._log(logging.INFO, event, facts)
 
+    def tell(self, event: str, facts: Facts, /) -> None:
+        """Log what happened as it should, with facts that somebody else is given as well."""
+        self._log(logging.INFO, event, facts)
+
     def warning(self, event: str, /, **facts: object) -> None:
         """Log what somebody may have to look at."""
         self._log(logging.WARNING, event, facts)

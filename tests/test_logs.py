@@ -5,7 +5,7 @@ import asyncio
 import io
 import json
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -152,24 +152,22 @@ def test_no_fact_is_called_like_a_part_of_every_line(start: Start) -> None:
 def _facts_in(module: ast.Module) -> Iterator[str | None]:
     """Yield the name of each fact that is logged; None for facts that are not written out."""
     nodes = list(ast.walk(module))
-    written = {
-        target.id: [getattr(key, "value", None) for key in node.value.keys]
-        for node in nodes
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    written = defaultdict[str, list[str | None]](list)
+    for node in nodes:
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                if isinstance(target, ast.Name) and isinstance(node.value, ast.Dict):
+                    written[target.id] += [getattr(key, "value", None) for key in node.value.keys]
     for node in nodes:
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
             and getattr(node.func.value, "id", "") == "log"
         ):
-            for keyword in node.keywords:
-                if keyword.arg is None:
-                    yield from written.get(getattr(keyword.value, "id", ""), [None])
-                else:
-                    yield keyword.arg
+            if node.func.attr == "tell":
+                yield from written.get(getattr(node.args[1], "id", ""), [None])
+            yield from (keyword.arg for keyword in node.keywords)
 
 
 def test_console_line(start: Start) -> None:

@@ -267,23 +267,26 @@ class Receiver:
         if event is None:
             self.refusals.log(endpoint.path, outcome, why, response.status)
             return
-        receipt = event.receipt if event.receipts else None
-        count = len(event.receipts)
-        facts = {
+        facts: dict[str, object] = {
             "route": endpoint.path if self._names_routes else None,
             "outcome": outcome,
             "why": why,
             "status": response.status,
             "type": self._label(event),
             "event_id": event.event_id,
-            "delivery": None if receipt is None else receipt.delivery or UNKNOWN_DELIVERY,
-            "message_id": None if receipt is None else receipt.message_id,
-            "provider_id": None if receipt is None else receipt.provider_id,
-            "receipts": count if count > 1 else None,
             "bytes": len(event.body),
             "seconds": round(seconds, 4),
         }
-        log.info("webhook", **facts)
+        receipt, count = event.receipt, len(event.receipts)
+        if receipt is not None:
+            facts |= {
+                "delivery": receipt.delivery or UNKNOWN_DELIVERY,
+                "message_id": receipt.message_id,
+                "provider_id": receipt.provider_id,
+            }
+        elif count:
+            facts |= {"receipts": count}
+        log.tell("webhook", facts)
         if span is not None:
             end_webhook(span, facts)
 

@@ -41,8 +41,7 @@ class Memory(Generic[_Key, _Value]):
 
     def __contains__(self, key: _Key) -> bool:
         """Say whether a key has a value."""
-        self._forget()
-        return key in self._oldest
+        return self._find(key) is not None
 
     def __bool__(self) -> bool:
         """Say whether any key has a value."""
@@ -51,14 +50,12 @@ class Memory(Generic[_Key, _Value]):
 
     def get(self, key: _Key) -> _Value | None:
         """Return the oldest value of a key."""
-        self._forget()
-        mark = self._oldest.get(key)
+        mark = self._find(key)
         return None if mark is None else mark.value
 
     def newest(self, key: _Key, *, within_seconds: float | None = None) -> _Value | None:
         """Return the value of a key that was added last, if it is not older than that."""
-        self._forget()
-        oldest = self._oldest.get(key)
+        oldest = self._find(key)
         if oldest is None:
             return None
         mark = oldest.last or oldest
@@ -85,8 +82,7 @@ class Memory(Generic[_Key, _Value]):
 
     def take(self, key: _Key) -> tuple[_Value] | None:
         """Remove and return the oldest value of a key, in a tuple of its own."""
-        self._forget()
-        mark = self._oldest.get(key)
+        mark = self._find(key)
         if mark is None:
             return None
         self._remove(key, mark)
@@ -99,6 +95,13 @@ class Memory(Generic[_Key, _Value]):
         self._order.clear()
         self._oldest.clear()
         return items
+
+    def _find(self, key: _Key) -> _Mark[_Value] | None:
+        # Most keys that are asked for are of a first delivery, and unknown: they cost a look.
+        if key not in self._oldest:
+            return None
+        self._forget()
+        return self._oldest.get(key)
 
     def _remove(self, key: _Key, oldest: _Mark[_Value]) -> None:
         # It leaves its place in the order when its time is over.

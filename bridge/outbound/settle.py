@@ -134,13 +134,15 @@ class Settler:
             self._count(delivery, "dropped", "duplicate", None)
             return
         reason = "none" if isinstance(outcome, Sent) else outcome.reason
-        self._count(delivery, name_of(outcome), reason, outcome)
+        name = name_of(outcome)
+        attempts = self._count(delivery, name, reason, outcome)
         if not isinstance(outcome, Retried):
-            attempts = attempts_after(delivery.envelope.attempts, outcome)
-            self._metrics.attempts_per_message.labels(name_of(outcome)).observe(attempts)
+            self._metrics.attempts_per_message.labels(name).observe(attempts)
 
-    def _count(self, delivery: Delivery, name: str, reason: str, outcome: Outcome | None) -> None:
+    def _count(self, delivery: Delivery, name: str, reason: str, outcome: Outcome | None) -> int:
+        """Count and log an end, and return how many attempts the message has had."""
         held = delivery.held_seconds
+        attempts = attempts_after(delivery.envelope.attempts, outcome)
         self._metrics.processed.labels(self._queue, name, reason).inc()
         duration = self._metrics.processing_duration.labels(self._queue, name)
         duration.observe(held, delivery.trace_id)
@@ -152,14 +154,15 @@ class Settler:
             "status": None if outcome is None else outcome.status,
             "code": getattr(outcome, "code", None),
             "provider_id": _id_for_the_log(outcome),
-            "attempts": attempts_after(delivery.envelope.attempts, outcome),
+            "attempts": attempts,
             "redelivered": delivery.redelivered or None,
             "seconds": round(held, 4),
             "waited_seconds": self._count_waits(delivery) if delivery.waited_seconds else None,
         }
-        log.info("delivery", **facts)
+        log.tell("delivery", facts)
         if delivery.span is not None:
             end_delivery(delivery.span, facts)
+        return attempts
 
     def _count_waits(self, delivery: Delivery) -> dict[WaitCause, float] | None:
         """Count what a delivery has waited for, and return it for the log."""
