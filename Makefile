@@ -24,7 +24,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help env broker rabbitmq-4 prometheus amqp-tools browser demo test test-fast test-changed test-plain-wire \
-    examples upgrade-check soak soak-table soak-cluster soak-scaling side-by-side scenes adaptive priorities simulate soak-webhook forgeries mutants pictures nginx redpanda-connect otel-collector \
+    examples upgrade-check soak soak-table soak-cluster soak-scaling side-by-side scenes adaptive priorities simulate soak-webhook forgeries mutants pictures nginx redpanda-connect perf-test otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
 
@@ -232,6 +232,18 @@ redpanda-connect: .bench/redpanda-connect  ## build it for the benchmark, where 
 	    CGO_ENABLED=0 go build -C $(CONNECT) -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ .; \
 	fi
 
+# RabbitMQ's own load generator, as Maven has it.
+PERF_TEST := tests/bench/contestants/perf_test
+perf-test: .bench/perf-test  ## fetch it for the benchmark, where Java and Maven are installed
+
+.bench/perf-test: $(PERF_TEST)/pom.xml
+	@if ! command -v java >/dev/null || ! command -v mvn >/dev/null; then \
+	    echo "Java or Maven is not installed: the broker's own limit is not measured."; \
+	else \
+	    mvn --quiet --batch-mode --file $(PERF_TEST)/pom.xml dependency:copy-dependencies \
+	        -DoutputDirectory=$(CURDIR)/$@; \
+	fi
+
 # What tests/integration/test_tracing.py sends spans to, beside a receiver of ours.
 COLLECTOR := tests/collector
 otel-collector: .bench/otel-collector  ## build the OpenTelemetry Collector for the tests of traces, where Go is installed
@@ -245,7 +257,7 @@ otel-collector: .bench/otel-collector  ## build the OpenTelemetry Collector for 
 	fi
 
 ROUNDS ?= 5
-bench: $(BENCH_STAMP) broker nginx redpanda-connect  ## our programs beside the alternatives, into docs/benchmarks.md (SCENES="http receivers" ROUNDS=5 MILLION=1)
+bench: $(BENCH_STAMP) broker nginx redpanda-connect perf-test  ## our programs beside the alternatives, into docs/benchmarks.md (SCENES="http receivers" ROUNDS=5 MILLION=1)
 	PYTHONPATH=. $(BIN)/python tests/bench/run.py $(or $(SCENES),all) --rounds $(ROUNDS) \
 	    $(if $(MILLION),--million)
 

@@ -130,6 +130,24 @@ TRACED: Final = (
 )
 
 
+# `make perf-test` puts it there.
+PERF_TEST: Final = Path(__file__).parents[2] / ".bench" / "perf-test"
+# To Java's client a URL that ends with the slash names a virtual host without a name.
+_PERF_TEST_COMMAND: Final = (
+    f"exec java -cp '{PERF_TEST}/*' com.rabbitmq.perf.PerfTest --qos 100 --producers 0 "
+    '--predeclared --queue "$BENCH_QUEUE" --uri "${BENCH_AMQP_URL}%2f"'
+)
+BROKER_LIMIT: Final = Contestant(
+    "RabbitMQ's PerfTest",
+    "consumers in Java that ack each message and POST nothing, 100 unacked each: what the broker "
+    "hands out at most",
+    (
+        "/bin/sh",
+        "-c",
+        _PERF_TEST_COMMAND,
+    ),
+)
+
 RECEIVERS: Final = (
     Contestant(
         OURS,

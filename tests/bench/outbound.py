@@ -31,6 +31,19 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """What several processes on one queue showed together.
+
+    Rates are messages per second of the clock, of their CPU time and of the broker's.
+    """
+
+    wall_rate: float
+    cpu_rate: float
+    broker_cpu_rate: float
+    peak_mib: float
+
+
+@dataclass(frozen=True, slots=True)
 class Delay:
     """From publishing to the API's answer, in milliseconds, at a rate of messages per second."""
 
@@ -46,17 +59,17 @@ def drain(
     kind: Kind,
     in_flight: int,
     messages: int,
-    processes: int = 1,
+    warm_up: float = WARM_UP,
 ) -> Drain:
     """Fill the queue, start the worker, measure until the API has every message.
 
-    Raises BenchError when a message is not POSTed once, or not acked.
+    `warm_up` is the share of the messages that is left out of the CPU time. Raises BenchError when
+    a message is not POSTed once, or not acked.
     """
     rig.queues.make_outbound(messages)
     with rig.api() as api:
-        task = _task(rig, api, kind, in_flight // processes)
-        with rig.running(contestant, task, times=processes) as program:
-            cpu_rate = _follow(api, program, messages)
+        with rig.running(contestant, _task(rig, api, kind, in_flight)) as program:
+            cpu_rate = _follow(api, program, messages, warm_up)
             program.settle()
             peak_mib = program.usage().peak_mib
         posts = api.posts(messages)
@@ -70,6 +83,63 @@ def drain(
     )
 
 
+def share(
+    rig: Rig,
+    contestant: Contestant,
+    *,
+    kind: Kind,
+    in_flight: int,
+    messages: int,
+    processes: int,
+) -> Share:
+    """Start all processes on an empty queue, fill it, and measure until the API has every message.
+
+    They are frozen while it is filled, so that all begin at once, however many there are.
+    Raises BenchError when a message is not POSTed once, or not acked.
+    """
+    rig.queues.make_outbound()
+    with rig.api() as api:
+        task = _task(rig, api, kind, in_flight // processes)
+        with rig.running(contestant, task, times=processes) as program:
+            _wait_for_consumers(rig, contestant, processes)
+            with program.frozen():
+                rig.queues.fill_outbound(messages)
+                before, broker_before = program.usage(), rig.broker_usage()
+            _wait_for_count(api, program, messages, time.monotonic() + _longest(messages))
+            program.settle()
+            after, broker_after = program.usage(), rig.broker_usage()
+        posts = api.posts(messages)
+    check_posts(rig, contestant, posts, messages)
+    return Share(
+        wall_rate=_wall_rate(posts),
+        cpu_rate=messages / (after.cpu_seconds - before.cpu_seconds),
+        broker_cpu_rate=messages / (broker_after.cpu_seconds - broker_before.cpu_seconds),
+        peak_mib=after.peak_mib,
+    )
+
+
+def consume(rig: Rig, contestant: Contestant, *, messages: int, processes: int) -> Share:
+    """Fill the queue, and measure while a program takes and acks everything, and POSTs nothing.
+
+    The rates leave out what goes before the first tenth is taken.
+    """
+    rig.queues.make_outbound(messages)
+    task = Task(amqp_url=rig.broker.url)
+    with rig.running(contestant, task, times=processes) as program:
+        deadline = time.monotonic() + _longest(messages)
+        first = _wait_until_left(rig, program, round(messages * (1 - WARM_UP)), deadline)
+        begun, before, broker_before = time.monotonic(), program.usage(), rig.broker_usage()
+        last = _wait_until_left(rig, program, 0, deadline)
+        seconds, after, broker_after = time.monotonic() - begun, program.usage(), rig.broker_usage()
+    taken = first - last
+    return Share(
+        wall_rate=taken / seconds,
+        cpu_rate=taken / (after.cpu_seconds - before.cpu_seconds),
+        broker_cpu_rate=taken / (broker_after.cpu_seconds - broker_before.cpu_seconds),
+        peak_mib=after.peak_mib,
+    )
+
+
 def delay(
     rig: Rig, contestant: Contestant, *, kind: Kind, in_flight: int, per_second: float
 ) -> Delay:
@@ -78,8 +148,7 @@ def delay(
     with rig.api() as api:
         task = _task(rig, api, kind, in_flight)
         with rig.running(contestant, task):
-            if not rig.queues.wait_for_consumer(seconds=START_SECONDS):
-                raise BenchError(f"{contestant.name} does not consume")
+            _wait_for_consumers(rig, contestant)
             published = rig.queues.feed_outbound(per_second=per_second, seconds=FEED_SECONDS)
             posts = api.posts(len(published), seconds=START_SECONDS)
     late = sorted((post.at - published[post.message_id]) * 1000 for post in _warm(posts))
@@ -111,13 +180,31 @@ def _task(rig: Rig, api: Api, kind: Kind, in_flight: int) -> Task:
     )
 
 
-def _follow(api: Api, program: Program, messages: int) -> float:
+def _follow(api: Api, program: Program, messages: int, warm_up: float) -> float:
     """Return the messages per CPU second between the warm-up and the last POST."""
-    deadline = time.monotonic() + START_SECONDS + messages / SLOWEST_PER_SECOND
-    first = _wait_for_count(api, program, round(messages * WARM_UP), deadline)
+    deadline = time.monotonic() + _longest(messages)
+    first = _wait_for_count(api, program, round(messages * warm_up), deadline)
     cpu_at_first = program.usage().cpu_seconds
     last = _wait_for_count(api, program, messages, deadline)
     return (last - first) / (program.usage().cpu_seconds - cpu_at_first)
+
+
+def _longest(messages: int) -> float:
+    return START_SECONDS + messages / SLOWEST_PER_SECOND
+
+
+def _wait_for_consumers(rig: Rig, contestant: Contestant, count: int = 1) -> None:
+    if not rig.queues.wait_for_consumers(count, seconds=START_SECONDS):
+        raise BenchError(f"{contestant.name} does not consume")
+
+
+def _wait_until_left(rig: Rig, program: Program, wanted: int, deadline: float) -> int:
+    while (count := rig.queues.count(OUTBOUND)) > wanted:
+        program.usage()
+        if time.monotonic() > deadline:
+            raise BenchError(f"{program.name} has left {count} messages")
+        time.sleep(POLL_SECONDS)
+    return count
 
 
 def _wait_for_count(api: Api, program: Program, wanted: int, deadline: float) -> int:

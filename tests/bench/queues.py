@@ -36,6 +36,10 @@ class Queues:
         """Make the queue of send requests anew, and put so many persistent messages there."""
         uvloop.run(self._make_outbound(messages, queue))
 
+    def fill_outbound(self, messages: int) -> None:
+        """Put so many persistent messages into the queue of send requests as it is."""
+        uvloop.run(self._fill_outbound(messages))
+
     def make_inbound(self) -> None:
         """Make the exchange of webhook events anew, with one empty queue."""
         uvloop.run(self._make_inbound())
@@ -44,9 +48,9 @@ class Queues:
         """Publish at an even rate; return when each message was published, in unix seconds."""
         return uvloop.run(self._feed_outbound(per_second, seconds))
 
-    def wait_for_consumer(self, *, seconds: float) -> bool:
-        """Wait until somebody consumes the queue of send requests."""
-        return uvloop.run(self._wait_for_consumer(seconds))
+    def wait_for_consumers(self, consumers: int = 1, *, seconds: float) -> bool:
+        """Wait until so many consume the queue of send requests."""
+        return uvloop.run(self._wait_for_consumers(consumers, seconds))
 
     def count(self, queue: str) -> int:
         """Count the messages of a queue that wait for a consumer."""
@@ -56,6 +60,10 @@ class Queues:
         async with self._channel() as channel:
             await channel.queue_delete(queue)
             await channel.queue_declare(queue, durable=True, arguments=dict(QUORUM))
+        await self._fill_outbound(messages, queue)
+
+    async def _fill_outbound(self, messages: int, queue: str = OUTBOUND) -> None:
+        async with self._channel() as channel:
             for start in range(0, messages, WINDOW):
                 window = range(start, min(start + WINDOW, messages))
                 await asyncio.gather(*(_publish(channel, number, queue) for number in window))
@@ -80,10 +88,10 @@ class Queues:
                 await asyncio.sleep(TICK_SECONDS)
         return published
 
-    async def _wait_for_consumer(self, seconds: float) -> bool:
+    async def _wait_for_consumers(self, consumers: int, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         async with self._channel() as channel:
-            while not (await channel.queue_declare(OUTBOUND, passive=True)).consumer_count:
+            while await _count_consumers(channel) < consumers:
                 if time.monotonic() > deadline:
                     return False
                 await asyncio.sleep(POLL_SECONDS)
@@ -105,6 +113,10 @@ class Queues:
 def name_message(number: int) -> str:
     """Return the id of a message; it is as long as those that people use."""
     return f"bench-{number:030d}"
+
+
+async def _count_consumers(channel: aiormq.abc.AbstractChannel) -> int:
+    return (await channel.queue_declare(OUTBOUND, passive=True)).consumer_count or 0
 
 
 async def _publish(channel: aiormq.abc.AbstractChannel, number: int, queue: str = OUTBOUND) -> None:

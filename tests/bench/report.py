@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench.lineup import RECEIVERS, WORKERS
+from tests.bench.lineup import BROKER_LIMIT, RECEIVERS, WORKERS
 from tests.bench.options import Row
 
 mpl.use("svg")
@@ -38,7 +38,7 @@ class Column:
 
 
 def _number(key: str, form: str = ",.0f", unit: str = "") -> Callable[[Row], str]:
-    return lambda row: f"{row[key]:{form}}{unit}"
+    return lambda row: f"{row[key]:{form}}{unit}" if key in row else ""
 
 
 def _ratio(row: Row) -> str:
@@ -108,11 +108,12 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
         Column("runs", _number("runs")),
     ),
     "several-workers": (
-        Column("processes", _number("processes")),
+        Column("processes", lambda row: str(row["name"])),
         Column("40 in flight each, API of 100 ms: per second", _number("slow_wall_rate")),
         Column("of the limit", _number("of_limit", ".0%")),
         Column("100 in flight in all, instant API: per second", _number("wall_rate")),
         _CPU,
+        Column("per CPU second of the broker", _number("broker_cpu_rate")),
         _MEMORY,
     ),
     "start-up": (_NAME, Column("seconds", _number("seconds", ".2f"))),
@@ -166,6 +167,7 @@ def _page(results: Results, plots: Mapping[str, str]) -> Iterator[str]:
     yield "## Who is who"
     yield "\n".join(f"- worker **{one.name}**: {one.what}." for one in WORKERS)
     yield "\n".join(f"- receiver **{one.name}**: {one.what}." for one in RECEIVERS)
+    yield f"- beside several workers **{BROKER_LIMIT.name}**: {BROKER_LIMIT.what}."
     yield "## On what"
     versions = {scene: _list(results[scene]["environment"], but=_MOMENT) for scene in shown}
     for text in dict.fromkeys(versions.values()):

@@ -1,5 +1,6 @@
 """What every bench runs on: a private RabbitMQ, a certificate, and programs that are started."""
 
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -37,6 +38,10 @@ class Rig:
     def folder(self, name: str) -> Path:
         """Name a folder that nothing else uses."""
         return self._folder / f"{next(self._runs):03d}-{name.replace(' ', '-')}"
+
+    def broker_usage(self) -> Usage:
+        """Read what the broker has used."""
+        return read_usage([self.broker.pid])
 
     @contextmanager
     def api(self) -> Iterator[Api]:
@@ -85,6 +90,17 @@ class Program:
             if child.exit_code is not None:
                 raise BenchError(f"{self.name} ended ({child.exit_code}):\n{child.tail()}")
         return read_usage(child.pid for child in self._children)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Have no process do anything meanwhile; its connections stay open."""
+        for child in self._children:
+            child.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for child in self._children:
+                child.signal(signal.SIGCONT)
 
     def settle(self) -> None:
         """Wait until it has no more to do, such as its last acks."""

@@ -18,8 +18,10 @@ from tests.bench.beside import drain_beside
 from tests.bench.inbound import load
 from tests.bench.lineup import (
     BARE,
+    BROKER_LIMIT,
     DEFAULT_PRESET,
     OURS,
+    PERF_TEST,
     RECEIVERS,
     SHAPES,
     STARLETTE,
@@ -30,7 +32,7 @@ from tests.bench.lineup import (
     present,
 )
 from tests.bench.options import Options, Row, Tell
-from tests.bench.outbound import delay, drain, first_post
+from tests.bench.outbound import consume, delay, drain, first_post, share
 from tests.bench.parts import log_line, post
 from tests.bench.rig import Rig
 
@@ -38,9 +40,17 @@ IN_FLIGHT: Final = 100
 LATE_IN_FLIGHT: Final = 200
 CURVE: Final = (1_000, 10_000, 100_000)
 MILLION: Final = 1_000_000
+WARM_UP_MESSAGES: Final = 2_000
 # With the million each takes seven minutes.
 MAX_LONG_ROUNDS: Final = 3
-PROCESSES: Final = (1, 2, 4)
+PROCESSES: Final = (1, 2, 4, 8)
+BARE_PROCESSES: Final = (1, 2)
+# What does nothing but ack is through sooner.
+BARE_SHARE: Final = 2
+# A round takes two minutes.
+MAX_SHARED_ROUNDS: Final = 2
+# With the slow API each process gets what it does in six seconds.
+SLOW_SECONDS: Final = 6
 # Of each of several workers, with the slow API.
 SHARED_IN_FLIGHT: Final = 40
 # Two runs of few messages differ by the clock tick of CPU time, a hundredth of a second.
@@ -99,20 +109,21 @@ def tracing(rig: Rig, options: Options, tell: Tell) -> list[Row]:
         )
         for name, row in rows.items():
             runs[name].append(row)
-            _tell_run(tell, number, options.rounds, name, row)
+            _tell_run(tell, f"{number + 1}/{options.rounds} {name}", row)
     return _compared(runs, UNTRACED)
 
 
 def long_queues(rig: Rig, options: Options, tell: Tell) -> list[Row]:
     """Our worker and queues of ever more messages: the cost of one, and the memory.
 
-    Each round has every length, so that a machine that is slower for a while is so for all.
+    Before them come some that are not measured, or a short queue would be all start. Each round
+    has every length, so that a machine that is slower for a while is so for all.
     """
     lengths = (*CURVE, *((MILLION,) if options.million else ()))
     runs: dict[int, list[Row]] = {messages: [] for messages in lengths}
     for _ in range(min(options.rounds, MAX_LONG_ROUNDS)):
         for messages in lengths:
-            runs[messages] += _drain_ours(rig, tell, rounds=1, messages=messages)
+            runs[messages].append(_drain_long(rig, tell, messages))
     rows = []
     for ours in runs.values():
         costs = [1000 / run["cpu_rate"] for run in ours]
@@ -121,31 +132,52 @@ def long_queues(rig: Rig, options: Options, tell: Tell) -> list[Row]:
     return rows
 
 
+def _drain_long(rig: Rig, tell: Tell, messages: int) -> Row:
+    total = WARM_UP_MESSAGES + messages
+    share_of_warm_up = WARM_UP_MESSAGES / total
+    run = drain(
+        rig,
+        _named(OURS),
+        kind="http",
+        in_flight=IN_FLIGHT,
+        messages=total,
+        warm_up=share_of_warm_up,
+    )
+    figures = asdict(run) | {"messages": messages}
+    _tell_run(tell, OURS, figures)
+    return figures
+
+
 def several_workers(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """One, two and four processes of our worker on one queue: what they add up to.
+    """One to eight processes of our worker on one queue: what they add up to.
 
     With the slow API each has its own limit and the cores are not used up; with the instant one
-    they share the cores with the broker and the API.
+    they share the cores with the broker and the API. Beside them consumers that do nothing but
+    ack, where they are installed: what the broker hands out at most.
     """
-    rows = []
-    for processes in PROCESSES:
-        drain_ours = partial(
-            _drain_ours,
-            rig,
-            tell,
-            rounds=options.rounds,
-            messages=options.messages,
-            processes=processes,
-        )
-        in_flight = processes * SHARED_IN_FLIGHT
-        slow = _medians_of_ours(drain_ours(kind="late", in_flight=in_flight))
-        added = {
-            "processes": processes,
-            "slow_wall_rate": slow["wall_rate"],
-            "of_limit": slow["wall_rate"] / (in_flight / LATE_SECONDS),
-        }
-        rows.append(_medians_of_ours(drain_ours()) | added)
-    return rows
+    runs: Runs = {}
+    for _ in range(min(options.rounds, MAX_SHARED_ROUNDS)):
+        for processes in PROCESSES:
+            runs.setdefault(f"{processes}", []).append(_shared(rig, tell, options, processes))
+        for processes in BARE_PROCESSES if PERF_TEST.exists() else ():
+            run = consume(
+                rig, BROKER_LIMIT, messages=BARE_SHARE * options.messages, processes=processes
+            )
+            _tell_run(tell, f"{BROKER_LIMIT.name}, {processes}", figures := asdict(run))
+            runs.setdefault(f"{BROKER_LIMIT.name}, {processes}", []).append(figures)
+    return [*_medians(runs).values()]
+
+
+def _shared(rig: Rig, tell: Tell, options: Options, processes: int) -> Row:
+    in_flight = processes * SHARED_IN_FLIGHT
+    limit = in_flight / LATE_SECONDS
+    run = partial(share, rig, _named(OURS), processes=processes)
+    slow = run(kind="late", in_flight=in_flight, messages=round(limit * SLOW_SECONDS))
+    instant = run(kind="http", in_flight=IN_FLIGHT, messages=options.messages)
+    added = {"slow_wall_rate": slow.wall_rate, "of_limit": slow.wall_rate / limit}
+    figures = asdict(instant) | added
+    _tell_run(tell, f"{OURS}, {processes}", figures)
+    return figures
 
 
 def receivers(rig: Rig, options: Options, tell: Tell) -> list[Row]:
@@ -215,31 +247,6 @@ def _drain_all(rig: Rig, options: Options, tell: Tell, *, kind: Kind, in_flight:
     return _compared(_interleave(present(WORKERS), options.rounds, run, tell), BARE)
 
 
-def _drain_ours(
-    rig: Rig,
-    tell: Tell,
-    *,
-    rounds: int,
-    messages: int,
-    kind: Kind = "http",
-    in_flight: int = IN_FLIGHT,
-    processes: int = 1,
-) -> list[Row]:
-    def run(contestant: Contestant) -> Row:
-        return asdict(
-            drain(
-                rig,
-                contestant,
-                kind=kind,
-                in_flight=in_flight,
-                messages=messages,
-                processes=processes,
-            )
-        )
-
-    return _interleave([_named(OURS)], rounds, run, tell)[OURS]
-
-
 def _medians_of_ours(runs: list[Row]) -> Row:
     return _medians({OURS: runs})[OURS]
 
@@ -259,7 +266,7 @@ def _interleave(
         for one in _rotated(contestants, number):
             figures = run(one)
             runs[one.name].append(figures)
-            _tell_run(tell, number, rounds, one.name, figures)
+            _tell_run(tell, f"{number + 1}/{rounds} {one.name}", figures)
     return runs
 
 
@@ -269,9 +276,9 @@ def _rotated(contestants: Sequence[Contestant], number: int) -> Sequence[Contest
     return (*contestants[first:], *contestants[:first])
 
 
-def _tell_run(tell: Tell, number: int, rounds: int, name: str, figures: Row) -> None:
+def _tell_run(tell: Tell, name: str, figures: Row) -> None:
     shown = ", ".join(f"{key} {value:,.4g}" for key, value in figures.items())
-    tell(f"{number + 1}/{rounds} {name}: {shown}")
+    tell(f"{name}: {shown}")
 
 
 def _medians(runs: Runs) -> dict[str, Row]:
