@@ -24,7 +24,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help env broker rabbitmq-4 prometheus amqp-tools browser demo test test-fast test-changed test-plain-wire \
-    examples upgrade-check soak soak-table soak-cluster soak-scaling side-by-side scenes adaptive priorities simulate soak-webhook forgeries mutants pictures nginx redpanda-connect perf-test otel-collector \
+    examples upgrade-check soak soak-table soak-cluster soak-scaling side-by-side scenes adaptive priorities simulate pace soak-webhook forgeries mutants pictures nginx redpanda-connect perf-test otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
 
@@ -196,6 +196,9 @@ adaptive: $(DEV_STAMP) broker  ## worker.concurrency: auto beside fixed values, 
 PLAYED ?= 3 8 100
 simulate: $(DEV_STAMP)  ## play workers on a clock that leaps: one pause, one pace, in three minutes (PLAYED="3 8 100" SEED=1)
 	PYTHONPATH=. $(BIN)/python tests/simulation/run.py --workers $(PLAYED) --seed $(SEED)
+
+pace: $(DEV_STAMP) broker  ## a shared limit while real workers are started, stopped and killed, in three minutes (WRITE=1 puts it into the docs)
+	PYTHONPATH=. $(BIN)/python tests/soak/pace.py $(if $(WRITE),--write)
 
 EVENTS ?= 100000
 KILLS ?= 20
