@@ -170,11 +170,12 @@ IDS ?= on
 soak: $(DEV_STAMP) broker  ## random faults for about 20 minutes, then count what is lost or sent twice (MESSAGES=50000 SEED=1 WORKERS=1 FAULTS=100 IDS=half)
 	PYTHONPATH=. $(BIN)/python tests/soak/run.py --messages $(MESSAGES) --seed $(SEED) --workers $(WORKERS) --faults $(FAULTS) --ids $(IDS)
 
-soak-table: $(DEV_STAMP) broker  ## short soaks with 1, 2, 3 and 8 workers, half of the messages without an id, in ten minutes (SEED=1 WRITE=1)
-	PYTHONPATH=. $(BIN)/python tests/soak/table.py --seed $(SEED) $(if $(WRITE),--write)
+COUNTS ?= 1 2 3 8
+soak-table: $(DEV_STAMP) broker  ## short soaks with 1, 2, 3 and 8 workers, half of the messages without an id, in twelve minutes (COUNTS="1 8" SEED=1 WRITE=1)
+	PYTHONPATH=. $(BIN)/python tests/soak/table.py --workers $(COUNTS) --seed $(SEED) $(if $(WRITE),--write)
 
-soak-cluster: $(DEV_STAMP) broker  ## lose nodes of a RabbitMQ cluster of three under traffic, in six minutes (SEED=1 WORKERS=1 RABBITMQ=4 WRITE=1)
-	PYTHONPATH=. $(BIN)/python tests/soak/cluster.py --seed $(SEED) --workers $(WORKERS) $(if $(WRITE),--write)
+soak-cluster: $(DEV_STAMP) broker  ## lose nodes of a RabbitMQ cluster of three under traffic, in six minutes (SEED=1 WORKERS=1 RABBITMQ=4 ONLY=frozen WRITE=1)
+	PYTHONPATH=. $(BIN)/python tests/soak/cluster.py --seed $(SEED) --workers $(WORKERS) $(if $(ONLY),--only "$(ONLY)") $(if $(WRITE),--write)
 
 WAVES ?= 4
 soak-scaling: MESSAGES = 6000

@@ -345,7 +345,8 @@ class WorkerLog:
         if facts["outcome"] == "sent":
             # What was in flight when a fault ended does not show that the worker has recovered.
             self._last_sent_began = max(self._last_sent_began, at - facts["seconds"])
-        elif facts.get("reason") == "uncertain" and facts["seconds"] >= API_SECONDS:
+        elif "answer_timeout" in (facts.get("detail") or ""):
+            # In an outage it is the pause that is the reason, not the answer.
             self.slow[facts["message_id"]].append(at)
 
 
