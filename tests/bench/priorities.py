@@ -179,8 +179,11 @@ class Bench:
     def account(self, name: str, count: int, *, left: int = 0) -> list[str]:
         """Say what is wrong with messages of which `left` are not posted yet."""
         problems = []
-        if lost := count - left - self._count(name):
+        lost = count - left - self._count(name)
+        if lost > 0:
             problems.append(f"{name}: {lost} of {count:,} messages are lost")
+        elif lost < 0:
+            problems.append(f"{name}: {-lost} of {count:,} messages would be posted once more")
         twice = sum(n > 1 for key, n in self.times.items() if key.startswith(f"{name}-"))
         if twice:
             problems.append(f"{name}: {twice} of {count:,} messages were posted more than once")

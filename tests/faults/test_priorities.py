@@ -1,5 +1,6 @@
 """Requests of two classes: the urgent pass the others, and sorting loses and doubles nothing."""
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from tests.faults.bench import (
     make_environ,
     make_numbers,
     make_settings,
+    open_amqp,
     open_link,
 )
 from tests.faults.traffic import TOO_EARLY, WITH_AND_WITHOUT_IDS, once_each
@@ -164,21 +166,23 @@ async def test_the_urgent_pass_at_a_rate_limit(bench: Bench, per: str) -> None:
 
 @WITH_AND_WITHOUT_IDS
 @pytest.mark.parametrize(
-    ("sender", "method", "link"),
+    ("sender", "method", "nth"),
     [
-        pytest.param("client", ACK, SORT_LINK, id="at an ack"),
-        pytest.param("broker", DELIVER, SORT_LINK, id="at a delivery"),
+        # An ack is one for many.
+        pytest.param("client", ACK, 3, id="at an ack"),
+        pytest.param("broker", DELIVER, 150, id="at a delivery"),
     ],
 )
 async def test_cut_while_sorting(
-    bench: Bench, sender: Any, method: Any, link: str, *, ids: bool
+    bench: Bench, sender: Any, method: Any, nth: int, *, ids: bool
 ) -> None:
     """What the broker delivers again to the sorter, it knows: nobody gets a second text."""
     async with bench.worker(**ON) as live:
-        bench.proxy.trap(sender, method, "cut", nth=150, link=link)
+        trap = bench.proxy.trap(sender, method, "cut", nth=nth, link=SORT_LINK)
         numbers = await bench.publish(400, ids=ids)
         await bench.until_taken(numbers)
         await until_all_settled(bench, live)
+        assert trap.sprung.is_set()
 
         assert bench.extra_posts(numbers) == {}
         assert await bench.dead_letters() == []
@@ -190,10 +194,11 @@ async def test_cut_while_sorting(
 async def test_cut_while_copies_wait_for_their_confirm(bench: Bench, *, ids: bool) -> None:
     """Copies of which it is not known whether they are stored are written again, with one key."""
     async with bench.worker(**ON) as live:
-        bench.proxy.trap("client", PUBLISH, "cut", nth=150, link=PUBLISH_LINK)
+        trap = bench.proxy.trap("client", PUBLISH, "cut", nth=150, link=PUBLISH_LINK)
         numbers = await bench.publish(400, ids=ids)
         await bench.until_taken(numbers)
         await until_all_settled(bench, live)
+        assert trap.sprung.is_set()
 
         assert bench.extra_posts(numbers) == {}
 
@@ -205,15 +210,59 @@ async def test_cut_while_one_of_two_sorts(bench: Bench, *, ids: bool) -> None:
     async with bench.worker(**two) as live, bench.worker(**two) as other:
         for one in (live, other):
             await eventually(partial(one.metric, "sms_bridge_worker_peers"), what="a peer")
-        bench.proxy.trap("client", ACK, "cut", nth=150, link=SORT_LINK)
+        trap = bench.proxy.trap("client", ACK, "cut", nth=3, link=SORT_LINK)
         numbers = await bench.publish(1000, ids=ids)
         await bench.until_taken(numbers)
         await until_all_settled(bench, live)
         await until_all_settled(bench, other)
 
+        assert trap.sprung.is_set()
         assert bench.extra_posts(numbers) == {}
         told = [one.metric("sms_bridge_worker_messages_sorted_total") for one in (live, other)]
         assert sum(told) == len(numbers)
+
+
+@WITH_AND_WITHOUT_IDS
+async def test_a_restart_of_the_broker_while_two_sort(bench: Bench, *, ids: bool) -> None:
+    """Whoever is back first asks for what it is given again: nobody gets a second text.
+
+    Takes the seconds of the restart.
+    """
+    bench.service.misbehave(SLOW)
+    async with bench.worker(**ON) as live, bench.worker(**ON) as other:
+        for one in (live, other):
+            await eventually(partial(one.metric, "sms_bridge_worker_peers"), what="a peer")
+        numbers = await bench.publish(300, ids=ids)
+        await eventually(lambda: len(bench.service.taken(numbers)) >= 20, what="a beginning")
+        await asyncio.to_thread(bench.broker.stop)
+        await asyncio.to_thread(bench.broker.start)
+        async with open_amqp(bench.broker.url) as bench.amqp:
+            await bench.until_taken(numbers, seconds=60)
+            for one in (live, other):
+                await until_all_settled(bench, one)
+
+        assert bench.extra_posts(numbers) == {}
+
+
+async def test_beside_a_worker_without_priorities(bench: Bench) -> None:
+    """As in an upgrade: one takes from the main queue what the other would sort, and none is lost.
+
+    Cut off, what either had is with the other one, which asks for it.
+    """
+    bench.service.misbehave(SLOW)
+    async with bench.worker(**ON) as live, bench.worker() as other:
+        for one in (live, other):
+            await eventually(partial(one.metric, "sms_bridge_worker_peers"), what="a peer")
+        trap = bench.proxy.trap("client", ACK, "cut", nth=2, link=SORT_LINK)
+        numbers = [*await bench.publish(280), *await bench.publish(20, **URGENT)]
+        await bench.until_taken(numbers)
+        for one in (live, other):
+            await until_all_settled(bench, one)
+
+        assert trap.sprung.is_set()
+        assert bench.extra_posts(numbers) == {}
+        processed = "sms_bridge_worker_messages_processed_total"
+        assert all(one.metric(processed, outcome="sent") for one in (live, other))
 
 
 def keys_of(bench: Bench, numbers: Sequence[str]) -> dict[str, set[str | None]]:
