@@ -4,17 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from infobip_api_client import (
-    ApiClient,
-    Configuration,
-    SmsApi,
-    SmsDestination,
-    SmsMessage,
-    SmsMessageContent,
-    SmsRequest,
-    SmsTextContent,
-)
-from infobip_api_client.exceptions import ApiException
 
 from tests.services.comparison import (
     MESSAGES,
@@ -39,6 +28,17 @@ class NotTakenError(Exception):
 
 def send(stub: Stub, message: Message) -> str | None:
     """Send with the client. Numbers go without their +, as in all of Infobip's examples."""
+    from infobip_api_client import (
+        ApiClient,
+        Configuration,
+        SmsApi,
+        SmsDestination,
+        SmsMessage,
+        SmsMessageContent,
+        SmsRequest,
+        SmsTextContent,
+    )
+
     content = SmsMessageContent(SmsTextContent(text=message.text))
     destination = SmsDestination(to=message.to.removeprefix("+"), message_id=message.key)
     sender = message.sender.removeprefix("+")
@@ -60,6 +60,8 @@ def code_of(error: Exception) -> str | None:
     if isinstance(error, NotTakenError):
         name: str | None = error.args[0]
         return name
+    from infobip_api_client.exceptions import ApiException
+
     if not isinstance(error, ApiException):
         return None
     code: str | None = None

@@ -21,8 +21,6 @@ from messagebird.error import ValidationError
 from messagebird.request_validator import RequestValidator as MessageBirdValidator
 from plivo.utils import validate_signature as validate_v2_signature
 from plivo.utils import validate_v3_signature
-from sinch.domains.sms.sinch_events.v1 import SmsSinchEvent
-from telnyx.lib.webhook_verification import WebhookVerificationError, verify_webhook_signature
 from twilio.request_validator import RequestValidator as TwilioValidator
 from vonage_jwt import VonageVerifyJwtError, verify_signature
 
@@ -160,6 +158,8 @@ def sign_as_telnyx(body: bytes) -> Webhook:
 
 def telnyx_takes(webhook: Webhook) -> bool:
     """Ask Telnyx's client."""
+    from telnyx.lib.webhook_verification import WebhookVerificationError, verify_webhook_signature
+
     try:
         verify_webhook_signature(webhook.body, webhook.headers, PUBLIC)
     except WebhookVerificationError:
@@ -241,6 +241,8 @@ def sign_as_sinch(body: bytes) -> Webhook:
 
 def sinch_takes(webhook: Webhook) -> bool:
     """Ask Sinch's client."""
+    from sinch.domains.sms.sinch_events.v1 import SmsSinchEvent
+
     events = SmsSinchEvent(SECRET)
     return bool(events.validate_authentication_header(dict(webhook.headers), webhook.body))
 

@@ -3,10 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from sinch import SinchClient
-from sinch.core.clients.retry_configuration import RetryConfiguration
-from sinch.core.enums import RetryPolicy
-from sinch.domains.sms.api.v1.exceptions import SmsException
 
 from bridge.config.presets import preset_settings
 from tests.services.comparison import (
@@ -30,6 +26,10 @@ from tests.services.stub import Recorded, Stub, Told, in_json
 
 def send(stub: Stub, message: Message, **options: str) -> str | None:
     """Send with the client."""
+    from sinch import SinchClient
+    from sinch.core.clients.retry_configuration import RetryConfiguration
+    from sinch.core.enums import RetryPolicy
+
     client = SinchClient(
         service_plan_id=ACCOUNT,
         sms_api_token=SECRET,
@@ -50,6 +50,8 @@ def send(stub: Stub, message: Message, **options: str) -> str | None:
 
 def code_of(error: Exception) -> str | None:
     """Take the code, which the client leaves in the body."""
+    from sinch.domains.sms.api.v1.exceptions import SmsException
+
     if isinstance(error, SmsException) and isinstance(error.http_response.body, dict):
         code: str | None = error.http_response.body.get("code")
         return code

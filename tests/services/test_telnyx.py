@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from telnyx import APIStatusError, Telnyx, omit
 
 from tests.services.comparison import (
     MESSAGES,
@@ -25,6 +24,8 @@ from tests.services.stub import GUARD_SECONDS, Recorded, Stub, Told, in_json
 
 def send(stub: Stub, message: Message) -> str | None:
     """Send with the client."""
+    from telnyx import Telnyx, omit
+
     client = Telnyx(api_key=SECRET, base_url=f"{stub.url}/v2", max_retries=0, timeout=GUARD_SECONDS)
     with client:
         sent = client.messages.send(
@@ -39,6 +40,8 @@ def send(stub: Stub, message: Message) -> str | None:
 
 def code_of(error: Exception) -> str | None:
     """Take the code of the first error."""
+    from telnyx import APIStatusError
+
     body: Any = error.body if isinstance(error, APIStatusError) else None
     code: str | None = (
         body["errors"][0]["code"] if isinstance(body, dict) and body.get("errors") else None
