@@ -37,6 +37,9 @@ T = TypeVar("T")
 
 SECONDS: Final = 30.0
 POLL_SECONDS: Final = 0.01
+# How often in a row, and how far apart, a bench is looked at before it counts as settled.
+SETTLED_LOOKS: Final = 5
+SETTLED_POLL_SECONDS: Final = 0.05
 SECRET: Final = "a-webhook-secret"
 SIGNATURE: Final = "X-Service-Signature"
 CONSUME_LINK: Final = "worker consume"
@@ -431,16 +434,31 @@ class Bench:
             await asyncio.sleep(POLL_SECONDS)
 
     async def until_settled(self, live: Live, seconds: float = SECONDS) -> None:
-        """Return when the worker holds nothing and its queues are empty, dead letters aside."""
-        ladder = [f"{self.queue}.retry.{step}" for step in ("1s", "2s")]
+        """Return when the worker holds nothing and its queues are empty, dead letters aside.
 
-        async def is_settled() -> bool:
-            if live.metric("sms_bridge_worker_messages_in_progress"):
-                return False
-            counts = [await self.amqp.count(queue) for queue in (self.queue, *ladder)]
-            return not any(counts) and not live.metric("sms_bridge_worker_messages_in_progress")
+        On its way from a retry queue, to the worker, or back from a connection that has ended a
+        message is counted nowhere, so that this has to hold at several looks in a row, in which
+        nothing is received. What a test asserts of the last message it awaits by itself.
+        """
+        queues = [*(f"{self.queue}.retry.{step}" for step in ("1s", "2s")), self.queue]
+        deadline, looks, received = time.monotonic() + seconds, 0, -1.0
+        while looks < SETTLED_LOOKS:
+            assert time.monotonic() < deadline, f"not within {seconds:g} s: nothing left to do"
+            before = received
+            counts = [await self.amqp.count(queue) for queue in queues]
+            received = live.metric("sms_bridge_worker_messages_received_total")
+            held = live.metric("sms_bridge_worker_messages_in_progress")
+            is_quiet = not any(counts) and not held and received == before
+            looks = looks + 1 if is_quiet else 0
+            await asyncio.sleep(SETTLED_POLL_SECONDS)
 
-        await eventually(is_settled, what="nothing left to do", seconds=seconds)
+    async def until_dead(self, count: int) -> None:
+        """Return when there are so many dead letters."""
+
+        async def are_there() -> bool:
+            return await self.amqp.count(self.dead_queue) >= count
+
+        await eventually(are_there, what=f"{count} dead letters")
 
     async def dead_letters(self) -> list[AbstractIncomingMessage]:
         """Take every dead letter."""

@@ -153,7 +153,8 @@ async def test_drain_does_not_wait_for_what_others_have_taken(bench: Bench, tmp_
         ending = await scenario.end(numbers)
 
     assert ending.code == 0, ending.log
-    assert ending.seconds < COMES_AGAIN_SECONDS + 2
+    # Long before the drain would have to end; the rest is what a busy computer takes to exit.
+    assert ending.seconds < COMES_AGAIN_SECONDS + 10
     assert '"event":"not_redelivered"' in ending.log
 
 

@@ -150,7 +150,7 @@ async def test_dead_letter_queue_that_is_full(bench: Bench) -> None:
         assert {letter.message_id for letter in letters} == {f"id-{n}" for n in numbers}
         assert await bench.dead_letters() == []
         assert bench.extra_posts(numbers) == {}
-        assert not live.paused
+        await eventually(lambda: not live.paused, what="resumed")
 
 
 async def test_broker_password_changed_while_running(bench: Bench, tmp_path: Path) -> None:

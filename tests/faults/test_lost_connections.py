@@ -44,9 +44,9 @@ async def test_cut_at_the_ack_of_a_sent_message(bench: Bench, *, ids: bool) -> N
         trap = bench.proxy.trap("client", ACK, "cut", nth=20, again=True, link=CONSUME_LINK)
         numbers = await bench.publish(100, ids=ids)
         await bench.until_taken(numbers)
+        await eventually(lambda: trap.seen >= 100, what="100 acks")
         await bench.until_settled(live)
 
-        assert trap.seen >= 100
         assert bench.extra_posts(numbers) == {}
 
 
@@ -101,6 +101,7 @@ async def test_cut_while_the_second_of_two_equal_texts_waits(
         await eventually(lambda: received() > before, what="the second delivery")
         bench.proxy.cut(CONSUME_LINK)
         await eventually(partial(has_opened, live, 3), what="a new connection")
+        await eventually(lambda: len(bench.service.taken([number])) >= 2, what="both")
         await bench.until_settled(live)
 
         assert len(bench.service.taken([number])) == 2
@@ -114,7 +115,7 @@ async def test_cut_on_the_way_of_the_second_of_two_equal_texts(bench: Bench) -> 
         trap = bench.proxy.trap("broker", DELIVER, "cut", nth=5, link=CONSUME_LINK)
         for to in (number, *others, number):
             await bench.publish([to], ids=False)
-        await eventually(lambda: len(bench.service.taken([number])) == 2, what="both", seconds=10)
+        await eventually(lambda: len(bench.service.taken([number])) == 2, what="both")
         await bench.until_settled(live)
 
     assert trap.sprung.is_set()
@@ -184,7 +185,7 @@ async def test_cut_at_the_publish_of_a_dead_letter(bench: Bench) -> None:
     async with bench.worker(worker__concurrency=1) as live:
         trap = bench.proxy.trap("client", PUBLISH, "cut", nth=4, again=True, link=PUBLISH_LINK)
         numbers = await bench.publish(8)
-        await eventually(lambda: bench.service.posts(numbers), what="a POST")
+        await bench.until_dead(len(numbers))
         await bench.until_settled(live)
 
         assert trap.sprung.is_set()
@@ -199,11 +200,15 @@ async def test_channel_closed_by_the_broker(bench: Bench, *, ids: bool) -> None:
     async with bench.worker() as live:
         trap = bench.proxy.trap("client", ACK, misnumber, nth=5, link=CONSUME_LINK)
         numbers = await bench.publish(30, ids=ids)
+        closed = partial(
+            live.metric, "sms_bridge_amqp_connections_total", outcome="closed_by_broker"
+        )
+        await eventually(closed, what="the end of the channel")
         await bench.until_taken(numbers)
         await bench.until_settled(live)
 
         assert trap.sprung.is_set()
-        assert live.metric("sms_bridge_amqp_connections_total", outcome="closed_by_broker") == 1
+        assert closed() == 1
         assert bench.extra_posts(numbers) == {}
 
 

@@ -220,6 +220,7 @@ async def test_connection_death_does_not_cancel_the_post(
         ours = await bench.publish(1)
         await eventually(lambda: bench.service.posts(ours), what="the POST")
         bench.proxy.cut(CONSUME_LINK)
+        await bench.until_taken(ours)
         await bench.until_settled(live)
 
     assert len(bench.service.posts(ours)) == 1
@@ -297,6 +298,7 @@ async def test_an_unexpected_error_does_not_stall(
 
     monkeypatch.setattr(Sender, "send", fail)
     async with bench.worker(worker__concurrency=3) as live:
+        await bench.until_dead(7)
         await bench.until_settled(live)
         letters = await bench.dead_letters()
         live.ears.lines.clear()  # it has logged the bug that we made
@@ -530,8 +532,8 @@ async def test_no_storm_of_redeliveries(bench: Bench) -> None:
         await bench.until_taken(numbers)
         await bench.until_settled(live)
 
-    assert storm[19] - storm[0] < 1
     first, second, third = (post.received_at for post in bench.service.posts(numbers))
+    assert storm[19] - storm[0] < 19 * (second - first) / 4
     assert second - first > 0.9
     assert third - second > 1.9
 

@@ -407,9 +407,13 @@ async def test_workers_that_go_on_are_told_of(
     }
     worker = await launcher.role("worker", settings=settings)
     numbers = {uuid.uuid4().hex: request["to"] for request in requests}
-    for message_id, request in zip(numbers, requests, strict=True):
-        body = json.dumps(request).encode()
-        await campaign.amqp.publish(campaign.queue, body, message_id=message_id)
+    # At once: while they are published they are sent, and some have to be left.
+    await asyncio.gather(
+        *(
+            campaign.amqp.publish(campaign.queue, json.dumps(request).encode(), message_id=one)
+            for one, request in zip(numbers, requests, strict=True)
+        )
+    )
     asked = await campaign.run()
     await campaign.moved()
     dead = {message.message_id for message in await campaign.amqp.take_all(campaign.dead)}

@@ -43,8 +43,8 @@ from tests.integration.conftest import (
     unique,
 )
 
-# What the contract promises, and a little for a busy computer.
-ANSWER_SECONDS = 2.5 + 0.3
+# What `webhook.response_timeout_seconds` promises, and something for a busy computer.
+ANSWER_SECONDS = 2.5 + 2
 REQUESTS = 20
 EVENTS = 5
 
@@ -447,7 +447,8 @@ async def test_the_second_signal_ends_at_once(
     seconds = time.monotonic() - started
     await amqp.until_count(queue, 1)
 
-    assert seconds < 2
+    # The drain would take 25 s; to exit takes a busy computer some.
+    assert seconds < 10
 
 
 async def test_a_webhook_that_is_coming_in_is_finished(
