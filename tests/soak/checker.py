@@ -34,6 +34,8 @@ EXPECTED_DEATHS: Final = frozenset({"uncertain", "exhausted"})
 CLOCK_SECONDS: Final = 0.5
 # A POST takes at most two seconds, its ack some more; what is older was settled before the kill.
 IN_FLIGHT_SECONDS: Final = 5.0
+# How long the service may take to read what it cannot answer any more: as long as a POST may take.
+LATE_SECONDS: Final = 2.0
 # A broker that goes on closes the connections whose heartbeats it has missed only then.
 CLOSING_SECONDS: Final = 3.0
 SHOWN: Final = 50
@@ -286,7 +288,9 @@ class _Checker:
             return "worker_freeze", freeze
         assert post.message_id is not None
         given_up = self._evidence.slow.get(root.key or "", ())
-        if any(root.at <= moment <= post.at for moment in given_up):
+        # A service that is too busy reads a POST when its sender has given it up already.
+        began = root.at - (LATE_SECONDS if root.status is None else 0)
+        if any(began <= moment <= post.at for moment in given_up):
             return "slow_answer", None
         # The bridge knows a repeat of the publisher's for as long as the process lives.
         is_nameless = post.message_id in self._evidence.nameless
