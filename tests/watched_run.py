@@ -41,6 +41,7 @@ SETTINGS: Mapping[str, object] = {
     "WORKER__ON_UNCERTAIN": "retry",
     "WORKER__OUTAGE_AFTER": "2s",
     "WORKER__RATE_LIMIT__PER_SECOND": 60,
+    "WORKER__PRIORITIES": "on",
     "SMS_API__PRESET": "twilio",
     "SMS_API__ACCOUNT": "any-account",
     "SMS_API__KEY": KEY,
@@ -159,6 +160,8 @@ class WatchedRun:
             headers["sms-bridge-expires-at"] = int(time.time()) - 60
         elif chance < 0.3:
             body["text"] = "Dziękujemy! " * 9
+        elif chance > 0.9:
+            headers["sms-bridge-priority"] = "urgent"
         return Message(
             json.dumps(body).encode(),
             message_id=f"{self._chance.getrandbits(64):016x}",
