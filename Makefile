@@ -24,7 +24,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help env broker rabbitmq-4 prometheus amqp-tools browser demo test test-fast test-changed test-plain-wire \
-    examples upgrade-check soak soak-table soak-cluster soak-scaling side-by-side scenes adaptive priorities simulate pace soak-webhook forgeries mutants pictures nginx redpanda-connect perf-test otel-collector \
+    examples upgrade-check soak soak-table soak-lanes soak-cluster soak-scaling side-by-side scenes adaptive priorities simulate pace soak-webhook forgeries mutants pictures nginx redpanda-connect perf-test otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
 
@@ -176,6 +176,10 @@ soak-table: $(DEV_STAMP) broker  ## short soaks with 1, 2, 3 and 8 workers, half
 
 soak-cluster: $(DEV_STAMP) broker  ## lose nodes of a RabbitMQ cluster of three under traffic, in six minutes (SEED=1 WORKERS=1 RABBITMQ=4 ONLY=frozen WRITE=1)
 	PYTHONPATH=. $(BIN)/python tests/soak/cluster.py --seed $(SEED) --workers $(WORKERS) $(if $(ONLY),--only "$(ONLY)") $(if $(WRITE),--write)
+
+soak-lanes: MESSAGES = 20000
+soak-lanes: $(DEV_STAMP) broker  ## order across workers while they come, go and are killed, in five minutes (MESSAGES=20000 SEED=1; RATES=1 measures the throughput)
+	PYTHONPATH=. $(BIN)/python tests/soak/lanes.py --messages $(MESSAGES) --seed $(SEED) $(if $(RATES),--rates)
 
 WAVES ?= 4
 soak-scaling: MESSAGES = 6000

@@ -42,8 +42,8 @@ from bridge.topology.declarations import (
     bridge_topology,
     dead_queue,
     name_of,
-    queues_behind,
     retry_queue,
+    sorted_as_counted,
 )
 from bridge.topology.paused_queue import Note
 from bridge.topology.upkeep import Upkeep
@@ -121,7 +121,7 @@ class Assembly:
         self._link("worker consume", worker.serve)
         if (sorter := worker.sorter) is not None:
             self._link("worker sort", sorter.serve)
-            self.health.ready["sorter"] = lambda: sorter.is_sorting or publisher.is_blocked
+            self.health.ready["sorter"] = lambda: sorter.is_ready
         self.health.ready["consumer"] = lambda: worker.consumer.is_registered or pace.is_holding
         self.health.facts["worker"] = lambda: {
             "queue": settings.worker.queue,
@@ -302,7 +302,7 @@ def _worker_metrics(settings: Settings, registry: Registry) -> WorkerMetrics:
         queue=queue,
         retry_queues=[retry_queue(queue, delay) for delay in settings.worker.retry_delays],
         dead=dead_queue(queue),
-        queues_behind=queues_behind(settings.worker),
+        queues_behind=sorted_as_counted(settings.worker),
         error_codes=list(settings.sms_api.response.errors),
     )
 

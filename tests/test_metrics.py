@@ -94,7 +94,7 @@ RESULTS = (
 )
 WAIT_CAUSES = (
     *("ledger", "peers", "order", "due", "slot", "pace", "rate", "probe"),
-    *("retry_in_place", "jitter", "publish"),
+    *("retry_in_place", "retry_in_lane", "jitter", "publish"),
 )
 STATUSES = (
     *("200", "201", "202", "204", "400", "401", "402", "403", "404", "408", "409"),
@@ -152,7 +152,7 @@ WORKER = {
     "coordination_up": gauge(),
     "redelivery_questions_total": counter("answer", ["unknown", "done", "kept", "none"]),
     "peer_messages_malformed_total": counter(),
-    "messages_sorted_total": counter("class", ["urgent", "normal"]),
+    "messages_sorted_total": counter("class", ["urgent", "normal", "lane"]),
     "sorter_up": gauge(),
     "urgent_acceptance_latency_seconds": histogram([0.1, 0.5, 2, 10]),
 }

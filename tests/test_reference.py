@@ -82,7 +82,16 @@ def test_the_names_on_the_broker_are_the_defaults() -> None:
     inbound = {settings.webhook.exchange, settings.webhook.queue}
     own = {queue, "sms.outcome"} | {
         f"{queue}.{name}"
-        for name in ("retry.<delay>", "dead", "paused", "workers", "urgent", "normal")
+        for name in (
+            "retry.<delay>",
+            "dead",
+            "paused",
+            "workers",
+            "urgent",
+            "normal",
+            "lane.<n>",
+            "sorter",
+        )
     }
 
     assert set(SECTIONS["Names on the broker"]["name"]) == own | inbound

@@ -49,6 +49,29 @@ ManagementUrl = Annotated[
     ),
 ]
 
+Lanes = Annotated[
+    int | None,
+    typer.Option(
+        "--lanes",
+        min=1,
+        max=256,
+        help="With so many lanes, whatever worker.lanes says: to have them before it is set.",
+    ),
+]
+
+
+def _read_topology(
+    context: typer.Context, config: ConfigFile, role: OneRole, lanes: int | None
+) -> "tuple[Settings, Topology]":
+    """Load the configuration, and say what it needs on the broker."""
+    from bridge.topology.declarations import bridge_topology
+
+    settings = read_settings(context, config)
+    if lanes is not None:
+        worker = settings.worker.model_copy(update={"lanes": lanes})
+        settings = settings.model_copy(update={"worker": worker})
+    return settings, bridge_topology(settings, roles_of(role))
+
 
 @app.command(
     epilog=examples(
@@ -59,7 +82,7 @@ ManagementUrl = Annotated[
         "sms-bridge topology show --format definitions --no-policy       # for RabbitMQ 3",
     )
 )
-def show(
+def show(  # noqa: PLR0913  an option each
     context: typer.Context,
     *,
     form: Annotated[
@@ -84,6 +107,7 @@ def show(
         ),
     ] = True,
     role: OneRole = None,
+    lanes: Lanes = None,
     config: ConfigFile = None,
 ) -> None:
     """Print what the bridge needs on the broker, as it declares it itself.
@@ -95,10 +119,8 @@ def show(
 
     from bridge.operators import topology_formats
     from bridge.operators.management import vhost_of
-    from bridge.topology.declarations import bridge_topology
 
-    settings = read_settings(context, config)
-    topology = bridge_topology(settings, roles_of(role))
+    settings, topology = _read_topology(context, config, role, lanes)
     vhost = vhost_of(URL(settings.rabbitmq.url[0].get_secret_value()))
     match form:
         case Format.TABLE:
@@ -128,6 +150,7 @@ def verify(
     *,
     management_url: ManagementUrl = None,
     role: OneRole = None,
+    lanes: Lanes = None,
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
@@ -138,10 +161,7 @@ def verify(
     """
     import asyncio
 
-    from bridge.topology.declarations import bridge_topology
-
-    settings = read_settings(context, config)
-    topology = bridge_topology(settings, roles_of(role))
+    settings, topology = _read_topology(context, config, role, lanes)
     differences, hint = asyncio.run(_compare(settings, topology, management_url))
     if as_json:
         typer.echo(json.dumps([_as_plain(difference) for difference in differences], indent=2))
@@ -157,9 +177,19 @@ def verify(
 
 
 @app.command(
-    epilog=examples("sms-bridge topology declare", "sms-bridge topology declare --role worker")
+    epilog=examples(
+        "sms-bridge topology declare",
+        "sms-bridge topology declare --role worker",
+        "sms-bridge topology declare --lanes 32",
+    )
 )
-def declare(context: typer.Context, *, role: OneRole = None, config: ConfigFile = None) -> None:
+def declare(
+    context: typer.Context,
+    *,
+    role: OneRole = None,
+    lanes: Lanes = None,
+    config: ConfigFile = None,
+) -> None:
     """Create what is missing, as a role does when it starts; what exists is never changed.
 
     A main queue or an exchange that exists with other arguments is used as it is, and told. Exit 1
@@ -167,11 +197,10 @@ def declare(context: typer.Context, *, role: OneRole = None, config: ConfigFile 
     """
     import asyncio
 
-    from bridge.topology.declarations import bridge_topology, name_of
+    from bridge.topology.declarations import name_of
     from bridge.topology.differences import is_unusable
 
-    settings = read_settings(context, config)
-    topology = bridge_topology(settings, roles_of(role))
+    settings, topology = _read_topology(context, config, role, lanes)
     differences = asyncio.run(_declare(settings, topology))
     unusable = [one for one in differences if is_unusable(one, "declare")]
     absent = {name_of(one.entity) for one in unusable}

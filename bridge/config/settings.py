@@ -43,6 +43,8 @@ TopologyMode = Literal["declare", "verify", "off"]
 OnUncertain = Literal["retry", "park"]
 
 ENV_PREFIX: Final = "SMS_BRIDGE_"
+# Each is a queue with its own log on each of its nodes.
+MAX_LANES: Final = 256
 # Stands for the sender where the service is told none.
 NO_SENDER: Final = "unused"
 
@@ -102,6 +104,7 @@ class WorkerSettings(Section):
     max_text_length: Annotated[int, Field(ge=1, le=65536)] = 1600
     extra_fields: Literal["refuse", "forward"] = "refuse"
     ordering: Literal["none", "recipient"] = "none"
+    lanes: Annotated[int, Field(ge=1, le=MAX_LANES)] | None = None
     rate_limit: RateLimitSettings = RateLimitSettings()
     outcome_exchange: ExchangeName | None = None
     coordination: Annotated[Literal["on", "off"], BeforeValidator(write_on_or_off)] = "on"
@@ -120,6 +123,21 @@ class WorkerSettings(Section):
     def _delays_ascend(self) -> "WorkerSettings":
         if list(self.retry_delays) != sorted(set(self.retry_delays)):
             raise ValueError("retry_delays must ascend and not repeat, like [5s, 30s, 2m]")
+        return self
+
+    @model_validator(mode="after")
+    def _lanes_can_keep_order(self) -> "WorkerSettings":
+        if self.lanes is None:
+            return self
+        if self.ordering != "recipient":
+            raise ValueError("lanes needs ordering: recipient, whose order the lanes keep")
+        if self.coordination == "off":
+            raise ValueError("lanes needs coordination: on, by which workers share them out")
+        if self.priorities == "on":
+            raise ValueError(
+                "lanes does not go with priorities: on, where an urgent message passes an earlier "
+                "one to the same number; switch one of the two off"
+            )
         return self
 
     @model_validator(mode="after")

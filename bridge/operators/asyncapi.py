@@ -124,7 +124,8 @@ def _channels(settings: Settings) -> dict[str, Any]:
         ),
     }
     for name in queues_behind(worker):
-        channels[f"sorted{name.rpartition('.')[2].title()}"] = _queue(
+        kind = name.removeprefix(worker.queue).title().replace(".", "")
+        channels[f"sorted{kind}"] = _queue(
             settings, name, ("sendRequest",), "Requests that wait for a worker. Internal."
         )
     for delay in worker.retry_delays:

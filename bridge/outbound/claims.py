@@ -47,6 +47,12 @@ class Claims:
                 return entry_of_text(delivery.envelope, request)
         return entry_of(delivery.envelope, delivery.body)
 
+    async def learn(self, delivery: Delivery) -> None:
+        """Have the ledger know what other workers know of a redelivery."""
+        if not self.is_stopping:
+            await self._asker.learn_of(delivery, self.entry_of(delivery))
+            delivery.is_asked_for = True
+
     async def claim(self, delivery: Delivery, entry: Entry) -> Claim | Repeat | None:
         """Take a delivery to work on, unless it is a repeat, or may be one (None)."""
         if entry.copies:
@@ -54,8 +60,8 @@ class Claims:
             delivery.redelivered = self._repeated_copies.may_be_one(
                 entry, says_so=delivery.redelivered
             )
-        if delivery.redelivered and not self.is_stopping:
-            await self._asker.learn_of(delivery, entry)
+        if delivery.redelivered and not delivery.is_asked_for:
+            await self.learn(delivery)
         deduplication = self._deduplication
         if deduplication is not None and not self.is_stopping:
             is_free = await deduplication.until_ended_elsewhere(

@@ -7,7 +7,6 @@ lost event can stop consumption. Deliveries come from the wire, not from the cli
 import asyncio
 import functools
 import sys
-import time
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
@@ -24,16 +23,12 @@ from bridge.amqp.wire import Body
 from bridge.errors import BrokerError
 from bridge.logs import Log
 from bridge.outbound.delivery import Delivery, Session
-from bridge.outbound.envelope import DELIVERY_COUNT, REPEATED, bare_envelope
+from bridge.outbound.intake import Intake
 
 log = Log(__name__)
 
 # How often to compare what is with what should be when nothing has changed.
 WATCH_SECONDS: Final = 5.0
-# When more sessions in a row end without a delivery, a message is suspected of ending them.
-POISON_SESSIONS: Final = 3
-# A message that was delivered this often before is logged at each delivery.
-WARN_FROM_COUNT: Final = 4
 # When the bodies that are held have more bytes than this, nothing more is read; the one that is
 # being read comes on top.
 MAX_HELD_BYTES: Final = 32 * 1024 * 1024
@@ -63,7 +58,8 @@ class Consumer:
     All are consumed on one channel, and end with it; `name` stands for them in the log. Set
     `changed` when `prefetch()` may return something else. `on_delivery` is called with each
     delivery, `on_registered` each time that the broker has registered this process as a consumer,
-    `on_session_over` when the deliveries of a session can no longer be acked and come again. Call
+    `on_session_over` when the deliveries of a session can no longer be acked and come again, with
+    how many were unacked at most. Call
     `let_go` for each delivery at its end: the bytes that are held have a bound.
     """
 
@@ -75,7 +71,7 @@ class Consumer:
         changed: asyncio.Event,
         on_delivery: Callable[[Delivery], None],
         on_registered: Callable[[], None],
-        on_session_over: Callable[[Session], None],
+        on_session_over: Callable[[int], None],
         gauges: Gauges,
     ) -> None:
         self._name = name
@@ -88,7 +84,7 @@ class Consumer:
         # Called when a consumer has been cancelled, before there is another one.
         self.on_cancelled: Callable[[], None] = lambda: None
         self._consuming_with: dict[str, int] = {}
-        self._empty_sessions = 0
+        self._intake = Intake(name, poison_suspected=gauges.poison_suspected)
         self._stopped = False
         self._is_to_renew = False
         self._has_ended = False
@@ -178,7 +174,7 @@ class Consumer:
         channel = await open_channel(connection)
         channel.closing.add_done_callback(lambda _: self._changed.set())
         channel.on_consumer_cancel_callbacks.add(self._on_cancelled_by_broker)
-        self._suspect_poison()
+        self._intake.begin()
         wire = connection.wire
         self._session = session = Session(channel, wire)
         tags: dict[str, str] = {}
@@ -197,7 +193,7 @@ class Consumer:
             session.over.set()
             self._session = None
             self._mark({})
-            self._on_session_over(session)
+            self._on_session_over(session.most_unacked)
             self._idle.set()
 
     async def _follow(
@@ -300,37 +296,10 @@ class Consumer:
         properties: Properties,
         body: Body,
     ) -> None:
-        if self._empty_sessions:
-            self._empty_sessions = 0
-            self._gauges.poison_suspected(0)
-        headers = properties.headers or {}
-        delivery = Delivery(
-            body=body,
-            properties=properties,
-            # Of a copy that is there twice, the second may come for the first time.
-            redelivered=redelivered or REPEATED in headers,
-            tag=tag,
-            session=session,
-            envelope=bare_envelope(properties, now=time.time()),
-        )
-        self._warn_of_count(delivery, headers.get(DELIVERY_COUNT, 0))
+        delivery = self._intake.make(session, tag, properties, body, redelivered=redelivered)
         self._note_size(len(body))
         self._hand_on(delivery)
-
-    def _warn_of_count(self, delivery: Delivery, count: object) -> None:
-        # A quorum queue drops a message whose delivery count exceeds its limit, by default 20 since
-        # RabbitMQ 4.0.
-        if isinstance(count, int) and count >= WARN_FROM_COUNT:
-            message_id = delivery.envelope.key
-            log.warning("delivered_often", message_id=message_id, before=count)
 
     def _on_cancelled_by_broker(self, _frame: object) -> None:
         log.warning("consumer_cancelled", queue=self._name)
         self._changed.set()
-
-    def _suspect_poison(self) -> None:
-        # A message that the client cannot decode ends each connection before it is handed on.
-        self._empty_sessions += 1
-        if self._empty_sessions > POISON_SESSIONS:
-            self._gauges.poison_suspected(1)
-            log.warning("protocol_poison_suspected", queue=self._name)

@@ -40,6 +40,8 @@ WaitCause = Literal[
     "probe",
     # The next quick try of a request that never left.
     "retry_in_place",
+    # Its next try, where it keeps its place in its lane.
+    "retry_in_lane",
     # Nothing but the spread of messages that failed together.
     "jitter",
     # The confirm of the copy that replaces it, with all tries of that.
@@ -47,7 +49,7 @@ WaitCause = Literal[
 ]
 # The waits during which nothing has been sent or decided.
 _BEFORE_SENDING: Final = frozenset[WaitCause | None](
-    ("peers", "order", "due", "slot", "pace", "rate", "probe")
+    ("peers", "order", "due", "slot", "pace", "rate", "probe", "retry_in_lane")
 )
 Waits = Callable[[WaitCause], AbstractContextManager[None]]
 
@@ -56,13 +58,15 @@ class Session:
     """One stretch of consuming on one channel; over when nothing can be acked on it any more.
 
     `most_unacked`: how many deliveries the broker may have made on it before it reads an ack.
-    `last_ack_at` is a time of the event loop.
+    `last_ack_at` is a time of the event loop. `is_leaving`: nothing new of it is begun, so that it
+    can end.
     """
 
     def __init__(self, channel: Channel, wire: Wire) -> None:
         self.channel = channel
         self.wire = wire
         self.has_failed = False
+        self.is_leaving = False
         self.last_ack_at = -math.inf
         self.most_unacked = 0
         self.over = asyncio.Event()
@@ -91,6 +95,7 @@ class Delivery:
     `waiting_for` is what it waits for, `waited_seconds` how long it has waited for what. Times are
     of `clock`. `replacement` is the copy that is published and may yet be confirmed. `span` is None
     where spans are not exported. `is_urgent`: it passes others that wait here.
+    `is_asked_for`: what the other workers know of it has been asked.
     """
 
     body: Body
@@ -106,12 +111,18 @@ class Delivery:
     waited_seconds: dict[WaitCause, float] = field(default_factory=dict)
     span: Span | None = None
     is_urgent: bool = False
+    is_asked_for: bool = False
     _waiting_since: float = 0.0
 
     @property
     def is_stale(self) -> bool:
         """Whether its session is over, so that the broker delivers the message again."""
         return self.session.is_over or self.session.channel.is_closed
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether nothing new is to be begun with it, since it is to come again."""
+        return self.session.is_leaving or self.is_stale
 
     @property
     def held_seconds(self) -> float:
@@ -137,6 +148,12 @@ class Delivery:
     def awaits_first(self) -> bool:
         """Whether the same message is being worked on; this one is acked when that is done."""
         return self.waiting_for == "ledger"
+
+    def begin_again(self, envelope: Envelope) -> None:
+        """Go on as a new delivery of the same message would, after a try that settled nothing."""
+        self.envelope = envelope
+        self.received = self.clock()
+        self.waited_seconds = {}
 
     def waits(self, cause: WaitCause) -> "_Wait":
         """Measure a wait: a `with` block around what is waited for.

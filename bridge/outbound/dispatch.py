@@ -40,7 +40,8 @@ class Dispatcher:
     ) -> None:
         # Read for each message; an attribute of a model takes ten times as long as one of ours.
         self._queue = settings.queue
-        self._is_ordered = settings.ordering == "recipient"
+        # In a lane a message comes here when it is the first of its key.
+        self._is_ordered = settings.ordering == "recipient" and settings.lanes is None
         self._max_age_seconds = settings.max_age
         self._policy = Policy.of(settings)
         self._lanes = Lanes(self._policy, clock=clock)
@@ -92,6 +93,8 @@ class Dispatcher:
         while True:
             if self._is_stopping:
                 raise BrokerError("the worker stops")
+            if delivery.session.is_leaving:
+                raise BrokerError("its lane becomes another worker's")
             outcome = await self._before_it_goes(delivery, request)
             if outcome is not None:
                 if delivery.is_stale:

@@ -6,7 +6,6 @@ import time
 from typing import Final, Protocol
 
 from bridge.logs import Log
-from bridge.outbound.consumer import Consumer
 from bridge.outbound.ledger import COMES_AGAIN_SECONDS, Ledger
 from bridge.outbound.peers.exchange import Peers
 
@@ -19,6 +18,26 @@ MAX_OWED_SECONDS: Final = 5.0
 # How long other workers may take to ask for what was given back, and how often to look.
 HAND_OVER_SECONDS: Final = 2.0
 HAND_OVER_POLL_SECONDS: Final = 0.05
+
+
+class Taking(Protocol):
+    """What takes deliveries, as `Consumer` does."""
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the broker knows this process as a consumer."""
+
+    async def stop(self) -> None:
+        """Take nothing more; return when the broker has been told, or is gone."""
+
+    def resume(self) -> None:
+        """Take deliveries again after `stop`."""
+
+    async def flush(self) -> None:
+        """Return when the broker has processed every ack that was written, or is gone."""
+
+    async def end(self) -> None:
+        """Let the broker deliver to others what is held; for good."""
 
 
 class Held(Protocol):
@@ -34,7 +53,7 @@ class Held(Protocol):
         """Wait until nothing that is held now is held any more."""
 
 
-async def finish(held: Held, consumer: Consumer, ledger: Ledger) -> bool:
+async def finish(held: Held, consumer: Taking, ledger: Ledger) -> bool:
     """Take nothing more and settle what is held; then see that the broker has read the acks.
 
     What is done, or decided, but not acked comes again, and only this process knows it: it is taken
@@ -48,13 +67,13 @@ async def finish(held: Held, consumer: Consumer, ledger: Ledger) -> bool:
     return has_come
 
 
-async def _settle(held: Held, consumer: Consumer) -> None:
+async def _settle(held: Held, consumer: Taking) -> None:
     await consumer.stop()
     await held.all_done()
     await consumer.flush()
 
 
-async def _take_what_comes_again(held: Held, consumer: Consumer, ledger: Ledger) -> bool:
+async def _take_what_comes_again(held: Held, consumer: Taking, ledger: Ledger) -> bool:
     """Return True when that is acked, or none of it comes; False when it still does at the end.
 
     What another worker has taken never comes here, so that silence of a broker that is there ends
@@ -79,7 +98,29 @@ async def _take_what_comes_again(held: Held, consumer: Consumer, ledger: Ledger)
     return True
 
 
-async def hand_over(consumer: Consumer, ledger: Ledger, peers: Peers) -> None:
+async def until_come_again(ledger: Ledger) -> None:
+    """Return when what is done and not acked has come again, as far as that can be seen."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(COMES_AGAIN_SECONDS):
+            while ledger.expects_redeliveries:  # noqa: ASYNC110  time ends it too
+                await asyncio.sleep(OWED_POLL_SECONDS)
+
+
+async def finish_at_once(held: Held, consumer: Taking, ledger: Ledger, peers: Peers) -> bool:
+    """Settle what is held, and have the broker deliver the rest to others; take nothing again.
+
+    Returns False when the broker may not have read the acks of some.
+    """
+    await _settle(held, consumer)
+    is_settled = not ledger.expects_redeliveries
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(HAND_OVER_SECONDS):
+            await consumer.end()
+    await hand_over(consumer, ledger, peers)
+    return is_settled
+
+
+async def hand_over(consumer: Taking, ledger: Ledger, peers: Peers) -> None:
     """Have the broker deliver to other workers what was given back, while this one can be asked.
 
     Without it they would not know with what key it was begun, nor what was decided about it.

@@ -141,8 +141,9 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
         return full
     return full._replace(
         first_delivered_at=_read_moment(headers, FIRST_DELIVERED_AT) or bare.first_delivered_at,
-        attempts=_read_count(headers, ATTEMPTS),
-        uncertain_attempts=_read_count(headers, UNCERTAIN_ATTEMPTS),
+        # More than the headers say is known of one that is tried again without a copy.
+        attempts=max(bare.attempts, _read_count(headers, ATTEMPTS)),
+        uncertain_attempts=max(bare.uncertain_attempts, _read_count(headers, UNCERTAIN_ATTEMPTS)),
         turn_at=_read_moment(headers, TURN_AT),
     )
 

@@ -3,7 +3,9 @@
 `Line.process` is the whole way, one stage after the other.
 """
 
+import asyncio
 import time
+from typing import Final
 
 from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, InvalidMessageError
@@ -17,17 +19,21 @@ from bridge.outbound.envelope import read_envelope
 from bridge.outbound.ledger import Claim, Kept, Repeat
 from bridge.outbound.outcomes import Dead, Outcome, Retried
 from bridge.outbound.request import parse_request
-from bridge.outbound.settle import Settler, accepted
+from bridge.outbound.settle import Settler, accepted, count_attempt
 from bridge.outbound.sorting.classes import is_urgent
 from bridge.outbound.spans import WorkerSpans
 
 log = Log(__name__)
 
+# A longer step of the ladder is cut to this in a lane: the broker waits 30 minutes for an ack
+# (consumer_timeout), and others of the lane may be held behind it.
+MOST_WAIT_SECONDS: Final = 600.0
+
 
 class Line:
     """Takes one delivery from its claim to its ack.
 
-    `spans` is None where none are exported; `is_sorted` says whether deliveries have a class.
+    `spans` is None where none are exported.
     """
 
     def __init__(
@@ -39,7 +45,6 @@ class Line:
         settler: Settler,
         announcer: Announcer,
         spans: WorkerSpans | None,
-        is_sorted: bool,
     ) -> None:
         self._settings = settings
         self._claims = claims
@@ -48,7 +53,8 @@ class Line:
         self._settler = settler
         self._announcer = announcer
         self._spans = spans
-        self._is_sorted = is_sorted
+        self._has_classes = settings.priorities == "on"
+        self._has_lanes = settings.lanes is not None
 
     async def process(self, delivery: Delivery) -> None:
         """Send one message, or what it becomes instead, and ack it when that is confirmed.
@@ -65,6 +71,8 @@ class Line:
         outcome: Outcome | None = None
         try:
             outcome = self._recall(delivery, entry) or await self._dispatch(delivery)
+            if self._has_lanes:
+                outcome = await self._try_in_lane(delivery, outcome)
             await self._settler.replace(delivery, outcome)
         except BaseException:
             kept = Kept(delivery.envelope, outcome, delivery.replacement)
@@ -93,7 +101,7 @@ class Line:
         """Read a message and have it sent; whatever is wrong with it becomes an outcome."""
         try:
             delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
-            if self._is_sorted:
+            if self._has_classes:
                 delivery.is_urgent = is_urgent(delivery.properties)
             request = parse_request(delivery.body, self._settings)
             return await self._dispatcher.outcome_of(delivery, request)
@@ -105,6 +113,24 @@ class Line:
             log.exception("internal_error", message_id=delivery.envelope.key)
             name = type(error).__name__
             return Dead(reason="internal_error", detail=f"a bug in the bridge: {name}")
+
+    async def _try_in_lane(self, delivery: Delivery, outcome: Outcome) -> Outcome:
+        """Try until it need not be tried again, with the ladder's waits, but in its place.
+
+        What comes after it in its lane waits behind it, so that no other worker has to know of it
+        to keep the order. Only what is not due yet goes to the ladder: it has no place before then.
+        """
+        while isinstance(outcome, Retried) and outcome.reason != "not_before":
+            self._settler.report_try(delivery, outcome)
+            delivery.begin_again(count_attempt(delivery.envelope, outcome))
+            if self._spans is not None:
+                self._spans.begin(delivery)
+            if delivery.goes_back:
+                raise BrokerError("its lane becomes another worker's")
+            with delivery.waits("retry_in_lane"):
+                await asyncio.sleep(min(outcome.delay_seconds, MOST_WAIT_SECONDS))
+            outcome = await self._dispatch(delivery)
+        return outcome
 
     async def _end_repeat(self, delivery: Delivery, entry: Entry, repeat: Repeat | None) -> None:
         """Ack a repeat of what is settled, or (None) put it off until the first is settled."""

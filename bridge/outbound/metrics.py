@@ -32,7 +32,7 @@ PROCESSED: Final[Sequence[tuple[DeliveryOutcome, str]]] = (
     ("dropped", "duplicate"),
 )
 # What is urgent passes what is not.
-MessageClass = Literal["urgent", "normal"]
+MessageClass = Literal["urgent", "normal", "lane"]
 # Any other status counts as `other`.
 PROVIDER_CODES: Final = frozenset(
     (

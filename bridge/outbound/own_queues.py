@@ -12,22 +12,24 @@ from bridge.logs import Log
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.topology.declarations import (
     dead_queue,
-    normal_queue,
+    lanes_together,
     queues_behind,
     retry_queue,
-    urgent_queue,
+    sorted_as_counted,
 )
-from bridge.topology.queue_sizes import QueueSizes, try_to_read_queue, watch_queues
+from bridge.topology.queue_sizes import QueueSizes, watch_queues
+from bridge.topology.sorted_queues import find_sorted_queues
 
 log = Log(__name__)
 
 LEFT_BEHIND: Final = (
-    "worker.priorities is off, and what was sorted before is taken from there; delete them when "
-    "they are empty, or set worker.priorities to on"
+    "from before worker.lanes or worker.priorities was changed; what was sorted into them is taken "
+    "from there; delete them when they are empty, or undo the change"
 )
 NOT_READABLE: Final = (
-    "worker.priorities is off, and this worker may not take what was sorted before; let its user "
-    "read them, or set worker.priorities to on until they are empty"
+    "from before worker.lanes or worker.priorities was changed; nothing is taken from them: with "
+    "lanes it would be out of order, or this worker may not read them; undo the change until they "
+    "are empty"
 )
 
 
@@ -40,12 +42,13 @@ class OwnQueues:
     def __init__(self, settings: WorkerSettings, metrics: WorkerMetrics) -> None:
         self._queue = settings.queue
         self._metrics = metrics
+        self._has_lanes = settings.lanes is not None
         self._behind = queues_behind(settings)
         self._left_behind: list[str] = []
         self.taken = self._behind or (settings.queue,)
         self._roles = {
             settings.queue: "main",
-            **dict.fromkeys(self._behind, "sorted"),
+            **dict.fromkeys(sorted_as_counted(settings), "sorted"),
             dead_queue(settings.queue): "dead_letter",
             **{retry_queue(settings.queue, d): "retry" for d in settings.retry_delays},
         }
@@ -55,16 +58,16 @@ class OwnQueues:
 
         They stay until somebody deletes them: other workers may sort into them yet.
         """
-        if self._behind:
-            return
-        found = []
-        for name in (urgent_queue(self._queue), normal_queue(self._queue)):
-            sizes = await try_to_read_queue(connection, name)
-            if sizes is not None and sizes.exists:
-                found.append(name)
+        found = [
+            name
+            for name in await find_sorted_queues(connection, self._queue)
+            if name not in self._behind
+        ]
         readable = [name for name in found if await _may_read(connection, name)]
         heed_cancellation()
-        self.taken = (self._queue, *readable)
+        if self._has_lanes:
+            readable = []
+        self.taken = (*(self._behind or (self._queue,)), *readable)
         if found != self._left_behind:
             self._left_behind = found
             remedy = LEFT_BEHIND if readable == found else NOT_READABLE
@@ -73,18 +76,22 @@ class OwnQueues:
 
     async def watch(self, connection: Connection) -> NoReturn:
         """Read the sizes every few seconds, as long as the connection is served."""
-        await watch_queues(connection, {**self._roles, **dict.fromkeys(self.taken)}, self._note)
+        names = {**dict.fromkeys(self._behind), **dict.fromkeys(self.taken), **self._roles}
+        names.pop(lanes_together(self._queue), None)
+        await watch_queues(connection, names, self._note)
 
     def _note(self, found: Mapping[str, QueueSizes]) -> None:
         for name, role in self._roles.items():
             # The main queue counts with what was sorted from it: all of that is yet to be sent.
             parts = {name, *self.taken, *self._behind} if role == "main" else {name}
-            if name in found:
+            if name == lanes_together(self._queue):
+                parts = set(self._behind)
+            if parts & found.keys() and (name in found or role == "sorted"):
                 ready = sum(found[part].ready for part in parts & found.keys())
                 self._metrics.queue_ready.labels(name, role).set(ready)
         if (main := found.get(self._queue)) is not None:
             self._metrics.queue_consumers.labels(self._queue).set(main.consumers)
-        if found.keys() >= self._roles.keys():
+        if found.keys() >= self._roles.keys() - {lanes_together(self._queue)}:
             self._metrics.queue_stats_timestamp.set(time.time())
 
 

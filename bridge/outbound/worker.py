@@ -21,6 +21,9 @@ from bridge.outbound.ledger import Ledger
 from bridge.outbound.limits.capacity import Capacity
 from bridge.outbound.line import Line
 from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.ordering.lane_consumer import Calls, LaneConsumer
+from bridge.outbound.ordering.share import LaneShare
+from bridge.outbound.ordering.turns import Turns
 from bridge.outbound.own_queues import OwnQueues
 from bridge.outbound.pausing.operator_pause import OperatorPause
 from bridge.outbound.pausing.pace import Pace
@@ -32,7 +35,7 @@ from bridge.outbound.peers.repeated_copies import RepeatedCopies
 from bridge.outbound.peers.sharing import Sharing
 from bridge.outbound.posting.sender import Sender
 from bridge.outbound.settle import Settler
-from bridge.outbound.sorting.sorter import make_sorter
+from bridge.outbound.sorting.chosen import make_sorter
 from bridge.topology.upkeep import Upkeep
 
 log = Log(__name__)
@@ -73,22 +76,15 @@ class Worker:
             own, sender=sender, pace=pace, capacity=self._capacity, metrics=metrics
         )
         self._queues = OwnQueues(own, metrics)
+        share = None if own.lanes is None else LaneShare(own.lanes, peers, changed=pace.changed.set)
+        self._turns = None if share is None else Turns()
         self.sorter = make_sorter(
-            settings, publisher=publisher, peers=peers, upkeep=upkeep, metrics=metrics
+            settings, publisher=publisher, peers=peers, share=share, upkeep=upkeep, metrics=metrics
         )
         self.operator_pause = OperatorPause(own.queue, pace)
-        self._held = HeldDeliveries(own.queue, process=self._run, metrics=metrics)
-        self.consumer = Consumer(
-            own.queue,
-            prefetch=self._prefetch_of_each,
-            changed=pace.changed,
-            on_delivery=self._held.take,
-            on_registered=self._on_registered,
-            on_session_over=self._on_session_over,
-            gauges=Gauges(metrics.consumer_up.labels(own.queue).set, metrics.poison_suspected.set),
-        )
+        self._held = HeldDeliveries(own.queue, process=self._run_in_turn, metrics=metrics)
+        self.consumer = self._make_consumer(share, metrics)
         self._held.let_go = self.consumer.let_go
-        self.consumer.on_cancelled = self._held.note_cancel
         self._asker = self._make_asker(metrics)
         is_deduplicating = own.deduplicate is not None and peers.is_enabled
         self._deduplication = Deduplication(peers, self._ledger.sent) if is_deduplicating else None
@@ -107,6 +103,37 @@ class Worker:
             cancelled_consumers=lambda: self._held.cancelled_consumers,
         )
 
+    def _make_consumer(
+        self, share: LaneShare | None, metrics: WorkerMetrics
+    ) -> Consumer | LaneConsumer:
+        queue = self._settings.queue
+        gauges = Gauges(metrics.consumer_up.labels(queue).set, metrics.poison_suspected.set)
+        if share is not None:
+            return LaneConsumer(
+                queue,
+                share,
+                may_take=self._may_take,
+                changed=self._pace.changed,
+                calls=Calls(
+                    delivery=self._held.take,
+                    registered=self._on_registered,
+                    session_over=self._on_session_over,
+                    give_back=self._give_back,
+                ),
+                gauges=gauges,
+            )
+        consumer = Consumer(
+            queue,
+            prefetch=self._prefetch_of_each,
+            changed=self._pace.changed,
+            on_delivery=self._held.take,
+            on_registered=self._on_registered,
+            on_session_over=self._on_session_over,
+            gauges=gauges,
+        )
+        consumer.on_cancelled = self._held.note_cancel
+        return consumer
+
     def _make_asker(self, metrics: WorkerMetrics) -> Asker:
         """Have the peers' questions answered, and make what asks them."""
         asker = Asker(
@@ -117,7 +144,8 @@ class Worker:
             on_change=self._make_room,
             metrics=metrics,
         )
-        consumers, ledgers = [self.consumer], [self._ledger]
+        consumers: list[Consumer | LaneConsumer] = [self.consumer]
+        ledgers = [self._ledger]
         if self.sorter is not None:
             consumers.append(self.sorter.consumer)
             ledgers.append(self.sorter.ledger)
@@ -147,7 +175,6 @@ class Worker:
             settler=self._settler,
             announcer=Announcer(publisher, outcome_exchange=self._settings.outcome_exchange),
             spans=self._sender.spans,
-            is_sorted=self.sorter is not None,
         )
 
     async def serve(self, connection: Connection) -> None:
@@ -232,6 +259,11 @@ class Worker:
             return self._pace.probes_wanted
         return self._pace.rates.most_held(self._capacity.most_held)
 
+    def _may_take(self) -> bool:
+        """Whether to take from lanes: in a pause too, but not in an operator's."""
+        self._pace.reopen()
+        return self._upkeep.is_usable and not self._pace.is_held
+
     def _make_room(self) -> None:
         """Take others beside those that wait for peers, when these leave few places."""
         if self._asker.leaves_few(self.consumer.prefetch, self._capacity.most_held):
@@ -249,14 +281,24 @@ class Worker:
         # Redeliveries may have come before the broker's answer to the consume was read.
         self._make_room()
 
-    def _on_session_over(self, session: Session) -> None:
+    def _on_session_over(self, most_unacked: int) -> None:
         """Let go of what waits: it comes again, and a probe must not keep its place meanwhile."""
-        self._ledger.connection_lost(most_unacked=session.most_unacked)
+        self._ledger.connection_lost(most_unacked=most_unacked)
         self._held.cancel(
             lambda delivery: (
                 (delivery.may_be_given_back or delivery.awaits_first) and delivery.is_stale
             )
         )
+
+    def _give_back(self, lane: Session) -> None:
+        """Let go of what waits of a lane that becomes another worker's."""
+        self._held.cancel(lambda delivery: delivery.session is lane and delivery.may_be_given_back)
+
+    async def _run_in_turn(self, delivery: Delivery) -> None:
+        if self._turns is None:
+            await self._run(delivery)
+        else:
+            await self._turns.take_turn(delivery, learn=self._claims.learn, work=self._run)
 
     async def _run(self, delivery: Delivery) -> None:
         """Process a delivery; nothing that it raises leaves the task."""

@@ -59,6 +59,7 @@ DEFAULTS: dict[str, Any] = {
     "worker.max_text_length": 1600,
     "worker.extra_fields": "refuse",
     "worker.ordering": "none",
+    "worker.lanes": None,
     "worker.rate_limit.per_second": None,
     "worker.rate_limit.burst": None,
     "worker.rate_limit.per_sender": None,

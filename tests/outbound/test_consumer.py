@@ -20,15 +20,14 @@ from bridge.errors import BrokerError
 from bridge.outbound.consumer import (
     LARGE_RPC_TIMEOUT_SECONDS,
     MAX_HELD_BYTES,
-    POISON_SESSIONS,
     USUAL_BODY_BYTES,
-    WARN_FROM_COUNT,
     WATCH_SECONDS,
     Consumer,
     Gauges,
 )
-from bridge.outbound.delivery import Delivery, Session
+from bridge.outbound.delivery import Delivery
 from bridge.outbound.envelope import DELIVERY_COUNT, REPEATED
+from bridge.outbound.intake import POISON_SESSIONS, WARN_FROM_COUNT
 from tests.clock import LeapingWorld
 from tests.ears import Ears
 
@@ -98,8 +97,9 @@ class Wire:
         yield None
         self.take = None
 
-    def ack(self, _channel: object, tag: int) -> None:
-        """Note an ack."""
+    def ack(self, _channel: object, tag: int, *, multiple: bool = False) -> None:
+        """Note an ack, which is of one delivery."""
+        assert not multiple
         self.acked.append(tag)
 
     async def acks_read(self, _channel: object) -> None:
@@ -126,7 +126,7 @@ class World(LeapingWorld):
         self.prefetch = 10
         self.prefetches: dict[str, int] = {}
         self.taken: list[Delivery] = []
-        self.lost: list[Session] = []
+        self.lost: list[int] = []
         self.registrations = 0
         self.changed = asyncio.Event()
         self.channel = Channel(self.loop)
@@ -436,7 +436,7 @@ def test_the_end_of_its_channel_is_seen_at_once(world: World) -> None:
             with pytest.raises(BrokerError, match=r"^the consuming channel was closed$"):
                 await task
             assert world.loop.time() == began
-            assert (world.lost, session.is_over) == ([session], True)
+            assert (world.lost, session.is_over) == ([session.most_unacked], True)
             assert not world.consumer.is_registered
 
     world.run(play())

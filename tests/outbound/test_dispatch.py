@@ -42,6 +42,7 @@ class Session:
     """What stands in for a session and its channel."""
 
     is_over = False
+    is_leaving = False
     is_closed = False
 
     @property

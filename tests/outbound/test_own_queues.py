@@ -85,13 +85,13 @@ async def test_without_priorities_the_queue_is_taken_from(ears: Ears) -> None:
 
 
 async def test_with_priorities_only_what_is_sorted_is_taken() -> None:
-    """The urgent queue first; nothing is asked for."""
+    """The urgent queue first; what lanes have left is looked for."""
     queues, _ = make_queues("on")
     broker = Broker()
     await look(queues, broker)
 
     assert queues.taken == ("q.urgent", "q.normal")
-    assert broker.asked == []
+    assert broker.asked == [*BEHIND, "q.lane.0"]
 
 
 async def test_what_was_left_behind_is_taken(ears: Ears) -> None:

@@ -15,7 +15,7 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import Publisher
 from bridge.config import Settings, WorkerSettings
-from bridge.outbound.delivery import Delivery, Session
+from bridge.outbound.delivery import Delivery
 from bridge.outbound.fates import Answer, judge_status
 from bridge.outbound.outcomes import Policy
 from bridge.outbound.pausing.pace import Pace
@@ -133,7 +133,7 @@ class World(LeapingWorld):
     def lose_connection(self) -> None:
         """Have the session end, as the consumer tells of it, and begin anew with the next one."""
         self.connection.is_over = True
-        self.worker._on_session_over(cast("Session", self.connection))
+        self.worker._on_session_over(self.connection.most_unacked)
         self.connection = Connection(self.told)
         self.worker._on_registered()
 

@@ -320,6 +320,7 @@ class Worker:
 
 class _Session:
     is_over = False
+    is_leaving = False
     is_closed = False
 
     @property

@@ -1,12 +1,14 @@
 """Whether anybody takes what waits: the requests, the dead letters, the events."""
 
 from bridge.amqp.client import Connection
+from bridge.config import WorkerSettings
 from bridge.operators.checks.set_up import ConnectedBroker
 from bridge.operators.finding import Finding
 from bridge.operators.pausing import explain_paused, find_pause
 from bridge.operators.worker_status import UNKNOWN, WorkerStatus, explain_pause, read_worker_status
-from bridge.topology.declarations import dead_queue, normal_queue, queues_behind, urgent_queue
+from bridge.topology.declarations import dead_queue, queues_behind
 from bridge.topology.queue_sizes import read_queue
+from bridge.topology.sorted_queues import find_sorted_queues
 
 
 async def check_consumers(broker: ConnectedBroker) -> list[Finding]:
@@ -23,8 +25,7 @@ async def check_consumers(broker: ConnectedBroker) -> list[Finding]:
         behind = queues_behind(settings.worker)
         for one in behind:
             findings += await _judge_consumers(connection, one, "nothing of it is sent", fix)
-        if not behind:
-            findings += await _judge_left_behind(connection, name)
+        findings += await _judge_left_behind(connection, settings.worker)
         findings += await _judge_dead_letters(connection, dead_queue(name))
     if "webhook" in roles and settings.webhook.queue is not None:
         fix = "subscribe to it, or set webhook.queue to null when subscribers have their own queues"
@@ -54,15 +55,17 @@ async def _judge_consumers(
     return [Finding(subject, "ok", f"{sizes.consumers} consumers, {sizes.ready} messages wait")]
 
 
-async def _judge_left_behind(connection: Connection, queue: str) -> list[Finding]:
-    """Tell of the queues of priorities that are switched off again."""
+async def _judge_left_behind(connection: Connection, worker: WorkerSettings) -> list[Finding]:
+    """Tell of the queues of priorities or lanes that are switched off again."""
     findings = []
-    for name in (urgent_queue(queue), normal_queue(queue)):
-        sizes = await read_queue(connection, name)
-        if sizes is not None and sizes.exists:
-            text = f"is left from worker.priorities: on; {sizes.ready} messages wait"
-            fix = "workers that may read it empty it; delete it then"
-            findings.append(Finding(f"queue {name}", "warn", text, fix))
+    for name, sizes in (await find_sorted_queues(connection, worker.queue)).items():
+        if name in queues_behind(worker):
+            continue
+        text = f"is left from worker.priorities or worker.lanes; {sizes.ready} messages wait"
+        fix = "workers that may read it empty it; delete it then"
+        if worker.lanes is not None:
+            fix = "nobody takes from it: undo the change of the setting until it is empty"
+        findings.append(Finding(f"queue {name}", "warn", text, fix))
     return findings
 
 

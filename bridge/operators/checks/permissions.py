@@ -20,6 +20,7 @@ from bridge.topology.declarations import (
     Queue,
     name_of,
     queues_behind,
+    sorter_queue,
     workers_exchange,
 )
 from bridge.topology.paused_queue import paused_queue
@@ -101,6 +102,8 @@ def _needs(set_up: SetUp) -> Iterator[Need]:
     if "worker" in set_up.roles:
         yield _to_read(settings.worker.queue)
         yield from map(_to_read, queues_behind(settings.worker))
+        if settings.worker.lanes is not None:
+            yield _to_configure(Queue(sorter_queue(settings.worker.queue)))
         yield Need("write amq.default", lambda channel: _publish(channel, ""))
         if settings.worker.coordination == "on":
             yield from _to_talk(settings.worker.queue)

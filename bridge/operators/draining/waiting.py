@@ -7,8 +7,9 @@ from bridge.amqp.client import Connection
 from bridge.config import Settings, WorkerSettings
 from bridge.errors import BrokerError
 from bridge.operators.moving import open_connection, read_existing_queue
-from bridge.topology.declarations import dead_queue, normal_queue, retry_queue, urgent_queue
+from bridge.topology.declarations import dead_queue, retry_queue
 from bridge.topology.queue_sizes import read_queue
+from bridge.topology.sorted_queues import find_sorted_queues
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,7 @@ async def count_waiting(connection: Connection, worker: WorkerSettings) -> Waiti
         ready[name] = sizes.ready
     main = await read_existing_queue(connection, worker.queue)
     ready[worker.queue] = main.ready
-    for name in (urgent_queue(worker.queue), normal_queue(worker.queue)):
-        # They may be left from before worker.priorities was switched off.
-        sizes = await read_queue(connection, name)
-        if sizes is not None and sizes.exists:
-            ready[name] = sizes.ready
+    # They may be left from before worker.priorities or worker.lanes was switched off.
+    for name, sizes in (await find_sorted_queues(connection, worker.queue)).items():
+        ready[name] = sizes.ready
     return Waiting(ready, main.consumers)

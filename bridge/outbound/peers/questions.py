@@ -91,6 +91,8 @@ class KeptFacts(_Part):
     expires_in_seconds: float | None = None
     turn_in_seconds: float | None = None
     has_been_copied: bool = False
+    attempts: _Count = 0
+    uncertain_attempts: _Count = 0
     outcome: KeptOutcome | None = None
 
 
@@ -140,6 +142,8 @@ def write_kept(kept: Kept, *, now: float) -> KeptFacts:
         turn_in_seconds=None if envelope.turn_at is None else envelope.turn_at - now,
         has_been_copied=envelope.has_been_copied
         or (kept.replacement is not None and kept.replacement.may_be_stored),
+        attempts=envelope.attempts,
+        uncertain_attempts=envelope.uncertain_attempts,
         outcome=_write_outcome(kept.outcome),
     )
 
@@ -152,6 +156,8 @@ def read_kept(
         key=facts.key or delivery.envelope.key,
         first_delivered_at=now - facts.first_delivered_seconds_ago,
         expires_at=None if facts.expires_in_seconds is None else now + facts.expires_in_seconds,
+        attempts=facts.attempts,
+        uncertain_attempts=facts.uncertain_attempts,
     )
     try:
         envelope = read_envelope(delivery.properties, bare)

@@ -1,4 +1,4 @@
-"""One delivery on its way from the main queue to the queue of its class."""
+"""One delivery on its way from the main queue to the queue of its class, or to its lane."""
 
 import asyncio
 import hashlib
@@ -9,8 +9,6 @@ from bridge.outbound.copies import sorted_properties
 from bridge.outbound.delivery import Delivery
 from bridge.outbound.entry import Entry, entry_of
 from bridge.outbound.ledger import Claim
-from bridge.outbound.metrics import MessageClass
-from bridge.outbound.sorting.classes import is_urgent
 
 
 @dataclass(slots=True, eq=False)
@@ -26,11 +24,6 @@ class Move:
     late: asyncio.TimerHandle | None = None
 
 
-def class_of(delivery: Delivery) -> MessageClass:
-    """Name the class that a delivery is of."""
-    return "urgent" if is_urgent(delivery.properties) else "normal"
-
-
 def sorting_entry(delivery: Delivery) -> Entry:
     """Make an entry of the sorter's: by a copy's number alone it never takes one for a repeat.
 
@@ -43,10 +36,16 @@ def sorting_entry(delivery: Delivery) -> Entry:
     return entry._replace(message=digest, copies=0)
 
 
-def make_properties(delivery: Delivery, max_bytes: int) -> Properties:
+def make_properties(
+    delivery: Delivery, max_bytes: int, *, keeps_priority: bool = True
+) -> Properties:
     """Make the properties of a delivery's copy; `max_bytes` of them fit into a frame."""
     envelope = delivery.envelope
     if delivery.is_stale:
         # Whoever has it now may have moved it, if this process was frozen for a while.
         envelope = envelope._replace(has_been_copied=True)
-    return sorted_properties(delivery.properties, envelope, max_bytes=max_bytes)
+    properties = sorted_properties(delivery.properties, envelope, max_bytes=max_bytes)
+    if not keeps_priority:
+        # RabbitMQ 4 gives out what has a high one before what came earlier.
+        properties.priority = None
+    return properties

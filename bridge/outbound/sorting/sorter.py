@@ -1,4 +1,4 @@
-"""Sort the main queue: move each request to the queue of its class.
+"""Sort the main queue: move each request to the queue of its class, or to its lane.
 
 A queue gives its messages out in their order, so that nothing in it can pass what is before it. The
 sorter is always ahead of the sending: it keeps the main queue near empty, and the requests wait
@@ -16,17 +16,18 @@ from bridge.config import Settings
 from bridge.errors import BrokerError
 from bridge.logs import Log
 from bridge.outbound.consumer import Consumer, Gauges
-from bridge.outbound.delivery import Delivery, Session
-from bridge.outbound.drain import finish
+from bridge.outbound.delivery import Delivery
+from bridge.outbound.drain import finish, finish_at_once, until_come_again
 from bridge.outbound.entry import Entry
 from bridge.outbound.ledger import Claim, Kept, Ledger
-from bridge.outbound.metrics import MessageClass, WorkerMetrics
+from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.ordering.sorter_lock import SorterLock
+from bridge.outbound.ordering.turns import Turns
 from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.sorting.acks import Acks
-from bridge.outbound.sorting.move import Move, class_of, make_properties, sorting_entry
+from bridge.outbound.sorting.move import Move, make_properties, sorting_entry
+from bridge.outbound.sorting.targets import find_target_in
 from bridge.outbound.storing import Storing
-from bridge.topology.declarations import normal_queue, urgent_queue
-from bridge.topology.upkeep import Upkeep
 
 log = Log(__name__)
 
@@ -48,25 +49,25 @@ class Sorter:
     """Moves what comes to the main queue, in its order, on a connection of its own.
 
     It sorts while `may_sort` says so; set `changed` when that may be otherwise. `queue_missing` is
-    set when the queue of a class is gone. `learn_of` is called with each redelivery.
+    set when the queue of a class is gone. `learn_of` is called with each redelivery. With a `lock`
+    it keeps the order of each key: it sorts while it has the lock, one message of a key at a time.
     """
 
     def __init__(
         self,
-        queue: str,
+        settings: Settings,
         *,
+        lock: SorterLock | None,
         publisher: Publisher,
         peers: Peers,
-        heartbeat_seconds: float,
         may_sort: Callable[[], bool],
         metrics: WorkerMetrics,
     ) -> None:
-        self._queue = queue
-        self._targets: dict[MessageClass, str] = {
-            "urgent": urgent_queue(queue),
-            "normal": normal_queue(queue),
-        }
-        self._sorted = {one: metrics.sorted.labels(one) for one in self._targets}
+        self._queue = queue = settings.worker.queue
+        self._find_target = find_target_in(settings.worker)
+        self._lock = lock
+        self._turns = None if lock is None else Turns()
+        self._sorted = metrics.sorted
         self._may_sort = may_sort
         self._peers = peers
         self.learn_of: LearnOf = _ask_nobody
@@ -76,7 +77,7 @@ class Sorter:
         # queue of a class may be full, and takes more when they have taken from it.
         self._storing = Storing(publisher, block=self.changed.set, unblock=self.changed.set)
         self.queue_missing = self._storing.queue_missing
-        self.ledger = Ledger(heartbeat_seconds=heartbeat_seconds)
+        self.ledger = Ledger(heartbeat_seconds=settings.rabbitmq.heartbeat_seconds)
         # Those whose copy is written and waits for its confirm, and those that need a task.
         self._written: set[Move] = set()
         self._tasks: dict[asyncio.Task[None], Move] = {}
@@ -102,11 +103,22 @@ class Sorter:
         """Whether the broker gives it what comes to the queue."""
         return self.consumer.is_registered
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the queue is sorted, here or by another worker, as far as that can be."""
+        is_elsewhere = self._lock is not None and self._lock.is_held_elsewhere
+        return self.is_sorting or is_elsewhere or self._publisher.is_blocked
+
     async def serve(self, connection: Connection) -> None:
         """Sort, on a channel of this connection; `Link.run` calls it."""
+        if self._stopping and self._lock is not None:
+            await asyncio.Event().wait()  # Others may have the lock.
         # Before anything is taken: it may have to be asked for.
         await self._peers.until_acquainted()
-        await self.consumer.serve(connection)
+        if self._lock is None:
+            await self.consumer.serve(connection)
+        else:
+            await self._lock.hold(connection, self.consumer.serve)
 
     async def drain(self) -> bool:
         """Take nothing more, move what is taken, and see that the broker has read the acks.
@@ -114,8 +126,12 @@ class Sorter:
         Returns False when it may not have read some. Has no deadline; cancelled, it gives back
         what is not moved.
         """
-        self._stopping = True
         try:
+            if self._lock is not None:
+                await until_come_again(self.ledger)
+            self._stopping = True
+            if self._lock is not None:
+                return await finish_at_once(self, self.consumer, self.ledger, self._peers)
             return await finish(self, self.consumer, self.ledger)
         finally:
             for task in list(self._tasks):
@@ -135,6 +151,10 @@ class Sorter:
             await self._all_done.wait()
 
     def _prefetch(self) -> dict[str, int]:
+        if self._lock is not None and (self.is_sorting or self._may_sort()):
+            # Always the same: what comes back after this worker's end comes in the order of its
+            # consumers, so there must be one only.
+            return {self._queue: PREFETCH}
         if self._stopping:
             # What comes again is acked, if it is moved; any other is left to the next worker.
             return {self._queue: 1}
@@ -147,7 +167,8 @@ class Sorter:
             self._acks = Acks(delivery.session)
         self._acks.note(delivery.tag)
         move = Move(delivery, sorting_entry(delivery))
-        if delivery.redelivered or self._stopping or not self._write_at_once(move):
+        needs_task = self._turns is not None or delivery.redelivered or self._stopping
+        if needs_task or not self._write_at_once(move):
             self._start(move)
 
     # Most of them: nothing has to be waited for but the confirm, and no task is made
@@ -161,7 +182,7 @@ class Sorter:
         delivery.replacement = self._publisher.write_at_once(
             delivery.body,
             exchange="",
-            routing_key=self._target_of(delivery),
+            routing_key=self._find_target(delivery)[0],
             properties=make_properties(delivery, self._publisher.max_properties_bytes),
         )
         if delivery.replacement is None:
@@ -199,7 +220,7 @@ class Sorter:
         acked = self._ack([move.delivery for move in moves])
         for move in moves:
             if move.claim is not None:
-                self._sorted[class_of(move.delivery)].inc()
+                self._sorted.labels(self._find_target(move.delivery)[1]).inc()
                 self.ledger.settle(move.claim, None, acked=move.delivery in acked)
 
     def _ack(self, deliveries: list[Delivery]) -> set[Delivery]:
@@ -227,12 +248,19 @@ class Sorter:
     # The others: what comes again, and what could not be stored at once
 
     def _start(self, move: Move) -> None:
-        task = asyncio.get_running_loop().create_task(self._run(move))
+        task = asyncio.get_running_loop().create_task(self._run_in_turn(move))
         self._tasks[task] = move
         task.add_done_callback(self._forget)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._end(self._tasks.pop(task))
+
+    async def _run_in_turn(self, move: Move) -> None:
+        if self._turns is None:
+            await self._run(move)
+        else:
+            work = partial(self._run, move)
+            await self._turns.take_turn(move.delivery, learn=self._ask, work=lambda _: work())
 
     async def _run(self, move: Move) -> None:
         """Move a delivery; nothing that it raises leaves the task."""
@@ -242,7 +270,7 @@ class Sorter:
         except (BrokerError, asyncio.CancelledError):
             # Unacked: the broker delivers it again.
             log.debug("not_sorted", message_id=delivery.envelope.key)
-            if self._stopping and delivery.redelivered:
+            if self._stopping and delivery.redelivered and self._lock is None:
                 # Another one, which has to be acked, may come after this one.
                 self.consumer.renew()
         except Exception:
@@ -252,8 +280,8 @@ class Sorter:
         delivery, entry = move.delivery, move.entry
         is_begun = delivery.replacement is not None
         if move.claim is None:
-            if delivery.redelivered and not self._stopping:
-                await self._ask(delivery, entry)
+            if delivery.redelivered and not delivery.is_asked_for:
+                await self._ask(delivery)
             claim = await self.ledger.claim(
                 entry, redelivered=delivery.redelivered, waits=delivery.waits
             )
@@ -264,7 +292,7 @@ class Sorter:
             move.claim = claim
             is_begun = self._recall(delivery, entry)
         try:
-            await self._store(delivery, self._target_of(delivery), is_begun=is_begun)
+            await self._store(delivery, self._find_target(delivery)[0], is_begun=is_begun)
         except BaseException:
             self.ledger.give_back(move.claim, Kept(delivery.envelope, None, delivery.replacement))
             raise
@@ -280,17 +308,17 @@ class Sorter:
             delivery.envelope = delivery.envelope._replace(has_been_copied=True)
         return kept is not None
 
-    def _target_of(self, delivery: Delivery) -> str:
-        """Name the queue in which a delivery is to wait."""
-        return self._targets[class_of(delivery)]
-
-    async def _ask(self, delivery: Delivery, entry: Entry) -> None:
+    async def _ask(self, delivery: Delivery) -> None:
         """Ask the other workers, and take others beside those that wait for their answers."""
+        if self._stopping:
+            return
         self._asking += 1
         try:
-            if 2 * self._asking >= PREFETCH and self.count in {PREFETCH, 2 * PREFETCH}:
+            is_half_asked = 2 * self._asking >= PREFETCH and self.count in {PREFETCH, 2 * PREFETCH}
+            if is_half_asked and self._lock is None:
                 self.consumer.renew()
-            await self.learn_of(delivery, entry, ledger=self.ledger)
+            await self.learn_of(delivery, sorting_entry(delivery), ledger=self.ledger)
+            delivery.is_asked_for = True
         finally:
             self._asking -= 1
 
@@ -298,35 +326,16 @@ class Sorter:
         if self._stopping and not is_begun:
             raise BrokerError("the worker stops")
         await self._storing.store(
-            delivery, queue=queue, make_properties=partial(make_properties, delivery)
+            delivery,
+            queue=queue,
+            make_properties=partial(make_properties, delivery, keeps_priority=self._lock is None),
         )
 
-    def _on_session_over(self, session: Session) -> None:
-        self.ledger.connection_lost(most_unacked=session.most_unacked)
+    def _on_session_over(self, most_unacked: int) -> None:
+        self.ledger.connection_lost(most_unacked=most_unacked)
         for task, move in list(self._tasks.items()):
             if move.delivery.may_be_given_back and move.delivery.is_stale:
                 task.cancel()
-
-
-def make_sorter(
-    settings: Settings,
-    *,
-    publisher: Publisher,
-    peers: Peers,
-    upkeep: Upkeep,
-    metrics: WorkerMetrics,
-) -> Sorter | None:
-    """Make what `worker.priorities` asks for."""
-    if settings.worker.priorities == "off":
-        return None
-    return Sorter(
-        settings.worker.queue,
-        publisher=publisher,
-        peers=peers,
-        heartbeat_seconds=settings.rabbitmq.heartbeat_seconds,
-        may_sort=lambda: upkeep.is_usable,
-        metrics=metrics,
-    )
 
 
 async def _ask_nobody(delivery: Delivery, entry: Entry, *, ledger: Ledger) -> None: ...

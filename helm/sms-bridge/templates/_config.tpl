@@ -198,6 +198,7 @@ worker:
   outcome_exchange: null
   coordination: "on"
   priorities: "off"
+  lanes: null
 webhook:
   exchange: sms.inbound
   queue: sms.inbound

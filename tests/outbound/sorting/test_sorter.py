@@ -17,7 +17,8 @@ from bridge.config import Settings, WorkerSettings
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.envelope import bare_envelope
 from bridge.outbound.peers.exchange import Peers
-from bridge.outbound.sorting.sorter import LATE_SECONDS, PREFETCH, Sorter, make_sorter
+from bridge.outbound.sorting.chosen import make_sorter
+from bridge.outbound.sorting.sorter import LATE_SECONDS, PREFETCH, Sorter
 from bridge.topology.upkeep import Upkeep
 from tests.clock import LeapingWorld
 from tests.ears import Ears
@@ -29,8 +30,6 @@ URGENT = {"sms-bridge-priority": "urgent"}
 
 class Connection(Channel):
     """A session of the sorter's."""
-
-    most_unacked = PREFETCH
 
 
 class FixedTopology:
@@ -51,6 +50,7 @@ class World(LeapingWorld):
             Settings(worker=WorkerSettings(queue="q", priorities="on")),
             publisher=cast("Publisher", self.broker),
             peers=Peers("q", is_enabled=False, metrics=self.metrics, clock=self.loop.time),
+            share=None,
             upkeep=cast("Upkeep", self.topology),
             metrics=self.metrics,
         )
@@ -77,7 +77,7 @@ class World(LeapingWorld):
     def lose_connection(self) -> None:
         """Have the session end, and another one begin."""
         self.connection.is_over = True
-        self.sorter._on_session_over(cast("Session", self.connection))
+        self.sorter._on_session_over(PREFETCH)
         self.connection = Connection()
         self.sorter.ledger.consuming_again()
 
@@ -316,6 +316,7 @@ def test_without_priorities_there_is_none(world: World) -> None:
         Settings(),
         publisher=cast("Publisher", world.broker),
         peers=Peers("q", is_enabled=False, metrics=world.metrics),
+        share=None,
         upkeep=cast("Upkeep", world.topology),
         metrics=world.metrics,
     )

@@ -1,0 +1,71 @@
+"""From what the wire hands over to a delivery, and what is suspicious about it."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from bridge.amqp.properties import Properties
+from bridge.amqp.wire import Body
+from bridge.logs import Log
+from bridge.outbound.delivery import Delivery, Session
+from bridge.outbound.envelope import DELIVERY_COUNT, REPEATED, bare_envelope
+
+log = Log(__name__)
+
+# When more sessions in a row end without a delivery, a message is suspected of ending them.
+POISON_SESSIONS: Final = 3
+# A message that was delivered this often before is logged at each delivery.
+WARN_FROM_COUNT: Final = 4
+
+
+class Intake:
+    """Makes deliveries; `poison_suspected` is given 1 while a message is suspected, else 0.
+
+    `name` stands for the queues in the log.
+    """
+
+    def __init__(self, name: str, *, poison_suspected: Callable[[float], None]) -> None:
+        self._name = name
+        self._poison_suspected = poison_suspected
+        self._empty_sessions = 0
+
+    def begin(self) -> None:
+        """Note that a session begins."""
+        # A message that the client cannot decode ends each connection before it is handed on.
+        self._empty_sessions += 1
+        if self._empty_sessions > POISON_SESSIONS:
+            self._poison_suspected(1)
+            log.warning("protocol_poison_suspected", queue=self._name)
+
+    def make(
+        self,
+        session: Session,
+        tag: int,
+        properties: Properties,
+        body: Body,
+        *,
+        redelivered: bool,
+    ) -> Delivery:
+        """Make a delivery of what has come."""
+        if self._empty_sessions:
+            self._empty_sessions = 0
+            self._poison_suspected(0)
+        headers = properties.headers or {}
+        delivery = Delivery(
+            body=body,
+            properties=properties,
+            # Of a copy that is there twice, the second may come for the first time.
+            redelivered=redelivered or REPEATED in headers,
+            tag=tag,
+            session=session,
+            envelope=bare_envelope(properties, now=time.time()),
+        )
+        _warn_of_count(delivery, headers.get(DELIVERY_COUNT, 0))
+        return delivery
+
+
+def _warn_of_count(delivery: Delivery, count: object) -> None:
+    # A quorum queue drops a message whose delivery count exceeds its limit, by default 20 since
+    # RabbitMQ 4.0.
+    if isinstance(count, int) and count >= WARN_FROM_COUNT:
+        log.warning("delivered_often", message_id=delivery.envelope.key, before=count)

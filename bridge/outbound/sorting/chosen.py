@@ -1,0 +1,32 @@
+"""The sorter that the settings ask for."""
+
+from bridge.amqp.publisher import Publisher
+from bridge.config import Settings
+from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.ordering.share import LaneShare
+from bridge.outbound.ordering.sorter_lock import SorterLock
+from bridge.outbound.peers.exchange import Peers
+from bridge.outbound.sorting.sorter import Sorter
+from bridge.topology.upkeep import Upkeep
+
+
+def make_sorter(
+    settings: Settings,
+    *,
+    publisher: Publisher,
+    peers: Peers,
+    share: LaneShare | None,
+    upkeep: Upkeep,
+    metrics: WorkerMetrics,
+) -> Sorter | None:
+    """Make what `worker.priorities` or `worker.lanes` asks for; `share` is that of the lanes."""
+    if settings.worker.priorities == "off" and share is None:
+        return None
+    return Sorter(
+        settings,
+        lock=None if share is None else SorterLock(settings.worker.queue, share),
+        publisher=publisher,
+        peers=peers,
+        may_sort=lambda: upkeep.is_usable,
+        metrics=metrics,
+    )
