@@ -136,9 +136,14 @@ async def open_service() -> AsyncIterator[Service]:
     # Behind the curtain: tests poll too often to go through HTTP.
     memory: Memory = app.state.memory
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     server = asyncio.create_task(serve(app, port=0, announce=url.set_result))
     try:
-        yield Service(await asyncio.wait_for(url, SECONDS), memory)
+        service = Service(await asyncio.wait_for(url, SECONDS), memory)
+        # The server takes signals for itself: it would end, and what runs here would go on without.
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        yield service
     finally:
         server.cancel()
         await asyncio.gather(server, return_exceptions=True)

@@ -307,7 +307,6 @@ async def open_stand(*, management: bool = False) -> AsyncIterator[Stand]:
     try:
         with private_broker(management=management) as broker, guarded() as guard:
             async with open_service() as service:
-                # The service's server has taken these signals for itself.
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                     loop.add_signal_handler(number, task.cancel)
                 yield Stand(broker, service, guard, folder)
