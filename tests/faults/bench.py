@@ -413,15 +413,20 @@ class Bench:
         await queue.bind(exchange, "#")
 
     async def publish(
-        self, what: int | Sequence[str], *, ids: bool = True, **properties: Any
+        self,
+        what: int | Sequence[str],
+        *,
+        sender: str = "Acme",
+        ids: bool = True,
+        **properties: Any,
     ) -> list[str]:
         """Publish so many send requests, or one to each number; return the numbers."""
         numbers = make_numbers(what) if isinstance(what, int) else [*what]
-        await asyncio.gather(*(self._publish(n, ids=ids, **properties) for n in numbers))
+        await asyncio.gather(*(self._publish(n, sender, ids=ids, **properties) for n in numbers))
         return numbers
 
-    async def _publish(self, number: str, *, ids: bool, **properties: Any) -> None:
-        body = json.dumps({"to": number, "from": "Acme", "text": "Hi"}).encode()
+    async def _publish(self, number: str, sender: str, *, ids: bool, **properties: Any) -> None:
+        body = json.dumps({"to": number, "from": sender, "text": "Hi"}).encode()
         if ids:
             properties["message_id"] = f"id-{number}"
         await self.amqp.publish(self.queue, body, **properties)

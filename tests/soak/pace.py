@@ -90,11 +90,16 @@ async def open_service() -> AsyncIterator[tuple[Service, str]]:
 
 
 class Worker:
-    """One worker process, and what it notes."""
+    """One worker process, and what it notes; see `tests/soak/paced_worker.py`."""
 
-    def __init__(self, child: Child, notes: Path) -> None:
-        self.child = child
-        self._notes = notes
+    def __init__(self, folder: Path, name: str, guard: Guard, environ: dict[str, str]) -> None:
+        self._notes = folder / f"{name}.notes"
+        self.child = Child(
+            [*PROGRAM, str(self._notes), "worker"],
+            guard=guard,
+            log=folder / f"{name}.log",
+            environ=environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        )
 
     def notes(self, what: str) -> list[tuple[float, str]]:
         """Return the moments of notes, with what follows the word."""
@@ -104,10 +109,14 @@ class Worker:
         parts = (line.split(maxsplit=2) for line in lines)
         return [(float(at), " ".join(rest)) for at, word, *rest in parts if word == what]
 
-    @property
-    def tokens(self) -> list[float]:
-        """When it spent its tokens."""
-        return [at for at, _ in self.notes("token")]
+    def tokens(self, sender: str | None = None) -> list[float]:
+        """Return when it spent its tokens, those of one sender if it is named."""
+        return [at for at, one in self.notes("token") if sender in {None, one}]
+
+    def waits(self) -> list[tuple[float, float]]:
+        """Return from when to when it knew that it had to keep still after a 429."""
+        told = ((at, float(seconds)) for at, seconds in self.notes("closed"))
+        return [(at, at + seconds) for at, seconds in told if seconds > 0]
 
     def shares_with(self, number: int) -> float | None:
         """Return since when it has divided the limit by so many; None when it does not."""
@@ -140,7 +149,6 @@ class Crew:
                 "log.format": "json",
             }
         )
-        self._environ["PYTHONPATH"] = str(Path(__file__).parents[2])
         self._guard = guard
         folder.mkdir()
         self._folder = folder
@@ -173,14 +181,7 @@ class Crew:
 
     def _start(self) -> Worker:
         name = f"worker-{next(self._serials)}"
-        notes = self._folder / f"{name}.notes"
-        child = Child(
-            [*PROGRAM, str(notes), "worker"],
-            guard=self._guard,
-            log=self._folder / f"{name}.log",
-            environ=self._environ,
-        )
-        worker = Worker(child, notes)
+        worker = Worker(self._folder, name, self._guard, self._environ)
         self.all.append(worker)
         return worker
 
@@ -221,7 +222,7 @@ async def scale(
                 await asyncio.sleep(phase_seconds)
         finally:
             crew.kill()
-        tokens = sorted(at for worker in crew.all for at in worker.tokens)
+        tokens = sorted(at for worker in crew.all for at in worker.tokens())
     # The first ones have nobody before them to share with.
     return Run(tokens, sorted(service.arrivals), max(followed[1:]))
 

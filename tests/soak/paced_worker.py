@@ -1,4 +1,7 @@
-"""The program, with notes of its pace: when it spends a token, and by how many it divides limits.
+"""The program, with notes of its pace, which are its own moments however busy the machine is.
+
+It notes when it spends a token, and for which sender (without a limit, too: each POST has a token);
+by how many it divides the limits; and for how many seconds it keeps still after a 429.
 
     PYTHONPATH=. python tests/soak/paced_worker.py NOTES worker
 
@@ -9,14 +12,21 @@ a moment of the monotonic clock, which all processes share, and what happened.
 import os
 import sys
 import time
-from typing import Final
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
+from typing import Any, Final
 
 from bridge.__main__ import main
 from bridge.outbound.limits.rates import RateLimits
 from bridge.outbound.limits.token_line import Token
+from bridge.outbound.pausing.gate import Gate
 
+_token: Final = RateLimits.token
 _spend: Final = Token.spend
 _divide_by: Final = RateLimits.divide_by
+# Each message is sent by a task of its own.
+_sender: Final[ContextVar[str]] = ContextVar("sender")
 _file: Final = os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
@@ -25,9 +35,17 @@ def note(what: str) -> None:
     os.write(_file, f"{time.monotonic():.6f} {what}\n".encode())
 
 
+def token(
+    rates: RateLimits, sender: str, *args: Any, **how: Any
+) -> AbstractAsyncContextManager[Token]:
+    """Remember for which sender a token will be."""
+    _sender.set(sender)
+    return _token(rates, sender, *args, **how)
+
+
 def spend(token: Token) -> None:
     """Note a token that is spent."""
-    note("token")
+    note(f"token {_sender.get()}")
     _spend(token)
 
 
@@ -37,6 +55,20 @@ def divide_by(rates: RateLimits, workers: int) -> None:
     note(f"share {workers}")
 
 
+def noting_wait(close: Callable[[Gate, Any], Any]) -> Callable[[Gate, Any], Any]:
+    """Have a way to close the gate note for how long it is closed then."""
+
+    def closing(gate: Gate, seconds: Any) -> Any:
+        closed = close(gate, seconds)
+        note(f"closed {gate.closed_seconds:.6f}")
+        return closed
+
+    return closing
+
+
+RateLimits.token = token  # type: ignore[assignment, method-assign]
 Token.spend = spend  # type: ignore[assignment, method-assign]
 RateLimits.divide_by = divide_by  # type: ignore[assignment, method-assign]
+Gate.close = noting_wait(Gate.close)  # type: ignore[assignment, method-assign]
+Gate.stay_closed = noting_wait(Gate.stay_closed)  # type: ignore[assignment, method-assign]
 main()
