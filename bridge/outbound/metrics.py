@@ -237,7 +237,11 @@ class WorkerMetrics(Catalogue):
             ],
         )
         self.queue_consumers = self._gauge(
-            "sms_bridge_worker_queue_consumers", "Consumers of the queue.", ("queue",), [queue]
+            "sms_bridge_worker_queue_consumers",
+            "Consumers of the queue; a quorum queue counts a cancelled one until what it was given "
+            "is acked.",
+            ("queue",),
+            [queue],
         )
         self.queue_stats_timestamp = self._gauge(
             "sms_bridge_worker_queue_stats_timestamp_seconds", "When the queues were last read."
