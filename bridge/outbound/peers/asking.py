@@ -149,7 +149,8 @@ class Asker:
             self._metrics.redelivery_questions.labels(answer).inc()
         finally:
             self._close_case(case)
-        self._learn_kept(case)
+            # Also when this redelivery is given up: whoever told it knows it no more.
+            self._learn_kept(case)
 
     def _open_case(self, case: _Case) -> None:
         self._open[case.question.number] = case

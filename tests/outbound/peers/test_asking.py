@@ -350,6 +350,34 @@ def test_an_answer_that_comes_too_late_is_learned(make_team: MakeTeam) -> None:
     assert isinstance(team.play(story()), Repeat)
 
 
+@WITH_AND_WITHOUT_IDS
+def test_what_one_peer_has_said_outlives_the_wait_for_another(
+    make_team: MakeTeam, message_id: str | None
+) -> None:
+    """Who knew it has handed it on; the worker whose connection is lost hands it on in its turn."""
+    team = make_team(3)
+    first, second, third = team.members
+    delivery = message(team, message_id)
+    redelivered = again(team, delivery, key=None if message_id else "f" * 32)
+
+    async def story() -> None:
+        first.give_back(await first.begin(delivery), delivery, RETRIED)
+        first.lose_connection()
+        third.fall_silent()
+        taking = asyncio.create_task(second.take(again(team, delivery, key="a" * 32)))
+        await asyncio.sleep(1)
+        taking.cancel()  # as when its connection is lost
+        await asyncio.gather(taking, return_exceptions=True)
+        third.come_back()
+        await third.begin(redelivered)
+
+    team.play(story())
+    kept = third.recall(redelivered)
+    assert kept is not None
+    assert kept.outcome == RETRIED
+    assert kept.envelope.key == delivery.envelope.key
+
+
 def test_each_that_waits_is_told_of(make_team: MakeTeam) -> None:
     """The worker hears of each that begins to wait or ends, to make room, and can count them."""
     team = make_team(2)
