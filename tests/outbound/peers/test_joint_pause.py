@@ -194,6 +194,34 @@ def test_who_hears_nobody_decides_for_itself(world: World) -> None:
     world.play(story())
 
 
+def test_one_that_the_others_cannot_hear_probes_for_itself(world: World) -> None:
+    """Of three, one cannot speak to the others: it finds pause and end by answers of its own."""
+
+    async def story() -> None:
+        await settled(world)
+        world.workers[2].peers.leave()
+        world.service.answer = lambda *_: (401, None)
+        world.queue.publish(1000)
+        await asyncio.sleep(2)
+        assert reasons(world) == {"credentials_rejected"}
+        assert len(probers(world)) == 2
+        assert 2 in probers(world)
+
+        world.service.answer = lambda worker, _: (401, None) if worker == 2 else (200, None)
+        await asyncio.sleep(5)
+        assert [worker.pace.paused for worker in world.workers] == [
+            None,
+            None,
+            "credentials_rejected",
+        ]
+
+        accept(world)
+        await asyncio.sleep(10)
+        assert reasons(world) == {None}
+
+    world.play(story())
+
+
 def test_the_log_tells_of_a_joint_pause(world: World, ears: Ears) -> None:
     """Each worker logs the pause with the status that the API answered to one of them."""
 
@@ -437,6 +465,37 @@ def test_a_wait_that_one_was_asked_for_is_kept_by_all(world: World, asked: float
         assert world.sent == 5000
 
     world.play(story())
+
+
+@pytest.mark.parametrize(("asked", "waiting"), [(2, {2}), (0, {0, 1})], ids=["it", "another"])
+def test_one_that_the_others_cannot_hear_keeps_its_own_wait(
+    world: World, asked: int, waiting: set[int]
+) -> None:
+    """Of three, one cannot speak to the others: a wait is kept by those who know of it."""
+    limited_at: list[float] = []
+
+    def answer(worker: int, now: float) -> tuple[int, float | None]:
+        if now > world.began + 3 and worker == asked and not limited_at:
+            limited_at.append(now)
+            return 429, 2.0
+        return 200, None
+
+    async def story() -> None:
+        await settled(world)
+        world.workers[2].peers.leave()
+        world.service.answer = answer
+        world.queue.publish(5000)
+        await asyncio.sleep(4)
+
+    world.play(story())
+    (began,) = limited_at
+    inside = {
+        post.worker for post in world.service.posts if began + HEARD_SECONDS < post.at < began + 2
+    }
+    after = {post.worker for post in world.service.posts if post.at > began + 2.3}
+
+    assert inside == {0, 1, 2} - waiting
+    assert after == {0, 1, 2}
 
 
 def test_a_newcomer_learns_of_a_wait(world: World) -> None:
