@@ -127,9 +127,10 @@ class Sharing:
         while True:
             self.tell()
             if self._clock() >= next_count_at:
-                before, uncounted = self._known_consumers(), self._uncounted
-                self._note(await count(), before)
-                is_clear = self._uncounted == uncounted or not self._peers.is_up
+                uncounted = self._uncounted(self._heard)
+                self._note(await count())
+                # What was told meanwhile may or may not be in the count.
+                is_clear = self._uncounted(self._heard) == uncounted or not self._peers.is_up
                 next_count_at = self._clock() + (self._count_seconds if is_clear else LOOK_SECONDS)
             self._look()
             await asyncio.sleep(LOOK_SECONDS)
@@ -142,61 +143,59 @@ class Sharing:
     def _own_consumers(self) -> int:
         return self._is_registered() + self._cancelled_consumers()
 
-    def _known_consumers(self) -> dict[str, int]:
-        """Return whose consumers are known; who does not tell has one."""
-        peers = self._peers.roster.others(REMEMBERED)
-        known = {peer: self._told.get(peer, 1) for peer in peers}
-        return known | {self._peers.worker_id: self._own_consumers}
-
-    def _note(self, consumers: int | None, before: dict[str, int]) -> None:
-        known = self._known_consumers()
+    def _note(self, consumers: int | None) -> None:
+        known = self._peers.roster.others(REMEMBERED)
         self._told = {peer: told for peer, told in self._told.items() if peer in known}
-        self._leaving &= known.keys()
-        # What has changed meanwhile may or may not be in the count.
-        self._owners = {one: min(number, before.get(one, 0)) for one, number in known.items()}
+        self._leaving &= known
+        # Who does not tell has one.
+        self._owners = {peer: self._told.get(peer, 1) for peer in known}
+        self._owners[self._peers.worker_id] = self._own_consumers
         self._consumers = consumers
         if not self._peers.is_up and consumers is not None and self._is_registered():
             self._pace.share_with(consumers - self._cancelled_consumers())
 
     def _look(self) -> None:
         if self._peers.is_up:
-            self._call_roll()
-            self._pace.rates.divide_by(self.workers)
+            heard = self._heard
+            self._call_roll(-self._uncounted(heard))
+            self._pace.rates.divide_by(self._workers(heard))
 
-    def _call_roll(self) -> None:
+    def _call_roll(self, missing: int) -> None:
         """Ask who is there when more consumers are missing than before, unless one just did."""
-        missing = max(0, -self._uncounted)
         if missing > self._missing_before and self._clock() - self._called_at > CALL_SECONDS:
             self._called_at = self._clock()
             self._peers.tell(RollCall())
-        self._missing_before = missing
+        self._missing_before = max(0, missing)
 
     @property
     def workers(self) -> int:
         """How many share the limits, with this one."""
-        uncounted = self._uncounted
-        return 1 + len(self._heard) + max(uncounted, -self._unanswered)
+        return self._workers(self._heard)
+
+    def _workers(self, heard: frozenset[str]) -> int:
+        uncounted = self._uncounted(heard)
+        if uncounted < 0:
+            uncounted = max(uncounted, -self._unanswered(heard))
+        return 1 + len(heard) + uncounted
 
     @property
     def _heard(self) -> frozenset[str]:
         silence = SPEAKING if self._consumers is None else HEARD
         return self._peers.roster.others(silence) - self._leaving
 
-    @property
-    def _uncounted(self) -> int:
+    def _uncounted(self, heard: frozenset[str]) -> int:
         """How many consumers are of none that was heard just now; below zero, how many lack."""
         if self._consumers is None:
             return 0
-        known = {self._peers.worker_id, *self._heard, *self._leaving}
-        return self._consumers - sum(n for one, n in self._owners.items() if one in known)
+        known = (self._peers.worker_id, *heard, *self._leaving)
+        return self._consumers - sum(self._owners.get(one, 0) for one in known)
 
-    @property
-    def _unanswered(self) -> int:
+    def _unanswered(self, heard: frozenset[str]) -> int:
         """How many were heard just now, and did not answer when the roll was called."""
         seconds = self._clock() - self._called_at
         if not ANSWER_SECONDS <= seconds < math.inf:
             return 0
-        return len(self._heard - self._peers.roster.others(Silence(0, seconds)))
+        return len(heard - self._peers.roster.others(Silence(0, seconds)))
 
     def _hear_leaving(self, peer: str, _told: Leaving) -> None:
         self._leaving.add(peer)
