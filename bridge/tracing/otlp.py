@@ -126,7 +126,12 @@ def _attribute(name: str, value: object) -> bytes:
 
 def _pair(name: str, value: object) -> KeyValue:
     pair = KeyValue(key=name)
-    _put(pair.value, value)
+    try:
+        _put(pair.value, value)
+    except ValueError:
+        # An integer beyond 64 bits, such as a publisher's count of attempts and one more, or half
+        # of a surrogate pair: neither may cost the other spans of its batch.
+        pair.value.string_value = ascii(value)
     return pair
 
 

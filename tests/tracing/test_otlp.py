@@ -117,6 +117,19 @@ def test_an_attribute_keeps_its_type() -> None:
     assert kinds == 2 * ["bool_value", "int_value", "double_value", "string_value"]
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2**63, str(2**63)), (-(2**63) - 1, str(-(2**63) - 1)), ("\ud800", r"'\ud800'")],
+    ids=["beyond 64 bits", "below them", "half a pair"],
+)
+def test_a_value_that_protobuf_has_no_place_for(value: int | str, text: str) -> None:
+    """It is written as a text, and costs neither its own span nor the others of the batch."""
+    spans = read_written(make_span({"a": value}), make_span({"b": 2**63 - 1}))
+    values = [span.attributes[0].value for span in spans]
+
+    assert [values[0].string_value, values[1].int_value] == [text, 2**63 - 1]
+
+
 def test_attributes_stay_with_their_span() -> None:
     """Each span has all its own attributes, in their order, and none of another's."""
     spans = read_written(make_span({"a": 1, "b": 2}), make_span({"b": 2}), make_span({}))
