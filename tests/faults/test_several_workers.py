@@ -58,7 +58,8 @@ async def test_cut_of_one_of_two(bench: Bench, coordination: str, extra: int, *,
         "worker__concurrency": IN_FLIGHT,
         "worker__coordination": coordination,
     }
-    bench.service.misbehave({"to": None, "count": IN_FLIGHT, "latency_seconds": 3})
+    # In which the other worker has to start, on a busy computer too.
+    bench.service.misbehave({"to": None, "count": IN_FLIGHT, "latency_seconds": 8})
     async with bench.worker(**settings) as first:
         numbers = await bench.publish(IN_FLIGHT, ids=ids)
         await has_in_flight(bench, numbers)
@@ -124,13 +125,14 @@ async def test_a_worker_that_stays_away(bench: Bench, *, ids: bool) -> None:
     That is at most as much as it had in flight, with the same keys where there are ids. What comes
     new meanwhile is not held up. Takes the wait, and the seconds of the service.
     """
-    wait_seconds = 4
+    wait_seconds = 10
     settings: dict[str, Any] = {
         "worker__concurrency": IN_FLIGHT,
         "worker__redelivery_wait": wait_seconds,
+        "sms_api__timeout_seconds": 60,
     }
     async with bench.worker(**settings, worker__shutdown_timeout_seconds=1):
-        bench.service.misbehave({"to": None, "count": IN_FLIGHT, "latency_seconds": 9})
+        bench.service.misbehave({"to": None, "count": IN_FLIGHT, "latency_seconds": 25})
         numbers = await bench.publish(IN_FLIGHT, ids=ids)
         await has_in_flight(bench, numbers)
         async with second_worker(bench, **settings) as (second, _):
@@ -155,7 +157,7 @@ async def test_new_messages_go_on_when_two_of_three_stay_away(bench: Bench) -> N
 
     What the third worker has in flight ends meanwhile, message by message. Takes these seconds.
     """
-    each, wait_seconds = 10, 20
+    each, wait_seconds = 10, 60
     settings: dict[str, Any] = {
         "worker__concurrency": each,
         "worker__redelivery_wait": wait_seconds,
@@ -179,36 +181,35 @@ async def test_new_messages_go_on_when_two_of_three_stay_away(bench: Bench) -> N
 
 async def test_a_clean_stop_hands_over(bench: Bench) -> None:
     """What a worker gives back when it stops goes on elsewhere at once, with its key."""
-    slow: dict[str, Any] = {"worker__rate_limit": {"per_second": 0.1, "burst": 1}}
+    # The next one would go after 25 seconds.
+    slow: dict[str, Any] = {"worker__rate_limit": {"per_second": 0.04, "burst": 1}}
     async with bench.worker(**slow) as first:
-        numbers = await bench.publish(5, ids=False)
+        numbers = await bench.publish(3, ids=False)
         await eventually(lambda: len(bench.service.taken(numbers)) == 1, what="the first text")
-        async with second_worker(bench) as (second, _):
+        # Longer than is waited here: nobody is to be asked in vain.
+        async with second_worker(bench, worker__redelivery_wait=60) as (second, _):
             await eventually(lambda: has_peers(second, 1), what="the first")
             await eventually(lambda: has_peers(first, 1), what="the second")
-            stopped_at = time.monotonic()
             assert await first.stop() == 0
-            await bench.until_taken(numbers, seconds=5)
+            await bench.until_taken(numbers)
 
-            assert time.monotonic() - stopped_at < 5
             answers = partial(second.metric, "sms_bridge_worker_redelivery_questions_total")
-            assert answers(answer="kept") == 4
+            assert answers(answer="kept") == 2
             assert answers(answer="none") == 0
             assert bench.extra_posts(numbers) == {}
 
 
 async def test_a_worker_that_cannot_be_asked_is_not_waited_for(bench: Bench) -> None:
-    """A peer of an earlier version, or that stands alone, is as it was without coordination.
-
-    Takes the seconds that the service takes to answer.
-    """
-    bench.service.misbehave({"to": None, "count": 5, "latency_seconds": 4})
-    async with bench.worker(worker__coordination="off"):
+    """A peer of an earlier version, or that stands alone, is as it was without coordination."""
+    bench.service.misbehave({"to": None, "count": 5, "latency_seconds": 30})
+    alone: dict[str, Any] = {"worker__coordination": "off", "worker__shutdown_timeout_seconds": 1}
+    # Or its own POSTs would be repeated.
+    async with bench.worker(**alone, sms_api__timeout_seconds=60):
         numbers = await bench.publish(5)
         await has_in_flight(bench, numbers)
-        async with second_worker(bench):
+        async with second_worker(bench, worker__redelivery_wait=60):
             bench.proxy.cut(CONSUME_LINK)
-            await bench.until_taken(numbers, seconds=3)
+            await eventually(lambda: bench.extra_posts(numbers), what="the other's POSTs")
 
 
 @WITH_AND_WITHOUT_IDS
@@ -218,8 +219,10 @@ async def test_copies_that_are_stored_twice(bench: Bench, *, ids: bool) -> None:
     Takes the seconds of a retry.
     """
     async with bench.worker() as first, second_worker(bench) as (second, other):
-        for proxy in (bench.proxy, other):
-            proxy.trap("broker", ACK, "cut", nth=3, again=True, link=PUBLISH_LINK)
+        # The first one: how many are confirmed with it nobody knows.
+        traps = [
+            proxy.trap("broker", ACK, "cut", link=PUBLISH_LINK) for proxy in (bench.proxy, other)
+        ]
         numbers = make_numbers(IN_FLIGHT)
         bench.service.misbehave(*once_each(numbers, TOO_EARLY))
         await bench.publish(numbers, ids=ids)
@@ -227,6 +230,7 @@ async def test_copies_that_are_stored_twice(bench: Bench, *, ids: bool) -> None:
         for live in (first, second):
             await bench.until_settled(live)
 
+        assert any(trap.sprung.is_set() for trap in traps)
         assert bench.sent_twice(numbers) == {}
 
 
