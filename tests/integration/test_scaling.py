@@ -1,15 +1,18 @@
 """Workers that a scaler starts and ends, by the chart's ScaledObject and a real management API."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
-from tests.faults.bench import eventually
-from tests.soak.rig import Stand, open_stand
+from bridge.sandbox.broker import Broker
+from bridge.sandbox.processes import Guard
+from tests.faults.bench import eventually, open_service
+from tests.soak.rig import Stand
 from tests.soak.scaling import Plan, deployed, play
 
-# The broker reports the length of a queue once in so long, and a worker starts in some more.
-START_SECONDS = 10
+# Far longer than anything takes that is waited for here, for a busy computer.
+PATIENCE_SECONDS = 90
 # Longer than two reports, the cooldown and a look: a worker that looks idle would be gone.
 SLOW_SECONDS = 15
 SMALL = Plan(
@@ -24,11 +27,11 @@ SMALL = Plan(
 )
 
 
-@pytest.fixture(scope="module")
-async def stand() -> AsyncIterator[Stand]:
+@pytest.fixture
+async def stand(managed_broker: Broker, guard: Guard, tmp_path: Path) -> AsyncIterator[Stand]:
     """Lend a broker that tells the lengths of its queues over HTTP, and a service."""
-    async with open_stand(management=True) as stand:
-        yield stand
+    async with open_service() as service:
+        yield Stand(managed_broker, service, guard, tmp_path)
 
 
 async def test_from_none_to_several_and_back(stand: Stand) -> None:
@@ -49,11 +52,13 @@ async def test_a_request_in_flight_keeps_its_worker(stand: Stand) -> None:
     async with stand.rig() as rig, deployed(rig, SMALL) as deployment:
         stand.service.misbehave({"latency_seconds": SLOW_SECONDS})
         numbers = await rig.publish(1)
-        await rig.until_taken(numbers, seconds=3 * START_SECONDS)
+        await rig.until_taken(numbers, seconds=PATIENCE_SECONDS)
         # The service has it at once, and answers late.
-        await eventually(lambda: deployment.deliveries == 1, what="the answer")
+        await eventually(
+            lambda: deployment.deliveries == 1, what="the answer", seconds=PATIENCE_SECONDS
+        )
         counts = [*deployment.counts]
-        await eventually(lambda: deployment.is_empty, what="its end")
+        await eventually(lambda: deployment.is_empty, what="its end", seconds=PATIENCE_SECONDS)
 
     assert counts == [0, 1]
     assert [worker.child.exit_code for worker in deployment.ended] == [0]
