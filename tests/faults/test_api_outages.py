@@ -41,9 +41,15 @@ OUTAGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "count"), [("hang", 300), ("error", 150), ("refused", 150), ("accepted", 150)]
+    ("kind", "count"),
+    [
+        # Its requests time out after a second, and others may not, however busy the computer is.
+        pytest.param("hang", 300, marks=pytest.mark.serial),
+        ("error", 150),
+        ("refused", 150),
+        ("accepted", 150),
+    ],
 )
-@pytest.mark.serial  # A request times out after a second.
 async def test_api_outage(bench: Bench, api: HttpProxy, kind: str, count: int) -> None:
     """An outage costs a handful of dead letters, and its end starts slowly.
 
@@ -58,14 +64,14 @@ async def test_api_outage(bench: Bench, api: HttpProxy, kind: str, count: int) -
         worker__outage_after="1s",
         worker__concurrency=50,
         sms_api__base_url=api.url,
-        sms_api__timeout_seconds=1,
+        sms_api__timeout_seconds=1 if kind == "hang" else 20,
     ) as live:
         await eventually(lambda: live.paused == {"outage"}, what="paused")
         bench.service.behave()
         await api.accept()
         mended = time.time()
         await eventually(lambda: not live.paused, what="resumed")
-        await bench.until_settled(live)
+        await bench.until_settled(live, seconds=60)
 
         taken = bench.service.taken(numbers)
         times = [message.received_at for message in taken if message.received_at > mended]

@@ -589,16 +589,15 @@ with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.serial  # Two seconds are short on a busy computer.
 async def test_signal_stops_it_while_requests_hang(number: signal.Signals) -> None:
-    """A signal ends the process cleanly within two seconds, hanging and half-sent requests too."""
+    """A signal ends the process cleanly and soon, hanging and half-sent requests too."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", STANDALONE),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
-    line = (await asyncio.wait_for(process.stdout.readline(), 10)).decode()
+    line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
     url = re.fullmatch(r"sandbox: (http://127\.0\.0\.1:\d+)\n", line)
     assert url is not None
     async with httpx.AsyncClient(base_url=url[1], headers=BEARER, trust_env=False) as client:
@@ -608,7 +607,8 @@ async def test_signal_stops_it_while_requests_hang(number: signal.Signals) -> No
         writer.write(b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
         await until_attempted(client, 3)
         process.send_signal(number)
-        _, errors = await asyncio.wait_for(process.communicate(), 2)
+        # It takes half a second; a busy computer is given more, and no request ends by itself.
+        _, errors = await asyncio.wait_for(process.communicate(), 20)
         answers = await asyncio.gather(*hanging, return_exceptions=True)
     writer.close()
 
