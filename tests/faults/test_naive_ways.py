@@ -637,7 +637,7 @@ async def test_connecting_has_a_deadline(bench: Bench) -> None:
     with suppress(TimeoutError):
         await asyncio.wait_for(asyncio.shield(naive), 3)
 
-    assert seconds < 2
+    assert seconds < 5
     assert not naive.done()
     naive.cancel()
     await asyncio.gather(naive, return_exceptions=True)

@@ -58,9 +58,9 @@ async def test_a_pause_needs_no_broker_that_stores(bench: Bench) -> None:
             async with asyncio.timeout(20):
                 paused = await pause(settings, REASON)
             assert paused.note is None
-            await eventually(lambda: live.paused == {"operator"}, what="paused", seconds=3)
+            await eventually(lambda: live.paused == {"operator"}, what="paused")
             assert await resume(settings)
-            await eventually(lambda: not live.paused, what="resumed", seconds=3)
+            await eventually(lambda: not live.paused, what="resumed")
 
 
 async def test_asking_all_day_is_no_error(bench: Bench) -> None:

@@ -44,7 +44,7 @@ from tests.integration.conftest import (
 )
 
 # What `webhook.response_timeout_seconds` promises, and something for a busy computer.
-ANSWER_SECONDS = 2.5 + 2
+ANSWER_SECONDS = 2.5 + 5
 REQUESTS = 20
 EVENTS = 5
 
@@ -278,7 +278,8 @@ async def test_a_frozen_broker_holds_up_no_end(
     finally:
         stage.broker.resume()
 
-    assert seconds < 1 + 6
+    # It takes four seconds, and would take twenty if it waited for heartbeats.
+    assert seconds < 1 + 11
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,10 @@ async def test_nothing_is_left_on_the_broker(amqp_url: str, queue: str) -> None:
     async with team(queue, amqp_url, 2):
         assert await exchange_is_there(amqp_url, f"{queue}.workers")
 
-    assert not await exchange_is_there(amqp_url, f"{queue}.workers")
+    async def is_gone() -> bool:
+        return not await exchange_is_there(amqp_url, f"{queue}.workers")
+
+    await eventually(is_gone, what="the exchange's end")
 
 
 async def test_where_coordination_is_off_nothing_is_declared(amqp_url: str, queue: str) -> None:
