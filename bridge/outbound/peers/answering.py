@@ -24,6 +24,9 @@ from bridge.outbound.peers.questions import (
 
 # How long an answer is repeated to who asks again.
 REPEATED_SECONDS: Final = 60.0
+# Of equal messages without an id, one worker may be told of two by two peers, and hands on what it
+# has too much. Who asks before it can do so is put off for so long.
+HANDED_ON_SECONDS: Final = 2.0
 # How many batches of questions may wait for the broker at once; more are asked again anyway.
 MAX_WAITING: Final = 64
 
@@ -50,6 +53,7 @@ class Answerer:
         self._is_asking = is_asking
         self._prove_session = prove_session
         self._given: Memory[tuple[str, int], Answer] = Memory(REPEATED_SECONDS, clock)
+        self._handed_on: Memory[Entry, str] = Memory(HANDED_ON_SECONDS, clock)
         self._waiting: set[asyncio.Task[None]] = set()
         peers.on(Questions, self._on_questions)
 
@@ -92,6 +96,8 @@ class Answerer:
         answer = self._look_up(peer, question)
         if answer.knows in {"done", "kept"}:
             self._given.add((peer, question.number), answer)
+            if not question.has_id:
+                self._handed_on.add(question.entry, peer)
         return answer
 
     def _look_up(self, peer: str, question: Question) -> Answer:
@@ -103,7 +109,8 @@ class Answerer:
             return Answer(number=number, knows="busy")
         known = ledger.hand_on(entry)
         if known is None:
-            return Answer(number=number, knows="unknown")
+            is_put_off = self._handed_on.get(entry) not in {None, peer}
+            return Answer(number=number, knows="busy" if is_put_off else "unknown")
         if isinstance(known, Repeat):
             return Answer(number=number, knows="done")
         if known.replacement is not None and known.replacement.is_stored:

@@ -46,9 +46,9 @@ MOST_WAITING: Final = 500
 
 @dataclass(slots=True, eq=False)
 class _Case:
-    """One redelivery that waits for answers: when each peer said it was busy, who knows nothing.
+    """One redelivery that waits for answers: when each peer said it was busy, who knows no more.
 
-    `ledger` learns what they know.
+    `ledger` learns what they know, `told` are those that knew something.
     """
 
     ledger: Ledger
@@ -58,6 +58,7 @@ class _Case:
     is_done: bool = False
     busy: dict[str, float] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
     kept: list[KeptFacts] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -192,6 +193,9 @@ class Asker:
             case.changed.clear()
 
     def _have_all_answered(self, case: _Case) -> bool:
+        """Say whether no more is to be expected; of one without an id, one peer knows all."""
+        if case.kept and not case.entry.has_id:
+            return True
         return self._peers.roster.others(REMEMBERED) <= case.answered
 
     def _is_busy(self, case: _Case) -> bool:
@@ -231,6 +235,10 @@ class Asker:
                 self._closed.add(answer.number, closed[0])
 
     def _note(self, case: _Case, peer: str, answer: Answer) -> None:
+        # Who is asked again says the same again.
+        is_news = peer not in case.told
+        if answer.knows in {"done", "kept"}:
+            case.told.add(peer)
         match answer.knows:
             case "busy":
                 case.busy[peer] = self._clock()
@@ -238,11 +246,12 @@ class Asker:
             case "unknown":
                 case.answered.add(peer)
             case "done":
-                if not case.is_done:
-                    case.is_done = True
+                # Of equal messages without an id each peer may have sent another one.
+                if not case.is_done or (is_news and not case.entry.has_id):
                     case.ledger.learn(case.entry, None)
+                case.is_done = True
             case "kept":
-                if peer not in case.answered and answer.kept is not None:
+                if is_news and answer.kept is not None:
                     case.kept.append(answer.kept)
                 case.answered.add(peer)
         case.changed.set()

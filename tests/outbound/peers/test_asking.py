@@ -268,6 +268,41 @@ RETRIED = Retried(
 DEAD = Dead(reason="refused", detail="it said no", status=400, burned=True)
 
 
+@pytest.mark.parametrize("outcome", [None, RETRIED], ids=["sent", "retry"])
+@pytest.mark.parametrize("askers", [(0, 1), (1, 0), (2, 3), (0, 3), (3, 0)])
+def test_two_equal_texts_that_two_workers_had_in_flight(
+    make_team: MakeTeam, askers: tuple[int, int], outcome: Retried | None
+) -> None:
+    """Whoever is told twice of its one redelivery has the other's answer for who asks as well."""
+    team = make_team(4)
+    takers = [team.members[place] for place in askers]
+    senders = [member for member in team.members if member not in takers]
+    deliveries = [message(team, None), again(team, message(team, None), key="d" * 32)]
+    deliveries[1].redelivered = False
+    redelivered = [
+        again(team, delivery, key=key * 32) for delivery, key in zip(deliveries, "ab", strict=True)
+    ]
+
+    async def story() -> list[object]:
+        for sender, delivery in zip(senders, deliveries, strict=True):
+            claim = await sender.begin(delivery)
+            sender.lose_connection()
+            if outcome is None:
+                sender.settle(claim, acked=False)
+            else:
+                sender.give_back(claim, delivery, outcome)
+        taking = [taker.take(one) for taker, one in zip(takers, redelivered, strict=True)]
+        return await asyncio.gather(*taking)
+
+    taken = team.play(story())
+    if outcome is None:
+        assert taken == [Repeat(None), Repeat(None)]
+        return
+    kept = [taker.recall(one) for taker, one in zip(takers, redelivered, strict=True)]
+    assert [one and one.outcome for one in kept] == [outcome, outcome]
+    assert {one.envelope.key for one in kept if one} == {d.envelope.key for d in deliveries}
+
+
 @WITH_AND_WITHOUT_IDS
 @pytest.mark.parametrize("outcome", [None, RETRIED, DEAD], ids=["undecided", "retry", "dead"])
 def test_what_went_back_goes_on_elsewhere(
