@@ -92,7 +92,7 @@ class Asker:
         self._clock = clock
         self._numbers = itertools.count()
         self._open: dict[int, _Case] = {}
-        self._open_entries: Counter[Entry] = Counter()
+        self._open_entries: Counter[Entry | bytes] = Counter()
         self._in_the_way: set[int] = set()
         # Answers that come late are learned as well: whoever gave them knows nothing any more.
         self._closed: Memory[int, _Case] = Memory(REMEMBERED.seconds, clock)
@@ -127,7 +127,7 @@ class Asker:
 
     def is_asking(self, entry: Entry) -> bool:
         """Say whether a redelivery of the same message waits for answers here."""
-        return entry in self._open_entries
+        return _message_of(entry) in self._open_entries
 
     async def learn_of(
         self, delivery: Delivery, entry: Entry, *, ledger: Ledger | None = None
@@ -155,16 +155,17 @@ class Asker:
 
     def _open_case(self, case: _Case) -> None:
         self._open[case.question.number] = case
-        self._open_entries[case.entry] += 1
+        self._open_entries[_message_of(case.entry)] += 1
         if case.ledger is self._ledger:
             self._in_the_way.add(case.question.number)
             self._on_change()
 
     def _close_case(self, case: _Case) -> None:
         del self._open[case.question.number]
-        self._open_entries[case.entry] -= 1
-        if not self._open_entries[case.entry]:
-            del self._open_entries[case.entry]
+        asked = _message_of(case.entry)
+        self._open_entries[asked] -= 1
+        if not self._open_entries[asked]:
+            del self._open_entries[asked]
         self._in_the_way.discard(case.question.number)
         self._closed.add(case.question.number, case)
         if case.ledger is self._ledger:
@@ -265,3 +266,8 @@ class Asker:
             delays, now = self._delays_seconds, time.time()
             told = read_kept(facts, case.delivery, delays_seconds=delays, now=now)
             case.ledger.learn(case.entry, told)
+
+
+def _message_of(entry: Entry) -> Entry | bytes:
+    """Return what all deliveries of a message have in common: with an id, those of each copy."""
+    return entry.message if entry.has_id else entry
