@@ -20,7 +20,8 @@ from bridge.outbound.peers.joint_pause import (
 from bridge.outbound.peers.messages import Beat
 from bridge.outbound.posting.retry_after import MAX_RETRY_AFTER_SECONDS
 from tests.ears import Ears
-from tests.simulation.workers import POST_SECONDS, SETUP, World
+from tests.simulation.service import POST_SECONDS
+from tests.simulation.world import SETUP, World
 
 SLOTS = 10
 # The time that it takes until an answer has come in and its news has been heard.

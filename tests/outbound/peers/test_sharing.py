@@ -13,7 +13,7 @@ from bridge.config import RateLimitSettings
 from bridge.outbound.peers.beats import BEAT_SECONDS, HEARD, SPEAKING
 from bridge.outbound.peers.sharing import ANSWER_SECONDS, COUNT_SECONDS, LOOK_SECONDS
 from tests.simulation.windows import fewest_in, most_in
-from tests.simulation.workers import World
+from tests.simulation.world import World
 
 HEARD_SECONDS = HEARD.seconds_at(BEAT_SECONDS)
 GONE_SECONDS = SPEAKING.seconds_at(BEAT_SECONDS)

@@ -1,0 +1,224 @@
+"""One worker: what `bridge.outbound.worker` does with the same objects, without a broker."""
+
+import asyncio
+import contextlib
+from typing import Any, Final, cast
+
+from bridge.config import WorkerSettings
+from bridge.metrics import new_registry
+from bridge.outbound.delivery import Delivery
+from bridge.outbound.dispatch import Dispatcher
+from bridge.outbound.fates import Answer
+from bridge.outbound.limits.capacity import Capacity
+from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.outcomes import Dead, Policy, Retried, Sent
+from bridge.outbound.pausing.pace import Pace
+from bridge.outbound.peers.exchange import ACQUAINTING_SECONDS, ALONE_SECONDS, Peers
+from bridge.outbound.peers.joint_pause import JointPause
+from bridge.outbound.peers.sharing import Sharing
+from bridge.outbound.posting.sender import Sender
+from bridge.outbound.request import SendRequest
+from tests.deliveries import make_delivery
+from tests.simulation.exchange import Exchange, SimulatedPeers, start
+from tests.simulation.queue import Message, Queue
+from tests.simulation.service import Service
+
+
+class _Session:
+    is_over = False
+    is_leaving = False
+    is_closed = False
+
+    @property
+    def channel(self) -> "_Session":
+        return self
+
+
+_SESSION: Final = _Session()
+
+
+class Worker:
+    """Takes messages of a queue to a service, and speaks on an exchange; `setup` names its own."""
+
+    def __init__(
+        self,
+        number: int,
+        settings: WorkerSettings,
+        setup: str,
+        *,
+        exchange: Exchange,
+        queue: Queue,
+        service: Service,
+    ) -> None:
+        loop = exchange.loop
+        self.number = number
+        self._exchange, self._queue, self._service, self._loop = exchange, queue, service, loop
+        metrics = WorkerMetrics(
+            new_registry(), queue="q", retry_queues=["q.retry.5s"], dead="q.dead"
+        )
+        self.pace = Pace(
+            settings.rate_limit,
+            policy=Policy.of(settings),
+            outage_after_seconds=settings.outage_after,
+            metrics=metrics,
+            clock=loop.time,
+        )
+        self.peers = SimulatedPeers(exchange)
+        peers = cast("Peers", self.peers)
+        self.setup = setup
+        self.joint_pause = JointPause(
+            self.pace,
+            peers,
+            setup=lambda: self.setup,
+            can_take=lambda: self.can_take,
+            turn_seconds=settings.retry_delays[0],
+            clock=loop.time,
+        )
+        self.sharing = Sharing(
+            "q",
+            self.pace,
+            peers,
+            is_registered=lambda: self._prefetch > 0,
+            cancelled_consumers=lambda: self.cancelled_consumers,
+            clock=loop.time,
+        )
+        self._capacity = Capacity(settings, changed=self.pace.changed, clock=loop.time)
+        self._dispatcher = Dispatcher(
+            settings,
+            sender=cast("Sender", self),
+            pace=self.pace,
+            capacity=self._capacity,
+            metrics=metrics,
+            now=loop.time,
+            clock=loop.time,
+        )
+        self.can_take = True
+        self._prefetch = 0
+        self._held: dict[asyncio.Task[None], Message] = {}
+        # Redeliveries that wait for answers of peers: in the way, or what a consumer was given that
+        # has been cancelled so that others come beside them.
+        self._in_the_way: set[asyncio.Task[None]] = set()
+        self._aside: list[set[asyncio.Task[None]]] = []
+        self._redelivery_wait = settings.redelivery_wait
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self._is_stopping = False
+
+    # What the dispatcher sees of the sender
+
+    async def send(self, request: SendRequest, _delivery: Delivery) -> Answer:
+        """POST a request."""
+        return await self._service.take(self.number, request.sender)
+
+    # Life
+
+    async def run(self) -> None:
+        """Join, and consume until cancelled."""
+        is_first = not self._exchange.members
+        self.peers.join()
+        start(self.peers.keep_beating(), self.tasks)
+        await asyncio.sleep(ALONE_SECONDS if is_first else ACQUAINTING_SECONDS)
+        if self.pace.rates.is_shared:
+            start(self.sharing.follow(self._count), self.tasks)
+        while True:
+            self._register()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(5):
+                    await self.pace.changed.wait()
+            self.pace.changed.clear()
+
+    def stop(self) -> None:
+        """Drain: take and send nothing new, give back what waits, let the rest end."""
+        self._is_stopping = True
+        self.joint_pause.leave()
+        self.sharing.leave()
+        self._dispatcher.stop()
+        self._register()
+        for task, message in list(self._held.items()):
+            task.cancel()
+            self._queue.put_back(message)
+        self._loop.call_later(1, self.kill)
+
+    def kill(self) -> None:
+        """End at once; the broker gives what it held to others."""
+        self._is_stopping = True
+        self.peers.leave()
+        self._queue.register(self, is_consumer=False)
+        held = [message for task, message in self._held.items() if not task.done()]
+        for task in [*self.tasks, *self._held]:
+            task.cancel()
+        self._held.clear()
+        self._queue.redeliver(held)
+
+    async def _count(self) -> int:
+        await asyncio.sleep(0.005)
+        return self._queue.consumers
+
+    def _register(self) -> None:
+        self._prefetch = 0 if self._is_stopping else self._wanted()
+        self._queue.register(self, is_consumer=self._prefetch > 0)
+        self.sharing.tell()
+        self._queue.hand_out()
+
+    def _wanted(self) -> int:
+        if not self.can_take:
+            return 0
+        self.pace.reopen()
+        if self.pace.paused:
+            return self.pace.probes_wanted
+        return self.pace.rates.most_held(self._capacity.most_held)
+
+    # Messages
+
+    @property
+    def cancelled_consumers(self) -> int:
+        """How many consumers of it have been cancelled and have something to ack."""
+        return sum(bool(given & self._held.keys()) for given in self._aside)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the prefetch is not used up."""
+        aside = len(set().union(*self._aside)) if self._aside else 0
+        return len(self._held) - aside < self._prefetch
+
+    def take(self, message: Message) -> None:
+        """Process a message."""
+        task = self._loop.create_task(self._process(message))
+        self._held[task] = message
+        task.add_done_callback(self._let_go)
+        if message.redelivered:
+            self._in_the_way.add(task)
+            if 4 * len(self._in_the_way) >= 3 * self._prefetch:
+                self._aside.append({*self._held}.difference(*self._aside))
+                self._in_the_way.clear()
+
+    def _let_go(self, task: "asyncio.Task[None]") -> None:
+        self._held.pop(task, None)
+        self._in_the_way.discard(task)
+        for given in self._aside:
+            given.discard(task)
+        self._queue.hand_out()
+
+    async def _process(self, message: Message) -> None:
+        if message.redelivered:
+            # The worker that had it is gone, and its answer does not come.
+            await asyncio.sleep(self._redelivery_wait)
+        delivery = make_delivery(
+            message.key,
+            session=_SESSION,
+            clock=self._loop.time,
+            attempts=message.attempts,
+            turn_at=message.turn_at,
+            first_delivered_at=self._loop.time(),
+        )
+        request = SendRequest.model_construct(to=message.key, sender=message.sender, text="x")
+        outcome = await self._dispatcher.outcome_of(delivery, request)
+        match outcome:
+            case Sent():
+                self._queue.sent += 1
+            case Retried(delay_seconds=seconds, burned=burned):
+                again = message._replace(
+                    attempts=message.attempts + burned, turn_at=delivery.envelope.turn_at
+                )
+                self._queue.put_back(again, seconds=seconds)
+            case Dead():
+                self._queue.dead += 1
