@@ -58,7 +58,14 @@ def close_soon(channel: Channel) -> None:
     """Close a channel without waiting for it."""
     closing = asyncio.ensure_future(channel.close())
     _closing.add(closing)
-    closing.add_done_callback(_closing.discard)
+    closing.add_done_callback(_let_go)
+
+
+def _let_go(closing: "asyncio.Future[None]") -> None:
+    _closing.discard(closing)
+    if not closing.cancelled():
+        # That it is closed already, or that the connection is gone, concerns nobody.
+        closing.exception()
 
 
 async def wait_for_held_back_acks(last_ack_at: float) -> None:

@@ -265,3 +265,21 @@ async def test_a_worker_whose_place_was_deleted_takes_a_new_one(
         await second.until_up()
         first.peers.tell(Word(text="Hi"))
         await until(lambda: second.heard, what="the word")
+
+
+async def test_who_joins_again_leaves_nothing_behind(
+    amqp_url: str, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that had no time to speak hears all once, through one queue on one channel."""
+    alone = Colleague(queue)
+    async with at_work(alone, amqp_url) as connection:
+        assert connection.transport is not None
+        channels = connection.transport.connection.channels
+        await alone.until_up()
+        with monkeypatch.context() as short_of_time:
+            short_of_time.setattr("bridge.outbound.peers.exchange.SAY_SECONDS", 0)
+            alone.peers.tell(Word(text="Hi"))
+            await until(lambda: alone.peers.joins > 2, what="another join")
+        await alone.until_up()
+
+        await until(lambda: len(channels) == 1, what="one channel")

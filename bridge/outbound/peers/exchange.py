@@ -18,7 +18,6 @@ from bridge.amqp.channels import (
     closed_channel,
     describe_end,
     heed_cancellation,
-    open_channel,
 )
 from bridge.amqp.client import (
     Channel,
@@ -210,25 +209,26 @@ class Peers:
 
     async def _speak(self, connection: Connection) -> None:
         """Join the exchange, and say what is to be said until the channel ends."""
-        channel = await open_channel(connection)
-        channel.closing.add_done_callback(lambda _: self._to_say.set())
-        with connection.wire.deliveries(channel, self._on_delivery) as callback:
-            async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
-                is_alone = not (self.joins or await fanout.is_there(connection, self._exchange))
-                # The broker may keep the queue of a connection that is dead: a new name each time.
-                self.joins += 1
-                queue = self._queue_of(self.worker_id, self.joins)
-                await fanout.join(channel, self._exchange, queue, callback)
-            self._begin(connection, is_alone=is_alone)
-            try:
-                while not channel.is_closed:
-                    await self._say_all(channel)
-                    await self._wait_for_words()
-            finally:
-                self._end()
-        ended = channel.closing
-        error = None if not ended.done() or ended.cancelled() else ended.exception()
-        raise error or closed_channel(channel, "peers'")
+        async with fanout.own_channel(connection) as channel:
+            channel.closing.add_done_callback(lambda _: self._to_say.set())
+            with connection.wire.deliveries(channel, self._on_delivery) as callback:
+                async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+                    is_alone = not (self.joins or await fanout.is_there(connection, self._exchange))
+                    # The broker may keep the queue of a connection that is dead: each time a new
+                    # name.
+                    self.joins += 1
+                    queue = self._queue_of(self.worker_id, self.joins)
+                    await fanout.join(channel, self._exchange, queue, callback)
+                self._begin(connection, is_alone=is_alone)
+                try:
+                    while not channel.is_closed:
+                        await self._say_all(channel)
+                        await self._wait_for_words()
+                finally:
+                    self._end()
+            ended = channel.closing
+            error = None if not ended.done() or ended.cancelled() else ended.exception()
+            raise error or closed_channel(channel, "peers'")
 
     def _queue_of(self, worker_id: str, joins: int) -> str:
         return f"{self._exchange}.{worker_id}.{joins}"

@@ -1,8 +1,10 @@
 """The exchange on which the workers of a queue speak, as it is on the broker."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from bridge.amqp.channels import close_channel, open_channel
+from bridge.amqp.channels import close_channel, close_soon, open_channel
 from bridge.amqp.client import Channel, ChannelNotFoundEntity, Connection, ConsumerCallback
 
 # A peer that does not read has no use for what is old. The rest bounds what it holds on the broker.
@@ -28,6 +30,20 @@ async def is_there(connection: Connection, exchange: str) -> bool:
         return False
     await close_channel(channel)
     return True
+
+
+@asynccontextmanager
+async def own_channel(connection: Connection) -> AsyncIterator[Channel]:
+    """Open a channel to `join` on, which is closed when that, or anything after it, fails.
+
+    As long as there is one, the broker hands out to its queue.
+    """
+    channel = await open_channel(connection)
+    try:
+        yield channel
+    except Exception:
+        close_soon(channel)
+        raise
 
 
 async def join(channel: Channel, exchange: str, queue: str, callback: ConsumerCallback) -> None:
