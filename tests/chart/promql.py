@@ -18,6 +18,7 @@ from bridge.outbound.metrics import WorkerMetrics
 from bridge.topology.declarations import (
     bridge_topology,
     dead_queue,
+    lane_queue,
     name_of,
     normal_queue,
     retry_queue,
@@ -185,7 +186,8 @@ def known_series() -> tuple[tuple[str, dict[str, str]], ...]:
         ("sms_bridge_build_info", {"component": role, "version": "1", "revision": "1"})
         for role in ("webhook", "all")
     ]
-    taken = (worker.queue, urgent_queue(worker.queue), normal_queue(worker.queue))
+    classes = (urgent_queue(worker.queue), normal_queue(worker.queue))
+    taken = (worker.queue, *classes, lane_queue(worker.queue, 0))
     of_broker = [(name, {"vhost": "/", "queue": q}) for name in BROKER_METRICS for q in taken]
     return (*samples, *running, *of_broker, ("up", {}), *((name, {}) for name in records()))
 
