@@ -149,9 +149,8 @@ class Delivery:
         """Whether the same message is being worked on; this one is acked when that is done."""
         return self.waiting_for == "ledger"
 
-    def begin_again(self, envelope: Envelope) -> None:
-        """Go on as a new delivery of the same message would, after a try that settled nothing."""
-        self.envelope = envelope
+    def begin_again(self) -> None:
+        """Take its times as those of a new delivery, after a try that settled nothing."""
         self.received = self.clock()
         self.waited_seconds = {}
 

@@ -5,7 +5,7 @@
 
 import asyncio
 import time
-from typing import Final
+from typing import Final, TypeGuard
 
 from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, InvalidMessageError
@@ -68,14 +68,19 @@ class Line:
         if not isinstance(claim, Claim):
             await self._end_repeat(delivery, entry, claim)
             return
-        outcome: Outcome | None = None
+        outcome = recalled = self._recall(delivery, entry)
         try:
-            outcome = self._recall(delivery, entry) or await self._dispatch(delivery)
-            if self._has_lanes:
-                outcome = await self._try_in_lane(delivery, outcome)
+            if outcome is None:
+                outcome = await self._dispatch(delivery)
+            while self._has_lanes and _is_tried_again(outcome):
+                await self._wait_in_lane(delivery, outcome, is_reported=outcome is recalled)
+                delivery.envelope = count_attempt(delivery.envelope, outcome)
+                outcome = None
+                outcome = await self._dispatch(delivery)
             await self._settler.replace(delivery, outcome)
         except BaseException:
-            kept = Kept(delivery.envelope, outcome, delivery.replacement)
+            # A try is counted when its wait is over.
+            kept = Kept(delivery.envelope, _rest_of(delivery, outcome), delivery.replacement)
             self._claims.give_back(claim, entry, kept)
             raise
         acked = self._settler.ack(delivery, outcome)
@@ -114,23 +119,24 @@ class Line:
             name = type(error).__name__
             return Dead(reason="internal_error", detail=f"a bug in the bridge: {name}")
 
-    async def _try_in_lane(self, delivery: Delivery, outcome: Outcome) -> Outcome:
-        """Try until it need not be tried again, with the ladder's waits, but in its place.
+    async def _wait_in_lane(
+        self, delivery: Delivery, outcome: Retried, *, is_reported: bool
+    ) -> None:
+        """Wait as on the ladder for the next try, but in its place.
 
         What comes after it in its lane waits behind it, so that no other worker has to know of it
-        to keep the order. Only what is not due yet goes to the ladder: it has no place before then.
+        to keep the order. `is_reported`: the try was, and its wait was cut short. Raises
+        BrokerError when the lane is being left.
         """
-        while isinstance(outcome, Retried) and outcome.reason != "not_before":
+        if not is_reported:
             self._settler.report_try(delivery, outcome)
-            delivery.begin_again(count_attempt(delivery.envelope, outcome))
+            delivery.begin_again()
             if self._spans is not None:
                 self._spans.begin(delivery)
-            if delivery.goes_back:
-                raise BrokerError("its lane becomes another worker's")
-            with delivery.waits("retry_in_lane"):
-                await asyncio.sleep(min(outcome.delay_seconds, MOST_WAIT_SECONDS))
-            outcome = await self._dispatch(delivery)
-        return outcome
+        if delivery.goes_back:
+            raise BrokerError("its lane becomes another worker's")
+        with delivery.waits("retry_in_lane"):
+            await asyncio.sleep(min(outcome.delay_seconds, MOST_WAIT_SECONDS))
 
     async def _end_repeat(self, delivery: Delivery, entry: Entry, repeat: Repeat | None) -> None:
         """Ack a repeat of what is settled, or (None) put it off until the first is settled."""
@@ -164,3 +170,17 @@ class Line:
             delay_seconds=self._settings.retry_delays[0],
             detail="the first message with its id is still being worked on",
         )
+
+
+def _is_tried_again(outcome: Outcome | None) -> TypeGuard[Retried]:
+    """Say whether there is another try; what is not due yet has no place in the order till then."""
+    return isinstance(outcome, Retried) and outcome.reason != "not_before"
+
+
+def _rest_of(delivery: Delivery, outcome: Outcome | None) -> Outcome | None:
+    """Take from a wait in a lane what is over of it, however often it is cut short."""
+    waited_seconds = delivery.waited_seconds.get("retry_in_lane")
+    if waited_seconds is None or not _is_tried_again(outcome):
+        return outcome
+    delay_seconds = min(outcome.delay_seconds, MOST_WAIT_SECONDS) - waited_seconds
+    return outcome._replace(delay_seconds=max(0.0, delay_seconds))

@@ -1,7 +1,6 @@
 """Order across workers: with lanes none overtakes, whoever comes, goes, is cut or killed."""
 
 import asyncio
-import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -31,15 +30,10 @@ from tests.faults.bench import (
     open_link,
     running,
 )
+from tests.faults.lane_traffic import LANES, ON, publish_in_turn, until_all_sent
 from tests.faults.traffic import has_peers, has_taken, publish_texts, texts_of
 
-LANES = 4
 SORT_LINK = "worker sort"
-ON: dict[str, Any] = {
-    "worker__ordering": "recipient",
-    "worker__lanes": LANES,
-    "worker__max_uncertain_attempts": 6,
-}
 # Seconds that each POST takes: there is always something that waits.
 SLOW: dict[str, Any] = {"latency_seconds": 0.03, "count": None}
 # A worker that stops, or is gone, has no lane after so many seconds.
@@ -49,14 +43,6 @@ MOVED_SECONDS = 5.0
 def lanes_of(bench: Bench, count: int = LANES) -> list[str]:
     """Name the lanes."""
     return [f"{bench.queue}.lane.{number}" for number in range(count)]
-
-
-async def publish_in_turn(bench: Bench, numbers: list[str], each: int, *, start: int = 0) -> None:
-    """Publish numbered texts to each of the numbers, one to each in turn."""
-    for place in range(start, start + each):
-        for number in numbers:
-            body = json.dumps({"to": number, "from": "Acme", "text": f"text {place}"}).encode()
-            await bench.amqp.publish(bench.queue, body, message_id=f"{number}.{place}")
 
 
 def out_of_order(bench: Bench, numbers: Iterable[str]) -> dict[str, list[str]]:
@@ -70,16 +56,6 @@ def out_of_order(bench: Bench, numbers: Iterable[str]) -> dict[str, list[str]]:
         for number, texts in came.items()
         if texts != [f"text {place}" for place in range(len(texts))]
     }
-
-
-async def until_all_sent(bench: Bench, numbers: list[str], each: int, seconds: float = 40) -> None:
-    """Return when all texts are accepted, whatever was sent twice."""
-
-    def is_sent() -> bool:
-        taken = {(message.to, message.text) for message in bench.service.taken(numbers)}
-        return len(taken) == len(numbers) * each
-
-    await eventually(is_sent, what="all texts", seconds=seconds)
 
 
 async def until_lanes_empty(bench: Bench) -> None:

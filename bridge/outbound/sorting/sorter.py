@@ -36,6 +36,8 @@ log = Log(__name__)
 PREFETCH: Final = 100
 # After so long a task waits for a copy's confirm, and sees to it that one is stored.
 LATE_SECONDS: Final = 5.0
+# How often to look whether this worker may sort, before it takes the lock.
+MAY_SORT_POLL_SECONDS: Final = 0.2
 
 
 class LearnOf(Protocol):
@@ -118,6 +120,9 @@ class Sorter:
         if self._lock is None:
             await self.consumer.serve(connection)
         else:
+            # Who has the lock and cannot sort would keep the others from it.
+            while not self._may_sort():  # noqa: ASYNC110  `changed` is the consumer's
+                await asyncio.sleep(MAY_SORT_POLL_SECONDS)
             await self._lock.hold(connection, self.consumer.serve)
 
     async def drain(self) -> bool:
