@@ -255,7 +255,7 @@ async def test_a_restart_of_the_broker_while_two_sort(bench: Bench, *, ids: bool
         await asyncio.to_thread(bench.broker.stop)
         await asyncio.to_thread(bench.broker.start)
         async with open_amqp(bench.broker.url) as bench.amqp:
-            await bench.until_taken(numbers, seconds=60)
+            await bench.until_taken(numbers, seconds=120)
             for one in (live, other):
                 await until_all_settled(bench, one)
 
