@@ -4,6 +4,7 @@ Workers, queue and service live on a clock that leaps; see `tests/simulation`.
 """
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,13 @@ import pytest
 
 from bridge.config import RateLimitSettings
 from bridge.outbound.peers.beats import BEAT_SECONDS, HEARD, SPEAKING
-from bridge.outbound.peers.sharing import ANSWER_SECONDS, COUNT_SECONDS, LOOK_SECONDS
+from bridge.outbound.peers.messages import Message
+from bridge.outbound.peers.sharing import (
+    ANSWER_SECONDS,
+    COUNT_SECONDS,
+    LOOK_SECONDS,
+    RollCall,
+)
 from tests.simulation.windows import fewest_in, most_in
 from tests.simulation.world import World
 
@@ -235,6 +242,39 @@ def test_what_cannot_be_counted_is_heard(world: World) -> None:
     # Without a limit nobody counts by itself.
     world.settings = world.settings.model_copy(update={"rate_limit": RateLimitSettings()})
     world.play(story())
+
+
+def test_a_consumer_that_stays_away_has_the_roll_called_once(world: World) -> None:
+    """All answer a call, so that it is not repeated as long as no more of them are missing.
+
+    And a count that differs from the one before it is soon followed by another.
+    """
+    told: list[str] = []
+    counted_at: list[float] = []
+
+    def loses(message: Message) -> bool:
+        told.append(message.kind)
+        return False
+
+    async def count() -> int:
+        counted_at.append(world.now)
+        return 3 if len(counted_at) < 4 else 2
+
+    async def story() -> None:
+        first = world.start(3)[0]
+        await asyncio.sleep(1)
+        world.exchange.loses = loses
+        following = asyncio.create_task(first.sharing.follow(count))
+        await asyncio.sleep(10)
+        following.cancel()
+
+    # Without a limit nobody counts by itself.
+    world.settings = world.settings.model_copy(update={"rate_limit": RateLimitSettings()})
+    world.play(story())
+
+    assert told.count(RollCall.kind) == 1
+    waits = [after - before for before, after in itertools.pairwise(counted_at)]
+    assert waits[3] < 2 * LOOK_SECONDS < COUNT_SECONDS <= min(waits[2], waits[4])
 
 
 def test_who_hears_nobody_counts_consumers(world: World) -> None:
