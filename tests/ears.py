@@ -14,6 +14,7 @@ class Line(NamedTuple):
 
     event: str
     facts: dict[str, Any]
+    level: int = logging.INFO
 
 
 class Ears:
@@ -22,9 +23,9 @@ class Ears:
     def __init__(self) -> None:
         self.lines: list[Line] = []
 
-    def take(self, _level: int, _logger: str, event: str, facts: Facts) -> None:
+    def take(self, level: int, _logger: str, event: str, facts: Facts) -> None:
         """Keep a line."""
-        self.lines.append(Line(event, facts))
+        self.lines.append(Line(event, facts, level))
 
     def heard(self, event: str) -> list[dict[str, Any]]:
         """Return the facts of every line of an event."""

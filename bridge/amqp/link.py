@@ -51,7 +51,8 @@ class Link:
         self._metrics = metrics
         # Where to begin in the list of URLs: behind that of the connection before.
         self._next = 0
-        self._last_fault = ""
+        # What was told last of each host, and under "" of sessions that ended at once.
+        self._told: dict[str, str] = {}
         self._connection: Connection | None = None
 
     @property
@@ -75,20 +76,22 @@ class Link:
         while True:
             try:
                 await self._session(serve)
+            except ConnectError:
+                pass  # told already, of each broker
             except BrokerError as error:
-                self._log_fault(str(error))
+                self._log_fault("", str(error))
             else:
                 down_since = time.monotonic()
-                self._last_fault = ""
+                self._told.clear()
             await asyncio.sleep(_backoff(time.monotonic() - down_since))
 
-    def _log_fault(self, why: str) -> None:
+    def _log_fault(self, host: str, why: str) -> None:
         # One line for each change: an outage of an hour is not a thousand lines.
-        if why == self._last_fault:
+        if why == self._told.get(host):
             log.debug("broker_unavailable", link=self.name, why=why)
         else:
             log.warning("broker_unavailable", link=self.name, why=why)
-        self._last_fault = why
+        self._told[host] = why
 
     async def _session(self, serve: Serve) -> None:
         """Serve one connection until it ends; raise BrokerError when that was too soon."""
@@ -123,6 +126,8 @@ class Link:
             return await open_connection(self._settings, url, name=self.name)
         except ConnectError as error:
             self._metrics.connections.labels(error.fault).inc()
+            # Also where another broker answers, and where the last one's fault is another.
+            self._log_fault(host_of(url), str(error))
             raise
 
     def _log_blocked(self, reason: str | None) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 
 import pytest
 from yarl import URL
@@ -11,7 +12,7 @@ from bridge.errors import BrokerError
 from bridge.sandbox.processes import free_ports
 from tests.addresses import give_addresses, hold_full_port
 from tests.faults.amqp_proxy import open_amqp_proxy, reset_connection
-from tests.faults.bench import Bench, eventually, make_settings, unfrozen
+from tests.faults.bench import Bench, eventually, make_settings, running, unfrozen
 
 
 @pytest.mark.parametrize("greeted", [False, True], ids=["at_once", "after_the_greeting"])
@@ -68,6 +69,31 @@ async def test_one_of_two_brokers_is_dead(bench: Bench) -> None:
         await bench.until_taken(second)
 
         assert live.metric("sms_bridge_amqp_connections_total", outcome="refused") >= 1
+
+
+@pytest.mark.parametrize("other", ["dead", "working"])
+async def test_the_fault_of_each_broker_is_told(bench: Bench, other: str) -> None:
+    """A refused login is told once by each connection, whatever becomes of the next URL."""
+    wrong = URL(bench.broker.url).with_password("wrong")
+    dead = f"amqp://guest:guest@127.0.0.1:{free_ports(1)[0]}/"
+    values = bench.values(
+        rabbitmq__url=[str(wrong), bench.proxy.url if other == "working" else dead]
+    )
+
+    async with running(make_settings(values), "worker") as live:
+
+        def tries(outcome: str) -> float:
+            return live.metric("sms_bridge_amqp_connections_total", outcome=outcome)
+
+        await eventually(lambda: tries("opened") == 2 or tries("auth_failed") >= 6, what="an end")
+        warnings = [
+            line.facts["why"]
+            for line in live.ears.lines
+            if (line.event, line.level) == ("broker_unavailable", logging.WARNING)
+        ]
+
+    told = [why for why in warnings if f":{wrong.port} (auth_failed" in why]
+    assert len(told) == 2
 
 
 async def test_a_node_that_hangs_is_overtaken(bench: Bench) -> None:
