@@ -426,6 +426,23 @@ async def test_operators_see_what_is_sorted(bench: Bench) -> None:
     assert f"{left} messages wait" in findings[f"queue {names[1]}"].text
 
 
+async def test_a_drain_counts_no_sorter_as_a_worker(bench: Bench) -> None:
+    """Else it would advise a pause where there is one: that stops the sending, not the sorting."""
+    values = bench.values(**ON)
+    settings = make_settings(values)
+    async with bench.worker(**ON) as live:
+        at_work = await find_waiting(settings)
+        pause = await asyncio.create_subprocess_exec(*PROGRAM, "pause", env=make_environ(values))
+        assert await pause.wait() == 0
+        await eventually(lambda: not live.worker.consumer.is_registered, what="a pause")
+        campaign = await bench.publish(30)
+        await until_sorted(bench, live, len(campaign))
+        paused = await find_waiting(settings)
+
+    assert at_work.workers == 1
+    assert (paused.workers, paused.total) == (0, len(campaign))
+
+
 async def test_without_priorities_nothing_is_declared(bench: Bench) -> None:
     """And the header changes nothing."""
     async with bench.worker() as live:

@@ -14,11 +14,12 @@ from bridge.topology.sorted_queues import find_sorted_queues
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How many messages are ready in each queue, and how many workers take from the main one.
+    """How many messages are ready in each queue, and how many consumers take what is to be sent.
 
     `ready` has the retry queues first, the longest wait before the others, then the main queue, and
     what was sorted from it last: what comes back from the ladder, or is sorted, while they are
-    emptied is met there.
+    emptied is met there. `workers` leaves out those that only sort, which a pause does not stop:
+    what they have in hand is met as well.
     """
 
     ready: Mapping[str, int]
@@ -53,6 +54,8 @@ async def count_waiting(connection: Connection, worker: WorkerSettings) -> Waiti
     main = await read_existing_queue(connection, worker.queue)
     ready[worker.queue] = main.ready
     # They may be left from before worker.priorities or worker.lanes was switched off.
-    for name, sizes in (await find_sorted_queues(connection, worker.queue)).items():
+    behind = await find_sorted_queues(connection, worker.queue)
+    for name, sizes in behind.items():
         ready[name] = sizes.ready
-    return Waiting(ready, main.consumers)
+    senders = max((sizes.consumers for sizes in behind.values()), default=main.consumers)
+    return Waiting(ready, senders)
