@@ -310,6 +310,13 @@ def test_it_takes_nothing_that_it_could_not_store(world: World) -> None:
     assert world.sorter._prefetch() == {}
 
 
+def test_a_drain_takes_one_at_a_time(world: World) -> None:
+    """Which may be one that is moved and has to be acked, whatever else is in the way."""
+    world.sorter._stopping = True
+    world.broker.is_blocked = True
+    assert world.sorter._prefetch() == {"q": 1}
+
+
 def test_without_priorities_there_is_none(world: World) -> None:
     """Nothing is sorted."""
     sorter = make_sorter(
