@@ -286,11 +286,15 @@ async def test_a_message_that_cannot_be_read_is_dead(bench: Bench) -> None:
 
 async def test_switched_off_again(bench: Bench) -> None:
     """A worker without lanes takes what was sorted before, and says what to do."""
-    bench.service.misbehave(SLOW)
+    bench.service.misbehave({"latency_seconds": 1, "count": None})
     numbers = make_numbers(20)
-    async with bench.worker(**ON):
+    async with bench.worker(**ON) as live:
         await publish_in_turn(bench, numbers, 15)
+        sorted_so_far = partial(live.metric, "sms_bridge_worker_messages_sorted_total")
+        await eventually(lambda: sorted_so_far() >= 15 * 20, what="all are sorted")
+    # It ended what was in flight, one of each number, and gave the others back.
     assert sum([await bench.amqp.count(name) for name in lanes_of(bench)])
+    bench.service.behave()
     async with bench.worker() as live:
         await until_all_sent(bench, numbers, 15)
 
