@@ -18,8 +18,19 @@ from bridge.tracing.spans import Attributes, Span, Tracer, known
 from bridge.tracing.trace_headers import TraceHeaders, read_trace
 
 FIRST_ERROR_STATUS: Final = 400
-# Facts of a delivery for which the conventions have a name.
-_NAMES: Final = {"message_id": "messaging.message.id", "status": "http.response.status_code"}
+
+
+class _Names(dict[str, str]):
+    """What a delivery's facts are called as attributes: by the conventions, or after us."""
+
+    def __missing__(self, fact: str) -> str:
+        name = self[fact] = f"sms_bridge.{fact}"
+        return name
+
+
+_NAMES: Final = _Names(
+    {"message_id": "messaging.message.id", "status": "http.response.status_code"}
+)
 
 
 class WorkerSpans:
@@ -86,7 +97,7 @@ def end_delivery(span: Span, facts: Mapping[str, object]) -> None:
     """End a delivery's span with the facts of its line in the log."""
     if span.trace_id is None:
         return
-    named = {_NAMES.get(name, f"sms_bridge.{name}"): value for name, value in known(facts).items()}
+    named = {_NAMES[fact]: value for fact, value in known(facts).items()}
     # A span has its duration anyway.
     named.pop("sms_bridge.seconds", None)
     waited = facts["waited_seconds"]

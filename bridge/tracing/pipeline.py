@@ -85,10 +85,9 @@ class Pipeline:
     ) -> Span:
         """Begin a span, recorded if its parent was sampled, or else as `sample_ratio` has it."""
         if not parent:
-            trace_id = new_id(TRACE_ID_BYTES)
             if random.random() >= self._sample_ratio:  # noqa: S311  no secret
-                return Span(_unsampled(trace_id))
-            context = TraceContext(trace_id, _OURS_SAMPLED)
+                return Span(_unsampled())
+            context = TraceContext(new_id(TRACE_ID_BYTES), _OURS_SAMPLED)
             return RecordedSpan(name, kind, attributes, context=context, on_end=self._on_end)
         # In the form that `read_trace` has checked.
         _, trace_id, parent_id, flags = parent[0][1].split("-")
@@ -149,9 +148,12 @@ class Pipeline:
         self._untold, self._told_at = 0, now
 
 
-def _unsampled(trace_id: str) -> TraceHeaders:
+def _unsampled() -> TraceHeaders:
     """Begin a trace that is not recorded: whoever is told of it must not decide anew."""
-    return ((TRACEPARENT, f"00-{trace_id}-{new_id(SPAN_ID_BYTES)}-{_OURS_UNSAMPLED}"),)
+    # Most messages are, so both ids are made at once.
+    ids = new_id(TRACE_ID_BYTES + SPAN_ID_BYTES)
+    trace_id, span_id = ids[: 2 * TRACE_ID_BYTES], ids[2 * TRACE_ID_BYTES :]
+    return ((TRACEPARENT, f"00-{trace_id}-{span_id}-{_OURS_UNSAMPLED}"),)
 
 
 def _resource(service: str, version: str) -> Resource:
