@@ -23,15 +23,12 @@ from bridge.amqp.wire import Body
 from bridge.errors import BrokerError
 from bridge.logs import Log
 from bridge.outbound.delivery import Delivery, Session
-from bridge.outbound.intake import Intake
+from bridge.outbound.intake import MAX_HELD_BYTES, Intake
 
 log = Log(__name__)
 
 # How often to compare what is with what should be when nothing has changed.
 WATCH_SECONDS: Final = 5.0
-# When the bodies that are held have more bytes than this, nothing more is read; the one that is
-# being read comes on top.
-MAX_HELD_BYTES: Final = 32 * 1024 * 1024
 # Smaller bodies never make the prefetch shrink. It does so in large steps: each change interrupts
 # consuming for a moment.
 USUAL_BODY_BYTES: Final = 64 * 1024
@@ -59,8 +56,8 @@ class Consumer:
     `changed` when `prefetch()` may return something else. `on_delivery` is called with each
     delivery, `on_registered` each time that the broker has registered this process as a consumer,
     `on_session_over` when the deliveries of a session can no longer be acked and come again, with
-    how many were unacked at most. Call
-    `let_go` for each delivery at its end: the bytes that are held have a bound.
+    how many were unacked at most. Call `let_go` for each delivery at its end: the bytes that are
+    held have a bound.
     """
 
     def __init__(
@@ -84,12 +81,11 @@ class Consumer:
         # Called when a consumer has been cancelled, before there is another one.
         self.on_cancelled: Callable[[], None] = lambda: None
         self._consuming_with: dict[str, int] = {}
-        self._intake = Intake(name, poison_suspected=gauges.poison_suspected)
+        self._intake = Intake(name, poison_suspected=gauges.poison_suspected, changed=changed)
         self._stopped = False
         self._is_to_renew = False
         self._has_ended = False
         self._session: Session | None = None
-        self._held_bytes = 0
         self._large_bytes = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -134,8 +130,7 @@ class Consumer:
 
     def let_go(self, delivery: Delivery) -> None:
         """Note that a delivery is held no more."""
-        self._held_bytes -= len(delivery.body)
-        self._regulate()
+        self._intake.let_go(delivery)
 
     async def flush(self) -> None:
         """Return when the broker has processed every ack that was written, or the session is over.
@@ -145,26 +140,14 @@ class Consumer:
         session = self._session
         if session is None:
             return
-        await self._hear_from(session)
+        await session.until_heard_from(changed=self._changed)
         if not session.is_over:
             await wait_for_held_back_acks(session.last_ack_at)
 
     async def prove(self) -> None:
         """Return when the broker has answered on the session, or the session is over."""
         if self._session is not None:
-            await self._hear_from(self._session)
-
-    async def _hear_from(self, session: Session) -> None:
-        # In a task of its own: a closing channel cancels what waits on it.
-        answer = asyncio.ensure_future(session.wire.acks_read(session.channel))
-        try:
-            await asyncio.wait({answer}, timeout=RPC_TIMEOUT_SECONDS)
-        finally:
-            answer.cancel()
-        if not answer.done() or answer.cancelled() or answer.exception() is not None:
-            session.has_failed = True
-            self._changed.set()
-            await session.over.wait()
+            await self._session.until_heard_from(changed=self._changed)
 
     async def serve(self, connection: Connection) -> None:
         """Consume on a channel of this connection; raise BrokerError when it is no use any more.
@@ -174,14 +157,13 @@ class Consumer:
         channel = await open_channel(connection)
         channel.closing.add_done_callback(lambda _: self._changed.set())
         channel.on_consumer_cancel_callbacks.add(self._on_cancelled_by_broker)
-        self._intake.begin()
         wire = connection.wire
         self._session = session = Session(channel, wire)
         tags: dict[str, str] = {}
         take = functools.partial(self._on_delivery, session)
         try:
             with wire.deliveries(channel, take) as callback:
-                self._regulate()
+                self._intake.begin(wire)
                 while not self._has_ended:
                     self._check(session, tags)
                     if wire.is_reading:
@@ -191,6 +173,7 @@ class Consumer:
             await close_channel(channel)
         finally:
             session.over.set()
+            self._intake.end()
             self._session = None
             self._mark({})
             self._on_session_over(session.most_unacked)
@@ -244,24 +227,12 @@ class Consumer:
         return fitting
 
     def _note_size(self, size: int) -> None:
-        self._held_bytes += size
-        if self._held_bytes > MAX_HELD_BYTES:
-            self._regulate()
         if size <= USUAL_BODY_BYTES and not self._large_bytes:
             return
         self._large_bytes = max(size, self._large_bytes * FADING)
         if self._large_bytes <= USUAL_BODY_BYTES:
             self._large_bytes = 0.0
         self._changed.set()
-
-    def _regulate(self) -> None:
-        """Read from the broker while there is room for what it sends."""
-        if self._session is None:
-            return
-        wire, has_room = self._session.wire, self._held_bytes <= MAX_HELD_BYTES
-        if has_room is not wire.is_reading:
-            wire.set_reading(enabled=has_room)
-            self._changed.set()
 
     def _check(self, session: Session, tags: Mapping[str, str]) -> None:
         if session.has_failed:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from bridge.amqp.channels import RPC_TIMEOUT_SECONDS
 from bridge.amqp.client import Channel
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import Publication
@@ -86,6 +87,22 @@ class Session:
         self.last_ack_at = asyncio.get_running_loop().time()
         self.wire.ack(self.channel, tag, multiple=multiple)
         return True
+
+    async def until_heard_from(self, *, changed: asyncio.Event) -> None:
+        """Return when the broker has answered on it, so has read every ack, or it is over.
+
+        Without an answer in time it `has_failed`, and `changed` is set: whoever consumes ends it.
+        """
+        # In a task of its own: a closing channel cancels what waits on it.
+        answer = asyncio.ensure_future(self.wire.acks_read(self.channel))
+        try:
+            await asyncio.wait({answer}, timeout=RPC_TIMEOUT_SECONDS)
+        finally:
+            answer.cancel()
+        if not answer.done() or answer.cancelled() or answer.exception() is not None:
+            self.has_failed = True
+            changed.set()
+            await self.over.wait()
 
 
 @dataclass(slots=True, eq=False)

@@ -19,7 +19,6 @@ from bridge.amqp.wire import DeliveryHandler
 from bridge.errors import BrokerError
 from bridge.outbound.consumer import (
     LARGE_RPC_TIMEOUT_SECONDS,
-    MAX_HELD_BYTES,
     USUAL_BODY_BYTES,
     WATCH_SECONDS,
     Consumer,
@@ -27,7 +26,7 @@ from bridge.outbound.consumer import (
 )
 from bridge.outbound.delivery import Delivery
 from bridge.outbound.envelope import DELIVERY_COUNT, REPEATED
-from bridge.outbound.intake import POISON_SESSIONS, WARN_FROM_COUNT
+from bridge.outbound.intake import MAX_HELD_BYTES, POISON_SESSIONS, WARN_FROM_COUNT
 from tests.clock import LeapingWorld
 from tests.ears import Ears
 

@@ -25,7 +25,7 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Body, Wire
 from bridge.errors import BrokerError
 from bridge.logs import Log
-from bridge.outbound.consumer import MAX_HELD_BYTES, Gauges
+from bridge.outbound.consumer import Gauges
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.intake import Intake
 from bridge.outbound.ordering.share import LaneShare
@@ -89,11 +89,10 @@ class LaneConsumer:
         self._changed = changed
         self._calls = calls
         self._gauges = gauges
-        self._intake = Intake(queue, poison_suspected=gauges.poison_suspected)
+        self._intake = Intake(queue, poison_suspected=gauges.poison_suspected, changed=changed)
         self._prefetch = max(LEAST_HELD_OF_EACH, MOST_HELD // share.lanes)
         self._open: dict[int, Lane] = {}
         self._wire: Wire | None = None
-        self._held_bytes = 0
         self._stopped = False
         self._has_ended = False
         self._idle = asyncio.Event()
@@ -143,28 +142,27 @@ class LaneConsumer:
 
     def let_go(self, delivery: Delivery) -> None:
         """Note that a delivery is held no more."""
-        self._held_bytes -= len(delivery.body)
         if isinstance(delivery.session, Lane):
             delivery.session.held -= 1
             if delivery.session.is_leaving and not delivery.session.held:
                 self._changed.set()
-        self._regulate()
+        self._intake.let_go(delivery)
 
     async def flush(self) -> None:
         """Return when the broker has processed every ack: `stop` has waited for that."""
 
     async def prove(self) -> None:
         """Return when the broker has answered on each lane, or they are known to be lost."""
-        await asyncio.gather(*(self._hear_from(lane) for lane in list(self._open.values())))
+        lanes = list(self._open.values())
+        await asyncio.gather(*(lane.until_heard_from(changed=self._changed) for lane in lanes))
 
     async def serve(self, connection: Connection) -> None:
         """Consume on channels of this connection; raise BrokerError when it is no use any more.
 
         Returns only after `end`.
         """
-        self._intake.begin()
         self._wire = connection.wire
-        self._regulate()
+        self._intake.begin(self._wire)
         try:
             while not (self._has_ended and not self._open):
                 self._check()
@@ -178,6 +176,7 @@ class LaneConsumer:
                 lane.until_left.close()
                 lane.over.set()
             self._open.clear()
+            self._intake.end()
             self._wire = None
             self._mark(is_registered=False)
             self._calls.session_over(most_unacked)
@@ -228,18 +227,6 @@ class LaneConsumer:
             lane.until_left.close()
             await close_channel(lane.channel)
 
-    async def _hear_from(self, lane: Lane) -> None:
-        # In a task of its own: a closing channel cancels what waits on it.
-        answer = asyncio.ensure_future(lane.wire.acks_read(lane.channel))
-        try:
-            await asyncio.wait({answer}, timeout=RPC_TIMEOUT_SECONDS)
-        finally:
-            answer.cancel()
-        if not answer.done() or answer.cancelled() or answer.exception() is not None:
-            lane.has_failed = True
-            self._changed.set()
-            await lane.over.wait()
-
     def _check(self) -> None:
         for lane in self._open.values():
             if lane.has_failed:
@@ -265,15 +252,6 @@ class LaneConsumer:
         self._is_registered = is_registered
         self._gauges.up(is_registered)
 
-    def _regulate(self) -> None:
-        """Read from the broker while there is room for what it sends."""
-        if self._wire is None:
-            return
-        has_room = self._held_bytes <= MAX_HELD_BYTES
-        if has_room is not self._wire.is_reading:
-            self._wire.set_reading(enabled=has_room)
-            self._changed.set()
-
     def _on_delivery(
         self,
         lane: Lane,
@@ -286,9 +264,6 @@ class LaneConsumer:
             return  # Unacked: it goes back with the others.
         delivery = self._intake.make(lane, tag, properties, body, redelivered=redelivered)
         lane.held += 1
-        self._held_bytes += len(body)
-        if self._held_bytes > MAX_HELD_BYTES:
-            self._regulate()
         self._calls.delivery(delivery)
 
 
