@@ -20,13 +20,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 from bridge.sandbox.broker import private_broker
 from bridge.sandbox.processes import Child, Guard, guarded
 from tests.bench.queues import OUTBOUND, Queues
 from tests.faults.bench import PROGRAM, eventually, make_environ
 from tests.soak.figures import Cells, conclude, format_table, tell
+from tests.soak.plain_api import Connection, open_api
 from tests.soak.rig import Process, run
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "operation.md"
@@ -43,8 +44,6 @@ MIN_SHARE: Final = 0.9
 OUTAGE_SECONDS: Final = 20.0
 AFTER_SECONDS: Final = 60.0
 MAX_SECONDS: Final = 1500
-
-_REASONS: Final = {202: "Accepted", 429: "Too Many Requests", 503: "Service Unavailable"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +69,9 @@ class Api:
         self.capacity: Capacity | None = None
         self.answers: Counter[int] = Counter()
         self._busy = 0
-        self._waiting: deque[_Connection] = deque()
+        self._waiting: deque[Connection] = deque()
 
-    def take(self, connection: "_Connection") -> None:
+    def take(self, connection: Connection) -> None:
         """Take a request, or refuse it."""
         if self.capacity is None:
             self._answer(connection, 503)
@@ -89,59 +88,14 @@ class Api:
             loop = asyncio.get_running_loop()
             loop.call_later(LATENCY_SECONDS, self._finish, self._waiting.popleft())
 
-    def _finish(self, connection: "_Connection") -> None:
+    def _finish(self, connection: Connection) -> None:
         self._busy -= 1
         self._answer(connection, 202)
         self._work()
 
-    def _answer(self, connection: "_Connection", status: int) -> None:
+    def _answer(self, connection: Connection, status: int) -> None:
         self.answers[status] += 1
         connection.answer(status)
-
-
-class _Connection(asyncio.Protocol):
-    """One connection of the worker, which sends the next request after the answer."""
-
-    def __init__(self, api: Api) -> None:
-        self._api = api
-        self._bytes = b""
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports say of themselves that they are no more than this.
-        self._transport = cast("asyncio.Transport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._bytes += data
-        head, end, body = self._bytes.partition(b"\r\n\r\n")
-        length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
-        if end and len(body) >= int(length):
-            self._bytes = b""
-            self._api.take(self)
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        self._transport = None
-
-    def answer(self, status: int) -> None:
-        """Answer the request, if somebody still waits for it."""
-        if self._transport is None:
-            return
-        later = "Retry-After: 1\r\n" if status == 503 else ""
-        text = f"HTTP/1.1 {status} {_REASONS[status]}\r\n{later}Content-Length: 2\r\n\r\n{{}}"
-        self._transport.write(text.encode("ascii"))
-
-
-@asynccontextmanager
-async def open_api() -> AsyncIterator[tuple[Api, str]]:
-    """Serve an API on a free port; return its address, too."""
-    api = Api()
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Connection(api), "127.0.0.1", 0)
-    try:
-        port = server.sockets[0].getsockname()[1]
-        yield api, f"http://127.0.0.1:{port}"
-    finally:
-        server.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +150,8 @@ class Proof:
         best = sum(phase.slots for phase in PHASES) / LATENCY_SECONDS
         needed = int(best * (settle + measure) * 1.1) + 1000
         found = []
-        async with open_api() as (api, url):
+        api = Api()
+        async with open_api(api.take) as url:
             api.capacity = PHASES[0]
             async with self.worker(url, concurrency, needed):
                 for phase in PHASES:
@@ -213,7 +168,8 @@ class Proof:
     async def come_back_small(self, concurrency: str) -> tuple[int, int]:
         """Have the API fail for a while and come back small; count what it takes and refuses."""
         needed = int(SMALL.slots / LATENCY_SECONDS * (OUTAGE_SECONDS + AFTER_SECONDS)) * 2
-        async with open_api() as (api, url):
+        api = Api()
+        async with open_api(api.take) as url:
             api.capacity = PHASES[0]
             async with self.worker(url, concurrency, needed):
                 await eventually(lambda: api.answers[202] >= 500, what="500 messages")

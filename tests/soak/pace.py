@@ -16,11 +16,10 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 from bridge.sandbox.broker import private_broker
 from bridge.sandbox.processes import Child, Guard, guarded
@@ -28,6 +27,7 @@ from tests.bench.queues import Queues
 from tests.faults.bench import eventually, make_environ
 from tests.simulation.windows import fewest_in, most_in
 from tests.soak.figures import Cells, conclude, format_table, tell
+from tests.soak.plain_api import Connection, open_api
 from tests.soak.rig import run
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "scaling.md"
@@ -53,40 +53,10 @@ class Service:
     def __init__(self) -> None:
         self.arrivals: list[float] = []
 
-
-class _Connection(asyncio.Protocol):
-    """One connection of a worker, which sends the next request after the answer."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._bytes = b""
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports say of themselves that they are no more than this.
-        self._transport = cast("asyncio.Transport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._bytes += data
-        head, end, body = self._bytes.partition(b"\r\n\r\n")
-        length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
-        if end and len(body) >= int(length):
-            self._bytes = b""
-            self._service.arrivals.append(time.monotonic())
-            if self._transport is not None:
-                self._transport.write(b"HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\n{}")
-
-
-@asynccontextmanager
-async def open_service() -> AsyncIterator[tuple[Service, str]]:
-    """Serve on a free port; return the address, too."""
-    service = Service()
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Connection(service), "127.0.0.1", 0)
-    try:
-        yield service, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
+    def take(self, connection: Connection) -> None:
+        """Accept a request."""
+        self.arrivals.append(time.monotonic())
+        connection.answer(202)
 
 
 class Worker:
@@ -213,7 +183,8 @@ async def scale(
     """Scale up and down on a queue that does not run empty."""
     await asyncio.to_thread(Queues(broker_url).make_outbound, messages)
     followed = []
-    async with open_service() as (service, api_url):
+    service = Service()
+    async with open_api(service.take) as api_url:
         crew = Crew(broker_url, api_url, guard, folder)
         try:
             for number in scales:
