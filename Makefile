@@ -24,7 +24,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help env broker rabbitmq-4 prometheus amqp-tools browser demo test test-fast test-changed test-plain-wire \
-    examples upgrade-check soak soak-table soak-lanes soak-cluster soak-scaling side-by-side scenes adaptive priorities simulate pace soak-webhook forgeries mutants pictures nginx redpanda-connect perf-test otel-collector \
+    examples upgrade-check soak soak-table soak-lanes soak-cluster soak-scaling side-by-side scenes adaptive priorities simulate pace soak-webhook forgeries mutants pictures nginx redpanda-connect go-contestants perf-test otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
 
@@ -240,6 +240,18 @@ redpanda-connect: .bench/redpanda-connect  ## build it for the benchmark, where 
 	    CGO_ENABLED=0 go build -C $(CONNECT) -trimpath -ldflags '-s -w' -o $(CURDIR)/$@ .; \
 	fi
 
+# The worker and the receiver in Go, a few seconds once their modules are there.
+GO_CONTESTANTS := tests/bench/contestants/go
+go-contestants: .bench/go  ## build the contestants in Go for the benchmark, where Go is installed
+
+.bench/go: $(wildcard $(GO_CONTESTANTS)/go.* $(GO_CONTESTANTS)/*/*.go)
+	@if ! command -v go >/dev/null; then \
+	    echo 'Go is not installed: the programs in Go take no part.'; \
+	else \
+	    CGO_ENABLED=0 go build -C $(GO_CONTESTANTS) -trimpath -ldflags '-s -w' -o $(CURDIR)/$@/ ./... \
+	        && touch $@; \
+	fi
+
 # RabbitMQ's own load generator, as Maven has it.
 PERF_TEST := tests/bench/contestants/perf_test
 perf-test: .bench/perf-test  ## fetch it for the benchmark, where Java and Maven are installed
@@ -265,7 +277,7 @@ otel-collector: .bench/otel-collector  ## build the OpenTelemetry Collector for 
 	fi
 
 ROUNDS ?= 5
-bench: $(BENCH_STAMP) broker nginx redpanda-connect perf-test  ## our programs beside the alternatives, into docs/benchmarks.md (SCENES="http receivers" ROUNDS=5 MILLION=1)
+bench: $(BENCH_STAMP) broker nginx redpanda-connect go-contestants perf-test  ## our programs beside the alternatives, into docs/benchmarks.md (SCENES="http receivers" ROUNDS=5 MILLION=1)
 	PYTHONPATH=. $(BIN)/python tests/bench/run.py $(or $(SCENES),all) --rounds $(ROUNDS) \
 	    $(if $(MILLION),--million)
 

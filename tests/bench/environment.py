@@ -12,11 +12,11 @@ from typing import Final
 
 from bridge.sandbox.broker import Broker
 from tests.bench.api import find_nginx
-from tests.bench.lineup import FOLDER, REDPANDA
+from tests.bench.lineup import FOLDER, GO, REDPANDA
 
 PACKAGES: Final = (
     *("aio-pika", "aiormq", "httpx", "aiohttp", "uvloop", "pydantic", "tenacity"),
-    *("faststream", "fastapi", "starlette", "uvicorn", "prometheus-client"),
+    *("faststream", "fastapi", "starlette", "uvicorn", "granian", "prometheus-client"),
 )
 COMMAND_SECONDS: Final = 30
 
@@ -39,9 +39,16 @@ def _facts(broker: Broker) -> Iterator[tuple[str, str]]:
     for package in PACKAGES:
         yield package, version(package)
     if REDPANDA.exists():
-        module = (FOLDER / "redpanda_connect" / "go.mod").read_text(encoding="ascii")
-        found = re.search(r"connect/v4 v(\S+)", module)
-        yield "Redpanda Connect", found[1] if found else "unknown"
+        yield "Redpanda Connect", _module_version("redpanda_connect", "connect/v4")
+    if GO.exists():
+        yield "Go", _run("go", "version", str(GO / "worker")).rpartition(" go")[2]
+        yield "amqp091-go", _module_version("go", "amqp091-go")
+
+
+def _module_version(contestant: str, module: str) -> str:
+    text = (FOLDER / contestant / "go.mod").read_text(encoding="ascii")
+    found = re.search(rf"{module} v(\S+)", text)
+    return found[1] if found else "unknown"
 
 
 def _commit() -> str:

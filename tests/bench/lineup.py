@@ -18,8 +18,10 @@ from tests.bench.api import ACCOUNT
 from tests.bench.queues import EXCHANGE, OUTBOUND
 
 FOLDER: Final = Path(__file__).parent / "contestants"
-# `make redpanda-connect` puts it there.
-REDPANDA: Final = Path(__file__).parents[2] / ".bench" / "redpanda-connect"
+BUILT: Final = Path(__file__).parents[2] / ".bench"
+# `make redpanda-connect` puts it there, and `make go-contestants` the programs in Go.
+REDPANDA: Final = BUILT / "redpanda-connect"
+GO: Final = BUILT / "go"
 KEY: Final = "an-api-key-of-the-usual-length-0001"
 SECRET: Final = "a-webhook-secret-of-the-usual-length"
 
@@ -28,13 +30,15 @@ SECRET: Final = "a-webhook-secret-of-the-usual-length"
 class Contestant:
     """One program. `share` is the part of a run's messages that is enough to measure it.
 
-    `environ` is its own beside what all get.
+    `environ` is its own beside what all get. `has_metrics`: it serves Prometheus on the port that
+    it is given, and is scraped.
     """
 
     name: str
     what: str
     command: tuple[str, ...]
     share: float = 1.0
+    has_metrics: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -62,6 +66,11 @@ def _redpanda(configuration: str) -> tuple[str, ...]:
     return (str(REDPANDA), "run", str(FOLDER / "redpanda_connect" / configuration))
 
 
+# What takes longer than a day.
+_WITHOUT: Final = (
+    "what the API refuses goes back to the queue after a second, without dead letters, a log of "
+    "each delivery, or a word on duplicates; when the broker goes away, it ends"
+)
 _OUR_WORKER: Final = (sys.executable, "-m", "bridge", "worker")
 
 WORKERS: Final = (
@@ -69,6 +78,7 @@ WORKERS: Final = (
         OURS,
         "`sms-bridge worker` as shipped: every guarantee, a log line for each delivery, metrics",
         _OUR_WORKER,
+        has_metrics=True,
     ),
     Contestant(
         BARE,
@@ -84,9 +94,24 @@ WORKERS: Final = (
     ),
     Contestant("FastStream", "FastStream and httpx", _script("faststream_worker.py"), share=0.15),
     Contestant(
+        "expert's loop",
+        "aiormq without aio-pika, aiohttp, uvloop, pydantic: one pool of tasks, acks together, "
+        f"metrics; {_WITHOUT}",
+        _script("aiormq_worker.py"),
+        has_metrics=True,
+    ),
+    Contestant(
+        "Go program",
+        "amqp091-go and net/http: a goroutine for each request in flight, acks together, metrics; "
+        f"{_WITHOUT}",
+        (str(GO / "worker"),),
+        has_metrics=True,
+    ),
+    Contestant(
         "Redpanda Connect",
-        "`amqp_0_9` to `http_client`, near defaults, in Go",
+        "`amqp_0_9` to `http_client`, near defaults, in Go; metrics",
         _redpanda("worker.yaml"),
+        has_metrics=True,
     ),
 )
 
@@ -102,6 +127,7 @@ def _with_preset(preset: Preset, what: str) -> Contestant:
         preset,
         what,
         _OUR_WORKER,
+        has_metrics=True,
         environ={f"{ENV_PREFIX}{name}": value for name, value in environ.items()},
     )
 
@@ -117,12 +143,13 @@ UNTRACED: Final = "none"
 
 
 TRACED: Final = (
-    Contestant(UNTRACED, "as shipped", _OUR_WORKER),
+    Contestant(UNTRACED, "as shipped", _OUR_WORKER, has_metrics=True),
     *(
         Contestant(
             name,
             f"`tracing.sample_ratio: {ratio}`",
             _OUR_WORKER,
+            has_metrics=True,
             environ={f"{ENV_PREFIX}TRACING__SAMPLE_RATIO": ratio},
         )
         for name, ratio in (("a tenth of all messages", "0.1"), ("all messages", "1"))
@@ -131,7 +158,7 @@ TRACED: Final = (
 
 
 # `make perf-test` puts it there.
-PERF_TEST: Final = Path(__file__).parents[2] / ".bench" / "perf-test"
+PERF_TEST: Final = BUILT / "perf-test"
 # To Java's client a URL that ends with the slash names a virtual host without a name.
 _PERF_TEST_COMMAND: Final = (
     f"exec java -cp '{PERF_TEST}/*' com.rabbitmq.perf.PerfTest --qos 100 --producers 0 "
@@ -148,11 +175,15 @@ BROKER_LIMIT: Final = Contestant(
     ),
 )
 
+_WITHOUT_REPEATS: Final = (
+    "without a log of each webhook, or a word on repeats; when the broker goes away, it ends"
+)
 RECEIVERS: Final = (
     Contestant(
         OURS,
         "`sms-bridge webhook` as shipped: every guarantee, a log line for each webhook, metrics",
         (sys.executable, "-m", "bridge", "webhook"),
+        has_metrics=True,
     ),
     Contestant(
         STARLETTE,
@@ -161,9 +192,24 @@ RECEIVERS: Final = (
     ),
     Contestant("FastAPI", "FastAPI and aio-pika on uvicorn", _script("fastapi_webhook.py")),
     Contestant(
+        "Granian",
+        "Granian (a server in Rust, RSGI) and aiormq on uvloop: verifies, publishes mandatory and "
+        f"persistent, waits for the confirm; metrics; {_WITHOUT_REPEATS}",
+        _script("granian_webhook.py"),
+        has_metrics=True,
+    ),
+    Contestant(
+        "Go program",
+        "net/http and amqp091-go: verifies, publishes mandatory and persistent, waits for the "
+        f"confirm; metrics; {_WITHOUT_REPEATS}",
+        (str(GO / "webhook"),),
+        has_metrics=True,
+    ),
+    Contestant(
         "Redpanda Connect",
-        "`http_server` to `amqp_0_9`, near defaults, in Go",
+        "`http_server` to `amqp_0_9`, near defaults, in Go; metrics",
         _redpanda("webhook.yaml"),
+        has_metrics=True,
     ),
 )
 
@@ -173,8 +219,8 @@ def present(contestants: tuple[Contestant, ...]) -> list[Contestant]:
     return [one for one in contestants if Path(one.command[0]).exists()]
 
 
-def environ_for(task: Task) -> Mapping[str, str]:
-    """Make the environment of a run; each program finds its own settings there."""
+def environ_for(task: Task, metrics_port: int) -> Mapping[str, str]:
+    """Make the environment of a process; each program finds its own settings there."""
     # Only the wire may be chosen, to measure one beside the other.
     others = {
         k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX) or k == WIRE_VARIABLE
@@ -188,7 +234,7 @@ def environ_for(task: Task) -> Mapping[str, str]:
         "WEBHOOK__PORT": str(task.port),
         "WEBHOOK__SECRETS": f'["{SECRET}"]',
         "ADMIN__HOST": "127.0.0.1",
-        "ADMIN__PORT": "0",
+        "ADMIN__PORT": str(metrics_port),
     }
     theirs = {
         "AMQP_URL": task.amqp_url,
@@ -199,6 +245,7 @@ def environ_for(task: Task) -> Mapping[str, str]:
         "EXCHANGE": EXCHANGE,
         "SECRET": SECRET,
         "PORT": str(task.port),
+        "METRICS_PORT": str(metrics_port),
     }
     # Whom to trust: OpenSSL, httpx and Go all look there.
     trust = {} if task.ca_file is None else {"SSL_CERT_FILE": str(task.ca_file)}

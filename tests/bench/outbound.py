@@ -156,11 +156,15 @@ def delay(
 
 
 def first_post(rig: Rig, contestant: Contestant) -> float:
-    """Start a worker with one message in the queue; return the seconds until its POST."""
+    """Start a worker with one message in the queue; return the seconds until its POST.
+
+    Nobody scrapes it meanwhile.
+    """
     rig.queues.make_outbound(1)
     with rig.api() as api:
         started = time.time()
-        with rig.running(contestant, _task(rig, api, "http", 1)) as program:
+        task = _task(rig, api, "http", 1)
+        with rig.running(contestant, task, is_scraped=False) as program:
             _wait_for_count(api, program, 1, time.monotonic() + START_SECONDS)
             program.settle()
         return api.posts(1)[0].at - started

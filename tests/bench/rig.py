@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from bridge.sandbox.broker import Broker, private_broker
-from bridge.sandbox.processes import Child, Guard, guarded
+from bridge.sandbox.processes import Child, Guard, free_ports, guarded
 from tests.bench.api import Api, Certificate, running_api
 from tests.bench.errors import BenchError
 from tests.bench.lineup import Contestant, Task, environ_for
 from tests.bench.queues import Queues
+from tests.bench.scraping import scraped
 from tests.bench.usage import Usage, read_usage
 
 GRACE_SECONDS: Final = 10
@@ -50,21 +51,25 @@ class Rig:
             yield api
 
     @contextmanager
-    def running(self, contestant: Contestant, task: Task, *, times: int = 1) -> Iterator["Program"]:
-        """Run a program, or several copies of it, its output in a file."""
+    def running(
+        self, contestant: Contestant, task: Task, *, times: int = 1, is_scraped: bool = True
+    ) -> Iterator["Program"]:
+        """Run a program, or several copies of it, its output in a file; scrape what has metrics."""
         folder = self.folder(contestant.name)
         folder.mkdir()
+        ports = free_ports(times)
         children = [
             Child(
                 contestant.command,
                 guard=self._guard,
                 log=folder / f"{number}.log",
-                environ={**environ_for(task), **contestant.environ},
+                environ={**environ_for(task, port), **contestant.environ},
             )
-            for number in range(times)
+            for number, port in enumerate(ports)
         ]
         try:
-            yield Program(contestant.name, children)
+            with scraped(contestant.name, ports if contestant.has_metrics and is_scraped else []):
+                yield Program(contestant.name, children)
         finally:
             for child in children:
                 child.ask_to_end()

@@ -22,7 +22,7 @@ from rich.console import Console
 from bridge.errors import BridgeError
 from tests.bench.environment import describe
 from tests.bench.errors import BenchError
-from tests.bench.lineup import REDPANDA
+from tests.bench.lineup import GO, REDPANDA
 from tests.bench.options import Options
 from tests.bench.profiles import Profile, profile_receiver, profile_worker
 from tests.bench.rig import rigged
@@ -65,8 +65,12 @@ def _measure(console: Console, options: argparse.Namespace) -> int:
     # Draws with a library that a guard does not need.
     from tests.bench.report import draw, load_results, write  # noqa: PLC0415
 
-    if not REDPANDA.exists():
-        console.print("Redpanda Connect is left out: `make redpanda-connect` needs Go to build it.")
+    for path, left_out, target in (
+        (REDPANDA, "Redpanda Connect is", "redpanda-connect"),
+        (GO, "The programs in Go are", "go-contestants"),
+    ):
+        if not path.exists():
+            console.print(f"{left_out} left out: `make {target}` needs Go to build.")
     scenes = list(SCENES) if options.what == ["all"] else options.what
     amount = Options(options.messages, options.rounds, options.million)
     results = load_results()
