@@ -17,7 +17,8 @@ import httpx
 import uvloop
 
 from bridge.outbound.posting.connection import Header, Reply
-from bridge.outbound.posting.transport import ApiTransport, HttpxTransport, Transport
+from bridge.outbound.posting.httpx_transport import HttpxTransport
+from bridge.outbound.posting.transport import ApiTransport, Transport
 from tests.bench.lineup import OURS
 
 KEPT: Final = "httpx, connections kept"

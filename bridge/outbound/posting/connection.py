@@ -6,13 +6,14 @@ A status line that was read is the outcome, whatever happens to the header and t
 import asyncio
 import re
 import select
+import ssl
 import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple, cast
 
 import httptools
 
-from bridge.errors import AttemptError
+from bridge.errors import AttemptError, AttemptFault, causes_of
 
 # How much is kept of a body, and how long a header may be.
 MAX_ANSWER_BYTES: Final = 64 * 1024
@@ -205,3 +206,9 @@ class Connection(asyncio.Protocol):
         if self._status is not None:
             self._complete = True
             self._finish(None)
+
+
+def connect_fault(error: BaseException) -> AttemptFault:
+    """Say what kept a connection from being made: its TLS handshake, or anything before it."""
+    is_tls = any(isinstance(cause, ssl.SSLError) for cause in causes_of(error))
+    return "tls_failed" if is_tls else "connect_failed"

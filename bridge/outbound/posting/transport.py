@@ -15,22 +15,26 @@ always; the tests of what both promise run with it.
 """
 
 import asyncio
-import contextlib
 import functools
 import ssl
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+from urllib.parse import quote, urlsplit
 
-import httpx
+from yarl import URL
 
 from bridge.config import SmsApiSettings
 from bridge.credentials import load_authorities
-from bridge.errors import AttemptError, AttemptFault, causes_of
+from bridge.errors import AttemptError
 from bridge.happy_eyeballs import create_connection
-from bridge.outbound.posting.connection import MAX_ANSWER_BYTES, Connection, Header, Reply
+from bridge.outbound.posting.connection import Connection, Header, Reply, connect_fault
+
+# What may stand in a request's target as it is (RFC 3986, section 3.3); what is percent-encoded
+# already stays so.
+_IN_TARGET: Final = "/?:@!$&'()*+,;=%"
 
 
 class ApiTransport(Protocol):
@@ -49,34 +53,42 @@ class ApiTransport(Protocol):
 def open_transport(settings: SmsApiSettings, *, max_connections: int) -> ApiTransport:
     """Make the transport to the SMS API: our own, or httpx's when a proxy is configured.
 
-    Trusts the system's certificate authorities, or only those of `ca_file`.
-    Raises ConfigError when that file cannot be used.
+    Trusts the system's certificate authorities, or only those of `ca_file`; a plain address needs
+    none. Raises ConfigError when that file cannot be used.
     """
-    tls = load_authorities("sms_api.ca_file", settings.ca_file)
+    authorities = functools.partial(load_authorities, "sms_api.ca_file", settings.ca_file)
     if settings.proxy is not None:
+        # Takes a tenth of the time of all imports, and is imported only where it is wanted.
+        from bridge.outbound.posting.httpx_transport import HttpxTransport  # noqa: PLC0415
+
         return HttpxTransport(
             timeout_seconds=settings.timeout_seconds,
             connect_timeout_seconds=settings.connect_timeout_seconds,
-            tls=tls,
+            tls=authorities(),
             proxy=settings.proxy.get_secret_value(),
         )
+    # Reading the system's takes as long as connecting to the broker.
+    is_plain = URL(settings.base_url or "").scheme == "http"
     return Transport(
         timeout_seconds=settings.timeout_seconds,
         connect_timeout_seconds=settings.connect_timeout_seconds,
-        tls=tls,
+        tls=None if is_plain else authorities(),
         max_connections=max_connections,
     )
 
 
 class Transport:
-    """Keeps connections to one server and sends one request at a time on each."""
+    """Keeps connections to one server and sends one request at a time on each.
+
+    Without `tls` it posts to no https URL: `tls_failed`.
+    """
 
     def __init__(
         self,
         *,
         timeout_seconds: float,
         connect_timeout_seconds: float,
-        tls: ssl.SSLContext,
+        tls: ssl.SSLContext | None,
         max_connections: int,
     ) -> None:
         self._timeout_seconds = timeout_seconds
@@ -97,7 +109,7 @@ class Transport:
         connection = None
         try:
             deadline = time.monotonic() + self._timeout_seconds
-            connection = self._idle_connection() or await self._connect(target.url, deadline)
+            connection = self._idle_connection() or await self._connect(target, deadline)
             return await connection.exchange(request, deadline)
         except OSError as error:
             raise AttemptError("connection_lost") from error
@@ -121,22 +133,23 @@ class Transport:
             connection.close()
         return None
 
-    async def _connect(self, url: httpx.URL, deadline: float) -> Connection:
-        secure = url.scheme == "https"
+    async def _connect(self, target: "_Target", deadline: float) -> Connection:
+        if target.is_secure and self._tls is None:
+            raise AttemptError("tls_failed")
         limit = min(self._connect_timeout_seconds, deadline - time.monotonic())
         try:
             async with asyncio.timeout(limit):
                 _, connection = await create_connection(
                     Connection,
-                    url.host,
-                    url.port or (443 if secure else 80),
-                    tls=self._tls if secure else None,
+                    target.host,
+                    target.port,
+                    tls=self._tls if target.is_secure else None,
                 )
         except TimeoutError as error:
             raise AttemptError("connect_timeout") from error
         except (OSError, UnicodeError) as error:
             # A host name that cannot be one is a UnicodeError.
-            raise AttemptError(_connect_fault(error)) from error
+            raise AttemptError(connect_fault(error)) from error
         return connection
 
     def _keep(self, connection: Connection) -> None:
@@ -148,98 +161,24 @@ class Transport:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    url: httpx.URL
+    host: str
+    port: int
+    is_secure: bool
     head: bytes
 
 
 @functools.lru_cache(maxsize=8)
 def _target(url: str) -> _Target:
-    parsed = httpx.URL(url)
-    head = b"POST %s HTTP/1.1\r\nHost: %s" % (parsed.raw_path, parsed.netloc)
-    return _Target(parsed, head)
+    server = URL(url)
+    is_secure = server.scheme == "https"
+    _, _, path, query, _ = urlsplit(url)
+    target = quote(f"{path or '/'}?{query}" if query else path or "/", safe=_IN_TARGET)
+    head = f"POST {target} HTTP/1.1\r\nHost: {server.host_port_subcomponent}"
+    port = server.port or (443 if is_secure else 80)
+    return _Target(server.raw_host or "", port, is_secure, head.encode("ascii"))
 
 
 def _write_request(target: _Target, headers: Sequence[Header], body: bytes) -> bytes:
     lines = map(b": ".join, headers)
     length = b"Content-Length: %d" % len(body)
     return b"\r\n".join((target.head, *lines, length, b"", body))
-
-
-class HttpxTransport:
-    """httpx's own transport, through a proxy if any, with a new connection for each request.
-
-    Slower, and what it cannot tell counts as uncertain. Nothing is kept: a cancelled request can
-    block a slot of httpx's pool for ever, and bytes that are left of one answer would be taken
-    for the next one.
-    """
-
-    def __init__(
-        self,
-        *,
-        timeout_seconds: float,
-        connect_timeout_seconds: float,
-        tls: ssl.SSLContext,
-        proxy: str | None = None,
-    ) -> None:
-        self._timeout_seconds = timeout_seconds
-        self._timeouts = httpx.Timeout(timeout_seconds, connect=connect_timeout_seconds).as_dict()
-        self._tls = tls
-        self._proxy = proxy
-
-    async def aclose(self) -> None:
-        """Do nothing: no connection is kept."""
-
-    async def post(self, url: str, headers: Sequence[Header], body: bytes) -> Reply:
-        """Send a request; a status that was read is returned in any case.
-
-        That is also the proxy's own 407 to CONNECT (RFC 9110, 15.5.8). What else it answers to
-        CONNECT speaks of the way to the server, and is `proxy_failed`.
-        """
-        request = httpx.Request(
-            "POST", url, headers=headers, content=body, extensions={"timeout": self._timeouts}
-        )
-        connection = httpx.AsyncHTTPTransport(
-            proxy=self._proxy, verify=self._tls, trust_env=False, http2=False
-        )
-        response: httpx.Response | None = None
-        start = bytearray()
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                response = await connection.handle_async_request(request)
-                async for chunk in response.aiter_raw():
-                    start += chunk[: MAX_ANSWER_BYTES - len(start)]
-                    if len(start) >= MAX_ANSWER_BYTES:
-                        break
-        except (httpx.HTTPError, OSError) as error:
-            # httpx gives the proxy's status only in the error's text.
-            if isinstance(error, httpx.ProxyError) and str(error).startswith("407 "):
-                return Reply(407)
-            if response is None:
-                raise AttemptError(_fault_of(error)) from error
-        finally:
-            with contextlib.suppress(Exception):
-                await connection.aclose()
-        return Reply(response.status_code, response.headers.raw, bytes(start))
-
-
-def _fault_of(error: httpx.HTTPError | OSError) -> AttemptFault:
-    match error:
-        case httpx.ConnectError() | httpx.UnsupportedProtocol():
-            return _connect_fault(error)
-        case httpx.ConnectTimeout():
-            return "connect_timeout"
-        case httpx.PoolTimeout():
-            return "pool_exhausted"
-        case httpx.ProxyError():
-            return "proxy_failed"
-        case httpx.TimeoutException() | TimeoutError():
-            return "answer_timeout"
-        case httpx.ProtocolError():
-            return "not_http"
-        case _:
-            return "connection_lost"
-
-
-def _connect_fault(error: Exception) -> AttemptFault:
-    is_tls = any(isinstance(cause, ssl.SSLError) for cause in causes_of(error))
-    return "tls_failed" if is_tls else "connect_failed"

@@ -27,9 +27,9 @@ from bridge.config import SmsApiSettings
 from bridge.errors import AttemptError, AttemptFault, ConfigError
 from bridge.outbound.fates import Fate, judge_failure, judge_status
 from bridge.outbound.posting.connection import MAX_ANSWER_BYTES, Connection, Reply
+from bridge.outbound.posting.httpx_transport import HttpxTransport
 from bridge.outbound.posting.transport import (
     ApiTransport,
-    HttpxTransport,
     Transport,
     open_transport,
 )
@@ -429,6 +429,47 @@ async def test_request_arrives_as_it_was_built() -> None:
             b"Accept-Encoding: identity\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (site.port, len(BODY), BODY)
         )
+
+
+@pytest.mark.parametrize(
+    ("written", "posted"),
+    [
+        ("", b"/"),
+        ("/accounts/a%40b%2Fc/messages", b"/accounts/a%40b%2Fc/messages"),
+        ("/accounts/a@b:c;d=e,f+g/$1!*'()&", b"/accounts/a@b:c;d=e,f+g/$1!*'()&"),
+        ("/v1/nachrichten für alle", b"/v1/nachrichten%20f%C3%BCr%20alle"),
+        ("//v1//messages?kind=a b&to=%20", b"//v1//messages?kind=a%20b&to=%20"),
+    ],
+)
+async def test_path_is_posted_to_as_it_was_written(written: str, posted: bytes) -> None:
+    """What is percent-encoded stays so, and only what may not stand in a request's head is so."""
+    async with serving(accept_all) as site, aclosing(new_transport()) as transport:
+        await post(transport, f"{site.origin}{written}")
+
+        assert bytes(site.peers[0].received).startswith(b"POST %s HTTP/1.1\r\n" % posted)
+
+
+async def test_name_in_another_alphabet_is_asked_for_in_ascii(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The resolver and the server get the same form of a name."""
+    give_addresses(monkeypatch, "xn--bcher-kva.example", "127.0.0.1")
+    async with serving(accept_all) as site, aclosing(new_transport()) as transport:
+        await post(transport, f"http://bücher.example:{site.port}/v1")
+
+        host = header(bytes(site.peers[0].received), b"host")
+        assert host == b"xn--bcher-kva.example:%d" % site.port
+
+
+async def test_nothing_is_posted_in_the_clear_that_was_to_be_encrypted() -> None:
+    """A transport that was made for a plain address has no authorities, and trusts no server."""
+    async with serving(accept_all) as site:
+        settings = SmsApiSettings(base_url=site.origin)
+        async with aclosing(open_transport(settings, max_connections=1)) as transport:
+            with pytest.raises(AttemptError, match="tls_failed"):
+                await post(transport, site.secure_url)
+
+        assert site.peers == []
 
 
 async def test_closed_connection_leaves_no_garbage() -> None:
