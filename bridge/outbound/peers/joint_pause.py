@@ -17,6 +17,7 @@ import hashlib
 import random
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Annotated, Final
 
 from pydantic import Field
@@ -93,6 +94,14 @@ def setup_of(settings: SmsApiSettings, secrets: Iterable[str]) -> str:
     return name.hex()
 
 
+def _begin(name_setup: Callable[[], str]) -> Future[str]:
+    """Have the set-up named in a thread: it takes longer than an event loop may stand still."""
+    with_one_thread = ThreadPoolExecutor(max_workers=1)
+    named = with_one_thread.submit(name_setup)
+    with_one_thread.shutdown(wait=False)
+    return named
+
+
 class JointPause:
     """One worker's part in the pause of all; `setup` names what it sends with.
 
@@ -113,7 +122,7 @@ class JointPause:
         self._pace = pace
         self._peers = peers
         self._name_setup = setup
-        self._setup = setup()
+        self._named = _begin(setup)
         self._can_take = can_take
         self._turn_seconds = turn_seconds
         self._clock = clock
@@ -145,6 +154,10 @@ class JointPause:
         return self._follows or (self._peers.is_up and self._clock() < self._waits_until)
 
     @property
+    def _setup(self) -> str:
+        return self._named.result()
+
+    @property
     def _follows(self) -> bool:
         return self._prober is not None and self._peers.is_up
 
@@ -158,7 +171,7 @@ class JointPause:
 
     def renew_key(self) -> None:
         """Probe at once: the API key has changed, and those with another one share no pause."""
-        self._setup = self._name_setup()
+        self._named = _begin(self._name_setup)
         self._prober = None
         self._paused_peers.clear()
         self._is_own_fault = False

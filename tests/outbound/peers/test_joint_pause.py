@@ -4,6 +4,7 @@ Workers, queue and service live on a clock that leaps; see `tests/simulation`.
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -24,6 +25,7 @@ from tests.simulation.service import POST_SECONDS
 from tests.simulation.world import SETUP, World
 
 SLOTS = 10
+GUARD_SECONDS = 10
 # The time that it takes until an answer has come in and its news has been heard.
 HEARD_SECONDS = POST_SECONDS + 0.01
 # With a beat until the takers-over have found out of each other.
@@ -550,3 +552,28 @@ def test_what_a_beat_says_of_a_pause_is_small_and_says_nothing_of_messages(world
     state = told[-1].beside["pause"]
     assert state.keys() == PauseState.model_fields.keys()
     assert state["reason"] == "credentials_rejected"
+
+
+def test_the_event_loop_does_not_wait_for_the_name_of_the_set_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Naming takes longer than a loop may stand still, and is done beside it."""
+    may_go_on = threading.Event()
+    told: list[PauseState] = []
+
+    def name_slowly() -> str:
+        assert may_go_on.wait(GUARD_SECONDS)
+        return "22" * 8
+
+    async def story() -> None:
+        await settled(world, 1)
+        joint_pause, peers = world.workers[0].joint_pause, world.workers[0].peers
+        monkeypatch.setattr(joint_pause, "_name_setup", name_slowly)
+        monkeypatch.setattr(peers, "tell", told.append)
+        joint_pause.renew_key()
+        may_go_on.set()
+        joint_pause.note_slow_down()
+
+    world.play(story())
+
+    assert [state.setup for state in told] == ["22" * 8]
