@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Final, NoReturn
 
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
-from bridge.amqp.client import ChannelClosed, ChannelPreconditionFailed, Connection
+from bridge.amqp.client import Channel, ChannelClosed, ChannelPreconditionFailed, Connection
 from bridge.config import TopologyMode
 from bridge.logs import Log
 from bridge.metrics import BridgeMetrics
@@ -45,26 +45,22 @@ async def provide(
     if mode == "verify":
         return [difference async for difference in compare(connection, topology)]
     found: list[Difference] = []
+    channel: Channel | None = None
     for entity in (*topology.declarable, *topology.bindings):
-        found += await _declare(connection, entity)
+        channel = channel or await open_channel(connection)
+        try:
+            await _create(channel, entity)
+        except ChannelClosed as error:
+            channel = None  # a refusal closes it
+            found += await _explain(connection, entity, error)
+    if channel is not None:
+        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+            await close_channel(channel)
     return found
 
 
-async def _declare(connection: Connection, entity: Entity) -> list[Difference]:
-    try:
-        await _create(connection, entity)
-    except ChannelPreconditionFailed as error:
-        if isinstance(entity, Binding):
-            return [refusal(entity, error)]
-        return await compare_one(connection, entity)
-    except ChannelClosed as error:
-        return [refusal(entity, error)]
-    return []
-
-
-async def _create(connection: Connection, entity: Entity) -> None:
-    """Create it unless it exists, on a channel of its own, because a refusal closes the channel."""
-    channel = await open_channel(connection)
+async def _create(channel: Channel, entity: Entity) -> None:
+    """Create it unless it exists."""
     async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
         match entity:
             case Queue():
@@ -73,7 +69,14 @@ async def _create(connection: Connection, entity: Entity) -> None:
                 await channel.exchange_declare(entity.name, exchange_type="topic", durable=True)
             case Binding():
                 await channel.queue_bind(entity.queue, entity.exchange, entity.routing_key)
-        await close_channel(channel)
+
+
+async def _explain(
+    connection: Connection, entity: Entity, error: ChannelClosed
+) -> list[Difference]:
+    if isinstance(error, ChannelPreconditionFailed) and not isinstance(entity, Binding):
+        return await compare_one(connection, entity)
+    return [refusal(entity, error)]
 
 
 class Upkeep:
