@@ -21,6 +21,7 @@ from bridge.outbound.ledger import Ledger
 from bridge.outbound.limits.capacity import Capacity
 from bridge.outbound.line import Line
 from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.ordering.keys import ordering_key
 from bridge.outbound.ordering.lane_consumer import Calls, LaneConsumer
 from bridge.outbound.ordering.share import LaneShare
 from bridge.outbound.ordering.turns import Turns
@@ -297,8 +298,12 @@ class Worker:
     async def _run_in_turn(self, delivery: Delivery) -> None:
         if self._turns is None:
             await self._run(delivery)
-        else:
-            await self._turns.take_turn(delivery, learn=self._claims.learn, work=self._run)
+            return
+        place = self._turns.line_up(ordering_key(delivery.properties, delivery.body))
+        try:
+            await self._turns.take_turn(place, delivery, learn=self._claims.learn, work=self._run)
+        finally:
+            self._turns.leave(place)
 
     async def _run(self, delivery: Delivery) -> None:
         """Process a delivery; nothing that it raises leaves the task."""

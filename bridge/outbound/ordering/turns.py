@@ -3,10 +3,10 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from bridge.logs import Log
 from bridge.outbound.delivery import Delivery
-from bridge.outbound.ordering.keys import ordering_key
 
 log = Log(__name__)
 
@@ -16,11 +16,12 @@ Work = Callable[[Delivery], Awaitable[None]]
 class Place:
     """One delivery's place in the line of its key."""
 
-    __slots__ = ("_called", "_line", "has_left")
+    __slots__ = ("_call", "_line", "has_left", "key")
 
-    def __init__(self, line: "deque[Place]") -> None:
+    def __init__(self, key: str, line: "deque[Place]") -> None:
+        self.key = key
         self._line = line
-        self._called: asyncio.Future[None] | None = None
+        self._call: Callable[[], object] | None = None
         self.has_left = False
 
     @property
@@ -28,16 +29,21 @@ class Place:
         """Whether none is before it."""
         return self._line[0] is self
 
+    def when_first(self, call: Callable[[], object]) -> None:
+        """Have `call` called as soon as none is before it any more."""
+        self._call = call
+
     async def until_first(self) -> None:
         """Return when none is before it."""
         if not self.is_first:
-            self._called = asyncio.get_running_loop().create_future()
-            await self._called
+            called = asyncio.get_running_loop().create_future()
+            self.when_first(partial(_resolve, called))
+            await called
 
     def call(self) -> None:
         """Tell it that it is the first."""
-        if self._called is not None and not self._called.done():
-            self._called.set_result(None)
+        if self._call is not None:
+            self._call()
 
 
 class Turns:
@@ -46,15 +52,38 @@ class Turns:
     def __init__(self) -> None:
         self._lines: dict[str, deque[Place]] = {}
 
-    async def take_turn(self, delivery: Delivery, *, learn: Work, work: Work) -> None:
+    def line_up(self, key: str) -> Place:
+        """Take the last place of a key's line; call this in the order of the deliveries.
+
+        Give the place to `leave` in the end.
+        """
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = deque()
+        place = Place(key, line)
+        line.append(place)
+        return place
+
+    def leave(self, place: Place) -> None:
+        """Give up a place, and call whoever is the first then."""
+        place.has_left = True
+        if not place.is_first:
+            return
+        line = self._lines[place.key]
+        while line and line[0].has_left:
+            line.popleft()
+        if line:
+            line[0].call()
+        else:
+            del self._lines[place.key]
+
+    async def take_turn(self, place: Place, delivery: Delivery, *, learn: Work, work: Work) -> None:
         """Work on a delivery when those of its key that came before it are done, or went back.
 
         `learn` is called at once, so that of many that come again none waits for the answers of
-        those before it. Call this in the order of the deliveries, each in a task of its own.
-        Cancelled before its turn, or when its lane is being left, it goes back to the queue.
+        those before it. Cancelled before its turn, or when its lane is being left, it goes back to
+        the queue.
         """
-        key = ordering_key(delivery.properties, delivery.body)
-        place = self._line_up(key)
         try:
             if delivery.redelivered:
                 await learn(delivery)
@@ -65,21 +94,8 @@ class Turns:
                 await work(delivery)
         except asyncio.CancelledError:
             log.debug("not_begun", message_id=delivery.envelope.key)
-        finally:
-            self._leave(key, place)
 
-    def _line_up(self, key: str) -> Place:
-        line = self._lines.setdefault(key, deque())
-        place = Place(line)
-        line.append(place)
-        return place
 
-    def _leave(self, key: str, place: Place) -> None:
-        place.has_left = True
-        line = self._lines[key]
-        while line and line[0].has_left:
-            line.popleft()
-        if line:
-            line[0].call()
-        else:
-            del self._lines[key]
+def _resolve(called: "asyncio.Future[None]") -> None:
+    if not called.done():
+        called.set_result(None)

@@ -1,6 +1,5 @@
 """One delivery on its way from the main queue to the queue of its class, or to its lane."""
 
-import asyncio
 import hashlib
 from dataclasses import dataclass
 
@@ -9,19 +8,24 @@ from bridge.outbound.copies import sorted_properties
 from bridge.outbound.delivery import Delivery
 from bridge.outbound.entry import Entry, entry_of
 from bridge.outbound.ledger import Claim
+from bridge.outbound.ordering.turns import Place
+from bridge.outbound.sorting.targets import Target
 
 
 @dataclass(slots=True, eq=False)
 class Move:
     """A delivery that is being moved; `claim` is None until it is known to be no repeat.
 
-    `late` is the timer of a copy whose confirm no task waits for.
+    `place` is that in the line of its key, None where no order is kept. `written_at`, a time of the
+    event loop, is that of a copy whose confirm no task waits for.
     """
 
     delivery: Delivery
     entry: Entry
+    target: Target
+    place: Place | None = None
     claim: Claim | None = None
-    late: asyncio.TimerHandle | None = None
+    written_at: float = 0.0
 
 
 def sorting_entry(delivery: Delivery) -> Entry:

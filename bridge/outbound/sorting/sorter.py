@@ -27,6 +27,7 @@ from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.sorting.acks import Acks
 from bridge.outbound.sorting.move import Move, make_properties, sorting_entry
 from bridge.outbound.sorting.targets import find_target_in
+from bridge.outbound.sorting.written import Written
 from bridge.outbound.storing import Storing
 
 log = Log(__name__)
@@ -34,8 +35,6 @@ log = Log(__name__)
 # How many messages are on their way at once. A worker that is killed leaves so many at most in both
 # queues; more of them make it no faster.
 PREFETCH: Final = 100
-# After so long a task waits for a copy's confirm, and sees to it that one is stored.
-LATE_SECONDS: Final = 5.0
 # How often to look whether this worker may sort, before it takes the lock.
 MAY_SORT_POLL_SECONDS: Final = 0.2
 
@@ -68,7 +67,7 @@ class Sorter:
         self._queue = queue = settings.worker.queue
         self._find_target = find_target_in(settings.worker)
         self._lock = lock
-        self._turns = None if lock is None else Turns()
+        self._turns = Turns()
         self._sorted = metrics.sorted
         self._may_sort = may_sort
         self._peers = peers
@@ -80,10 +79,16 @@ class Sorter:
         self._storing = Storing(publisher, block=self.changed.set, unblock=self.changed.set)
         self.queue_missing = self._storing.queue_missing
         self.ledger = Ledger(heartbeat_seconds=settings.rabbitmq.heartbeat_seconds)
-        # Those whose copy is written and waits for its confirm, and those that need a task.
-        self._written: set[Move] = set()
+        # Those that wait for one of their key, those whose copy is written, and those that need a
+        # task.
+        self._waiting: set[Move] = set()
+        self._written = Written(
+            publisher,
+            keeps_priority=lock is None,
+            on_stored=self._on_stored,
+            on_late=self._start,
+        )
         self._tasks: dict[asyncio.Task[None], Move] = {}
-        self._stored: list[Move] = []
         self._acks: Acks | None = None
         self._all_done = asyncio.Event()
         self._asking = 0
@@ -141,13 +146,13 @@ class Sorter:
         finally:
             for task in list(self._tasks):
                 task.cancel()
-            for move in list(self._written):
+            for move in (*self._waiting, *self._written):
                 self._give_back(move)
 
     @property
     def count(self) -> int:
         """How many are taken and not moved."""
-        return len(self._written) + len(self._tasks)
+        return len(self._waiting) + len(self._written) + len(self._tasks)
 
     async def all_done(self) -> None:
         """Wait until all that is taken is moved or given back."""
@@ -171,61 +176,51 @@ class Sorter:
         if self._acks is None or self._acks.session is not delivery.session:
             self._acks = Acks(delivery.session)
         self._acks.note(delivery.tag)
-        move = Move(delivery, sorting_entry(delivery))
-        needs_task = self._turns is not None or delivery.redelivered or self._stopping
-        if needs_task or not self._write_at_once(move):
+        target = self._find_target(delivery)
+        move = Move(delivery, sorting_entry(delivery), target)
+        if target.key is not None:
+            move.place = self._turns.line_up(target.key)
+        if delivery.redelivered or self._stopping:
             self._start(move)
+        elif move.place is not None and not move.place.is_first:
+            self._waiting.add(move)
+            begin = partial(asyncio.get_running_loop().call_soon, self._begin_waiting, move)
+            move.place.when_first(begin)
+        else:
+            self._begin(move)
 
     # Most of them: nothing has to be waited for but the confirm, and no task is made
 
-    def _write_at_once(self, move: Move) -> bool:
-        """Claim what is new and write its copy, unless it would have to wait for either."""
+    def _begin(self, move: Move) -> None:
+        """Claim what is new and write its copy; a task does so where it has to wait for either."""
         claim = self.ledger.claim_at_once(move.entry)
-        if not isinstance(claim, Claim):
-            return False
-        move.claim, delivery = claim, move.delivery
-        delivery.replacement = self._publisher.write_at_once(
-            delivery.body,
-            exchange="",
-            routing_key=self._find_target(delivery)[0],
-            properties=make_properties(delivery, self._publisher.max_properties_bytes),
-        )
-        if delivery.replacement is None:
-            return False
-        self._written.add(move)
-        loop = asyncio.get_running_loop()
-        move.late = loop.call_later(LATE_SECONDS, self._need_task, move)
-        delivery.replacement.when_known(partial(self._on_known, move))
-        return True
+        if isinstance(claim, Claim):
+            move.claim = claim
+            if self._written.write(move):
+                return
+        self._start(move)
 
-    def _on_known(self, move: Move, is_stored: bool) -> None:  # noqa: FBT001  a callback
-        if not is_stored:
-            self._need_task(move)
+    def _begin_waiting(self, move: Move) -> None:
+        """Begin with one whose turn it is, unless it goes back to the queue."""
+        if move not in self._waiting:
             return
-        if not self._stored:
-            # Confirms come many at a time, and so do the acks.
-            asyncio.get_running_loop().call_soon(self._end_stored)
-        self._stored.append(move)
+        if self._stopping or move.delivery.goes_back:
+            self._give_back(move)
+        else:
+            self._waiting.remove(move)
+            self._begin(move)
 
-    def _end_stored(self) -> None:
-        moves = [move for move in self._stored if move in self._written]
-        self._stored.clear()
-        self._written.difference_update(moves)
+    def _on_stored(self, moves: list[Move]) -> None:
         self._settle(moves)
         for move in moves:
             self._end(move)
-
-    def _need_task(self, move: Move) -> None:
-        if move in self._written:
-            self._written.remove(move)
-            self._start(move)
 
     def _settle(self, moves: list[Move]) -> None:
         """Ack what is moved."""
         acked = self._ack([move.delivery for move in moves])
         for move in moves:
             if move.claim is not None:
-                self._sorted.labels(self._find_target(move.delivery)[1]).inc()
+                self._sorted.labels(move.target.counted_as).inc()
                 self.ledger.settle(move.claim, None, acked=move.delivery in acked)
 
     def _ack(self, deliveries: list[Delivery]) -> set[Delivery]:
@@ -237,15 +232,17 @@ class Sorter:
         return own if acks.ack(one.tag for one in own) else set()
 
     def _give_back(self, move: Move) -> None:
-        self._written.discard(move)
+        """Let go of one that no task works on."""
+        self._waiting.discard(move)
+        self._written.take_out(move)
         if move.claim is not None:
             kept = Kept(move.delivery.envelope, None, move.delivery.replacement)
             self.ledger.give_back(move.claim, kept)
         self._end(move)
 
     def _end(self, move: Move) -> None:
-        if move.late is not None:
-            move.late.cancel()
+        if move.place is not None:
+            self._turns.leave(move.place)
         self.consumer.let_go(move.delivery)
         if not self.count:
             self._all_done.set()
@@ -261,11 +258,13 @@ class Sorter:
         self._end(self._tasks.pop(task))
 
     async def _run_in_turn(self, move: Move) -> None:
-        if self._turns is None:
+        if move.place is None or move.claim is not None:
             await self._run(move)
         else:
             work = partial(self._run, move)
-            await self._turns.take_turn(move.delivery, learn=self._ask, work=lambda _: work())
+            await self._turns.take_turn(
+                move.place, move.delivery, learn=self._ask, work=lambda _: work()
+            )
 
     async def _run(self, move: Move) -> None:
         """Move a delivery; nothing that it raises leaves the task."""
@@ -297,7 +296,7 @@ class Sorter:
             move.claim = claim
             is_begun = self._recall(delivery, entry)
         try:
-            await self._store(delivery, self._find_target(delivery)[0], is_begun=is_begun)
+            await self._store(delivery, move.target.queue, is_begun=is_begun)
         except BaseException:
             self.ledger.give_back(move.claim, Kept(delivery.envelope, None, delivery.replacement))
             raise
@@ -341,6 +340,8 @@ class Sorter:
         for task, move in list(self._tasks.items()):
             if move.delivery.may_be_given_back and move.delivery.is_stale:
                 task.cancel()
+        for move in [move for move in self._waiting if move.delivery.is_stale]:
+            self._give_back(move)
 
 
 async def _ask_nobody(delivery: Delivery, entry: Entry, *, ledger: Ledger) -> None: ...

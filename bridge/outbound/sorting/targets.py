@@ -1,6 +1,7 @@
 """To which queue a request is moved."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from bridge.config import WorkerSettings
 from bridge.outbound.delivery import Delivery
@@ -9,8 +10,16 @@ from bridge.outbound.ordering.keys import lane_of, ordering_key
 from bridge.outbound.sorting.classes import is_urgent
 from bridge.topology.declarations import queues_behind
 
-# The queue of a request, and as what it is counted.
-FindTarget = Callable[[Delivery], tuple[str, MessageClass]]
+
+class Target(NamedTuple):
+    """The queue of a request, as what it is counted, and by what it is kept in order, if it is."""
+
+    queue: str
+    counted_as: MessageClass
+    key: str | None = None
+
+
+FindTarget = Callable[[Delivery], Target]
 
 
 def find_target_in(settings: WorkerSettings) -> FindTarget:
@@ -18,14 +27,14 @@ def find_target_in(settings: WorkerSettings) -> FindTarget:
     queues = queues_behind(settings)
     if settings.lanes is not None:
 
-        def lane(delivery: Delivery) -> tuple[str, MessageClass]:
+        def lane(delivery: Delivery) -> Target:
             key = ordering_key(delivery.properties, delivery.body)
-            return queues[lane_of(key, len(queues))], "lane"
+            return Target(queues[lane_of(key, len(queues))], "lane", key)
 
         return lane
-    urgent, normal = queues
+    urgent, normal = Target(queues[0], "urgent"), Target(queues[1], "normal")
 
-    def class_of(delivery: Delivery) -> tuple[str, MessageClass]:
-        return (urgent, "urgent") if is_urgent(delivery.properties) else (normal, "normal")
+    def class_of(delivery: Delivery) -> Target:
+        return urgent if is_urgent(delivery.properties) else normal
 
     return class_of

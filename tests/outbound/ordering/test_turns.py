@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
 
-from bridge.amqp.properties import Properties
 from bridge.outbound.delivery import Delivery
 from bridge.outbound.ordering.turns import Turns
 from tests.clock import LeapingWorld
@@ -29,16 +29,17 @@ class World(LeapingWorld):
 
     def take(self, name: str, *, key: str = "k", redelivered: bool = False) -> None:
         """Take a delivery, in a task of its own."""
-        headers: dict[str, Any] = {"sms-bridge-ordering-key": key}
         delivery = make_delivery(
             name,
-            properties=Properties(headers=headers),
             redelivered=redelivered,
             session=self.lane,
             clock=self.loop.time,
         )
-        taking = self.turns.take_turn(delivery, learn=self._learn, work=self._work)
-        self.tasks.append(self.loop.create_task(taking))
+        place = self.turns.line_up(key)
+        taking = self.turns.take_turn(place, delivery, learn=self._learn, work=self._work)
+        task = self.loop.create_task(taking)
+        task.add_done_callback(lambda _: self.turns.leave(place))
+        self.tasks.append(task)
 
     async def _learn(self, _delivery: Delivery) -> None:
         await asyncio.sleep(self.learn_seconds)
@@ -143,3 +144,17 @@ def test_nothing_of_a_lane_that_is_left_is_begun(world: World) -> None:
     world.run(play())
 
     assert world.begun == [(0, "a")]
+
+
+def test_who_leaves_behind_another_calls_nobody() -> None:
+    """Who is the first need not be told of it, and the last not that another one is gone."""
+    turns, calls = Turns(), list[str]()
+    first, second, third = (turns.line_up("k") for _ in range(3))
+    for name, place in (("first", first), ("second", second), ("third", third)):
+        place.when_first(partial(calls.append, name))
+    turns.leave(second)
+    assert calls == []
+    turns.leave(first)
+    assert calls == ["third"]
+    turns.leave(third)
+    assert turns._lines == {}

@@ -15,10 +15,14 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
 from bridge.config import Settings, WorkerSettings
 from bridge.outbound.delivery import Delivery, Session
+from bridge.outbound.entry import Entry
 from bridge.outbound.envelope import bare_envelope
+from bridge.outbound.ledger import Ledger
+from bridge.outbound.ordering.share import LaneShare
 from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.sorting.chosen import make_sorter
-from bridge.outbound.sorting.sorter import LATE_SECONDS, PREFETCH, Sorter
+from bridge.outbound.sorting.sorter import PREFETCH, Sorter
+from bridge.outbound.sorting.written import LATE_SECONDS
 from bridge.topology.upkeep import Upkeep
 from tests.clock import LeapingWorld
 from tests.ears import Ears
@@ -39,18 +43,25 @@ class FixedTopology:
 
 
 class World(LeapingWorld):
-    """A sorter between two queues."""
+    """A sorter between the main queue and those of the classes, or so many lanes."""
 
-    def __init__(self) -> None:
+    def __init__(self, lanes: int | None = None) -> None:
         super().__init__()
         self.broker = Broker(self.loop)
         self.connection = Connection()
         self.topology = FixedTopology()
+        peers = Peers("q", is_enabled=False, metrics=self.metrics, clock=self.loop.time)
+        share = None if lanes is None else LaneShare(lanes, peers, changed=lambda: None)
+        own = (
+            WorkerSettings(queue="q", priorities="on")
+            if lanes is None
+            else WorkerSettings(queue="q", ordering="recipient", lanes=lanes)
+        )
         sorter = make_sorter(
-            Settings(worker=WorkerSettings(queue="q", priorities="on")),
+            Settings(worker=own),
             publisher=cast("Publisher", self.broker),
-            peers=Peers("q", is_enabled=False, metrics=self.metrics, clock=self.loop.time),
-            share=None,
+            peers=peers,
+            share=share,
             upkeep=cast("Upkeep", self.topology),
             metrics=self.metrics,
         )
@@ -74,6 +85,11 @@ class World(LeapingWorld):
         self.sorter._take(delivery)
         return delivery
 
+    def deliver_of(self, key: str, name: str, *, redelivered: bool = False) -> Delivery:
+        """Have the broker deliver a message that is kept in the order of a key."""
+        headers = {"sms-bridge-ordering-key": key}
+        return self.deliver(message_id=name, headers=headers, redelivered=redelivered)
+
     def lose_connection(self) -> None:
         """Have the session end, and another one begin."""
         self.connection.is_over = True
@@ -95,11 +111,23 @@ class World(LeapingWorld):
         """The queues of the copies, in order."""
         return [one.routing_key for one in self.broker.published]
 
+    @property
+    def stored(self) -> list[str | None]:
+        """The ids of the copies, in order."""
+        return [one.properties.message_id for one in self.broker.published]
+
 
 @pytest.fixture
 def world() -> Iterator[World]:
     """Give a sorter that has nothing to do."""
     with closing(World()) as made:
+        yield made
+
+
+@pytest.fixture
+def ordered() -> Iterator[World]:
+    """Give one that keeps the order of each key."""
+    with closing(World(lanes=4)) as made:
         yield made
 
 
@@ -147,9 +175,7 @@ def test_many_keep_their_order(world: World) -> None:
         await world.sorter.all_done()
 
     world.run(play())
-    assert [one.properties.message_id for one in world.broker.published] == [
-        f"m-{number}" for number in range(50)
-    ]
+    assert world.stored == [f"m-{number}" for number in range(50)]
     assert world.connection.for_many == [50]
 
 
@@ -329,3 +355,173 @@ def test_without_priorities_there_is_none(world: World) -> None:
     )
 
     assert sorter is None
+
+
+def test_one_of_a_key_is_on_its_way_at_a_time(ordered: World) -> None:
+    """Another key waits for none of them; a broker that refuses the first lets none overtake."""
+    ordered.broker.faults = ["late"]
+
+    async def play() -> None:
+        for key, name in (("k", "k-0"), ("k", "k-1"), ("x", "x-0"), ("k", "k-2"), ("x", "x-1")):
+            ordered.deliver_of(key, name)
+        await turns()
+        assert ordered.stored == ["x-0", "x-1"]
+        ordered.broker.pending[0].set_result("nacked")
+        await ordered.sorter.all_done()
+
+    ordered.run(play())
+    assert ordered.stored == ["x-0", "x-1", "k-0", "k-1", "k-2"]
+    assert sorted(ordered.connection.acked) == [1, 2, 3, 4, 5]
+
+
+def test_many_of_one_key_are_sorted_one_after_the_other(ordered: World) -> None:
+    """As many as are held at a time."""
+
+    async def play() -> None:
+        for number in range(PREFETCH):
+            ordered.deliver_of("k", f"k-{number}")
+        assert ordered.broker.written == 1
+        await ordered.sorter.all_done()
+
+    ordered.run(play())
+    assert ordered.stored == [f"k-{number}" for number in range(PREFETCH)]
+    assert ordered.value("messages_sorted_total", **{"class": "lane"}) == PREFETCH
+
+
+def test_what_comes_again_keeps_its_place(ordered: World) -> None:
+    """While others are asked for it, and though what comes behind it could go at once."""
+
+    async def learn(delivery: Delivery, entry: Entry, *, ledger: Ledger) -> None:
+        assert (delivery.tag, ledger.knows(entry)) == (1, False)
+        await asyncio.sleep(3)
+
+    ordered.sorter.learn_of = learn
+
+    async def play() -> None:
+        ordered.deliver_of("k", "k-0", redelivered=True)
+        ordered.deliver_of("k", "k-1")
+        ordered.deliver_of("x", "x-0")
+        await ordered.sorter.all_done()
+
+    ordered.run(play())
+    assert ordered.stored == ["x-0", "k-0", "k-1"]
+
+
+def test_what_waits_for_its_turn_is_let_go_with_its_session(ordered: World) -> None:
+    """It comes again behind the first, and is stored once."""
+    ordered.broker.faults = ["late"]
+
+    async def play() -> None:
+        for name in ("k-0", "k-1", "k-2"):
+            ordered.deliver_of("k", name)
+        await turns()
+        ordered.lose_connection()
+        assert ordered.sorter.count == 1
+        for name in ("k-0", "k-1", "k-2"):
+            ordered.deliver_of("k", name, redelivered=True)
+        await turns()
+        ordered.broker.pending[0].set_result("confirmed")
+        await ordered.sorter.all_done()
+
+    ordered.run(play())
+    assert ordered.stored == ["k-0", "k-1", "k-2"]
+    assert ordered.connection.acked == [4, 5, 6]
+
+
+def test_a_session_that_ends_unnoticed_lets_nothing_begin(ordered: World) -> None:
+    """What has its turn then would be stored behind its own redelivery, or beside it."""
+    ordered.broker.faults = ["late"]
+
+    async def play() -> None:
+        ordered.deliver_of("k", "k-0")
+        ordered.deliver_of("k", "k-1")
+        ordered.connection.is_over = True
+        ordered.broker.pending[0].set_result("confirmed")
+        await ordered.sorter.all_done()
+
+    ordered.run(play())
+    assert ordered.stored == ["k-0"]
+
+
+def test_a_copy_that_is_late_holds_its_key_up_and_no_longer(ordered: World) -> None:
+    """Whoever waits for its confirm gives it back when its session ends, and the next one goes."""
+    ordered.broker.faults = ["late"]
+
+    async def play() -> None:
+        ordered.deliver_of("k", "k-0")
+        await turns()
+        ordered.lose_connection()
+        ordered.deliver_of("k", "k-1")
+        await asyncio.sleep(LATE_SECONDS + PUBLISH_SECONDS + 1)
+        assert ordered.sorter.ledger.keeps_any
+        await ordered.sorter.all_done()
+
+    ordered.run(play())
+    assert ordered.stored == ["k-1"]
+
+
+def test_a_drain_gives_back_what_waits_for_its_turn(ordered: World) -> None:
+    """The first is waited for and acked; the next worker takes those behind it, in order."""
+    ordered.broker.faults = ["late"]
+
+    async def play() -> None:
+        for name in ("k-0", "k-1", "k-2"):
+            ordered.deliver_of("k", name)
+        draining = asyncio.create_task(ordered.sorter.drain())
+        await turns()
+        assert not draining.done()
+        ordered.broker.pending[0].set_result("confirmed")
+        assert await draining
+
+    ordered.run(play())
+    assert (ordered.stored, ordered.connection.acked) == (["k-0"], [1])
+    assert ordered.sorter.count == 0
+
+
+def test_a_drain_that_is_cut_off_lets_go_of_all(ordered: World) -> None:
+    """Nothing of a key is begun after that, though it still took what comes again."""
+    ordered.sort(message_id="m-1")
+    ordered.broker.faults = ["late"]
+
+    async def play() -> None:
+        ordered.lose_connection()
+        for name in ("k-0", "k-1"):
+            ordered.deliver_of("k", name)
+        draining = asyncio.create_task(ordered.sorter.drain())
+        await turns()
+        draining.cancel()
+        await asyncio.wait({draining})
+        assert ordered.sorter.count == 0
+        assert ordered.sorter.ledger.keeps_any
+        await turns()
+
+    ordered.run(play())
+    assert (ordered.broker.written, ordered.connection.acked) == (2, [])
+
+
+def test_a_session_that_ends_as_a_turn_comes_lets_go_once(ordered: World) -> None:
+    """What is called and given back at once has left its line already."""
+    ordered.broker.faults = ["late"]
+    faults: list[dict[str, Any]] = []
+    ordered.loop.set_exception_handler(lambda _, context: faults.append(context))
+
+    async def play() -> None:
+        first = ordered.connection
+        ordered.deliver_of("k", "k-0")
+        ordered.deliver_of("k", "k-1")
+        ordered.broker.pending[0].set_result("confirmed")
+        while not first.acked:  # noqa: ASYNC110  one turn of the loop counts here
+            await asyncio.sleep(0)
+        ordered.lose_connection()
+        await turns()
+
+    ordered.run(play())
+    assert (ordered.stored, ordered.sorter.count, faults) == (["k-0"], 0, [])
+
+
+def test_the_copy_in_a_lane_has_no_priority(ordered: World) -> None:
+    """RabbitMQ 4 would give it out before what came earlier."""
+    ordered.sort(message_id="m-1", priority=9)
+    (stored,) = ordered.broker.published
+
+    assert stored.properties.priority is None
