@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, closed_channel, open_channel
+from bridge.amqp.channels import close_soon, closed_channel, open_channel
 from bridge.amqp.client import Channel, Connection
 from bridge.amqp.frames import CONTENT_HEADER_START, FRAME_OVERHEAD_BYTES
 from bridge.amqp.properties import Properties
@@ -29,12 +29,17 @@ MAX_UNWRITTEN_BYTES: Final = 64 * 1024 * 1024
 # A large body gets this much more time for each of its bytes: one second for 1 MiB.
 SECONDS_PER_BYTE: Final = 1 / (1024 * 1024)
 # When the broker has read a publish, and not answered it for so long, or refuses everything for so
-# long, another channel takes the place of this one. On a cluster a channel can do so for ever: one
-# that opens while a node dies or hangs may go on asking the leader that the queue had there, when
-# it has another one (seen with 3.10.8).
-OVERDUE_SECONDS: Final = 4.0
+# long, another channel takes the place of this one. A channel that has confirmed nothing yet may be
+# asking the leader that a queue had before a node died or hung, and ask it for as long as a
+# connection to that node is tried, 7 s and more, though the queue has another leader (seen with
+# 3.10.8 and 4.0.5).
+FIRST_CONFIRM_SECONDS: Final = 2.0
 # A broker that needs longer for every confirm is given twice as long each time, up to this.
-MAX_OVERDUE_SECONDS: Final = 80.0
+MAX_FIRST_CONFIRM_SECONDS: Final = 80.0
+# A channel that has confirmed is left alone for longer: RabbitMQ itself hands what waits on it to
+# the next leader (seen up to 9 s after the old one hung). Another channel would come before that
+# leader, and wait for the old one.
+OVERDUE_SECONDS: Final = 16.0
 LOOK_SECONDS: Final = 0.5
 
 
@@ -51,8 +56,8 @@ class Publisher:
         self._large = asyncio.Lock()
         self._channel: PublishingChannel | None = None
         self._open = asyncio.Event()
-        # How long the broker may take for a confirm; it grows while none comes.
-        self._patience_seconds = OVERDUE_SECONDS
+        # How long a channel may take for its first confirm; it grows while none comes.
+        self._first_confirm_seconds = FIRST_CONFIRM_SECONDS
 
     async def serve(self, connection: Connection) -> None:
         """Publish on this connection until its channel ends; `Link.run` calls it.
@@ -60,26 +65,28 @@ class Publisher:
         A channel on which confirms are overdue is replaced.
         """
         # What another node took its time for says nothing of this one.
-        self._patience_seconds = OVERDUE_SECONDS
+        self._first_confirm_seconds = FIRST_CONFIRM_SECONDS
         while True:
             channel = await open_channel(connection, confirms=True)
             with connection.wire.publishing(channel) as publishing:
                 self._channel = publishing
                 self._open.set()
                 try:
-                    await self._until_overdue(channel, publishing)
+                    seconds = await self._until_overdue(channel, publishing)
                 finally:
                     self._open.clear()
                     self._channel = None
             if channel.closing.done():
                 raise closed_channel(channel, "publishing")
-            log.warning("confirms_overdue", seconds=self._patience_seconds)
-            self._patience_seconds = min(2 * self._patience_seconds, MAX_OVERDUE_SECONDS)
-            async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
-                await close_channel(channel)
+            log.warning("confirms_overdue", seconds=seconds)
+            # A channel that waits for a leader leaves its close unanswered, too.
+            close_soon(channel)
 
-    async def _until_overdue(self, channel: Channel, publishing: PublishingChannel) -> None:
-        """Return when the channel ends, or when the broker no longer confirms what it reads."""
+    async def _until_overdue(self, channel: Channel, publishing: PublishingChannel) -> float:
+        """Return when the channel ends, or when the broker no longer confirms what it reads.
+
+        Returns how many seconds it was given for that.
+        """
         loop = asyncio.get_running_loop()
         before, since = publishing.progress, loop.time()
         while not channel.closing.done():
@@ -87,11 +94,15 @@ class Publisher:
             now = publishing.progress
             is_unread = publishing.is_blocked or publishing.unwritten_bytes > 0
             if is_unread or now is None or before is None or not _is_stuck(before, now):
-                if now is not None and before is not None and now.confirmed > before.confirmed:
-                    self._patience_seconds = OVERDUE_SECONDS
                 before, since = now, loop.time()
-            elif loop.time() - since >= self._patience_seconds:
-                return
+                continue
+            first = self._first_confirm_seconds
+            seconds = OVERDUE_SECONDS if now.confirmed else first
+            if loop.time() - since >= seconds:
+                longer = FIRST_CONFIRM_SECONDS if now.confirmed else 2 * first
+                self._first_confirm_seconds = min(longer, MAX_FIRST_CONFIRM_SECONDS)
+                return seconds
+        return 0.0
 
     @property
     def max_properties_bytes(self) -> int:

@@ -291,3 +291,8 @@ def refuse(frame: bytes) -> bytes:
     """Alter a confirm so that it is a refusal: `basic.nack` has the same arguments in its place."""
     at = _FRAME_HEAD.size
     return frame[:at] + struct.pack(">HH", *NACK) + frame[at + 4 :]
+
+
+def confirm_all_so_far(frame: bytes) -> bytes:
+    """Alter a confirm so that it is one of everything before it, too."""
+    return frame[:-2] + b"\x01" + frame[-1:]

@@ -16,7 +16,16 @@ from bridge.amqp.publisher import MAX_UNWRITTEN_BYTES, Publisher
 from bridge.amqp.stream_wire import StreamPublishing
 from bridge.errors import PublishError
 from bridge.metrics import BridgeMetrics, new_registry
-from tests.faults.amqp_proxy import ACK, PUBLISH, Deed, Method, Sender, refuse
+from tests.faults.amqp_proxy import (
+    ACK,
+    CHANNEL_CLOSE,
+    PUBLISH,
+    Deed,
+    Method,
+    Sender,
+    confirm_all_so_far,
+    refuse,
+)
 from tests.faults.bench import PUBLISH_LINK, Amqp, Bench, eventually, open_amqp, open_link
 
 QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
@@ -56,11 +65,24 @@ async def publisher(bench: Bench) -> AsyncIterator[Publisher]:
     assert ours.unconfirmed == 0
 
 
-async def publish(ours: Publisher, number: int, queue: str, *, size: int = 0) -> str:
+async def publish(
+    ours: Publisher,
+    number: int,
+    queue: str,
+    *,
+    size: int = 0,
+    timeout_seconds: float | None = None,
+) -> str:
     """Publish one message; return what its publisher was told."""
     properties = Properties(message_id=str(number), delivery_mode=2)
     try:
-        await ours.publish(b"x" * size, exchange="", routing_key=queue, properties=properties)
+        await ours.publish(
+            b"x" * size,
+            exchange="",
+            routing_key=queue,
+            properties=properties,
+            timeout_seconds=timeout_seconds,
+        )
     except PublishError as error:
         return error.fault
     return "confirmed"
@@ -233,11 +255,13 @@ async def test_confirms_that_are_overdue_bring_another_channel(
 ) -> None:
     """What is read, and never confirmed or always refused, is published anew on another channel.
 
-    So does a node of a cluster that goes on asking a leader which is gone. A broker that needs
-    longer for every confirm is given more time on each channel.
+    So does a node of a cluster that goes on asking a leader which is gone, and meanwhile does not
+    answer the channel's close either. A broker that needs longer for every confirm is given more
+    time on each channel.
     """
-    monkeypatch.setattr(publisher_module, "OVERDUE_SECONDS", 1.0)
+    monkeypatch.setattr(publisher_module, "FIRST_CONFIRM_SECONDS", 1.0)
     bench.service.misbehave({"status": 425, "count": 5})
+    bench.proxy.trap("client", CHANNEL_CLOSE, "drop", again=True, link=PUBLISH_LINK)
     async with bench.worker(rabbitmq__publish_timeout_seconds=0.5) as live:
         trap = bench.proxy.trap("broker", ACK, answer, again=True, link=PUBLISH_LINK)
         numbers = await bench.publish(5)
@@ -249,6 +273,33 @@ async def test_confirms_that_are_overdue_bring_another_channel(
         assert [line["seconds"] for line in live.logged("confirms_overdue")] == [1, 2]
         assert live.logged("broker_lost") == []
     assert bench.sent_twice(numbers) == {}
+
+
+async def test_a_channel_that_has_confirmed_is_left_alone(
+    bench: Bench, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for its confirm while another, which has never had one, is replaced twice.
+
+    For RabbitMQ hands what waits on it to the queue's next leader.
+    """
+    monkeypatch.setattr(publisher_module, "FIRST_CONFIRM_SECONDS", 0.5)
+    await bench.declare_main()
+    async with open_publisher(bench) as fresh:
+        assert await publish(publisher, 1, bench.queue) == "confirmed"
+        await eventually(lambda: fresh._channel is not None, what="a channel")
+        first, channels = publisher._channel, [fresh._channel]
+        held = bench.proxy.trap("broker", ACK, "drop", again=True)
+        waiting = asyncio.create_task(publish(publisher, 2, bench.queue))
+        while len(channels) < 3:
+            await publish(fresh, 3, bench.queue, timeout_seconds=0.1)
+            if fresh._channel not in (None, channels[-1]):
+                channels.append(fresh._channel)
+        bench.proxy.traps.remove(held)
+        bench.proxy.trap("broker", ACK, confirm_all_so_far, again=True)
+        assert await publish(publisher, 4, bench.queue) == "confirmed"
+
+        assert await waiting == "confirmed"
+        assert publisher._channel is first
 
 
 async def test_a_broker_without_a_limit_of_frames(bench: Bench) -> None:
