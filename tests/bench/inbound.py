@@ -1,4 +1,4 @@
-"""Runs of webhook receivers under h2load: all that they take, then half of it."""
+"""Runs of webhook receivers under h2load: all that they take, or an even rate."""
 
 import hashlib
 import hmac
@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,16 +15,14 @@ from typing import Final
 from bridge.sandbox.processes import accepts, free_ports, wait_until
 from tests.bench.errors import BenchError
 from tests.bench.lineup import SECRET, Contestant, Task
-from tests.bench.outbound import Delay, quantile
 from tests.bench.queues import INBOUND
-from tests.bench.rig import Rig
+from tests.bench.rig import Program, Rig
 
 CONNECTIONS: Final = 64
 START_SECONDS: Final = 60
 LOAD_SECONDS: Final = 600
 COUNT_SECONDS: Final = 20
 WARM_UP: Final = 0.1
-FEED_SECONDS: Final = 10.0
 # It names no event, so that no receiver may take the second one for a repeat of the first.
 BODY: Final = json.dumps(
     {
@@ -39,24 +39,33 @@ BODY: Final = json.dumps(
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one run showed. Rates are webhooks per second of the clock or of CPU time.
-
-    The delays, in milliseconds, are those at `rate` webhooks per second.
-    """
+    """What one run showed. Rates are webhooks per second of the clock or of CPU time."""
 
     wall_rate: float
     cpu_rate: float
     peak_mib: float
-    rate: float
-    p50_ms: float
-    p99_ms: float
 
 
 def load(rig: Rig, contestant: Contestant, *, webhooks: int) -> Load:
-    """Send signed webhooks over 64 connections, then at half the rate that this showed.
+    """Send signed webhooks over 64 connections, as fast as they are answered.
 
     Raises BenchError when one is not answered 200, or its event is not in the queue.
     """
+    with receiving(rig, contestant) as (h2load, program):
+        h2load.send(round(webhooks * WARM_UP))
+        before = program.usage().cpu_seconds
+        wall_rate = h2load.send(webhooks)
+        usage = program.usage()
+    return Load(
+        wall_rate=wall_rate,
+        cpu_rate=webhooks / (usage.cpu_seconds - before),
+        peak_mib=usage.peak_mib,
+    )
+
+
+@contextmanager
+def receiving(rig: Rig, contestant: Contestant) -> Iterator[tuple["H2load", Program]]:
+    """Run a receiver, and the load for it; at the end the events of all have to be in the queue."""
     rig.queues.make_inbound()
     port = free_ports(1)[0]
     folder = rig.folder("load")
@@ -65,22 +74,8 @@ def load(rig: Rig, contestant: Contestant, *, webhooks: int) -> Load:
     with rig.running(contestant, Task(amqp_url=rig.broker.url, port=port)) as program:
         if not wait_until(lambda: accepts(port), seconds=START_SECONDS):
             raise BenchError(f"{contestant.name} does not listen")
-        warm = round(webhooks * WARM_UP)
-        h2load.send(warm)
-        before = program.usage().cpu_seconds
-        wall_rate = h2load.send(webhooks)
-        usage = program.usage()
-        fed = _whole(wall_rate / 2 * FEED_SECONDS)
-        late = h2load.send_evenly(fed, per_second=wall_rate / 2)
-    _check(rig, contestant, warm + webhooks + fed)
-    return Load(
-        wall_rate=wall_rate,
-        cpu_rate=webhooks / (usage.cpu_seconds - before),
-        peak_mib=usage.peak_mib,
-        rate=late.rate,
-        p50_ms=late.p50_ms,
-        p99_ms=late.p99_ms,
-    )
+        yield h2load, program
+    _check(rig, contestant, h2load.sent)
 
 
 class H2load:
@@ -90,6 +85,7 @@ class H2load:
         found = shutil.which("h2load")
         if found is None:
             raise BenchError("No h2load is installed: run `make nginx`.")
+        self.sent = 0
         self._log = folder / "answers.log"
         body = folder / "body.json"
         body.write_bytes(BODY)
@@ -105,13 +101,23 @@ class H2load:
         """Send so many, as fast as they are answered; return the rate."""
         return self._run(count)
 
-    def send_evenly(self, count: int, *, per_second: float) -> Delay:
-        """Send so many at an even rate; return how long the answers took."""
+    def send_evenly(self, *, per_second: float, seconds: float) -> list[float]:
+        """Send at an even rate; return how many milliseconds each answer took.
+
+        Each connection sends at its own moments: all at once would be a burst of 64.
+        """
+        each_seconds = CONNECTIONS / per_second
+        # h2load knows whole milliseconds.
+        stagger = max(1, round(each_seconds / CONNECTIONS * 1000))
         self._log.unlink(missing_ok=True)
-        self._run(count, f"--rps={per_second / CONNECTIONS:.3f}", f"--log-file={self._log}")
+        self._run(
+            max(1, round(seconds / each_seconds)) * CONNECTIONS,
+            *(f"--rps={1 / each_seconds:.3f}", f"--log-file={self._log}"),
+            *("--rate=1", f"--rate-period={stagger}ms"),
+        )
         rows = [line.split() for line in self._log.read_text(encoding="ascii").splitlines()]
-        late = sorted(int(row[2]) / 1000 for row in rows[round(len(rows) * WARM_UP) :])
-        return Delay(per_second, p50_ms=quantile(late, 0.5), p99_ms=quantile(late, 0.99))
+        rows.sort(key=lambda row: int(row[0]))
+        return [int(row[2]) / 1000 for row in rows[round(len(rows) * WARM_UP) :]]
 
     def _run(self, count: int, *options: str) -> float:
         result = subprocess.run(
@@ -125,12 +131,8 @@ class H2load:
         rate = re.search(r"finished in .*?, ([0-9.]+) req/s", result.stdout)
         if rate is None or f"status codes: {count} 2xx" not in result.stdout:
             raise BenchError(f"not all of {count} webhooks were taken:\n{result.stdout[-800:]}")
+        self.sent += count
         return float(rate[1])
-
-
-def _whole(count: float) -> int:
-    """Round to what all connections can share evenly."""
-    return max(1, round(count / CONNECTIONS)) * CONNECTIONS
 
 
 def _check(rig: Rig, contestant: Contestant, sent: int) -> None:

@@ -1,4 +1,4 @@
-"""Runs of workers: a full queue drained, a queue fed at an even rate."""
+"""Runs of workers: a full queue drained, by one or several, and the first POST."""
 
 import time
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ POLL_SECONDS: Final = 0.02
 START_SECONDS: Final = 60
 # No worker is slower than this by far, on any machine.
 SLOWEST_PER_SECOND: Final = 10
-FEED_SECONDS: Final = 10.0
+IN_FLIGHT: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,6 @@ class Share:
     peak_mib: float
 
 
-@dataclass(frozen=True, slots=True)
-class Delay:
-    """From publishing to the API's answer, in milliseconds, at a rate of messages per second."""
-
-    rate: float
-    p50_ms: float
-    p99_ms: float
-
-
 def drain(
     rig: Rig,
     contestant: Contestant,
@@ -68,7 +59,7 @@ def drain(
     """
     rig.queues.make_outbound(messages)
     with rig.api() as api:
-        with rig.running(contestant, _task(rig, api, kind, in_flight)) as program:
+        with rig.running(contestant, task_of(rig, api, kind, in_flight)) as program:
             cpu_rate = _follow(api, program, messages, warm_up)
             program.settle()
             peak_mib = program.usage().peak_mib
@@ -99,9 +90,9 @@ def share(
     """
     rig.queues.make_outbound()
     with rig.api() as api:
-        task = _task(rig, api, kind, in_flight // processes)
+        task = task_of(rig, api, kind, in_flight // processes)
         with rig.running(contestant, task, times=processes) as program:
-            _wait_for_consumers(rig, contestant, processes)
+            wait_for_consumers(rig, contestant, processes)
             with program.frozen():
                 rig.queues.fill_outbound(messages)
                 before, broker_before = program.usage(), rig.broker_usage()
@@ -140,21 +131,6 @@ def consume(rig: Rig, contestant: Contestant, *, messages: int, processes: int) 
     )
 
 
-def delay(
-    rig: Rig, contestant: Contestant, *, kind: Kind, in_flight: int, per_second: float
-) -> Delay:
-    """Publish at an even rate to a worker that waits, and measure how long each message takes."""
-    rig.queues.make_outbound()
-    with rig.api() as api:
-        task = _task(rig, api, kind, in_flight)
-        with rig.running(contestant, task):
-            _wait_for_consumers(rig, contestant)
-            published = rig.queues.feed_outbound(per_second=per_second, seconds=FEED_SECONDS)
-            posts = api.posts(len(published), seconds=START_SECONDS)
-    late = sorted((post.at - published[post.message_id]) * 1000 for post in _warm(posts))
-    return Delay(per_second, p50_ms=quantile(late, 0.5), p99_ms=quantile(late, 0.99))
-
-
 def first_post(rig: Rig, contestant: Contestant) -> float:
     """Start a worker with one message in the queue; return the seconds until its POST.
 
@@ -163,19 +139,15 @@ def first_post(rig: Rig, contestant: Contestant) -> float:
     rig.queues.make_outbound(1)
     with rig.api() as api:
         started = time.time()
-        task = _task(rig, api, "http", 1)
+        task = task_of(rig, api, "http", 1)
         with rig.running(contestant, task, is_scraped=False) as program:
             _wait_for_count(api, program, 1, time.monotonic() + START_SECONDS)
             program.settle()
         return api.posts(1)[0].at - started
 
 
-def quantile(ascending: list[float], share: float) -> float:
-    """Return the value that a share of all values does not exceed."""
-    return ascending[min(len(ascending) - 1, int(len(ascending) * share))]
-
-
-def _task(rig: Rig, api: Api, kind: Kind, in_flight: int) -> Task:
+def task_of(rig: Rig, api: Api, kind: Kind, in_flight: int) -> Task:
+    """Say what a worker is to do."""
     return Task(
         amqp_url=rig.broker.url,
         api_url=api.url(kind),
@@ -197,7 +169,8 @@ def _longest(messages: int) -> float:
     return START_SECONDS + messages / SLOWEST_PER_SECOND
 
 
-def _wait_for_consumers(rig: Rig, contestant: Contestant, count: int = 1) -> None:
+def wait_for_consumers(rig: Rig, contestant: Contestant, count: int = 1) -> None:
+    """Wait until so many of its processes consume; raises BenchError when they do not."""
     if not rig.queues.wait_for_consumers(count, seconds=START_SECONDS):
         raise BenchError(f"{contestant.name} does not consume")
 

@@ -15,8 +15,8 @@ from bridge.sandbox.processes import accepts, free_ports, wait_until
 from tests.bench.errors import BenchError
 from tests.bench.inbound import H2load
 from tests.bench.lineup import OURS, RECEIVERS, WORKERS, Contestant, Task
+from tests.bench.outbound import IN_FLIGHT
 from tests.bench.rig import Rig
-from tests.bench.scenes import IN_FLIGHT
 
 SAMPLES_PER_SECOND: Final = 500
 START_SECONDS: Final = 60

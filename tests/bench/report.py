@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from tests.bench.latency import PERCENTS
 from tests.bench.lineup import BROKER_LIMIT, RECEIVERS, WORKERS
 from tests.bench.options import Row
 
@@ -54,10 +55,14 @@ _CPU: Final = Column("per CPU second", _number("cpu_rate"))
 _WALL: Final = Column("per second", _number("wall_rate"))
 _MEMORY: Final = Column("peak memory", _number("peak_mib", unit=" MiB"))
 _CONNECTIONS: Final = Column("connections", _number("connections"))
-_DELAYS: Final = (
-    Column("delays at", _number("rate", unit=" per second")),
-    Column("p50", _number("p50_ms", ",.1f", " ms")),
-    Column("p99", _number("p99_ms", ",.1f", " ms")),
+_LATENCY: Final = (
+    _NAME,
+    Column("capacity", _number("capacity", unit=" per second")),
+    *(
+        Column(f"{quantile} at {percent} %", _number(f"{quantile}_ms_at_{percent}", ",.1f", " ms"))
+        for percent in PERCENTS
+        for quantile in ("p50", "p99")
+    ),
 )
 _TO_BARE: Final = Column("to the bare loop", _ratio)
 
@@ -66,6 +71,8 @@ TITLES: Final = {
     "https": "Workers: the same over HTTPS (TLS 1.3)",
     "slow-api": "Workers: the API answers after 100 ms, 200 in flight (limit 2,000 per second)",
     "receivers": "Webhook receivers: 64 connections",
+    "worker-latency": "Workers: from publishing to the API's answer, at parts of their capacity",
+    "receiver-latency": "Receivers: from the request to the answer, at parts of their capacity",
     "shapes": "Our worker: the shapes of services",
     "tracing": "Our worker: what spans cost, the three at the same time",
     "long-queues": "Our worker: the length of the queue",
@@ -75,7 +82,7 @@ TITLES: Final = {
     "post": "One POST over our transport, and over httpx's",
 }
 COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
-    "http": (_NAME, _CPU, _TO_BARE, _WALL, *_DELAYS, _MEMORY),
+    "http": (_NAME, _CPU, _TO_BARE, _WALL, _MEMORY),
     "https": (_NAME, _CPU, _TO_BARE, _WALL, Column("POSTs", _number("messages")), _CONNECTIONS),
     "slow-api": (
         _NAME,
@@ -85,7 +92,9 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
         _TO_BARE,
         _MEMORY,
     ),
-    "receivers": (_NAME, _CPU, Column("to bare Starlette", _ratio), _WALL, *_DELAYS, _MEMORY),
+    "receivers": (_NAME, _CPU, Column("to bare Starlette", _ratio), _WALL, _MEMORY),
+    "worker-latency": _LATENCY,
+    "receiver-latency": _LATENCY,
     "shapes": (
         Column("preset", lambda row: f"`{row['name']}`"),
         Column("what", lambda row: str(row["what"])),

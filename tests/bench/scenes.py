@@ -1,13 +1,9 @@
-"""The scenes of the benchmark: who runs what, how often, and the medians of it.
-
-Runs are interleaved: each round has every contestant once, beginning with another one, so that
-what disturbs the machine for a while disturbs all.
-"""
+"""The scenes of the benchmark: who runs what, how often, and the medians of it."""
 
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from statistics import median
@@ -16,6 +12,7 @@ from typing import Final
 from tests.bench.api import LATE_SECONDS, Kind
 from tests.bench.beside import drain_beside
 from tests.bench.inbound import load
+from tests.bench.latency import receiver_latency, worker_latency
 from tests.bench.lineup import (
     BARE,
     BROKER_LIMIT,
@@ -32,11 +29,11 @@ from tests.bench.lineup import (
     present,
 )
 from tests.bench.options import Options, Row, Tell
-from tests.bench.outbound import consume, delay, drain, first_post, share
+from tests.bench.outbound import IN_FLIGHT, consume, drain, first_post, share
 from tests.bench.parts import log_line, post
 from tests.bench.rig import Rig
+from tests.bench.rounds import Runs, compared, interleave, medians, rate_ratios, rotated, tell_run
 
-IN_FLIGHT: Final = 100
 LATE_IN_FLIGHT: Final = 200
 CURVE: Final = (1_000, 10_000, 100_000)
 MILLION: Final = 1_000_000
@@ -60,21 +57,8 @@ MIN_GUARD_ROUNDS: Final = 3
 
 
 def workers_over_http(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Every worker, the instant API, 100 in flight; then at an even rate, for the delays.
-
-    That rate is half of its own, but no more than half of the bare loop's: the feeder and the
-    broker run on the same cores, and a worker that is faster would wait for them.
-    """
-    rows = _drain_all(rig, options, tell, kind="http", in_flight=IN_FLIGHT)
-    rates = {row["name"]: row["wall_rate"] for row in rows}
-    half = {name: min(rate, rates[BARE]) / 2 for name, rate in rates.items()}
-
-    def run(contestant: Contestant) -> Row:
-        rate = half[contestant.name]
-        return asdict(delay(rig, contestant, kind="http", in_flight=IN_FLIGHT, per_second=rate))
-
-    delays = _medians(_interleave(present(WORKERS), options.rounds, run, tell))
-    return [row | delays[row["name"]] for row in rows]
+    """Every worker, the instant API, 100 in flight."""
+    return _drain_all(rig, options, tell, kind="http", in_flight=IN_FLIGHT)
 
 
 def workers_over_https(rig: Rig, options: Options, tell: Tell) -> list[Row]:
@@ -96,7 +80,7 @@ def shapes(rig: Rig, options: Options, tell: Tell) -> list[Row]:
         messages = options.messages
         return asdict(drain(rig, contestant, kind="http", in_flight=IN_FLIGHT, messages=messages))
 
-    rows = _compared(_interleave(SHAPES, options.rounds, run, tell), DEFAULT_PRESET)
+    rows = compared(interleave(SHAPES, options.rounds, run, tell), DEFAULT_PRESET)
     return [row | {"what": shape.what} for row, shape in zip(rows, SHAPES, strict=True)]
 
 
@@ -105,12 +89,12 @@ def tracing(rig: Rig, options: Options, tell: Tell) -> list[Row]:
     runs: Runs = {one.name: [] for one in TRACED}
     for number in range(options.rounds):
         rows = drain_beside(
-            rig, _rotated(TRACED, number), in_flight=IN_FLIGHT, messages=options.messages
+            rig, rotated(TRACED, number), in_flight=IN_FLIGHT, messages=options.messages
         )
         for name, row in rows.items():
             runs[name].append(row)
-            _tell_run(tell, f"{number + 1}/{options.rounds} {name}", row)
-    return _compared(runs, UNTRACED)
+            tell_run(tell, f"{number + 1}/{options.rounds} {name}", row)
+    return compared(runs, UNTRACED)
 
 
 def long_queues(rig: Rig, options: Options, tell: Tell) -> list[Row]:
@@ -144,7 +128,7 @@ def _drain_long(rig: Rig, tell: Tell, messages: int) -> Row:
         warm_up=share_of_warm_up,
     )
     figures = asdict(run) | {"messages": messages}
-    _tell_run(tell, OURS, figures)
+    tell_run(tell, OURS, figures)
     return figures
 
 
@@ -163,9 +147,9 @@ def several_workers(rig: Rig, options: Options, tell: Tell) -> list[Row]:
             run = consume(
                 rig, BROKER_LIMIT, messages=BARE_SHARE * options.messages, processes=processes
             )
-            _tell_run(tell, f"{BROKER_LIMIT.name}, {processes}", figures := asdict(run))
+            tell_run(tell, f"{BROKER_LIMIT.name}, {processes}", figures := asdict(run))
             runs.setdefault(f"{BROKER_LIMIT.name}, {processes}", []).append(figures)
-    return [*_medians(runs).values()]
+    return [*medians(runs).values()]
 
 
 def _shared(rig: Rig, tell: Tell, options: Options, processes: int) -> Row:
@@ -176,30 +160,30 @@ def _shared(rig: Rig, tell: Tell, options: Options, processes: int) -> Row:
     instant = run(kind="http", in_flight=IN_FLIGHT, messages=options.messages)
     added = {"slow_wall_rate": slow.wall_rate, "of_limit": slow.wall_rate / limit}
     figures = asdict(instant) | added
-    _tell_run(tell, f"{OURS}, {processes}", figures)
+    tell_run(tell, f"{OURS}, {processes}", figures)
     return figures
 
 
 def receivers(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Every receiver under 64 connections; then at half its rate, for the delays."""
-    runs = _interleave(
+    """Every receiver under 64 connections."""
+    runs = interleave(
         present(RECEIVERS),
         options.rounds,
         lambda one: asdict(load(rig, one, webhooks=options.messages)),
         tell,
     )
-    return _compared(runs, STARLETTE)
+    return compared(runs, STARLETTE)
 
 
 def start_up(rig: Rig, options: Options, tell: Tell) -> list[Row]:
     """From the start of a worker to its first POST, and from that of the program to its help."""
-    runs = _interleave(
+    runs = interleave(
         present(WORKERS),
         options.rounds,
         lambda one: {"seconds": first_post(rig, one)},
         tell,
     )
-    rows = list(_medians(runs).values())
+    rows = list(medians(runs).values())
     helps = [_time_help() for _ in range(options.rounds)]
     tell(f"--help: {median(helps):.2f} s")
     return [*rows, {"name": "`sms-bridge --help`", "runs": len(helps), "seconds": median(helps)}]
@@ -210,6 +194,8 @@ SCENES: Final[dict[str, Callable[[Rig, Options, Tell], list[Row]]]] = {
     "https": workers_over_https,
     "slow-api": workers_with_slow_api,
     "receivers": receivers,
+    "worker-latency": worker_latency,
+    "receiver-latency": receiver_latency,
     "shapes": shapes,
     "tracing": tracing,
     "long-queues": long_queues,
@@ -235,7 +221,7 @@ def guard(rig: Rig, *, messages: int, seconds: float, tell: Tell) -> list[float]
         pair = [_named(OURS), _named(BARE)]
         if len(ratios) % 2:
             pair.reverse()
-        ratios += _ratios(_interleave(pair, 1, run, tell), OURS, BARE)
+        ratios += rate_ratios(interleave(pair, 1, run, tell), OURS, BARE)
     return ratios
 
 
@@ -244,65 +230,15 @@ def _drain_all(rig: Rig, options: Options, tell: Tell, *, kind: Kind, in_flight:
         messages = max(MIN_MESSAGES, round(options.messages * contestant.share))
         return asdict(drain(rig, contestant, kind=kind, in_flight=in_flight, messages=messages))
 
-    return _compared(_interleave(present(WORKERS), options.rounds, run, tell), BARE)
+    return compared(interleave(present(WORKERS), options.rounds, run, tell), BARE)
 
 
 def _medians_of_ours(runs: list[Row]) -> Row:
-    return _medians({OURS: runs})[OURS]
+    return medians({OURS: runs})[OURS]
 
 
 def _named(name: str) -> Contestant:
     return next(one for one in WORKERS if one.name == name)
-
-
-Runs = dict[str, list[Row]]
-
-
-def _interleave(
-    contestants: Sequence[Contestant], rounds: int, run: Callable[[Contestant], Row], tell: Tell
-) -> Runs:
-    runs: Runs = {one.name: [] for one in contestants}
-    for number in range(rounds):
-        for one in _rotated(contestants, number):
-            figures = run(one)
-            runs[one.name].append(figures)
-            _tell_run(tell, f"{number + 1}/{rounds} {one.name}", figures)
-    return runs
-
-
-def _rotated(contestants: Sequence[Contestant], number: int) -> Sequence[Contestant]:
-    """Begin with another one in each round."""
-    first = number % len(contestants)
-    return (*contestants[first:], *contestants[:first])
-
-
-def _tell_run(tell: Tell, name: str, figures: Row) -> None:
-    shown = ", ".join(f"{key} {value:,.4g}" for key, value in figures.items())
-    tell(f"{name}: {shown}")
-
-
-def _medians(runs: Runs) -> dict[str, Row]:
-    return {
-        name: {"name": name, "runs": len(ours)}
-        | {key: median(one[key] for one in ours) for key in ours[0]}
-        for name, ours in runs.items()
-    }
-
-
-def _compared(runs: Runs, yardstick: str) -> list[Row]:
-    """Add to the medians how many times the yardstick's rate each has, with the extremes."""
-    rows = []
-    for name, row in _medians(runs).items():
-        ratios = _ratios(runs, name, yardstick)
-        extremes = {"ratio_min": min(ratios), "ratio_max": max(ratios)}
-        rows.append(row | {"ratio": median(ratios)} | extremes)
-    return rows
-
-
-def _ratios(runs: Runs, name: str, yardstick: str) -> list[float]:
-    """Compare within each round: what is slow in one is slow for both."""
-    pairs = zip(runs[name], runs[yardstick], strict=True)
-    return [ours["cpu_rate"] / theirs["cpu_rate"] for ours, theirs in pairs]
 
 
 def _time_help() -> float:
