@@ -1,17 +1,14 @@
 """Whether a delivery is a repeat: asked of the ledger, and of the other workers of the queue."""
 
-import contextlib
-
 from bridge.config import WorkerSettings
 from bridge.outbound.acceptances import Accepted
 from bridge.outbound.delivery import Delivery
-from bridge.outbound.entry import Entry, entry_of, entry_of_text
+from bridge.outbound.entry import Entry, find_entry_in
 from bridge.outbound.ledger import Claim, Kept, Ledger, Repeat
 from bridge.outbound.pausing.pace import Pace
 from bridge.outbound.peers.asking import Asker
 from bridge.outbound.peers.deduplication import Deduplication
 from bridge.outbound.peers.repeated_copies import RepeatedCopies
-from bridge.outbound.request import parse_request
 
 
 class Claims:
@@ -32,8 +29,8 @@ class Claims:
     ) -> None:
         self.is_stopping = False
         self.ledger = ledger
-        self._settings = settings
-        self._is_known_by_text = settings.deduplicate_by == "text"
+        self._find_entry = find_entry_in(settings)
+        self._is_sorted = settings.priorities == "on" or settings.lanes is not None
         self._asker = asker
         self._repeated_copies = repeated_copies
         self._deduplication = deduplication
@@ -41,11 +38,7 @@ class Claims:
 
     def entry_of(self, delivery: Delivery) -> Entry:
         """Return what a delivery is known by: its id and body, or its text and number."""
-        if self._is_known_by_text:
-            with contextlib.suppress(Exception):  # it is found out again when it is dispatched
-                request = parse_request(delivery.body, self._settings)
-                return entry_of_text(delivery.envelope, request)
-        return entry_of(delivery.envelope, delivery.body)
+        return self._find_entry(delivery.envelope, delivery.body)
 
     async def learn(self, delivery: Delivery) -> None:
         """Have the ledger know what other workers know of a redelivery."""
@@ -84,6 +77,8 @@ class Claims:
     ) -> None:
         """Note how the claimed message ended: with an acceptance, or replaced by a copy (None)."""
         self.ledger.settle(claim, acceptance, acked=acked)
+        if entry.copies or self._is_sorted:
+            self._repeated_copies.settle(entry, is_sent=acceptance is not None)
         self._report_end(entry, acceptance)
 
     def give_back(self, claim: Claim, entry: Entry, kept: Kept) -> None:

@@ -1,12 +1,15 @@
 """Which message a delivery is, so that its redelivery is known again."""
 
+import contextlib
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from bridge.amqp.wire import Body
+from bridge.config import WorkerSettings
 from bridge.outbound.envelope import Envelope
-from bridge.outbound.request import SendRequest
+from bridge.outbound.request import SendRequest, parse_request
 
 _DIGEST_BYTES: Final = 16
 
@@ -22,6 +25,22 @@ class Entry(NamedTuple):
     has_id: bool
     copies: int
     try_of: str = ""
+
+
+EntryOf = Callable[[Envelope, Body], Entry]
+
+
+def find_entry_in(settings: WorkerSettings) -> EntryOf:
+    """Return how a message is known: by its id and body, or by its text and number."""
+    if settings.deduplicate_by != "text":
+        return entry_of
+
+    def by_text(envelope: Envelope, body: Body) -> Entry:
+        with contextlib.suppress(Exception):  # it is found out again when it is dispatched
+            return entry_of_text(envelope, parse_request(body, settings))
+        return entry_of(envelope, body)
+
+    return by_text
 
 
 def entry_of(envelope: Envelope, body: Body) -> Entry:

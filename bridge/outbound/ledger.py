@@ -109,6 +109,7 @@ class Ledger:
         self._unsure_until = clock()
         self._in_flight: dict[bytes, list[Claim]] = {}
         self.sent = Acceptances(self._now, window_seconds=window_seconds)
+        # Copies that were replaced by the next one here, or settled by a peer.
         self._replaced: Memory[Entry, None] = Memory(SENT_SECONDS, self._now)
         self._acks = 0
         # With the number of the ack.
@@ -238,6 +239,18 @@ class Ledger:
             self._doubtful.add(entry, None)
         else:
             (self._undecided if kept.outcome is None else self._decided).add(entry, kept)
+
+    def is_settled(self, entry: Entry) -> bool:
+        """Say whether a copy that is there twice is done: sent, or replaced."""
+        return entry.message in self.sent or entry in self._replaced
+
+    def learn_settled(self, entry: Entry) -> None:
+        """Note that a peer has settled one of copies that may be there twice."""
+        # What has not been up the ladder is told from what its publisher sends again only by being
+        # a redelivery.
+        memory = self._replaced if entry.copies else self._doubtful
+        if entry not in memory:
+            memory.add(entry, None)
 
     def is_working_on(self, entry: Entry) -> bool:
         """Say whether what was redelivered, to whomever, is being worked on here."""

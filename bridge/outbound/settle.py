@@ -27,6 +27,7 @@ from bridge.outbound.outcomes import (
     attempts_after,
     name_of,
 )
+from bridge.outbound.peers.repeated_copies import RepeatedCopies
 from bridge.outbound.spans import end_delivery
 from bridge.outbound.storing import Storing
 from bridge.topology.declarations import dead_queue, retry_queue
@@ -54,10 +55,13 @@ class Settler:
         publisher: Publisher,
         block: Callable[[], None],
         unblock: Callable[[], None],
+        repeated_copies: RepeatedCopies,
         metrics: WorkerMetrics,
     ) -> None:
         self._queue = settings.queue
-        self._storing = Storing(publisher, block=block, unblock=unblock)
+        self._storing = Storing(
+            publisher, block=block, unblock=unblock, note_repeated=repeated_copies.note_published
+        )
         self._metrics = metrics
         self._hurried = asyncio.Event()
         self.queue_missing = self._storing.queue_missing

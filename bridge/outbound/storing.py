@@ -8,9 +8,11 @@ from typing import Final
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import Publisher
+from bridge.amqp.wire import Body
 from bridge.errors import BrokerError, PublishError
 from bridge.logs import Log
 from bridge.outbound.delivery import Delivery
+from bridge.outbound.envelope import REPEATED
 
 log = Log(__name__)
 
@@ -28,7 +30,8 @@ class Storing:
     """Publishes the copies that replace deliveries.
 
     `block` is called when the broker does not store one, `unblock` when none waits for it any more.
-    `queue_missing` is set when there is no queue for one.
+    `queue_missing` is set when there is no queue for one. `note_repeated` is called with each copy
+    that says that it may be there twice.
     """
 
     def __init__(
@@ -37,8 +40,10 @@ class Storing:
         *,
         block: Callable[[], None],
         unblock: Callable[[], None],
+        note_repeated: Callable[[Properties, Body], None],
     ) -> None:
         self._publisher = publisher
+        self._note_repeated = note_repeated
         self._block = block
         self._unblock = unblock
         self._waiting: set[object] = set()
@@ -93,14 +98,14 @@ class Storing:
     async def _write(
         self, delivery: Delivery, queue: str, make_properties: MakeProperties, deadline: float
     ) -> Publication:
-        return await self._publisher.write(
-            delivery.body,
-            exchange="",
-            routing_key=queue,
-            # Another broker may take less in a frame.
-            properties=make_properties(self._publisher.max_properties_bytes),
-            deadline=deadline,
+        # Another broker may take less in a frame.
+        properties = make_properties(self._publisher.max_properties_bytes)
+        written = await self._publisher.write(
+            delivery.body, exchange="", routing_key=queue, properties=properties, deadline=deadline
         )
+        if REPEATED in (properties.headers or {}):
+            self._note_repeated(properties, delivery.body)
+        return written
 
     @contextmanager
     def _held_up(self) -> Iterator[Callable[[PublishError], None]]:

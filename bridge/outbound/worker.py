@@ -16,6 +16,7 @@ from bridge.outbound.consumer import Consumer, Gauges
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.dispatch import Dispatcher
 from bridge.outbound.drain import finish, hand_over
+from bridge.outbound.entry import find_entry_in
 from bridge.outbound.held import HeldDeliveries
 from bridge.outbound.ledger import Ledger
 from bridge.outbound.limits.capacity import Capacity
@@ -62,15 +63,17 @@ class Worker:
         self._peers = peers
         self._sender = sender
         self._pace = pace
+        self._ledger = Ledger(
+            heartbeat_seconds=settings.rabbitmq.heartbeat_seconds, window_seconds=own.deduplicate
+        )
+        self._repeated_copies = RepeatedCopies(peers, self._ledger, entry_of=find_entry_in(own))
         self._settler = Settler(
             own,
             publisher=publisher,
             block=pace.block,
             unblock=pace.unblock,
+            repeated_copies=self._repeated_copies,
             metrics=metrics,
-        )
-        self._ledger = Ledger(
-            heartbeat_seconds=settings.rabbitmq.heartbeat_seconds, window_seconds=own.deduplicate
         )
         self._capacity = Capacity(own, changed=pace.changed)
         self._dispatcher = Dispatcher(
@@ -80,7 +83,13 @@ class Worker:
         share = None if own.lanes is None else LaneShare(own.lanes, peers, changed=pace.changed.set)
         self._turns = None if share is None else Turns()
         self.sorter = make_sorter(
-            settings, publisher=publisher, peers=peers, share=share, upkeep=upkeep, metrics=metrics
+            settings,
+            publisher=publisher,
+            peers=peers,
+            repeated_copies=self._repeated_copies,
+            share=share,
+            upkeep=upkeep,
+            metrics=metrics,
         )
         self.operator_pause = OperatorPause(own.queue, pace)
         self._held = HeldDeliveries(own.queue, process=self._run_in_turn, metrics=metrics)
@@ -163,7 +172,7 @@ class Worker:
             self._settings,
             ledger=self._ledger,
             asker=self._asker,
-            repeated_copies=RepeatedCopies(self._peers),
+            repeated_copies=self._repeated_copies,
             deduplication=self._deduplication,
             pace=self._pace,
         )

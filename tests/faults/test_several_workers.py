@@ -14,7 +14,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from bridge.outbound.envelope import REPEATED
 from bridge.outbound.peers.beats import BEAT_SECONDS, PRESENT
 from tests.alarms import memory_alarm
-from tests.faults.amqp_proxy import ACK, CONSUME, AmqpProxy, Trap, open_amqp_proxy
+from tests.faults.amqp_proxy import ACK, CONSUME, PUBLISH, AmqpProxy, Trap, open_amqp_proxy
 from tests.faults.bench import (
     CONSUME_LINK,
     POLL_SECONDS,
@@ -245,7 +245,7 @@ async def test_the_second_of_two_copies_comes_first(
     """
     settings: dict[str, Any] = {"worker__retry_delays": ["1m"]}
     async with bench.worker(**settings) as one, AsyncExitStack() as stack:
-        bench.proxy.trap("broker", ACK, "cut", link=PUBLISH_LINK)
+        lose_confirm_of_copy(bench.proxy)
         numbers = make_numbers(1)
         bench.service.misbehave(*once_each(numbers, TOO_EARLY))
         await bench.publish(numbers, ids=ids)
@@ -267,6 +267,66 @@ async def test_the_second_of_two_copies_comes_first(
         await bench.until_settled(one if is_there else other)
 
         assert bench.sent_twice(numbers) == {}
+
+
+@pytest.mark.parametrize("is_marked_first", [True, False], ids=["second_first", "first_first"])
+@pytest.mark.parametrize("is_publisher", [True, False], ids=["its_publisher", "another"])
+async def test_the_sender_of_one_of_two_copies_stops(
+    bench: Bench, *, is_publisher: bool, is_marked_first: bool
+) -> None:
+    """What a worker has sent of copies that are there twice is known when it is there no more."""
+    settings: dict[str, Any] = {"worker__retry_delays": ["1m"]}
+    async with (
+        bench.worker(**settings) as one,
+        second_worker(bench, **settings) as (other, other_proxy),
+    ):
+        await eventually(lambda: has_peers(one, 1) and has_peers(other, 1), what="each other")
+        trap = await keep_from_consuming(other, other_proxy)
+        lose_confirm_of_copy(bench.proxy)
+        numbers = make_numbers(1)
+        bench.service.misbehave(*once_each(numbers, TOO_EARLY))
+        await bench.publish(numbers)
+        copies = [await take_copy(bench) for _ in "12"]
+        await eventually(lambda: has_peers(one, 1) and has_peers(other, 1), what="each other")
+        sender, next_one, proxy = one, other, other_proxy
+        if not is_publisher:
+            own_trap = await keep_from_consuming(one, bench.proxy)
+            other_proxy.traps.remove(trap)
+            await other.until_consuming()
+            sender, next_one, proxy, trap = other, one, bench.proxy, own_trap
+        copies.sort(key=lambda copy: (REPEATED in copy.headers) is not is_marked_first)
+        await deliver(bench, copies[0])
+        await bench.until_taken(numbers)
+        assert await sender.stop() == 0
+        proxy.traps.remove(trap)
+        await next_one.until_consuming()
+        await deliver(bench, copies[1])
+        await bench.until_settled(next_one)
+
+        assert bench.sent_twice(numbers) == {}
+
+
+def lose_confirm_of_copy(proxy: AmqpProxy) -> None:
+    """Cut the connection in the place of the next retry copy's confirm, and of no other."""
+    channels = set[bytes]()
+
+    def note(frame: bytes) -> bytes:
+        if b".retry." in frame:
+            channels.add(frame[1:3])
+        return frame
+
+    def cut(frame: bytes) -> bytes:
+        if frame[1:3] not in channels:
+            return frame
+        for trap in traps:
+            proxy.traps.remove(trap)
+        proxy.cut(PUBLISH_LINK)
+        return b""
+
+    traps = [
+        proxy.trap("client", PUBLISH, note, again=True, link=PUBLISH_LINK),
+        proxy.trap("broker", ACK, cut, again=True, link=PUBLISH_LINK),
+    ]
 
 
 async def take_copy(bench: Bench) -> AbstractIncomingMessage:

@@ -3,12 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import Publication
 from bridge.errors import Confirm, PublishError, PublishFault
 from bridge.metrics import BridgeMetrics, new_registry
+from bridge.outbound.entry import entry_of
+from bridge.outbound.ledger import Ledger
+from bridge.outbound.peers.exchange import Peers
+from bridge.outbound.peers.repeated_copies import RepeatedCopies
 
 
 class Published(NamedTuple):
@@ -124,6 +128,12 @@ class Broker:
                 deadline=deadline,
             )
             await publication.stored(deadline)
+
+
+def nobody_told(metrics: Any) -> RepeatedCopies:
+    """Make what would tell the peers of copies that are there twice, of a worker without any."""
+    peers = Peers("q", is_enabled=False, metrics=metrics)
+    return RepeatedCopies(peers, Ledger(heartbeat_seconds=10), entry_of=entry_of)
 
 
 class Channel:

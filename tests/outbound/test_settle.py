@@ -26,7 +26,7 @@ from bridge.outbound.storing import MAX_UNCONFIRMED_SECONDS
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.ears import Ears
-from tests.outbound.stand_ins import PUBLISH_SECONDS, Broker, Channel
+from tests.outbound.stand_ins import PUBLISH_SECONDS, Broker, Channel, nobody_told
 
 BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
 AT = 1_800_000_000.123
@@ -56,6 +56,7 @@ class World(LeapingWorld):
             publisher=cast("Publisher", self.broker),
             block=self.pace.block,
             unblock=self.pace.unblock,
+            repeated_copies=nobody_told(self.metrics),
             metrics=self.metrics,
         )
 

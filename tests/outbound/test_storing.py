@@ -7,7 +7,7 @@ stand-ins.
 import asyncio
 from collections.abc import Iterator
 from contextlib import closing
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +15,7 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
 from bridge.errors import BrokerError
 from bridge.outbound.delivery import Delivery
+from bridge.outbound.envelope import REPEATED
 from bridge.outbound.storing import FIRST_WAIT_SECONDS, MAX_UNCONFIRMED_SECONDS, Storing
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
@@ -29,10 +30,12 @@ class World(LeapingWorld):
         self.broker = Broker(self.loop)
         self.session = Channel()
         self.told: list[str] = []
+        self.repeated: list[Properties] = []
         self.storing = Storing(
             cast("Publisher", self.broker),
             block=lambda: self.told.append("block"),
             unblock=lambda: self.told.append("unblock"),
+            note_repeated=lambda properties, _: self.repeated.append(properties),
         )
 
     def delivery(self, key: str = "m-1") -> Delivery:
@@ -72,6 +75,23 @@ def test_refused_is_tried_again(world: World) -> None:
     assert len(world.broker.published) == 1
     assert world.told == ["block"] * 3 + ["unblock"]
     assert world.storing.queue_missing.is_set()
+
+
+def test_a_copy_that_may_be_there_twice(world: World) -> None:
+    """Whoever is to know of such copies is told, when it is written, and of no other."""
+
+    async def store(key: str, headers: dict[str, Any]) -> None:
+        await world.storing.store(
+            world.delivery(key),
+            queue="q.next",
+            make_properties=lambda _: Properties(message_id=key, headers=headers),
+        )
+
+    world.run(store("m-1", {}))
+    world.broker.faults = ["error"]
+    world.run(store("m-2", {REPEATED: True}))
+
+    assert [properties.message_id for properties in world.repeated] == ["m-2"]
 
 
 def test_a_refusal_is_no_missing_queue(world: World) -> None:

@@ -6,6 +6,7 @@ from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.ordering.share import LaneShare
 from bridge.outbound.ordering.sorter_lock import SorterLock
 from bridge.outbound.peers.exchange import Peers
+from bridge.outbound.peers.repeated_copies import RepeatedCopies
 from bridge.outbound.sorting.sorter import Sorter
 from bridge.topology.upkeep import Upkeep
 
@@ -15,6 +16,7 @@ def make_sorter(
     *,
     publisher: Publisher,
     peers: Peers,
+    repeated_copies: RepeatedCopies,
     share: LaneShare | None,
     upkeep: Upkeep,
     metrics: WorkerMetrics,
@@ -27,6 +29,7 @@ def make_sorter(
         lock=None if share is None else SorterLock(settings.worker.queue, share),
         publisher=publisher,
         peers=peers,
+        repeated_copies=repeated_copies,
         may_sort=lambda: upkeep.is_usable,
         metrics=metrics,
     )

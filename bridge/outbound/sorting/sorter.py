@@ -24,6 +24,7 @@ from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.ordering.sorter_lock import SorterLock
 from bridge.outbound.ordering.turns import Turns
 from bridge.outbound.peers.exchange import Peers
+from bridge.outbound.peers.repeated_copies import RepeatedCopies
 from bridge.outbound.sorting.acks import Acks
 from bridge.outbound.sorting.move import Move, make_properties, sorting_entry
 from bridge.outbound.sorting.targets import find_target_in
@@ -61,6 +62,7 @@ class Sorter:
         lock: SorterLock | None,
         publisher: Publisher,
         peers: Peers,
+        repeated_copies: RepeatedCopies,
         may_sort: Callable[[], bool],
         metrics: WorkerMetrics,
     ) -> None:
@@ -76,7 +78,8 @@ class Sorter:
         self.changed = asyncio.Event()
         # Its prefetch bounds what waits for a broker that stores nothing. The senders go on: the
         # queue of a class may be full, and takes more when they have taken from it.
-        self._storing = Storing(publisher, block=self.changed.set, unblock=self.changed.set)
+        wake, note = self.changed.set, repeated_copies.note_published
+        self._storing = Storing(publisher, block=wake, unblock=wake, note_repeated=note)
         self.queue_missing = self._storing.queue_missing
         self.ledger = Ledger(heartbeat_seconds=settings.rabbitmq.heartbeat_seconds)
         # Those that wait for one of their key, those whose copy is written, and those that need a

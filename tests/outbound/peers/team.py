@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
+from bridge.amqp.properties import Properties
 from bridge.outbound.acceptances import Accepted
 from bridge.outbound.delivery import Delivery
 from bridge.outbound.entry import Entry, entry_of
+from bridge.outbound.envelope import COPIES, FIRST_DELIVERED_AT
 from bridge.outbound.ledger import Claim, Kept, Ledger, Repeat
 from bridge.outbound.outcomes import Outcome
 from bridge.outbound.peers.answering import Answerer
@@ -81,7 +83,9 @@ class Colleague:
             prove_session=self._prove,
             clock=clock,
         )
-        self._repeated_copies = RepeatedCopies(cast("Peers", self), clock=clock)
+        self.repeated_copies = RepeatedCopies(
+            cast("Peers", self), self.ledger, entry_of=entry_of, clock=clock
+        )
         self.may_wait = True
         self._deduplication: Deduplication | None = None
         if window_seconds is not None:
@@ -134,13 +138,27 @@ class Colleague:
         self.joins += 1
         self.tell(Hello())
 
+    def end(self) -> None:
+        """Stop in good order, and be asked no more."""
+        self.tell(Bye())
+        self.is_up = False
+
     # What it does with messages
+
+    def publish_again(self, copy: Delivery) -> None:
+        """Publish a copy that may be there twice."""
+        headers: dict[str, Any] = {
+            COPIES: copy.envelope.copies,
+            FIRST_DELIVERED_AT: copy.envelope.try_of,
+        }
+        properties = Properties(message_id=copy.envelope.message_id, headers=headers)
+        self.repeated_copies.note_published(properties, copy.body)
 
     async def take(self, delivery: Delivery) -> Claim | Repeat | None:
         """Take a delivery as the worker does, up to its claim."""
         entry = entry_of(delivery.envelope, delivery.body)
         if entry.copies:
-            delivery.redelivered = self._repeated_copies.may_be_one(
+            delivery.redelivered = self.repeated_copies.may_be_one(
                 entry, says_so=delivery.redelivered
             )
         if delivery.redelivered:
@@ -168,6 +186,7 @@ class Colleague:
         """Settle what was taken."""
         accepted = ACCEPTED._replace(at=self._world.loop.time()) if sent else None
         self.ledger.settle(claim, accepted, acked=acked)
+        self.repeated_copies.settle(claim.entry, is_sent=sent)
         if self._deduplication is not None:
             self._deduplication.end(claim.entry, accepted)
 

@@ -104,6 +104,131 @@ def test_a_worker_that_was_alone(team: Team) -> None:
     assert team.play(story()) == Repeat(None)
 
 
+@pytest.mark.parametrize("sent", [True, False], ids=["sent", "replaced"])
+@pytest.mark.parametrize("is_marked_first", [True, False], ids=["second_first", "first_first"])
+def test_its_sender_ends(team: Team, *, is_marked_first: bool, sent: bool) -> None:
+    """What was settled of copies that are there twice is known when its worker is gone."""
+    one, other = team.members
+
+    async def story() -> object:
+        publisher = team.hire()
+        await asyncio.sleep(1)
+        second = second_copy(team)
+        copies = [first_of(team, second), second]
+        publisher.publish_again(second)
+        await asyncio.sleep(1)
+        one.settle(await one.begin(copies.pop(is_marked_first)), sent=sent)
+        await asyncio.sleep(1)
+        one.end()
+        await asyncio.sleep(180)
+        return await other.take(copies[0])
+
+    assert team.play(story()) == Repeat(None)
+
+
+def test_its_sender_ends_before_a_third_joins(team: Team) -> None:
+    """Whoever comes when the sender is gone is told by one that heard of it."""
+    one, _ = team.members
+
+    async def story() -> object:
+        second = second_copy(team)
+        one.settle(await one.begin(second))
+        await asyncio.sleep(1)
+        one.end()
+        newcomer = team.hire()
+        await asyncio.sleep(180)
+        return await newcomer.take(first_of(team, second))
+
+    assert team.play(story()) == Repeat(None)
+
+
+def test_one_alone_tells_a_newcomer_what_all_know(team: Team) -> None:
+    """Of many that were told of a copy not each tells of it again."""
+    one, other = team.members
+
+    async def story() -> list[str]:
+        team.hire()
+        one.settle(await one.begin(second_copy(team)))
+        await asyncio.sleep(1)
+        one.end()
+        newcomer = team.hire()
+        await asyncio.sleep(1)
+        before = len(team.fanout.said)
+        newcomer.come_back()
+        await asyncio.sleep(1)
+        return [who for who, kind in team.fanout.said[before:] if kind == "settled"]
+
+    assert team.play(story()) == [other.worker_id]
+
+
+def test_the_first_is_sent_before_the_second_is_published(team: Team) -> None:
+    """Who hears that what it has sent is there twice tells that it is done."""
+    one, other = team.members
+
+    async def story() -> object:
+        second = second_copy(team)
+        one.settle(await one.begin(first_of(team, second)))
+        other.publish_again(second)
+        await asyncio.sleep(1)
+        one.end()
+        return await other.take(second)
+
+    assert team.play(story()) == Repeat(None)
+
+
+def test_published_again_while_nobody_could_be_told(team: Team) -> None:
+    """It is told when the worker that published it has joined the others again."""
+    one, other = team.members
+
+    async def story() -> object:
+        second = second_copy(team)
+        other.fall_silent()
+        other.publish_again(second)
+        other.come_back()
+        await asyncio.sleep(2)
+        one.settle(await one.begin(first_of(team, second)))
+        await asyncio.sleep(1)
+        one.end()
+        return await other.take(second)
+
+    assert team.play(story()) == Repeat(None)
+
+
+def test_a_sorted_request_that_is_there_twice(team: Team) -> None:
+    """The second is not sent by another worker when the first was, and its sender is gone."""
+    one, other = team.members
+
+    async def story() -> tuple[object, object]:
+        first = message(team)
+        other.publish_again(first)
+        await asyncio.sleep(1)
+        one.settle(await one.begin(first))
+        await asyncio.sleep(1)
+        one.end()
+        # What its publisher sends again says nothing of the kind.
+        return await other.take(again(team, first)), await other.take(message(team))
+
+    taken, published_again = team.play(story())
+    assert taken == Repeat(None)
+    assert isinstance(published_again, Claim)
+
+
+def test_a_sorted_request_that_failed(team: Team) -> None:
+    """Its publisher may send it again: that it was given up elsewhere is no reason to drop it."""
+    one, other = team.members
+
+    async def story() -> object:
+        first = message(team)
+        other.publish_again(first)
+        await asyncio.sleep(1)
+        one.settle(await one.begin(first), sent=False)
+        await asyncio.sleep(1)
+        one.end()
+        return await other.take(again(team, first))
+
+    assert isinstance(team.play(story()), Claim)
+
+
 def test_any_other_copy_asks_nobody(team: Team) -> None:
     """Neither a later copy of the same message nor one that is known no more costs a question."""
     one, other = team.members

@@ -26,7 +26,7 @@ from bridge.outbound.sorting.written import LATE_SECONDS
 from bridge.topology.upkeep import Upkeep
 from tests.clock import LeapingWorld
 from tests.ears import Ears
-from tests.outbound.stand_ins import PUBLISH_SECONDS, Broker, Channel
+from tests.outbound.stand_ins import PUBLISH_SECONDS, Broker, Channel, nobody_told
 
 BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
 URGENT = {"sms-bridge-priority": "urgent"}
@@ -61,6 +61,7 @@ class World(LeapingWorld):
             Settings(worker=own),
             publisher=cast("Publisher", self.broker),
             peers=peers,
+            repeated_copies=nobody_told(self.metrics),
             share=share,
             upkeep=cast("Upkeep", self.topology),
             metrics=self.metrics,
@@ -349,6 +350,7 @@ def test_without_priorities_there_is_none(world: World) -> None:
         Settings(),
         publisher=cast("Publisher", world.broker),
         peers=Peers("q", is_enabled=False, metrics=world.metrics),
+        repeated_copies=nobody_told(world.metrics),
         share=None,
         upkeep=cast("Upkeep", world.topology),
         metrics=world.metrics,
