@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import time
 
 from bridge.amqp.client import Connection
 from bridge.amqp.publisher import Publisher
@@ -224,12 +225,14 @@ class Worker:
         self._settler.hurry()
         self._held.cancel(lambda delivery: delivery.may_be_given_back)
         is_finished = False
+        end_at = time.monotonic() + timeout_seconds
         try:
             async with asyncio.timeout(timeout_seconds):
                 is_finished = await self._finish()
         except TimeoutError:
             log.warning("drain_timed_out")
         await self._held.cut_off()
+        await self._peers.until_joined(most_seconds=end_at - time.monotonic())
         await hand_over(self.consumer, self._ledger, self._peers)
         if self._deduplication is not None:
             self._deduplication.report()

@@ -179,8 +179,12 @@ async def test_new_messages_go_on_when_two_of_three_stay_away(bench: Bench) -> N
         await bench.until_taken(await bench.publish(2 * each), seconds=wait_seconds / 2)
 
 
-async def test_a_clean_stop_hands_over(bench: Bench) -> None:
-    """What a worker gives back when it stops goes on elsewhere at once, with its key."""
+@pytest.mark.parametrize("is_cut", [False, True], ids=["heard", "just_cut_off"])
+async def test_a_clean_stop_hands_over(bench: Bench, *, is_cut: bool) -> None:
+    """What a worker gives back when it stops goes on elsewhere at once, with its key.
+
+    So it does when the connection was cut on which it speaks, and is not back yet.
+    """
     # The next one would go after 25 seconds.
     slow: dict[str, Any] = {"worker__rate_limit": {"per_second": 0.04, "burst": 1}}
     async with bench.worker(**slow) as first:
@@ -190,6 +194,10 @@ async def test_a_clean_stop_hands_over(bench: Bench) -> None:
         async with second_worker(bench, worker__redelivery_wait=60) as (second, _):
             await eventually(lambda: has_peers(second, 1), what="the first")
             await eventually(lambda: has_peers(first, 1), what="the second")
+            if is_cut:
+                bench.proxy.cut(PUBLISH_LINK)
+                up = partial(first.metric, "sms_bridge_worker_coordination_up")
+                await eventually(lambda: not up(), what="the cut")
             assert await first.stop() == 0
             await bench.until_taken(numbers)
 

@@ -14,7 +14,7 @@ from bridge.amqp.client import ChannelNotFoundEntity, Connection
 from bridge.metrics import Registry, new_registry
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.peers.beats import REMEMBERED
-from bridge.outbound.peers.exchange import REFUSED_SECONDS, Peers
+from bridge.outbound.peers.exchange import LEAVING_SECONDS, REFUSED_SECONDS, Peers
 from bridge.outbound.peers.messages import Facts, Hello
 from tests.ears import listening
 from tests.integration.conftest import Amqp, connected, eventually, unique
@@ -191,6 +191,33 @@ async def test_who_leaves_is_gone_at_once_and_stays_silent(amqp_url: str, queue:
         assert second.peers.roster.others(REMEMBERED) == set()
 
 
+async def test_who_leaves_without_a_connection_waits_for_one(amqp_url: str, queue: str) -> None:
+    """Its bye is said when the connection is back: nobody waits for a worker that has ended."""
+    async with team(queue, amqp_url, 1) as (second,):
+        first = Colleague(queue)
+        async with at_work(first, amqp_url):
+            await first.until_hears(second)
+            await second.until_hears(first)
+        joined = asyncio.create_task(first.peers.until_joined(most_seconds=20))
+        async with at_work(first, amqp_url):
+            await joined
+            assert first.peers.is_up
+            await first.peers.leave()
+            await until(lambda: not second.peers.roster.others(REMEMBERED), what="the bye")
+
+
+async def test_who_leaves_waits_no_longer_than_it_may(amqp_url: str, queue: str) -> None:
+    """Neither beyond the deadline of its drain, nor where nobody would hear it."""
+    async with team(queue, amqp_url, 1) as (second,):
+        first = Colleague(queue)
+        async with at_work(first, amqp_url):
+            await first.until_hears(second)
+        async with asyncio.timeout(LEAVING_SECONDS - 1):
+            await first.peers.until_joined(most_seconds=0.1)
+            await first.peers.until_joined(most_seconds=-1)
+            await Colleague(queue).peers.until_joined(most_seconds=3600)
+
+
 async def test_what_no_worker_says_is_counted(amqp: Amqp, amqp_url: str, queue: str) -> None:
     """Rubbish on the exchange, and facts that do not fit, are counted and do no harm."""
     async with team(queue, amqp_url, 2) as (first, second):
@@ -277,7 +304,7 @@ async def test_who_joins_again_leaves_nothing_behind(
         channels = connection.transport.connection.channels
         await alone.until_up()
         with monkeypatch.context() as short_of_time:
-            short_of_time.setattr("bridge.outbound.peers.exchange.SAY_SECONDS", 0)
+            short_of_time.setattr("bridge.outbound.peers.outbox.SAY_SECONDS", 0)
             alone.peers.tell(Word(text="Hi"))
             await until(lambda: alone.peers.joins > 2, what="another join")
         await alone.until_up()

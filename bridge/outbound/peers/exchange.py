@@ -9,7 +9,6 @@ cut there, or not read because too much is held, leaves the workers on speaking 
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn
 
@@ -27,7 +26,6 @@ from bridge.amqp.client import (
 )
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Body
-from bridge.errors import BrokerError
 from bridge.logs import Log
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.peers import fanout
@@ -43,6 +41,7 @@ from bridge.outbound.peers.messages import (
     read_message,
     write_message,
 )
+from bridge.outbound.peers.outbox import Outbox
 from bridge.outbound.peers.roster import Roster
 from bridge.topology.declarations import workers_exchange
 
@@ -53,19 +52,15 @@ LOOK_SECONDS: Final = 1.0
 # How long to wait before another try to join, when the broker has refused one, and otherwise.
 REFUSED_SECONDS: Final = 5.0
 JOIN_AGAIN_SECONDS: Final = 0.5
-# After so many looks at which nothing had come back to this worker of what it had said itself, it
-# hears nobody: its queue, or the exchange, was deleted by hand.
-MAX_UNHEARD_LOOKS: Final = 5
 # How long a worker that starts waits for the beats with which peers answer its hello; where nobody
 # was before it, just long enough to hear those that start with it; with a broker that lets it join
 # late, or not at all, the third.
 ACQUAINTING_SECONDS: Final = 0.5
 ALONE_SECONDS: Final = 0.05
 MOST_ACQUAINTING_SECONDS: Final = 2.0
-# What waits to be said; of more, the newest is kept.
-MAX_UNSAID: Final = 1024
-# How long what has been said may wait to be written, and the last word at the end.
-SAY_SECONDS: Final = 1.0
+# How long a worker that stops waits for a connection on which to say so: time enough for the first
+# tries to have another one.
+LEAVING_SECONDS: Final = 3.0
 REMEDY: Final = (
     "each worker decides for itself now; let the user configure, write and read what begins with "
     "the exchange's name; delete an exchange of that name that is of another type or durable; "
@@ -100,16 +95,11 @@ class Peers:
         self._is_refused = False
         self._beats = Beats(self.roster.beats)
         self._next_look_at = 0.0
-        # What it has said itself has still to come back, and at how many looks it had not.
-        self._awaits_echo = False
-        self._unheard_looks = 0
         self._hearers = Hearers(metrics)
         self._in_each_beat: list[Callable[[], Facts | None]] = []
         self._each_second: list[Callable[[], None]] = []
-        # Each for one queue, or for all.
-        self._unsaid: deque[tuple[bytes, str | None]] = deque(maxlen=MAX_UNSAID)
-        self._to_say = asyncio.Event()
-        self._all_said = asyncio.Event()
+        self._outbox = Outbox(self._exchange)
+        self._has_joined = asyncio.Event()
         self._has_left = False
         self._is_acquainted = asyncio.Event()
         self.on(Hello, self._on_hello)
@@ -147,9 +137,7 @@ class Peers:
 
     def _say(self, facts: Facts, *, queue: str | None = None) -> None:
         if self.is_up and not self._has_left:
-            self._unsaid.append((write_message(self.worker_id, facts), queue))
-            self._all_said.clear()
-            self._to_say.set()
+            self._outbox.put(write_message(self.worker_id, facts), queue=queue)
 
     def on(self, facts: type[AnyFacts], hear: Hear[AnyFacts]) -> None:
         """Call `hear` with a peer's id and what it says, each time that it says facts of a kind.
@@ -184,14 +172,23 @@ class Peers:
             speaking.cancel()
             await asyncio.gather(speaking, return_exceptions=True)
 
+    async def until_joined(self, *, most_seconds: float) -> None:
+        """Return when it is on the exchange, for its last words, or that takes too long.
+
+        That is longer than `most_seconds`, or than a connection that was cut takes to come back. A
+        worker that has no peers waits for nothing.
+        """
+        if self.expects_answers:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(most_seconds, LEAVING_SECONDS)):
+                    await self._has_joined.wait()
+
     async def leave(self) -> None:
         """Say bye, so that no peer waits for this worker; returns when it is said, or cannot be."""
         self.tell(Bye())
         self._has_left = True
         if self.is_up:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SAY_SECONDS):
-                    await self._all_said.wait()
+            await self._outbox.until_all_said()
 
     # The exchange
 
@@ -210,7 +207,7 @@ class Peers:
     async def _speak(self, connection: Connection) -> None:
         """Join the exchange, and say what is to be said until the channel ends."""
         async with fanout.own_channel(connection) as channel:
-            channel.closing.add_done_callback(lambda _: self._to_say.set())
+            channel.closing.add_done_callback(lambda _: self._outbox.wake())
             with connection.wire.deliveries(channel, self._on_delivery) as callback:
                 async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
                     is_alone = not (self.joins or await fanout.is_there(connection, self._exchange))
@@ -223,7 +220,7 @@ class Peers:
                 try:
                     while not channel.is_closed:
                         await self._say_all(channel)
-                        await self._wait_for_words()
+                        await self._outbox.wait(self._next_look_at - self._clock())
                 finally:
                     self._end()
             ended = channel.closing
@@ -238,35 +235,25 @@ class Peers:
         self._last_fault = ""
         self._is_refused = False
         self._next_look_at = self._clock() + LOOK_SECONDS
-        self._awaits_echo = False
-        self._unheard_looks = 0
-        self._unsaid.clear()
+        self._outbox.begin()
         self.roster.resume()
         self._beats.begin()
         self.tell(Hello(joins=self.joins, beat_seconds=self._beats.seconds))
+        self._has_joined.set()
         seconds = ALONE_SECONDS if is_alone else ACQUAINTING_SECONDS
         asyncio.get_running_loop().call_later(seconds, self._is_acquainted.set)
 
     def _end(self) -> None:
         self._connection = None
+        self._has_joined.clear()
         self.roster.pause()
-        self._all_said.set()
+        self._outbox.end()
 
     async def _say_all(self, channel: Channel) -> None:
         if self._clock() >= self._next_look_at:
             self._next_look_at = self._clock() + LOOK_SECONDS
             self._look_after()
-        self._to_say.clear()
-        while self._unsaid:
-            body, queue = self._unsaid.popleft()
-            if self.is_up:
-                async with asyncio.timeout(SAY_SECONDS):
-                    if queue is None:
-                        await channel.basic_publish(body, exchange=self._exchange)
-                        self._awaits_echo = True
-                    else:
-                        await channel.basic_publish(body, routing_key=queue)
-        self._all_said.set()
+        await self._outbox.say_all(channel, may_say=lambda: self.is_up)
 
     def _look_after(self) -> None:
         # In an alarm of the broker nobody says anything, and is there nevertheless.
@@ -275,19 +262,11 @@ class Peers:
         else:
             self.roster.pause()
         self.roster.tidy()
-        is_unheard = self.is_up and self._awaits_echo
-        self._unheard_looks = self._unheard_looks + 1 if is_unheard else 0
-        if self._unheard_looks > MAX_UNHEARD_LOOKS:
-            raise BrokerError("what this worker says does not come back to it")
+        self._outbox.look_for_echo(may_say=self.is_up)
         for look in self._each_second:
             look()
         if self._beats.is_due():
             self.tell(self._make_beat())
-
-    async def _wait_for_words(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, self._next_look_at - self._clock())):
-                await self._to_say.wait()
 
     def _log_fault(self, why: str) -> None:
         if why == self._last_fault:
@@ -326,7 +305,7 @@ class Peers:
 
     def _hear(self, message: Message) -> None:
         if message.worker_id == self.worker_id:
-            self._awaits_echo = False
+            self._outbox.note_echo()
             return
         if message.kind == Bye.kind:
             self.roster.leave(message.worker_id)
