@@ -1,9 +1,10 @@
 """What processes have used."""
 
+import os
 import subprocess
 import sys
 
-from tests.bench.usage import read_usage
+from tests.bench.usage import read_run_delay, read_usage
 
 _BURN = """
 import sys, time
@@ -44,3 +45,23 @@ def test_a_process_that_has_ended_adds_nothing() -> None:
 
     assert usage.cpu_seconds == 0
     assert usage.peak_mib == 0
+
+
+def test_waiting_for_a_cpu_is_told() -> None:
+    """Of two processes that share one, each waits while the other runs."""
+    (cpu, *_) = os.sched_getaffinity(0)
+    pinned = f"import os; os.sched_setaffinity(0, [{cpu}])\n{_BURN}"
+    command = [sys.executable, "-c", pinned, "0.3"]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other,
+    ):
+        for process in (one, other):
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"done\n"
+        waited = read_run_delay(one.pid) + read_run_delay(other.pid)
+        for process in (one, other):
+            assert process.stdin is not None
+            process.stdin.close()
+
+    assert waited >= 0.1

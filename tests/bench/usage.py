@@ -32,6 +32,14 @@ def read_usage(pids: Iterable[int]) -> Usage:
     )
 
 
+def read_run_delay(pid: int) -> float:
+    """Return for how many seconds a process was ready to run, and others had the CPUs.
+
+    Of its main thread: proc(5), /proc/pid/schedstat. Raises OSError when it has ended.
+    """
+    return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+
+
 def _family(pid: int) -> list[int]:
     text = _read(f"/proc/{pid}/task/{pid}/children")
     return [pid, *(member for child in text.split() for member in _family(int(child)))]
