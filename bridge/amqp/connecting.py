@@ -74,13 +74,22 @@ async def open_connection(
 async def open_first_connection(settings: RabbitMQSettings, *, name: str) -> Connection:
     """Open a connection to the first broker of `rabbitmq.url` that answers; each is tried once.
 
-    Raises BrokerError, that of the last one.
+    Raises ConnectError, which tells the fault of each.
     """
+    faults: dict[SecretStr, ConnectError] = {}
 
     async def open_one(url: SecretStr) -> Connection:
-        return await open_connection(settings, url, name=name, ask_http=True)
+        try:
+            return await open_connection(settings, url, name=name, ask_http=True)
+        except ConnectError as error:
+            faults[url] = error
+            raise
 
-    _, connection = await open_quickest(settings.url, open_one)
+    try:
+        _, connection = await open_quickest(settings.url, open_one)
+    except ConnectError as error:
+        each = (str(faults[url]) for url in dict.fromkeys(settings.url))
+        raise ConnectError(error.fault, "; ".join(each)) from error
     return connection
 
 

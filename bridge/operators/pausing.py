@@ -69,21 +69,20 @@ async def resume(settings: Settings) -> bool:
     node that is back after a partition may know nothing of it for some seconds.
     """
     at_each = [asyncio.ensure_future(_resume_at(settings, url)) for url in settings.rabbitmq.url]
-    was_answered, fault = False, None
+    faults = list[BrokerError]()
     try:
         for resumed in asyncio.as_completed(at_each):
             try:
                 if await resumed:
                     return True
-                was_answered = True
             except BrokerError as error:
-                fault = error
+                faults.append(error)
     finally:
         for one in at_each:
             one.cancel()
         await asyncio.gather(*at_each, return_exceptions=True)
-    if fault is not None and not was_answered:
-        raise fault
+    if len(faults) == len(at_each):
+        raise BrokerError("; ".join(str(fault) for fault in faults))
     return False
 
 

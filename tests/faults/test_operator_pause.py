@@ -7,6 +7,7 @@ import pytest
 from yarl import URL
 
 from bridge.amqp.connecting import ATTEMPT_DELAY_SECONDS, close_quietly, open_first_connection
+from bridge.errors import BrokerError
 from bridge.operators.pausing import find_pause, pause, resume
 from bridge.topology.paused_queue import PROBE_SECONDS, is_certainly_absent, paused_queue
 from tests.alarms import memory_alarm
@@ -125,6 +126,17 @@ async def test_a_node_that_knows_of_no_pause(bench: Bench) -> None:
 
     assert await resume(settings)
     assert not await resume(settings)
+
+
+async def test_a_resume_that_no_node_answers(bench: Bench) -> None:
+    """Each is named with its fault, and none with its login."""
+    urls = [f"amqp://someone:a-password@127.0.0.1:{port}/" for port in (1, 2)]
+
+    with pytest.raises(BrokerError) as caught:
+        await resume(make_settings(bench.values(rabbitmq__url=urls)))
+
+    assert all(f"no connection to 127.0.0.1:{port} (refused)" in str(caught.value) for port in "12")
+    assert "a-password" not in str(caught.value)
 
 
 async def test_looking_does_not_end_a_pause(bench: Bench) -> None:

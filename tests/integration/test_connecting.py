@@ -8,7 +8,7 @@ import pytest
 from pydantic import SecretStr
 from yarl import URL
 
-from bridge.amqp.connecting import open_connection
+from bridge.amqp.connecting import open_connection, open_first_connection
 from bridge.config import RabbitMQSettings
 from bridge.errors import ConnectError
 from bridge.sandbox.broker import Broker
@@ -68,6 +68,22 @@ async def test_a_port_of_something_else(scheme: str, answer: bytes, said: str) -
         error = await _refusal(f"{scheme}://guest:guest@127.0.0.1:{port}/")
 
     assert str(error).startswith(f"no connection to 127.0.0.1:{port} ({said}")
+
+
+async def test_each_of_several_brokers_is_told() -> None:
+    """When none answers, each has its own fault, in the order of the setting, without its login."""
+    hosts = ["no-such-host.invalid", "127.0.0.1:1", "no-such-host.invalid"]
+    urls = [f"amqp://someone:a-password@{host}/" for host in hosts]
+    settings = RabbitMQSettings.model_validate({"url": urls, "connect_timeout_seconds": 5})
+    with pytest.raises(ConnectError) as caught:
+        await open_first_connection(settings, name="test")
+
+    assert str(caught.value) == (
+        "no connection to no-such-host.invalid:5672 (its name is not found); "
+        "check the host in rabbitmq.url and the resolver; "
+        "no connection to 127.0.0.1:1 (refused); "
+        "check that RabbitMQ runs and that rabbitmq.url names its host and port"
+    )
 
 
 @pytest.mark.parametrize("vhost", ["nowhere", "foreign"])
