@@ -17,8 +17,6 @@ from tests.simulation.windows import most_in
 from tests.soak.pace import Worker, scale
 
 # What is sent in a second is measured.
-pytestmark = pytest.mark.serial
-
 # A limit and its burst, of all workers; and for how long nothing is sent before it, in which each
 # worker alone would gather the whole burst from its third of the limit.
 LIMIT: Final = 30
