@@ -1,6 +1,7 @@
 """An operator's pause beside other trouble: the broker's, the service's, or all day long."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from bridge.operators.pausing import find_pause, pause, resume
 from bridge.topology.paused_queue import PROBE_SECONDS, is_certainly_absent, paused_queue
 from tests.alarms import memory_alarm
 from tests.faults.amqp_proxy import CHANNEL_CLOSE, PUBLISH, Method
-from tests.faults.bench import Bench, eventually, make_settings, open_link
+from tests.faults.bench import Bench, eventually, make_settings, open_amqp, open_link
 
 REASON = "wrong text"
 
@@ -137,6 +138,39 @@ async def test_a_resume_that_no_node_answers(bench: Bench) -> None:
 
     assert all(f"no connection to 127.0.0.1:{port} (refused)" in str(caught.value) for port in "12")
     assert "a-password" not in str(caught.value)
+
+
+async def test_a_node_that_does_not_know_yet(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause is not over because the node that a worker goes to has not heard of it.
+
+    One that is just back from a partition knows of it some seconds later; what no node knows for
+    longer has been ended. Takes those seconds.
+    """
+    stale_seconds = 4
+    monkeypatch.setattr("bridge.outbound.pausing.operator_pause.STALE_SECONDS", stale_seconds)
+    elsewhere = str(URL(bench.broker.url).with_path("/stale"))
+    await asyncio.to_thread(bench.broker.ctl, "add_vhost", "stale")
+    await asyncio.to_thread(
+        bench.broker.ctl, "set_permissions", "-p", "stale", "guest", ".*", ".*", ".*"
+    )
+    async with (
+        bench.worker(rabbitmq__url=[bench.proxy.url, elsewhere]) as live,
+        open_amqp(elsewhere) as bench.amqp,
+    ):
+        await pause(make_settings(bench.values(rabbitmq__url=[bench.broker.url])), REASON)
+        await eventually(lambda: live.paused == {"operator"}, what="paused")
+        bench.proxy.refuse()
+        connected = f"127.0.0.1:{URL(elsewhere).port}"
+        await eventually(
+            lambda: [one for one in live.logged("broker_connected") if one["host"] == connected],
+            what="the other node",
+        )
+        since = time.monotonic()
+        await bench.declare_main()
+        numbers = await bench.publish(3)
+        await bench.until_taken(numbers)
+
+        assert time.monotonic() - since >= stale_seconds
 
 
 async def test_looking_does_not_end_a_pause(bench: Bench) -> None:
