@@ -106,7 +106,7 @@ async def until_come_again(ledger: Ledger) -> None:
                 await asyncio.sleep(OWED_POLL_SECONDS)
 
 
-async def finish_at_once(held: Held, consumer: Taking, ledger: Ledger, peers: Peers) -> bool:
+async def finish_at_once(held: Held, consumer: Taking, ledger: Ledger) -> bool:
     """Settle what is held, and have the broker deliver the rest to others; take nothing again.
 
     Returns False when the broker may not have read the acks of some.
@@ -116,7 +116,6 @@ async def finish_at_once(held: Held, consumer: Taking, ledger: Ledger, peers: Pe
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(HAND_OVER_SECONDS):
             await consumer.end()
-    await hand_over(consumer, ledger, peers)
     return is_settled
 
 

@@ -78,6 +78,12 @@ class Storing:
                     await asyncio.sleep(wait)
                     wait = min(wait * 2, MAX_WAIT_SECONDS)
 
+    def give_up(self, delivery: Delivery, make_properties: MakeProperties) -> None:
+        """Note that a copy may be stored of a delivery that goes back for another worker."""
+        if delivery.replacement is not None and delivery.replacement.may_be_stored:
+            properties = make_properties(self._publisher.max_properties_bytes)
+            self._note_repeated(properties, delivery.body)
+
     async def _try(
         self, delivery: Delivery, queue: str, make_properties: MakeProperties
     ) -> PublishError | None:

@@ -96,7 +96,7 @@ class Worker:
         self._held = HeldDeliveries(own.queue, process=self._run_in_turn, metrics=metrics)
         self.consumer = self._make_consumer(share, metrics)
         self._held.let_go = self.consumer.let_go
-        self._asker = self._make_asker(metrics)
+        self._asker, self._answerer = self._make_asker(metrics)
         is_deduplicating = own.deduplicate is not None and peers.is_enabled
         self._deduplication = Deduplication(peers, self._ledger.sent) if is_deduplicating else None
         self._claims = self._make_claims()
@@ -145,8 +145,8 @@ class Worker:
         consumer.on_cancelled = self._held.note_cancel
         return consumer
 
-    def _make_asker(self, metrics: WorkerMetrics) -> Asker:
-        """Have the peers' questions answered, and make what asks them."""
+    def _make_asker(self, metrics: WorkerMetrics) -> tuple[Asker, Answerer]:
+        """Make what asks the peers, and what answers them."""
         asker = Asker(
             self._peers,
             self._ledger,
@@ -165,8 +165,8 @@ class Worker:
         async def prove() -> None:
             await asyncio.gather(*(consumer.prove() for consumer in consumers))
 
-        Answerer(self._peers, *ledgers, is_asking=asker.is_asking, prove_session=prove)
-        return asker
+        answerer = Answerer(self._peers, *ledgers, is_asking=asker.is_asking, prove_session=prove)
+        return asker, answerer
 
     def _make_claims(self) -> Claims:
         return Claims(
@@ -233,7 +233,10 @@ class Worker:
             log.warning("drain_timed_out")
         await self._held.cut_off()
         await self._peers.until_joined(most_seconds=end_at - time.monotonic())
+        self._answerer.gives_up_copies = True
         await hand_over(self.consumer, self._ledger, self._peers)
+        if self.sorter is not None:
+            await self.sorter.hand_over()
         if self._deduplication is not None:
             self._deduplication.report()
         await self._peers.leave()

@@ -370,6 +370,26 @@ async def test_a_drain_while_sorting(bench: Bench, *, ids: bool) -> None:
     assert bench.extra_posts(numbers) == {}
 
 
+async def test_a_drain_that_times_out_while_sorting(bench: Bench) -> None:
+    """What goes back then, its copies unconfirmed, is moved by another worker with the same key."""
+    alone = ON | {"worker__shutdown_timeout_seconds": 1}
+    async with bench.worker(**alone) as live:
+        bench.proxy.trap("broker", ACK, "drop", again=True, link=PUBLISH_LINK)
+        numbers = await bench.publish(20, ids=False)
+        await bench.until_taken(numbers)
+        async with bench.worker(**ON, rabbitmq__url=[bench.broker.url]) as other:
+            for one in (live, other):
+                await eventually(partial(one.metric, "sms_bridge_worker_peers"), what="a peer")
+            assert await live.stop() != 0
+            await until_all_settled(bench, other)
+
+            answers = partial(other.metric, "sms_bridge_worker_redelivery_questions_total")
+            assert answers(answer="kept") >= len(numbers)
+            keys = {(post.to, post.idempotency_key) for post in bench.service.posts(numbers)}
+            assert len(keys) == len(numbers)
+            assert bench.sent_twice(numbers) == {}
+
+
 async def test_switched_off_again(bench: Bench) -> None:
     """A worker without priorities takes what was sorted before, and says what to do."""
     bench.service.misbehave(SLOWER)

@@ -37,7 +37,9 @@ class Answerer:
     `ledgers` have no entry in common. `prove_session` returns when the broker has answered on each
     connection that consumes, or that is known to be lost: what a peer asks for may be held on it,
     or may have been acked in vain.
-    `is_asking` says whether this worker itself asks for an entry.
+    `is_asking` says whether this worker itself asks for an entry. Set `gives_up_copies` when it
+    ends: no confirm is waited for any more, and who asks publishes a copy that says that it may be
+    there twice.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Answerer:
         prove_session: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.gives_up_copies = False
         self._peers = peers
         self._ledgers = ledgers
         self._is_asking = is_asking
@@ -115,8 +118,9 @@ class Answerer:
             return Answer(number=number, knows="done")
         if known.replacement is not None and known.replacement.is_stored:
             return Answer(number=number, knows="done")
-        if known.replacement is not None and not known.replacement.is_refused:
-            # Its copy is written; the broker has yet to say whether it is stored.
+        is_written = known.replacement is not None and not known.replacement.is_refused
+        if is_written and not self.gives_up_copies:
+            # The broker has yet to say whether its copy is stored.
             ledger.learn(entry, known)
             return Answer(number=number, knows="busy")
         return Answer(number=number, knows="kept", kept=write_kept(known, now=time.time()))

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from bridge.outbound.delivery import Delivery
 from bridge.outbound.entry import Entry
@@ -42,6 +42,13 @@ MOST_BUSY_SECONDS: Final = 600.0
 # So many redeliveries may wait while others are taken; nine workers with the default concurrency
 # have 450 in flight.
 MOST_WAITING: Final = 500
+
+
+class LearnOf(Protocol):
+    """Has another ledger than the worker's learn what peers know of a redelivery."""
+
+    async def __call__(self, delivery: Delivery, entry: Entry, *, ledger: Ledger) -> None:
+        """Return when it has, or it is time; see `Asker.learn_of`."""
 
 
 @dataclass(slots=True, eq=False)

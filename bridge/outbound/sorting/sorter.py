@@ -8,7 +8,7 @@ behind it. It acks last, so that a crash leaves copies, never losses.
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from bridge.amqp.client import Connection
 from bridge.amqp.publisher import Publisher
@@ -17,19 +17,20 @@ from bridge.errors import BrokerError
 from bridge.logs import Log
 from bridge.outbound.consumer import Consumer, Gauges
 from bridge.outbound.delivery import Delivery
-from bridge.outbound.drain import finish, finish_at_once, until_come_again
+from bridge.outbound.drain import finish, finish_at_once, hand_over, until_come_again
 from bridge.outbound.entry import Entry
 from bridge.outbound.ledger import Claim, Kept, Ledger
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.ordering.sorter_lock import SorterLock
 from bridge.outbound.ordering.turns import Turns
+from bridge.outbound.peers.asking import LearnOf
 from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.peers.repeated_copies import RepeatedCopies
 from bridge.outbound.sorting.acks import Acks
 from bridge.outbound.sorting.move import Move, make_properties, sorting_entry
 from bridge.outbound.sorting.targets import find_target_in
 from bridge.outbound.sorting.written import Written
-from bridge.outbound.storing import Storing
+from bridge.outbound.storing import MakeProperties, Storing
 
 log = Log(__name__)
 
@@ -38,13 +39,6 @@ log = Log(__name__)
 PREFETCH: Final = 100
 # How often to look whether this worker may sort, before it takes the lock.
 MAY_SORT_POLL_SECONDS: Final = 0.2
-
-
-class LearnOf(Protocol):
-    """Has a ledger learn what other workers know of a redelivery."""
-
-    async def __call__(self, delivery: Delivery, entry: Entry, *, ledger: Ledger) -> None:
-        """Return when it has, or it is time."""
 
 
 class Sorter:
@@ -86,10 +80,7 @@ class Sorter:
         # task.
         self._waiting: set[Move] = set()
         self._written = Written(
-            publisher,
-            keeps_priority=lock is None,
-            on_stored=self._on_stored,
-            on_late=self._start,
+            publisher, keeps_priority=lock is None, on_stored=self._on_stored, on_late=self._start
         )
         self._tasks: dict[asyncio.Task[None], Move] = {}
         self._acks: Acks | None = None
@@ -144,13 +135,18 @@ class Sorter:
                 await until_come_again(self.ledger)
             self._stopping = True
             if self._lock is not None:
-                return await finish_at_once(self, self.consumer, self.ledger, self._peers)
+                return await finish_at_once(self, self.consumer, self.ledger)
             return await finish(self, self.consumer, self.ledger)
         finally:
             for task in list(self._tasks):
                 task.cancel()
             for move in (*self._waiting, *self._written):
                 self._give_back(move)
+
+    async def hand_over(self) -> None:
+        """Have other workers move what `drain` gave back, while this one can be asked for it."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await hand_over(self.consumer, self.ledger, self._peers)
 
     @property
     def count(self) -> int:
@@ -239,9 +235,14 @@ class Sorter:
         self._waiting.discard(move)
         self._written.take_out(move)
         if move.claim is not None:
-            kept = Kept(move.delivery.envelope, None, move.delivery.replacement)
-            self.ledger.give_back(move.claim, kept)
+            self._keep(move.delivery, move.claim)
         self._end(move)
+
+    def _keep(self, delivery: Delivery, claim: Claim) -> None:
+        if self._stopping:
+            # This worker may have sent the copy, and is there no more when another one is made.
+            self._storing.give_up(delivery, self._make_properties(delivery))
+        self.ledger.give_back(claim, Kept(delivery.envelope, None, delivery.replacement))
 
     def _end(self, move: Move) -> None:
         if move.place is not None:
@@ -263,11 +264,10 @@ class Sorter:
     async def _run_in_turn(self, move: Move) -> None:
         if move.place is None or move.claim is not None:
             await self._run(move)
-        else:
-            work = partial(self._run, move)
-            await self._turns.take_turn(
-                move.place, move.delivery, learn=self._ask, work=lambda _: work()
-            )
+            return
+        work = partial(self._run, move)
+        place, delivery = move.place, move.delivery
+        await self._turns.take_turn(place, delivery, learn=self._ask, work=lambda _: work())
 
     async def _run(self, move: Move) -> None:
         """Move a delivery; nothing that it raises leaves the task."""
@@ -301,7 +301,7 @@ class Sorter:
         try:
             await self._store(delivery, move.target.queue, is_begun=is_begun)
         except BaseException:
-            self.ledger.give_back(move.claim, Kept(delivery.envelope, None, delivery.replacement))
+            self._keep(delivery, move.claim)
             raise
         self._settle([move])
 
@@ -332,11 +332,11 @@ class Sorter:
     async def _store(self, delivery: Delivery, queue: str, *, is_begun: bool) -> None:
         if self._stopping and not is_begun:
             raise BrokerError("the worker stops")
-        await self._storing.store(
-            delivery,
-            queue=queue,
-            make_properties=partial(make_properties, delivery, keeps_priority=self._lock is None),
-        )
+        make = self._make_properties(delivery)
+        await self._storing.store(delivery, queue=queue, make_properties=make)
+
+    def _make_properties(self, delivery: Delivery) -> MakeProperties:
+        return partial(make_properties, delivery, keeps_priority=self._lock is None)
 
     def _on_session_over(self, most_unacked: int) -> None:
         self.ledger.connection_lost(most_unacked=most_unacked)

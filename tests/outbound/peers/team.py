@@ -76,7 +76,7 @@ class Colleague:
             metrics=world.metrics,
             clock=clock,
         )
-        Answerer(
+        self.answerer = Answerer(
             cast("Peers", self),
             self.ledger,
             is_asking=self.asker.is_asking,

@@ -117,6 +117,29 @@ def test_a_copy_that_may_be_stored_is_waited_for(team: Team) -> None:
     assert found.envelope.has_been_copied
 
 
+def test_a_copy_is_not_waited_for_by_who_ends(team: Team) -> None:
+    """What was decided is handed on at once, and that the copy may be there already."""
+    first, second = team.members
+
+    async def story() -> Kept | None:
+        delivery = message(team, None)
+        redelivered = again(team, delivery, key="f" * 32)
+        kept = Kept(delivery.envelope, RETRIED, cast("Publication", Copy()))
+        first.ledger.give_back(await first.begin(delivery), kept)
+        first.lose_connection()
+        first.answerer.gives_up_copies = True
+        taking = asyncio.create_task(second.take(redelivered))
+        await asyncio.sleep(0.5)
+        assert isinstance(taking.result(), Claim)
+        return second.recall(redelivered)
+
+    found = team.play(story())
+    assert found is not None
+    assert found.outcome == RETRIED
+    assert found.envelope.key == "c" * 32
+    assert found.envelope.has_been_copied
+
+
 def test_a_copy_that_is_stored_ends_the_matter(team: Team) -> None:
     """The redelivery is acked: what replaces it is in a queue."""
     first, second = team.members
