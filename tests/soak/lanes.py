@@ -3,7 +3,7 @@
     PYTHONPATH=. python tests/soak/lanes.py --messages 20000 --numbers 500 --seed 1
 
 Exit code 0: nothing out of order, nothing lost, nothing sent again but what was in flight at a
-kill. 1: it was. `--rates` measures instead how fast workers with lanes are, beside those without.
+kill. 1: it was. How fast workers with lanes are: tests/soak/lane_rates.py.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from typing import Any, Final
 
 from bridge.sandbox.faults import Fault
 from bridge.sandbox.messages import Attempt
-from tests.faults.bench import eventually, make_numbers, open_amqp
+from tests.faults.bench import make_numbers, open_amqp
 from tests.soak.figures import tell
-from tests.soak.rig import Process, Rig, Stand, open_stand, run
+from tests.soak.rig import Process, Rig, open_stand, run
 
 LANES: Final = 32
 CONCURRENCY: Final = 20
@@ -36,10 +36,6 @@ FAULTS: Final[tuple[tuple[float, Fault], ...]] = (
 PER_SECOND: Final = 250.0
 PUBLISHED_AT_ONCE: Final = 50
 END_SECONDS: Final = 120.0
-RATE_SECONDS: Final = 20.0
-# So slow that the service, and not this computer, is the limit.
-RATE_LATENCY_SECONDS: Final = 0.25
-WORTH_OF_UNORDERED: Final = 0.8
 # A worker that stops lets go of its lanes within this time.
 MOVED_SECONDS: Final = 5.0
 
@@ -231,25 +227,6 @@ async def _until_through(rig: Rig, traffic: Traffic) -> None:
         await asyncio.sleep(0.5)
 
 
-async def measure(stand: Stand, *, workers: int, **changed: Any) -> float:
-    """Return how many messages a second some workers send that have always something to send."""
-    async with stand.rig() as rig:
-        await rig.declare_main()
-        rig.service.misbehave({"latency_seconds": RATE_LATENCY_SECONDS})
-        per_second = workers * CONCURRENCY / RATE_LATENCY_SECONDS
-        traffic = Traffic(rig, messages=int(2.5 * RATE_SECONDS * per_second), numbers=500, seed=1)
-        scale = Scale(rig, **changed)
-        await scale.to(workers)
-        publishing = asyncio.create_task(traffic.publish(10**9, per_second=1.5 * per_second))
-        await eventually(lambda: rig.accepted > per_second, what="the first second's worth")
-        began, before = time.monotonic(), rig.accepted
-        await asyncio.sleep(RATE_SECONDS)
-        rate = (rig.accepted - before) / (time.monotonic() - began)
-        publishing.cancel()
-        await asyncio.gather(publishing, return_exceptions=True)
-        return rate
-
-
 async def main() -> int:
     """Play what the command line asks for."""
     parser = argparse.ArgumentParser(
@@ -258,19 +235,10 @@ async def main() -> int:
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--numbers", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rates", action="store_true", help="measure the throughput")
-    parser.add_argument("--workers", type=int, default=3, help="for --rates")
     options = parser.parse_args()
     options.began = time.monotonic()
-    async with open_stand() as stand:
-        if options.rates:
-            unordered = {"worker__ordering": "none", "worker__lanes": None}
-            plain = await measure(stand, workers=options.workers, **settings(**unordered))
-            ordered = await measure(stand, workers=options.workers, **settings())
-            tell(f"unordered {plain:.0f}/s, lanes {ordered:.0f}/s: {ordered / plain:.2f}")
-            return int(ordered < WORTH_OF_UNORDERED * plain)
-        async with stand.rig() as rig:
-            verdict = await play(rig, options)
+    async with open_stand() as stand, stand.rig() as rig:
+        verdict = await play(rig, options)
     tell(json.dumps(asdict(verdict)))
     return int(not is_kept(verdict))
 
