@@ -21,6 +21,16 @@ Properties = Basic.Properties
 
 # A header's value that is nested deeper stays bytes: decoding it could overflow the stack.
 MAX_HEADER_DEPTH: Final = 32
+_LENGTH: Final = struct.Struct(">I")
+_OCTET: Final = struct.Struct(">B")
+# All lengths of a short string, written.
+_OCTETS: Final = tuple(bytes((length,)) for length in range(256))
+# The flags of the properties that a message has, in the order in which they follow (AMQP 0-9-1,
+# 4.2.6.1).
+_CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 14, 1 << 13, 1 << 12
+_PRIORITY, _CORRELATION_ID, _REPLY_TO, _EXPIRATION = 1 << 11, 1 << 10, 1 << 9, 1 << 8
+_MESSAGE_ID, _TIMESTAMP, _MESSAGE_TYPE, _USER_ID = 1 << 7, 1 << 6, 1 << 5, 1 << 4
+_APP_ID, _CLUSTER_ID = 1 << 3, 1 << 2
 # How many bytes a header's value takes after its type octet. Types that are not here begin with a
 # length of four bytes.
 _VALUE_BYTES: Final[Mapping[bytes, int]] = {
@@ -101,16 +111,57 @@ def write_properties(properties: Properties) -> bytes:
 
     Raises ValueError when AMQP cannot hold one: a text that is too long, a time before 1970.
     """
-    flags = 0
-    parts = [b""]
     try:
-        for name, flag, encode in _FIELDS:
-            value = getattr(properties, name)
-            if value is not None and value != "":
-                flags |= flag
-                parts.append(encode(value))
+        return _write(properties)
     except struct.error as error:
         raise ValueError("a number of the properties does not fit") from error
+
+
+def _write(properties: Properties) -> bytes:  # noqa: C901, PLR0912  a flat list
+    # One by one, because a loop over them takes half as long again; in the order of their flags.
+    flags, parts = 0, [b""]
+    if properties.content_type:
+        flags |= _CONTENT_TYPE
+        parts.append(encode_short_string(properties.content_type))
+    if properties.content_encoding:
+        flags |= _CONTENT_ENCODING
+        parts.append(encode_short_string(properties.content_encoding))
+    if properties.headers is not None:
+        flags |= _HEADERS
+        parts.append(_encode_table(properties.headers))
+    if properties.delivery_mode is not None:
+        flags |= _DELIVERY_MODE
+        parts.append(_OCTET.pack(properties.delivery_mode))
+    if properties.priority is not None:
+        flags |= _PRIORITY
+        parts.append(_OCTET.pack(properties.priority))
+    if properties.correlation_id:
+        flags |= _CORRELATION_ID
+        parts.append(encode_short_string(properties.correlation_id))
+    if properties.reply_to:
+        flags |= _REPLY_TO
+        parts.append(encode_short_string(properties.reply_to))
+    if properties.expiration:
+        flags |= _EXPIRATION
+        parts.append(encode_short_string(properties.expiration))
+    if properties.message_id:
+        flags |= _MESSAGE_ID
+        parts.append(encode_short_string(properties.message_id))
+    if properties.timestamp is not None:
+        flags |= _TIMESTAMP
+        parts.append(pamqp.encode.timestamp(properties.timestamp))
+    if properties.message_type:
+        flags |= _MESSAGE_TYPE
+        parts.append(encode_short_string(properties.message_type))
+    if properties.user_id:
+        flags |= _USER_ID
+        parts.append(encode_short_string(properties.user_id))
+    if properties.app_id:
+        flags |= _APP_ID
+        parts.append(encode_short_string(properties.app_id))
+    if properties.cluster_id:
+        flags |= _CLUSTER_ID
+        parts.append(encode_short_string(properties.cluster_id))
     parts[0] = struct.pack(">H", flags)
     return b"".join(parts)
 
@@ -199,16 +250,20 @@ def _decode_value(value: bytes, depth: int) -> tuple[int, Any]:
 def encode_short_string(value: str) -> bytes:
     """Write a text with its length; raises ValueError when it has more than 255 bytes."""
     encoded = value.encode("utf-8", "surrogateescape")
-    if len(encoded) > 255:  # noqa: PLR2004  the length is one byte
+    if len(encoded) >= len(_OCTETS):
         raise ValueError("a short string has at most 255 bytes")
-    return bytes((len(encoded),)) + encoded
+    return _OCTETS[len(encoded)] + encoded
+
+
+# The names of our own headers, and of those that come back in copies.
+_encode_name: Final = functools.lru_cache(maxsize=256)(encode_short_string)
 
 
 def _encode_table(value: Mapping[str, Any] | None) -> bytes:
     entries = b"".join(
-        encode_short_string(name) + _encode_value(item) for name, item in (value or {}).items()
+        [_encode_name(name) + _encode_value(item) for name, item in (value or {}).items()]
     )
-    return struct.pack(">I", len(entries)) + entries
+    return _LENGTH.pack(len(entries)) + entries
 
 
 def _encode_value(value: Any) -> bytes:  # noqa: ANN401  a header may be anything
@@ -220,7 +275,7 @@ def _encode_value(value: Any) -> bytes:  # noqa: ANN401  a header may be anythin
     if isinstance(value, bytes):
         if isinstance(value, Written):
             return value
-        return b"S" + struct.pack(">I", len(value)) + value
+        return b"S" + _LENGTH.pack(len(value)) + value
     if isinstance(value, float):
         return b"d" + struct.pack(">d", value)
     if isinstance(value, dict):
@@ -244,13 +299,3 @@ _DECODERS: Final[Mapping[str, Callable[[bytes], tuple[int, Any]]]] = {
     "timestamp": _decode_timestamp,
     "table": _decode_table,
 }
-_ENCODERS: Final[Mapping[str, Callable[[Any], bytes]]] = {
-    "shortstr": encode_short_string,
-    "octet": pamqp.encode.octet,
-    "timestamp": pamqp.encode.timestamp,
-    "table": _encode_table,
-}
-_FIELDS: Final = tuple(
-    (name, Properties.flags[name], _ENCODERS[Properties.amqp_type(name)])
-    for name in Properties.__slots__
-)
