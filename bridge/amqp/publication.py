@@ -48,6 +48,20 @@ class Publication:
         """Whether the broker has confirmed it."""
         return self._confirm.done() and self._confirm.result() == "confirmed"
 
+    @property
+    def error(self) -> PublishError | None:
+        """Why it is not stored; None as long as that is not known, and when it is stored."""
+        confirm = self._confirm.result() if self._confirm.done() else "confirmed"
+        return None if confirm == "confirmed" else not_stored(confirm, self._routing_key)
+
+    def time_out(self) -> PublishError:
+        """Note that its confirm is late: the metric counts it so, whatever the broker says later.
+
+        Returns what `stored` would raise at its deadline.
+        """
+        self._count("timeout")
+        return not_stored("timeout", self._routing_key)
+
     async def stored(self, deadline: float) -> None:
         """Return when the broker has confirmed it.
 

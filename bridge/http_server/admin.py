@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 from prometheus_client.exposition import choose_encoder
 
 from bridge.http_server.limits import Limits
-from bridge.http_server.request import Handler, Request, Response, problem
+from bridge.http_server.request import Request, Response, problem
 from bridge.log_lines import dump_json
 from bridge.metrics import BridgeMetrics, Registry
 
@@ -64,7 +64,7 @@ class Health:
         return self._clock() - self._last_beat < MAX_SILENCE_SECONDS
 
 
-def admin_handler(health: Health, registry: Registry) -> Handler:
+def admin_handler(health: Health, registry: Registry) -> Callable[[Request], Response]:
     """Make what answers on the admin port."""
     pages: dict[str, Callable[[Request], Response]] = {
         "/livez": lambda _: _probe(health.live, {}),
@@ -73,7 +73,7 @@ def admin_handler(health: Health, registry: Registry) -> Handler:
         "/metrics": lambda request: _expose(request, registry),
     }
 
-    async def answer(request: Request) -> Response:
+    def answer(request: Request) -> Response:
         page = pages.get(request.path)
         if page is None:
             return problem(404, "nothing is here")

@@ -7,6 +7,7 @@ each.
 
 import asyncio
 import math
+from functools import partial
 from http import HTTPStatus
 from typing import Final, cast
 
@@ -44,9 +45,8 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = loop
         self._transport: asyncio.Transport
         self._parser = RequestParser(service.limits, service.hooks.judge)
-        self._task: asyncio.Task[None] | None = None
-        # The memory of the request that is being answered.
-        self._request_bytes = 0
+        # The request that is being answered.
+        self._request: Request | None = None
         # Bytes that arrived while a request was being answered; they are parsed after it.
         self._unparsed = b""
         # The memory of all its requests, as last reported to the occupancy.
@@ -91,7 +91,7 @@ class Connection(asyncio.BufferedProtocol):
             self._lingered_bytes += count
             if self._lingered_bytes > MAX_LINGER_BYTES:
                 self.abort()
-        elif self._task is not None or self._is_clogged:
+        elif self._request is not None or self._is_clogged:
             self._is_paused = True
             self._transport.pause_reading()
             self._unparsed += self._service.buffer[:count]
@@ -103,7 +103,7 @@ class Connection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """Stay open for answers that are still to come."""
         self._has_eof = True
-        return self._task is not None or self._is_clogged
+        return self._request is not None or self._is_clogged
 
     def pause_writing(self) -> None:
         """Wait for a client that does not read its answer, but not for long."""
@@ -153,7 +153,7 @@ class Connection(asyncio.BufferedProtocol):
         that has been silent for that long is closed at once.
         """
         phase = self._parser.phase
-        if self._task is not None or phase is Phase.BODY:
+        if self._request is not None or phase is Phase.BODY:
             return
         is_between = phase is Phase.IDLE and self._is_answered and not self._is_clogged
         begin = self.since if is_between else self._loop.time()
@@ -179,7 +179,7 @@ class Connection(asyncio.BufferedProtocol):
         elif self._is_clogged:
             # It may have sent a whole request, but it does not read the response.
             line = occupancy.receiving
-        elif self._task is not None or self._parser.requests:
+        elif self._request is not None or self._parser.requests:
             line = None
         elif self._parser.phase is Phase.IDLE:
             line = occupancy.trusted if self._is_trusted else occupancy.silent
@@ -208,7 +208,8 @@ class Connection(asyncio.BufferedProtocol):
         parser = self._parser
         parser.feed(data)
         if parser.has_moved:
-            self._start_clock()
+            if not parser.requests:  # A whole one is answered now, and not timed here.
+                self._start_clock()
             self._line_up()
         self._count()
         if parser.take_continue() and not self._is_over:
@@ -217,7 +218,7 @@ class Connection(asyncio.BufferedProtocol):
     def _advance(self) -> None:
         """Answer what is next in line, or go on reading."""
         parser = self._parser
-        while self._task is None and not self._is_clogged and not self._is_over:
+        while self._request is None and not self._is_clogged and not self._is_over:
             if parser.requests:
                 self._start(parser.requests.popleft())
             elif parser.refusal is not None:
@@ -239,27 +240,31 @@ class Connection(asyncio.BufferedProtocol):
     def _start(self, request: Request) -> None:
         # The handler has its own deadline.
         self.deadline = math.inf
-        self._request_bytes = request.size_bytes
-        self._task = self._loop.create_task(self._answer(request))
-        self._occupancy.tasks.add(self._task)
-
-    async def _answer(self, request: Request) -> None:
+        self._request = request
         try:
-            response = (
-                _FULL
-                if self._occupancy.is_crowded_for(self)
-                else await self._service.handler(request)
-            )
-        except Exception:
-            log.exception("internal_error")
-            response = problem(500, "internal error")
-        finally:
-            if self._task is not None:
-                self._occupancy.tasks.discard(self._task)
-            self._task = None
-            self._request_bytes = 0
-            self._count()
-            self._occupancy.check_end()
+            is_crowded = self._occupancy.is_crowded_for(self)
+            answer = _FULL if is_crowded else self._service.handler(request)
+        except Exception as bug:  # noqa: BLE001  whatever it is
+            answer = _internal_error(bug)
+        if isinstance(answer, Response):
+            self._respond(request, answer)
+            return
+        self._occupancy.answers.add(answer)
+        answer.add_done_callback(partial(self._on_answer, request))
+
+    def _on_answer(self, request: Request, answer: "asyncio.Future[Response]") -> None:
+        self._occupancy.answers.discard(answer)
+        if answer.cancelled():
+            self.abort()
+        else:
+            bug = answer.exception()
+            self._respond(request, answer.result() if bug is None else _internal_error(bug))
+            self._advance()
+        self._occupancy.check_end()
+
+    def _respond(self, request: Request, response: Response) -> None:
+        self._request = None
+        self._count()
         if response is _FULL:
             self._service.hooks.on_refusal(request.method, request.path, response.status)
         if self._is_over:
@@ -271,9 +276,7 @@ class Connection(asyncio.BufferedProtocol):
         self._start_clock()
         self._line_up()
         self._send(response, keep_alive=keep_alive, has_body=request.method != "HEAD")
-        if keep_alive:
-            self._advance()
-        else:
+        if not keep_alive:
             self._linger()
 
     def _start_clock(self) -> None:
@@ -293,7 +296,9 @@ class Connection(asyncio.BufferedProtocol):
         """Report to the occupancy how much memory the unanswered requests take up."""
         size = 0
         if not self._is_over:
-            size = self._parser.held_bytes + len(self._unparsed) + self._request_bytes
+            size = self._parser.held_bytes + len(self._unparsed)
+            if self._request is not None:
+                size += self._request.size_bytes
         change, self.held_bytes = size - self.held_bytes, size
         self._occupancy.count(change)
 
@@ -338,3 +343,8 @@ class Connection(asyncio.BufferedProtocol):
         self._unparsed = b""
         self._parser.close()
         self._count()
+
+
+def _internal_error(bug: BaseException) -> Response:
+    log.error("internal_error", cause=bug)
+    return problem(500, "internal error")

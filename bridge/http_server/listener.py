@@ -9,7 +9,7 @@ idle sockets, so that strangers lock the service out (`tests/faults/test_naive_w
 strangers can do here, `tests/faults/test_webhook_strangers.py` tries. And it costs: the scene
 `make bench SCENES=receivers` has the receiver beside the least that can be written on Starlette and
 uvicorn, which does less than half as much per CPU second (docs/benchmarks.md).
-To swap it in, have `app` run uvicorn with the 26 lines of `tests/http_server/asgi.py`, and put a
+To swap it in, have `app` run uvicorn with the 27 lines of `tests/http_server/asgi.py`, and put a
 proxy in front that bounds what it does not; refusals and evictions are then counted by nobody.
 """
 
@@ -121,11 +121,11 @@ class Listener:
     async def _cut_off(self) -> None:
         for connection in list(self.occupancy.connections):
             connection.abort()
-        tasks = list(self.occupancy.tasks)
-        self.has_cut_off = bool(tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        answers = list(self.occupancy.answers)
+        self.has_cut_off = bool(answers)
+        for answer in answers:
+            answer.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)
 
     async def _accept_queued(self) -> None:
         """Accept what the kernel has already connected: closing the port would reset it."""

@@ -9,6 +9,7 @@ import asyncio
 from typing import Generic, Literal, Protocol, TypeVar
 
 from bridge.http_server.limits import Limits
+from bridge.http_server.request import Response
 
 # Why a connection was evicted: no place for a new one, or no memory for its request.
 Eviction = Literal["connections", "memory"]
@@ -46,13 +47,13 @@ class Occupancy(Generic[OccupantT]):
         self.silent: dict[OccupantT, None] = {}
         self.trusted: dict[OccupantT, None] = {}
         self.receiving: dict[OccupantT, None] = {}
-        # One task for each request that is being answered.
-        self.tasks: set[asyncio.Task[None]] = set()
+        # The answers that are to come.
+        self.answers: set[asyncio.Future[Response]] = set()
         self.held_bytes = 0
         # Whether each response is the last of its connection.
         self.is_draining = False
         self._is_closed = False
-        # Set when the last connection and the last task are gone after `close`.
+        # Set when the last connection is gone, and the last answer has come, after `close`.
         self.is_over = asyncio.Event()
 
     def drain(self) -> None:
@@ -109,5 +110,5 @@ class Occupancy(Generic[OccupantT]):
 
     def check_end(self) -> None:
         """Set `is_over` when nothing is left to do."""
-        if self._is_closed and not self.connections and not self.tasks:
+        if self._is_closed and not self.connections and not self.answers:
             self.is_over.set()

@@ -1,6 +1,7 @@
 """A request and its response, as a handler sees them."""
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -11,7 +12,10 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Request(NamedTuple):
-    """A complete request; `size_bytes` is the memory it takes up, headers included."""
+    """A complete request; `size_bytes` is the memory it takes up, headers included.
+
+    `first` is the first value of each header, where who made it has found them already.
+    """
 
     method: str
     path: str
@@ -20,13 +24,12 @@ class Request(NamedTuple):
     body: bytes
     keep_alive: bool = True
     size_bytes: int = 0
+    first: Mapping[bytes, bytes] = MappingProxyType({})
 
     def header(self, name: bytes) -> str | None:
         """Return the first value of a header, named in lower case."""
-        for each, value in self.headers:
-            if each == name:
-                return value.decode("latin-1")
-        return None
+        value = (self.first or dict(reversed(self.headers))).get(name)
+        return None if value is None else value.decode("latin-1")
 
 
 class Response(NamedTuple):
@@ -50,5 +53,8 @@ def problem(status: int, title: str, **headers: str) -> Response:
 # Given method, path and headers: the answer to a request whose body need not be read, or None.
 Judge = Callable[[str, str, Headers], Response | None]
 
-# Answers one complete request; has its own deadline.
-Handler = Callable[[Request], Awaitable[Response]]
+# The answer to a request, at once or later.
+Answer = Response | asyncio.Future[Response]
+
+# Answers one complete request; what it answers later has a deadline of its own.
+Handler = Callable[[Request], Answer]

@@ -51,6 +51,10 @@ class WebhookMetrics(Catalogue):
         self._signatures()
         self._state(queues)
 
+    def type_label(self, event_type: str | None) -> str:
+        """Return the label of an event's type: `other` unless it is in `webhook.event_types`."""
+        return event_type if event_type in self.event_types and event_type else "other"
+
     def _http(self, routes: Sequence[str]) -> None:
         self.http_requests = self._counter(
             "sms_bridge_webhook_http_requests_total",

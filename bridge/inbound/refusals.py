@@ -5,7 +5,6 @@ from typing import Final
 
 from bridge.http_server.occupancy import Eviction
 from bridge.http_server.request import Headers, Response, problem
-from bridge.inbound.event import Event
 from bridge.inbound.metrics import EventOutcome, WebhookMetrics
 from bridge.logs import CountedLog, Log
 
@@ -29,20 +28,13 @@ _OUTCOMES: Final[dict[int, EventOutcome]] = {
 
 
 class RefusedError(Exception):
-    """Stops a webhook with a response; `event` is None as long as nothing is verified."""
+    """Stops a webhook with a response."""
 
-    def __init__(
-        self,
-        response: Response,
-        outcome: EventOutcome,
-        why: str | None = None,
-        event: Event | None = None,
-    ) -> None:
+    def __init__(self, response: Response, outcome: EventOutcome, why: str | None = None) -> None:
         super().__init__(outcome)
         self.response = response
         self.outcome: EventOutcome = outcome
         self.why = why
-        self.event = event
 
 
 class Refusals:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from bridge.amqp.publication import Publication
@@ -43,11 +44,28 @@ class RecentEvents:
             async with asyncio.timeout_at(deadline):
                 if await asyncio.shield(earlier):
                     return False
-        published_at = self._published.get(key)
-        if published_at is not None and self._clock() - published_at < self._window_seconds:
+        if self.is_remembered(key):
             return False
         await self._first(key, write, deadline)
         return True
+
+    def is_in_flight(self, key: object) -> bool:
+        """Whether an event with this key was written, and has no confirm yet."""
+        return key in self._in_flight
+
+    def is_remembered(self, key: object) -> bool:
+        """Whether an event with this key was published within the window."""
+        published_at = self._published.get(key)
+        return published_at is not None and self._clock() - published_at < self._window_seconds
+
+    def follow(self, key: object, publication: Publication) -> None:
+        """Have repeats wait for what was written, and remember it when it is stored.
+
+        None of them may be in flight.
+        """
+        if key is not None:
+            self._in_flight[key] = asyncio.get_running_loop().create_future()
+            publication.when_known(partial(self._end, key))
 
     async def _first(
         self, key: object, write: Callable[[], Awaitable[Publication]], deadline: float
@@ -56,12 +74,12 @@ class RecentEvents:
         try:
             publication = await write()
         except BaseException:
-            self._end(key, is_stored=False)
+            self._end(key, False)
             raise
-        publication.when_known(lambda is_stored: self._end(key, is_stored=is_stored))
+        publication.when_known(partial(self._end, key))
         await publication.stored(deadline)
 
-    def _end(self, key: object, *, is_stored: bool) -> None:
+    def _end(self, key: object, is_stored: bool) -> None:  # noqa: FBT001  as it is told
         if is_stored:
             self._remember(key)
         self._in_flight.pop(key).set_result(is_stored)

@@ -39,27 +39,39 @@ class WebhookSpans:
         )
 
 
-async def publish_in(
-    webhook: Span, exchange: str, publish: Callable[[TraceHeaders], Awaitable[bool]]
-) -> bool:
-    """Publish an event with a span of its own, which lasts until the broker's confirm.
-
-    A repeat, which is not published, has none.
-    """
+def begin_publish(webhook: Span, exchange: str) -> Span:
+    """Begin the span of an event's publish, which lasts until the broker's confirm."""
+    if webhook.trace_id is None:
+        return webhook
     attributes = {
         "messaging.system": "rabbitmq",
         "messaging.operation.name": "publish",
         "messaging.operation.type": "send",
         "messaging.destination.name": exchange,
     }
-    span = webhook.begin(f"publish {exchange}", "producer", attributes)
+    return webhook.begin(f"publish {exchange}", "producer", attributes)
+
+
+def end_publish(span: Span, error: Exception | None) -> None:
+    """End the span of a publish, with what the publish failed with, if it did."""
+    if error is None:
+        span.end({})
+    else:
+        span.end({}, error=error.fault if isinstance(error, PublishError) else "timeout")
+
+
+async def publish_in(
+    webhook: Span, exchange: str, publish: Callable[[TraceHeaders], Awaitable[bool]]
+) -> bool:
+    """Publish an event with a span of its own; a repeat, which is not published, has none."""
+    span = begin_publish(webhook, exchange)
     try:
         is_new = await publish(span.headers)
     except (PublishError, TimeoutError) as error:
-        span.end({}, error=error.fault if isinstance(error, PublishError) else "timeout")
+        end_publish(span, error)
         raise
     if is_new:
-        span.end({})
+        end_publish(span, None)
     return is_new
 
 

@@ -14,20 +14,23 @@ from functools import partial
 from typing import Any, Final
 
 from bridge.amqp.client import Connection
+from bridge.amqp.properties import Properties
 from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import Publisher
 from bridge.config import WebhookSettings
 from bridge.errors import InvalidSignatureError, PublishError
 from bridge.http_server.limits import Limits
-from bridge.http_server.request import Request, Response
+from bridge.http_server.request import Answer, Request, Response
+from bridge.inbound.deadlines import Deadlines
 from bridge.inbound.endpoint import Endpoint
-from bridge.inbound.event import OTHER, Event, as_form, name_event, properties_of, trace_of
-from bridge.inbound.metrics import UNKNOWN_DELIVERY, EventOutcome, WebhookMetrics
+from bridge.inbound.event import Event, as_form, name_event, properties_of
+from bridge.inbound.in_flight import InFlight, Webhook
+from bridge.inbound.metrics import WebhookMetrics
 from bridge.inbound.outcomes import ReceiptOutcomes, all_of
 from bridge.inbound.refusals import NOT_SIGNED, TRY_LATER, Refusals, RefusedError
 from bridge.inbound.repeats import RecentEvents
 from bridge.inbound.signature import Verified, verify
-from bridge.inbound.spans import WebhookSpans, end_webhook, publish_in
+from bridge.inbound.spans import WebhookSpans, begin_publish, end_publish, publish_in
 from bridge.logs import Log
 from bridge.topology.upkeep import Upkeep
 from bridge.tracing.spans import Span
@@ -56,6 +59,21 @@ def webhook_limits(settings: WebhookSettings) -> Limits:
     )
 
 
+class Unconfirmed:
+    """A webhook whose event was written, and its answer, which waits for the confirm."""
+
+    __slots__ = ("answer", "event", "publication", "span", "webhook")
+
+    def __init__(
+        self, webhook: Webhook, event: Event, publication: Publication, span: Span
+    ) -> None:
+        self.webhook = webhook
+        self.event = event
+        self.publication = publication
+        self.span = span
+        self.answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+
+
 class Receiver:
     """Answers the webhooks of every endpoint; `refusals` refuses and counts everything else."""
 
@@ -75,7 +93,6 @@ class Receiver:
         self._upkeep = upkeep
         self._publisher = publisher
         self._metrics = metrics
-        self._spans = spans
         self._endpoints = {endpoint.path: endpoint for endpoint in endpoints}
         self.refusals = Refusals(
             {endpoint.path: endpoint.scheme.header for endpoint in endpoints},
@@ -83,8 +100,7 @@ class Receiver:
             get_paths={endpoint.path for endpoint in endpoints if endpoint.scheme.takes_get},
         )
         # Where there is only one, every line of the log is about it.
-        self._names_routes = len(endpoints) > 1
-        self._in_flight = 0
+        self._in_flight = InFlight(metrics, self.refusals, spans, names_routes=len(endpoints) > 1)
         self._process_id = uuid.uuid4().hex
         self._numbers = itertools.count(1)
         self._recent = RecentEvents(settings.repeat_window)
@@ -93,10 +109,11 @@ class Receiver:
             if outcome_exchange is None
             else ReceiptOutcomes(outcome_exchange, publisher=publisher, recent=self._recent)
         )
+        self._response_seconds = settings.response_timeout_seconds - RESPONSE_RESERVE_SECONDS
+        self._unconfirmed = Deadlines(self._response_seconds, self._on_deadline)
         # Routing keys of events that no queue took, until one with the same key is taken.
         self._unroutable: set[str] = set()
         self._queue_missing = asyncio.Event()
-        metrics.http_in_flight.set_function(lambda: self._in_flight)
 
     async def serve(self, connection: Connection) -> None:
         """Declare the topology and publish on this connection; `Link.run` calls it."""
@@ -108,30 +125,30 @@ class Receiver:
             mending.cancel()
             await asyncio.gather(mending, return_exceptions=True)
 
-    async def answer(self, request: Request) -> Response:
+    def answer(self, request: Request) -> Answer:
         """Answer one request on the public port."""
         refused = self.refusals.judge(request.method, request.path, request.headers)
         if refused is None:
-            return await self._receive(request, self._endpoints[request.path])
+            return self._accept(self._in_flight.begin(request, self._endpoints[request.path]))
         self.refusals.count(request.method, request.path, refused.status)
         return refused
 
     # The straight line
 
-    async def _accept(
-        self, request: Request, endpoint: Endpoint, span: Span | None
-    ) -> tuple[Event, EventOutcome]:
-        """Return the event and its outcome when 200 is the truth; raise RefusedError otherwise."""
-        self._metrics.http_size.labels(endpoint.path).observe(len(request.body))
-        verified = self._verify(request, endpoint)
-        if request.method == "GET":
-            request = as_form(request)
-        content_type = request.header(b"content-type")
-        event = name_event(request.body, content_type, verified, endpoint.settings)
-        is_new = await self._publish(event, request, span)
-        return event, _outcome(event, is_new=is_new)
+    def _accept(self, webhook: Webhook) -> Answer:
+        """Answer 200 when that is the truth; refuse otherwise."""
+        try:
+            if self._in_flight.count > self._settings.max_in_flight:
+                raise RefusedError(TRY_LATER, "overloaded")  # noqa: TRY301  as all refusals
+            verified = self._verify(webhook)
+            event = self._name(webhook, verified)
+            return self._publish_at_once(webhook, event) or self._publish_later(webhook, event)
+        except Exception as error:  # noqa: BLE001  a bug is answered too
+            return self._refuse(webhook, error)
 
-    def _verify(self, request: Request, endpoint: Endpoint) -> Verified:
+    def _verify(self, webhook: Webhook) -> Verified:
+        request, endpoint = webhook.request, webhook.endpoint
+        self._metrics.http_size.labels(endpoint.path).observe(len(request.body))
         now = time.time()
         try:
             verified = verify(
@@ -152,51 +169,135 @@ class Receiver:
             self._metrics.signature_age.observe(max(0.0, now - verified.timestamp))
         return verified
 
-    async def _publish(self, event: Event, request: Request, span: Span | None) -> bool:
-        """Publish an event and what its receipts say, unless that was done before.
+    def _name(self, webhook: Webhook, verified: Verified) -> Event:
+        request = webhook.request
+        if request.method == "GET":
+            webhook.request = request = as_form(request)
+        content_type = request.header(b"content-type")
+        settings = webhook.endpoint.settings
+        event = webhook.event = name_event(request.body, content_type, verified, settings)
+        return event
 
-        Returns whether any of it was new, when all of it is confirmed.
+    def _publish_at_once(self, webhook: Webhook, event: Event) -> Answer | None:
+        """Publish an event that has nothing to wait for but its confirm; None for any other."""
+        has_outcomes = self._outcomes is not None and event.receipts
+        key = event.repeat_key
+        if has_outcomes or self._recent.is_in_flight(key):
+            return None
+        if self._recent.is_remembered(key):
+            return self._accepted(webhook, event, is_new=False)
+        span = begin_publish(webhook.span, self._exchange)
+        publication = self._publisher.write_at_once(
+            event.body,
+            exchange=self._exchange,
+            routing_key=event.routing_key,
+            properties=self._properties(webhook, event, span.headers),
+        )
+        if publication is None:
+            return None
+        self._recent.follow(key, publication)
+        waiting = Unconfirmed(webhook, event, publication, span)
+        self._unconfirmed.add(waiting)
+        publication.when_known(partial(self._on_known, waiting))
+        return waiting.answer
+
+    def _on_known(self, waiting: Unconfirmed, _is_stored: bool) -> None:  # noqa: FBT001
+        if self._unconfirmed.discard(waiting):
+            self._settle(waiting, waiting.publication.error)
+
+    def _on_deadline(self, waiting: Unconfirmed) -> None:
+        self._settle(waiting, waiting.publication.time_out())
+
+    def _settle(self, waiting: Unconfirmed, error: PublishError | None) -> None:
+        answer = waiting.answer
+        try:
+            end_publish(waiting.span, error)
+            if error is None:
+                response = self._accepted(waiting.webhook, waiting.event, is_new=True)
+            else:
+                response = self._refuse(waiting.webhook, error)
+        except Exception as bug:  # noqa: BLE001  a bug is answered too
+            if not answer.done():
+                answer.set_exception(bug)
+        else:
+            if not answer.done():
+                answer.set_result(response)
+
+    def _publish_later(self, webhook: Webhook, event: Event) -> Answer:
+        return asyncio.get_running_loop().create_task(self._publish(webhook, event))
+
+    async def _publish(self, webhook: Webhook, event: Event) -> Response:
+        """Publish an event and what its receipts say, in turn with its repeats, once there is room.
+
+        Publishes nothing that was published before, and returns when all of it is confirmed.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.response_timeout_seconds - RESPONSE_RESERVE_SECONDS
-        trace = trace_of(request) if span is None else span.headers
-        write = partial(self._publish_event, event, request, deadline)
-        publish_event = write(trace) if span is None else publish_in(span, self._exchange, write)
+        deadline = loop.time() + self._response_seconds
+        span = webhook.span
+        publish_event = publish_in(
+            span, self._exchange, partial(self._publish_event, webhook, event, deadline)
+        )
         try:
             if self._outcomes is None or not event.receipts:
                 is_new = await publish_event
             else:
-                tell = self._outcomes.publish(event, trace, at=time.time(), deadline=deadline)
+                tell = self._outcomes.publish(
+                    event, span.headers, at=time.time(), deadline=deadline
+                )
                 is_new = any(await all_of(publish_event, tell))
-        except TimeoutError:
-            raise RefusedError(TRY_LATER, "publish_failed", "no confirm in time", event) from None
-        except PublishError as error:
-            if error.fault == "returned":
-                self._note_unroutable(event)
-            raise RefusedError(TRY_LATER, "publish_failed", error.why, event) from None
-        if is_new and event.routing_key in self._unroutable:
-            self._unroutable.discard(event.routing_key)
-            log.info("events_routable", exchange=self._exchange, type=self._label(event))
-        return is_new
+        except asyncio.CancelledError:
+            self._in_flight.forget()
+            raise
+        except Exception as error:  # noqa: BLE001  a bug is answered too
+            return self._refuse(webhook, error)
+        return self._accepted(webhook, event, is_new=is_new)
 
     def _publish_event(
-        self, event: Event, request: Request, deadline: float, trace: TraceHeaders
+        self, webhook: Webhook, event: Event, deadline: float, trace: TraceHeaders
     ) -> Coroutine[Any, Any, bool]:
         def write() -> Awaitable[Publication]:
             return self._publisher.write(
                 event.body,
                 exchange=self._exchange,
                 routing_key=event.routing_key,
-                properties=properties_of(
-                    event,
-                    request,
-                    message_id=f"{self._process_id}-{next(self._numbers)}",
-                    trace=trace,
-                ),
+                properties=self._properties(webhook, event, trace),
                 deadline=deadline,
             )
 
         return self._recent.once(event.repeat_key, write, deadline=deadline)
+
+    def _properties(self, webhook: Webhook, event: Event, trace: TraceHeaders) -> Properties:
+        message_id = f"{self._process_id}-{next(self._numbers)}"
+        return properties_of(event, webhook.request, message_id=message_id, trace=trace)
+
+    def _accepted(self, webhook: Webhook, event: Event, *, is_new: bool) -> Response:
+        if not is_new:
+            return self._in_flight.end(webhook, "duplicate", None, _OK)
+        if event.routing_key in self._unroutable:
+            self._unroutable.discard(event.routing_key)
+            log.info(
+                "events_routable",
+                exchange=self._exchange,
+                type=self._metrics.type_label(event.type),
+            )
+        return self._in_flight.end(
+            webhook, "unparsed" if event.type is None else "published", None, _OK
+        )
+
+    def _refuse(self, webhook: Webhook, error: Exception) -> Response:
+        match error:
+            case RefusedError():
+                return self._in_flight.end(webhook, error.outcome, error.why, error.response)
+            case PublishError():
+                why = error.why
+                if error.fault == "returned" and webhook.event is not None:
+                    self._note_unroutable(webhook.event)
+            case TimeoutError():
+                why = "no confirm in time"
+            case _:
+                log.error("internal_error", cause=error)
+                why = "internal_error"
+        return self._in_flight.end(webhook, "publish_failed", why, TRY_LATER)
 
     def _note_unroutable(self, event: Event) -> None:
         """Have our own queue declared again, and log once that such events find no queue."""
@@ -206,92 +307,7 @@ class Receiver:
             log.warning(
                 "events_unroutable",
                 exchange=self._exchange,
-                type=self._label(event),
+                type=self._metrics.type_label(event.type),
                 queue=self._settings.queue,
                 remedy="bind a queue to it with #: sms-bridge topology declare makes webhook.queue",
             )
-
-    # Around it: the response, metrics and the log
-
-    async def _receive(self, request: Request, endpoint: Endpoint) -> Response:
-        started = time.perf_counter()
-        self._in_flight += 1
-        event: Event | None = None
-        span = None if self._spans is None else self._spans.begin(request, endpoint)
-        try:
-            if self._in_flight > self._settings.max_in_flight:
-                raise RefusedError(TRY_LATER, "overloaded")  # noqa: TRY301  as all refusals
-            event, outcome = await self._accept(request, endpoint, span)
-            why, response = None, _OK
-        except RefusedError as refusal:
-            event, outcome, why = refusal.event, refusal.outcome, refusal.why
-            response = refusal.response
-        except Exception:
-            log.exception("internal_error")
-            outcome, why, response = "publish_failed", "internal_error", TRY_LATER
-        finally:
-            self._in_flight -= 1
-        seconds = time.perf_counter() - started
-        self._count_event(event, outcome)
-        self._log(event, endpoint, outcome, why, response, seconds, span)
-        self.refusals.count_request(request.method, endpoint.path, response.status)
-        trace_id = None if span is None or event is None else span.trace_id
-        self._metrics.http_duration.labels(endpoint.path).observe(seconds, trace_id)
-        return response
-
-    def _count_event(self, event: Event | None, outcome: EventOutcome) -> None:
-        kind = "unknown" if event is None else self._label(event)
-        self._metrics.events.labels(kind, outcome).inc()
-        if event is not None and outcome in {"published", "unparsed"}:
-            now = time.time()
-            self._metrics.last_event.labels(kind).set(now)
-            for receipt in event.receipts:
-                status = receipt.delivery or UNKNOWN_DELIVERY
-                self._metrics.delivery_reports.labels(status).inc()
-            if event.signed_at is not None:
-                self._metrics.event_lag.labels(kind).observe(max(0.0, now - event.signed_at))
-
-    def _label(self, event: Event) -> str:
-        return event.type if event.type in self._metrics.event_types and event.type else OTHER
-
-    def _log(
-        self,
-        event: Event | None,
-        endpoint: Endpoint,
-        outcome: EventOutcome,
-        why: str | None,
-        response: Response,
-        seconds: float,
-        span: Span | None,
-    ) -> None:
-        if event is None:
-            self.refusals.log(endpoint.path, outcome, why, response.status)
-            return
-        facts: dict[str, object] = {
-            "route": endpoint.path if self._names_routes else None,
-            "outcome": outcome,
-            "why": why,
-            "status": response.status,
-            "type": self._label(event),
-            "event_id": event.event_id,
-            "bytes": len(event.body),
-            "seconds": round(seconds, 4),
-        }
-        receipt, count = event.receipt, len(event.receipts)
-        if receipt is not None:
-            facts |= {
-                "delivery": receipt.delivery or UNKNOWN_DELIVERY,
-                "message_id": receipt.message_id,
-                "provider_id": receipt.provider_id,
-            }
-        elif count:
-            facts |= {"receipts": count}
-        log.tell("webhook", facts)
-        if span is not None:
-            end_webhook(span, facts)
-
-
-def _outcome(event: Event, *, is_new: bool) -> EventOutcome:
-    if not is_new:
-        return "duplicate"
-    return "unparsed" if event.type is None else "published"

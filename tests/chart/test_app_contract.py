@@ -169,7 +169,7 @@ async def test_probes_and_scrapes_ask_paths_that_the_admin_port_has(role: str) -
     metrics = BridgeMetrics(registry, component=role, version="", revision="", exchanges=())
     answer = admin_handler(Health(metrics), registry)
     paths = {probe["path"] for probe in asked.values()} | {endpoint["path"]}
-    answers = {path: await answer(Request("GET", path, b"", [], b"")) for path in paths}
+    answers = {path: answer(Request("GET", path, b"", [], b"")) for path in paths}
 
     assert asked == {
         "startupProbe": {"path": "/startupz", "port": "admin"},

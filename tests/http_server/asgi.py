@@ -2,7 +2,7 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bridge.http_server.request import Handler, Request
+from bridge.http_server.request import Handler, Request, Response
 
 
 def asgi_app(handler: Handler, *, max_body_bytes: int) -> ASGIApp:
@@ -17,7 +17,8 @@ def asgi_app(handler: Handler, *, max_body_bytes: int) -> ASGIApp:
             body += event["body"]
             has_more = event["more_body"]
         method, path, query = scope["method"], scope["path"], scope["query_string"]
-        response = await handler(Request(method, path, query, [*scope["headers"]], body))
+        answer = handler(Request(method, path, query, [*scope["headers"]], body))
+        response = answer if isinstance(answer, Response) else await answer
         headers = [(b"content-length", b"%d" % len(response.body))]
         headers += [(k.encode(), v.encode("latin-1")) for k, v in response.headers.items()]
         await send({"type": "http.response.start", "status": response.status, "headers": headers})

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from bridge.http_server.limits import Limits
 from bridge.http_server.listener import Listener
-from bridge.http_server.request import Request, Response, problem
+from bridge.http_server.request import Answer, Request, Response, problem
 from bridge.http_server.service import Hooks
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -52,9 +52,16 @@ class App:
         """What was asked for."""
         return [request.path for request in self.requests]
 
-    async def answer(self, request: Request) -> Response:
-        """Answer one request."""
+    def answer(self, request: Request) -> Answer:
+        """Answer one request: at once where its path begins with `/at-once`."""
         self.requests.append(request)
+        if request.path == "/at-once/bug":
+            raise ZeroDivisionError
+        if request.path.startswith("/at-once"):
+            return Response(200, request.path.encode())
+        return asyncio.ensure_future(self._answer_later(request))
+
+    async def _answer_later(self, request: Request) -> Response:
         try:
             if request.path == "/wait":
                 await self.go.wait()

@@ -153,12 +153,13 @@ async def test_connection_is_used_again(served: Served) -> None:
 
 
 async def test_requests_in_one_packet_are_answered_in_order(served: Served) -> None:
-    """Pipelined requests get their own answers."""
+    """Pipelined requests get their own answers, whether those come at once or later."""
+    paths = [b"/1", b"/at-once/2", b"/at-once/3", b"/soon", b"/at-once/5"]
     async with connected(served.port) as client:
-        first = await client.ask(GET.replace(b"/ ", b"/1 ") + GET.replace(b"/ ", b"/2 "))
-        second = await client.ask(b"")
+        client.writer.write(b"".join(GET.replace(b"/ ", path + b" ") for path in paths))
+        answers = [await client.ask(b"") for _ in paths]
 
-        assert (first[-2:], second[-2:]) == (b"/1", b"/2")
+    assert [answer.rpartition(b"\r\n")[2] for answer in answers] == paths
 
 
 async def test_answer_does_not_name_the_server(served: Served) -> None:
@@ -303,6 +304,18 @@ async def test_half_closed_client_gets_its_answers(served: Served) -> None:
     assert (answers.count(b"HTTP/1.1 200 OK"), answers[-2:]) == (2, b"/2")
 
 
+async def test_connection_without_an_answer_to_come_is_closed() -> None:
+    """When the answer of a request is cancelled, its client is not left waiting."""
+    async with listening(App()) as listener, connected(listener.port) as client:
+        client.writer.write(GET.replace(b"/ ", b"/wait "))
+        await until(lambda: listener.occupancy.answers)
+        for answer in listener.occupancy.answers:
+            answer.cancel()
+
+        assert await client.rest() == b""
+        await until(lambda: not listener.occupancy.answers and not listener.occupancy.connections)
+
+
 async def test_client_that_leaves_does_not_stop_the_answer() -> None:
     """A complete request is worked on to its end, whether or not the client waits for it."""
     app = App()
@@ -311,7 +324,7 @@ async def test_client_that_leaves_does_not_stop_the_answer() -> None:
             client.writer.write(GET.replace(b"/ ", b"/wait "))
             await until(lambda: app.requests)
         app.go.set()
-        await until(lambda: not listener.occupancy.tasks and not listener.occupancy.connections)
+        await until(lambda: not listener.occupancy.answers and not listener.occupancy.connections)
 
     assert not app.is_cancelled
 
@@ -336,10 +349,11 @@ async def test_target_is_read(served: Served, target: bytes, path: str, query: b
     assert (found.path, found.query) == (path, query)
 
 
-async def test_bug_is_an_answer(served: Served, ears: Ears) -> None:
-    """A handler that fails is logged and answered 500, and the connection goes on."""
+@pytest.mark.parametrize("path", [b"/bug", b"/at-once/bug"])
+async def test_bug_is_an_answer(served: Served, ears: Ears, path: bytes) -> None:
+    """A handler that fails, now or later, is logged and answered 500; the connection goes on."""
     async with connected(served.port) as client:
-        answer = await client.ask(GET.replace(b"/ ", b"/bug "))
+        answer = await client.ask(GET.replace(b"/ ", path + b" "))
         second = await client.ask(GET)
 
     assert (status_of(answer), status_of(second)) == (500, 200)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from bridge.amqp.publication import Publication
 from bridge.errors import Confirm
+from bridge.http_server.request import Request, Response
+from bridge.inbound.webhook import Receiver
 from bridge.metrics import BridgeMetrics, new_registry
 
 GUARD_SECONDS = 6.0
@@ -26,6 +28,12 @@ def write(
     return Publication(PUBLISHED, "sms.inbound", routing_key, confirm, 0.0)
 
 
+async def answer_of(receiver: Receiver, request: Request) -> Response:
+    """Have a request answered; wait for an answer that does not come at once."""
+    answer = receiver.answer(request)
+    return answer if isinstance(answer, Response) else await answer
+
+
 @dataclass
 class Gate:
     """Publishes whose fate the test tells, one after the other."""
@@ -34,6 +42,10 @@ class Gate:
 
     async def __call__(self) -> Publication:
         """Write one."""
+        return self.write()
+
+    def write(self) -> Publication:
+        """Write one at once."""
         self.confirms.append(asyncio.get_running_loop().create_future())
         return write(self.confirms[-1])
 

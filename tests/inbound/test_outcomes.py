@@ -26,7 +26,7 @@ from bridge.metrics import new_registry
 from bridge.topology.declarations import webhook_topology
 from bridge.topology.upkeep import Upkeep
 from tests.ears import Ears
-from tests.inbound.publications import GUARD_SECONDS, PUBLISHED, write
+from tests.inbound.publications import GUARD_SECONDS, PUBLISHED, answer_of, write
 
 SECRET = "a-webhook-secret"
 NUMBER = "+447700900001"
@@ -72,10 +72,20 @@ class Store:
         deadline: float,  # noqa: ARG002  the publisher's own signature
     ) -> Publication:
         """Take a message."""
-        self.published.append(Published(exchange, routing_key, body, properties))
+        return self._take(Published(exchange, routing_key, body, properties))
+
+    def write_at_once(
+        self, body: bytes, *, exchange: str, routing_key: str, properties: Properties
+    ) -> Publication:
+        """Take a message that has nothing to wait for."""
+        return self._take(Published(exchange, routing_key, body, properties))
+
+    def _take(self, published: Published) -> Publication:
+        self.published.append(published)
         self.waiting += 1
         self.most_waiting = max(self.most_waiting, self.waiting)
-        publication = write(self.fates.get(exchange, "confirmed"), routing_key)
+        fate = self.fates.get(published.exchange, "confirmed")
+        publication = write(fate, published.routing_key)
         publication.when_known(lambda _: self._end())
         return publication
 
@@ -108,8 +118,9 @@ class Line:
         given = {"x-service-signature": digest} | headers
         raw = [(name.encode(), value.encode()) for name, value in given.items()]
         async with asyncio.timeout(GUARD_SECONDS):
-            answer = await self.receiver.answer(
-                Request(method="POST", path="/webhooks", query=b"", headers=raw, body=body)
+            answer = await answer_of(
+                self.receiver,
+                Request(method="POST", path="/webhooks", query=b"", headers=raw, body=body),
             )
         return answer.status
 

@@ -30,7 +30,7 @@ from bridge.metrics import new_registry
 from bridge.topology.declarations import webhook_topology
 from bridge.topology.upkeep import Upkeep
 from tests.ears import Ears
-from tests.inbound.publications import GUARD_SECONDS, PUBLISHED, Gate, write
+from tests.inbound.publications import GUARD_SECONDS, PUBLISHED, Gate, answer_of, write
 
 SECRET = "a-webhook-secret"
 REMEMBERED = 1000
@@ -43,15 +43,26 @@ METRICS = WebhookMetrics(
 
 @dataclass
 class Store:
-    """Stands where the publisher stands; takes everything, or does what `fate` says."""
+    """Stands where the publisher stands; takes everything, or does what `fate` says.
+
+    `is_busy`: it takes nothing at once.
+    """
 
     fate: Callable[[], Awaitable[Publication]] | None = None
     bodies: list[bytes] = field(default_factory=list)
+    is_busy: bool = False
 
     async def write(self, body: bytes, **_: Any) -> Publication:
         """Take an event."""
         self.bodies.append(body)
         return write() if self.fate is None else await self.fate()
+
+    def write_at_once(self, body: bytes, **_: Any) -> Publication | None:
+        """Take an event, unless it has to wait."""
+        if self.is_busy or not (self.fate is None or isinstance(self.fate, Gate)):
+            return None
+        self.bodies.append(body)
+        return write() if self.fate is None else self.fate.write()
 
 
 def make_receiver(store: Store, preset: Any = "plain", **changed: Any) -> Receiver:
@@ -127,7 +138,7 @@ async def test_any_unsigned_request_is_refused(
     """Whatever its headers and its body are, a stranger's request is 401, 404 or 405."""
     store = Store()
     request = make_request(body, headers, method=method, path=path)
-    answer = await make_receiver(store).answer(request)
+    answer = await answer_of(make_receiver(store), request)
 
     expected = 404 if path != "/webhooks" else 405 if method != "POST" else 401
     assert (answer.status, store.bodies) == (expected, [])
@@ -143,7 +154,7 @@ async def test_any_signed_request_is_accepted(
 ) -> None:
     """Whatever else its headers and its body are, what is authentic is published as it is."""
     store = Store()
-    answer = await make_receiver(store).answer(make_request(body, [*headers, sign(body)]))
+    answer = await answer_of(make_receiver(store), make_request(body, [*headers, sign(body)]))
 
     assert (answer.status, store.bodies) == (200, [body])
 
@@ -164,7 +175,7 @@ async def test_proxy_headers_change_nothing() -> None:
     receiver = make_receiver(store, "twilio")
     request = make_request(EVENT, headers, query=f"bodySHA256={digest}".encode())
 
-    assert ((await receiver.answer(request)).status, store.bodies) == (401, [])
+    assert ((await answer_of(receiver, request)).status, store.bodies) == (401, [])
 
 
 async def test_an_event_that_is_not_stored_is_counted_by_its_type(ears: Ears) -> None:
@@ -175,7 +186,7 @@ async def test_an_event_that_is_not_stored_is_counted_by_its_type(ears: Ears) ->
 
     count = METRICS.events.labels("message.received", "publish_failed")
     before = count.value
-    answer = await make_receiver(Store(give_back)).answer(make_request(EVENT))
+    answer = await answer_of(make_receiver(Store(give_back)), make_request(EVENT))
     (line,) = ears.heard("webhook")
 
     assert (answer.status, count.value - before) == (503, 1)
@@ -187,11 +198,11 @@ async def test_refused_webhooks_are_counted_in_few_lines(ears: Ears) -> None:
     receiver = make_receiver(Store())
     forged = make_request(EVENT, [(b"x-service-signature", b"0" * 64)])
     for _ in range(5):
-        await receiver.answer(forged)
-        await receiver.answer(make_request(EVENT, []))
+        await answer_of(receiver, forged)
+        await answer_of(receiver, make_request(EVENT, []))
         receiver.refusals.count("POST", "/webhooks", 413)
         receiver.refusals.count_eviction("memory")
-    await receiver.answer(make_request(EVENT))
+    await answer_of(receiver, make_request(EVENT))
     receiver.refusals.flush_log()
     lines = ears.heard("webhook")
     refused = [(line.get("why", line["outcome"]), line["count"]) for line in lines[:3] + lines[4:]]
@@ -213,7 +224,7 @@ async def test_a_type_that_is_not_configured_is_not_logged(ears: Ears, fate: Con
         return write(fate, routing_key=number)
 
     body = f'{{"type": "{number}"}}'.encode()
-    await make_receiver(Store(settle)).answer(make_request(body))
+    await answer_of(make_receiver(Store(settle)), make_request(body))
     (line,) = ears.heard("webhook")
 
     assert line["type"] == "other"
@@ -230,7 +241,7 @@ async def test_each_type_that_finds_no_queue_is_told_once(ears: Ears) -> None:
 
         store.fate = settle
         body = f'{{"type": "{kind}", "id": "{number}"}}'.encode()
-        return (await receiver.answer(make_request(body))).status
+        return (await answer_of(receiver, make_request(body))).status
 
     store = Store()
     receiver = make_receiver(store)
@@ -278,7 +289,7 @@ async def test_each_endpoint_has_its_own_secrets_and_scheme(
     """What one service may sign is worth nothing at the path of another."""
     store = Store()
     receiver = make_receiver(store, endpoints=[OTHER])
-    answer = await receiver.answer(make_request(EVENT, [signature], path=path))
+    answer = await answer_of(receiver, make_request(EVENT, [signature], path=path))
 
     assert (answer.status, store.bodies) == (status, [EVENT] if status == 200 else [])
 
@@ -298,8 +309,8 @@ async def test_what_happens_is_counted_and_logged_by_endpoint(ears: Ears) -> Non
     before = counts()
     receiver = make_receiver(Store(), endpoints=[OTHER])
     for signature in (sign_as_github(EVENT, OTHER_SECRET), sign_as_github(EVENT, "x"), sign(EVENT)):
-        await receiver.answer(make_request(EVENT, [signature], path="/github"))
-    await receiver.answer(make_request(EVENT, path="/somewhere"))
+        await answer_of(receiver, make_request(EVENT, [signature], path="/github"))
+    await answer_of(receiver, make_request(EVENT, path="/somewhere"))
     grown = {
         path: [now - then for now, then in zip(values, before[path], strict=True)]
         for path, values in counts().items()
@@ -315,8 +326,8 @@ async def test_what_happens_is_counted_and_logged_by_endpoint(ears: Ears) -> Non
 async def test_the_only_endpoint_is_not_named(ears: Ears) -> None:
     """With one endpoint every line is about it, and none says so."""
     receiver = make_receiver(Store())
-    await receiver.answer(make_request(EVENT))
-    await receiver.answer(make_request(EVENT, []))
+    await answer_of(receiver, make_request(EVENT))
+    await answer_of(receiver, make_request(EVENT, []))
 
     assert [line.get("route") for line in ears.heard("webhook")] == [None, None]
 
@@ -326,7 +337,7 @@ async def test_a_get_is_published_as_the_form_in_its_query() -> None:
     seen: list[dict[str, Any]] = []
 
     class Reader(Store):
-        async def write(self, body: bytes, **rest: Any) -> Publication:
+        def write_at_once(self, body: bytes, **rest: Any) -> Publication:
             seen.append({"body": body, "properties": rest["properties"]})
             return write()
 
@@ -350,7 +361,7 @@ async def test_a_get_is_published_as_the_form_in_its_query() -> None:
     ]
 
     async def answer(**changed: Any) -> Response:
-        return await receiver.answer(make_request(b"", headers, query=query, **changed))
+        return await answer_of(receiver, make_request(b"", headers, query=query, **changed))
 
     assert (await answer(method="GET")).status == 200
     ((_, body), (_, properties)) = seen[0].items()
@@ -361,7 +372,7 @@ async def test_a_get_is_published_as_the_form_in_its_query() -> None:
     assert (await answer(method="POST")).status == 401
     other = await answer(method="HEAD")
     assert (other.status, other.headers["Allow"]) == (405, "POST, GET")
-    plain = await make_receiver(Store()).answer(make_request(b"", method="GET"))
+    plain = await answer_of(make_receiver(Store()), make_request(b"", method="GET"))
     assert (plain.status, plain.headers["Allow"]) == (405, "POST")
     assert len(seen) == 1
 
@@ -372,7 +383,7 @@ async def test_the_same_id_of_two_services_is_no_repeat() -> None:
     receiver = make_receiver(store, endpoints=[OTHER])
     ours = make_request(EVENT)
     theirs = make_request(EVENT, [sign_as_github(EVENT, OTHER_SECRET)], path="/github")
-    answers = [await receiver.answer(request) for request in (ours, theirs, theirs, ours)]
+    answers = [await answer_of(receiver, request) for request in (ours, theirs, theirs, ours)]
 
     assert {answer.status for answer in answers} == {200}
     assert store.bodies == [EVENT, EVENT]
@@ -381,9 +392,13 @@ async def test_the_same_id_of_two_services_is_no_repeat() -> None:
 # --- Events that come more than once --------------------------------------------------------------
 
 
+# Whether the publisher takes what it is given at once, or later.
+WAYS = pytest.mark.parametrize("is_busy", [False, True], ids=["at once", "later"])
+
+
 def ask(receiver: Receiver, count: int) -> list["asyncio.Task[Response]"]:
     """Post the same event several times at once."""
-    return [asyncio.create_task(receiver.answer(make_request(EVENT))) for _ in range(count)]
+    return [asyncio.create_task(answer_of(receiver, make_request(EVENT))) for _ in range(count)]
 
 
 async def statuses(tasks: Sequence["asyncio.Task[Response]"]) -> list[int]:
@@ -391,10 +406,11 @@ async def statuses(tasks: Sequence["asyncio.Task[Response]"]) -> list[int]:
     return [answer.status for answer in await asyncio.gather(*tasks)]
 
 
-async def test_repeats_wait_for_the_first() -> None:
+@WAYS
+async def test_repeats_wait_for_the_first(*, is_busy: bool) -> None:
     """Events that are equal and in flight are published once, and answered together."""
     gate = Gate()
-    tasks = ask(make_receiver(Store(gate)), 5)
+    tasks = ask(make_receiver(Store(gate, is_busy=is_busy)), 5)
     await gate.until(1)
     await asyncio.sleep(0)
     before = [task.done() for task in tasks]
@@ -403,10 +419,11 @@ async def test_repeats_wait_for_the_first() -> None:
     assert (before, await statuses(tasks), len(gate.confirms)) == ([False] * 5, [200] * 5, 1)
 
 
-async def test_failure_of_the_first_is_not_told_to_the_others_as_success() -> None:
+@WAYS
+async def test_failure_of_the_first_is_not_told_to_the_others_as_success(*, is_busy: bool) -> None:
     """When the first publish fails, the next in line publishes, and the others wait for that."""
     gate = Gate()
-    tasks = ask(make_receiver(Store(gate)), 3)
+    tasks = ask(make_receiver(Store(gate, is_busy=is_busy)), 3)
     await gate.until(1)
     gate.confirms[0].set_result("nacked")
     await gate.until(2)
@@ -415,10 +432,11 @@ async def test_failure_of_the_first_is_not_told_to_the_others_as_success() -> No
     assert (await statuses(tasks), len(gate.confirms)) == ([503, 200, 200], 2)
 
 
-async def test_failures_are_told_to_all() -> None:
+@WAYS
+async def test_failures_are_told_to_all(*, is_busy: bool) -> None:
     """When every publish fails, nobody is told 200, and a later repeat is published."""
     gate = Gate()
-    receiver = make_receiver(Store(gate))
+    receiver = make_receiver(Store(gate, is_busy=is_busy))
     tasks = ask(receiver, 3)
     for number in range(3):
         await gate.until(number + 1)
@@ -431,10 +449,11 @@ async def test_failures_are_told_to_all() -> None:
     assert (during, await statuses(again)) == ([503] * 3, [200])
 
 
-async def test_cancelled_first_does_not_fail_the_others() -> None:
+@WAYS
+async def test_cancelled_first_does_not_fail_the_others(*, is_busy: bool) -> None:
     """When the first request is cancelled, what it has written counts for the others."""
     gate = Gate()
-    tasks = ask(make_receiver(Store(gate)), 3)
+    tasks = ask(make_receiver(Store(gate, is_busy=is_busy)), 3)
     await gate.until(1)
     tasks[0].cancel()
     await asyncio.sleep(0)
@@ -451,21 +470,25 @@ async def test_cancelled_first_that_has_written_nothing() -> None:
         begun.append(asyncio.get_running_loop().create_future())
         return await begun[-1]
 
+    async def until_begun(count: int) -> None:
+        async with asyncio.timeout(GUARD_SECONDS):
+            while len(begun) < count:  # noqa: ASYNC110  there is no event to wait for
+                await asyncio.sleep(0.001)
+
     tasks = ask(make_receiver(Store(write_later)), 3)
-    await asyncio.sleep(0)
+    await until_begun(1)
     tasks[0].cancel()
-    async with asyncio.timeout(GUARD_SECONDS):
-        while len(begun) < 2:  # noqa: ASYNC110  there is no event to wait for
-            await asyncio.sleep(0.001)
+    await until_begun(2)
     begun[1].set_result(write())
 
     assert (await statuses(tasks[1:]), len(begun)) == ([200, 200], 2)
 
 
-async def test_cancelled_repeat_does_not_fail_the_first() -> None:
+@WAYS
+async def test_cancelled_repeat_does_not_fail_the_first(*, is_busy: bool) -> None:
     """When a repeat is cancelled, the first and the other repeats go on."""
     gate = Gate()
-    tasks = ask(make_receiver(Store(gate)), 3)
+    tasks = ask(make_receiver(Store(gate, is_busy=is_busy)), 3)
     await gate.until(1)
     tasks[1].cancel()
     await asyncio.sleep(0)
@@ -474,13 +497,14 @@ async def test_cancelled_repeat_does_not_fail_the_first() -> None:
     assert await statuses([tasks[0], tasks[2]]) == [200, 200]
 
 
-async def test_answer_comes_in_time() -> None:
+@WAYS
+async def test_answer_comes_in_time(*, is_busy: bool) -> None:
     """A publish that does not end is answered 503 in time, and so are its repeats."""
     gate = Gate()
     loop = asyncio.get_running_loop()
     started = loop.time()
     answers = await asyncio.gather(
-        *ask(make_receiver(Store(gate), response_timeout_seconds=0.5), 3)
+        *ask(make_receiver(Store(gate, is_busy=is_busy), response_timeout_seconds=0.5), 3)
     )
 
     assert {answer.status for answer in answers} == {503}
@@ -488,13 +512,14 @@ async def test_answer_comes_in_time() -> None:
     assert loop.time() - started < 0.5 + GUARD_SECONDS / 2
 
 
-async def test_too_many_at_once_are_put_off() -> None:
+@WAYS
+async def test_too_many_at_once_are_put_off(*, is_busy: bool) -> None:
     """Over max_in_flight a webhook is answered 503 at once, and 200 when there is room again."""
     gate = Gate()
-    receiver = make_receiver(Store(gate), max_in_flight=1)
+    receiver = make_receiver(Store(gate, is_busy=is_busy), max_in_flight=1)
     first = ask(receiver, 1)
     await gate.until(1)
-    refused = await receiver.answer(make_request(b"another"))
+    refused = await answer_of(receiver, make_request(b"another"))
     gate.confirms[0].set_result("confirmed")
     answered = await statuses(first)
     late = ask(receiver, 1)
@@ -507,7 +532,7 @@ async def test_memory_of_repeats_is_small() -> None:
     """Of an event with the longest id little is kept: a hundred thousand are less than 32 MiB."""
 
     async def post(number: int) -> Response:
-        return await receiver.answer(make_request(b'{"type": "a", "id": "%0255d"}' % number))
+        return await answer_of(receiver, make_request(b'{"type": "a", "id": "%0255d"}' % number))
 
     store = Store()
     receiver = make_receiver(store)
@@ -525,3 +550,52 @@ async def test_memory_of_repeats_is_small() -> None:
 
     assert {answer.status for answer in first} | set(later) == {200}
     assert kept_bytes / REMEMBERED < 32 * 1024 * 1024 / MAX_RECENT_EVENTS
+
+
+async def test_a_late_confirm_is_no_second_answer(ears: Ears) -> None:
+    """A confirm after the deadline makes repeats of the event repeats, and is told to nobody."""
+    gate = Gate()
+    receiver = make_receiver(Store(gate), response_timeout_seconds=0.2)
+    late = await answer_of(receiver, make_request(EVENT))
+    gate.confirms[0].set_result("confirmed")
+    await asyncio.sleep(0)
+    repeat = await answer_of(receiver, make_request(EVENT))
+
+    assert (late.status, repeat.status, len(gate.confirms)) == (503, 200, 1)
+    assert [line["outcome"] for line in ears.heard("webhook")] == ["publish_failed", "duplicate"]
+
+
+@WAYS
+async def test_a_bug_is_answered(ears: Ears, *, is_busy: bool) -> None:
+    """A publisher that fails in a way of its own makes the service try again, and is logged."""
+
+    class Broken(Store):
+        async def write(self, body: bytes, **_: Any) -> Publication:
+            raise ZeroDivisionError(body)
+
+        def write_at_once(self, body: bytes, **_: Any) -> Publication | None:
+            if self.is_busy:
+                return None
+            raise ZeroDivisionError(body)
+
+    receiver = make_receiver(Broken(is_busy=is_busy), max_in_flight=1)
+    answers = [await answer_of(receiver, make_request(EVENT)) for _ in range(2)]
+
+    assert [answer.status for answer in answers] == [503, 503]
+    assert [line["why"] for line in ears.heard("webhook")] == ["internal_error"] * 2
+    assert len(ears.heard("internal_error")) == 2
+
+
+@WAYS
+async def test_a_cancelled_webhook_frees_its_place(*, is_busy: bool) -> None:
+    """What is cancelled is in flight no more, at the latest when its confirm comes."""
+    gate = Gate()
+    receiver = make_receiver(Store(gate, is_busy=is_busy), max_in_flight=1)
+    (task,) = ask(receiver, 1)
+    await gate.until(1)
+    task.cancel()
+    await asyncio.sleep(0)
+    gate.confirms[0].set_result("confirmed")
+    await asyncio.sleep(0)
+
+    assert (await answer_of(receiver, make_request(EVENT))).status == 200
