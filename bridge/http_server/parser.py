@@ -11,9 +11,10 @@ neither the body nor the number of requests, takes four times the CPU time:
 
 import contextlib
 import functools
+import itertools
 from collections import deque
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 import httptools
@@ -23,8 +24,11 @@ from bridge.http_server.request import Headers, Judge, Request, Response, proble
 
 # How many pipelined requests may wait; no sender of webhooks comes near it.
 MAX_PIPELINED: Final = 16
-# The memory that Python needs for a header besides its text: two bytes objects and a tuple.
-HEADER_OVERHEAD_BYTES: Final = 144
+# The memory that Python needs for a header besides its text: two bytes objects, a tuple, and a
+# place in a dict.
+HEADER_OVERHEAD_BYTES: Final = 240
+# The colon, a space, and the end of the line.
+HEADER_FRAMING_BYTES: Final = 4
 # How much is kept of the line with a chunk's size; llhttp accepts at most sixteen digits.
 MAX_CHUNK_LINE_BYTES: Final = 64
 
@@ -40,6 +44,10 @@ class Phase(Enum):
     BODY = "in its body"
 
 
+# Looked at for each header: the name of a member takes longer.
+_IN_HEADER: Final = Phase.HEADER
+
+
 class _RefusedError(Exception):
     """Stops the parser from within; `response` says why."""
 
@@ -51,7 +59,8 @@ class _RefusedError(Exception):
 @functools.lru_cache(maxsize=64)
 def _read_target(url: bytes) -> tuple[str, bytes]:
     """Return the path and the query; cached, because a service uses the same target every time."""
-    target = httptools.parse_url(url)
+    # Of its types the library leaves out that a part may be None.
+    target: Any = httptools.parse_url(url)
     return unquote((target.path or b"").decode("latin-1")), target.query or b""
 
 
@@ -63,6 +72,7 @@ class RequestParser:
 
     def __init__(self, limits: Limits, judge: Judge = lambda *_: None) -> None:
         self._limits = limits
+        self._max_headers = limits.max_headers
         self._judge = judge
         self._parser = httptools.HttpRequestParser(self)
         self.requests: deque[Request] = deque()
@@ -77,6 +87,7 @@ class RequestParser:
         self._url = b""
         self._query = b""
         self._headers: Headers = []
+        self._first: dict[bytes, bytes] = {}
         self._header_bytes = self._header_count = 0
         self._verdict: Response | None = None
         self._body = bytearray()
@@ -133,6 +144,8 @@ class RequestParser:
             self._count_wire(len(data))
             if self.phase is Phase.BODY:
                 self._look_ahead(data)
+            elif self.phase is Phase.HEADER and self.refusal is None:
+                self.refusal = self._measure_header()
 
     def _look_ahead(self, data: memoryview | bytes) -> None:
         """Refuse early, where the rest of the body cannot change the verdict."""
@@ -196,39 +209,53 @@ class RequestParser:
     def on_url(self, url: bytes) -> None:
         """Take a piece of the target."""
         self._url += url
-        self._count_header(len(url), 0)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; one that comes after the body is counted only."""
-        self._count_header(len(name) + len(value) + 4, 1)
-        if self.phase is Phase.HEADER:
-            self._headers.append((name.lower(), value))
+        if self.phase is _IN_HEADER:
+            headers = self._headers
+            headers.append((name.lower(), value))
+            if len(headers) > self._max_headers:
+                raise _RefusedError(self._too_many_headers())
+        else:
+            self._header_bytes += len(name) + len(value) + HEADER_FRAMING_BYTES
+            self._header_count += 1
+            if (fault := self._header_fault()) is not None:
+                raise _RefusedError(fault)
 
-    def _count_header(self, size: int, count: int) -> None:
-        self._header_bytes += size
-        self._header_count += count
+    def _measure_header(self) -> Response | None:
+        """Count what has come of the header, and refuse one that is too large."""
+        headers = self._headers
+        texts_bytes = sum(map(len, itertools.chain.from_iterable(headers)))
+        self._header_count = len(headers)
+        self._header_bytes = len(self._url) + texts_bytes + HEADER_FRAMING_BYTES * len(headers)
+        return self._header_fault()
+
+    def _header_fault(self) -> Response | None:
         if self._header_bytes > self._limits.max_header_bytes:
-            raise _RefusedError(self._header_too_large())
-        if self._header_count > self._limits.max_headers:
-            title = f"there are more than {self._limits.max_headers} headers"
-            raise _RefusedError(problem(431, title))
+            return self._header_too_large()
+        return self._too_many_headers() if self._header_count > self._max_headers else None
 
     def on_headers_complete(self) -> None:
         """Judge the header, before anything of the body is taken."""
         parser = self._parser
         if parser.should_upgrade():
             return
+        if (fault := self._measure_header()) is not None:
+            raise _RefusedError(fault)
         self.method = parser.get_method().decode()
         self.path, self._query = _read_target(self._url)
-        names = [name for name, _ in self._headers]
-        length = self._check_framing(names)
+        # Of a repeated header the first.
+        self._first = dict(reversed(self._headers))
+        version = parser.get_http_version()
+        length = self._check_framing(version)
         if length > self._limits.max_body_bytes:
             raise _RefusedError(self._body_too_large())
         self._verdict = self._judge(self.method, self.path, self._headers)
         # HTTP/1.0 has no 100 Continue (RFC 9110, 10.1.1), and a refused client need not continue.
         self._is_continue_due = (
-            b"expect" in names
-            and parser.get_http_version() == "1.1"
+            b"expect" in self._first
+            and version == "1.1"
             and self._verdict is None
             and not self.requests
         )
@@ -240,18 +267,22 @@ class RequestParser:
         self._is_continue_due = False
         return is_due
 
-    def _check_framing(self, names: list[bytes]) -> int:
+    def _check_framing(self, version: str) -> int:
         """Return the announced length; refuse what another server could read differently.
 
         llhttp refuses two lengths, and a length beside chunks, by itself.
         """
-        version = self._parser.get_http_version()
-        hosts = names.count(b"host")
+        first = self._first
         if version not in {"1.0", "1.1"}:
             raise _RefusedError(_MALFORMED)
-        if hosts > 1 or (version == "1.1" and not hosts):
+        if b"host" not in first:
+            is_wrong_host = version == "1.1"
+        else:
+            has_repeated = len(first) < len(self._headers)
+            is_wrong_host = has_repeated and self._count_named(b"host") > 1
+        if is_wrong_host:
             raise _RefusedError(problem(400, "exactly one Host header is needed"))
-        if b"transfer-encoding" in names:
+        if b"transfer-encoding" in first:
             codings = [
                 value.strip(b" \t").lower()
                 for name, value in self._headers
@@ -260,9 +291,10 @@ class RequestParser:
             self._is_chunked = version != "1.0" and codings == [b"chunked"]
             if not self._is_chunked:
                 raise _RefusedError(problem(400, "no Transfer-Encoding but chunked is understood"))
-        if b"content-length" not in names:
-            return 0
-        return int(self._headers[names.index(b"content-length")][1])
+        return int(first.get(b"content-length", 0))
+
+    def _count_named(self, wanted: bytes) -> int:
+        return sum(name == wanted for name, _ in self._headers)
 
     def on_chunk_header(self) -> None:
         """Note where the chunk begins."""
@@ -295,12 +327,16 @@ class RequestParser:
                 bytes(self._body),
                 parser.get_http_version() == "1.1" and parser.should_keep_alive(),
                 self._size(self._header_bytes) + len(self._body),
+                self._first,
             )
         )
         self._headers, self._body = [], bytearray()
         self._move(Phase.IDLE)
 
     # The responses to what is too large
+
+    def _too_many_headers(self) -> Response:
+        return problem(431, f"there are more than {self._max_headers} headers")
 
     def _header_too_large(self) -> Response:
         return problem(431, f"the header is larger than {self._limits.max_header_bytes} bytes")

@@ -119,7 +119,8 @@ def as_form(request: Request) -> Request:
     """Return a GET as the POST of a form: what it says is in its query, byte for byte."""
     of_body = {b"content-type", b"content-encoding"}
     others = [header for header in request.headers if header[0] not in of_body]
-    return request._replace(body=request.query, headers=[(b"content-type", FORM.encode()), *others])
+    headers = [(b"content-type", FORM.encode()), *others]
+    return request._replace(body=request.query, headers=headers, first={})
 
 
 def properties_of(

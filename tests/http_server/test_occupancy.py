@@ -125,7 +125,7 @@ async def test_complete_request_is_no_victim_of_its_own_size() -> None:
     """A request that its last bytes make whole drives halves out, even if it began before them."""
     app = App()
     async with (
-        listening(app, max_buffered_bytes=60_000) as listener,
+        listening(app, max_buffered_bytes=60_500) as listener,
         connected(listener.port) as old,
         connected(listener.port) as young,
     ):
