@@ -202,3 +202,17 @@ async def test_an_urgent_one_that_gives_up_blocks_nobody() -> None:
     await settle()
 
     assert other.done()
+
+
+async def test_one_that_gives_up_as_its_turn_comes() -> None:
+    """It ends as any that gives up, and the next has the slot."""
+    slots = Slots(1)
+    await slots.acquire()
+    first, second = (asyncio.create_task(slots.acquire()) for _ in "12")
+    await settle()
+    first.cancel()
+    slots.give_back()
+    await settle()
+
+    assert (first.cancelled(), second.done()) == (True, True)
+    assert slots.taken == 1
