@@ -43,6 +43,7 @@ from tests.integration.conftest import (
     eventually,
     make_environ,
     open_amqp,
+    run_process,
     run_program,
     run_programs,
     unique,
@@ -117,7 +118,7 @@ async def _run_on_a_full_disk(*args: str, settings: Mapping[str, object]) -> str
 async def test_the_script_is_the_module() -> None:
     """`sms-bridge` is the same program as `python -m bridge`."""
     script = await anyio.run_process([str(SCRIPT), "--help"], env=make_environ({}))
-    module = await run_program("--help")
+    module = await run_process("--help")
     as_script = module.stdout.replace(b"python -m bridge", b"sms-bridge")
 
     assert script.stdout == as_script
@@ -133,7 +134,9 @@ async def test_the_version_is_shown() -> None:
 @pytest.fixture(scope="module")
 async def explanations() -> dict[str, CompletedProcess[bytes]]:
     """Ask every command for help."""
-    return await run_programs({name: ([*name.split(), "--help"], {}) for name in _commands()})
+    return await run_programs(
+        {name: ([*name.split(), "--help"], {}) for name in _commands()}, run_one=run_process
+    )
 
 
 @pytest.mark.parametrize("command", _commands())
