@@ -59,9 +59,7 @@ def render(settings: Settings, body: str, answers: Sequence[str] = ()) -> Render
         key=MESSAGE_ID, message_id=MESSAGE_ID, published_at=None, first_delivered_at=0
     )
     try:
-        url, headers, written = shape.encode(
-            parse_request(body.encode(), settings.worker), envelope
-        )
+        asked = shape.encode(parse_request(body.encode(), settings.worker), envelope)
     except (InvalidMessageError, UnicodeEncodeError) as error:
         why = str(error) if isinstance(error, InvalidMessageError) else "is not UTF-8"
         raise ConfigError(f"--render: {why}") from None
@@ -71,10 +69,12 @@ def render(settings: Settings, body: str, answers: Sequence[str] = ()) -> Render
         judged += _documented(settings, shape)
         judged += _by_code_alone(settings, judged)
     return Rendering(
-        url=url,
-        headers=dict(_shown(header, is_secret=header == login) for header in headers),
+        url=asked.url,
+        headers=dict(
+            _shown(header, is_secret=header == login) for header in (*asked.common, *asked.headers)
+        ),
         # A form has the mask encoded.
-        body=written.decode().replace(quote_plus(_MASK), _MASK),
+        body=asked.body.decode().replace(quote_plus(_MASK), _MASK),
         answers=judged,
     )
 

@@ -43,10 +43,16 @@ class _KeptConnections:
         self._transport = httpx.AsyncHTTPTransport(limits=limits, trust_env=False)
         self._timeouts = httpx.Timeout(TIMEOUT_SECONDS).as_dict()
 
-    async def post(self, url: str, headers: Sequence[Header], body: bytes) -> Reply:
+    async def post(
+        self, url: str, headers: Sequence[Header], body: bytes, common: Sequence[Header] = ()
+    ) -> Reply:
         """Send a request, and read all of its answer."""
         request = httpx.Request(
-            "POST", url, headers=headers, content=body, extensions={"timeout": self._timeouts}
+            "POST",
+            url,
+            headers=[*common, *headers],
+            content=body,
+            extensions={"timeout": self._timeouts},
         )
         response = await self._transport.handle_async_request(request)
         return Reply(response.status_code, response.headers.raw, await response.aread())

@@ -467,7 +467,7 @@ class _HalfDeadApi:
     def __init__(self, refused: str) -> None:
         self._refused = refused.encode()
 
-    async def post(self, _url: str, _headers: object, body: bytes) -> Reply:
+    async def post(self, _url: str, _headers: object, body: bytes, _common: object = ()) -> Reply:
         """Fail or accept, a little later."""
         await asyncio.sleep(0.01)
         if self._refused in body:

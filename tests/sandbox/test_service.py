@@ -41,8 +41,9 @@ def written(preset: Preset, *, key: str = "a-message-id") -> tuple[dict[str, str
     """Write a request as the worker does."""
     request = SendRequest.model_validate({"to": TO, "from": "Acme", "text": TEXT})
     envelope = Envelope(key=key, message_id=key, published_at=None, first_delivered_at=0)
-    _, headers, body = shape(preset).encode(request, envelope)
-    return {name.decode().lower(): value.decode() for name, value in headers}, body
+    asked = shape(preset).encode(request, envelope)
+    headers = (*asked.common, *asked.headers)
+    return {name.decode().lower(): value.decode() for name, value in headers}, asked.body
 
 
 def ask(preset: Preset, headers: dict[str, str], body: bytes, *, key: str | None = KEY) -> Reading:

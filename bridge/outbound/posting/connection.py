@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, cast
 import httptools
 
 from bridge.errors import AttemptError, AttemptFault, causes_of
+from bridge.outbound.posting.deadlines import Deadlines
 
 # How much is kept of a body, and how long a header may be.
 MAX_ANSWER_BYTES: Final = 64 * 1024
@@ -43,11 +44,15 @@ _STATUS_LINE: Final = re.compile(rb"^HTTP/1\.[01] ([1-5][0-9]{2})(?: [^\r\n]*)?\
 
 
 class Connection(asyncio.Protocol):
-    """Sends one request at a time, and keeps what the parser reads of its answer."""
+    """Sends one request at a time, and keeps what the parser reads of its answer.
 
-    def __init__(self) -> None:
+    `idle_since` is when it was made, or its last request ended.
+    """
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
         self._made_at = time.monotonic()
-        self._idle_since = self._made_at
+        self.idle_since = self._made_at
         self._transport: asyncio.Transport | None = None
         self._unread = select.poll()
         self._parser: httptools.HttpResponseParser | None = None
@@ -61,18 +66,20 @@ class Connection(asyncio.Protocol):
         self._head = bytearray()
         self._status: int | None = None
         self._headers: list[tuple[bytes, bytes]] = []
-        self._body = bytearray()
+        self._body: list[bytes] = []
+        self._room_bytes = MAX_ANSWER_BYTES
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether another request may be sent: clean, open, not idle for too long, not too old."""
-        now = time.monotonic()
+    def is_usable(self, now: float) -> bool:
+        """Whether another request may be sent: clean, open, not idle for too long, not too old.
+
+        `now` is of the monotonic clock.
+        """
         return (
             self._reusable
             and not self._busy
             and self._transport is not None
             and not self._transport.is_closing()
-            and now - self._idle_since < IDLE_SECONDS
+            and now - self.idle_since < IDLE_SECONDS
             and now - self._made_at < MAX_CONNECTION_AGE_SECONDS
         )
 
@@ -96,22 +103,20 @@ class Connection(asyncio.Protocol):
             raise AttemptError("connect_failed")
         self._busy = True
         self._reset()
-        self._parser = httptools.HttpResponseParser(self)
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
+        self._waiter = asyncio.get_running_loop().create_future()
         self._transport.write(request)
-        # A timer of its own costs a third of `asyncio.timeout`.
-        timer = loop.call_later(max(0.0, deadline - time.monotonic()), self._expire)
+        self._deadlines.add(self, deadline)
         try:
             await self._waiter
             self._busy = False
-            self._idle_since = time.monotonic()
+            self.idle_since = time.monotonic()
         finally:
-            timer.cancel()
+            self._deadlines.remove(self)
             self._waiter = None
-        return Reply(self._status or 0, self._headers, bytes(self._body))
+        return Reply(self._status or 0, self._headers, b"".join(self._body))
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """Give the request up: the answer is not there by the deadline."""
         self._reusable = False
         self._finish(AttemptError("answer_timeout"))
 
@@ -137,6 +142,9 @@ class Connection(asyncio.Protocol):
         # uvloop's transports are none of asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
         self._unread.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+        # One for all answers: to make it costs more than to parse one. A connection whose last
+        # answer was not complete is not used again, so that each begins where it has to.
+        self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; bytes that nobody waits for end the connection."""
@@ -174,7 +182,7 @@ class Connection(asyncio.Protocol):
         """Start anew, because after a 1xx another answer follows; nothing may follow the last."""
         if self._complete:
             self._reusable = False
-        else:
+        elif self._headers or self._head:
             self._reset()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -195,11 +203,11 @@ class Connection(asyncio.Protocol):
         """Keep the start of the body; a longer one is not read, and ends the connection."""
         if self._complete:
             return
-        room = MAX_ANSWER_BYTES - len(self._body)
-        self._body += data[:room]
-        if len(data) > room:
+        self._body.append(data[: self._room_bytes])
+        if len(data) > self._room_bytes:
             self._reusable = False
             self._finish(None)
+        self._room_bytes = max(0, self._room_bytes - len(data))
 
     def on_message_complete(self) -> None:
         """Hand the answer over."""

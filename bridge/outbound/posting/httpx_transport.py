@@ -35,14 +35,20 @@ class HttpxTransport:
     async def aclose(self) -> None:
         """Do nothing: no connection is kept."""
 
-    async def post(self, url: str, headers: Sequence[Header], body: bytes) -> Reply:
+    async def post(
+        self, url: str, headers: Sequence[Header], body: bytes, common: Sequence[Header] = ()
+    ) -> Reply:
         """Send a request; a status that was read is returned in any case.
 
         That is also the proxy's own 407 to CONNECT (RFC 9110, 15.5.8). What else it answers to
         CONNECT speaks of the way to the server, and is `proxy_failed`.
         """
         request = httpx.Request(
-            "POST", url, headers=headers, content=body, extensions={"timeout": self._timeouts}
+            "POST",
+            url,
+            headers=[*common, *headers],
+            content=body,
+            extensions={"timeout": self._timeouts},
         )
         connection = httpx.AsyncHTTPTransport(
             proxy=self._proxy, verify=self._tls, trust_env=False, http2=False

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, get_args
 
 from tenacity import (
     AsyncRetrying,
@@ -16,7 +16,7 @@ from tenacity import (
 
 from bridge.errors import AttemptError
 from bridge.outbound.delivery import Delivery
-from bridge.outbound.fates import Answer, Fate, judge_failure
+from bridge.outbound.fates import Answer, Fate, Result, judge_failure
 from bridge.outbound.metrics import PROVIDER_CODES, WorkerMetrics
 from bridge.outbound.posting.echo import is_echo, is_number
 from bridge.outbound.posting.shape import Shape
@@ -50,6 +50,13 @@ class Sender:
         self.spans = spans
         self._in_flight = 0
         metrics.provider_in_flight.set_function(lambda: self._in_flight)
+        # Of each message one is counted: to look it up by its labels would cost as much again.
+        results = get_args(Result)
+        self._requests = {one: metrics.provider_requests.labels(one) for one in results}
+        self._durations = {one: metrics.provider_duration.labels(one) for one in results}
+        responses = metrics.provider_responses
+        self._responses = {code: responses.labels(str(code)) for code in PROVIDER_CODES}
+        self._other_responses = responses.labels("other")
 
     async def send(self, request: SendRequest, delivery: Delivery) -> Answer:
         """POST a delivery's request and say what became of it; never raises for what the API does.
@@ -58,7 +65,7 @@ class Sender:
         Everything else is returned at once: repeating it is up to `pace` and the ladder.
         """
         started = time.monotonic()
-        answer = await self._post(request, delivery)
+        answer = await self._post(request, delivery, started)
         if answer.fate is not Fate.NOT_SENT:
             return answer
 
@@ -82,7 +89,9 @@ class Sender:
             nonlocal answer, tries
             tries += 1
             if tries > 1 and not self._is_held():
-                answer = await self._post(request, delivery, tries_before=tries - 1)
+                answer = await self._post(
+                    request, delivery, time.monotonic(), tries_before=tries - 1
+                )
             return answer
 
         return await retrying(attempt)
@@ -92,9 +101,9 @@ class Sender:
         await self._transport.aclose()
 
     async def _post(
-        self, request: SendRequest, delivery: Delivery, *, tries_before: int = 0
+        self, request: SendRequest, delivery: Delivery, started: float, *, tries_before: int = 0
     ) -> Answer:
-        started, span = time.perf_counter(), None
+        span = None
         if self.spans is not None:
             span = self.spans.begin_post(delivery, tries_before=tries_before)
         headers = None if span is None else span.headers
@@ -114,7 +123,7 @@ class Sender:
             self._in_flight -= 1
             if span is not None:
                 end_post(span, answer)
-        self._count(answer, time.perf_counter() - started, delivery.trace_id)
+        self._count(answer, time.monotonic() - started, delivery.trace_id)
         return answer
 
     def _is_echo(self, code: str, request: SendRequest) -> bool:
@@ -124,11 +133,10 @@ class Sender:
         return is_echo(code, request) or self._shape.login.is_repeated(code)
 
     def _count(self, answer: Answer, seconds: float, trace_id: str | None) -> None:
-        self._metrics.provider_requests.labels(answer.result).inc()
-        self._metrics.provider_duration.labels(answer.result).observe(seconds, trace_id)
+        self._requests[answer.result].inc()
+        self._durations[answer.result].observe(seconds, trace_id)
         if answer.status is not None:
-            code = str(answer.status) if answer.status in PROVIDER_CODES else "other"
-            self._metrics.provider_responses.labels(code).inc()
+            self._responses.get(answer.status, self._other_responses).inc()
         if answer.code is not None:
             self._metrics.count_error(answer.code)
 

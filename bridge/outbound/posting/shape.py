@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, assert_never
 from urllib.parse import quote
 
+from pydantic_core import to_json
+
 from bridge.config import RequestSettings, SmsApiSettings
 from bridge.config.api_answers import ErrorFate
 from bridge.errors import ConfigError
@@ -36,11 +38,15 @@ _CONTENT_TYPES: Final = {"json": b"application/json", "form": b"application/x-ww
 
 
 class ApiRequest(NamedTuple):
-    """What is posted, and where."""
+    """What is posted, and where.
+
+    `common` are the headers that all have until a secret changes; they come before its own.
+    """
 
     url: str
     headers: Sequence[Header]
     body: bytes
+    common: Sequence[Header]
 
 
 class Shape:
@@ -53,7 +59,7 @@ class Shape:
         self.login = login
         self._key, self._username = login.key, login.username
         self._known_login: tuple[str, str] | None = None
-        self._login_headers: tuple[Header, ...] = ()
+        self._common_headers: tuple[Header, ...] = ()
         self._url = url_of(settings)
         self._fixed_headers: tuple[Header, ...] = (
             (b"Content-Type", _CONTENT_TYPES[settings.request.body]),
@@ -93,18 +99,16 @@ class Shape:
         login = (self._key.current, self._username.current)
         if login != self._known_login:
             header = self.login.header()
-            self._login_headers = () if header is None else (header,)
+            self._common_headers = (*self._fixed_headers, *(() if header is None else (header,)))
             self._known_login = login
-        headers = [*self._fixed_headers, *self._login_headers]
+        headers: list[Header] = []
         if self._idempotency_header is not None:
             headers.append((self._idempotency_header, envelope.key.encode("ascii")))
         trace = envelope.trace if span is None else span
-        headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in trace]
-        if self._write is None:
-            body = request.model_dump_json().encode()
-        else:
-            body = self._write(request, envelope)
-        return ApiRequest(self._url, headers, body)
+        if trace:
+            headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in trace]
+        body = to_json(request) if self._write is None else self._write(request, envelope)
+        return ApiRequest(self._url, headers, body, self._common_headers)
 
     def judge(self, reply: Reply) -> Answer:
         """Say what an answer means; nothing that the service wrote is in the detail."""

@@ -31,6 +31,7 @@ from bridge.credentials import load_authorities
 from bridge.errors import AttemptError
 from bridge.happy_eyeballs import create_connection
 from bridge.outbound.posting.connection import Connection, Header, Reply, connect_fault
+from bridge.outbound.posting.deadlines import Deadlines
 
 # What may stand in a request's target as it is (RFC 3986, section 3.3); what is percent-encoded
 # already stays so.
@@ -40,10 +41,13 @@ _IN_TARGET: Final = "/?:@!$&'()*+,;=%"
 class ApiTransport(Protocol):
     """What a sender needs: one request, one answer, the promise of this module."""
 
-    async def post(self, url: str, headers: Sequence[Header], body: bytes) -> Reply:
+    async def post(
+        self, url: str, headers: Sequence[Header], body: bytes, common: Sequence[Header] = ()
+    ) -> Reply:
         """POST a body, with these headers beside `Host` and `Content-Length`.
 
-        Raises AttemptError, and nothing else, when there is no answer.
+        `common` come before them: what all have for a while, which is written once. Raises
+        AttemptError, and nothing else, when there is no answer.
         """
 
     async def aclose(self) -> None:
@@ -95,21 +99,28 @@ class Transport:
         self._connect_timeout_seconds = connect_timeout_seconds
         self._tls = tls
         self._max_connections = max_connections
+        self._deadlines = Deadlines()
+        self._target: _Target | None = None
         self._idle: deque[Connection] = deque()
         self._in_use = 0
         self._closed = False
 
-    async def post(self, url: str, headers: Sequence[Header], body: bytes) -> Reply:
+    async def post(
+        self, url: str, headers: Sequence[Header], body: bytes, common: Sequence[Header] = ()
+    ) -> Reply:
         """Send a request on an idle connection, or on a new one when there is none."""
-        target = _target(url)
+        target = self._target
+        if target is None or target.written != url or target.common is not common:
+            self._target = target = _target(url, common)
         request = _write_request(target, headers, body)
         if self._in_use >= self._max_connections:
             raise AttemptError("pool_exhausted")
         self._in_use += 1
         connection = None
         try:
-            deadline = time.monotonic() + self._timeout_seconds
-            connection = self._idle_connection() or await self._connect(target, deadline)
+            now = time.monotonic()
+            deadline = now + self._timeout_seconds
+            connection = self._idle_connection(now) or await self._connect(target, deadline)
             return await connection.exchange(request, deadline)
         except OSError as error:
             raise AttemptError("connection_lost") from error
@@ -124,11 +135,11 @@ class Transport:
         while self._idle:
             self._idle.pop().close()
 
-    def _idle_connection(self) -> Connection | None:
+    def _idle_connection(self, now: float) -> Connection | None:
         while self._idle:
             # The most recently used one, so that the others grow old and are closed.
             connection = self._idle.pop()
-            if connection.is_usable and not connection.has_unread_bytes:
+            if connection.is_usable(now) and not connection.has_unread_bytes:
                 return connection
             connection.close()
         return None
@@ -140,7 +151,7 @@ class Transport:
         try:
             async with asyncio.timeout(limit):
                 _, connection = await create_connection(
-                    Connection,
+                    functools.partial(Connection, self._deadlines),
                     target.host,
                     target.port,
                     tls=self._tls if target.is_secure else None,
@@ -153,7 +164,7 @@ class Transport:
         return connection
 
     def _keep(self, connection: Connection) -> None:
-        if connection.is_usable and not self._closed:
+        if connection.is_usable(connection.idle_since) and not self._closed:
             self._idle.append(connection)
         else:
             connection.close()
@@ -161,24 +172,31 @@ class Transport:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
+    """Where requests go; `head` is what all to it begin with, `common` their first headers."""
+
+    written: str
+    common: Sequence[Header]
     host: str
     port: int
     is_secure: bool
     head: bytes
 
 
-@functools.lru_cache(maxsize=8)
-def _target(url: str) -> _Target:
+def _target(url: str, common: Sequence[Header]) -> _Target:
     server = URL(url)
     is_secure = server.scheme == "https"
     _, _, path, query, _ = urlsplit(url)
     target = quote(f"{path or '/'}?{query}" if query else path or "/", safe=_IN_TARGET)
-    head = f"POST {target} HTTP/1.1\r\nHost: {server.host_port_subcomponent}"
+    start = f"POST {target} HTTP/1.1\r\nHost: {server.host_port_subcomponent}\r\n"
+    head = start.encode("ascii") + _write_headers(common)
     port = server.port or (443 if is_secure else 80)
-    return _Target(server.raw_host or "", port, is_secure, head.encode("ascii"))
+    return _Target(url, common, server.raw_host or "", port, is_secure, head)
 
 
 def _write_request(target: _Target, headers: Sequence[Header], body: bytes) -> bytes:
-    lines = map(b": ".join, headers)
-    length = b"Content-Length: %d" % len(body)
-    return b"\r\n".join((target.head, *lines, length, b"", body))
+    lines = _write_headers(headers)
+    return b"%s%sContent-Length: %d\r\n\r\n%s" % (target.head, lines, len(body), body)
+
+
+def _write_headers(headers: Sequence[Header]) -> bytes:
+    return b"".join([b"%s: %s\r\n" % header for header in headers])

@@ -49,9 +49,12 @@ class Script:
         self.requests: list[httpx.Request] = []
         self.is_closed = False
 
-    async def post(self, url: str, headers: Sequence[Header], body: bytes) -> Reply:
+    async def post(
+        self, url: str, headers: Sequence[Header], body: bytes, common: Sequence[Header] = ()
+    ) -> Reply:
         """Remember the request; answer, raise, or wait."""
-        self.requests.append(httpx.Request("POST", url, headers=headers, content=body))
+        whole = [*common, *headers]
+        self.requests.append(httpx.Request("POST", url, headers=whole, content=body))
         step = self.steps.pop(0)
         if isinstance(step, Reply):
             return step
@@ -306,10 +309,12 @@ async def test_request_that_never_left_is_not_tried_again_in_an_operators_pause(
     held = False
 
     class Pausing(Script):
-        async def post(self, url: str, headers: Sequence[Header], body: bytes) -> Reply:
+        async def post(
+            self, url: str, headers: Sequence[Header], body: bytes, common: Sequence[Header] = ()
+        ) -> Reply:
             nonlocal held
             held = True
-            return await super().post(url, headers, body)
+            return await super().post(url, headers, body, common)
 
     bridge = rig(script=Pausing(*[failed()] * 5), is_held=lambda: held)
     result = await bridge.send()
@@ -505,9 +510,11 @@ async def test_cancelled_post_is_not_in_flight() -> None:
 class ByKey(Script):
     """Answers each request by its idempotency key: so many failures, then a status."""
 
-    async def post(self, url: str, headers: Sequence[Header], body: bytes) -> Reply:
+    async def post(
+        self, url: str, headers: Sequence[Header], body: bytes, common: Sequence[Header] = ()
+    ) -> Reply:
         """Fail or answer after a few turns, so that many requests are between two tries."""
-        request = httpx.Request("POST", url, headers=headers, content=body)
+        request = httpx.Request("POST", url, headers=[*common, *headers], content=body)
         self.requests.append(request)
         key = request.headers["idempotency-key"]
         number, failures, status = map(int, key.split("-"))

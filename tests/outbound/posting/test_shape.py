@@ -20,8 +20,8 @@ from bridge.config.presets import PRESETS, Preset, documented_answers
 from bridge.errors import ConfigError, InvalidMessageError
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Answer, Fate
-from bridge.outbound.posting.connection import Reply
-from bridge.outbound.posting.shape import Shape, shape_from
+from bridge.outbound.posting.connection import Header, Reply
+from bridge.outbound.posting.shape import ApiRequest, Shape, shape_from
 from bridge.outbound.request import OpenSendRequest, SendRequest, parse_request
 from bridge.pointers import find_id
 
@@ -57,6 +57,11 @@ def shape(preset: str = "generic", **api: Any) -> Shape:
 
 
 SHAPES = {preset: shape(preset) for preset in PRESETS}
+
+
+def whole(asked: ApiRequest) -> tuple[str, list[Header], bytes]:
+    """Return a request's address, all of its headers, and its body."""
+    return asked.url, [*asked.common, *asked.headers], asked.body
 
 
 def fields(body: str = "json", **places: Any) -> dict[str, Any]:
@@ -98,7 +103,7 @@ def test_generic_body_is_the_request_as_pydantic_writes_it(members: dict[str, An
 
 def test_generic_request() -> None:
     """The default shape's address and headers are those that it always had, in their order."""
-    url, headers, _ = shape().encode(request(), envelope(trace=TRACE))
+    url, headers, _ = whole(shape().encode(request(), envelope(trace=TRACE)))
 
     assert url == "https://api.example.com/v1/messages"
     assert headers == [
@@ -181,7 +186,7 @@ def calls(profile: cProfile.Profile) -> int:
 )
 def test_login(auth: dict[str, str], expected: tuple[bytes, bytes]) -> None:
     """Each scheme makes its one header of the key."""
-    _, headers, _ = shape(auth=auth).encode(request(), envelope())
+    _, headers, _ = whole(shape(auth=auth).encode(request(), envelope()))
 
     assert headers[3] == expected
 
@@ -190,7 +195,7 @@ def test_no_login() -> None:
     """A service that wants no key is sent none, and none has to be set."""
     free = shape(auth={"scheme": "none"}, key=None)
 
-    assert b"Authorization" not in dict(free.encode(request(), envelope()).headers)
+    assert b"Authorization" not in dict(whole(free.encode(request(), envelope()))[1])
 
 
 @pytest.mark.parametrize("body", ["json", "form"])
@@ -200,15 +205,15 @@ def test_login_in_the_body(tmp_path: Path, body: str) -> None:
     api = fields(body, u="{account}", p="<{secret}>", to="{to}", text="{text}")
     login: dict[str, Any] = {"auth": {"scheme": "none"}, "key": None, "key_file": tmp_path / "key"}
     prepared = shape(request=api, account='A"C&1', **login)
-    sent = [prepared.encode(request(), envelope())]
+    sent = [whole(prepared.encode(request(), envelope()))]
     (tmp_path / "key").write_text("new")
     for credential in prepared.login.watched:
         credential.reread()
-    sent.append(prepared.encode(request(), envelope()))
+    sent.append(whole(prepared.encode(request(), envelope())))
     read = [json.loads(b) if body == "json" else dict(parse_qsl(b.decode())) for *_, b in sent]
 
     assert [(one["u"], one["p"]) for one in read] == [('A"C&1', '<o"l&d é>'), ('A"C&1', "<new>")]
-    assert {name for name, _ in sent[0].headers}.isdisjoint({b"Authorization"})
+    assert {name for name, _ in sent[0][1]}.isdisjoint({b"Authorization"})
 
 
 @pytest.mark.parametrize("secret", ["key_file", "username_file"])
@@ -220,11 +225,11 @@ def test_login_follows_its_files(tmp_path: Path, secret: str) -> None:
     )
     api: dict[str, Any] = {"key_file": tmp_path / "secret"} if secret == "key_file" else {}
     prepared = shape(auth={"scheme": "basic"} | file, **api)
-    before = dict(prepared.encode(request(), envelope()).headers)[b"Authorization"]
+    before = dict(whole(prepared.encode(request(), envelope()))[1])[b"Authorization"]
     (tmp_path / "secret").write_text("new")
     for credential in prepared.login.watched:
         credential.reread()
-    after = dict(prepared.encode(request(), envelope()).headers)[b"Authorization"]
+    after = dict(whole(prepared.encode(request(), envelope()))[1])[b"Authorization"]
 
     assert base64.b64decode(before[6:]).replace(b"old", b"new") == base64.b64decode(after[6:])
     assert before != after
@@ -268,7 +273,7 @@ def test_what_is_missing_is_told(api: dict[str, Any], told: str) -> None:
 
 def test_account_in_the_path_is_encoded() -> None:
     """An account can be no other path than the one that is configured."""
-    url, _, _ = shape(path="/a/{account}/b", account="x/../y").encode(request(), envelope())
+    url, _, _ = whole(shape(path="/a/{account}/b", account="x/../y").encode(request(), envelope()))
 
     assert url == "https://api.example.com/a/x%2F..%2Fy/b"
 
@@ -302,7 +307,7 @@ def test_fields_make_levels_lists_and_constants() -> None:
         "/messages/0/list": [1, "{from}", {"x": None}],
         "/messages/1": "{text}",
     }
-    _, _, body = shape(request={"fields": places}).encode(request(), envelope())
+    _, _, body = whole(shape(request={"fields": places}).encode(request(), envelope()))
 
     assert json.loads(body) == {
         "messages": [
@@ -314,9 +319,8 @@ def test_fields_make_levels_lists_and_constants() -> None:
 
 def test_form_repeats_lists_and_writes_constants() -> None:
     """A list in a form is a member for each of its values."""
-    _, headers, body = shape(
-        request=fields("form", to="{to}", text="{text}", tag=["a b", 1], flag=True)
-    ).encode(request(), envelope())
+    api = fields("form", to="{to}", text="{text}", tag=["a b", 1], flag=True)
+    _, headers, body = whole(shape(request=api).encode(request(), envelope()))
 
     assert headers[0] == (b"Content-Type", b"application/x-www-form-urlencoded")
     assert body == b"to=%2B4917012345678&text=Hi+%22%C3%9C%22+%26+more&tag=a+b&tag=1&flag=true"
@@ -329,7 +333,7 @@ def test_digits(sender: str, sent: str) -> None:
     """Numbers go without their + where that is wanted, a sender's too, and names as they are."""
     api = {"to_format": "digits", "fields": {"/to": "{to}{text}", "/from": "{from}"}}
     made = request(**{"from": sender, "text": "x"})
-    _, _, body = shape(request=api).encode(made, envelope())
+    _, _, body = whole(shape(request=api).encode(made, envelope()))
 
     assert json.loads(body) == {"to": "4917012345678x", "from": sent}
 
@@ -338,7 +342,7 @@ def test_digits(sender: str, sent: str) -> None:
 def test_encoding(text: str, encoding: str) -> None:
     """A service that wants to be told the encoding is told it in its own words."""
     api = fields(to="{to}", text="{text}", type="{encoding:plain|unicode}")
-    _, _, body = shape(request=api).encode(request(text=text), envelope())
+    _, _, body = whole(shape(request=api).encode(request(text=text), envelope()))
 
     assert json.loads(body)["type"] == encoding
 
@@ -367,7 +371,7 @@ def test_long_key_is_shortened_to_another_one() -> None:
 )
 def test_idempotency(idempotency: str, header: bytes | None, members: dict[str, Any]) -> None:
     """The key goes into a header, a field, or nowhere."""
-    _, headers, body = shape(idempotency=idempotency).encode(request(), envelope())
+    _, headers, body = whole(shape(idempotency=idempotency).encode(request(), envelope()))
 
     assert dict(headers).get(b"X-Key") == header
     assert json.loads(body) == REQUEST | members
@@ -377,7 +381,7 @@ def test_idempotency(idempotency: str, header: bytes | None, members: dict[str, 
 def test_members_of_the_publishers_own_are_sent_beside(body: str) -> None:
     """With `worker.extra_fields: forward`, other members go to the top of any body."""
     prepared = shape(request=fields(body, To="{to}", Body="{text}"))
-    _, _, written = prepared.encode(request(StatusCallback="https://x"), envelope())
+    _, _, written = whole(prepared.encode(request(StatusCallback="https://x"), envelope()))
     read = json.loads(written) if body == "json" else dict(parse_qsl(written.decode()))
 
     assert read == {"To": REQUEST["to"], "Body": REQUEST["text"], "StatusCallback": "https://x"}
@@ -713,7 +717,7 @@ def test_every_preset_reads_the_id(preset: Preset) -> None:
 
 def test_twilio() -> None:
     """Twilio is sent a form with capital names, and Basic with the account."""
-    url, headers, body = shape("twilio").encode(request(text="x"), envelope())
+    url, headers, body = whole(shape("twilio").encode(request(text="x"), envelope()))
 
     assert url == "https://api.twilio.com/2010-04-01/Accounts/AC1/Messages.json"
     assert dict(headers)[b"Authorization"] == b"Basic " + base64.b64encode(b"AC1:an-api-key")
@@ -730,7 +734,7 @@ def test_setting_overrides_a_preset() -> None:
         error_code_pointers=None,
     )
     prepared = shape_from(mine)
-    url, _, body = prepared.encode(request(text="x"), envelope())
+    url, _, body = whole(prepared.encode(request(text="x"), envelope()))
 
     assert url.startswith("https://proxy.example.com/2010-04-01/")
     assert body == b"To=%2B4917012345678&Body=x&MessagingServiceSid=MG1"
