@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from bridge import __version__
 from bridge.amqp.link import Link
@@ -25,7 +25,7 @@ from bridge.inbound.own_queue import watched
 from bridge.inbound.spans import WebhookSpans
 from bridge.inbound.webhook import Receiver, webhook_limits
 from bridge.line_writer import LineWriter
-from bridge.logs import Log, configure_logging
+from bridge.logs import Level, Log, configure_logging
 from bridge.metrics import BridgeMetrics, Registry, new_registry
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.outcomes import Policy
@@ -70,12 +70,13 @@ class Assembly:
         self._settings = settings
         self.registry = new_registry()
         self.metrics = _bridge_metrics(settings, roles, self.registry)
+        records = {level: self.metrics.log_records.labels(level) for level in get_args(Level)}
         writer = LineWriter(sys.stdout, dropped=self.metrics.log_lines_dropped.inc)
         configure_logging(
             settings.log.level,
             settings.log.format,
             stream=writer,
-            count=lambda level: self.metrics.log_records.labels(level).inc(),
+            count=lambda level: records[level].inc(),
             finish=writer.finish,
         )
         self.health = Health(self.metrics)

@@ -21,6 +21,7 @@ Properties = Basic.Properties
 
 # A header's value that is nested deeper stays bytes: decoding it could overflow the stack.
 MAX_HEADER_DEPTH: Final = 32
+_FLAGS: Final = struct.Struct(">H")
 _LENGTH: Final = struct.Struct(">I")
 _OCTET: Final = struct.Struct(">B")
 # All lengths of a short string, written.
@@ -93,14 +94,20 @@ def read_properties(data: bytes) -> Properties:
 
     Raises ValueError, whose text quotes nothing of the message.
     """
-    properties = Properties()
+    properties, at = Properties(), 2
+    value: Any
     try:
-        (flags,) = struct.unpack_from(">H", data)
-        rest = data[2:]
+        (flags,) = _FLAGS.unpack_from(data)
         for name, decode in _present(flags):
-            used, value = decode(rest)
+            if decode is _decode_short_string:
+                # Most are. To hand on the rest of the data would copy it for each.
+                end = at + 1 + data[at]
+                value = data[at + 1 : end].decode("utf-8", "surrogateescape")
+                at = end
+            else:
+                used, value = decode(data[at:])
+                at += used
             setattr(properties, name, value)
-            rest = rest[used:]
     except (ValueError, IndexError, struct.error) as error:
         raise ValueError("the properties of a message cannot be read") from error
     return properties
@@ -162,7 +169,7 @@ def _write(properties: Properties) -> bytes:  # noqa: C901, PLR0912  a flat list
     if properties.cluster_id:
         flags |= _CLUSTER_ID
         parts.append(encode_short_string(properties.cluster_id))
-    parts[0] = struct.pack(">H", flags)
+    parts[0] = _FLAGS.pack(flags)
     return b"".join(parts)
 
 

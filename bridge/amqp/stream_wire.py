@@ -323,7 +323,7 @@ class _Protocol(asyncio.StreamReaderProtocol):
                 break
             taker = self._takers.get(channel)
             if taker is not None and taker.feed(frame_type, data[at + FRAME_HEADER.size : end - 1]):
-                others.append(data[begin:at])
+                others += [data[begin:at]] if begin < at else []
                 begin = end
             at = end
         if at < len(data):

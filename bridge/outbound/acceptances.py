@@ -62,6 +62,10 @@ class Acceptances:
         """Remember what was accepted here."""
         self._own.add(message, _pack(accepted))
 
+    def is_any_younger_than(self, seconds: float) -> bool:
+        """Say whether anything was accepted here so lately."""
+        return self._own.is_any_younger_than(seconds)
+
     def learn(self, message: bytes, attempts: int, status: int, at: float, age: float) -> None:
         """Remember what a peer says was accepted there: at which moment, so many seconds ago."""
         if self._told.newest(message, within_seconds=age + TOLD_AGAIN_SECONDS) is None:

@@ -34,7 +34,8 @@ class Announcer:
         `at` is when it came about, in unix seconds; `trace` goes along. What is tried again has not
         ended.
         """
-        if isinstance(outcome, Retried):
+        has_asked = properties.reply_to or self._outcome_exchange is not None
+        if not has_asked or isinstance(outcome, Retried):
             return
         targets = [("", properties.reply_to)]
         if self._outcome_exchange is not None:

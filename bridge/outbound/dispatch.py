@@ -7,6 +7,7 @@ limits and for a slot, in this order; then its request is posted, and `pace` rul
 import asyncio
 import time
 from collections.abc import Callable
+from typing import get_args
 
 from bridge.config import WorkerSettings
 from bridge.errors import BrokerError
@@ -18,7 +19,7 @@ from bridge.outbound.outcomes import Dead, Outcome, Policy, Retried, Sent, put_o
 from bridge.outbound.pausing.pace import Pace
 from bridge.outbound.posting.sender import Sender
 from bridge.outbound.request import SendRequest
-from bridge.outbound.segments import count_segments
+from bridge.outbound.segments import Encoding, count_segments
 
 
 class Dispatcher:
@@ -39,7 +40,6 @@ class Dispatcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         # Read for each message; an attribute of a model takes ten times as long as one of ours.
-        self._queue = settings.queue
         # In a lane a message comes here when it is the first of its key.
         self._is_ordered = settings.ordering == "recipient" and settings.lanes is None
         self._max_age_seconds = settings.max_age
@@ -49,7 +49,9 @@ class Dispatcher:
         self._pace = pace
         self._rates = pace.rates
         self._capacity = capacity
-        self._metrics = metrics
+        self._segments = {one: metrics.segments.labels(one) for one in get_args(Encoding)}
+        self._acceptance_latency = metrics.acceptance_latency.labels(settings.queue)
+        self._urgent_latency = metrics.urgent_latency.labels()
         self._now = now
         self._is_stopping = False
         self._last_sent_at = 0.0
@@ -189,9 +191,10 @@ class Dispatcher:
                 if not self._pace.is_open:
                     with delivery.waits("pace"):
                         await self._pace.until_open()
-                async with self._capacity.slot(
+                slot = self._capacity.free_slot() or await self._capacity.slot(
                     delivery.waits, is_urgent=delivery.is_urgent
-                ) as slot:
+                )
+                with slot:
                     if not self._pace.lets_through(key) or self._expired(delivery) is not None:
                         return None
                     if not self._pace.is_open:
@@ -210,12 +213,12 @@ class Dispatcher:
         if not isinstance(outcome, Sent):
             return
         encoding, count = count_segments(request.text)
-        self._metrics.segments.labels(encoding).inc(count)
+        self._segments[encoding].inc(count)
         self._last_sent_at = now = self._now()
         if delivery.envelope.published_at is not None:
             # What was sent ahead of its time is late only after that time.
             due = max(delivery.envelope.published_at, delivery.envelope.not_before or 0)
             age = max(0.0, now - due)
-            self._metrics.acceptance_latency.labels(self._queue).observe(age, delivery.trace_id)
+            self._acceptance_latency.observe(age, delivery.trace_id)
             if delivery.is_urgent:
-                self._metrics.urgent_latency.labels().observe(age, delivery.trace_id)
+                self._urgent_latency.observe(age, delivery.trace_id)

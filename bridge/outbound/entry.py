@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from bridge.amqp.wire import Body
 from bridge.config import WorkerSettings
 from bridge.outbound.envelope import Envelope
-from bridge.outbound.request import SendRequest, parse_request
+from bridge.outbound.request import RequestReader, SendRequest
 
 _DIGEST_BYTES: Final = 16
 
@@ -34,10 +34,11 @@ def find_entry_in(settings: WorkerSettings) -> EntryOf:
     """Return how a message is known: by its id and body, or by its text and number."""
     if settings.deduplicate_by != "text":
         return entry_of
+    reader = RequestReader(settings)
 
     def by_text(envelope: Envelope, body: Body) -> Entry:
         with contextlib.suppress(Exception):  # it is found out again when it is dispatched
-            return entry_of_text(envelope, parse_request(body, settings))
+            return entry_of_text(envelope, reader.read(body))
         return entry_of(envelope, body)
 
     return by_text
@@ -46,7 +47,7 @@ def find_entry_in(settings: WorkerSettings) -> EntryOf:
 def entry_of(envelope: Envelope, body: Body) -> Entry:
     """Make the entry of a delivery. An id that is used for two bodies names two messages."""
     has_id = envelope.message_id is not None
-    name = ascii((envelope.message_id, None if has_id else envelope.published_at))
+    name = f"({envelope.message_id!a}, {None if has_id else envelope.published_at!a})"
     digest = hashlib.blake2b(name.encode() + b"\0", digest_size=_DIGEST_BYTES)
     digest.update(body)
     return Entry(digest.digest(), has_id, envelope.copies, envelope.try_of)

@@ -22,9 +22,11 @@ class HeldDeliveries:
         process: Callable[[Delivery], Coroutine[Any, Any, None]],
         metrics: WorkerMetrics,
     ) -> None:
-        self._queue = queue
         self._process = process
-        self._metrics = metrics
+        self._received = metrics.received.labels(queue, "false")
+        self._received_again = metrics.received.labels(queue, "true")
+        self._without_timestamp = metrics.without_timestamp.labels(queue)
+        self._queue_age = metrics.queue_age.labels(queue)
         self._tasks: dict[asyncio.Task[None], Delivery] = {}
         # What each consumer was given that has been cancelled, as far as it is held.
         self._of_cancelled: list[set[Delivery]] = []
@@ -44,7 +46,7 @@ class HeldDeliveries:
     def take(self, delivery: Delivery) -> None:
         """Begin to work on a delivery."""
         self._count(delivery)
-        task = asyncio.get_running_loop().create_task(self._process(delivery))
+        task = asyncio.get_running_loop().create_task(self._process(delivery), name="delivery")
         self._tasks[task] = delivery
         task.add_done_callback(self._forget)
 
@@ -88,18 +90,16 @@ class HeldDeliveries:
 
     def _count(self, delivery: Delivery) -> None:
         now = time.time()
-        self._metrics.received.labels(
-            self._queue, "true" if delivery.redelivered else "false"
-        ).inc()
+        (self._received_again if delivery.redelivered else self._received).inc()
         self._last_delivery_at = now
         self.redeliveries += delivery.redelivered
         if delivery.redelivered or delivery.envelope.copies:
             return
         if delivery.envelope.published_at is None:
-            self._metrics.without_timestamp.labels(self._queue).inc()
+            self._without_timestamp.inc()
         else:
             age = max(0.0, now - delivery.envelope.published_at)
-            self._metrics.queue_age.labels(self._queue).observe(age)
+            self._queue_age.observe(age)
 
     def _oldest(self) -> float:
         """Return when the one that has been due for longest was due, in unix seconds."""

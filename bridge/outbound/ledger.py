@@ -105,7 +105,6 @@ class Ledger:
         self._away_since: float | None = None
         self._away_seconds = 0.0
         self._unsure_ack_seconds = unsure_ack_seconds(heartbeat_seconds)
-        self._last_sent_at = -self._unsure_ack_seconds
         self._unsure_until = clock()
         self._in_flight: dict[bytes, list[Claim]] = {}
         self.sent = Acceptances(self._now, window_seconds=window_seconds)
@@ -195,7 +194,6 @@ class Ledger:
         self._count_ack(claim.entry, acked=acked)
         if accepted is not None and claim.entry.has_id:
             self.sent.add(claim.entry.message, accepted)
-            self._last_sent_at = self._now()
         elif not claim.is_awaited:
             self._note_ack(claim.entry, acked=acked)
         if accepted is None and claim.entry.has_id and claim.entry.copies:
@@ -295,7 +293,7 @@ class Ledger:
         unsure = [e for e, ack in self._settled.clear() if ack > self._acks - most_unread]
         for entry in unsure:
             self._doubtful.add(entry, None)
-        if unsure or self._now() - self._last_sent_at < self._unsure_ack_seconds:
+        if unsure or self.sent.is_any_younger_than(self._unsure_ack_seconds):
             self._unsure_until = math.inf
         if self._away_since is None:
             self._away_since = self._clock()

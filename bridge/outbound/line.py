@@ -18,7 +18,7 @@ from bridge.outbound.entry import Entry
 from bridge.outbound.envelope import read_envelope
 from bridge.outbound.ledger import Claim, Kept, Repeat
 from bridge.outbound.outcomes import Dead, Outcome, Retried
-from bridge.outbound.request import parse_request
+from bridge.outbound.request import RequestReader
 from bridge.outbound.settle import Settler, accepted, count_attempt
 from bridge.outbound.sorting.classes import is_urgent
 from bridge.outbound.spans import WorkerSpans
@@ -47,6 +47,7 @@ class Line:
         spans: WorkerSpans | None,
     ) -> None:
         self._settings = settings
+        self._reader = RequestReader(settings)
         self._claims = claims
         self._ledger = claims.ledger
         self._dispatcher = dispatcher
@@ -108,7 +109,7 @@ class Line:
             delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
             if self._has_classes:
                 delivery.is_urgent = is_urgent(delivery.properties)
-            request = parse_request(delivery.body, self._settings)
+            request = self._reader.read(delivery.body)
             return await self._dispatcher.outcome_of(delivery, request)
         except InvalidMessageError as error:
             return Dead(reason="invalid", detail=str(error))

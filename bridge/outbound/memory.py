@@ -45,7 +45,7 @@ class Memory(Generic[_Key, _Value]):
 
     def __bool__(self) -> bool:
         """Say whether any key has a value."""
-        self._forget()
+        self._forget(self._clock())
         return bool(self._oldest)
 
     def get(self, key: _Key) -> _Value | None:
@@ -62,9 +62,14 @@ class Memory(Generic[_Key, _Value]):
         is_old = within_seconds is not None and mark.at <= self._clock() - within_seconds
         return None if is_old else mark.value
 
+    def is_any_younger_than(self, seconds: float) -> bool:
+        """Say whether any value was added, and is not taken, that is known for less than that."""
+        newest = next((mark for _, mark in reversed(self._order) if not mark.is_taken), None)
+        return newest is not None and self._clock() - newest.at < seconds
+
     def latest(self, most: int) -> list[tuple[float, _Key, _Value]]:
         """Return so many of the values that were added last, the last one first, and since when."""
-        self._forget()
+        self._forget(self._clock())
         marks = (
             (mark.at, key, mark.value) for key, mark in reversed(self._order) if not mark.is_taken
         )
@@ -72,13 +77,14 @@ class Memory(Generic[_Key, _Value]):
 
     def add(self, key: _Key, value: _Value, *, age_seconds: float = 0.0) -> None:
         """Remember a value, behind the others of its key; it is known for so long already."""
-        mark = _Mark(self._clock() - age_seconds, value)
+        now = self._clock()
+        mark = _Mark(now - age_seconds, value)
         oldest = self._oldest.setdefault(key, mark)
         if oldest is not mark:
             (oldest.last or oldest).later = mark
             oldest.last = mark
         self._order.append((key, mark))
-        self._forget()
+        self._forget(now)
 
     def take(self, key: _Key) -> tuple[_Value] | None:
         """Remove and return the oldest value of a key, in a tuple of its own."""
@@ -90,7 +96,7 @@ class Memory(Generic[_Key, _Value]):
 
     def clear(self) -> list[tuple[_Key, _Value]]:
         """Forget all, and return it, the oldest first."""
-        self._forget()
+        self._forget(self._clock())
         items = [(key, mark.value) for key, mark in self._order if not mark.is_taken]
         self._order.clear()
         self._oldest.clear()
@@ -100,7 +106,7 @@ class Memory(Generic[_Key, _Value]):
         # Most keys that are asked for are of a first delivery, and unknown: they cost a look.
         if key not in self._oldest:
             return None
-        self._forget()
+        self._forget(self._clock())
         return self._oldest.get(key)
 
     def _remove(self, key: _Key, oldest: _Mark[_Value]) -> None:
@@ -113,8 +119,8 @@ class Memory(Generic[_Key, _Value]):
             second.last = None if oldest.last is second else oldest.last
             self._oldest[key] = second
 
-    def _forget(self) -> None:
-        limit = self._clock() - self._seconds
+    def _forget(self, now: float) -> None:
+        limit = now - self._seconds
         most = MAX_ENTRIES if self._most is None else self._most
         while self._order and (self._order[0][1].at <= limit or len(self._order) > most):
             key, mark = self._order.popleft()

@@ -8,7 +8,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, get_args
 
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
@@ -18,7 +18,8 @@ from bridge.outbound.acceptances import Accepted
 from bridge.outbound.copies import copy_properties
 from bridge.outbound.delivery import Delivery, WaitCause
 from bridge.outbound.envelope import Envelope
-from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.fates import DeliveryOutcome, FinalOutcome
+from bridge.outbound.metrics import PROCESSED, WorkerMetrics
 from bridge.outbound.outcomes import (
     Dead,
     Outcome,
@@ -63,6 +64,17 @@ class Settler:
             publisher, block=block, unblock=unblock, note_repeated=repeated_copies.note_published
         )
         self._metrics = metrics
+        # Of each message one is counted: to look it up by its labels would cost as much again.
+        self._processed = {
+            pair: metrics.processed.labels(settings.queue, *pair) for pair in PROCESSED
+        }
+        self._durations = {
+            name: metrics.processing_duration.labels(settings.queue, name)
+            for name in get_args(DeliveryOutcome)
+        }
+        self._attempts = {
+            name: metrics.attempts_per_message.labels(name) for name in get_args(FinalOutcome)
+        }
         self._hurried = asyncio.Event()
         self.queue_missing = self._storing.queue_missing
 
@@ -145,15 +157,16 @@ class Settler:
         name = name_of(outcome)
         attempts = self._count(delivery, name, reason, outcome)
         if not isinstance(outcome, Retried):
-            self._metrics.attempts_per_message.labels(name).observe(attempts)
+            self._attempts[name].observe(attempts)
 
-    def _count(self, delivery: Delivery, name: str, reason: str, outcome: Outcome | None) -> int:
+    def _count(
+        self, delivery: Delivery, name: DeliveryOutcome, reason: str, outcome: Outcome | None
+    ) -> int:
         """Count and log an end, and return how many attempts the message has had."""
         held = delivery.held_seconds
         attempts = attempts_after(delivery.envelope.attempts, outcome)
-        self._metrics.processed.labels(self._queue, name, reason).inc()
-        duration = self._metrics.processing_duration.labels(self._queue, name)
-        duration.observe(held, delivery.trace_id)
+        self._processed[name, reason].inc()
+        self._durations[name].observe(held, delivery.trace_id)
         facts = {
             "message_id": delivery.envelope.key,
             "outcome": name,

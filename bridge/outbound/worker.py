@@ -5,6 +5,7 @@
 
 import asyncio
 import time
+from functools import partial
 
 from bridge.amqp.client import Connection
 from bridge.amqp.publisher import Publisher
@@ -93,7 +94,8 @@ class Worker:
             metrics=metrics,
         )
         self.operator_pause = OperatorPause(own.queue, pace)
-        self._held = HeldDeliveries(own.queue, process=self._run_in_turn, metrics=metrics)
+        process = self._run if self._turns is None else partial(self._run_in_turn, self._turns)
+        self._held = HeldDeliveries(own.queue, process=process, metrics=metrics)
         self.consumer = self._make_consumer(share, metrics)
         self._held.let_go = self.consumer.let_go
         self._asker, self._answerer = self._make_asker(metrics)
@@ -310,15 +312,12 @@ class Worker:
         """Let go of what waits of a lane that becomes another worker's."""
         self._held.cancel(lambda delivery: delivery.session is lane and delivery.may_be_given_back)
 
-    async def _run_in_turn(self, delivery: Delivery) -> None:
-        if self._turns is None:
-            await self._run(delivery)
-            return
-        place = self._turns.line_up(ordering_key(delivery.properties, delivery.body))
+    async def _run_in_turn(self, turns: Turns, delivery: Delivery) -> None:
+        place = turns.line_up(ordering_key(delivery.properties, delivery.body))
         try:
-            await self._turns.take_turn(place, delivery, learn=self._claims.learn, work=self._run)
+            await turns.take_turn(place, delivery, learn=self._claims.learn, work=self._run)
         finally:
-            self._turns.leave(place)
+            turns.leave(place)
 
     async def _run(self, delivery: Delivery) -> None:
         """Process a delivery; nothing that it raises leaves the task."""

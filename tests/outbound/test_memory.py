@@ -99,6 +99,19 @@ def test_the_latest_are_those_that_came_last(remembered: Memory[str, int]) -> No
     assert [entry[1:] for entry in remembered.latest(2)] == [("d", 3), ("b", 1)]
 
 
+def test_the_age_of_the_youngest(remembered: Memory[str, int], clock: Clock) -> None:
+    """What was added last counts, and what was taken does not."""
+    assert not remembered.is_any_younger_than(SECONDS)
+    for key in ("a", "b"):
+        remembered.add(key, 1)
+        clock.now += 5
+    younger = [remembered.is_any_younger_than(seconds) for seconds in (5, 6, 11)]
+    remembered.take("b")
+
+    assert younger == [False, True, True]
+    assert [remembered.is_any_younger_than(seconds) for seconds in (10, 11)] == [False, True]
+
+
 def test_a_memory_may_have_a_bound_of_its_own(clock: Clock) -> None:
     """The oldest make room, as with the common bound."""
     small: Memory[str, int] = Memory(SECONDS, clock, most=2)

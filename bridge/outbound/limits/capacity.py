@@ -58,9 +58,15 @@ class Capacity:
         """How many requests may be in flight now."""
         return self._slots.limit
 
-    def slot(self, waits: Waits, *, is_urgent: bool = False) -> "Slot":
-        """Hold a slot for the length of an `async with` block; `waits` measures the wait for it."""
-        return Slot(self, self._slots, waits, is_urgent)
+    def free_slot(self) -> "Slot | None":
+        """Take a slot if there is one that nobody waits for; a `with` block gives it back."""
+        return Slot(self, self._slots) if self._slots.acquire_free() else None
+
+    async def slot(self, waits: Waits, *, is_urgent: bool = False) -> "Slot":
+        """Wait for a slot, which `waits` measures; a `with` block gives it back."""
+        with waits("slot"):
+            await self._slots.acquire(is_urgent=is_urgent)
+        return Slot(self, self._slots)
 
     async def keep_logging(self) -> NoReturn:
         """Log the limit every few seconds, if it is another one than was logged last."""
@@ -100,29 +106,18 @@ class Slot:
     Call `begin` when the request leaves, and set `answer` when it is there.
     """
 
-    __slots__ = ("_began", "_capacity", "_is_urgent", "_slots", "_waits", "answer")
+    __slots__ = ("_began", "_capacity", "_slots", "answer")
 
-    def __init__(
-        self,
-        capacity: Capacity,
-        slots: Slots,
-        waits: Waits,
-        is_urgent: bool,  # noqa: FBT001  made in one place
-    ) -> None:
+    def __init__(self, capacity: Capacity, slots: Slots) -> None:
         self._capacity = capacity
         self._slots = slots
-        self._waits = waits
-        self._is_urgent = is_urgent
         self._began: float | None = None
         self.answer: Answer | None = None
 
-    async def __aenter__(self) -> Self:
-        if not self._slots.acquire_free():
-            with self._waits("slot"):
-                await self._slots.acquire(is_urgent=self._is_urgent)
+    def __enter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._began is not None:
             self._capacity.end(self._began, self.answer)
         self._slots.give_back()

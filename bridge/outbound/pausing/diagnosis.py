@@ -77,6 +77,9 @@ class Diagnosis:
         In a pause it is not certain that the set-up is as it was when evidence was found, so that
         no message is found guilty.
         """
+        if answer.fate is Fate.SENT:
+            self._note_acceptance(key, recipient, request_number)
+            return Finding(answer)
         if answer.fate is Fate.AMBIGUOUS or answer.is_setup_by_code:
             is_proven = self._evidence.suspect(key, recipient, request_number=request_number)
             if is_proven and not is_paused:
@@ -85,18 +88,17 @@ class Diagnosis:
             self._outage.note_failure()
             return Finding(answer, "outage" if self._outage.is_certain else None)
         self._outage.note_answer()
-        return Finding(answer, self._due_after(answer, key, recipient, request_number))
+        return Finding(answer, self._due_after(answer, key))
 
-    def _due_after(
-        self, answer: Answer, key: str, recipient: str, request_number: int
-    ) -> PauseReason | None:
+    def _note_acceptance(self, key: str, recipient: str, request_number: int) -> None:
+        self.accepted_at = now = self._clock()
+        self._ambiguous_in_a_row = 0
+        self._gate.note_acceptance()
+        self._outage.note_acceptance(now)
+        self._evidence.accept(key, recipient, request_number=request_number)
+
+    def _due_after(self, answer: Answer, key: str) -> PauseReason | None:
         match answer.fate:
-            case Fate.SENT:
-                self.accepted_at = self._clock()
-                self._ambiguous_in_a_row = 0
-                self._gate.note_acceptance()
-                self._outage.note_acceptance()
-                self._evidence.accept(key, recipient, request_number=request_number)
             case Fate.REFUSED:
                 self._evidence.clear(key)
             case Fate.SLOW_DOWN:
@@ -109,8 +111,8 @@ class Diagnosis:
                 return answer.pause if self._ambiguous_in_a_row >= MAX_AMBIGUOUS_IN_A_ROW else None
             case Fate.SETUP:
                 return answer.pause
-            case Fate.RETRY | Fate.UNCERTAIN | Fate.NOT_SENT:
-                pass  # It speaks of nothing but its message, or of an outage.
+            case Fate.SENT | Fate.RETRY | Fate.UNCERTAIN | Fate.NOT_SENT:
+                pass  # It speaks of nothing but its message or of an outage, or is noted.
         return None
 
     def forget_outage(self) -> None:

@@ -53,7 +53,8 @@ class Evidence:
         self._accepted_at = max(self._accepted_at, request_number)
         if self._recipients:
             self._recipients.pop(recipient, None)
-        self.clear(key)
+        if self._suspects:
+            self.clear(key)
 
     def suspect(self, key: str, recipient: str, *, request_number: int) -> bool:
         """Note an ambiguous status, and say whether it is proven to be the message's own."""
@@ -77,8 +78,7 @@ class Evidence:
 
     def clear(self, key: str) -> None:
         """Forget a message: its fate is known."""
-        if self._suspects:
-            self._suspects.pop(key, None)
+        self._suspects.pop(key, None)
 
     def renew(self) -> None:
         """Forget all: the key has changed, and for the new one nothing is known."""

@@ -29,7 +29,8 @@ class Gate:
     @property
     def closed_seconds(self) -> float:
         """How long it stays closed; zero or less when it is open."""
-        return self.opens_at - self._clock()
+        # Read for each message; the clock only where it was closed once.
+        return self.opens_at - self._clock() if self.opens_at else 0.0
 
     def close(self, retry_after_seconds: float | None) -> float:
         """Close it after a 429, and return for how many seconds, without the jitter."""

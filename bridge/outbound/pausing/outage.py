@@ -35,9 +35,10 @@ class OutageWatch:
         """Note that it answered otherwise."""
         self._failures = 0
 
-    def note_acceptance(self) -> None:
+    def note_acceptance(self, now: float) -> None:
         """Note that it accepted a message."""
-        self.last_accepted_at = self._clock()
+        self._failures = 0
+        self.last_accepted_at = now
 
     def start_anew(self) -> None:
         """Forget what was before: a pause is over."""

@@ -192,15 +192,16 @@ class Pace:
         answer = self._learn(answer, key, recipient, request_number)
         pause, times = self._pause, 1
         match answer.fate:
+            # First what most are.
+            case Fate.SENT | Fate.REFUSED | Fate.RETRY | Fate.UNCERTAIN | Fate.NOT_SENT:
+                is_spared = pause is not None and pause.probe != key and answer.counts_as_outage
+                return self._decide(answer, delivery.envelope, is_spared=is_spared)
             case Fate.SLOW_DOWN:
                 can_be_held = pause is None
             case Fate.SETUP | Fate.AMBIGUOUS:
                 can_be_held = pause is not None and pause.keep(key)
                 if pause is None:
                     times = max(1, self._diagnosis.doubts(key))
-            case Fate.SENT | Fate.REFUSED | Fate.RETRY | Fate.UNCERTAIN | Fate.NOT_SENT:
-                is_spared = pause is not None and pause.probe != key and answer.counts_as_outage
-                return self._decide(answer, delivery.envelope, is_spared=is_spared)
         if can_be_held and delivery.held_seconds <= MAX_HOLD_SECONDS:
             return None
         return put_off_for(answer, self._policy, times=times)

@@ -37,7 +37,9 @@ class World:
         free = asyncio.Event()
 
         async def one() -> None:
-            async with self.capacity.slot(make_delivery().waits) as slot:
+            with self.capacity.free_slot() or await self.capacity.slot(
+                make_delivery().waits
+            ) as slot:
                 slot.begin()
                 await free.wait()
                 slot.answer = answer
@@ -114,10 +116,10 @@ async def test_wait_for_a_slot_is_measured() -> None:
     first, second = (make_delivery(clock=world.clock) for _ in range(2))
 
     async def wait() -> None:
-        async with world.capacity.slot(second.waits):
+        with world.capacity.free_slot() or await world.capacity.slot(second.waits):
             assert second.waiting_for is None
 
-    async with world.capacity.slot(first.waits):
+    with world.capacity.free_slot() or await world.capacity.slot(first.waits):
         waiting = asyncio.create_task(wait())
         await settle()
         assert second.may_be_given_back
