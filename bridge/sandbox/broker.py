@@ -84,7 +84,7 @@ class Broker:
     """One RabbitMQ node on this computer; its data and ports stay the same over restarts.
 
     Nodes that are given the same `epmd` can be joined to a cluster. `configuration` is laid over
-    ours, in the form of `rabbitmq.conf`.
+    ours, in the form of `rabbitmq.conf`; `applications` stand in `advanced.config` beside ours.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class Broker:
         management: bool = False,
         epmd: Epmd | None = None,
         configuration: Sequence[str] = (),
+        applications: Sequence[str] = (),
     ) -> None:
         self._scripts = find_scripts()
         self._folder = folder
@@ -108,6 +109,7 @@ class Broker:
         _write_configuration(
             folder, self._port, management_port if management else None, configuration
         )
+        _write_advanced_configuration(folder, applications)
         self._server: Child | None = None
 
     @property
@@ -127,7 +129,7 @@ class Broker:
             environ=self._environ,
         )
         if not wait_until(
-            self._answers, seconds=START_SECONDS, running=lambda: server.exit_code is None
+            self.answers, seconds=START_SECONDS, running=lambda: server.exit_code is None
         ):
             raise BrokerError(self._describe_failure(server))
 
@@ -184,7 +186,8 @@ class Broker:
             self._server.kill()
         self._epmd.close()
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether clients are answered now, within seconds."""
         web = self.management_url
         return _shakes_hands(URL(self.url)) and (web is None or _serves(f"{web}/api/overview"))
 
@@ -334,8 +337,12 @@ def _write_configuration(
     if management_port is not None:
         plugins = "[rabbitmq_management]."
         lines += ["management.tcp.ip = 127.0.0.1", f"management.tcp.port = {management_port}"]
-    milliseconds = _DEAD_LETTER_CONFIRM_SECONDS * 1000
-    advanced = f"[{{rabbit, [{{dead_letter_worker_publisher_confirm_timeout, {milliseconds}}}]}}]."
     (folder / "rabbitmq.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (folder / "advanced.config").write_text(advanced + "\n", encoding="utf-8")
     (folder / "plugins").write_text(plugins + "\n", encoding="utf-8")
+
+
+def _write_advanced_configuration(folder: Path, more: Sequence[str]) -> None:
+    milliseconds = _DEAD_LETTER_CONFIRM_SECONDS * 1000
+    rabbit = f"{{rabbit, [{{dead_letter_worker_publisher_confirm_timeout, {milliseconds}}}]}}"
+    applications = ", ".join((rabbit, *more))
+    (folder / "advanced.config").write_text(f"[{applications}].\n", encoding="utf-8")

@@ -53,6 +53,9 @@ HEARTBEAT_SECONDS: Final = 3
 DOWN_SECONDS: Final = 12.0
 FROZEN_SECONDS: Final = 25.0
 PEACE_SECONDS: Final = 5.0
+# A node that was frozen or cut off seems to be there until it notices that it was not, and takes no
+# clients until it has started anew. Nothing is done to another one meanwhile: one has no majority.
+NOTICE_SECONDS: Final = 3.0
 MAX_GAP_SECONDS: Final = 10.0
 # The management API shows new members some seconds late.
 SPREAD_TRIES: Final = 6
@@ -152,6 +155,7 @@ class Soak:
     async def _play(self, name: str, act: Callable[[], Awaitable[object]]) -> None:
         started = time.time()
         await act()
+        await self._wait(NOTICE_SECONDS)
         await asyncio.to_thread(self._cluster.until_in_sync)
         await self._wait(PEACE_SECONDS)
         if self._publisher.is_done:
