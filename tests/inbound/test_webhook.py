@@ -503,9 +503,9 @@ async def test_answer_comes_in_time(*, is_busy: bool) -> None:
     gate = Gate()
     loop = asyncio.get_running_loop()
     started = loop.time()
-    answers = await asyncio.gather(
-        *ask(make_receiver(Store(gate, is_busy=is_busy), response_timeout_seconds=0.5), 3)
-    )
+    receiver = make_receiver(Store(gate, is_busy=is_busy), response_timeout_seconds=0.5)
+    async with asyncio.timeout(GUARD_SECONDS):
+        answers = await asyncio.gather(*ask(receiver, 3))
 
     assert {answer.status for answer in answers} == {503}
     assert all(int(answer.headers["Retry-After"]) > 0 for answer in answers)
