@@ -875,6 +875,14 @@ async def test_header_without_end_does_not_undo_the_status(interim: bytes) -> No
             assert (await post(transport, url)).status == 202
 
 
+async def test_headers_of_an_interim_answer_are_not_those_of_the_answer() -> None:
+    """A wait that a 103 names is none that the answer behind it asks for."""
+    interim = b"HTTP/1.1 103 Early Hints\r\nRetry-After: 60\r\n\r\n"
+    async with serving(answering(interim, ACCEPTED)) as site, aclosing(new_transport()) as ours:
+        for _ in range(2):
+            assert (await post(ours, site.url)).header_values("Retry-After") == []
+
+
 async def test_each_request_on_a_connection_has_its_own_deadline() -> None:
     """The deadline of a request that was answered does not end the next one on its connection."""
     timeout_seconds = SHORT_SECONDS * 4
