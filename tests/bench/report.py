@@ -80,6 +80,7 @@ TITLES: Final = {
     "start-up": "From the start of the process to its first POST",
     "log-line": "The log line of one delivery",
     "post": "One POST over our transport, and over httpx's",
+    "instructions": "Where the instructions of one message go, in our worker",
 }
 COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
     "http": (_NAME, _CPU, _TO_BARE, _WALL, _MEMORY),
@@ -128,6 +129,11 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
     "start-up": (_NAME, Column("seconds", _number("seconds", ".2f"))),
     "log-line": (_NAME, Column("CPU time", _number("microseconds", ".1f", " µs"))),
     "post": (_NAME, Column("CPU time", _number("microseconds", ".0f", " µs"))),
+    "instructions": (
+        Column("part", lambda row: str(row["name"])),
+        Column("instructions", _number("instructions")),
+        Column("of all", _number("share", ".0%")),
+    ),
 }
 
 

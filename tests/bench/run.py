@@ -22,6 +22,7 @@ from rich.console import Console
 from bridge.errors import BridgeError
 from tests.bench.environment import describe
 from tests.bench.errors import BenchError
+from tests.bench.instructions import has_valgrind
 from tests.bench.lineup import GO, REDPANDA
 from tests.bench.options import Options
 from tests.bench.profiles import Profile, profile_receiver, profile_worker
@@ -72,6 +73,9 @@ def _measure(console: Console, options: argparse.Namespace) -> int:
         if not path.exists():
             console.print(f"{left_out} left out: `make {target}` needs Go to build.")
     scenes = list(SCENES) if options.what == ["all"] else options.what
+    if options.what == ["all"] and not has_valgrind():
+        console.print("Instructions are not counted: valgrind is not installed.")
+        scenes.remove("instructions")
     amount = Options(options.messages, options.rounds, options.million)
     results = load_results()
     with rigged() as rig:

@@ -12,6 +12,7 @@ from typing import Final
 from tests.bench.api import LATE_SECONDS, Kind
 from tests.bench.beside import drain_beside
 from tests.bench.inbound import load
+from tests.bench.instructions import instructions
 from tests.bench.latency import receiver_latency, worker_latency
 from tests.bench.lineup import (
     BARE,
@@ -203,6 +204,7 @@ SCENES: Final[dict[str, Callable[[Rig, Options, Tell], list[Row]]]] = {
     "start-up": start_up,
     "log-line": log_line,
     "post": post,
+    "instructions": instructions,
 }
 
 
