@@ -195,8 +195,9 @@ class Worker:
         await self._upkeep.ensure(connection)
         # Before anything is taken: what is known may be from before a restart of the broker.
         await self.operator_pause.look(connection)
-        await self._peers.until_acquainted()
         await self._queues.look_behind(connection)
+        # Last, for those that are there have had time to say so meanwhile.
+        await self._peers.until_acquainted()
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.operator_pause.watch(connection))
