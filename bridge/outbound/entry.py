@@ -44,6 +44,21 @@ def find_entry_in(settings: WorkerSettings) -> EntryOf:
     return by_text
 
 
+def pack_entry(entry: Entry) -> bytes:
+    """Write an entry as bytes, which is how many are remembered; equal entries are equal bytes."""
+    # The copies and the try are of headers, where a publisher may have written anything.
+    try_of = entry.try_of.encode("utf-8", "surrogatepass")
+    return b"%d %d %d %b%b" % (entry.has_id, entry.copies, len(try_of), try_of, entry.message)
+
+
+def unpack_entry(packed: bytes) -> Entry:
+    """Read what `pack_entry` wrote."""
+    has_id, copies, length, rest = packed.split(b" ", 3)
+    end = int(length)
+    try_of = rest[:end].decode("utf-8", "surrogatepass")
+    return Entry(rest[end:], has_id=has_id == b"1", copies=int(copies), try_of=try_of)
+
+
 def entry_of(envelope: Envelope, body: Body) -> Entry:
     """Make the entry of a delivery. An id that is used for two bodies names two messages."""
     has_id = envelope.message_id is not None

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from bridge.amqp.publication import Publication
 from bridge.outbound.acceptances import SENT_SECONDS, Acceptances, Accepted
 from bridge.outbound.delivery import Waits
-from bridge.outbound.entry import Entry
+from bridge.outbound.entry import Entry, pack_entry, unpack_entry
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.memory import Memory
 from bridge.outbound.outcomes import Outcome
@@ -111,8 +111,8 @@ class Ledger:
         # Copies that were replaced by the next one here, or settled by a peer.
         self._replaced: Memory[Entry, None] = Memory(SENT_SECONDS, self._now)
         self._acks = 0
-        # With the number of the ack.
-        self._settled: Memory[Entry, int] = Memory(self._unsure_ack_seconds, self._now)
+        # With the number of the ack. They are many: as bytes, as `Memory` wants it.
+        self._settled: Memory[bytes, int] = Memory(self._unsure_ack_seconds, self._now)
         self._doubtful: Memory[Entry, None] = Memory(DOUBT_SECONDS, self._now)
         self._owed: Memory[Entry, None] = Memory(DOUBT_SECONDS, self._now)
         # What went back unsettled: what was decided about it has still to be done, or nothing was.
@@ -259,7 +259,7 @@ class Ledger:
 
         What is in flight or was acked on it comes again if it does not.
         """
-        return entry in self._settled or entry.message in self._in_flight
+        return pack_entry(entry) in self._settled or entry.message in self._in_flight
 
     def hand_on(self, entry: Entry) -> Repeat | Kept | None:
         """Return, once, what a peer has to know of what was redelivered to it."""
@@ -292,7 +292,7 @@ class Ledger:
                 claim.is_awaited = False
         unsure = [e for e, ack in self._settled.clear() if ack > self._acks - most_unread]
         for entry in unsure:
-            self._doubtful.add(entry, None)
+            self._doubtful.add(unpack_entry(entry), None)
         if unsure or self.sent.is_any_younger_than(self._unsure_ack_seconds):
             self._unsure_until = math.inf
         if self._away_since is None:
@@ -332,7 +332,7 @@ class Ledger:
 
     def _note_ack(self, entry: Entry, *, acked: bool) -> None:
         if acked:
-            self._settled.add(entry, self._acks)
+            self._settled.add(pack_entry(entry), self._acks)
         else:
             self._doubtful.add(entry, None)
 

@@ -1,26 +1,22 @@
-"""What is remembered for a while: values by key, bounded in number and in time."""
+"""What is remembered for a while: values by key, bounded in number and in time.
+
+A search for garbage visits every object that may be part of a cycle, tuples too, and the event loop
+stands still for it: a tenth of a second where several 100,000 values are remembered, each in an
+object of its own. Here none is made for a value. What is many has keys and values that are bytes,
+texts or numbers, which no search visits.
+"""
 
 import itertools
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar, cast
 
 MAX_ENTRIES: Final = 100_000
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
-
-
-@dataclass(slots=True, eq=False)
-class _Mark(Generic[_Value]):
-    """One value of a key. `later` is the next one; the oldest knows the `last` of several."""
-
-    at: float
-    value: _Value
-    later: "_Mark[_Value] | None" = None
-    last: "_Mark[_Value] | None" = None
-    is_taken: bool = False
+# In the place of a value that was taken.
+_TAKEN: Final = object()
 
 
 class Memory(Generic[_Key, _Value]):
@@ -36,8 +32,14 @@ class Memory(Generic[_Key, _Value]):
         self._seconds = seconds
         self._clock = clock
         self._most = most
-        self._order: deque[tuple[_Key, _Mark[_Value]]] = deque()
-        self._oldest: dict[_Key, _Mark[_Value]] = {}
+        # Each value has a place in the three, the oldest first, until its time is over. Places are
+        # numbered; `_first` is the number of the first one.
+        self._keys: deque[_Key] = deque()
+        self._times: deque[float] = deque()
+        self._values: deque[_Value | object] = deque()
+        self._first = 0
+        # The places of a key whose values were not taken; hardly any has several.
+        self._places: dict[_Key, int | deque[int]] = {}
 
     def __contains__(self, key: _Key) -> bool:
         """Say whether a key has a value."""
@@ -46,83 +48,104 @@ class Memory(Generic[_Key, _Value]):
     def __bool__(self) -> bool:
         """Say whether any key has a value."""
         self._forget(self._clock())
-        return bool(self._oldest)
+        return bool(self._places)
 
     def get(self, key: _Key) -> _Value | None:
         """Return the oldest value of a key."""
-        mark = self._find(key)
-        return None if mark is None else mark.value
+        found = self._find(key)
+        if found is None:
+            return None
+        return self._value(found[0] if isinstance(found, deque) else found)
 
     def newest(self, key: _Key, *, within_seconds: float | None = None) -> _Value | None:
         """Return the value of a key that was added last, if it is not older than that."""
-        oldest = self._find(key)
-        if oldest is None:
+        found = self._find(key)
+        if found is None:
             return None
-        mark = oldest.last or oldest
-        is_old = within_seconds is not None and mark.at <= self._clock() - within_seconds
-        return None if is_old else mark.value
+        place = found[-1] if isinstance(found, deque) else found
+        if within_seconds is not None:
+            at = self._times[place - self._first]
+            if at <= self._clock() - within_seconds:
+                return None
+        return self._value(place)
 
     def is_any_younger_than(self, seconds: float) -> bool:
         """Say whether any value was added, and is not taken, that is known for less than that."""
-        newest = next((mark for _, mark in reversed(self._order) if not mark.is_taken), None)
-        return newest is not None and self._clock() - newest.at < seconds
+        places = zip(reversed(self._times), reversed(self._values), strict=True)
+        newest = next((at for at, value in places if value is not _TAKEN), None)
+        return newest is not None and self._clock() - newest < seconds
 
     def latest(self, most: int) -> list[tuple[float, _Key, _Value]]:
         """Return so many of the values that were added last, the last one first, and since when."""
         self._forget(self._clock())
-        marks = (
-            (mark.at, key, mark.value) for key, mark in reversed(self._order) if not mark.is_taken
+        places = zip(
+            reversed(self._times), reversed(self._keys), reversed(self._values), strict=True
         )
-        return list(itertools.islice(marks, most))
+        left = (place for place in places if place[2] is not _TAKEN)
+        return cast("list[tuple[float, _Key, _Value]]", list(itertools.islice(left, most)))
 
     def add(self, key: _Key, value: _Value, *, age_seconds: float = 0.0) -> None:
         """Remember a value, behind the others of its key; it is known for so long already."""
         now = self._clock()
-        mark = _Mark(now - age_seconds, value)
-        oldest = self._oldest.setdefault(key, mark)
-        if oldest is not mark:
-            (oldest.last or oldest).later = mark
-            oldest.last = mark
-        self._order.append((key, mark))
+        place = self._first + len(self._keys)
+        others = self._places.get(key)
+        if others is None:
+            self._places[key] = place
+        elif isinstance(others, deque):
+            others.append(place)
+        else:
+            self._places[key] = deque((others, place))
+        self._keys.append(key)
+        self._times.append(now - age_seconds)
+        self._values.append(value)
         self._forget(now)
 
     def take(self, key: _Key) -> tuple[_Value] | None:
         """Remove and return the oldest value of a key, in a tuple of its own."""
-        mark = self._find(key)
-        if mark is None:
+        if self._find(key) is None:
             return None
-        self._remove(key, mark)
-        return (mark.value,)
+        place = self._leave(key)
+        value = self._value(place)
+        self._values[place - self._first] = _TAKEN
+        return (value,)
 
     def clear(self) -> list[tuple[_Key, _Value]]:
         """Forget all, and return it, the oldest first."""
         self._forget(self._clock())
-        items = [(key, mark.value) for key, mark in self._order if not mark.is_taken]
-        self._order.clear()
-        self._oldest.clear()
-        return items
+        places = zip(self._keys, self._values, strict=True)
+        items = [place for place in places if place[1] is not _TAKEN]
+        for all_of_them in (self._keys, self._times, self._values, self._places):
+            all_of_them.clear()
+        return cast("list[tuple[_Key, _Value]]", items)
 
-    def _find(self, key: _Key) -> _Mark[_Value] | None:
+    def _find(self, key: _Key) -> int | deque[int] | None:
         # Most keys that are asked for are of a first delivery, and unknown: they cost a look.
-        if key not in self._oldest:
+        if key not in self._places:
             return None
         self._forget(self._clock())
-        return self._oldest.get(key)
+        return self._places.get(key)
 
-    def _remove(self, key: _Key, oldest: _Mark[_Value]) -> None:
-        # It leaves its place in the order when its time is over.
-        oldest.is_taken = True
-        second = oldest.later
-        if second is None:
-            del self._oldest[key]
-        else:
-            second.last = None if oldest.last is second else oldest.last
-            self._oldest[key] = second
+    def _value(self, place: int) -> _Value:
+        return cast("_Value", self._values[place - self._first])
+
+    def _leave(self, key: _Key) -> int:
+        """Forget, and return, the oldest place of a key."""
+        places = self._places[key]
+        if not isinstance(places, deque):
+            del self._places[key]
+            return places
+        place = places.popleft()
+        if len(places) == 1:
+            self._places[key] = places[0]
+        return place
 
     def _forget(self, now: float) -> None:
         limit = now - self._seconds
         most = MAX_ENTRIES if self._most is None else self._most
-        while self._order and (self._order[0][1].at <= limit or len(self._order) > most):
-            key, mark = self._order.popleft()
-            if not mark.is_taken:
-                self._remove(key, mark)
+        times = self._times
+        while times and (times[0] <= limit or len(times) > most):
+            times.popleft()
+            key = self._keys.popleft()
+            if self._values.popleft() is not _TAKEN:
+                self._leave(key)
+            self._first += 1

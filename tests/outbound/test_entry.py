@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridge.outbound.entry import Entry, entry_of, entry_of_text
+from bridge.outbound.entry import Entry, entry_of, entry_of_text, pack_entry, unpack_entry
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.request import OpenSendRequest, SendRequest
 
@@ -46,3 +46,30 @@ def test_equal_texts_are_one_message_whatever_their_ids() -> None:
 def test_another_member_is_another_message(member: str) -> None:
     """Number, sender, text, and what is forwarded beside them, all have to be equal."""
     assert by_text().message != by_text(**{member: "+4917012345679"}).message
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        Entry(b"1234567890abcdef", has_id=True, copies=0),
+        Entry(b" 1 2 3\0\xff", has_id=False, copies=3, try_of="2026-01-01T09:00:00.000"),
+        Entry(b"", has_id=True, copies=-(2**63), try_of=" \udcff\0 ä"),
+        Entry(b"x", has_id=False, copies=2**64, try_of="1 x"),
+    ],
+)
+def test_an_entry_is_the_same_as_bytes(entry: Entry) -> None:
+    """Whatever a publisher has written into the headers of copies."""
+    assert unpack_entry(pack_entry(entry)) == entry
+
+
+def test_what_differs_differs_as_bytes() -> None:
+    """No two entries are one where they are remembered as bytes."""
+    entries = {
+        Entry(message, has_id, copies, try_of)
+        for message in (b"a", b"1 a", b"")
+        for has_id in (True, False)
+        for copies in (0, 1, 11)
+        for try_of in ("", "1", "a", "1 a")
+    }
+
+    assert len({pack_entry(entry) for entry in entries}) == len(entries)

@@ -1,6 +1,7 @@
 """Redeliveries: what is a repeat of something done, and what is another message."""
 
 import asyncio
+import gc
 import time
 import tracemalloc
 import uuid
@@ -883,6 +884,21 @@ async def test_an_id_takes_little_memory(clock: Clock) -> None:
         tracemalloc.stop()
 
     assert size / count < 400
+
+
+async def test_a_search_for_garbage_has_nothing_to_visit(clock: Clock) -> None:
+    """What is remembered of sent messages is no object that could be part of a cycle."""
+    ledger, count = Ledger(heartbeat_seconds=10, clock=clock), 5000
+    gc.collect()
+    before = len(gc.get_objects())
+    for number in range(count):
+        one = Entry(number.to_bytes(16), has_id=bool(number % 2), copies=0)
+        claim = await ledger.claim(one, redelivered=False, waits=untimed)
+        assert isinstance(claim, Claim)
+        ledger.settle(claim, ACCEPTED._replace(provider_id=str(uuid.uuid4())), acked=True)
+    del claim
+
+    assert len(gc.get_objects()) - before < count / 10
 
 
 async def _settle_and_lose(clock: Clock, entries: list[Entry]) -> float:

@@ -1,5 +1,7 @@
 """What is remembered for a while: the values of a key in order, for a time, up to a number."""
 
+import gc
+
 import pytest
 
 from bridge.outbound import memory
@@ -119,3 +121,35 @@ def test_a_memory_may_have_a_bound_of_its_own(clock: Clock) -> None:
         small.add(key, value)
 
     assert small.clear() == [("b", 1), ("c", 2)]
+
+
+def test_a_search_for_garbage_has_nothing_to_visit(clock: Clock) -> None:
+    """Of bytes by bytes, however many: the event loop stands still while a search visits them."""
+    many: Memory[bytes, bytes] = Memory(SECONDS, clock)
+    gc.collect()
+    before = len(gc.get_objects())
+    for number in range(10_000):
+        many.add(number.to_bytes(16), b"value")
+
+    assert len(gc.get_objects()) - before < 100
+    assert len(many.latest(20_000)) == 10_000
+
+
+def test_places_are_found_after_others_have_gone(
+    remembered: Memory[str, int], clock: Clock
+) -> None:
+    """What was forgotten, taken and cleared before moves no other value to another key."""
+    for value in range(5):
+        remembered.add("old", value)
+    clock.now += SECONDS / 2
+    for value, key in enumerate("abab"):
+        remembered.add(key, value)
+    clock.now += SECONDS / 2
+
+    assert "old" not in remembered
+    assert (remembered.take("b"), remembered.get("a"), remembered.newest("a")) == ((1,), 0, 2)
+    assert (remembered.take("a"), remembered.newest("b")) == ((0,), 3)
+    assert [entry[1:] for entry in remembered.latest(9)] == [("b", 3), ("a", 2)]
+    assert remembered.clear() == [("a", 2), ("b", 3)]
+    remembered.add("b", 9)
+    assert (remembered.get("a"), remembered.get("b")) == (None, 9)
