@@ -277,9 +277,9 @@ otel-collector: .bench/otel-collector  ## build the OpenTelemetry Collector for 
 	fi
 
 ROUNDS ?= 5
-bench: $(BENCH_STAMP) broker nginx redpanda-connect go-contestants perf-test  ## our programs beside the alternatives, into docs/benchmarks.md (SCENES="http receivers" ROUNDS=5 MILLION=1)
+bench: $(BENCH_STAMP) broker nginx redpanda-connect go-contestants perf-test  ## our programs beside the alternatives, into docs/benchmarks.md (SCENES="http receivers" ROUNDS=5 MILLION=1 MINUTES=10)
 	PYTHONPATH=. $(BIN)/python tests/bench/run.py $(or $(SCENES),all) --rounds $(ROUNDS) \
-	    $(if $(MILLION),--million)
+	    $(if $(MILLION),--million) $(if $(MINUTES),--minutes $(MINUTES))
 
 bench-guard: $(BENCH_STAMP) broker nginx  ## fail when our worker has lost its speed; takes a minute
 	PYTHONPATH=. $(BIN)/python tests/bench/run.py guard

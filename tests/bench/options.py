@@ -10,8 +10,9 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How much to measure."""
+    """How much to measure; `minutes` of pauses, in each role."""
 
     messages: int
     rounds: int
     million: bool
+    minutes: float

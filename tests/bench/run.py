@@ -76,7 +76,7 @@ def _measure(console: Console, options: argparse.Namespace) -> int:
     if options.what == ["all"] and not has_valgrind():
         console.print("Instructions are not counted: valgrind is not installed.")
         scenes.remove("instructions")
-    amount = Options(options.messages, options.rounds, options.million)
+    amount = Options(options.messages, options.rounds, options.million, options.minutes)
     results = load_results()
     with rigged() as rig:
         environment = describe(rig.broker)
@@ -140,13 +140,14 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--million", action="store_true", help="long-queues: a million, too")
+    parser.add_argument("--minutes", type=float, default=1, help="pauses: in each role")
     parser.add_argument("--least", type=float, default=GUARD_RATIO, help="guard: the ratio")
     parser.add_argument("--native", action="store_true", help="profile: functions in C, too")
     options = parser.parse_args()
     if len(options.what) > 1 and set(ALONE) & set(options.what):
         parser.error(f"{', '.join(ALONE)} stand alone")
-    if options.messages < 1000 or options.rounds < 1:
-        parser.error("--messages must be 1000 or more, --rounds 1 or more")
+    if options.messages < 1000 or options.rounds < 1 or options.minutes <= 0:
+        parser.error("--messages must be 1000 or more, --rounds 1 or more, --minutes positive")
     return options
 
 

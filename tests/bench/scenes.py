@@ -32,6 +32,7 @@ from tests.bench.lineup import (
 from tests.bench.options import Options, Row, Tell
 from tests.bench.outbound import IN_FLIGHT, consume, drain, first_post, share
 from tests.bench.parts import log_line, post
+from tests.bench.pauses import pauses
 from tests.bench.rig import Rig
 from tests.bench.rounds import Runs, compared, interleave, medians, rate_ratios, rotated, tell_run
 
@@ -197,6 +198,7 @@ SCENES: Final[dict[str, Callable[[Rig, Options, Tell], list[Row]]]] = {
     "receivers": receivers,
     "worker-latency": worker_latency,
     "receiver-latency": receiver_latency,
+    "pauses": pauses,
     "shapes": shapes,
     "tracing": tracing,
     "long-queues": long_queues,
