@@ -7,34 +7,36 @@ from typing import Final, Generic, TypeVar
 
 from bridge.amqp.publication import READ_ITERATIONS
 
+KeyT = TypeVar("KeyT")
 WaitT = TypeVar("WaitT")
 
 
-class Deadlines(Generic[WaitT]):
-    """Calls `expire`, which must not raise, with each wait that was not discarded in `seconds`.
+class Deadlines(Generic[KeyT, WaitT]):
+    """Calls `expire`, which must not raise, with what was not discarded in `seconds`, and its key.
 
-    What has arrived by then is read first: after a stall timers run before sockets are read. Waits
-    are told apart by their hash.
+    What has arrived by then is read first: after a stall timers run before sockets are read.
     """
 
-    def __init__(self, seconds: float, expire: Callable[[WaitT], object]) -> None:
+    def __init__(self, seconds: float, expire: Callable[[KeyT, WaitT], object]) -> None:
         self._seconds: Final = seconds
         self._expire = expire
-        # Times of the event loop, the first to be reached in front.
-        self._waits: dict[WaitT, float] = {}
+        # With times of the event loop, the first to be reached in front.
+        self._waits: dict[KeyT, tuple[WaitT, float]] = {}
         self._has_timer = False
 
-    def add(self, wait: WaitT) -> None:
-        """Begin a wait."""
+    def add(self, key: KeyT, wait: WaitT) -> None:
+        """Begin a wait; none may have its key."""
         loop = asyncio.get_running_loop()
-        deadline = self._waits[wait] = loop.time() + self._seconds
+        deadline = loop.time() + self._seconds
+        self._waits[key] = (wait, deadline)
         if not self._has_timer:
             self._has_timer = True
             loop.call_at(deadline, self._look, READ_ITERATIONS)
 
-    def discard(self, wait: WaitT) -> bool:
-        """End a wait; return False when it was ended before, or has expired."""
-        return self._waits.pop(wait, None) is not None
+    def discard(self, key: KeyT) -> WaitT | None:
+        """End a wait and return it, or None when it was ended before, or has expired."""
+        found = self._waits.pop(key, None)
+        return None if found is None else found[0]
 
     def _look(self, iterations: int) -> None:
         """Expire what is late after so many iterations of the event loop, and set the timer."""
@@ -43,12 +45,12 @@ class Deadlines(Generic[WaitT]):
             loop.call_soon(self._look, iterations - 1)
             return
         now = loop.time()
-        late = [wait for wait, _ in takewhile(lambda one: one[1] <= now, self._waits.items())]
-        for wait in late:
-            del self._waits[wait]
+        late = list(takewhile(lambda one: one[1][1] <= now, self._waits.items()))
+        for key, _ in late:
+            del self._waits[key]
         following = next(iter(self._waits.values()), None)
         self._has_timer = following is not None
         if following is not None:
-            loop.call_at(following, self._look, READ_ITERATIONS)
-        for wait in late:
-            self._expire(wait)
+            loop.call_at(following[1], self._look, READ_ITERATIONS)
+        for key, (wait, _) in late:
+            self._expire(key, wait)

@@ -62,14 +62,11 @@ def webhook_limits(settings: WebhookSettings) -> Limits:
 class Unconfirmed:
     """A webhook whose event was written, and its answer, which waits for the confirm."""
 
-    __slots__ = ("answer", "event", "publication", "span", "webhook")
+    __slots__ = ("answer", "event", "span", "webhook")
 
-    def __init__(
-        self, webhook: Webhook, event: Event, publication: Publication, span: Span
-    ) -> None:
+    def __init__(self, webhook: Webhook, event: Event, span: Span) -> None:
         self.webhook = webhook
         self.event = event
-        self.publication = publication
         self.span = span
         self.answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
 
@@ -196,17 +193,19 @@ class Receiver:
         if publication is None:
             return None
         self._recent.follow(key, publication)
-        waiting = Unconfirmed(webhook, event, publication, span)
-        self._unconfirmed.add(waiting)
-        publication.when_known(partial(self._on_known, waiting))
+        waiting = Unconfirmed(webhook, event, span)
+        self._unconfirmed.add(publication, waiting)
+        # A confirm may come long after the answer: until then nothing else of the webhook is kept.
+        publication.when_known(partial(self._on_known, publication))
         return waiting.answer
 
-    def _on_known(self, waiting: Unconfirmed, _is_stored: bool) -> None:  # noqa: FBT001
-        if self._unconfirmed.discard(waiting):
-            self._settle(waiting, waiting.publication.error)
+    def _on_known(self, publication: Publication, _is_stored: bool) -> None:  # noqa: FBT001
+        waiting = self._unconfirmed.discard(publication)
+        if waiting is not None:
+            self._settle(waiting, publication.error)
 
-    def _on_deadline(self, waiting: Unconfirmed) -> None:
-        self._settle(waiting, waiting.publication.time_out())
+    def _on_deadline(self, publication: Publication, waiting: Unconfirmed) -> None:
+        self._settle(waiting, publication.time_out())
 
     def _settle(self, waiting: Unconfirmed, error: PublishError | None) -> None:
         answer = waiting.answer

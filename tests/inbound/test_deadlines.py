@@ -23,36 +23,36 @@ async def test_each_expires_in_its_time() -> None:
     expired: list[str] = []
     times: list[float] = []
 
-    def expire(wait: str) -> None:
-        expired.append(wait)
+    def expire(key: int, wait: str) -> None:
+        expired.append(f"{key} {wait}")
         times.append(loop.time())
 
     deadlines = Deadlines(SECONDS, expire)
     begun = []
-    for wait in ("a", "b"):
+    for key, wait in enumerate(("a", "b")):
         begun.append(loop.time())
-        deadlines.add(wait)
+        deadlines.add(key, wait)
         await asyncio.sleep(SECONDS / 2)
     await until(expired, 2)
 
-    assert expired == ["a", "b"]
+    assert expired == ["0 a", "1 b"]
     assert all(at - since >= SECONDS for at, since in zip(times, begun, strict=True))
 
 
 async def test_what_has_ended_does_not_expire() -> None:
     """A wait ends once, and those beside it still expire, also after a silence."""
     expired: list[str] = []
-    deadlines = Deadlines(SECONDS, expired.append)
-    deadlines.add("a")
-    deadlines.add("b")
-    ended = [deadlines.discard("a") for _ in range(2)]
+    deadlines = Deadlines[int, str](SECONDS, lambda _, wait: expired.append(wait))
+    deadlines.add(1, "a")
+    deadlines.add(2, "b")
+    ended = [deadlines.discard(1) for _ in range(2)]
     await until(expired, 1)
-    is_late = not deadlines.discard("b")
+    late = deadlines.discard(2)
     await asyncio.sleep(2 * SECONDS)
-    deadlines.add("c")
+    deadlines.add(3, "c")
     await until(expired, 2)
 
-    assert (ended, is_late, expired) == ([True, False], True, ["b", "c"])
+    assert (ended, late, expired) == (["a", None], None, ["b", "c"])
 
 
 async def test_there_is_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ async def test_there_is_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     timers: list[float] = []
     expired: list[str] = []
-    deadlines = Deadlines(SECONDS, expired.append)
+    deadlines = Deadlines[int, str](SECONDS, lambda _, wait: expired.append(wait))
     call_at = loop.call_at
 
     def count(when: float, *rest: object) -> object:
@@ -70,7 +70,7 @@ async def test_there_is_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(loop, "call_at", count)
         for number in range(1000):
-            deadlines.add(str(number))
+            deadlines.add(number, str(number))
     await until(expired, 1000)
 
     assert len(timers) == 1
@@ -80,9 +80,9 @@ async def test_what_has_arrived_in_a_stall_is_in_time() -> None:
     """What ends a wait, and was read late because the process stood still, ends it in time."""
     loop = asyncio.get_running_loop()
     expired: list[str] = []
-    deadlines = Deadlines(0.0, expired.append)
-    deadlines.add("a")
-    loop.call_later(0, lambda: loop.call_soon(deadlines.discard, "a"))
+    deadlines = Deadlines[int, str](0.0, lambda _, wait: expired.append(wait))
+    deadlines.add(1, "a")
+    loop.call_later(0, lambda: loop.call_soon(deadlines.discard, 1))
     await asyncio.sleep(SECONDS)
 
     assert expired == []

@@ -552,6 +552,30 @@ async def test_memory_of_repeats_is_small() -> None:
     assert kept_bytes / REMEMBERED < 32 * 1024 * 1024 / MAX_RECENT_EVENTS
 
 
+@WAYS
+async def test_nothing_of_a_body_is_kept_for_a_late_confirm(*, is_busy: bool) -> None:
+    """Once a webhook is answered 503 its body is let go, however long the broker hangs."""
+    size, count, gate = 100_000, 20, Gate()
+    store = Store(gate, is_busy=is_busy)
+    receiver = make_receiver(store, response_timeout_seconds=0.2)
+
+    async def post(number: int) -> int:
+        body = b'{"type": "a", "id": "%d", "text": "%0*d"}' % (number, size, number)
+        return (await answer_of(receiver, make_request(body))).status
+
+    tracemalloc.start()
+    try:
+        told = set(await asyncio.gather(*map(post, range(count))))
+        store.bodies.clear()
+        gc.collect()
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert (told, len(gate.confirms)) == ({503}, count)
+    assert kept_bytes < count * size / 4
+
+
 async def test_a_late_confirm_is_no_second_answer(ears: Ears) -> None:
     """A confirm after the deadline makes repeats of the event repeats, and is told to nobody."""
     gate = Gate()
