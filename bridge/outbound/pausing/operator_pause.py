@@ -36,9 +36,10 @@ class OperatorPause:
         self._queue = queue
         self._pace = pace
         self._clock = clock
-        # Where the mark was seen last, and since when it is not seen elsewhere.
+        # Where the mark was seen last; where it is not seen, and since when.
         self._seen_on: Connection | None = None
-        self._unseen_since: float | None = None
+        self._unseen_on: Connection | None = None
+        self._unseen_since = 0.0
         self._publishing: Connection | None = None
         self._reads = 0
         self.note: Note | None = None
@@ -60,7 +61,7 @@ class OperatorPause:
                 self.note, self._reads = None, 0
                 self._pace.release()
             return
-        self._seen_on, self._unseen_since = connection, None
+        self._seen_on, self._unseen_on = connection, None
         self._pace.hold()
         if self.note is None and self._reads < MAX_READS:
             self._reads += 1
@@ -72,8 +73,9 @@ class OperatorPause:
         """Whether an operator has ended the pause, if there was one, when it is not seen now."""
         if not self._pace.is_held or connection is self._seen_on:
             return True
-        if self._unseen_since is None:
-            self._unseen_since = self._clock()
+        if connection is not self._unseen_on:
+            # Another node, or the same one after a restart.
+            self._unseen_on, self._unseen_since = connection, self._clock()
         return self._clock() - self._unseen_since >= STALE_SECONDS
 
     async def watch(self, connection: Connection) -> NoReturn:
