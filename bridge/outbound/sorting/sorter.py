@@ -134,9 +134,8 @@ class Sorter:
             if self._lock is not None:
                 await until_come_again(self.ledger)
             self._stopping = True
-            if self._lock is not None:
-                return await finish_at_once(self, self.consumer, self.ledger)
-            return await finish(self, self.consumer, self.ledger)
+            end = finish if self._lock is None else finish_at_once
+            return await end(self, self.consumer, self.ledger)
         finally:
             for task in list(self._tasks):
                 task.cancel()
@@ -224,8 +223,7 @@ class Sorter:
 
     def _ack(self, deliveries: list[Delivery]) -> set[Delivery]:
         """Return those whose ack was written; the broker delivers the others again."""
-        acks = self._acks
-        if acks is None:
+        if (acks := self._acks) is None:
             return set()
         own = {one for one in deliveries if one.session is acks.session}
         return own if acks.ack(one.tag for one in own) else set()
@@ -259,14 +257,16 @@ class Sorter:
         task.add_done_callback(self._forget)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
-        self._end(self._tasks.pop(task))
+        move = self._tasks.pop(task)
+        if task.cancelled() and move.claim is not None:  # before it began
+            self._keep(move.delivery, move.claim)
+        self._end(move)
 
     async def _run_in_turn(self, move: Move) -> None:
         if move.place is None or move.claim is not None:
             await self._run(move)
             return
-        work = partial(self._run, move)
-        place, delivery = move.place, move.delivery
+        place, delivery, work = move.place, move.delivery, partial(self._run, move)
         await self._turns.take_turn(place, delivery, learn=self._ask, work=lambda _: work())
 
     async def _run(self, move: Move) -> None:

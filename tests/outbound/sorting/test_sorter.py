@@ -14,6 +14,7 @@ import pytest
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
 from bridge.config import Settings, WorkerSettings
+from bridge.errors import Confirm
 from bridge.outbound.delivery import Delivery, Session
 from bridge.outbound.entry import Entry
 from bridge.outbound.envelope import bare_envelope
@@ -21,6 +22,7 @@ from bridge.outbound.ledger import Ledger
 from bridge.outbound.ordering.share import LaneShare
 from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.sorting.chosen import make_sorter
+from bridge.outbound.sorting.move import sorting_entry
 from bridge.outbound.sorting.sorter import PREFETCH, Sorter
 from bridge.outbound.sorting.written import LATE_SECONDS
 from bridge.topology.upkeep import Upkeep
@@ -527,3 +529,25 @@ def test_the_copy_in_a_lane_has_no_priority(ordered: World) -> None:
     (stored,) = ordered.broker.published
 
     assert stored.properties.priority is None
+
+
+@pytest.mark.parametrize("confirm", ["error", "nacked"])
+def test_cut_off_before_its_task_begins(ordered: World, confirm: Confirm) -> None:
+    """What loses its channel in the moment in which a drain times out goes back like the others."""
+    ordered.broker.faults = ["late"]
+
+    async def play() -> Delivery:
+        delivery = ordered.deliver_of("A", "1")
+        draining = asyncio.create_task(ordered.sorter.drain())
+        await turns()
+        ordered.broker.pending[-1].set_result(confirm)
+        draining.cancel()
+        await asyncio.gather(draining, return_exceptions=True)
+        await turns()
+        return delivery
+
+    delivery = ordered.run(play())
+
+    assert not ordered.sorter.count
+    assert not ordered.sorter.ledger.is_working_on(sorting_entry(delivery))
+    assert ordered.sorter.ledger.keeps_any
