@@ -209,6 +209,9 @@ class Receiver:
 
     def _settle(self, waiting: Unconfirmed, error: PublishError | None) -> None:
         answer = waiting.answer
+        if answer.cancelled():  # The client was cut off, and is told nothing.
+            self._in_flight.forget()
+            return
         try:
             end_publish(waiting.span, error)
             if error is None:
@@ -216,11 +219,9 @@ class Receiver:
             else:
                 response = self._refuse(waiting.webhook, error)
         except Exception as bug:  # noqa: BLE001  a bug is answered too
-            if not answer.done():
-                answer.set_exception(bug)
+            answer.set_exception(bug)
         else:
-            if not answer.done():
-                answer.set_result(response)
+            answer.set_result(response)
 
     def _publish_later(self, webhook: Webhook, event: Event) -> Answer:
         return asyncio.get_running_loop().create_task(self._publish(webhook, event))

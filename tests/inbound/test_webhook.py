@@ -611,6 +611,25 @@ async def test_a_bug_is_answered(ears: Ears, *, is_busy: bool) -> None:
 
 
 @WAYS
+@pytest.mark.parametrize("fate", ["confirmed", "error"])
+async def test_a_cancelled_webhook_is_no_answer(
+    ears: Ears, fate: Confirm, *, is_busy: bool
+) -> None:
+    """Who is cut off when a drain times out is told nothing; no line or count says otherwise."""
+    gate = Gate()
+    before = METRICS.http_requests.labels("/webhooks", "POST", "503").value
+    (task,) = ask(make_receiver(Store(gate, is_busy=is_busy)), 1)
+    await gate.until(1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    gate.confirms[0].set_result(fate)
+    await asyncio.sleep(0)
+
+    assert ears.heard("webhook") == []
+    assert METRICS.http_requests.labels("/webhooks", "POST", "503").value == before
+
+
+@WAYS
 async def test_a_cancelled_webhook_frees_its_place(*, is_busy: bool) -> None:
     """What is cancelled is in flight no more, at the latest when its confirm comes."""
     gate = Gate()
