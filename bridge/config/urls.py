@@ -52,14 +52,16 @@ def _check_broker(value: SecretStr) -> SecretStr:
 
 def _check_proxy(value: SecretStr) -> SecretStr:
     url = _parse_with_login(value, _PROXY)
-    if url.scheme not in {"http", "https"} or not url.host:
+    # yarl takes a host with white space.
+    if url.scheme not in {"http", "https"} or not url.host or re.search(r"\s", url.host):
         raise ValueError(f"must look like {_PROXY}")
     return value
 
 
 def _check_http(value: str, *, remedy: str = "") -> str:
     url = _parse(value, _HTTP)
-    if url.scheme not in {"http", "https"} or not url.host:
+    # yarl takes a host with white space.
+    if url.scheme not in {"http", "https"} or not url.host or re.search(r"\s", url.host):
         raise ValueError(f"must look like {_HTTP}")
     if url.user is not None or url.password is not None:
         # An HTTP client would send it as Basic, in place of the API key.

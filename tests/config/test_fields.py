@@ -41,6 +41,7 @@ from tests.config.conftest import Faults, Load, env_name, nested, value_at
         ("rabbitmq.topology", "create"),
         ("sms_api.base_url", "api.example.com"),
         ("sms_api.base_url", "ftp://api.example.com"),
+        ("sms_api.base_url", "https://api example.com"),
         ("sms_api.base_url", "https://api.example.com?a=b"),
         ("sms_api.base_url", "https://api.example.com#a"),
         ("sms_api.idempotency_header", "a b"),
