@@ -196,8 +196,9 @@ async def _stop_and_replace_one(fleet: Fleet, workers: Sequence[Running]) -> Run
 
 async def test_everybody_is_told(fleet: Fleet) -> None:
     """`pause` again, `check --online` and `send --wait` name the pause, its reason and its end."""
-    await fleet.worker()
+    worker = await fleet.worker()
     first = await fleet.told("pause", "--reason", "one")
+    await until_paused(worker)
     again = await fleet.run("pause", "--reason", "two")
     checked = await fleet.run("check", "--online", "--role", "worker", "--quiet", admin__port=9)
     to, text = fleet.canaries.number(), fleet.canaries.text()

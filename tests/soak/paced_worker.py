@@ -30,9 +30,10 @@ _sender: Final[ContextVar[str]] = ContextVar("sender")
 _file: Final = os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
-def note(what: str) -> None:
-    """Note what happens now."""
-    os.write(_file, f"{time.monotonic():.6f} {what}\n".encode())
+def note(what: str, *, at: float | None = None) -> None:
+    """Note what happens now, or happened at a moment."""
+    moment = time.monotonic() if at is None else at
+    os.write(_file, f"{moment:.6f} {what}\n".encode())
 
 
 def token(
@@ -60,7 +61,9 @@ def noting_wait(close: Callable[[Gate, Any], Any]) -> Callable[[Gate, Any], Any]
 
     def closing(gate: Gate, seconds: Any) -> Any:
         closed = close(gate, seconds)
-        note(f"closed {gate.closed_seconds:.6f}")
+        # Before the seconds are asked for: the end of the wait must not be noted as a later one.
+        now = time.monotonic()
+        note(f"closed {gate.closed_seconds:.6f}", at=now)
         return closed
 
     return closing
