@@ -13,8 +13,9 @@ import asyncio
 import functools
 import itertools
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from bridge.amqp.client import InvalidFrameError
 from bridge.amqp.properties import (
@@ -51,6 +52,9 @@ _CLOSE_TEXT: Final = _ARGUMENTS + 2
 # A delivery tag and an octet of bits: `redelivered` of a delivery, `multiple` of a confirm.
 _TAG_AND_BITS: Final = struct.Struct(">QB")
 _MULTIPLE: Final = 1
+# The whole frame of an ack, which has no part that varies in length.
+_ACK_FRAME: Final = struct.Struct(">BHI4sQBB")
+_ACK_BYTES: Final = _METHOD_ID.size + _TAG_AND_BITS.size
 # How the payload of a content header frame begins: class id, weight, body size. The property flags
 # and the property list follow.
 CONTENT_HEADER_START: Final = struct.Struct(">HHQ")
@@ -62,9 +66,10 @@ _DIRECT_REPLY: Final = "amq.rabbitmq.reply-to"
 Piece = bytes | memoryview
 
 
-class FrameTaker(Protocol):
+class FrameTaker(ABC):
     """Takes the frames of one channel before the client library sees them."""
 
+    @abstractmethod
     def feed(self, frame_type: int, payload: bytes) -> bool:
         """Take a frame, or return False to leave it to the client library."""
 
@@ -93,7 +98,7 @@ class _Content:
             self._missing_bytes -= len(payload)
         elif frame_type == CONTENT_HEADER and self._properties is None:
             _, _, self._missing_bytes = CONTENT_HEADER_START.unpack_from(payload)
-            self._properties = read_properties(payload[CONTENT_HEADER_START.size :])
+            self._properties = read_properties(payload, CONTENT_HEADER_START.size)
             self._large = bytearray() if self._missing_bytes > LARGE_BODY_BYTES else None
         else:
             raise InvalidFrameError("a message was interrupted")
@@ -106,7 +111,7 @@ class _Content:
         return message
 
 
-class Deliveries:
+class Deliveries(FrameTaker):
     """What is delivered on one channel."""
 
     def __init__(self, take: DeliveryHandler) -> None:
@@ -135,13 +140,14 @@ class Deliveries:
         return True
 
 
-class Confirms:
+class Confirms(FrameTaker):
     """Matches confirms and returns to the publishes of one channel; all of them pass here."""
 
     def __init__(self) -> None:
         self._last_tag = 0
         self._nacked = 0
-        self._waiting: dict[int, asyncio.Future[Confirm]] = {}
+        # By their tags; the message ids lead to the same futures.
+        self._waiting: dict[int, tuple[str | None, asyncio.Future[Confirm]]] = {}
         self._by_id: dict[str | None, asyncio.Future[Confirm]] = {}
         self._returned = _Content()
 
@@ -157,7 +163,9 @@ class Confirms:
 
     def awaited(self, message_id: str | None) -> "asyncio.Future[Confirm] | None":
         """Return the confirm that is awaited for this message id, if any."""
-        return self._by_id.get(message_id)
+        confirm = self._by_id.get(message_id)
+        # Whoever waited may have given up before the broker's answer, which ends the entry.
+        return None if confirm is None or confirm.done() else confirm
 
     def expect(self, message_id: str | None) -> "asyncio.Future[Confirm]":
         """Register the next publish on the channel, and return its confirm as a future.
@@ -166,16 +174,15 @@ class Confirms:
         one.
         """
         self._last_tag += 1
-        confirm = self._waiting[self._last_tag] = asyncio.get_running_loop().create_future()
+        confirm: asyncio.Future[Confirm] = asyncio.get_running_loop().create_future()
+        self._waiting[self._last_tag] = message_id, confirm
         self._by_id[message_id] = confirm
-        confirm.add_done_callback(lambda _: self._forget(message_id, confirm))
         return confirm
 
     def close(self) -> None:
         """Resolve every open confirm as `error`: the channel has ended, and none can come."""
-        for confirm in self._waiting.values():
-            _resolve(confirm, "error")
-        self._waiting.clear()
+        for tag in list(self._waiting):
+            self._end(tag, "error")
 
     def feed(self, frame_type: int, payload: bytes) -> bool:
         """Take a frame, or return False when it is no confirm and no part of a returned message."""
@@ -204,12 +211,18 @@ class Confirms:
         if bits & _MULTIPLE:
             # They are in order of their tags, so only those that this confirms are looked at.
             for earlier in list(itertools.takewhile(tag.__gt__, self._waiting)):
-                _resolve(self._waiting.pop(earlier), confirm)
-        _resolve(self._waiting.pop(tag, None), confirm)
+                self._end(earlier, confirm)
+        self._end(tag, confirm)
 
-    def _forget(self, message_id: str | None, confirm: "asyncio.Future[Confirm]") -> None:
-        if self._by_id.get(message_id) is confirm:
+    def _end(self, tag: int, confirm: Confirm) -> None:
+        found = self._waiting.pop(tag, None)
+        if found is None:
+            return
+        message_id, waiting = found
+        # A later message with the same id may have taken its place.
+        if self._by_id.get(message_id) is waiting:
             del self._by_id[message_id]
+        _resolve(waiting, confirm)
 
 
 def _resolve(waiting: "asyncio.Future[Confirm] | None", confirm: Confirm) -> None:
@@ -217,7 +230,7 @@ def _resolve(waiting: "asyncio.Future[Confirm] | None", confirm: Confirm) -> Non
         waiting.set_result(confirm)
 
 
-class Notices:
+class Notices(FrameTaker):
     """Reads what the broker says about the connection itself; the client library reads it too.
 
     `is_open`: the broker has opened the connection. `is_blocked`: it accepts no publishes now,
@@ -253,7 +266,7 @@ def _short_string(payload: bytes, at: int) -> str:
 
 def ack_frame(channel: int, delivery_tag: int, *, multiple: bool = False) -> bytes:
     """Write the ack of one delivery; `multiple`: of all before it as well."""
-    return _frame(METHOD, channel, _ACK + _TAG_AND_BITS.pack(delivery_tag, multiple))
+    return _ACK_FRAME.pack(METHOD, channel, _ACK_BYTES, _ACK, delivery_tag, multiple, FRAME_END)
 
 
 def publish_pieces(

@@ -17,6 +17,8 @@ import pamqp.decode
 import pamqp.encode
 from pamqp.commands import Basic
 
+from bridge.amqp.headers import Headers, Written
+
 Properties = Basic.Properties
 
 # A header's value that is nested deeper stays bytes: decoding it could overflow the stack.
@@ -24,6 +26,9 @@ MAX_HEADER_DEPTH: Final = 32
 _FLAGS: Final = struct.Struct(">H")
 _LENGTH: Final = struct.Struct(">I")
 _OCTET: Final = struct.Struct(">B")
+_TIME: Final = struct.Struct(">Q")
+# A time in seconds is below this until the year 5138.
+_END_OF_SECONDS: Final = 10**11
 # All lengths of a short string, written.
 _OCTETS: Final = tuple(bytes((length,)) for length in range(256))
 # The flags of the properties that a message has, in the order in which they follow (AMQP 0-9-1,
@@ -42,22 +47,6 @@ _VALUE_BYTES: Final[Mapping[bytes, int]] = {
     b"D": 5,
     **dict.fromkeys((b"l", b"L", b"d", b"T"), 8),
 }
-
-
-class Headers(dict[str, Any]):
-    """Decoded headers; `written` is the table's bytes as they came, beginning with its length."""
-
-    __slots__ = ("written",)
-
-    def __init__(self, values: dict[str, Any], written: bytes) -> None:
-        super().__init__(values)
-        self.written = written
-
-
-class Written(bytes):
-    """A header's value as the bytes that came, its type octet first; written back unchanged."""
-
-    __slots__ = ()
 
 
 def as_they_came(headers: dict[str, Any] | None) -> dict[str, Any]:
@@ -89,15 +78,16 @@ def header_bytes(name: str, value: Any) -> int:  # noqa: ANN401  a header may be
     return len(encode_short_string(name)) + len(_encode_value(value))
 
 
-def read_properties(data: bytes) -> Properties:
+def read_properties(data: bytes, at: int = 0) -> Properties:
     """Read the properties of a content header, flags first (AMQP 0-9-1, 4.2.6.1).
 
-    Raises ValueError, whose text quotes nothing of the message.
+    They begin at an offset. Raises ValueError, whose text quotes nothing of the message.
     """
-    properties, at = Properties(), 2
+    properties = Properties()
     value: Any
     try:
-        (flags,) = _FLAGS.unpack_from(data)
+        (flags,) = _FLAGS.unpack_from(data, at)
+        at += _FLAGS.size
         for name, decode in _present(flags):
             if decode is _decode_short_string:
                 # Most are. To hand on the rest of the data would copy it for each.
@@ -204,11 +194,19 @@ def _decode_short_string(value: bytes) -> tuple[int, str]:
 
 
 def _decode_timestamp(value: bytes) -> tuple[int, datetime]:
-    moment = float(struct.unpack(">Q", value[:8])[0])
-    # Seconds are below 10**11 until the year 5138.
-    while moment >= 10**11:
+    (number,) = _TIME.unpack_from(value)
+    if number < _END_OF_SECONDS:
+        return _TIME.size, _moment(number)
+    moment = float(number)
+    while moment >= _END_OF_SECONDS:
         moment /= 1000
-    return 8, datetime.fromtimestamp(moment, tz=UTC)
+    return _TIME.size, datetime.fromtimestamp(moment, tz=UTC)
+
+
+# Messages that come together were published in the same few seconds.
+@functools.lru_cache(maxsize=64)
+def _moment(seconds: int) -> datetime:
+    return datetime.fromtimestamp(seconds, tz=UTC)
 
 
 def _decode_table(value: bytes, depth: int = 0) -> tuple[int, dict[str, Any]]:
@@ -218,7 +216,8 @@ def _decode_table(value: bytes, depth: int = 0) -> tuple[int, dict[str, Any]]:
     while offset < end:
         used, name = _decode_short_string(value[offset:])
         offset += used
-        used, table[name] = _decode_value(value[offset:end], depth + 1)
+        # A name may reach beyond the table; compiled, no slice may begin behind its end.
+        used, table[name] = _decode_value(value[offset : max(offset, end)], depth + 1)
         offset += used
     return end, table if depth else Headers(table, bytes(value[:end]))
 

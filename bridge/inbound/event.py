@@ -120,7 +120,15 @@ def as_form(request: Request) -> Request:
     of_body = {b"content-type", b"content-encoding"}
     others = [header for header in request.headers if header[0] not in of_body]
     headers = [(b"content-type", FORM.encode()), *others]
-    return request._replace(body=request.query, headers=headers, first={})
+    return Request(
+        request.method,
+        request.path,
+        request.query,
+        headers,
+        request.query,
+        request.keep_alive,
+        request.size_bytes,
+    )
 
 
 def properties_of(

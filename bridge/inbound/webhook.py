@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from bridge.amqp.client import Connection
+from bridge.amqp.confirm_deadlines import ConfirmDeadlines
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import Publisher
@@ -21,7 +22,6 @@ from bridge.config import WebhookSettings
 from bridge.errors import InvalidSignatureError, PublishError
 from bridge.http_server.limits import Limits
 from bridge.http_server.request import Answer, Request, Response
-from bridge.inbound.deadlines import Deadlines
 from bridge.inbound.endpoint import Endpoint
 from bridge.inbound.event import Event, as_form, name_event, properties_of
 from bridge.inbound.in_flight import InFlight, Webhook
@@ -107,7 +107,7 @@ class Receiver:
             else ReceiptOutcomes(outcome_exchange, publisher=publisher, recent=self._recent)
         )
         self._response_seconds = settings.response_timeout_seconds - RESPONSE_RESERVE_SECONDS
-        self._unconfirmed = Deadlines(self._response_seconds, self._on_deadline)
+        self._unconfirmed = ConfirmDeadlines(self._response_seconds, self._on_deadline)
         # Routing keys of events that no queue took, until one with the same key is taken.
         self._unroutable: set[str] = set()
         self._queue_missing = asyncio.Event()

@@ -239,7 +239,7 @@ async def test_other_frames_are_not_taken() -> None:
     assert said(waiting) == [None]
 
 
-class CountedWalks(dict[int, Future]):
+class CountedWalks(dict[int, tuple[str | None, Future]]):
     """Counts how many keys are looked at."""
 
     looked_at = 0

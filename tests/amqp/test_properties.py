@@ -362,6 +362,16 @@ def test_size_of_a_header(headers: dict[str, Any]) -> None:
     assert len(write_properties(Properties(headers=headers, message_id="m"))) == without + counted
 
 
+def test_a_name_that_reaches_beyond_its_table_has_no_value() -> None:
+    """The table ends where it says, and what stands behind it is read as ever."""
+    flags = Properties.flags["headers"] | Properties.flags["message_id"]
+    table = b"\x08abc"
+    read = read_properties(struct.pack(">HI", flags, len(table)) + table + b"\x0dan-id-of-ours")
+
+    assert read.headers == {"abc\ran-i": None}
+    assert read.message_id == "an-id-of-ours"
+
+
 @given(table=st.binary(max_size=60))
 @example(table=b"\xffabc")
 def test_whatever_is_read_can_be_written_back(table: bytes) -> None:

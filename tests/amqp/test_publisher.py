@@ -428,7 +428,7 @@ FATES = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(fates=st.lists(FATES, max_size=12), size=st.integers(1, 40))
 async def test_any_mixture(fates: list[Fate], size: int) -> None:
     """Of any mixture each learns its own, whatever the order, the ids and the cuts are.

@@ -135,7 +135,6 @@ def test_what_readers_differ_about_is_refused(body: bytes) -> None:
     assert caught.value.fault == "malformed"
 
 
-@settings(deadline=None)
 @given(body=st.binary(max_size=60))
 def test_no_body_raises_anything_else(body: bytes) -> None:
     """Whatever comes is read, or refused."""
@@ -258,7 +257,7 @@ def test_a_query_that_holds_a_form_is_none_of_json() -> None:
 PIECES = [*INCOMING, *INCOMING.values(), "x", "ErrorCode", "30003"]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     pieces=st.lists(st.sampled_from(PIECES), max_size=6),
     subsets=st.lists(st.sets(st.sampled_from(sorted({*INCOMING, "ErrorCode"}))), max_size=8),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import InvalidSignatureError
@@ -41,8 +41,6 @@ SLACK = SCHEMES["slack"]
 STANDARD = SCHEMES["standard-webhooks"]
 TWILIO = SCHEMES["twilio"]
 
-# A busy computer is no failure.
-unhurried = settings(deadline=None)
 each_preset = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES.keys())
 
 
@@ -763,7 +761,6 @@ def requests(draw: st.DrawFn) -> tuple[Scheme, list[tuple[bytes, bytes]]]:
     return scheme, draw(st.lists(st.tuples(names, st.binary() | pieces()), max_size=6))
 
 
-@unhurried
 @given(request=requests(), body=st.binary(), query=st.binary())
 def test_nothing_from_outside_raises_anything_else(
     request: tuple[Scheme, list[tuple[bytes, bytes]]], body: bytes, query: bytes
@@ -775,7 +772,6 @@ def test_nothing_from_outside_raises_anything_else(
         verify(scheme, [b"a key that signed none of these"], headers, body, now=NOW, query=query)
 
 
-@unhurried
 @given(
     scheme=st.sampled_from(list(SCHEMES.values())),
     key=st.binary(min_size=1),
@@ -794,7 +790,6 @@ def with_value(signed: Signed, name: str, value: str) -> Iterator[tuple[str, str
         yield header, value if header == name else old
 
 
-@unhurried
 @given(
     scheme=st.sampled_from(list(SCHEMES.values())),
     place=st.integers(min_value=0),
@@ -814,7 +809,6 @@ def test_a_changed_signature_is_never_accepted(scheme: Scheme, place: int, chara
     assert fault(scheme, *headers, query=signed.query) in {"malformed", "mismatch"}
 
 
-@unhurried
 @given(
     scheme=st.sampled_from(list(SCHEMES.values())),
     bit=st.integers(min_value=0, max_value=8 * len(BODY) - 1),
@@ -828,7 +822,6 @@ def test_a_changed_body_is_never_accepted(scheme: Scheme, bit: int) -> None:
     assert fault(scheme, *signed.headers, body=bytes(body), query=signed.query) == "mismatch"
 
 
-@unhurried
 @given(
     scheme=st.sampled_from([SLACK, STANDARD]),
     place=st.integers(min_value=0),

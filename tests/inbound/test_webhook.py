@@ -125,7 +125,7 @@ JSON = st.recursive(
 BODIES = st.binary(max_size=200) | JSON.map(repr).map(lambda t: t.replace("'", '"').encode())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     body=BODIES,
     headers=st.lists(st.tuples(NAMES, VALUES), max_size=5),
@@ -144,7 +144,7 @@ async def test_any_unsigned_request_is_refused(
     assert (answer.status, store.bodies) == (expected, [])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     body=BODIES,
     headers=st.lists(st.tuples(NAMES.filter(lambda n: b"signature" not in n), VALUES), max_size=5),

@@ -6,7 +6,7 @@ Each ack is an entry in the log of a quorum queue, as each publish is; one for m
 
 from collections.abc import Iterable
 
-from bridge.outbound.delivery import Session
+from bridge.outbound.session import Session
 
 
 class Acks:

@@ -8,6 +8,7 @@ from bridge.outbound.ordering.sorter_lock import SorterLock
 from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.peers.repeated_copies import RepeatedCopies
 from bridge.outbound.sorting.sorter import Sorter
+from bridge.topology.declarations import queues_behind
 from bridge.topology.upkeep import Upkeep
 
 
@@ -22,7 +23,7 @@ def make_sorter(
     metrics: WorkerMetrics,
 ) -> Sorter | None:
     """Make what `worker.priorities` or `worker.lanes` asks for; `share` is that of the lanes."""
-    if settings.worker.priorities == "off" and share is None:
+    if not queues_behind(settings.worker):
         return None
     return Sorter(
         settings,

@@ -16,8 +16,7 @@ from bridge.outbound.sorting.targets import Target
 class Move:
     """A delivery that is being moved; `claim` is None until it is known to be no repeat.
 
-    `place` is that in the line of its key, None where no order is kept. `written_at`, a time of the
-    event loop, is that of a copy whose confirm no task waits for.
+    `place` is that in the line of its key, None where no order is kept.
     """
 
     delivery: Delivery
@@ -25,7 +24,6 @@ class Move:
     target: Target
     place: Place | None = None
     claim: Claim | None = None
-    written_at: float = 0.0
 
 
 def sorting_entry(delivery: Delivery) -> Entry:

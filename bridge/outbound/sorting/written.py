@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 
+from bridge.amqp.confirm_deadlines import ConfirmDeadlines
 from bridge.amqp.publisher import Publisher
 from bridge.outbound.sorting.move import Move, make_properties
 
@@ -32,10 +33,8 @@ class Written:
         self._keeps_priority = keeps_priority
         self._on_stored = on_stored
         self._on_late = on_late
-        # In the order in which they were written.
-        self._moves: dict[Move, None] = {}
+        self._moves = ConfirmDeadlines[Move, Move](LATE_SECONDS, lambda move, _: on_late(move))
         self._stored: list[Move] = []
-        self._is_watching = False
 
     def __len__(self) -> int:
         return len(self._moves)
@@ -58,25 +57,18 @@ class Written:
         )
         if delivery.replacement is None:
             return False
-        loop = asyncio.get_running_loop()
-        self._moves[move] = None
-        move.written_at = loop.time()
-        if not self._is_watching:
-            self._is_watching = True
-            loop.call_later(LATE_SECONDS, self._watch)
+        self._moves.add(move, move)
         delivery.replacement.when_known(partial(self._on_known, move))
         return True
 
     def take_out(self, move: Move) -> bool:
         """Hear no more of it, and say whether it was there."""
-        if move not in self._moves:
-            return False
-        del self._moves[move]
-        return True
+        return self._moves.discard(move) is not None
 
     def _on_known(self, move: Move, is_stored: bool) -> None:  # noqa: FBT001  a callback
         if not is_stored:
-            self._need_task(move)
+            if self.take_out(move):
+                self._on_late(move)
             return
         if not self._stored:
             # Confirms come many at a time, and so do the acks.
@@ -87,19 +79,3 @@ class Written:
         moves, self._stored = [move for move in self._stored if self.take_out(move)], []
         if moves:
             self._on_stored(moves)
-
-    def _need_task(self, move: Move) -> None:
-        if self.take_out(move):
-            self._on_late(move)
-
-    def _watch(self) -> None:
-        """Find those that are late; one timer for all costs less than one for each."""
-        loop = asyncio.get_running_loop()
-        while self._moves:
-            oldest = next(iter(self._moves))
-            due_at = oldest.written_at + LATE_SECONDS
-            if due_at > loop.time():
-                loop.call_at(due_at, self._watch)
-                return
-            self._need_task(oldest)
-        self._is_watching = False

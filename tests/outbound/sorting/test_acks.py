@@ -4,7 +4,7 @@ from typing import cast
 
 import pytest
 
-from bridge.outbound.delivery import Session
+from bridge.outbound.session import Session
 from bridge.outbound.sorting.acks import Acks
 from tests.outbound.stand_ins import Channel
 

@@ -15,12 +15,13 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
 from bridge.config import Settings, WorkerSettings
 from bridge.errors import Confirm
-from bridge.outbound.delivery import Delivery, Session
+from bridge.outbound.delivery import Delivery
 from bridge.outbound.entry import Entry
 from bridge.outbound.envelope import bare_envelope
 from bridge.outbound.ledger import Ledger
 from bridge.outbound.ordering.share import LaneShare
 from bridge.outbound.peers.exchange import Peers
+from bridge.outbound.session import Session
 from bridge.outbound.sorting.chosen import make_sorter
 from bridge.outbound.sorting.move import sorting_entry
 from bridge.outbound.sorting.sorter import PREFETCH, Sorter

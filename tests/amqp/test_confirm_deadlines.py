@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bridge.inbound.deadlines import Deadlines
+from bridge.amqp.confirm_deadlines import ConfirmDeadlines
 from tests.inbound.publications import GUARD_SECONDS
 
 SECONDS = 0.05
@@ -27,7 +27,7 @@ async def test_each_expires_in_its_time() -> None:
         expired.append(f"{key} {wait}")
         times.append(loop.time())
 
-    deadlines = Deadlines(SECONDS, expire)
+    deadlines = ConfirmDeadlines(SECONDS, expire)
     begun = []
     for key, wait in enumerate(("a", "b")):
         begun.append(loop.time())
@@ -42,7 +42,7 @@ async def test_each_expires_in_its_time() -> None:
 async def test_what_has_ended_does_not_expire() -> None:
     """A wait ends once, and those beside it still expire, also after a silence."""
     expired: list[str] = []
-    deadlines = Deadlines[int, str](SECONDS, lambda _, wait: expired.append(wait))
+    deadlines = ConfirmDeadlines[int, str](SECONDS, lambda _, wait: expired.append(wait))
     deadlines.add(1, "a")
     deadlines.add(2, "b")
     ended = [deadlines.discard(1) for _ in range(2)]
@@ -60,7 +60,7 @@ async def test_there_is_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     timers: list[float] = []
     expired: list[str] = []
-    deadlines = Deadlines[int, str](SECONDS, lambda _, wait: expired.append(wait))
+    deadlines = ConfirmDeadlines[int, str](SECONDS, lambda _, wait: expired.append(wait))
     call_at = loop.call_at
 
     def count(when: float, *rest: object) -> object:
@@ -80,7 +80,7 @@ async def test_what_has_arrived_in_a_stall_is_in_time() -> None:
     """What ends a wait, and was read late because the process stood still, ends it in time."""
     loop = asyncio.get_running_loop()
     expired: list[str] = []
-    deadlines = Deadlines[int, str](0.0, lambda _, wait: expired.append(wait))
+    deadlines = ConfirmDeadlines[int, str](0.0, lambda _, wait: expired.append(wait))
     deadlines.add(1, "a")
     loop.call_later(0, lambda: loop.call_soon(deadlines.discard, 1))
     await asyncio.sleep(SECONDS)

@@ -1,7 +1,10 @@
-"""One timer for all waits that are equally long: a timer for each costs more than its wait."""
+"""When the confirms of what was written are late: one timer for all that get equally long.
+
+A timer for each costs more than its wait.
+"""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import takewhile
 from typing import Final, Generic, TypeVar
 
@@ -11,7 +14,7 @@ KeyT = TypeVar("KeyT")
 WaitT = TypeVar("WaitT")
 
 
-class Deadlines(Generic[KeyT, WaitT]):
+class ConfirmDeadlines(Generic[KeyT, WaitT]):
     """Calls `expire`, which must not raise, with what was not discarded in `seconds`, and its key.
 
     What has arrived by then is read first: after a stall timers run before sockets are read.
@@ -23,6 +26,12 @@ class Deadlines(Generic[KeyT, WaitT]):
         # With times of the event loop, the first to be reached in front.
         self._waits: dict[KeyT, tuple[WaitT, float]] = {}
         self._has_timer = False
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    def __iter__(self) -> Iterator[KeyT]:
+        return iter(self._waits)
 
     def add(self, key: KeyT, wait: WaitT) -> None:
         """Begin a wait; none may have its key."""

@@ -1,0 +1,19 @@
+"""Headers that keep the bytes that they came with, beside what those say."""
+
+from typing import Any
+
+
+class Headers(dict[str, Any]):
+    """Decoded headers; `written` is the table's bytes as they came, beginning with its length."""
+
+    __slots__ = ("written",)
+
+    def __init__(self, values: dict[str, Any], written: bytes) -> None:
+        super().__init__(values)
+        self.written = written
+
+
+class Written(bytes):
+    """A header's value as the bytes that came, its type octet first; written back unchanged."""
+
+    __slots__ = ()
