@@ -17,7 +17,8 @@ from bridge import __version__
 from bridge.assembly import ADMIN_LISTENER, WEBHOOK_LISTENER, Assembly
 from bridge.config import Role, Settings
 from bridge.exit_codes import EXIT_CLEAN, EXIT_DRAIN_TIMED_OUT, EXIT_FAILED
-from bridge.logs import Log, log_loop_faults
+from bridge.log_setup import log_loop_faults
+from bridge.logs import Log
 from bridge.start_checks import check_start
 
 log = Log(__name__)

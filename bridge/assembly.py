@@ -25,7 +25,8 @@ from bridge.inbound.own_queue import watched
 from bridge.inbound.spans import WebhookSpans
 from bridge.inbound.webhook import Receiver, webhook_limits
 from bridge.line_writer import LineWriter
-from bridge.logs import Level, Log, configure_logging
+from bridge.log_setup import configure_logging
+from bridge.logs import Level, Log
 from bridge.metrics import BridgeMetrics, Registry, new_registry
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.outcomes import Policy

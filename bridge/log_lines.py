@@ -3,18 +3,23 @@
 import functools
 import json
 import time
+from typing import Final
 
 from pydantic_core import PydanticSerializationError, to_json
 
 Facts = dict[str, object]
 
+# All of a second's, written.
+_MILLISECONDS: Final = tuple(f".{number:03d}Z" for number in range(1000))
+
 
 def json_line(now: float, level: str, logger: str, event: str, facts: Facts) -> str:
     """Make a line of JSON: time, level, logger, event, then the facts."""
     second = int(now)
-    moment = f'{{"time":"{_format_second(second)}.{int((now - second) * 1000):03d}Z'
+    moment = _format_second(second) + _MILLISECONDS[int((now - second) * 1000)]
     head = _format_head(level, logger, event)
-    return f"{moment}{head},{dump_json(facts)[1:]}\n" if facts else f"{moment}{head}}}\n"
+    rest = f",{dump_json(facts)[1:]}" if facts else "}"
+    return f'{{"time":"{moment}{head}{rest}\n'
 
 
 def console_line(now: float, level: str, _logger: str, event: str, facts: Facts) -> str:

@@ -9,7 +9,7 @@ Why our own: a line takes a third of the CPU time that `logging` takes with a fo
 (`make bench SCENES=log-line`, docs/benchmarks.md), and `logging.StreamHandler` waits for the reader
 of standard output in the event loop, which `line_writer` does not. To swap `logging` or structlog
 in, have the methods of `Log` call it with the event and the facts, and give `configure_logging` its
-handler; what libraries log must still pass the handler here, or personal data gets out.
+handler; what libraries log must still pass `log_setup`, or personal data gets out.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from bridge.log_lines import Facts, console_line, json_line
 
@@ -74,7 +74,7 @@ class Log:
 
     def error(self, event: str, /, *, cause: BaseException | None, **facts: object) -> None:
         """Log a bug, with the type of its exception and the places where it came from."""
-        self._log(logging.ERROR, event, facts | _describe(cause))
+        self._log(logging.ERROR, event, facts | describe(cause))
 
     def exception(self, event: str, /, **facts: object) -> None:
         """Log a bug from where its exception is caught, as `error` does."""
@@ -82,7 +82,7 @@ class Log:
 
     def critical(self, event: str, /, *, cause: BaseException | None, **facts: object) -> None:
         """Log why the process ends, as `error` does."""
-        self._log(logging.CRITICAL, event, facts | _describe(cause))
+        self._log(logging.CRITICAL, event, facts | describe(cause))
 
     def _log(self, level: int, event: str, facts: Facts) -> None:
         known = {name: value for name, value in facts.items() if value is not None}
@@ -129,94 +129,46 @@ class CountedLog:
         self._timers[key] = loop.call_later(COUNT_SECONDS, self._tell, key)
 
 
-log = Log(__name__)
+class Lines:
+    """Counts what is logged from `level` on, and writes it to `stream` as lines.
 
-
-def configure_logging(
-    level: str,
-    form: Literal["json", "console", "auto"],
-    *,
-    stream: Stream,
-    count: Callable[[Level], object] = lambda _level: None,
-    finish: Callable[[], object] = lambda: None,
-) -> None:
-    """Write what is logged from `level` on to `stream`, which must take a line at once.
-
-    `count` is called with the level of each, `finish` when the program ends. Takes the place of an
-    earlier call.
+    The stream must take a line at once. `count` is called with the level of each.
     """
-    console = form == "console" or (form == "auto" and stream.isatty())
-    configured = logging.getLevelNamesMapping()[level.upper()]
-    write = console_line if console else json_line
-    lines = _Lines(stream, configured, write, count, finish)
-    outputs[:] = [one for one in outputs if not isinstance(one, _Lines)] + [lines]
-    logging.basicConfig(level=configured, handlers=[lines], force=True)
-    # At DEBUG these write whole frames, bodies included, into the message itself.
-    logging.getLogger("asyncio").setLevel(max(configured, logging.INFO))
-    # They log what they also raise or return, several lines for each try; we log it once.
-    for name in ("aiormq", "aio_pika", "opentelemetry"):
-        logging.getLogger(name).setLevel(
-            logging.INFO if configured <= logging.DEBUG else logging.CRITICAL
-        )
-    for name in ("httpx", "httpcore", "uvicorn"):
-        logging.getLogger(name).setLevel(max(configured, logging.WARNING))
-
-
-class _Lines(logging.Handler):
-    """Counts and writes lines, ours as they come and those of libraries reduced."""
 
     def __init__(
-        self,
-        stream: Stream,
-        level: int,
-        form: Callable[[float, str, str, str, Facts], str],
-        count: Callable[[Level], object],
-        finish: Callable[[], object],
+        self, stream: Stream, level: int, count: Callable[[Level], object], *, is_console: bool
     ) -> None:
-        super().__init__(level)
         self._stream = stream
-        self._form = form
+        self._level = level
         self._count = count
-        self._finish = finish
+        self._is_console = is_console
 
-    def take(self, level: int, logger: str, event: str, facts: Facts) -> None:
+    def take(self, level: int, logger: str, event: str, facts: Facts, /) -> None:
         """Write a line; the stream never blocks, so no lock is needed."""
-        if level < self.level:
+        if level < self._level:
             return
         name = _level_name(level)
         self._count(name)
+        now = time.time()
         try:
-            self._stream.write(self._form(time.time(), name, logger, event, facts))
+            if self._is_console:
+                line = console_line(now, name, logger, event, facts)
+            else:
+                line = json_line(now, name, logger, event, facts)
+            self._stream.write(line)
         except Exception:  # noqa: BLE001  a line less must not be a message less
             return
 
-    def handle(self, record: logging.LogRecord) -> bool:
-        """Write of a library's record what cannot quote a value."""
-        # Some log an exception itself, whose text may quote one.
-        event = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
-        cause = record.exc_info[1] if record.exc_info else None
-        self.take(record.levelno, record.name, event, _describe(cause))
-        return True
 
-    def close(self) -> None:
-        """Write what is left; `logging.shutdown` calls this when the program ends."""
-        super().close()
-        self._finish()
-
-
-def log_loop_faults(loop: asyncio.AbstractEventLoop) -> None:
-    """Log errors that nobody awaited; asyncio's own handler would quote the exception's values."""
-
-    def handle(_loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-        error = context.get("exception")
-        log.error(
-            "unhandled_error",
-            # After the first words comes the repr of a callback, with its arguments.
-            what=" ".join(str(context.get("message")).split()[:3]),
-            cause=error if isinstance(error, BaseException) else None,
-        )
-
-    loop.set_exception_handler(handle)
+def describe(cause: BaseException | None) -> Facts:
+    """Say of an exception its type and the places where it came from, and never its text."""
+    if cause is None:
+        return {}
+    places = [
+        f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}"
+        for frame in traceback.extract_tb(cause.__traceback__)[-12:]
+    ]
+    return {"error": type(cause).__name__, "at": places}
 
 
 @functools.lru_cache(maxsize=16)
@@ -229,13 +181,3 @@ def _level_name(level: int) -> Level:
         logging.INFO: "info",
     }
     return next((name for least, name in names.items() if level >= least), "debug")
-
-
-def _describe(cause: BaseException | None) -> Facts:
-    if cause is None:
-        return {}
-    places = [
-        f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}"
-        for frame in traceback.extract_tb(cause.__traceback__)[-12:]
-    ]
-    return {"error": type(cause).__name__, "at": places}

@@ -15,12 +15,8 @@ import uvloop
 
 import bridge
 from bridge import logs
-from bridge.logs import (
-    CountedLog,
-    Log,
-    configure_logging,
-    log_loop_faults,
-)
+from bridge.log_setup import configure_logging, log_loop_faults
+from bridge.logs import CountedLog, Log
 from tests.ears import Ears, logging_kept
 
 NUMBER = "+4917012345678"
