@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from bridge.amqp.properties import Properties
-from bridge.outbound.delivery import Delivery, Session
+from bridge.outbound.delivery import Delivery
 from bridge.outbound.envelope import Envelope
+from bridge.outbound.session import Session
 
 
 def make_delivery(
@@ -32,5 +33,4 @@ def make_delivery(
         session=cast("Session", session),
         envelope=Envelope(key=key, **facts),
         clock=clock,
-        received=clock(),
     )

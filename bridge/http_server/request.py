@@ -3,28 +3,45 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bridge.log_lines import dump_json
 
 # Names are in lower case; repeated headers are repeated.
 Headers = list[tuple[bytes, bytes]]
 
+_NO_HEADERS: Final[Mapping[bytes, bytes]] = MappingProxyType({})
 
-class Request(NamedTuple):
+
+class Request:
     """A complete request; `size_bytes` is the memory it takes up, headers included.
 
     `first` is the first value of each header, where who made it has found them already.
     """
 
-    method: str
-    path: str
-    query: bytes
-    headers: Headers
-    body: bytes
-    keep_alive: bool = True
-    size_bytes: int = 0
-    first: Mapping[bytes, bytes] = MappingProxyType({})
+    # No named tuple: even where this is compiled, to make one would stay a call of Python.
+
+    __slots__ = ("body", "first", "headers", "keep_alive", "method", "path", "query", "size_bytes")
+
+    def __init__(  # noqa: PLR0913, PLR0917  what a request is
+        self,
+        method: str,
+        path: str,
+        query: bytes,
+        headers: Headers,
+        body: bytes,
+        keep_alive: bool = True,  # noqa: FBT001, FBT002  as the others, by its place
+        size_bytes: int = 0,
+        first: Mapping[bytes, bytes] = _NO_HEADERS,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers = headers
+        self.body = body
+        self.keep_alive = keep_alive
+        self.size_bytes = size_bytes
+        self.first = first
 
     def header(self, name: bytes) -> str | None:
         """Return the first value of a header, named in lower case."""

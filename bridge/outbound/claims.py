@@ -9,6 +9,7 @@ from bridge.outbound.pausing.pace import Pace
 from bridge.outbound.peers.asking import Asker
 from bridge.outbound.peers.deduplication import Deduplication
 from bridge.outbound.peers.repeated_copies import RepeatedCopies
+from bridge.topology.declarations import queues_behind
 
 
 class Claims:
@@ -30,7 +31,7 @@ class Claims:
         self.is_stopping = False
         self.ledger = ledger
         self._find_entry = find_entry_in(settings)
-        self._is_sorted = settings.priorities == "on" or settings.lanes is not None
+        self._is_sorted = bool(queues_behind(settings))
         self._asker = asker
         self._repeated_copies = repeated_copies
         self._deduplication = deduplication

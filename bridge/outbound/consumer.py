@@ -22,8 +22,9 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Body
 from bridge.errors import BrokerError
 from bridge.logs import Log
-from bridge.outbound.delivery import Delivery, Session
+from bridge.outbound.delivery import Delivery
 from bridge.outbound.intake import MAX_HELD_BYTES, Intake
+from bridge.outbound.session import Session
 
 log = Log(__name__)
 

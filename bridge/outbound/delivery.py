@@ -1,19 +1,15 @@
 """One AMQP delivery of a send request, bound to the channel that it came on."""
 
-import asyncio
-import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from bridge.amqp.channels import RPC_TIMEOUT_SECONDS
-from bridge.amqp.client import Channel
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import Publication
-from bridge.amqp.wire import Body, Wire
+from bridge.amqp.wire import Body
 from bridge.outbound.envelope import Envelope
+from bridge.outbound.session import Session
 from bridge.tracing.spans import Span
 from bridge.tracing.trace_headers import TraceHeaders
 
@@ -55,57 +51,6 @@ _BEFORE_SENDING: Final = frozenset[WaitCause | None](
 Waits = Callable[[WaitCause], AbstractContextManager[None]]
 
 
-class Session:
-    """One stretch of consuming on one channel; over when nothing can be acked on it any more.
-
-    `most_unacked`: how many deliveries the broker may have made on it before it reads an ack.
-    `last_ack_at` is a time of the event loop. `is_leaving`: nothing new of it is begun, so that it
-    can end.
-    """
-
-    def __init__(self, channel: Channel, wire: Wire) -> None:
-        self.channel = channel
-        self.wire = wire
-        self.has_failed = False
-        self.is_leaving = False
-        self.last_ack_at = -math.inf
-        self.most_unacked = 0
-        self.over = asyncio.Event()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing can be acked on it any more."""
-        return self.over.is_set()
-
-    def ack(self, tag: int, *, multiple: bool = False) -> bool:
-        """Write an ack, or return False: the broker delivers the message again.
-
-        `multiple`: it is the ack of all deliveries of the session before this one as well.
-        """
-        if self.is_over or self.channel.is_closed:
-            return False
-        self.last_ack_at = asyncio.get_running_loop().time()
-        self.wire.ack(self.channel, tag, multiple=multiple)
-        return True
-
-    async def until_heard_from(self, *, changed: asyncio.Event) -> None:
-        """Return when the broker has answered on it, so has read every ack, or it is over.
-
-        Without an answer in time it `has_failed`, and `changed` is set: whoever consumes ends it.
-        """
-        # In a task of its own: a closing channel cancels what waits on it.
-        answer = asyncio.ensure_future(self.wire.acks_read(self.channel))
-        try:
-            await asyncio.wait({answer}, timeout=RPC_TIMEOUT_SECONDS)
-        finally:
-            answer.cancel()
-        if not answer.done() or answer.cancelled() or answer.exception() is not None:
-            self.has_failed = True
-            changed.set()
-            await self.over.wait()
-
-
-@dataclass(slots=True, eq=False)
 class Delivery:
     """A message that the broker has given us and that we have not settled.
 
@@ -115,21 +60,39 @@ class Delivery:
     `is_asked_for`: what the other workers know of it has been asked.
     """
 
-    body: Body
-    properties: Properties
-    redelivered: bool
-    tag: int
-    session: Session
-    envelope: Envelope
-    clock: Callable[[], float] = time.monotonic
-    received: float = field(default_factory=time.monotonic)
-    waiting_for: WaitCause | None = None
-    replacement: Publication | None = None
-    waited_seconds: dict[WaitCause, float] = field(default_factory=dict)
-    span: Span | None = None
-    is_urgent: bool = False
-    is_asked_for: bool = False
-    _waiting_since: float = 0.0
+    # No dataclass: where this is compiled, its way of making one would stay Python.
+    __slots__ = (
+        *("_waiting_since", "body", "clock", "envelope", "is_asked_for", "is_urgent", "properties"),
+        *("received", "redelivered", "replacement", "session", "span", "tag", "waited_seconds"),
+        "waiting_for",
+    )
+
+    def __init__(
+        self,
+        *,
+        body: Body,
+        properties: Properties,
+        redelivered: bool,
+        tag: int,
+        session: Session,
+        envelope: Envelope,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.body = body
+        self.properties = properties
+        self.redelivered = redelivered
+        self.tag = tag
+        self.session = session
+        self.envelope = envelope
+        self.clock = clock
+        self.received = clock()
+        self.waiting_for: WaitCause | None = None
+        self.replacement: Publication | None = None
+        self.waited_seconds: dict[WaitCause, float] = {}
+        self.span: Span | None = None
+        self.is_urgent = False
+        self.is_asked_for = False
+        self._waiting_since = 0.0
 
     @property
     def is_stale(self) -> bool:

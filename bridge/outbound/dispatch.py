@@ -197,14 +197,16 @@ class Dispatcher:
                 with slot:
                     if not self._pace.lets_through(key) or self._expired(delivery) is not None:
                         return None
-                    if not self._pace.is_open:
-                        continue
-                    if delivery.is_stale:
-                        raise BrokerError("the channel is gone")
-                    token.spend()
-                    request_number = self._pace.begin(key)
-                    slot.begin()
-                    slot.answer = answer = await self._sender.send(request, delivery)
+                    may_go = self._pace.is_open
+                    if may_go:
+                        if delivery.is_stale:
+                            raise BrokerError("the channel is gone")
+                        token.spend()
+                        request_number = self._pace.begin(key)
+                        slot.begin()
+                        slot.answer = answer = await self._sender.send(request, delivery)
+                if not may_go:
+                    continue
                 # After its slot is given back: when this begins a pause, who waited for the slot
                 # becomes the probe before the consumer looks whether it has to take one.
                 return self._pace.rule(answer, delivery, request.to, request_number=request_number)

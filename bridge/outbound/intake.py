@@ -8,8 +8,9 @@ from typing import Final
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Body, Wire
 from bridge.logs import Log
-from bridge.outbound.delivery import Delivery, Session
+from bridge.outbound.delivery import Delivery
 from bridge.outbound.envelope import DELIVERY_COUNT, REPEATED, bare_envelope
+from bridge.outbound.session import Session
 
 log = Log(__name__)
 

@@ -13,6 +13,7 @@ from typing import Final, get_args
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
 from bridge.config import WorkerSettings
+from bridge.log_lines import Facts
 from bridge.logs import Log
 from bridge.outbound.acceptances import Accepted
 from bridge.outbound.copies import copy_properties
@@ -167,13 +168,14 @@ class Settler:
         attempts = attempts_after(delivery.envelope.attempts, outcome)
         self._processed[name, reason].inc()
         self._durations[name].observe(held, delivery.trace_id)
-        facts = {
+        failed = None if isinstance(outcome, Sent) else outcome
+        facts: Facts = {
             "message_id": delivery.envelope.key,
             "outcome": name,
             "reason": None if reason == "none" else reason,
-            "detail": getattr(outcome, "detail", None),
+            "detail": None if failed is None else failed.detail,
             "status": None if outcome is None else outcome.status,
-            "code": getattr(outcome, "code", None),
+            "code": None if failed is None else failed.code,
             "provider_id": _id_for_the_log(outcome),
             "attempts": attempts,
             "redelivered": delivery.redelivered or None,

@@ -15,7 +15,7 @@ from bridge.logs import Log
 from bridge.outbound.announcer import Announcer
 from bridge.outbound.claims import Claims
 from bridge.outbound.consumer import Consumer, Gauges
-from bridge.outbound.delivery import Delivery, Session
+from bridge.outbound.delivery import Delivery
 from bridge.outbound.dispatch import Dispatcher
 from bridge.outbound.drain import finish, hand_over
 from bridge.outbound.entry import find_entry_in
@@ -38,6 +38,7 @@ from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.peers.repeated_copies import RepeatedCopies
 from bridge.outbound.peers.sharing import Sharing
 from bridge.outbound.posting.sender import Sender
+from bridge.outbound.session import Session
 from bridge.outbound.settle import Settler
 from bridge.outbound.sorting.chosen import make_sorter
 from bridge.topology.upkeep import Upkeep

@@ -225,7 +225,7 @@ async def test_refusals_are_told() -> None:
 SCRAPS = st.sampled_from([GET, LAST_GET, HALF_HEADER, HALF_BODY, *MALFORMED.values(), b"\r\n"])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(pieces=st.lists(SCRAPS | st.binary(max_size=100), max_size=8))
 async def test_any_bytes_are_answered_or_closed(served: Served, pieces: list[bytes]) -> None:
     """Whatever a client sends before it has no more to say: whole answers, never 500, the end."""

@@ -77,7 +77,7 @@ def seen(parser: RequestParser) -> tuple[list[Request], int | None, Phase]:
     return list(parser.requests), status, parser.phase
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=STREAMS, cuts=st.lists(st.integers(min_value=0), max_size=10))
 def test_no_bytes_raise(data: bytes, cuts: list[int]) -> None:
     """Any bytes become requests within the limits, and a refusal of the closed set or none."""
@@ -89,7 +89,7 @@ def test_no_bytes_raise(data: bytes, cuts: list[int]) -> None:
     assert all(len(request.headers) <= LIMITS.max_headers for request in requests)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=STREAMS, cuts=st.lists(st.integers(min_value=0), max_size=10))
 def test_cuts_do_not_matter(data: bytes, cuts: list[int]) -> None:
     """Where packets begin and end changes nothing of what is read."""
@@ -99,7 +99,7 @@ def test_cuts_do_not_matter(data: bytes, cuts: list[int]) -> None:
     assert seen(read(data, cuts, limits)) == seen(read(data, [], limits))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     good=st.lists(GOOD, max_size=MAX_PIPELINED),
     rest=STREAMS,
@@ -115,7 +115,7 @@ def test_good_requests_are_read_whatever_follows(
     assert found == [(path, body) for _, path, body in good]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=GOOD, place=st.integers(min_value=0), junk=st.sampled_from([b"\x00", b"\r", b"\n"]))
 def test_junk_in_a_header_is_never_read_over(
     data: tuple[bytes, bytes, bytes], place: int, junk: bytes

@@ -856,12 +856,12 @@ async def test_what_is_known_of_a_repeat_is_recalled_for_a_repeat(clock: Clock) 
 # --- Bounds --------------------------------------------------------------------------------------
 
 
-async def test_oldest_entries_are_forgotten_first(
-    ledger: Book, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_oldest_entries_are_forgotten_first(ledger: Book) -> None:
     """The ledger holds a fixed number of messages and forgets the oldest."""
-    monkeypatch.setattr(memory, "MAX_ENTRIES", 100)
-    entries = [Entry(str(number).encode(), has_id=True, copies=0) for number in range(101)]
+    entries = [
+        Entry(str(number).encode(), has_id=True, copies=0)
+        for number in range(memory.MAX_ENTRIES + 1)
+    ]
     for one in entries:
         await done(ledger, one)
     known = [not await ledger.claim(one, redelivered=True) for one in entries[:2]]
@@ -926,12 +926,12 @@ async def test_equal_messages_cost_no_more_than_others(clock: Clock) -> None:
     assert min(cost for cost, _ in runs) < 5 * min(cost for _, cost in runs)
 
 
-async def test_oldest_decisions_are_forgotten_first(
-    ledger: Book, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_oldest_decisions_are_forgotten_first(ledger: Book) -> None:
     """The ledger holds a fixed number of decisions and forgets the oldest."""
-    monkeypatch.setattr(memory, "MAX_ENTRIES", 100)
-    entries = [Entry(str(number).encode(), has_id=True, copies=0) for number in range(101)]
+    entries = [
+        Entry(str(number).encode(), has_id=True, copies=0)
+        for number in range(memory.MAX_ENTRIES + 1)
+    ]
     for one in entries:
         await decided(ledger, one)
     known = [ledger.recall(one) is not None for one in entries[:2]]

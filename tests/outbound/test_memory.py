@@ -4,7 +4,6 @@ import gc
 
 import pytest
 
-from bridge.outbound import memory
 from bridge.outbound.memory import Memory
 from tests.clock import Clock
 
@@ -58,11 +57,9 @@ def test_a_value_that_was_taken_is_not_forgotten_twice(
     assert remembered.take("a") == (2,)
 
 
-def test_the_oldest_makes_room(
-    remembered: Memory[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_oldest_makes_room(clock: Clock) -> None:
     """There are never more than the bound, whatever their keys."""
-    monkeypatch.setattr(memory, "MAX_ENTRIES", 3)
+    remembered: Memory[str, int] = Memory(SECONDS, clock, most=3)
     for value, key in enumerate("abca"):
         remembered.add(key, value)
 

@@ -4,7 +4,7 @@ import json
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.config import WorkerSettings
@@ -371,7 +371,6 @@ NEARLY_GOOD = st.fixed_dictionaries(
     {"to": st.just(NUMBER) | JSON_VALUES, "text": st.just(WORDS) | JSON_VALUES},
     optional={"from": st.just(SENDER) | JSON_VALUES, "extra": JSON_VALUES},
 )
-unhurried = settings(deadline=None)
 
 
 def survives(body: bytes, mode: WorkerSettings) -> bool:
@@ -383,7 +382,6 @@ def survives(body: bytes, mode: WorkerSettings) -> bool:
 
 
 @each_mode
-@unhurried
 @given(body=st.binary(max_size=200))
 def test_any_bytes(mode: WorkerSettings, body: bytes) -> None:
     """Whatever bytes come, only InvalidMessageError is raised."""
@@ -391,7 +389,6 @@ def test_any_bytes(mode: WorkerSettings, body: bytes) -> None:
 
 
 @each_mode
-@unhurried
 @given(body=JSON_VALUES | NEARLY_GOOD)
 def test_any_json(mode: WorkerSettings, body: object) -> None:
     """Whatever JSON comes, only InvalidMessageError is raised."""
@@ -399,7 +396,6 @@ def test_any_json(mode: WorkerSettings, body: object) -> None:
 
 
 @each_mode
-@unhurried
 @given(position=st.integers(0, len(TEXT) - 1), byte=st.integers(0, 255))
 def test_any_flipped_byte(mode: WorkerSettings, position: int, byte: int) -> None:
     """Whatever one byte is changed to, only InvalidMessageError is raised."""
@@ -409,7 +405,6 @@ def test_any_flipped_byte(mode: WorkerSettings, position: int, byte: int) -> Non
     assert survives(bytes(body), mode)
 
 
-@unhurried
 @given(extra=JSON_VALUES)
 def test_what_is_forwarded_is_not_changed(extra: object) -> None:
     """What is accepted with `forward` arrives at the service as the same JSON."""

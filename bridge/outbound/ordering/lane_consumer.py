@@ -26,9 +26,10 @@ from bridge.amqp.wire import Body, Wire
 from bridge.errors import BrokerError
 from bridge.logs import Log
 from bridge.outbound.consumer import Gauges
-from bridge.outbound.delivery import Delivery, Session
+from bridge.outbound.delivery import Delivery
 from bridge.outbound.intake import Intake
 from bridge.outbound.ordering.share import LaneShare
+from bridge.outbound.session import Session
 from bridge.topology.declarations import lane_queue
 
 log = Log(__name__)

@@ -9,7 +9,7 @@ import select
 import ssl
 import time
 from collections.abc import Sequence
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 import httptools
 
@@ -19,25 +19,28 @@ from bridge.outbound.posting.deadlines import Deadlines
 # How much is kept of a body, and how long a header may be.
 MAX_ANSWER_BYTES: Final = 64 * 1024
 # Shorter than servers commonly keep idle connections (5 s), so that none closes under a new
-# request.
-IDLE_SECONDS: Final = 2.0
+# request. Neither is Final, which a compiled module would bind: tests shorten them.
+IDLE_SECONDS = 2.0
 # Connections are made anew now and then, so that a change of DNS is followed.
-MAX_CONNECTION_AGE_SECONDS: Final = 300.0
+MAX_CONNECTION_AGE_SECONDS = 300.0
 
 Header = tuple[bytes, bytes]
 
 
-class Reply(NamedTuple):
+class Reply:
     """What the SMS API answered; `body` is as it came over the wire, and its start only."""
 
-    status: int
-    headers: Sequence[Header] = ()
-    body: bytes = b""
+    __slots__ = ("_headers", "body", "status")
+
+    def __init__(self, status: int, headers: Sequence[Header] = (), body: bytes = b"") -> None:
+        self.status = status
+        self._headers = headers
+        self.body = body
 
     def header_values(self, name: str) -> list[str]:
         """Return what a header says, each time that it is there."""
         wanted = name.lower().encode("ascii")
-        return [value.decode("latin-1") for key, value in self.headers if key.lower() == wanted]
+        return [value.decode("latin-1") for key, value in self._headers if key.lower() == wanted]
 
 
 _STATUS_LINE: Final = re.compile(rb"^HTTP/1\.[01] ([1-5][0-9]{2})(?: [^\r\n]*)?\r?\n", re.MULTILINE)

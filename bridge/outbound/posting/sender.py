@@ -32,6 +32,7 @@ class Sender:
     """Posts requests to the SMS API through a transport that keeps `transport`'s promise.
 
     While `is_held()`, what never left is not tried again. `spans` is None where none are exported.
+    No quick try begins `quick_seconds` after the first one.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class Sender:
         metrics: WorkerMetrics,
         is_held: Callable[[], bool] = lambda: False,
         spans: WorkerSpans | None = None,
+        quick_seconds: float = QUICK_SECONDS,
     ) -> None:
         self._shape = shape
+        self._quick_seconds = quick_seconds
         self._is_held = is_held
         self._transport = transport
         self._metrics = metrics
@@ -77,7 +80,7 @@ class Sender:
         # (tenacity issues 93 and 529).
         retrying = AsyncRetrying(
             stop=stop_after_attempt(QUICK_TRIES)
-            | stop_before_delay(QUICK_SECONDS - (time.monotonic() - started)),
+            | stop_before_delay(self._quick_seconds - (time.monotonic() - started)),
             wait=wait_random_exponential(multiplier=0.2, max=2),
             retry=retry_if_result(_never_left),
             retry_error_callback=_last_answer,
@@ -107,11 +110,11 @@ class Sender:
         if self.spans is not None:
             span = self.spans.begin_post(delivery, tries_before=tries_before)
         headers = None if span is None else span.headers
-        posted = self._shape.encode(request, delivery.envelope, headers)
+        asked = self._shape.encode(request, delivery.envelope, headers)
         answer: Answer | None = None
         self._in_flight += 1
         try:
-            reply = await self._transport.post(*posted)
+            reply = await self._transport.post(asked.url, asked.headers, asked.body, asked.common)
             answer = self._shape.judge(reply)
             if answer.code is not None and self._is_echo(answer.code, request):
                 answer = answer._replace(code=None)

@@ -6,7 +6,7 @@ Everything is prepared once, at the start. The shape that the bridge was made fo
 
 import time
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, assert_never
+from typing import Any, Final, assert_never
 from urllib.parse import quote
 
 from pydantic_core import to_json
@@ -37,16 +37,21 @@ from bridge.tracing.trace_headers import TraceHeaders
 _CONTENT_TYPES: Final = {"json": b"application/json", "form": b"application/x-www-form-urlencoded"}
 
 
-class ApiRequest(NamedTuple):
+class ApiRequest:
     """What is posted, and where.
 
     `common` are the headers that all have until a secret changes; they come before its own.
     """
 
-    url: str
-    headers: Sequence[Header]
-    body: bytes
-    common: Sequence[Header]
+    __slots__ = ("body", "common", "headers", "url")
+
+    def __init__(
+        self, url: str, headers: Sequence[Header], body: bytes, common: Sequence[Header]
+    ) -> None:
+        self.url = url
+        self.headers = headers
+        self.body = body
+        self.common = common
 
 
 class Shape:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 from urllib.parse import parse_qsl
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.config import SmsApiSettings
@@ -120,7 +120,6 @@ LOGINS = st.fixed_dictionaries(
 NEEDED = {"to": Template([("slot", "to")]), "text": Template([("slot", "text")])}
 
 
-@settings(deadline=None)
 @given(st.dictionaries(NAMES, VALUES, max_size=4), MESSAGES, KEYS, LOGINS, st.booleans())
 def test_any_json_is_read_back(
     members: dict[str, Any],
@@ -151,7 +150,6 @@ FORM_VALUES = (
 )
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(
         NAMES | st.integers(0, 99).map(str),

@@ -20,7 +20,7 @@ from bridge.errors import AttemptError, AttemptFault
 from bridge.outbound.fates import Answer, Fate
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.posting.connection import Header, Reply
-from bridge.outbound.posting.sender import Sender
+from bridge.outbound.posting.sender import QUICK_SECONDS, Sender
 from bridge.outbound.posting.shape import shape_from
 from bridge.outbound.request import parse_request
 from tests.deliveries import make_delivery
@@ -99,6 +99,7 @@ def rig(
     script: Script | None = None,
     base: str = "http://api.test",
     is_held: Callable[[], bool] = lambda: False,
+    quick_seconds: float = QUICK_SECONDS,
     **api: Any,
 ) -> Rig:
     """Make a sender over a script."""
@@ -110,6 +111,7 @@ def rig(
         transport=script,
         metrics=WorkerMetrics(registry, queue="q", retry_queues=(), dead="d", error_codes=["a"]),
         is_held=is_held,
+        quick_seconds=quick_seconds,
     )
     return Rig(sender, script, registry, shape.login.key)
 
@@ -362,15 +364,14 @@ async def test_repeats_are_the_same_request() -> None:
     assert others == [first] * 2
 
 
-async def test_repeats_end_when_their_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeats_end_when_their_time_is_up() -> None:
     """No further try begins when the time for quick repeats has passed since the first began."""
-    monkeypatch.setattr("bridge.outbound.posting.sender.QUICK_SECONDS", 0.02)
 
     async def slow_failure() -> None:
         await asyncio.sleep(0.1)
         raise failed("connect_timeout")
 
-    bridge = rig(*[slow_failure] * 3)
+    bridge = rig(*[slow_failure] * 3, quick_seconds=0.02)
     await bridge.send()
 
     assert len(bridge.script.requests) == 1

@@ -27,8 +27,6 @@ from bridge.pointers import find_id
 
 KEY = "an-api-key"
 REQUEST = {"to": "+4917012345678", "from": "Acme", "text": 'Hi "Ü" & more'}
-# A busy machine may stop for longer than hypothesis grants one example.
-unhurried = hypothesis_settings(deadline=None)
 TRACE = (("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),)
 
 
@@ -83,7 +81,6 @@ def fate_of(answer: Answer) -> str:
 # --- The shape that the bridge was made for -------------------------------------------------------
 
 
-@unhurried
 @given(
     st.fixed_dictionaries(
         {
@@ -281,7 +278,6 @@ def test_account_in_the_path_is_encoded() -> None:
 # --- The body -------------------------------------------------------------------------------------
 
 
-@unhurried
 @given(
     to=st.from_regex(r"\+[1-9][0-9]{3,14}", fullmatch=True),
     text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200),
@@ -647,7 +643,6 @@ def test_oddity_beside_a_yes_is_passed_over(body: bytes) -> None:
     assert shape(**BY_BODY).judge(Reply(200, (), body)).fate is Fate.SENT
 
 
-@unhurried
 @given(st.integers(100, 599), st.recursive(st.none() | st.integers() | st.text(), st.lists))
 def test_any_answer_is_judged(status: int, body: object) -> None:
     """No answer at all raises, and none without a yes counts as sent."""
@@ -671,7 +666,7 @@ BODIES = st.binary(max_size=60) | st.builds(
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@hypothesis_settings(deadline=None, max_examples=60)
+@hypothesis_settings(max_examples=60)
 @given(status=st.integers(200, 599), body=BODIES, wait=st.binary(max_size=30))
 def test_no_bytes_are_too_odd(preset: Preset, status: int, body: bytes, wait: bytes) -> None:
     """Whatever a service answers, there is a fate; a code is short, and an id can be a header."""

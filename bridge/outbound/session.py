@@ -1,0 +1,58 @@
+"""A stretch of consuming on one channel, on which its deliveries are acked."""
+
+import asyncio
+import math
+
+from bridge.amqp.channels import RPC_TIMEOUT_SECONDS
+from bridge.amqp.client import Channel
+from bridge.amqp.wire import Wire
+
+
+class Session:
+    """One stretch of consuming on one channel; over when nothing can be acked on it any more.
+
+    `most_unacked`: how many deliveries the broker may have made on it before it reads an ack.
+    `last_ack_at` is a time of the event loop. `is_leaving`: nothing new of it is begun, so that it
+    can end.
+    """
+
+    def __init__(self, channel: Channel, wire: Wire) -> None:
+        self.channel = channel
+        self.wire = wire
+        self.has_failed = False
+        self.is_leaving = False
+        self.last_ack_at = -math.inf
+        self.most_unacked = 0
+        self.over = asyncio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be acked on it any more."""
+        return self.over.is_set()
+
+    def ack(self, tag: int, *, multiple: bool = False) -> bool:
+        """Write an ack, or return False: the broker delivers the message again.
+
+        `multiple`: it is the ack of all deliveries of the session before this one as well.
+        """
+        if self.is_over or self.channel.is_closed:
+            return False
+        self.last_ack_at = asyncio.get_running_loop().time()
+        self.wire.ack(self.channel, tag, multiple=multiple)
+        return True
+
+    async def until_heard_from(self, *, changed: asyncio.Event) -> None:
+        """Return when the broker has answered on it, so has read every ack, or it is over.
+
+        Without an answer in time it `has_failed`, and `changed` is set: whoever consumes ends it.
+        """
+        # In a task of its own: a closing channel cancels what waits on it.
+        answer = asyncio.ensure_future(self.wire.acks_read(self.channel))
+        try:
+            await asyncio.wait({answer}, timeout=RPC_TIMEOUT_SECONDS)
+        finally:
+            answer.cancel()
+        if not answer.done() or answer.cancelled() or answer.exception() is not None:
+            self.has_failed = True
+            changed.set()
+            await self.over.wait()
