@@ -17,6 +17,7 @@ from pathlib import Path
 from yarl import URL
 
 from bridge.errors import BrokerError
+from bridge.sandbox.code_path import shorten_code_path
 from bridge.sandbox.processes import Child, Guard, accepts, free_ports, guarded, wait_until
 
 URL_VARIABLE = "SMS_BRIDGE_RABBITMQ__URL"
@@ -94,6 +95,7 @@ class Broker:
         guard: Guard,
         management: bool = False,
         epmd: Epmd | None = None,
+        plugins: Sequence[str] = (),
         configuration: Sequence[str] = (),
         applications: Sequence[str] = (),
     ) -> None:
@@ -105,11 +107,14 @@ class Broker:
         self.url = f"amqp://guest:guest@127.0.0.1:{self._port}/"
         self.management_url = f"http://127.0.0.1:{management_port}" if management else None
         self.node = f"sms-bridge-{secrets.token_hex(4)}@localhost"
+        if management:
+            plugins = (*plugins, "rabbitmq_management")
+            own = ("management.tcp.ip = 127.0.0.1", f"management.tcp.port = {management_port}")
+            configuration = (*own, *configuration)
         self._environ = _environment(folder, self.node, distribution, self._epmd)
-        _write_configuration(
-            folder, self._port, management_port if management else None, configuration
-        )
-        _write_advanced_configuration(folder, applications)
+        self._environ |= shorten_code_path(folder / "code", self._scripts, plugins)
+        configuration = (f"listeners.tcp.1 = 127.0.0.1:{self._port}", *configuration)
+        _write_configuration(folder, plugins, configuration, applications)
         self._server: Child | None = None
 
     @property
@@ -199,7 +204,9 @@ class Broker:
 
 
 @contextmanager
-def private_broker(*, management: bool = False) -> Iterator[Broker]:
+def private_broker(
+    *, management: bool = False, plugins: Sequence[str] = (), configuration: Sequence[str] = ()
+) -> Iterator[Broker]:
     """Run a RabbitMQ server of our own, and leave nothing of it behind.
 
     Raises BrokerError when none is installed or it does not start.
@@ -207,7 +214,13 @@ def private_broker(*, management: bool = False) -> Iterator[Broker]:
     folder = Path(tempfile.mkdtemp(prefix="sms-bridge-broker-"))
     try:
         with guarded() as guard:
-            broker = Broker(folder, guard=guard, management=management)
+            broker = Broker(
+                folder,
+                guard=guard,
+                management=management,
+                plugins=plugins,
+                configuration=configuration,
+            )
             try:
                 broker.start()
                 yield broker
@@ -323,26 +336,15 @@ def _environment(folder: Path, node: str, distribution_port: int, epmd: Epmd) ->
 
 
 def _write_configuration(
-    folder: Path, port: int, management_port: int | None, more: Sequence[str]
+    folder: Path, plugins: Sequence[str], lines: Sequence[str], applications: Sequence[str]
 ) -> None:
-    lines = [
-        f"listeners.tcp.1 = 127.0.0.1:{port}",
-        # The default, a share of the memory, raises an alarm on a small and busy disk.
-        "disk_free_limit.absolute = 50MB",
-        "log.file.level = info",
-        "log.console = false",
-        *more,
-    ]
-    plugins = "[]."
-    if management_port is not None:
-        plugins = "[rabbitmq_management]."
-        lines += ["management.tcp.ip = 127.0.0.1", f"management.tcp.port = {management_port}"]
-    (folder / "rabbitmq.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (folder / "plugins").write_text(plugins + "\n", encoding="utf-8")
-
-
-def _write_advanced_configuration(folder: Path, more: Sequence[str]) -> None:
+    # The default limit, a share of the memory, raises an alarm on a small and busy disk.
+    base = ("disk_free_limit.absolute = 50MB", "log.file.level = info", "log.console = false")
     milliseconds = _DEAD_LETTER_CONFIRM_SECONDS * 1000
     rabbit = f"{{rabbit, [{{dead_letter_worker_publisher_confirm_timeout, {milliseconds}}}]}}"
-    applications = ", ".join((rabbit, *more))
-    (folder / "advanced.config").write_text(f"[{applications}].\n", encoding="utf-8")
+    for name, text in {
+        "rabbitmq.conf": "\n".join((*base, *lines)),
+        "plugins": f"[{', '.join(plugins)}].",
+        "advanced.config": f"[{', '.join((rabbit, *applications))}].",
+    }.items():
+        (folder / name).write_text(f"{text}\n", encoding="utf-8")

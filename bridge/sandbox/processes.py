@@ -83,17 +83,22 @@ class Child:
         self.log = log
         self._guard = guard
         self._is_asked = self._is_ended = False
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
+        self._process = self._start(command, environ)
+        guard.add(self.pid)
+
+    def _start(
+        self, command: Sequence[str], environ: Mapping[str, str]
+    ) -> "subprocess.Popen[bytes]":
+        with self.log.open("ab") as output:
+            return subprocess.Popen(
                 command,
                 env=environ,
-                cwd=log.parent,
+                cwd=self.log.parent,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        guard.add(self.pid)
 
     @property
     def pid(self) -> int:

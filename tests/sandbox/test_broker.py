@@ -1,6 +1,7 @@
 """A private RabbitMQ: it answers, keeps durable messages over a kill, and is gone at exit."""
 
 import asyncio
+import json
 import os
 import socket
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ class Life:
 
     found: str | None
     version: str
+    first_folder: str
     survivor: bytes
     pids: tuple[int, int]
     answered_while_paused: bool
@@ -37,7 +39,8 @@ def life() -> Life:
     with private_broker() as broker:
         groups = [broker.pid, _pid_of_epmd(broker)]
         found = find_broker({URL_VARIABLE: broker.url})
-        version = broker.ctl("eval", "rabbit_misc:version().").strip('"\n')
+        seen = "string:join([rabbit_misc:version(), hd(code:get_path())], [32])."
+        version, first_folder = json.loads(broker.ctl("eval", seen)).split()
         asyncio.run(_publish(broker.url, b"durable"))
         broker.flush()
         broker.kill()
@@ -50,6 +53,7 @@ def life() -> Life:
     return Life(
         found=found,
         version=version,
+        first_folder=first_folder,
         survivor=survivor,
         pids=(groups[0], groups[2]),
         answered_while_paused=answered_while_paused,
@@ -107,6 +111,12 @@ def test_answers_an_amqp_handshake(life: Life) -> None:
 def test_runs_the_control_tool_on_its_own_node(life: Life) -> None:
     """The control tool reaches the private node and returns what it prints."""
     assert tuple(int(part) for part in life.version.split(".")[:2]) >= (3, 10)
+
+
+@pytest.mark.slow
+def test_looks_for_its_code_where_most_of_it_is(life: Life) -> None:
+    """RabbitMQ's own folder comes first, and none of a plugin that is not enabled before it."""
+    assert Path(life.first_folder).parent.name.split("-")[0] == "rabbit"
 
 
 @pytest.mark.slow
