@@ -1,12 +1,14 @@
 # syntax=docker/dockerfile:1
 
-# A release build pins both by digest: --build-arg PYTHON_TAG=3.13-slim-trixie@sha256:...
+# A release build pins all by digest: --build-arg PYTHON_TAG=3.13-slim-trixie@sha256:...
 ARG PYTHON_TAG=3.13-slim-trixie
+# The same Python, with a C compiler beside it.
+ARG COMPILER_TAG=3.13-trixie
 ARG UV_TAG=0.13.8
 
 FROM ghcr.io/astral-sh/uv:${UV_TAG} AS uv
 
-FROM python:${PYTHON_TAG} AS build
+FROM python:${COMPILER_TAG} AS build
 COPY --from=uv /uv /usr/local/bin/uv
 # What is compiled is trusted without a look at times: rewriting them must cost no start.
 ENV PYC_INVALIDATION_MODE=UNCHECKED_HASH \
@@ -19,11 +21,13 @@ WORKDIR /src
 # Dependencies come first: their layer is built again only when the lock file changes.
 COPY pyproject.toml uv.lock ./
 RUN --mount=type=cache,target=/var/cache/uv \
-    uv sync --locked --no-dev --all-extras --no-install-project
+    uv sync --locked --no-dev --all-extras --group compile --no-install-project
 COPY README.md LICENSE ./
 COPY bridge ./bridge
+# The hot path is compiled with what is installed above, as locked, and then that is taken out again.
 RUN --mount=type=cache,target=/var/cache/uv \
-    uv sync --locked --no-dev --all-extras --no-editable
+    HATCH_BUILD_HOOKS_ENABLE=1 \
+    uv sync --locked --no-dev --all-extras --no-editable --no-build-isolation
 
 FROM python:${PYTHON_TAG}
 # The base brings Python's own modules uncompiled: under a read-only root every start and every

@@ -7,6 +7,18 @@ STAMP := .venv/.synced
 DEV_STAMP := .venv/.synced-for-tests
 BENCH_STAMP := .venv/.synced-for-bench
 
+# With COMPILED=1 targets run on the compiled modules, which the image has too: in an environment of
+# their own, so that none is left in `bridge`.
+ifeq ($(COMPILED),1)
+BIN := .compiled/bin
+STAMP := .compiled/.synced
+DEV_STAMP := $(STAMP)
+BENCH_STAMP := $(STAMP)
+# Else `python -m bridge` would take the sources in the directory that it is started in.
+export PYTHONSAFEPATH := 1
+export SMS_BRIDGE_TEST_COMPILED := 1
+endif
+
 # Where there is no home, tools get one inside the checkout.
 export HOME := $(or $(HOME),$(CURDIR)/.uv/home)
 # A virtual environment that is active, or named elsewhere, is not ours.
@@ -23,8 +35,8 @@ export PATH := $(CURDIR)/$(RABBITMQ_4)/bin:$(PATH)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env broker rabbitmq-4 prometheus amqp-tools browser demo test test-fast test-changed test-plain-wire \
-    examples upgrade-check soak soak-table soak-lanes soak-cluster soak-scaling side-by-side scenes adaptive priorities simulate pace soak-webhook forgeries mutants pictures nginx redpanda-connect go-contestants perf-test otel-collector \
+.PHONY: help env compiled broker rabbitmq-4 prometheus amqp-tools browser demo test test-fast test-changed test-compiled test-plain-wire \
+    examples upgrade-check soak soak-table soak-lanes soak-cluster soak-scaling side-by-side scenes adaptive priorities simulate pace soak-webhook soak-hour forgeries mutants pictures nginx redpanda-connect go-contestants perf-test otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
 
@@ -34,20 +46,33 @@ help:  ## list the targets
 env: $(STAMP)  ## set up .venv with what running needs; targets that need more add it
 
 # What other targets have added stays: it is taken out, or renewed, by their own stamps.
-$(STAMP): pyproject.toml uv.lock | $(filter .uv/bin/uv,$(UV))
+.venv/.synced: pyproject.toml uv.lock | $(filter .uv/bin/uv,$(UV))
 	$(UV) sync --locked --no-dev --inexact
 	@touch $@
 
 # Compiled once, as in the image: where Python may not write, each of the many processes that tests
 # and benchmarks start would compile everything anew.
-$(DEV_STAMP) $(BENCH_STAMP): export UV_COMPILE_BYTECODE := 1
+.venv/.synced-for-tests .venv/.synced-for-bench .compiled/.synced: export UV_COMPILE_BYTECODE := 1
 
-$(DEV_STAMP): $(STAMP)
+.venv/.synced-for-tests: .venv/.synced
 	$(UV) sync --locked --all-extras
 	@touch $@
 
-$(BENCH_STAMP): $(DEV_STAMP)
+.venv/.synced-for-bench: .venv/.synced-for-tests
 	$(UV) sync --locked --all-extras --all-groups
+	@touch $@
+
+compiled: .compiled/.synced  ## compile the modules of the hot path, in minutes; COMPILED=1 has tests, soaks and benchmarks run on them
+
+# By way of the source distribution: mypyc leaves what it makes beside the sources that it is given.
+# The path of the checkout comes last, so that `tests` is found there, and `bridge` is not.
+.compiled/.synced: export UV_PROJECT_ENVIRONMENT := .compiled
+.compiled/.synced: pyproject.toml uv.lock $(filter-out %.pyc,$(wildcard $(addprefix bridge,/*.* /*/*.* /*/*/*.* /*/*/*/*.*))) | $(filter .uv/bin/uv,$(UV))
+	$(UV) sync --locked --all-extras --all-groups --no-install-project
+	rm -rf .compiled/dist
+	HATCH_BUILD_HOOKS_ENABLE=1 $(UV) build --no-build-isolation --python .compiled --out-dir .compiled/dist
+	$(UV) pip install --quiet --no-deps --reinstall --python .compiled .compiled/dist/*.whl
+	echo '$(CURDIR)' >$$(.compiled/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/checkout.pth
 	@touch $@
 
 .uv/bin/uv:
@@ -104,7 +129,7 @@ demo: $(STAMP) broker  ## run both directions for real, with faults, and account
 	$(BIN)/python -m bridge demo $(if $(KEEP),--keep)
 
 # Where Python may not write, each of the many processes would compile bridge and tests anew.
-test test-fast test-changed test-plain-wire examples upgrade-check: export PYTHONDONTWRITEBYTECODE :=
+test test-fast test-changed test-compiled test-plain-wire examples upgrade-check: export PYTHONDONTWRITEBYTECODE :=
 
 # More processes than two cores, for many tests wait rather than compute; a file at a time, for its
 # tests share what it starts, in the order in which tests/conftest.py has them begin.
@@ -123,9 +148,15 @@ test: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests, those
 # single ones may be handed on to whoever is done.
 test-fast: PROCESSES = 3
 test-fast: IN_PARALLEL = -n $(PROCESSES) --dist worksteal
-test-fast: $(DEV_STAMP)  ## run the tests that need no broker and no Prometheus, and no seconds of waiting
-	$(BIN)/pytest $(IN_PARALLEL) -m 'not slow and not serial' \
+test-fast: $(DEV_STAMP)  ## run the tests that need no broker and no Prometheus, and no seconds of waiting (TESTS=tests/outbound)
+	$(BIN)/pytest $(IN_PARALLEL) -m 'not slow and not serial' $(TESTS) \
 	    --ignore tests/browser --ignore tests/faults --ignore tests/integration --ignore tests/cluster
+
+# The folder of each module in the list, and the file of one that is in no wing.
+COMPILED_TESTS = tests/test_compiled.py $(sort $(shell sed -n '/hooks.mypyc\]/,/^\]/ { \
+    s|^  "bridge/\([^/]*\)/.*|tests/\1|p; s|^  "bridge/\([^/]*\.py\)",|tests/test_\1|p }' pyproject.toml))
+test-compiled:  ## run those of test-fast that concern what is compiled, on the compiled modules
+	$(MAKE) --no-print-directory test-fast COMPILED=1 TESTS="$(COMPILED_TESTS)"
 
 SINCE ?= origin/main
 test-changed: $(DEV_STAMP)  ## run the tests that what differs from a commit concerns (SINCE=origin/main)
@@ -157,10 +188,10 @@ upgrade-check: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tes
 	$(call run_tests,$(NEWEST)/bin,$(TESTS))
 
 pictures: $(BENCH_STAMP) broker prometheus browser  ## draw the demo's summary, the dashboards from a run with faults, the sandbox's page and the traces of a message, as docs/img/*, in six minutes
-	PYTHONPATH=. $(BIN)/python docs/demo_picture.py
-	PYTHONPATH=. $(BIN)/python docs/pictures.py
-	PYTHONPATH=. $(BIN)/python docs/sandbox_pictures.py
-	PYTHONPATH=. $(BIN)/python docs/trace_picture.py
+	$(BIN)/python docs/demo_picture.py
+	$(BIN)/python docs/pictures.py
+	$(BIN)/python docs/sandbox_pictures.py
+	$(BIN)/python docs/trace_picture.py
 
 MESSAGES ?= 50000
 SEED ?= 1
@@ -168,47 +199,51 @@ WORKERS ?= 1
 FAULTS ?= 100
 IDS ?= on
 soak: $(DEV_STAMP) broker  ## random faults for about 20 minutes, then count what is lost or sent twice (MESSAGES=50000 SEED=1 WORKERS=1 FAULTS=100 IDS=half)
-	PYTHONPATH=. $(BIN)/python tests/soak/run.py --messages $(MESSAGES) --seed $(SEED) --workers $(WORKERS) --faults $(FAULTS) --ids $(IDS)
+	$(BIN)/python tests/soak/run.py --messages $(MESSAGES) --seed $(SEED) --workers $(WORKERS) --faults $(FAULTS) --ids $(IDS)
 
 COUNTS ?= 1 2 3 8
 soak-table: $(DEV_STAMP) broker  ## short soaks with 1, 2, 3 and 8 workers, half of the messages without an id, in twelve minutes (COUNTS="1 8" SEED=1 WRITE=1)
-	PYTHONPATH=. $(BIN)/python tests/soak/table.py --workers $(COUNTS) --seed $(SEED) $(if $(WRITE),--write)
+	$(BIN)/python tests/soak/table.py --workers $(COUNTS) --seed $(SEED) $(if $(WRITE),--write)
 
 soak-cluster: $(DEV_STAMP) broker  ## lose nodes of a RabbitMQ cluster of three under traffic, in six minutes (SEED=1 WORKERS=1 RABBITMQ=4 ONLY=frozen WRITE=1)
-	PYTHONPATH=. $(BIN)/python tests/soak/cluster.py --seed $(SEED) --workers $(WORKERS) $(if $(ONLY),--only "$(ONLY)") $(if $(WRITE),--write)
+	$(BIN)/python tests/soak/cluster.py --seed $(SEED) --workers $(WORKERS) $(if $(ONLY),--only "$(ONLY)") $(if $(WRITE),--write)
 
 soak-lanes: MESSAGES = 20000
 soak-lanes: $(DEV_STAMP) broker  ## order across workers while they come, go and are killed, in five minutes (MESSAGES=20000 SEED=1; RATES=1 measures the throughput instead, in five minutes, WRITE=1 puts that into the docs)
-	PYTHONPATH=. $(BIN)/python $(if $(RATES),tests/soak/lane_rates.py $(if $(WRITE),--write),tests/soak/lanes.py --messages $(MESSAGES) --seed $(SEED))
+	$(BIN)/python $(if $(RATES),tests/soak/lane_rates.py $(if $(WRITE),--write),tests/soak/lanes.py --messages $(MESSAGES) --seed $(SEED))
 
 WAVES ?= 4
 soak-scaling: MESSAGES = 6000
 soak-scaling: $(DEV_STAMP) broker  ## scale workers by the chart's ScaledObject, from none to five and back, in at most a quarter of an hour (MESSAGES=6000 WAVES=4 SEED=1)
-	PYTHONPATH=. $(BIN)/python tests/soak/scaling.py --messages $(MESSAGES) --waves $(WAVES) --seed $(SEED)
+	$(BIN)/python tests/soak/scaling.py --messages $(MESSAGES) --waves $(WAVES) --seed $(SEED)
 
 side-by-side: $(DEV_STAMP) broker  ## the usual ways to lose messages beside ours, in five minutes (WRITE=1 puts it into the docs)
-	PYTHONPATH=. $(BIN)/python tests/soak/side_by_side.py $(if $(WRITE),--write)
+	$(BIN)/python tests/soak/side_by_side.py $(if $(WRITE),--write)
 
 scenes: $(DEV_STAMP) broker  ## long proofs of single promises, in half an hour (SCENES="sigterm kill" WRITE=1)
-	PYTHONPATH=. $(BIN)/python tests/soak/scenes.py $(SCENES) $(if $(WRITE),--write)
+	$(BIN)/python tests/soak/scenes.py $(SCENES) $(if $(WRITE),--write)
 
 priorities: $(DEV_STAMP) broker  ## one-time codes behind 100,000 texts, with worker.priorities, in two minutes (WRITE=1 puts it into the docs)
-	PYTHONPATH=. $(BIN)/python tests/bench/priorities.py $(if $(WRITE),--write)
+	$(BIN)/python tests/bench/priorities.py $(if $(WRITE),--write)
 
 adaptive: $(DEV_STAMP) broker  ## worker.concurrency: auto beside fixed values, on an API that changes, in a quarter of an hour (WRITE=1 puts it into the docs)
-	PYTHONPATH=. $(BIN)/python tests/soak/adaptive.py $(if $(WRITE),--write)
+	$(BIN)/python tests/soak/adaptive.py $(if $(WRITE),--write)
 
 PLAYED ?= 3 8 100
 simulate: $(DEV_STAMP)  ## play workers on a clock that leaps: one pause, one pace, in three minutes (PLAYED="3 8 100" SEED=1)
-	PYTHONPATH=. $(BIN)/python tests/simulation/run.py --workers $(PLAYED) --seed $(SEED)
+	$(BIN)/python tests/simulation/run.py --workers $(PLAYED) --seed $(SEED)
 
 pace: $(DEV_STAMP) broker  ## a shared limit while real workers are started, stopped and killed, in three minutes (WRITE=1 puts it into the docs)
-	PYTHONPATH=. $(BIN)/python tests/soak/pace.py $(if $(WRITE),--write)
+	$(BIN)/python tests/soak/pace.py $(if $(WRITE),--write)
 
 EVENTS ?= 100000
 KILLS ?= 20
 soak-webhook: $(DEV_STAMP) broker  ## webhooks while the secret is rotated and the broker killed, then count what is refused or lost (EVENTS=100000 KILLS=20 SEED=1)
-	PYTHONPATH=. $(BIN)/python tests/soak/webhook.py --events $(EVENTS) --kills $(KILLS) --seed $(SEED)
+	$(BIN)/python tests/soak/webhook.py --events $(EVENTS) --kills $(KILLS) --seed $(SEED)
+
+soak-hour: MINUTES ?= 60
+soak-hour: $(DEV_STAMP) broker  ## a worker and a receiver under faults and strangers for an hour, which may neither end nor grow (COMPILED=1 MINUTES=60 SEED=1)
+	$(BIN)/python tests/soak/hour.py --minutes $(MINUTES) --seed $(SEED)
 
 MODULES ?= signature envelope fates ledger outcomes pace diagnosis retry_after settle
 mutants: $(DEV_STAMP)  ## break these modules in small ways, and list what their unit tests do not notice, in at most an hour (MODULES="fates pace")
@@ -219,7 +254,7 @@ mutants: $(DEV_STAMP)  ## break these modules in small ways, and list what their
 
 COUNT ?= 1000000
 forgeries: $(DEV_STAMP)  ## forge so many signed webhooks, of which none may be accepted (COUNT=1000000 SEED=1)
-	PYTHONPATH=. $(BIN)/python tests/soak/forgeries.py --count $(COUNT) --seed $(SEED)
+	$(BIN)/python tests/soak/forgeries.py --count $(COUNT) --seed $(SEED)
 
 WITHOUT_SERVERS := Install nginx and h2load (packages nginx-light and nghttp2-client, or nginx and nghttp2).
 SERVERS := for program in nginx h2load; do \
@@ -277,15 +312,16 @@ otel-collector: .bench/otel-collector  ## build the OpenTelemetry Collector for 
 	fi
 
 ROUNDS ?= 5
-bench: $(BENCH_STAMP) broker nginx redpanda-connect go-contestants perf-test  ## our programs beside the alternatives, into docs/benchmarks.md (SCENES="http receivers" ROUNDS=5 MILLION=1 MINUTES=10)
-	PYTHONPATH=. $(BIN)/python tests/bench/run.py $(or $(SCENES),all) --rounds $(ROUNDS) \
+bench: $(BENCH_STAMP) $(if $(shell command -v $(CC) 2>/dev/null),.compiled/.synced) broker nginx redpanda-connect go-contestants perf-test  ## our programs beside the alternatives, into docs/benchmarks.md (SCENES="http receivers" ROUNDS=5 MILLION=1 MINUTES=10)
+	$(if $(COMPILED),$(error This runs the compiled modules and the plain ones: leave COMPILED out))
+	$(BIN)/python tests/bench/run.py $(or $(SCENES),all) --rounds $(ROUNDS) \
 	    $(if $(MILLION),--million) $(if $(MINUTES),--minutes $(MINUTES))
 
 bench-guard: $(BENCH_STAMP) broker nginx  ## fail when our worker has lost its speed; takes a minute
-	PYTHONPATH=. $(BIN)/python tests/bench/run.py guard
+	$(BIN)/python tests/bench/run.py guard
 
 bench-profile: $(BENCH_STAMP) broker nginx  ## where our programs spend their time
-	PYTHONPATH=. $(BIN)/python tests/bench/run.py profile
+	$(BIN)/python tests/bench/run.py profile
 
 # Built once from their Go modules, which takes about ten minutes, those of the cluster another
 # fifteen, and kept over clones.
@@ -312,9 +348,11 @@ docs: $(DEV_STAMP)  ## build the documents as a site, build/docs; a link to nowh
 IMAGE ?= sms-bridge
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 PYTHON_TAG ?= $(shell sed -n 's/^ARG PYTHON_TAG=//p' Dockerfile)
+COMPILER_TAG ?= $(shell sed -n 's/^ARG COMPILER_TAG=//p' Dockerfile)
 UV_TAG ?= $(shell sed -n 's/^ARG UV_TAG=//p' Dockerfile)
 # What the Dockerfile asks for, of a local image and of a release.
-BUILD_ARGS = --build-arg PYTHON_TAG=$(PYTHON_TAG) --build-arg UV_TAG=$(UV_TAG) \
+BUILD_ARGS = --build-arg PYTHON_TAG=$(PYTHON_TAG) --build-arg COMPILER_TAG=$(COMPILER_TAG) \
+    --build-arg UV_TAG=$(UV_TAG) \
     --build-arg BASE_DIGEST=$(word 2,$(subst @, ,$(PYTHON_TAG))) \
     --build-arg VERSION=$(VERSION) --build-arg SOURCE_URL=$(SOURCE_URL) \
     --build-arg REVISION=$$(git rev-parse HEAD) \
@@ -332,7 +370,7 @@ release-image:  ## build the image for every platform, push and sign it (CONTRIB
 	command -v cosign >/dev/null || refuse 'Install cosign: a release is signed.'; \
 	case '$(IMAGE)' in */*:$(VERSION)) ;; *) \
 	    refuse 'Name the registry and this version: IMAGE=registry.example.com/sms-bridge:$(VERSION)';; esac; \
-	for base in 'PYTHON_TAG=$(PYTHON_TAG)' 'UV_TAG=$(UV_TAG)'; do \
+	for base in 'PYTHON_TAG=$(PYTHON_TAG)' 'COMPILER_TAG=$(COMPILER_TAG)' 'UV_TAG=$(UV_TAG)'; do \
 	    echo "$$base" | grep -Eq '@sha256:[0-9a-f]{64}$$' || \
 	        refuse "Pin the base by its digest (docker buildx imagetools inspect): $${base%%@*}@sha256:..."; \
 	done; \
@@ -376,5 +414,5 @@ format: $(DEV_STAMP)  ## format the code and fix what can be fixed by itself
 	$(BIN)/ruff format
 
 clean:  ## remove .venv, caches and build results
-	rm -rf .venv .uv .upgrade .bench $(RABBITMQ_4) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .compiled .uv .upgrade .bench $(RABBITMQ_4) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find bridge tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,5 +1,6 @@
 """The bridge between RabbitMQ and an SMS service."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,3 +14,8 @@ else:
         from importlib.metadata import version  # noqa: PLC0415
 
         return version("sms-bridge")
+
+
+def is_compiled() -> bool:
+    """Whether the modules of the hot path are compiled to machine code, as the image has them."""
+    return any(Path(__file__).parent.rglob("*.so"))

@@ -107,9 +107,9 @@ app.add_typer(schema.app, name="schema")
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001  typer calls it so
     if wanted:
-        from bridge import __version__
+        from bridge import __version__, is_compiled
 
-        typer.echo(f"sms-bridge {__version__}")
+        typer.echo(f"sms-bridge {__version__}{' (compiled)' if is_compiled() else ''}")
         raise typer.Exit
 
 

@@ -25,6 +25,7 @@ NO_MODULE = {
     "http_server/test_uvicorn.py": "what another server does in its place",
     "inbound/test_signature_interop.py": "what services' own libraries sign",
     "test_changed.py": "a program for the tests",
+    "test_compiled.py": "what is built of the modules",
     "test_docs.py": "the documents",
     "test_layout.py": "the tests",
     "test_main.py": "bridge/__main__.py",

@@ -20,6 +20,7 @@ import sysconfig
 import tarfile
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -68,8 +69,13 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def mounts(root: Path, *, writable: Sequence[str], files: Mapping[str, Path]) -> list[str]:
-    """Write the shell lines that mount a root: the system and what is given, read-only."""
+def mounts(
+    root: Path, *, writable: Sequence[str], files: Mapping[str, Path], tmp: str = "16m"
+) -> list[str]:
+    """Write the shell lines that mount a root: the system and what is given, read-only.
+
+    `tmp` is the size of the one place that anybody may write to.
+    """
     lines = ["set -e", f"mount -t tmpfs tmpfs {root}"]
     for name in SYSTEM:
         source = Path("/", name)
@@ -91,7 +97,10 @@ def mounts(root: Path, *, writable: Sequence[str], files: Mapping[str, Path]) ->
             lines.append(f"mount --bind {source} {root}{target}")
         else:
             lines += mount_read_only(source, f"{root}{target}")
-    lines += [f"mkdir -m 1777 {root}/tmp", f"mount -t tmpfs -o size=16m,mode=1777 tmpfs {root}/tmp"]
+    lines += [
+        f"mkdir -m 1777 {root}/tmp",
+        f"mount -t tmpfs -o size={tmp},mode=1777 tmpfs {root}/tmp",
+    ]
     return lines
 
 
@@ -124,7 +133,8 @@ def build(stage: Stage, scratch: Path) -> None:
         environment["UV_CACHE_DIR"]: Path(cache.stdout.strip()),
     }
     writable = [place for place in files if place != UV_INSIDE]
-    prepare = mounts(scratch / "root", writable=writable, files=files)
+    # A compiler needs more room there than what runs.
+    prepare = mounts(scratch / "root", writable=writable, files=files, tmp="512m")
     for name, text in stage.steps:
         if name == "COPY" and not text.startswith("--from"):
             *sources, target = text.split()
@@ -188,15 +198,34 @@ def run_inside(lines: Sequence[str]) -> None:
 
 
 def check_tree(tree: Path) -> None:
-    """See that the tree is compiled, and holds neither tests nor an installer."""
-    unwanted = [name for name in ("pytest", "mypy", "ruff", "uv") if (tree / "bin" / name).exists()]
+    """See that the tree is compiled, and holds neither tests nor what it was built with."""
+    unwanted = [
+        name
+        for name in ("pytest", "mypy", "ruff", "uv", "hatchling")
+        if (tree / "bin" / name).exists()
+    ]
     if unwanted:
         raise ProofError(f"unwanted: {unwanted}")
     (package,) = tree.glob("lib/python*/site-packages/bridge")
     check_compiled(package)
+    check_machine_code(package)
     files = [path for path in tree.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     say(f"tree: {size / 1e6:.0f} MB, {compressed_bytes(files) / 1e6:.1f} MB compressed")
+
+
+def check_machine_code(package: Path) -> None:
+    """See that what `pyproject.toml` lists to be compiled is there so."""
+    hooks = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    modules = hooks["targets"]["wheel"]["hooks"]["mypyc"]["include"]
+    plain = [
+        path
+        for path in modules
+        if not any((package.parent / path).parent.glob(f"{Path(path).stem}.*.so"))
+    ]
+    if plain:
+        raise ProofError(f"not compiled to machine code: {plain}")
+    say(f"compiled to machine code: {len(modules)} modules")
 
 
 def check_modules(modules: Path) -> None:

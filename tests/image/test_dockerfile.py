@@ -47,12 +47,14 @@ def test_nothing_is_compiled_at_the_start() -> None:
 
 
 def test_the_build_takes_the_locked_versions() -> None:
-    """Dependencies come first, by the lock file, without those of the tests."""
+    """Dependencies come first, by the lock file, with what compiles and without the tests' own."""
     first, last = BUILD.texts("RUN")
     copied = [sources for origin, sources, _ in BUILD.files if origin is None]
 
-    assert "uv sync --locked --no-dev --all-extras --no-install-project" in first
-    assert "uv sync --locked --no-dev --all-extras --no-editable" in last
+    assert "uv sync --locked --no-dev --all-extras --group compile --no-install-project" in first
+    # Which takes the group out again.
+    assert "uv sync --locked --no-dev --all-extras --no-editable --no-build-isolation" in last
+    assert "HATCH_BUILD_HOOKS_ENABLE=1 " in last
     assert copied[0] == ["pyproject.toml", "uv.lock"]
     assert BUILD.environment["UV_PROJECT_ENVIRONMENT"] == "/opt/app"
 
@@ -66,25 +68,34 @@ def test_the_build_sees_only_what_it_copies() -> None:
 
 
 def test_the_bases_can_be_pinned_by_digest() -> None:
-    """Both bases are named by an argument, which a release gives with its digest."""
-    assert {stage.base for stage in STAGES} == {
+    """Each base is named by an argument, which a release gives with its digest."""
+    assert [stage.base for stage in STAGES] == [
         "ghcr.io/astral-sh/uv:${UV_TAG}",
+        "python:${COMPILER_TAG}",
         "python:${PYTHON_TAG}",
-    }
+    ]
+
+
+def test_what_is_compiled_fits_the_final_stage() -> None:
+    """It is built with the Python and on the system that it runs on, which has no compiler."""
+    python, compiler = re.findall(r"^ARG (?:PYTHON|COMPILER)_TAG=(.+)$", RECIPE, re.MULTILINE)
+
+    assert python == compiler.replace("-", "-slim-")
 
 
 def test_the_release_page_names_the_bases() -> None:
     """Who releases asks for the digests of the tags that the recipe has."""
     page = (PROJECT / "CONTRIBUTING.md").read_text()
-    python, uv = re.findall(r"^ARG (?:PYTHON|UV)_TAG=(.+)$", RECIPE, re.MULTILINE)
+    python, compiler, uv = re.findall(r"^ARG \w+_TAG=(.+)$", RECIPE, re.MULTILINE)
 
-    assert page.count(python) == page.count(uv) == 2
+    assert page.count(python) == page.count(compiler) == page.count(uv) == 2
     assert f"python:{python} " in page
+    assert f"python:{compiler}\n" in page
     assert f"ghcr.io/astral-sh/uv:{uv}\n" in page
 
 
 def locked_for_the_image(machine: str, python: str) -> dict[str, list[str]]:
-    """List what the image installs on a kind of machine: each package's wheels."""
+    """List what the image is built with on a kind of machine: each package's wheels."""
     lock = tomllib.loads((PROJECT / "uv.lock").read_text())["package"]
     packages = {package["name"]: package for package in lock}
     place = {
@@ -107,6 +118,7 @@ def locked_for_the_image(machine: str, python: str) -> dict[str, list[str]]:
         needed = [*package.get("dependencies", [])]
         for extra in extras:
             needed += package.get("optional-dependencies", {}).get(extra, [])
+        needed += package.get("dev-dependencies", {}).get("compile", [])
         for need in needed:
             item = (need["name"], tuple(need.get("extra", ())))
             wanted = "marker" not in need or Marker(need["marker"]).evaluate(place)
@@ -118,8 +130,8 @@ def locked_for_the_image(machine: str, python: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(("platform", "machine"), [("amd64", "x86_64"), ("arm64", "aarch64")])
-def test_no_platform_needs_a_compiler(platform: str, machine: str) -> None:
-    """On every platform of a release each dependency is there built: the image has no compiler."""
+def test_no_dependency_needs_a_compiler(platform: str, machine: str) -> None:
+    """On every platform of a release each dependency is there built, and so is what compiles."""
     makefile = (PROJECT / "Makefile").read_text()
     (platforms,) = re.findall(r"^PLATFORMS := (.+)$", makefile, re.MULTILINE)
     (python,) = re.findall(r"^ARG PYTHON_TAG=(\d+\.\d+)-slim-trixie$", RECIPE, re.MULTILINE)
@@ -131,7 +143,7 @@ def test_no_platform_needs_a_compiler(platform: str, machine: str) -> None:
 
     assert sorted(platforms.split(",")) == ["linux/amd64", "linux/arm64"]
     assert f"linux/{platform}" in platforms
-    assert {"pydantic-core", "uvloop", "pyyaml", "uvicorn"} <= locked.keys()
+    assert {"pydantic-core", "uvloop", "pyyaml", "uvicorn", "mypy"} <= locked.keys()
     assert "pytest" not in locked
     assert [
         name

@@ -16,6 +16,7 @@ from tests.image.dockerfile import PROJECT
 # What the targets call, besides docker and cosign.
 PROGRAMS = ("awk", "git", "grep", "make", "mktemp", "rm", "sed", "sh")
 PYTHON_DIGEST = "sha256:" + "a" * 64
+COMPILER_DIGEST = "sha256:" + "e" * 64
 UV_DIGEST = "sha256:" + "b" * 64
 IMAGE_DIGEST = "sha256:" + "c" * 64
 REPOSITORY = "registry.example.com:5000/sms-bridge"
@@ -25,6 +26,7 @@ DATE = "2023-11-14T22:13:20Z"
 COMPLETE = {
     "IMAGE": f"{REPOSITORY}:1.2.3",
     "PYTHON_TAG": f"3.13-slim-trixie@{PYTHON_DIGEST}",
+    "COMPILER_TAG": f"3.13-trixie@{COMPILER_DIGEST}",
     "UV_TAG": f"0.13.8@{UV_DIGEST}",
     "SOURCE_URL": SOURCE,
 }
@@ -144,7 +146,8 @@ def test_a_local_image_needs_no_digest(checkout: Checkout) -> None:
     assert done.returncode == 0, done.stderr
     assert call.startswith("docker build --tag sms-bridge ")
     assert given.keys() == set(re.findall(r"^ARG (\w+)", recipe, re.MULTILINE))
-    assert all(f"ARG {name}={given[name]}\n" in recipe for name in ("PYTHON_TAG", "UV_TAG"))
+    tags = ("PYTHON_TAG", "COMPILER_TAG", "UV_TAG")
+    assert all(f"ARG {name}={given[name]}\n" in recipe for name in tags)
     assert given["VERSION"] == "1.2.3"
 
 
@@ -163,6 +166,7 @@ def test_a_release_is_built_pushed_and_signed_by_digest(checkout: Checkout) -> N
     assert build.endswith(" .")
     assert build_arguments(build) == {
         "PYTHON_TAG": COMPLETE["PYTHON_TAG"],
+        "COMPILER_TAG": COMPLETE["COMPILER_TAG"],
         "UV_TAG": COMPLETE["UV_TAG"],
         "BASE_DIGEST": PYTHON_DIGEST,
         "VERSION": "1.2.3",
@@ -183,13 +187,14 @@ def test_a_release_is_built_pushed_and_signed_by_digest(checkout: Checkout) -> N
         (COMPLETE | {"IMAGE": f"{REPOSITORY}:1.2.4"}, "Name the registry and this version"),
         (COMPLETE | {"IMAGE": "sms-bridge:1.2.3"}, "Name the registry and this version"),
         (without("PYTHON_TAG"), "PYTHON_TAG=3.13-slim-trixie@sha256:..."),
+        (without("COMPILER_TAG"), "COMPILER_TAG=3.13-trixie@sha256:..."),
         (without("UV_TAG"), "UV_TAG=0.13.8@sha256:..."),
         (COMPLETE | {"UV_TAG": "0.13.8@sha256:..."}, "UV_TAG=0.13.8@sha256:..."),
         (without("SOURCE_URL"), "SOURCE_URL=https://git.example.com/sms-bridge"),
     ],
     ids=[
         *("no image", "no version", "another version", "no registry"),
-        *("Python not pinned", "uv not pinned", "no digest", "no source"),
+        *("Python not pinned", "compiler not pinned", "uv not pinned", "no digest", "no source"),
     ],
 )
 def test_an_incomplete_release_is_refused(
