@@ -10,10 +10,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from tests.bench.errors import BenchError
+from tests.bench.lineup import COMPILED
 from tests.bench.message_parts import ALL, MESSAGES
 from tests.bench.options import Options, Row, Tell
 from tests.bench.rig import Rig
@@ -24,18 +26,18 @@ REST: Final = "the stages between, and the event loop"
 
 def instructions(rig: Rig, _options: Options, tell: Tell) -> list[Row]:
     """Count the parts of the way of a message, and all of it; raises BenchError if it cannot."""
-    rows: list[Row] = [
-        {"name": name, "runs": 1, "instructions": count}
-        for name, count in _count(rig.folder("count"))
-    ]
-    (whole,) = (row for row in rows if row["name"] == ALL)
-    parts = [row for row in rows if row is not whole]
-    rest = whole["instructions"] - sum(part["instructions"] for part in parts)
-    table: list[Row] = [*parts, {"name": REST, "runs": 1, "instructions": rest}, whole]
-    for row in table:
-        tell(f"{row['name']}: {row['instructions']:,.0f} instructions")
-        row["share"] = row["instructions"] / whole["instructions"]
-    return table
+    plain = _count(rig.folder("plain"), sys.executable)
+    compiled = _count(rig.folder("compiled"), str(COMPILED)) if COMPILED.exists() else {}
+    rows: list[Row] = []
+    for name, count in plain.items():
+        tell(f"{name}: {count:,.0f} instructions, plain")
+        row: Row = {"name": name, "runs": 1, "plain": count}
+        if compiled:
+            tell(f"{name}: {compiled[name]:,.0f} instructions, compiled")
+            row["instructions"] = compiled[name]
+            row["share"] = compiled[name] / compiled[ALL]
+        rows.append(row)
+    return rows
 
 
 def has_valgrind() -> bool:
@@ -43,7 +45,8 @@ def has_valgrind() -> bool:
     return shutil.which("valgrind") is not None
 
 
-def _count(folder: Path) -> list[tuple[str, float]]:
+def _count(folder: Path, python: str) -> Mapping[str, float]:
+    """Return the count of each part, of what is left, and of all."""
     if not has_valgrind():
         raise BenchError("No valgrind is installed: install it with apt-get, dnf or brew.")
     folder.mkdir()
@@ -51,20 +54,23 @@ def _count(folder: Path) -> list[tuple[str, float]]:
         [
             *("valgrind", "--tool=callgrind", "--dump-before=getpriority"),
             *(f"--callgrind-out-file={folder}/out", f"--log-file={folder}/log"),
-            *(sys.executable, "-m", "tests.bench.message_parts"),
+            *(python, "-m", "tests.bench.message_parts"),
         ],
         stdout=subprocess.PIPE,
-        # The order in which sets and dictionaries are laid out is the same in each run.
-        env={**os.environ, "PYTHONHASHSEED": "0"},
+        # The order in which sets and dictionaries are laid out is the same in each run. What is
+        # installed is found, not what is in the directory.
+        env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1"},
         timeout=COUNT_SECONDS,
         check=True,
     )
     names: list[str | None] = json.loads(result.stdout)
-    return [
-        (name, _total(folder / f"out.{number}") / MESSAGES)
+    counts = {
+        name: _total(folder / f"out.{number}") / MESSAGES
         for number, name in enumerate(names, 1)
         if name is not None
-    ]
+    }
+    whole = counts.pop(ALL)
+    return {**counts, REST: whole - sum(counts.values()), ALL: whole}
 
 
 def _total(dump: Path) -> int:

@@ -19,9 +19,11 @@ from tests.bench.queues import EXCHANGE, OUTBOUND
 
 FOLDER: Final = Path(__file__).parent / "contestants"
 BUILT: Final = Path(__file__).parents[2] / ".bench"
-# `make redpanda-connect` puts it there, and `make go-contestants` the programs in Go.
+# `make redpanda-connect` puts it there, `make go-contestants` the programs in Go, and
+# `make compiled` the bridge as the image has it.
 REDPANDA: Final = BUILT / "redpanda-connect"
 GO: Final = BUILT / "go"
+COMPILED: Final = BUILT.parent / ".compiled" / "bin" / "python"
 KEY: Final = "an-api-key-of-the-usual-length-0001"
 SECRET: Final = "a-webhook-secret-of-the-usual-length"
 
@@ -54,6 +56,7 @@ class Task:
 
 
 OURS: Final = "sms-bridge"
+PLAIN: Final = "sms-bridge, plain"
 BARE: Final = "bare loop"
 STARLETTE: Final = "bare Starlette"
 
@@ -71,13 +74,27 @@ _WITHOUT: Final = (
     "what the API refuses goes back to the queue after a second, without dead letters, a log of "
     "each delivery, or a word on duplicates; when the broker goes away, it ends"
 )
-_OUR_WORKER: Final = (sys.executable, "-m", "bridge", "worker")
+# Who runs where only one of ours does: as the image has it, where that could be compiled.
+MAIN: Final = OURS if COMPILED.exists() else PLAIN
+# Else Python would take the plain modules in the directory that it is started in.
+_COMPILED_ENVIRON: Final = {"PYTHONSAFEPATH": "1"}
+_COMPILED_WORKER: Final = (str(COMPILED), "-m", "bridge", "worker")
+_PLAIN_WORKER: Final = (sys.executable, "-m", "bridge", "worker")
+_OUR_WORKER: Final = _COMPILED_WORKER if MAIN == OURS else _PLAIN_WORKER
 
 WORKERS: Final = (
     Contestant(
         OURS,
-        "`sms-bridge worker` as shipped: every guarantee, a log line for each delivery, metrics",
-        _OUR_WORKER,
+        "`sms-bridge worker` as the image has it, its hot path compiled: every guarantee, a log "
+        "line for each delivery, metrics",
+        _COMPILED_WORKER,
+        has_metrics=True,
+        environ=_COMPILED_ENVIRON,
+    ),
+    Contestant(
+        PLAIN,
+        "the same without compiled modules, as any other installation has it",
+        _PLAIN_WORKER,
         has_metrics=True,
     ),
     Contestant(
@@ -128,7 +145,8 @@ def _with_preset(preset: Preset, what: str) -> Contestant:
         what,
         _OUR_WORKER,
         has_metrics=True,
-        environ={f"{ENV_PREFIX}{name}": value for name, value in environ.items()},
+        environ={f"{ENV_PREFIX}{name}": value for name, value in environ.items()}
+        | _COMPILED_ENVIRON,
     )
 
 
@@ -143,14 +161,14 @@ UNTRACED: Final = "none"
 
 
 TRACED: Final = (
-    Contestant(UNTRACED, "as shipped", _OUR_WORKER, has_metrics=True),
+    Contestant(UNTRACED, "as shipped", _OUR_WORKER, has_metrics=True, environ=_COMPILED_ENVIRON),
     *(
         Contestant(
             name,
             f"`tracing.sample_ratio: {ratio}`",
             _OUR_WORKER,
             has_metrics=True,
-            environ={f"{ENV_PREFIX}TRACING__SAMPLE_RATIO": ratio},
+            environ={f"{ENV_PREFIX}TRACING__SAMPLE_RATIO": ratio, **_COMPILED_ENVIRON},
         )
         for name, ratio in (("a tenth of all messages", "0.1"), ("all messages", "1"))
     ),
@@ -181,7 +199,15 @@ _WITHOUT_REPEATS: Final = (
 RECEIVERS: Final = (
     Contestant(
         OURS,
-        "`sms-bridge webhook` as shipped: every guarantee, a log line for each webhook, metrics",
+        "`sms-bridge webhook` as the image has it, its hot path compiled: every guarantee, a log "
+        "line for each webhook, metrics",
+        (str(COMPILED), "-m", "bridge", "webhook"),
+        has_metrics=True,
+        environ=_COMPILED_ENVIRON,
+    ),
+    Contestant(
+        PLAIN,
+        "the same without compiled modules, as any other installation has it",
         (sys.executable, "-m", "bridge", "webhook"),
         has_metrics=True,
     ),

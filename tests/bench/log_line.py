@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Final
 
 from bridge.line_writer import LineWriter
-from bridge.logs import Log, configure_logging
+from bridge.log_setup import configure_logging
+from bridge.logs import Log
 from bridge.metrics import BridgeMetrics, new_registry
 from tests.bench.lineup import OURS
 

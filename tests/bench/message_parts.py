@@ -28,9 +28,9 @@ from bridge.amqp.publisher import Publisher
 from bridge.amqp.stream_wire import _Protocol
 from bridge.amqp.wire import Body, DeliveryHandler, Wire
 from bridge.config import Settings, SmsApiSettings
-from bridge.logs import configure_logging
+from bridge.log_setup import configure_logging
 from bridge.metrics import new_registry
-from bridge.outbound.delivery import Delivery, Session
+from bridge.outbound.delivery import Delivery
 from bridge.outbound.envelope import read_envelope
 from bridge.outbound.fates import Answer
 from bridge.outbound.held import HeldDeliveries
@@ -45,6 +45,7 @@ from bridge.outbound.posting.sender import Sender
 from bridge.outbound.posting.shape import shape_from
 from bridge.outbound.posting.transport import open_transport
 from bridge.outbound.request import SendRequest
+from bridge.outbound.session import Session
 from bridge.outbound.settle import accepted
 from bridge.outbound.worker import Worker
 from bridge.topology.upkeep import Upkeep
@@ -249,7 +250,9 @@ class Bench:
         self.end(None)
         encoded = [self.shape.encode(request, delivery.envelope) for request, delivery in pairs]
         self.end("the POST is written")
-        replies = [await self.transport.post(*posted) for posted in encoded]
+        replies = [
+            await self.transport.post(one.url, one.headers, one.body, one.common) for one in encoded
+        ]
         self.end("it is posted, and the answer parsed, without the socket")
         answers = [self.shape.judge(reply) for reply in replies]
         self.end("the answer is judged")

@@ -1,10 +1,12 @@
-"""How much a scene measures, and what it returns."""
+"""How much a scene measures, what it returns, and what is kept of it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 Row = dict[str, Any]
+# By scene: on what it ran, how much, and its rows.
+Results = dict[str, dict[str, Any]]
 Tell = Callable[[str], None]
 
 

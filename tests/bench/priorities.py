@@ -1,6 +1,6 @@
 """One-time codes behind a campaign: how long from publishing to the POST, beside an idle queue.
 
-    PYTHONPATH=. python tests/bench/priorities.py --write
+    python tests/bench/priorities.py --write
 
 The worker and the broker are real, with `worker.priorities: on`. The API answers after 20 to 50 ms,
 chosen at random. 100,000 texts are queued before the worker starts; codes are published at an even

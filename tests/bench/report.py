@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from tests.bench.gain import compiled_and_plain
 from tests.bench.latency import PERCENTS
-from tests.bench.lineup import BROKER_LIMIT, RECEIVERS, WORKERS
-from tests.bench.options import Row
+from tests.bench.lineup import BROKER_LIMIT, OURS, PLAIN, RECEIVERS, WORKERS
+from tests.bench.options import Results, Row
 
 mpl.use("svg")
 
@@ -26,8 +27,6 @@ END: Final = "<!-- written by make bench: end -->"
 
 # What differs from one run of the program to the next.
 _MOMENT: Final = ("date", "commit", "load before the first run")
-
-Results = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +143,9 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
     "post": (_NAME, Column("CPU time", _number("microseconds", ".0f", " µs"))),
     "instructions": (
         Column("part", lambda row: str(row["name"])),
-        Column("instructions", _number("instructions")),
-        Column("of all", _number("share", ".0%")),
+        Column("plain", _number("plain")),
+        Column("compiled", _number("instructions")),
+        Column("of all, compiled", _number("share", ".0%")),
     ),
 }
 
@@ -192,6 +192,7 @@ def _page(results: Results, plots: Mapping[str, str]) -> Iterator[str]:
         if scene in plots:
             yield f"![{TITLES[scene]}](benchmarks/{plots[scene]})"
         yield _describe(results[scene])
+    yield from compiled_and_plain(results, titles=TITLES, compiled=OURS, plain=PLAIN)
     yield "## Who is who"
     yield "\n".join(f"- worker **{one.name}**: {one.what}." for one in WORKERS)
     yield "\n".join(f"- receiver **{one.name}**: {one.what}." for one in RECEIVERS)
@@ -230,7 +231,7 @@ def _plot(scene: str, rows: Sequence[Row]) -> str:
 def _plot_rates(figure: Figure, rows: Sequence[Row]) -> None:
     axes = figure.subplots()
     ordered = sorted(rows, key=lambda row: float(row["cpu_rate"]))
-    colours = ["#d9534f" if row["name"] == "sms-bridge" else "#8a99a8" for row in ordered]
+    colours = ["#d9534f" if row["name"] == OURS else "#8a99a8" for row in ordered]
     bars = axes.barh(
         [row["name"] for row in ordered], [row["cpu_rate"] for row in ordered], color=colours
     )

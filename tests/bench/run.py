@@ -23,7 +23,7 @@ from bridge.errors import BridgeError
 from tests.bench.environment import describe
 from tests.bench.errors import BenchError
 from tests.bench.instructions import has_valgrind
-from tests.bench.lineup import GO, REDPANDA
+from tests.bench.lineup import COMPILED, GO, REDPANDA
 from tests.bench.options import Options
 from tests.bench.profiles import Profile, profile_receiver, profile_worker
 from tests.bench.rig import rigged
@@ -66,12 +66,13 @@ def _measure(console: Console, options: argparse.Namespace) -> int:
     # Draws with a library that a guard does not need.
     from tests.bench.report import draw, load_results, write  # noqa: PLC0415
 
-    for path, left_out, target in (
-        (REDPANDA, "Redpanda Connect is", "redpanda-connect"),
-        (GO, "The programs in Go are", "go-contestants"),
+    for path, left_out, target, need in (
+        (COMPILED, "Our compiled programs are", "compiled", "a C compiler"),
+        (REDPANDA, "Redpanda Connect is", "redpanda-connect", "Go"),
+        (GO, "The programs in Go are", "go-contestants", "Go"),
     ):
         if not path.exists():
-            console.print(f"{left_out} left out: `make {target}` needs Go to build.")
+            console.print(f"{left_out} left out: `make {target}` needs {need} to build.")
     scenes = list(SCENES) if options.what == ["all"] else options.what
     if options.what == ["all"] and not has_valgrind():
         console.print("Instructions are not counted: valgrind is not installed.")

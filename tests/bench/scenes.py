@@ -18,8 +18,10 @@ from tests.bench.lineup import (
     BARE,
     BROKER_LIMIT,
     DEFAULT_PRESET,
+    MAIN,
     OURS,
     PERF_TEST,
+    PLAIN,
     RECEIVERS,
     SHAPES,
     STARLETTE,
@@ -123,14 +125,14 @@ def _drain_long(rig: Rig, tell: Tell, messages: int) -> Row:
     share_of_warm_up = WARM_UP_MESSAGES / total
     run = drain(
         rig,
-        _named(OURS),
+        _named(MAIN),
         kind="http",
         in_flight=IN_FLIGHT,
         messages=total,
         warm_up=share_of_warm_up,
     )
     figures = asdict(run) | {"messages": messages}
-    tell_run(tell, OURS, figures)
+    tell_run(tell, MAIN, figures)
     return figures
 
 
@@ -157,12 +159,12 @@ def several_workers(rig: Rig, options: Options, tell: Tell) -> list[Row]:
 def _shared(rig: Rig, tell: Tell, options: Options, processes: int) -> Row:
     in_flight = processes * SHARED_IN_FLIGHT
     limit = in_flight / LATE_SECONDS
-    run = partial(share, rig, _named(OURS), processes=processes)
+    run = partial(share, rig, _named(MAIN), processes=processes)
     slow = run(kind="late", in_flight=in_flight, messages=round(limit * SLOW_SECONDS))
     instant = run(kind="http", in_flight=IN_FLIGHT, messages=options.messages)
     added = {"slow_wall_rate": slow.wall_rate, "of_limit": slow.wall_rate / limit}
     figures = asdict(instant) | added
-    tell_run(tell, f"{OURS}, {processes}", figures)
+    tell_run(tell, f"{MAIN}, {processes}", figures)
     return figures
 
 
@@ -174,7 +176,7 @@ def receivers(rig: Rig, options: Options, tell: Tell) -> list[Row]:
         lambda one: asdict(load(rig, one, webhooks=options.messages)),
         tell,
     )
-    return compared(runs, STARLETTE)
+    return _with_gain(runs, STARLETTE)
 
 
 def start_up(rig: Rig, options: Options, tell: Tell) -> list[Row]:
@@ -222,10 +224,10 @@ def guard(rig: Rig, *, messages: int, seconds: float, tell: Tell) -> list[float]
     deadline = time.monotonic() + seconds
     ratios: list[float] = []
     while len(ratios) < MIN_GUARD_ROUNDS or time.monotonic() < deadline:
-        pair = [_named(OURS), _named(BARE)]
+        pair = [_named(PLAIN), _named(BARE)]
         if len(ratios) % 2:
             pair.reverse()
-        ratios += rate_ratios(interleave(pair, 1, run, tell), OURS, BARE)
+        ratios += rate_ratios(interleave(pair, 1, run, tell), PLAIN, BARE)
     return ratios
 
 
@@ -234,11 +236,20 @@ def _drain_all(rig: Rig, options: Options, tell: Tell, *, kind: Kind, in_flight:
         messages = max(MIN_MESSAGES, round(options.messages * contestant.share))
         return asdict(drain(rig, contestant, kind=kind, in_flight=in_flight, messages=messages))
 
-    return compared(interleave(present(WORKERS), options.rounds, run, tell), BARE)
+    return _with_gain(interleave(present(WORKERS), options.rounds, run, tell), BARE)
+
+
+def _with_gain(runs: Runs, yardstick: str) -> list[Row]:
+    """Compare all, and add to our row how many times the plain one's rate it has."""
+    rows = compared(runs, yardstick)
+    if OURS not in runs:
+        return rows
+    gain = {"to_plain": median(rate_ratios(runs, OURS, PLAIN))}
+    return [row | gain if row["name"] == OURS else row for row in rows]
 
 
 def _medians_of_ours(runs: list[Row]) -> Row:
-    return medians({OURS: runs})[OURS]
+    return medians({MAIN: runs})[MAIN]
 
 
 def _named(name: str) -> Contestant:
