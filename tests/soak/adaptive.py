@@ -1,6 +1,6 @@
 """`worker.concurrency: auto` beside fixed values, on an API whose capacity changes meanwhile.
 
-    PYTHONPATH=. python tests/soak/adaptive.py --write
+    python tests/soak/adaptive.py --write
 
 The worker and the broker are real. The API answers after a fixed time, takes so many requests at
 once, lets some more wait, and answers 429 to the others; it needs hardly any CPU, so that nothing

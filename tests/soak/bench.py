@@ -41,6 +41,7 @@ SETTLE_SECONDS: Final = 3
 LATENCY_SECONDS: Final = 0.2
 # The sandbox forgets its oldest POSTs beyond this.
 LOG_LIMIT: Final = 100_000
+PAGE_BYTES: Final = 4096
 
 _WORKER: Final[Mapping[str, str]] = {
     "SMS_API__KEY": "soak",
@@ -84,10 +85,17 @@ def read_peak_kib(pid: int) -> int:
     return int(found[1]) if found else 0
 
 
+def read_rss_bytes(pid: int) -> int:
+    """Return how much memory a process that runs occupies now."""
+    pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * PAGE_BYTES
+
+
 class Bench:
     """The processes, what can be done to them, and what they tell.
 
-    The workers are given `urls`, of which the broker's is one; by default that alone.
+    The workers are given `urls`, of which the broker's is one; by default that alone. They find the
+    service at `api_url`, unless something is put before it until they start.
     """
 
     def __init__(
@@ -108,7 +116,7 @@ class Bench:
         self._folder = folder
         self._guard = guard
         self._port = free_ports(1)[0]
-        self._url = f"http://127.0.0.1:{self._port}"
+        self._url = self.api_url = f"http://127.0.0.1:{self._port}"
         self._client = httpx.Client(trust_env=False, timeout=60)
         self._sandbox: Child | None = None
         self._workers: list[Child] = []
@@ -136,6 +144,11 @@ class Bench:
     def workers(self) -> int:
         """How many workers take from the queue."""
         return len(self._names)
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """The ids of the workers' processes."""
+        return [worker.pid for worker in self._workers]
 
     def start_worker(self, index: int) -> None:
         """Start a worker in the place of one that has ended; it may not be ready yet."""
@@ -182,6 +195,11 @@ class Bench:
         late = {"latency_seconds": LATENCY_SECONDS}
         answer = self._client.put(f"{self._url}/sandbox/faults", json=[*faults, late])
         answer.raise_for_status()
+
+    def forget_posts(self) -> None:
+        """Have the service forget its log, which has room for so many POSTs only."""
+        for log in ("requests", "messages"):
+            self._client.delete(f"{self._url}/sandbox/{log}").raise_for_status()
 
     def connections(self) -> dict[str, str]:
         """List the connections to the broker: name to what its owner calls it."""
@@ -230,7 +248,8 @@ class Bench:
     def _start(self, name: str, command: str, *options: str) -> Child:
         others = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
         ours = {ENV_PREFIX + name: value for name, value in self._settings.items()}
-        ours |= {f"{ENV_PREFIX}SMS_API__BASE_URL": self._url, URL_VARIABLE: json.dumps(self.urls)}
+        ours[f"{ENV_PREFIX}SMS_API__BASE_URL"] = self.api_url
+        ours[URL_VARIABLE] = json.dumps(self.urls)
         return Child(
             [sys.executable, "-m", "bridge", command, *options],
             guard=self._guard,

@@ -9,9 +9,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 Group = Literal["broker", "worker", "api"]
+GROUPS: Final[tuple[Group, ...]] = get_args(Group)
 Cause = Literal[
     "api_fault",
     "worker_kill",

@@ -1,6 +1,6 @@
 """The soak of a RabbitMQ cluster: nodes are killed, stopped, frozen and cut off under traffic.
 
-    PYTHONPATH=. python tests/soak/cluster.py --seed 1 --workers 1
+    python tests/soak/cluster.py --seed 1 --workers 1
 
 Three nodes are joined when the queues are there already, which are brought to all of them as
 `check --online` says. Workers and a webhook receiver know all three. There are requests and signed

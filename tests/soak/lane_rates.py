@@ -1,6 +1,6 @@
 """How fast workers with lanes are, beside the same workers without order.
 
-    PYTHONPATH=. python tests/soak/lane_rates.py --write
+    python tests/soak/lane_rates.py --write
 
 Three workers, 20 requests in flight each, empty a queue of messages to 500 numbers; the APIs answer
 after different times. Measured is from when all workers consume until nine tenths are accepted:

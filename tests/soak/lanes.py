@@ -1,6 +1,6 @@
 """Order across workers: they come, go, are killed, and the broker restarts; no message overtakes.
 
-    PYTHONPATH=. python tests/soak/lanes.py --messages 20000 --numbers 500 --seed 1
+    python tests/soak/lanes.py --messages 20000 --numbers 500 --seed 1
 
 Exit code 0: nothing out of order, nothing lost, nothing sent again but what was in flight at a
 kill. 1: it was. How fast workers with lanes are: tests/soak/lane_rates.py.

@@ -2,13 +2,18 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 from bridge.sandbox.processes import wait_until
 from tests.soak.bench import Bench, SoakError
-from tests.soak.checker import API_503_LATER, WORKER_FREEZE, WORKER_KILL, Fault, Group
+from tests.soak.checker import API_503_LATER, GROUPS, WORKER_FREEZE, WORKER_KILL, Fault, Group
+
+Card: TypeAlias = tuple[Group, str]
+# Brings a fault on and ends it; returns when it ended, and a detail.
+Act: TypeAlias = Callable[[], tuple[float, str]]
 
 LOOK_SECONDS: Final = 0.2
 RECOVERY_SECONDS: Final = 90.0
@@ -34,7 +39,7 @@ _API_FAULTS: Final[Mapping[str, dict[str, object]]] = {
 }
 
 # The faults are dealt from a deck; the worse ones are in it more than once.
-_DECK: Final[tuple[tuple[Group, str], ...]] = (
+_DECK: Final[tuple[Card, ...]] = (
     *(("broker", "broker kill -9"),) * 3,
     *(("broker", "broker restart"),) * 2,
     *(("broker", "connections killed"),) * 3,
@@ -45,20 +50,31 @@ _DECK: Final[tuple[tuple[Group, str], ...]] = (
     *(("api", kind) for kind in _API_FAULTS),
 )
 # While the only worker is frozen there is nobody who could send what it has.
-_OF_SEVERAL_WORKERS: Final[tuple[tuple[Group, str], ...]] = (("worker", WORKER_FREEZE),) * 2
+_OF_SEVERAL_WORKERS: Final[tuple[Card, ...]] = (("worker", WORKER_FREEZE),) * 2
 
 
 class Nemesis:
-    """Knows every fault; `timeline` has those that were, `stalls` those that had no end."""
+    """Knows every fault of these groups, and those of `more`.
 
-    def __init__(self, bench: Bench, *, seed: int, only: Group | None) -> None:
+    `timeline` has those that were, `stalls` those that had no end.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        *,
+        seed: int,
+        groups: Collection[Group] = GROUPS,
+        more: Mapping[Card, Act] = MappingProxyType({}),
+    ) -> None:
         self.timeline: list[Fault] = []
         self.stalls: list[str] = []
         self._bench = bench
         self._random = random.Random(seed)
         deck = _DECK if bench.workers == 1 else (*_DECK, *_OF_SEVERAL_WORKERS)
-        self._cards = self._deal([card for card in deck if only in {None, card[0]}])
-        self._acts: Mapping[str, Callable[[], tuple[float, str]]] = {
+        self._cards = self._deal([*(card for card in deck if card[0] in groups), *more])
+        self._acts: Mapping[str, Act] = {
+            **{kind: act for (_, kind), act in more.items()},
             "broker kill -9": self._kill_broker,
             "broker restart": self._restart_broker,
             "connections killed": self._kill_connections,
@@ -96,7 +112,7 @@ class Nemesis:
             time.sleep(min(LOOK_SECONDS, remaining))
         return True
 
-    def _deal(self, deck: list[tuple[Group, str]]) -> Iterator[tuple[Group, str]]:
+    def _deal(self, deck: list[Card]) -> Iterator[Card]:
         """Deal from a shuffled deck, so that no kind is left out for long."""
         while True:
             self._random.shuffle(deck)
@@ -113,8 +129,6 @@ class Nemesis:
             yield
         finally:
             self._bench.set_faults()
-
-    # Each fault begins, lasts and ends in its function, which returns when it ended and a detail.
 
     def _kill_broker(self) -> tuple[float, str]:
         self._bench.broker.kill()

@@ -1,6 +1,6 @@
 """Keep and use a limit that workers share, while they are started, stopped and killed.
 
-    PYTHONPATH=. python tests/soak/pace.py --write
+    python tests/soak/pace.py --write
 
 Broker and workers are processes. Two moments of each request are noted: when its worker sends it,
 and when the service reads it, which is later by whatever the machine has else to do. The limit is
@@ -68,7 +68,7 @@ class Worker:
             [*PROGRAM, str(self._notes), "worker"],
             guard=guard,
             log=folder / f"{name}.log",
-            environ=environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+            environ=environ,
         )
 
     def notes(self, what: str) -> list[tuple[float, str]]:

@@ -3,7 +3,7 @@
 It notes when it spends a token, and for which sender (without a limit, too: each POST has a token);
 by how many it divides the limits; and for how many seconds it keeps still after a 429.
 
-    PYTHONPATH=. python tests/soak/paced_worker.py NOTES worker
+    python tests/soak/paced_worker.py NOTES worker
 
 Each note is one line of the file, written at once, so that a kill leaves what was before it:
 a moment of the monotonic clock, which all processes share, and what happened.

@@ -34,6 +34,7 @@ from tests.faults.bench import (
     open_amqp,
     open_service,
 )
+from tests.soak.bench import read_rss_bytes
 from tests.soak.publisher import Publisher, Request, plan_requests
 
 CONCURRENCY: Final = 50
@@ -44,7 +45,6 @@ LATENCY_SECONDS: Final = 0.2
 SESSION_SECONDS: Final = USEFUL_SECONDS + 0.1
 # More than any scene publishes.
 PLANNED: Final = 90_000
-PAGE_BYTES: Final = 4096
 # Longer than anything waits that is not in a queue.
 QUIET_SECONDS: Final = 5
 # What the drain may take, and some more.
@@ -66,8 +66,7 @@ class Process:
     @property
     def rss_bytes(self) -> int:
         """How much memory it occupies now."""
-        pages = Path(f"/proc/{self.child.pid}/statm").read_text(encoding="ascii").split()[1]
-        return int(pages) * PAGE_BYTES
+        return read_rss_bytes(self.child.pid)
 
     async def until_consuming(self) -> None:
         """Return when it consumes; fail when it ends before."""

@@ -26,7 +26,7 @@ from bridge.errors import BridgeError
 from bridge.sandbox.broker import private_broker
 from bridge.sandbox.processes import guarded
 from tests.soak.bench import CONCURRENCY, QUEUE, Bench, SoakError, bounded
-from tests.soak.checker import Evidence, Fault, Verdict, check
+from tests.soak.checker import GROUPS, Evidence, Fault, Verdict, check
 from tests.soak.nemesis import Nemesis
 from tests.soak.publisher import Ids, Publisher, plan_requests
 from tests.soak.report import draw
@@ -57,7 +57,9 @@ class Soak:
         self._deadline = self._begun + options.max_seconds - END_SECONDS
         self._requests = plan_requests(options.messages, seed=options.seed, ids=options.ids)
         self._publisher = Publisher([bench.broker.url], QUEUE, self._requests)
-        self._nemesis = Nemesis(bench, seed=options.seed, only=options.only)
+        self._nemesis = Nemesis(
+            bench, seed=options.seed, groups=[options.only] if options.only else GROUPS
+        )
 
     def run(self) -> tuple[Verdict, dict[str, Any]]:
         """Play it all; return the verdict, and what else there is to tell."""

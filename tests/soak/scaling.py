@@ -1,6 +1,6 @@
 """Workers that come and go as KEDA has them: none to many and back, and an account of it all.
 
-    PYTHONPATH=. python tests/soak/scaling.py --messages 6000 --waves 4 --seed 1
+    python tests/soak/scaling.py --messages 6000 --waves 4 --seed 1
 
 The numbers come from the chart's own ScaledObject, and from RabbitMQ's management API; the workers
 are processes, and any of them may be the one that is ended. Exit code 1: a promise was broken.
@@ -49,7 +49,7 @@ EMPTY_SECONDS: Final = 90
 class Plan:
     """How much is done, and how the workers are scaled; a wave takes them from none to `most`.
 
-    `refused_share` of a burst goes up the ladder once.
+    `refused_share` of a burst goes up the ladder once, for `ladder_seconds`.
     """
 
     messages: int
@@ -60,6 +60,7 @@ class Plan:
     concurrency: int = 10
     trickle_seconds: float = TRICKLE_SECONDS
     refused_share: float = 0.1
+    ladder_seconds: int = LADDER_SECONDS
 
     def scaled_object(self, rig: Rig) -> dict[str, Any]:
         """Render the chart's ScaledObject, with seconds where people have minutes."""
@@ -193,7 +194,7 @@ class Campaign:
         memory = self._rig.service.memory
         await eventually(lambda: len(self._rig.service.posts(late)) == LATE, what="the first POSTs")
         due = max(post.received_at for post in self._rig.service.posts(late))
-        due += LADDER_SECONDS
+        due += self._plan.ladder_seconds
         await self._until_empty()
         waiting = await self._rig.amqp.count(*self._rig.ladder)
         if waiting != LATE:
@@ -226,11 +227,11 @@ def _parts(items: Sequence[str], count: int) -> Iterator[Sequence[str]]:
 async def deployed(rig: Rig, plan: Plan) -> AsyncIterator[Deployment]:
     """Scale workers of the rig's queue while this is open; at the end all are taken away."""
     await rig.declare_main()
-    rig.ladder = [retry_queue(rig.queue, LADDER_SECONDS)]
+    rig.ladder = [retry_queue(rig.queue, plan.ladder_seconds)]
     deployment = Deployment(
         lambda: rig.start(
             worker__concurrency=plan.concurrency,
-            worker__retry_delays=[LADDER_SECONDS],
+            worker__retry_delays=[plan.ladder_seconds],
         ),
         Autoscaler(plan.scaled_object(rig)),
         seed=plan.seed,

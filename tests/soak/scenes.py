@@ -1,6 +1,6 @@
 """Long proofs of single promises, against a worker process, a private broker and a service.
 
-    PYTHONPATH=. python tests/soak/scenes.py sigterm kill --write
+    python tests/soak/scenes.py sigterm kill --write
 
 Without names all scenes are played, one after the other. `--write` puts the figures of those that
 kept their promise into docs/guarantees.md. Exit code 1: a promise was broken.

@@ -1,6 +1,6 @@
 """The usual ways to lose or double messages beside ours, measured on one private RabbitMQ.
 
-    PYTHONPATH=. python tests/soak/side_by_side.py --write
+    python tests/soak/side_by_side.py --write
 
 The usual ways are `naive_worker.py`, a real process like ours; `sms-bridge worker` has the
 defaults of its configuration. `--write` puts the table into docs/guarantees.md.

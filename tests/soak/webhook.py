@@ -99,7 +99,7 @@ class MountedSecrets:
 
 
 class Receiver:
-    """The webhook receiver: a real process, its port, its metrics."""
+    """The webhook receiver: a real process, its port, its metrics, its log."""
 
     def __init__(
         self,
@@ -122,10 +122,11 @@ class Receiver:
         }
         others = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
         ours = {ENV_PREFIX + name: value for name, value in ours.items()}
+        self.log = folder / "webhook.log"
         self._child = Child(
             [sys.executable, "-m", "bridge", "webhook"],
             guard=guard,
-            log=folder / "webhook.log",
+            log=self.log,
             environ={**others, **ours, URL_VARIABLE: json.dumps([*urls])},
         )
         self._client = httpx.AsyncClient(trust_env=False, timeout=READY_SECONDS)
@@ -152,6 +153,11 @@ class Receiver:
         """Raise when the process has ended by itself."""
         if self._child.exit_code is not None:
             raise SoakError(f"the receiver ended by itself:\n{self._child.tail()}")
+
+    @property
+    def pid(self) -> int:
+        """The id of its process."""
+        return self._child.pid
 
     @property
     def peak_kib(self) -> int:

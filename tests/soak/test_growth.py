@@ -1,0 +1,38 @@
+"""Growth is told from what fills up, and from noise."""
+
+import random
+
+import pytest
+
+from tests.soak.growth import MOST_GROWTH, is_judged, measure
+
+MIB = 2**20
+
+
+def test_what_fills_up_and_stays_does_not_grow() -> None:
+    """A memory that is filled in the first quarter is no growth, nor are single peaks."""
+    rng = random.Random(1)
+    filled = [min(40 + second / 10, 100) * MIB for second in range(3600)]
+    samples = [int(one + rng.randrange(MIB)) for one in filled]
+    samples[3000] += 100 * MIB
+
+    growth = measure(samples)
+
+    assert abs(growth.share) < 0.01
+    assert growth.start < growth.quarters[0] < growth.quarters[1]
+    assert growth.peak > 190 * MIB
+
+
+@pytest.mark.parametrize("bytes_per_message", [16, 64])
+def test_a_leak_of_one_object_for_each_message_is_growth(bytes_per_message: int) -> None:
+    """At 150 messages a second the smallest leak shows, also behind what fills up first."""
+    base = 70 * MIB
+    samples = [base + second * 150 * bytes_per_message for second in range(3600)]
+
+    assert measure(samples).share > MOST_GROWTH
+
+
+def test_a_short_run_is_not_judged() -> None:
+    """Within a quarter of an hour what is remembered still fills."""
+    assert is_judged(3600)
+    assert not is_judged(600)
