@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from bridge.sandbox import processes
 from bridge.sandbox.broker import private_broker
 from tests.ears import Ears, listening
+
+# A busy computer is no failure.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
@@ -92,7 +92,6 @@ def test_folder_for_a_file(tmp_path: Path) -> None:
         read_secret("a.b", tmp_path)
 
 
-@settings(deadline=None)
 @given(content=st.binary(max_size=60))
 def test_any_content_is_taken_or_told(
     tmp_path_factory: pytest.TempPathFactory, content: bytes

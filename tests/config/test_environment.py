@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.config import load_settings
@@ -117,7 +117,6 @@ KEYS = st.sampled_from([*known_keys(), "worker.queu", "rabbitmq.tls.nothing", "n
 VALUES = st.text(max_size=20) | st.sampled_from(["[", "{}", "null", "[]", '{"a": 1}', "5s", "-1"])
 
 
-@settings(deadline=None)
 @given(st.dictionaries(KEYS, VALUES, max_size=4))
 def test_any_environment_is_taken_or_told(environ: dict[str, str]) -> None:
     """Whatever the environment holds, it gives settings or faults that do not quote it."""

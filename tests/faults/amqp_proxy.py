@@ -42,7 +42,7 @@ _LINGER_NOT: Final = struct.pack("ii", 1, 0)
 
 @dataclass(eq=False)
 class Trap:
-    """Waits for the nth frame of a kind; with `again`, for every nth."""
+    """Waits for the nth frame of a kind, on any channel or on one; with `again`, for every nth."""
 
     sender: Sender
     method: Method
@@ -50,13 +50,16 @@ class Trap:
     nth: int = 1
     again: bool = False
     link: str = ""
+    channel: int | None = None
     also: Callable[[], object] | None = None
     seen: int = 0
     sprung: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def takes(self, pipe: "Pipe", sender: Sender, method: Method) -> bool:
+    def takes(self, pipe: "Pipe", sender: Sender, channel: int, method: Method) -> bool:
         """Count a frame and say whether the trap springs at it."""
         if (sender, method) != (self.sender, self.method) or self.link not in pipe.name:
+            return False
+        if self.channel not in {None, channel}:
             return False
         self.seen += 1
         hit = self.seen % self.nth == 0 if self.again else self.seen == self.nth
@@ -117,17 +120,19 @@ class Pipe:
             writer.write(await reader.readexactly(_GREETING_BYTES))
         while True:
             head = await reader.readexactly(_FRAME_HEAD.size)
-            kind, _channel, size = _FRAME_HEAD.unpack(head)
+            kind, channel, size = _FRAME_HEAD.unpack(head)
             frame = head + await reader.readexactly(size + 1)
             await self._proxy.wait_until_open(sender)
-            for out, then in self._judge(sender, kind, frame):
+            for out, then in self._judge(sender, kind, channel, frame):
                 writer.write(out)
                 if then:
                     self.cut()
                     return
             await writer.drain()
 
-    def _judge(self, sender: Sender, kind: int, frame: bytes) -> list[tuple[bytes, bool]]:
+    def _judge(
+        self, sender: Sender, kind: int, channel: int, frame: bytes
+    ) -> list[tuple[bytes, bool]]:
         """Return what to write for a frame, and whether to cut behind it."""
         if kind != _METHOD_FRAME:
             return [(frame, False)]
@@ -137,7 +142,7 @@ class Pipe:
         if (sender, method) == ("client", PUBLISH) and _WORKERS in frame:
             return [(frame, False)]
         for trap in self._proxy.traps:
-            if trap.takes(self, sender, (method[0], method[1])):
+            if trap.takes(self, sender, channel, (method[0], method[1])):
                 return _do(trap.deed, frame)
         return [(frame, False)]
 
@@ -234,10 +239,13 @@ class AmqpProxy:
         nth: int = 1,
         again: bool = False,
         link: str = "",
+        channel: int | None = None,
         also: Callable[[], object] | None = None,
     ) -> Trap:
         """Set a trap and return it; `also` is called when it springs."""
-        trap = Trap(sender, method, deed, nth=nth, again=again, link=link, also=also)
+        trap = Trap(
+            sender, method, deed, nth=nth, again=again, link=link, channel=channel, also=also
+        )
         self.traps.append(trap)
         return trap
 

@@ -8,6 +8,13 @@ from bridge.sandbox.broker import Broker, private_broker
 from tests.ears import logging_kept
 from tests.faults.bench import Bench, Service, open_bench, open_service
 from tests.faults.http_proxy import HttpProxy, open_http_proxy
+from tests.forked import prepare
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imports() -> None:
+    """Have what is forked imported while the broker starts."""
+    prepare()
 
 
 @pytest.fixture(scope="session")

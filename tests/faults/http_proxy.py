@@ -2,13 +2,15 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, Literal
 
 import httpx
 
 Point = Literal["head", "body", "status", "headers", "answer"]
+# Takes a request and its answer; returns what the client reads before its connection is closed.
+Spoil = Callable[[bytes, bytes], bytes]
 
 POINTS: Final[tuple[Point, ...]] = ("head", "body", "status", "headers", "answer")
 _END: Final = b"\r\n\r\n"
@@ -20,13 +22,15 @@ class HttpProxy:
 
     `head`: after the request's header, nothing is forwarded. `body`: the whole request is
     forwarded and its answer thrown away. `status`: inside the answer's status line. `headers`:
-    after its status line. `answer`: inside its body.
+    after its status line. `answer`: inside its body. `spoil`, where there is one, alters what is
+    answered.
     """
 
     def __init__(self, target: str) -> None:
         url = httpx.URL(target)
         self._target = (url.host, url.port or 80)
         self.cuts: list[Point] = []
+        self.spoil: Spoil | None = None
         self.url = ""
         self._port = 0
         self._server: asyncio.Server | None = None
@@ -70,12 +74,13 @@ class HttpProxy:
         if point == "head":
             return False
         request = head + await reader.readexactly(_length(head))
-        answer_head, body = await self._ask(request)
+        answer_head, body = await self._ask(request, reader)
         status = answer_head.index(b"\r\n") + 2
         ends = {"body": 0, "status": 10, "headers": status, "answer": len(answer_head) + 1}
         answer = answer_head + body
-        if point is not None:
-            writer.write(answer[: ends[point]])
+        if point is not None or self.spoil is not None:
+            spoiled = self.spoil(request, answer) if self.spoil is not None else answer
+            writer.write(spoiled if point is None else answer[: ends[point]])
             await writer.drain()
             writer.close()
             await writer.wait_closed()
@@ -84,14 +89,28 @@ class HttpProxy:
         await writer.drain()
         return True
 
-    async def _ask(self, request: bytes) -> tuple[bytes, bytes]:
+    async def _ask(self, request: bytes, client: asyncio.StreamReader) -> tuple[bytes, bytes]:
+        """Ask the server; raises EOFError when it, or the client in the meantime, is gone."""
         reader, writer = await asyncio.open_connection(*self._target)
+        writer.write(request)
+        answer = asyncio.create_task(_read_answer(reader))
+        # Until it is answered a client sends nothing more.
+        gone = asyncio.create_task(client.read(1))
         try:
-            writer.write(request)
-            head = await reader.readuntil(_END)
-            return head, await reader.readexactly(_length(head))
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise EOFError
+            return await answer
         finally:
             writer.close()
+            for task in (answer, gone):
+                task.cancel()
+            await asyncio.gather(answer, gone, return_exceptions=True)
+
+
+async def _read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    head = await reader.readuntil(_END)
+    return head, await reader.readexactly(_length(head))
 
 
 def _length(head: bytes) -> int:

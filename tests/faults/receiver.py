@@ -26,6 +26,7 @@ from tests.faults.bench import (
     post_event,
     sign,
 )
+from tests.forked import ForkedChild
 
 FORGED: Final = "0" * 64
 
@@ -123,13 +124,22 @@ async def open_target(
     *,
     client_limits: httpx.Limits = httpx.Limits(),  # noqa: B008  it never changes
     open_files: int | None = None,
+    is_measured: bool = False,
     **changed: Any,
 ) -> AsyncIterator[Target]:
-    """Start a receiver, and wait until it answers 200; it may have only so many files open."""
+    """Start a receiver, and wait until it answers 200; it may have only so many files open.
+
+    One whose memory is measured is not forked: it has no more than its own.
+    """
     values = bench.values(rabbitmq__url=[bench.broker.url], **changed)
     del values["sms_api.base_url"], values["sms_api.key"]
+    environ = make_environ(values)
     limit = () if open_files is None else ("sh", "-c", f'ulimit -n {open_files}; exec "$@"', "sh")
-    child = Child([*limit, *PROGRAM, "webhook"], guard=guard, log=log, environ=make_environ(values))
+    if limit or is_measured:
+        command = [*limit, *PROGRAM, "webhook"]
+        child = Child(command, guard=guard, log=log, environ=environ)
+    else:
+        child = ForkedChild(["webhook"], guard=guard, log=log, environ=environ)
     try:
         async with httpx.AsyncClient(
             trust_env=False, timeout=SECONDS, limits=client_limits

@@ -16,12 +16,11 @@ from bridge.operators.checks.consumers import check_consumers
 from bridge.operators.checks.set_up import ConnectedBroker, SetUp
 from bridge.operators.finding import Finding
 from bridge.outbound.ordering.lane_consumer import LaneConsumer
-from bridge.sandbox.processes import Child, guarded
+from bridge.sandbox.processes import guarded
 from tests.bench.usage import read_run_delay
 from tests.faults.amqp_proxy import ACK, PUBLISH
 from tests.faults.bench import (
     CONSUME_LINK,
-    PROGRAM,
     PUBLISH_LINK,
     Bench,
     Live,
@@ -35,6 +34,7 @@ from tests.faults.bench import (
 )
 from tests.faults.lane_traffic import LANES, ON, publish_in_turn, until_all_sent
 from tests.faults.traffic import has_peers, has_taken, publish_texts, texts_of
+from tests.forked import ForkedChild
 
 SORT_LINK = "worker sort"
 # Seconds that each POST takes: there is always something that waits.
@@ -223,7 +223,7 @@ async def test_order_over_a_killed_worker(bench: Bench, tmp_path: Path) -> None:
     async with bench.worker(**settings) as live:
         with guarded() as guard:
             log = tmp_path / "worker.log"
-            child = Child([*PROGRAM, "worker"], guard=guard, log=log, environ=environ)
+            child = ForkedChild(["worker"], guard=guard, log=log, environ=environ)
             await eventually(partial(has_peers, live, 1), what="a peer")
             await publish_in_turn(bench, numbers, 15)
             await eventually(lambda: has_taken(bench, numbers, 60), what="a beginning")

@@ -222,11 +222,11 @@ async def test_channel_closed_by_the_broker(bench: Bench, *, ids: bool) -> None:
 )
 async def test_cut_while_queue_lengths_are_read(bench: Bench, method: Method) -> None:
     """A connection that dies while the lengths of queues are read is replaced at once."""
-    # Four entities are declared first, and consuming opens one channel more.
-    first = 6 if method == CHANNEL_OPEN else 5
-    for nth in range(first, first + 4):
+    # Those of the four queues are read on a second channel each, beside the one that consumes.
+    beside: dict[str, Any] = {"link": CONSUME_LINK, "channel": 2}
+    for nth in range(1, 5):
         async with running(make_settings(bench.values()), "worker") as live:
-            trap = bench.proxy.trap("client", method, "cut", nth=nth, link=CONSUME_LINK)
+            trap = bench.proxy.trap("client", method, "cut", nth=nth, **beside)
             await eventually(trap.sprung.is_set, what=f"frame {nth}")
             bench.proxy.traps.clear()
             await eventually(

@@ -5,7 +5,7 @@ import struct
 import pamqp.encode
 import pytest
 
-from bridge.amqp.properties import Headers
+from bridge.amqp.headers import Headers
 from tests.faults.bench import Bench, eventually, make_numbers
 from tests.faults.traffic import NOT_SENT, REFUSED, once_each
 

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 import pytest
 
-from bridge.sandbox.processes import Child, Guard, guarded
-from tests.faults.bench import PROGRAM, SECONDS, Bench, eventually, make_environ
+from bridge.sandbox.processes import Guard, guarded
+from tests.faults.bench import SECONDS, Bench, eventually, make_environ
+from tests.forked import ForkedChild
 from tests.simulation.windows import most_in
 from tests.soak.pace import Worker, scale
 
@@ -92,10 +93,10 @@ async def test_a_revoked_key_costs_the_posts_of_one_worker(
     """With a revoked key each slot posts once, then one message at a time; nothing is dead.
 
     The same for three workers and for one with as many slots. Takes the probes of eight seconds,
-    and some seconds for the 5,000 messages.
+    and some seconds for the 2,000 messages.
     """
     await bench.declare_main()
-    numbers = await bench.publish(5000)
+    numbers = await bench.publish(2000)
     async with open_crew(bench, tmp_path, workers, worker__concurrency=slots) as crew:
         await eventually(lambda: len(bench.service.posts(numbers)) > 300, what="load")
         bench.service.misbehave({"status": 401})
@@ -153,7 +154,7 @@ async def test_a_newcomer_posts_nothing_in_a_pause(bench: Bench, tmp_path: Path)
         log = tmp_path / "newcomer.log"
         values = make_environ(bench.values(rabbitmq__url=[bench.broker.url]))
         with guarded() as guard:
-            newcomer = Child([*PROGRAM, "worker"], guard=guard, log=log, environ=values)
+            newcomer = ForkedChild(["worker"], guard=guard, log=log, environ=values)
             try:
                 await eventually(lambda: '"event":"paused"' in log.read_text(), what="paused")
                 lines = log.read_text()

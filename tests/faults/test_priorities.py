@@ -15,7 +15,7 @@ from bridge.operators.checks.set_up import ConnectedBroker, SetUp
 from bridge.operators.draining.waiting import find_waiting
 from bridge.operators.status.look import Looker
 from bridge.outbound.sorting.sorter import PREFETCH
-from bridge.sandbox.processes import Child, guarded
+from bridge.sandbox.processes import guarded
 from tests.faults.amqp_proxy import ACK, DELIVER, PUBLISH
 from tests.faults.bench import (
     PROGRAM,
@@ -30,6 +30,7 @@ from tests.faults.bench import (
     open_link,
 )
 from tests.faults.traffic import TOO_EARLY, WITH_AND_WITHOUT_IDS, once_each
+from tests.forked import ForkedChild
 
 SORT_LINK = "worker sort"
 URGENT: dict[str, Any] = {"headers": {"sms-bridge-priority": "urgent"}}
@@ -303,7 +304,7 @@ async def test_killed_while_sorting(bench: Bench, tmp_path: Path, *, ids: bool) 
     await bench.declare_main()
     numbers = await bench.publish(1000, ids=ids)
     with guarded() as guard:
-        child = Child([*PROGRAM, "worker"], guard=guard, log=tmp_path / "log", environ=environ)
+        child = ForkedChild(["worker"], guard=guard, log=tmp_path / "log", environ=environ)
         try:
             trap = bench.proxy.trap(
                 *("client", PUBLISH, "pass"), nth=500, link=PUBLISH_LINK, also=child.kill

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.sandbox.processes import Child, guarded
-from tests.faults.bench import PROGRAM, Bench, eventually, make_environ, make_numbers
+from bridge.sandbox.processes import guarded
+from tests.faults.bench import Bench, eventually, make_environ, make_numbers
+from tests.forked import ForkedChild
 
 # What is sent in a second is measured.
 pytestmark = pytest.mark.serial
@@ -30,7 +31,7 @@ async def test_a_sender_over_its_limit_makes_no_other_wait(bench: Bench) -> None
     Takes as long as the messages take at their rate.
     """
     await bench.declare_main()
-    many, (urgent,) = make_numbers(150), make_numbers(1)
+    many, (urgent,) = make_numbers(80), make_numbers(1)
     await publish(bench, many, SENDER)
     await publish(bench, [urgent], "Other")
     limits = {"worker.rate_limit.per_sender": 20, "worker.rate_limit.burst": 1}
@@ -54,7 +55,7 @@ async def test_who_waits_for_a_limit_takes_up_no_slot(bench: Bench) -> None:
 
     Takes as long as the messages take at their rate.
     """
-    many, (other,) = make_numbers(40), make_numbers(1)
+    many, (other,) = make_numbers(20), make_numbers(1)
     limits = {"worker.rate_limit.per_sender": 5, "worker.rate_limit.burst": 1}
     async with bench.worker(worker__concurrency=2, worker__retry_delays=["2s"], **limits) as live:
         await publish(bench, many, SENDER)
@@ -74,14 +75,13 @@ async def test_a_shared_limit_holds_from_the_first_second(bench: Bench, tmp_path
     Takes as long as the messages take at their rate.
     """
     await bench.declare_main()
-    numbers = make_numbers(160)
+    numbers = make_numbers(100)
     await publish(bench, numbers, SENDER)
     limits = {"worker.rate_limit.per_second": 20, "worker.rate_limit.scope": "cluster"}
     environ = make_environ(bench.values(**limits))
     with guarded() as guard:
         logs = [tmp_path / f"worker-{number}.log" for number in range(3)]
-        command = [*PROGRAM, "worker"]
-        workers = [Child(command, guard=guard, log=log, environ=environ) for log in logs]
+        workers = [ForkedChild(["worker"], guard=guard, log=log, environ=environ) for log in logs]
         try:
             await bench.until_taken(numbers)
         finally:

@@ -35,6 +35,8 @@ from tests.faults.traffic import (
 )
 
 IN_FLIGHT = 20
+# Of a worker that is cut off to the end of its test, when nothing is left that it could wait for.
+ENDS_SOON: dict[str, Any] = {"worker__shutdown_timeout_seconds": 1}
 
 
 @asynccontextmanager
@@ -251,7 +253,7 @@ async def test_the_second_of_two_copies_comes_first(
 
     The broker delivers it minutes later, if its wait ends while the queue has no leader.
     """
-    settings: dict[str, Any] = {"worker__retry_delays": ["1m"]}
+    settings: dict[str, Any] = {"worker__retry_delays": ["1m"], **ENDS_SOON}
     async with bench.worker(**settings) as one, AsyncExitStack() as stack:
         lose_confirm_of_copy(bench.proxy)
         numbers = make_numbers(1)
@@ -390,7 +392,7 @@ async def test_one_that_cannot_consume_holds_up_no_probe(bench: Bench) -> None:
 
     Takes the seconds of three probes.
     """
-    async with bench.worker() as first, second_worker(bench) as (second, _):
+    async with bench.worker(**ENDS_SOON) as first, second_worker(bench) as (second, _):
         await eventually(lambda: has_peers(first, 1) and has_peers(second, 1), what="each other")
         bench.service.misbehave({"to": None, "status": 401})
         numbers = await bench.publish(IN_FLIGHT)

@@ -90,6 +90,7 @@ async def target(bench: Bench, guard: Guard, tmp_path: Path) -> AsyncIterator[Ta
         guard,
         tmp_path / "webhook.log",
         client_limits=limits,
+        is_measured=True,
         webhook__idle_timeout_seconds=IDLE_SECONDS,
         webhook__body_timeout_seconds=BODY_SECONDS,
     ) as ours:

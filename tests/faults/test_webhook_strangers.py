@@ -192,8 +192,9 @@ async def test_memory_stays_within_its_bound(
     bench: Bench, guard: Guard, tmp_path: Path, shape: str
 ) -> None:
     """Whatever strangers fill memory with, it stays within what the documents state."""
+    log = tmp_path / "memory.log"
     async with open_target(
-        bench, guard, tmp_path / "memory.log", webhook__max_buffered_bytes=BUFFERED_BYTES
+        bench, guard, log, is_measured=True, webhook__max_buffered_bytes=BUFFERED_BYTES
     ) as target:
         before = target.memory_bytes
         pieces = itertools.cycle(SHAPES[shape])

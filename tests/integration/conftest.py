@@ -1,9 +1,10 @@
 """Real processes around a real broker: what the integration tests share.
 
-Every role is started as a user starts it, configured by environment variables only; so is each
-command when it is asked for its help. Otherwise commands are forked, which takes a fifth of the CPU
-time. When a role ends, its exit code is checked, and all that it logged and showed is searched for
-canaries: the numbers, texts, keys and secrets that the tests made up.
+Every role is configured by environment variables only. Roles and commands are forked from a process
+that has imported what they import (tests/forked.py); where a test is about what Python does before
+or after our program, it is started as a user starts it. When a role ends, its exit code is checked,
+and all that it logged and showed is searched for canaries: the numbers, texts, keys and secrets
+that the tests made up.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ from bridge.amqp.connecting import close_quietly, open_connection
 from bridge.config import Settings
 from bridge.sandbox.broker import Broker, private_broker
 from bridge.sandbox.processes import Child, Guard, guarded
-from tests.integration.forked import run_forked
+from tests.forked import ForkedChild, prepare, run_forked
 from tests.unnamed import NO_ID
 
 T = TypeVar("T")
@@ -254,18 +255,28 @@ class Launcher:
     started: list[Running] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def start(self, *command: str, settings: Mapping[str, object]) -> Running:
-        """Start a command; what is set here comes before what all processes have in common."""
+    def start(
+        self, *command: str, settings: Mapping[str, object], is_forked: bool = True
+    ) -> Running:
+        """Start a command; what is set here comes before what all processes have in common.
+
+        What is not forked is started as a user starts it.
+        """
         merged = {**self.base, **settings}
-        log = self.folder / f"{command[0]}-{next(self.numbers)}.log"
-        child = Child([*PROGRAM, *command], guard=self.guard, log=log, environ=make_environ(merged))
+        log, environ = self.folder / f"{command[0]}-{next(self.numbers)}.log", make_environ(merged)
+        if is_forked:
+            child: Child = ForkedChild(command, guard=self.guard, log=log, environ=environ)
+        else:
+            child = Child([*PROGRAM, *command], guard=self.guard, log=log, environ=environ)
         running = Running(child, self.canaries, self.http, _entities(merged))
         self.started.append(running)
         return running
 
-    async def role(self, *command: str, settings: Mapping[str, object]) -> Running:
+    async def role(
+        self, *command: str, settings: Mapping[str, object], is_forked: bool = True
+    ) -> Running:
         """Start a role and return when it is ready."""
-        running = self.start(*command, settings=settings)
+        running = self.start(*command, settings=settings, is_forked=is_forked)
         await running.until_ready()
         return running
 
@@ -426,6 +437,12 @@ def canaries() -> Canaries:
     return Canaries()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def imports() -> None:
+    """Have what is forked imported while the broker starts."""
+    prepare()
+
+
 @pytest.fixture(scope="session")
 def guard() -> Iterator[Guard]:
     """Let no process outlive the tests."""
@@ -460,9 +477,9 @@ async def start_service(
     children: list[Child] = []
 
     async def start(key: str) -> Service:
-        command = [*PROGRAM, "sandbox", "--port", "0", "--key", key]
+        command = ["sandbox", "--port", "0", "--key", key]
         log = folder / f"sandbox-{len(children)}.log"
-        child = Child(command, guard=guard, log=log, environ=make_environ({}))
+        child = ForkedChild(command, guard=guard, log=log, environ=make_environ({}))
         children.append(child)
 
         async def look() -> str | None:
@@ -530,8 +547,14 @@ async def launcher(
 
 @pytest.fixture(scope="session")
 def managed_broker() -> Iterator[Broker]:
-    """Run a broker with the management API, whose policies and users tests may change."""
-    with private_broker(management=True) as broker:
+    """Run a broker with the management API, whose policies and users tests may change.
+
+    What its API tells is two seconds old at most; by RabbitMQ's defaults it would be ten.
+    """
+    every_second = ["collect_statistics_interval = 1000"]
+    with private_broker(management=True, configuration=every_second) as broker:
+        # The configuration has no line for it. Queues read it when they are declared.
+        broker.ctl("eval", "application:set_env(rabbit, quorum_tick_interval, 1000).")
         yield broker
 
 

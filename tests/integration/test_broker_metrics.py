@@ -1,6 +1,5 @@
 """RabbitMQ itself shows the metrics that the alerts on the broker read."""
 
-import json
 import re
 import urllib.request
 from pathlib import Path
@@ -10,29 +9,13 @@ import pytest
 import yaml
 from pamqp.common import FieldTable
 
-from bridge.sandbox.broker import Broker, private_broker
+from bridge.sandbox.broker import private_broker
 from bridge.sandbox.processes import free_ports, wait_until
 from tests.chart.promql import BROKER_METRICS, FILES, Selector, selectors
 
 DEPLOYMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
 # Those behind the first are there with `worker.priorities`, or with `worker.lanes`.
 QUEUES = ("sms.outbound", "sms.outbound.urgent", "sms.outbound.normal", "sms.outbound.lane.0")
-
-
-def serve_metrics(broker: Broker) -> str:
-    """Start RabbitMQ again with its exporter; return the exporter's address."""
-    (port,) = free_ports(1)
-    settings = f"prometheus.tcp.ip = 127.0.0.1\nprometheus.tcp.port = {port}\n"
-    for variable, text, how in (
-        ("RABBITMQ_CONFIG_FILE", settings, "[append]"),
-        ("RABBITMQ_ENABLED_PLUGINS_FILE", "[rabbitmq_prometheus].\n", "[]"),
-    ):
-        # Erlang reads a JSON string as Python wrote it.
-        written = f"file:write_file(os:getenv({json.dumps(variable)}), {json.dumps(text)}, {how})."
-        assert broker.ctl("eval", written).strip() == "ok"
-    broker.stop()
-    broker.start()
-    return f"http://127.0.0.1:{port}"
 
 
 @pytest.mark.anyio
@@ -44,8 +27,10 @@ async def test_the_broker_shows_what_its_alerts_read() -> None:
     (path,) = set(re.findall(r"`(/metrics/detailed[^`]*)`", DEPLOYMENT.read_text()))
     alerts = yaml.safe_load((FILES / "broker-alerts.yaml").read_text())
     read = {s for g in alerts["groups"] for r in g["rules"] for s in selectors(r["expr"])}
-    with private_broker() as broker:
-        address = serve_metrics(broker)
+    (port,) = free_ports(1)
+    address = f"http://127.0.0.1:{port}"
+    settings = ("prometheus.tcp.ip = 127.0.0.1", f"prometheus.tcp.port = {port}")
+    with private_broker(plugins=["rabbitmq_prometheus"], configuration=settings) as broker:
         async with await aio_pika.connect(broker.url) as connection:
             channel = await connection.channel()
             for queue in QUEUES:

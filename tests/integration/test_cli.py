@@ -23,14 +23,15 @@ import pytest
 import typer.main
 import yaml
 from pamqp.commands import Basic
-from yarl import URL
 
+from bridge import is_compiled
 from bridge.__main__ import app
 from bridge.config import Settings, load_settings
 from bridge.errors import BrokerError
 from bridge.operators import send
 from bridge.operators.worker_status import read_worker_status
 from bridge.sandbox.broker import Broker
+from tests.accounts import account
 from tests.alarms import memory_alarm
 from tests.integration.conftest import (
     SECONDS,
@@ -125,10 +126,11 @@ async def test_the_script_is_the_module() -> None:
 
 
 async def test_the_version_is_shown() -> None:
-    """`--version` prints one line with the name and the version."""
+    """`--version` prints one line, and what is forked runs on the modules that the tests run on."""
     result = await run_program("--version")
 
-    assert re.fullmatch(rb"sms-bridge \d+\.\d+\.\d+\S*\n", result.stdout)
+    compiled = rb" \(compiled\)" if is_compiled() else b""
+    assert re.fullmatch(rb"sms-bridge \d+\.\d+\.\d+\S*" + compiled + rb"\n", result.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -658,16 +660,13 @@ async def test_listen_creates_nothing(amqp_url: str) -> None:
 
 async def test_listen_needs_permission(managed_broker: Broker) -> None:
     """`listen` as a user that may not says what the user lacks, and ends with 1."""
-    user, exchange = uuid.uuid4().hex, unique("events")
-    managed_broker.ctl("add_user", user, "secret")
-    managed_broker.ctl("set_permissions", user, "^$", "^$", "^$")
-    url = str(URL(managed_broker.url).with_user(user).with_password("secret"))
+    exchange = unique("events")
     async with open_amqp(managed_broker.url) as admin:
         await admin.channel.declare_exchange(exchange, "topic", durable=True)
-        settings = {"rabbitmq.url": url, "webhook.exchange": exchange}
-        result = await run_program("listen", settings=settings)
+        with account(managed_broker, "^$", "^$", "^$") as url:
+            settings = {"rabbitmq.url": url, "webhook.exchange": exchange}
+            result = await run_program("listen", settings=settings)
         await admin.delete([exchange])
-    managed_broker.ctl("delete_user", user)
 
     assert result.returncode == 1
     assert result.stderr.decode() == (
@@ -677,21 +676,15 @@ async def test_listen_needs_permission(managed_broker: Broker) -> None:
 
 
 async def test_send_needs_permission(managed_broker: Broker, canaries: Canaries) -> None:
-    """`send` as a user that may not says what the user lacks, and ends with 1.
-
-    Takes seconds: three calls of `rabbitmqctl`, and two starts of the program.
-    """
-    user, queue = uuid.uuid4().hex, unique("outbound")
-    managed_broker.ctl("add_user", user, "secret")
-    managed_broker.ctl("set_permissions", user, "^$", "^$", "^$")
-    url = str(URL(managed_broker.url).with_user(user).with_password("secret"))
-    settings = {"rabbitmq.url": url, "worker.queue": queue}
+    """`send` as a user that may not says what the user lacks, and ends with 1."""
     request = canaries.request()
     options = ("--to", request["to"], "--from", request["from"], "--text", request["text"])
-    results = [
-        await run_program("send", *options, *more, settings=settings) for more in ((), ("--wait",))
-    ]
-    managed_broker.ctl("delete_user", user)
+    with account(managed_broker, "^$", "^$", "^$") as url:
+        settings = {"rabbitmq.url": url, "worker.queue": unique("outbound")}
+        results = [
+            await run_program("send", *options, *more, settings=settings)
+            for more in ((), ("--wait",))
+        ]
 
     for result in results:
         assert (result.returncode, result.stdout) == (1, b"")

@@ -1,7 +1,6 @@
 """What is said when there is no connection to the broker: each cause has its own sentence."""
 
 import asyncio
-import uuid
 from contextlib import closing
 
 import pytest
@@ -12,6 +11,7 @@ from bridge.amqp.connecting import open_connection, open_first_connection
 from bridge.config import RabbitMQSettings
 from bridge.errors import ConnectError
 from bridge.sandbox.broker import Broker
+from tests.accounts import account, virtual_host
 
 
 async def _refusal(url: str, **settings: object) -> ConnectError:
@@ -92,15 +92,9 @@ async def test_a_virtual_host_is_told_as_that(managed_broker: Broker, vhost: str
 
     They ask a silent port whether it speaks HTTP; a broker that has said why it refuses is none.
     """
-    user = uuid.uuid4().hex
-    managed_broker.ctl("add_user", user, "secret")
-    managed_broker.ctl("add_vhost", "foreign")
-    port = URL(managed_broker.url).port
-    error = await _refusal(
-        f"amqp://{user}:secret@127.0.0.1:{port}/{vhost}", connect_timeout_seconds=10
-    )
-    managed_broker.ctl("delete_vhost", "foreign")
-    managed_broker.ctl("delete_user", user)
+    with account(managed_broker) as url, virtual_host(managed_broker, "foreign"):
+        there = str(URL(url).with_path(f"/{vhost}"))
+        error = await _refusal(there, connect_timeout_seconds=10)
 
     assert error.fault == "auth_failed"
     assert "NOT_ALLOWED" in str(error)

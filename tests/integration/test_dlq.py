@@ -20,7 +20,6 @@ from typing import Any
 import aio_pika
 import anyio
 import pytest
-from yarl import URL
 
 from bridge.amqp.properties import tolerate_broken_properties
 from bridge.config import Settings
@@ -35,6 +34,7 @@ from bridge.operators.dead_letters.records import as_record
 from bridge.operators.dead_letters.replay import replay
 from bridge.operators.moving import IN_FLIGHT
 from bridge.sandbox.broker import Broker
+from tests.accounts import account
 from tests.integration.conftest import (
     PROGRAM,
     Amqp,
@@ -291,17 +291,14 @@ async def test_a_missing_permission_is_told_before_anything(
     managed_broker: Broker, permissions: tuple[str, ...]
 ) -> None:
     """Without permission to read a command ends with 1, and one line with what to do, no other."""
-    queue, user = unique("forbidden"), uuid.uuid4().hex
-    managed_broker.ctl("add_user", user, "secret")
-    managed_broker.ctl("set_permissions", user, *permissions)
-    url = str(URL(managed_broker.url).with_user(user).with_password("secret"))
+    queue = unique("forbidden")
     async with open_amqp(managed_broker.url) as admin:
         await admin.channel.declare_queue(f"{queue}.dead", durable=True)
         await admin.publish(f"{queue}.dead", BODY)
-        settings = {"rabbitmq.url": url, "worker.queue": queue}
-        result = await run_program("dlq", "list", settings=settings)
+        with account(managed_broker, *permissions) as url:
+            settings = {"rabbitmq.url": url, "worker.queue": queue}
+            result = await run_program("dlq", "list", settings=settings)
         await admin.delete([f"{queue}.dead"])
-    managed_broker.ctl("delete_user", user)
 
     assert (result.returncode, result.stdout) == (1, b"")
     assert result.stderr.decode() == (
@@ -312,19 +309,16 @@ async def test_a_missing_permission_is_told_before_anything(
 
 async def test_a_replay_that_may_not_publish_is_told(managed_broker: Broker) -> None:
     """A replay that may not publish ends with 1, in the broker's words, and the letter stays."""
-    queue, user = unique("forbidden"), uuid.uuid4().hex
-    managed_broker.ctl("add_user", user, "secret")
-    managed_broker.ctl("set_permissions", user, "^$", "^$", ".*")
-    url = str(URL(managed_broker.url).with_user(user).with_password("secret"))
+    queue = unique("forbidden")
     async with open_amqp(managed_broker.url) as admin:
         await admin.channel.declare_queue(queue, durable=True)
         await admin.channel.declare_queue(f"{queue}.dead", durable=True)
         await admin.publish(f"{queue}.dead", BODY)
-        settings = {"rabbitmq.url": url, "worker.queue": queue}
-        result = await run_program("dlq", "replay", "--yes", settings=settings)
+        with account(managed_broker, "^$", "^$", ".*") as url:
+            settings = {"rabbitmq.url": url, "worker.queue": queue}
+            result = await run_program("dlq", "replay", "--yes", settings=settings)
         left = await admin.channel.declare_queue(f"{queue}.dead", passive=True)
         await admin.delete([queue, f"{queue}.dead"])
-    managed_broker.ctl("delete_user", user)
 
     assert (result.returncode, result.stdout) == (1, b"replayed 0\n")
     assert "access to exchange 'amq.default' in vhost '/' refused" in result.stderr.decode()

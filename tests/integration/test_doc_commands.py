@@ -22,6 +22,7 @@ import pytest
 
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Child, Guard, free_ports
+from tests.accounts import virtual_host
 from tests.integration.conftest import (
     SECONDS,
     Amqp,
@@ -240,28 +241,26 @@ async def site(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Site]:
     """Run both roles on a virtual host with the name that the pages have for it."""
-    managed_broker.ctl("add_vhost", VHOST)
-    managed_broker.ctl("set_permissions", "--vhost", VHOST, "guest", ".*", ".*", ".*")
-    service = await start_service(canaries.key)
-    settings: dict[str, object] = {
-        "rabbitmq.url": managed_broker.url + VHOST,
-        "sms_api.base_url": service.url,
-        "sms_api.key": canaries.key,
-        "webhook.secrets": [canaries.secret],
-    }
-    roles = await launcher.role("all", settings=settings)
-    admin_port = int(roles.logged("started")[0]["admin_port"])
-    home = tmp_path_factory.mktemp("home")
-    # An answer that is no success ends curl with an error.
-    (home / ".curlrc").write_text("fail\n", encoding="ascii")
-    environ = make_environ(settings | {"admin.port": str(admin_port)}) | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "CURL_HOME": str(home),
-    }
-    async with open_amqp(managed_broker.url + VHOST) as amqp:
-        yield Site(amqp, environ, managed_broker.ctl("version").startswith("3."))
-    assert await roles.stop() == 0
-    managed_broker.ctl("delete_vhost", VHOST)
+    with virtual_host(managed_broker, VHOST) as url:
+        service = await start_service(canaries.key)
+        settings: dict[str, object] = {
+            "rabbitmq.url": url,
+            "sms_api.base_url": service.url,
+            "sms_api.key": canaries.key,
+            "webhook.secrets": [canaries.secret],
+        }
+        roles = await launcher.role("all", settings=settings)
+        admin_port = int(roles.logged("started")[0]["admin_port"])
+        home = tmp_path_factory.mktemp("home")
+        # An answer that is no success ends curl with an error.
+        (home / ".curlrc").write_text("fail\n", encoding="ascii")
+        environ = make_environ(settings | {"admin.port": str(admin_port)}) | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "CURL_HOME": str(home),
+        }
+        async with open_amqp(url) as amqp:
+            yield Site(amqp, environ, managed_broker.ctl("version").startswith("3."))
+        assert await roles.stop() == 0
 
 
 @pytest.fixture

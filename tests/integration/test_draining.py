@@ -16,12 +16,12 @@ from typing import Any
 
 import aio_pika
 import pytest
-from yarl import URL
 
 from bridge.config import WorkerSettings
 from bridge.operators.draining.drain import MAX_ROUND
 from bridge.sandbox.broker import Broker
 from bridge.topology.declarations import worker_topology
+from tests.accounts import account, permit
 from tests.integration.conftest import (
     Amqp,
     Canaries,
@@ -584,18 +584,17 @@ async def test_a_missing_permission_is_told(
     managed_broker: Broker, tmp_path: Path, what: str
 ) -> None:
     """Who may not read the queues is told so, and nothing is moved."""
-    user = uuid.uuid4().hex
-    managed_broker.ctl("add_user", user, "secret")
-    async with open_amqp(managed_broker.url) as admin:
-        url = str(URL(managed_broker.url).with_user(user).with_password("secret"))
-        async with open_campaign(admin, url, tmp_path, QUORUM) as campaign:
+    with account(managed_broker) as url:
+        async with (
+            open_amqp(managed_broker.url) as admin,
+            open_campaign(admin, url, tmp_path, QUORUM) as campaign,
+        ):
             read = "^$" if what == "nothing" else f"^{campaign.queue}$"
-            managed_broker.ctl("set_permissions", user, "^$", ".*", read)
+            permit(managed_broker, url, "^$", ".*", read)
             await campaign.publish(1)
             await campaign.publish(1, queue=f"{campaign.queue}.retry.1h")
             result = await campaign.run("--yes", "--file", str(campaign.file))
             await campaign.until_at_rest(1, 0)
-    managed_broker.ctl("delete_user", user)
 
     assert (result.returncode, result.stdout) == (1, b"moved 0\n")
     assert "no permission to read" in result.stderr.decode()

@@ -11,14 +11,13 @@ from bridge.config import load_settings
 from tests.integration.conftest import PROGRAM, Canaries, make_environ, run_program
 from tests.terminal import typing
 
-ROOT = Path(__file__).parents[2]
 KEY = Canaries.key
 
 
 @pytest.fixture
 def environ() -> dict[str, str]:
-    """Give the program an environment in which it is found from any folder."""
-    return make_environ({}) | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    """Give the program a wide terminal."""
+    return make_environ({}) | {"COLUMNS": "200"}
 
 
 def test_a_person_is_led_to_a_configuration(

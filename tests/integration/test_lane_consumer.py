@@ -10,7 +10,7 @@ import pytest
 from bridge.amqp.client import Connection
 from bridge.errors import BrokerError
 from bridge.outbound.consumer import Gauges
-from bridge.outbound.delivery import Delivery, Session
+from bridge.outbound.delivery import Delivery
 from bridge.outbound.ordering.lane_consumer import (
     LEAST_HELD_OF_EACH,
     MOST_HELD,
@@ -18,6 +18,7 @@ from bridge.outbound.ordering.lane_consumer import (
     LaneConsumer,
 )
 from bridge.outbound.ordering.share import LaneShare
+from bridge.outbound.session import Session
 from bridge.topology.declarations import lane_arguments, lane_queue
 from tests.integration.conftest import Amqp, connected, eventually, unique
 

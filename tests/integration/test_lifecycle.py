@@ -346,9 +346,8 @@ async def drained(
     queue = unique("drained")
     posted, waiting = canaries.request(), canaries.request()
     await session_service.misbehave({"to": posted["to"], "status": 202, "latency_seconds": 1.5})
-    worker = await launcher.role(
-        "worker", settings=_worker_settings(session_service, canaries, queue)
-    )
+    settings = _worker_settings(session_service, canaries, queue)
+    worker = await launcher.role("worker", settings=settings, is_forked=False)
     due = str(time.time() + 40)
     body = json.dumps(waiting).encode()
     await amqp.publish(queue, body, headers={"sms-bridge-not-before": due})
@@ -704,7 +703,7 @@ async def test_a_stuck_event_loop_is_not_alive(
     (tmp_path / "sitecustomize.py").write_text(STICKS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     settings = _worker_settings(session_service, canaries, unique("stuck"))
-    stuck = await launcher.role(role, settings={**settings, **WEBHOOK})
+    stuck = await launcher.role(role, settings={**settings, **WEBHOOK}, is_forked=False)
     await stuck.until_metric("sms_bridge_event_loop_lag_seconds_count", 1)
     stuck.child.signal(signal.SIGUSR1)
 
@@ -761,7 +760,7 @@ async def test_a_client_library_that_passes_the_wire_by_is_told(
     (tmp_path / "sitecustomize.py").write_text(client)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     settings = _worker_settings(session_service, canaries, unique("deaf"))
-    deaf = launcher.start(role, settings={**settings, **WEBHOOK})
+    deaf = launcher.start(role, settings={**settings, **WEBHOOK}, is_forked=False)
     await deaf.until_logged("started")
     await deaf.until_metric("sms_bridge_amqp_connections_total", 2, outcome="client_unsupported")
     first = (await deaf.until_logged("broker_unavailable"))["why"]

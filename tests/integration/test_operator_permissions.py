@@ -7,42 +7,34 @@ import aio_pika
 import aiormq
 import pytest
 import yaml
-from yarl import URL
 
 from bridge.amqp.client import Connection
 from bridge.config import Settings, load_settings
 from bridge.metrics import new_registry
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.peers.exchange import Peers
-from bridge.sandbox.broker import Broker, private_broker
+from bridge.sandbox.broker import Broker
 from bridge.topology.declarations import Topology, webhook_topology, worker_topology
 from bridge.topology.upkeep import provide
+from tests.accounts import account, virtual_host
 from tests.chart.rendering import CI, MOUNTED, config, merged, nested, of_kind, render
 from tests.integration.conftest import connected, eventually, run_program
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    """Run a broker whose users are ours to make."""
-    with private_broker() as running:
-        yield running
-
-
-def login(broker: Broker, mode: str, folder: Path) -> tuple[Settings, str, str]:
-    """Make a virtual host and a user as the chart does; return settings and both URLs."""
+@pytest.fixture
+def login(mode: str, managed_broker: Broker, tmp_path: Path) -> Iterator[tuple[Settings, str, str]]:
+    """Make a virtual host and a user as the chart does; give settings and both URLs."""
     values = merged(CI["operators"], nested("config.rabbitmq.topology", mode))
     (permission,) = of_kind(render(values), "Permission").values()
     granted = permission["spec"]["permissions"]
     patterns = [granted[right] for right in ("configure", "write", "read")]
-    broker.ctl("add_vhost", mode)
-    broker.ctl("set_permissions", "-p", mode, "guest", ".*", ".*", ".*")
-    broker.ctl("add_user", f"user-{mode}", "secret")
-    broker.ctl("set_permissions", "-p", mode, f"user-{mode}", *patterns)
-    file = folder / "config.yaml"
-    file.write_text(yaml.safe_dump(config(values)).replace(MOUNTED, str(folder)))
-    admin = URL(broker.url).with_path(f"/{mode}")
-    user = admin.with_user(f"user-{mode}").with_password("secret")
-    return load_settings(file, {}), str(admin), str(user)
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config(values)).replace(MOUNTED, str(tmp_path)))
+    with (
+        virtual_host(managed_broker, mode) as admin,
+        account(managed_broker, *patterns, vhost=mode) as user,
+    ):
+        yield load_settings(file, {}), admin, user
 
 
 def topology_of(settings: Settings) -> Topology:
@@ -72,17 +64,15 @@ async def until_heard(queue: str, url: str) -> None:
 
 @pytest.mark.parametrize("mode", ["declare", "verify"])
 async def test_the_user_may_do_its_work_and_no_more(
-    mode: str, broker: Broker, tmp_path: Path
+    mode: str, login: tuple[Settings, str, str], tmp_path: Path
 ) -> None:
     """The user declares or verifies, sends to retry and dead letters, publishes, and consumes.
 
     It pauses the workers and has them go on, and its workers hear each other. It creates nothing
     else, and what it only verifies it can neither read nor delete, but for retries and dead
     letters, which the operators' commands move and send again.
-
-    Takes seconds: `rabbitmqctl` makes the user, and roles are started as it.
     """
-    settings, admin_url, user_url = login(broker, mode, tmp_path)
+    settings, admin_url, user_url = login
     topology = topology_of(settings)
     if mode == "verify":
         async with await aio_pika.connect(admin_url, connection_class=Connection) as admin:

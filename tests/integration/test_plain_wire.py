@@ -74,7 +74,7 @@ async def test_a_client_library_that_passes_the_other_wire_by_does_no_harm(
     (tmp_path / "sitecustomize.py").write_text(ANOTHER_STREAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     settings = _worker_settings(session_service, canaries, unique("plain"))
-    ours = await launcher.role(role, settings={**settings, **WEBHOOK})
+    ours = await launcher.role(role, settings={**settings, **WEBHOOK}, is_forked=False)
     await ours.until_metric("sms_bridge_amqp_connection_up", 1)
 
     assert {line["wire"] for line in ours.logged("broker_connected")} == {"plain"}

@@ -14,6 +14,7 @@ import pytest
 from bridge.config import load_settings
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Child, Guard, free_ports
+from tests.accounts import virtual_host
 from tests.integration.conftest import Canaries, Service, eventually, make_environ
 from tests.terminal import typing
 
@@ -34,10 +35,8 @@ def _blocks(page: str, language: str = "sh") -> list[str]:
 @pytest.fixture
 def broker(managed_broker: Broker) -> Iterator[Broker]:
     """Lend a RabbitMQ with a virtual host that is a reader's own."""
-    managed_broker.ctl("add_vhost", VHOST)
-    managed_broker.ctl("set_permissions", "--vhost", VHOST, "guest", ".*", ".*", ".*")
-    yield managed_broker
-    managed_broker.ctl("delete_vhost", VHOST)
+    with virtual_host(managed_broker, VHOST):
+        yield managed_broker
 
 
 @pytest.fixture

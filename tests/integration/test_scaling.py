@@ -13,8 +13,9 @@ from tests.soak.scaling import Plan, deployed, play
 
 # Far longer than anything takes that is waited for here, for a busy computer.
 PATIENCE_SECONDS = 90
-# Longer than two reports, the cooldown and a look: a worker that looks idle would be gone.
-SLOW_SECONDS = 15
+# Longer than two reports of the broker, 1 s each, the cooldown and a look: a worker that looks idle
+# would be gone.
+SLOW_SECONDS = 9
 SMALL = Plan(
     messages=160,
     waves=1,
@@ -24,6 +25,7 @@ SMALL = Plan(
     concurrency=5,
     trickle_seconds=3,
     refused_share=0,
+    ladder_seconds=15,
 )
 
 

@@ -325,7 +325,7 @@ async def test_without_an_endpoint_nothing_is_loaded(
         "sms_api.key": canaries.key,
     }
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
-    worker = await launcher.role("worker", settings=settings)
+    worker = await launcher.role("worker", settings=settings, is_forked=False)
     await worker.stop()
     loaded = set(re.findall(r"^import time:.*\| *(\S+)$", worker.output, re.MULTILINE))
 

@@ -156,7 +156,9 @@ async def send_ours(service: Service, stub: Stub, message: Message) -> Answer:
     shape = shape_from(settings)
     transport = open_transport(settings, max_connections=1)
     try:
-        return shape.judge(await transport.post(*shape.encode(request, envelope)))
+        asked = shape.encode(request, envelope)
+        reply = await transport.post(asked.url, asked.headers, asked.body, asked.common)
+        return shape.judge(reply)
     finally:
         await transport.aclose()
 
