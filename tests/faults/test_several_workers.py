@@ -297,7 +297,9 @@ async def test_the_sender_of_one_of_two_copies_stops(
         bench.service.misbehave(*once_each(numbers, TOO_EARLY))
         await bench.publish(numbers)
         copies = [await take_copy(bench) for _ in "12"]
-        await eventually(lambda: has_peers(one, 1) and has_peers(other, 1), what="each other")
+        # Who could tell nobody yet that there are two is no help.
+        up = partial(one.metric, "sms_bridge_worker_coordination_up")
+        await eventually(lambda: up() == 1, what="the publisher among its peers")
         sender, next_one, proxy = one, other, other_proxy
         if not is_publisher:
             own_trap = await keep_from_consuming(one, bench.proxy)

@@ -16,6 +16,8 @@ from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.peers.beats import REMEMBERED
 from bridge.outbound.peers.exchange import LEAVING_SECONDS, REFUSED_SECONDS, Peers
 from bridge.outbound.peers.messages import Facts, Hello
+from bridge.sandbox.broker import Broker
+from tests.alarms import memory_alarm
 from tests.ears import listening
 from tests.integration.conftest import Amqp, connected, eventually, unique
 
@@ -239,6 +241,21 @@ async def test_nothing_is_left_on_the_broker(amqp_url: str, queue: str) -> None:
         return not await exchange_is_there(amqp_url, f"{queue}.workers")
 
     await eventually(is_gone, what="the exchange's end")
+
+
+async def test_what_could_not_be_said_can_be_told_later(managed_broker: Broker, queue: str) -> None:
+    """When it joins, and when an alarm of the broker ends, a worker may tell what peers missed."""
+    async with team(queue, managed_broker.url, 1) as (first,):
+        second = Colleague(queue)
+        second.peers.when_heard(lambda: second.peers.tell(Word(text="told again")))
+        async with at_work(second, managed_broker.url):
+            await until(lambda: first.heard, what="the word at the join")
+            async with memory_alarm(managed_broker):
+                await until(lambda: not second.peers.is_up, what="the block")
+                second.peers.tell(Word(text="lost"))
+            await until(lambda: len(first.heard) > 1, what="the word after the alarm")
+
+        assert {text for _, text in first.heard} == {"told again"}
 
 
 async def test_where_coordination_is_off_nothing_is_declared(amqp_url: str, queue: str) -> None:

@@ -98,6 +98,7 @@ class Peers:
         self._hearers = Hearers(metrics)
         self._in_each_beat: list[Callable[[], Facts | None]] = []
         self._each_second: list[Callable[[], None]] = []
+        self._when_heard: list[Callable[[], None]] = []
         self._outbox = Outbox(self._exchange)
         self._has_joined = asyncio.Event()
         self._has_left = False
@@ -136,8 +137,12 @@ class Peers:
         self._say(facts)
 
     def _say(self, facts: Facts, *, queue: str | None = None) -> None:
-        if self.is_up and not self._has_left:
+        if self._has_left:
+            return
+        if self.is_up:
             self._outbox.put(write_message(self.worker_id, facts), queue=queue)
+        else:
+            self._outbox.lose()
 
     def on(self, facts: type[AnyFacts], hear: Hear[AnyFacts]) -> None:
         """Call `hear` with a peer's id and what it says, each time that it says facts of a kind.
@@ -153,6 +158,13 @@ class Peers:
     def each_second(self, look: Callable[[], None]) -> None:
         """Call `look` each second while it is on the exchange, before a beat that is due."""
         self._each_second.append(look)
+
+    def when_heard(self, tell: Callable[[], None]) -> None:
+        """Call `tell` each time that the peers hear this worker again, for what they have missed.
+
+        It has joined, or the broker takes again what is said and did not take all before.
+        """
+        self._when_heard.append(tell)
 
     def hurry_while(self, condition: Callable[[], bool]) -> None:
         """Beat each second as long as it is so, however many peers there are."""
@@ -239,6 +251,7 @@ class Peers:
         self.roster.resume()
         self._beats.begin()
         self.tell(Hello(joins=self.joins, beat_seconds=self._beats.seconds))
+        self._tell_what_was_missed()
         self._has_joined.set()
         seconds = ALONE_SECONDS if is_alone else ACQUAINTING_SECONDS
         asyncio.get_running_loop().call_later(seconds, self._is_acquainted.set)
@@ -263,10 +276,17 @@ class Peers:
             self.roster.pause()
         self.roster.tidy()
         self._outbox.look_for_echo(may_say=self.is_up)
+        if self.is_up and self._outbox.has_lost:
+            self._tell_what_was_missed()
         for look in self._each_second:
             look()
         if self._beats.is_due():
             self.tell(self._make_beat())
+
+    def _tell_what_was_missed(self) -> None:
+        self._outbox.has_lost = False
+        for tell in self._when_heard:
+            tell()
 
     def _log_fault(self, why: str) -> None:
         if why == self._last_fault:

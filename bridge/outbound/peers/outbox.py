@@ -22,7 +22,10 @@ MAX_UNHEARD_LOOKS: Final = 5
 
 
 class Outbox:
-    """Messages for an exchange, in the order in which they are to be said."""
+    """Messages for an exchange, in the order in which they are to be said.
+
+    `has_lost` says whether any was lost, until its owner takes it back.
+    """
 
     def __init__(self, exchange: str) -> None:
         self._exchange = exchange
@@ -30,6 +33,7 @@ class Outbox:
         self._unsaid: deque[tuple[bytes, str | None]] = deque(maxlen=MAX_UNSAID)
         self._to_say = asyncio.Event()
         self._all_said = asyncio.Event()
+        self.has_lost = False
         # What it has said itself has still to come back, and at how many looks it had not.
         self._awaits_echo = False
         self._unheard_looks = 0
@@ -49,6 +53,10 @@ class Outbox:
         self._unsaid.append((body, queue))
         self._all_said.clear()
         self._to_say.set()
+
+    def lose(self) -> None:
+        """Note that a message is lost, for it may not be said now."""
+        self.has_lost = True
 
     def wake(self) -> None:
         """End a wait for words."""
@@ -72,6 +80,8 @@ class Outbox:
                         self._awaits_echo = True
                     else:
                         await channel.basic_publish(body, routing_key=queue)
+            else:
+                self.lose()
         self._all_said.set()
 
     async def until_all_said(self) -> None:

@@ -71,12 +71,11 @@ class RepeatedCopies:
         # Those that were published again, delivered, or settled here.
         self._own: Memory[Entry, None] = Memory(SENT_SECONDS, clock, most=MAX_TOLD)
         self._to_tell: dict[Entry, None] = {}
-        self._join = 0
         peers.on(Questions, lambda _peer, asked: self._learn_asked(asked.questions))
         peers.on(Repeated, lambda _peer, told: self._learn_repeated(told.entries))
         peers.on(Settled, lambda _peer, told: self._learn_settled(told.entries))
         peers.on(Hello, lambda peer, _hello: self._welcome(peer))
-        peers.each_second(self._look_after)
+        peers.when_heard(self._tell_own)
 
     def note_published(self, properties: Properties, body: Body) -> None:
         """Note that a copy was published that says that it may be there twice."""
@@ -149,11 +148,9 @@ class RepeatedCopies:
         memory = self._known if is_first else self._own
         self._tell(entry for _, entry, _ in memory.latest(MAX_TOLD))
 
-    def _look_after(self) -> None:
-        """Each second: tell what could not be told before this worker has joined anew."""
-        if self._join != self._peers.joins:
-            self._join = self._peers.joins
-            self._tell(entry for _, entry, _ in self._own.latest(MAX_TOLD))
+    def _tell_own(self) -> None:
+        """Tell what happened here, of which the others may have missed something."""
+        self._tell(entry for _, entry, _ in self._own.latest(MAX_TOLD))
 
     def _tell(self, entries: Iterable[Entry]) -> None:
         repeated, settled = list[EntryFacts](), list[EntryFacts]()

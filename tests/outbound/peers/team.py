@@ -64,6 +64,7 @@ class Colleague:
         self.ledger = Ledger(heartbeat_seconds=10, window_seconds=window_seconds, clock=clock)
         self._hearers: dict[str, list[tuple[type[Facts], Callable[[str, Any], None]]]] = {}
         self._each_second: list[Callable[[], None]] = []
+        self._when_heard: list[Callable[[], None]] = []
         self.lives_on = asyncio.Event()
         self.lives_on.set()
         self.changes = 0
@@ -110,6 +111,10 @@ class Colleague:
         """Register what looks after something each second."""
         self._each_second.append(look)
 
+    def when_heard(self, tell: Callable[[], None]) -> None:
+        """Register what tells what the others have missed."""
+        self._when_heard.append(tell)
+
     def beat(self) -> None:
         """Say that it is there."""
         for look in self._each_second:
@@ -137,6 +142,8 @@ class Colleague:
         self.is_up = True
         self.joins += 1
         self.tell(Hello())
+        for tell in self._when_heard:
+            tell()
 
     def end(self) -> None:
         """Stop in good order, and be asked no more."""

@@ -62,9 +62,11 @@ def test_of_too_much_the_newest_is_said(wire: Wire) -> None:
 def test_what_may_not_be_said_is_lost(wire: Wire) -> None:
     """In an alarm of the broker nothing is kept for later, when it would be wrong."""
     wire.outbox.put(b"1")
+    assert not wire.outbox.has_lost
     wire.run(wire.say_all(may_say=False))
     wire.run(wire.say_all())
     assert wire.written == []
+    assert wire.outbox.has_lost
 
 
 def test_what_was_not_said_on_one_channel_is_not_said_on_the_next(wire: Wire) -> None:

@@ -194,6 +194,24 @@ def test_published_again_while_nobody_could_be_told(team: Team) -> None:
     assert team.play(story()) == Repeat(None)
 
 
+def test_it_ends_as_soon_as_it_is_back(team: Team) -> None:
+    """What it has sent while nobody could be told is the first thing that it says."""
+    one, other = team.members
+
+    async def story() -> object:
+        second = second_copy(team)
+        other.fall_silent()
+        other.publish_again(second)
+        other.settle(await other.begin(second))
+        await asyncio.sleep(1)
+        other.come_back()
+        other.end()
+        await asyncio.sleep(1)
+        return await one.take(first_of(team, second))
+
+    assert team.play(story()) == Repeat(None)
+
+
 def test_a_sorted_request_that_is_there_twice(team: Team) -> None:
     """The second is not sent by another worker when the first was, and its sender is gone."""
     one, other = team.members
