@@ -21,7 +21,8 @@ from bridge.amqp.headers import Headers, Written
 
 Properties = Basic.Properties
 
-# A header's value that is nested deeper stays bytes: decoding it could overflow the stack.
+# A header's value that is nested deeper stays bytes when it is read, and is not written: either
+# could overflow the stack, which ends a compiled program without a word.
 MAX_HEADER_DEPTH: Final = 32
 _FLAGS: Final = struct.Struct(">H")
 _LENGTH: Final = struct.Struct(">I")
@@ -106,7 +107,8 @@ def read_properties(data: bytes, at: int = 0) -> Properties:
 def write_properties(properties: Properties) -> bytes:
     """Write the properties of a content header, flags first; what is None or empty is left out.
 
-    Raises ValueError when AMQP cannot hold one: a text that is too long, a time before 1970.
+    Raises ValueError when AMQP cannot hold one (a text that is too long, a time before 1970), or
+    when headers are nested deeper than MAX_HEADER_DEPTH.
     """
     try:
         return _write(properties)
@@ -265,14 +267,17 @@ def encode_short_string(value: str) -> bytes:
 _encode_name: Final = functools.lru_cache(maxsize=256)(encode_short_string)
 
 
-def _encode_table(value: Mapping[str, Any] | None) -> bytes:
+def _encode_table(value: Mapping[str, Any] | None, depth: int = 0) -> bytes:
     entries = b"".join(
-        [_encode_name(name) + _encode_value(item) for name, item in (value or {}).items()]
+        [
+            _encode_name(name) + _encode_value(item, depth + 1)
+            for name, item in (value or {}).items()
+        ]
     )
     return _LENGTH.pack(len(entries)) + entries
 
 
-def _encode_value(value: Any) -> bytes:  # noqa: ANN401  a header may be anything
+def _encode_value(value: Any, depth: int = 1) -> bytes:  # noqa: ANN401  a header may be anything
     # pamqp writes a float in 32 bits, cannot write bytes, and refuses large numbers. A bytearray
     # is a type of its own, which it writes as it came.
     # Texts come first, because most values are texts.
@@ -284,10 +289,12 @@ def _encode_value(value: Any) -> bytes:  # noqa: ANN401  a header may be anythin
         return b"S" + _LENGTH.pack(len(value)) + value
     if isinstance(value, float):
         return b"d" + struct.pack(">d", value)
+    if isinstance(value, (dict, list)) and depth > MAX_HEADER_DEPTH:
+        raise ValueError(f"a header is nested deeper than {MAX_HEADER_DEPTH} levels")
     if isinstance(value, dict):
-        return b"F" + _encode_table(value)
+        return b"F" + _encode_table(value, depth)
     if isinstance(value, list):
-        items = b"".join(_encode_value(item) for item in value)
+        items = b"".join([_encode_value(item, depth + 1) for item in value])
         return b"A" + struct.pack(">I", len(items)) + items
     try:
         return bytes(pamqp.encode.encode_table_value(value))

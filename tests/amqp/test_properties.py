@@ -3,7 +3,7 @@
 import itertools
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -244,6 +244,25 @@ def test_a_header_of_any_value_is_written(value: Any, expected: object) -> None:
     properties.headers = {"x": value}
 
     assert headers_of(write(properties)) == {"x": expected}
+
+
+@pytest.mark.parametrize("levels", [MAX_HEADER_DEPTH, MAX_HEADER_DEPTH + 1, 100_000])
+@pytest.mark.parametrize(
+    "nest", [lambda value: {"x": value}, lambda value: [value]], ids=["table", "array"]
+)
+def test_no_header_is_nested_too_deep(levels: int, nest: Callable[[Any], Any]) -> None:
+    """What can be read again is written, and what is deeper is refused, compiled or not."""
+    value: Any = "x"
+    for _ in range(levels):
+        value = nest(value)
+    properties = Properties(headers={})
+    properties.headers = {"x": value}
+
+    if levels > MAX_HEADER_DEPTH:
+        with pytest.raises(ValueError, match="nested deeper than 32 levels"):
+            write(properties)
+    else:
+        assert headers_of(write(properties)) == {"x": value}
 
 
 def test_a_short_string_that_is_too_long_is_refused() -> None:
