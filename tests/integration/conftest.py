@@ -168,11 +168,11 @@ class Running:
         lines = (json.loads(line) for line in whole.splitlines() if line.startswith("{"))
         return [line for line in lines if line["event"] == event]
 
-    async def until_logged(self, event: str) -> dict[str, Any]:
-        """Return the first line that has this event, once there is one."""
+    async def until_logged(self, event: str, **facts: object) -> dict[str, Any]:
+        """Return the first line that has this event and these facts, once there is one."""
 
         async def look() -> dict[str, Any] | None:
-            found = self.logged(event)
+            found = [line for line in self.logged(event) if facts.items() <= line.items()]
             assert found or self.child.exit_code is None, self.child.tail()
             return found[0] if found else None
 

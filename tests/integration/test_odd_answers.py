@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from tests.integration.conftest import Amqp, Canaries, Launcher, Running, eventually, unique
+from tests.integration.conftest import Amqp, Canaries, Launcher, Running, unique
 
 YES = b'{"messages": [{"status": "0", "message-id": "1"}]}'
 
@@ -63,12 +63,8 @@ class Line:
         message_id = uuid.uuid4().hex
         await self.amqp.publish(self.queue, json.dumps(request).encode(), message_id=message_id)
         letter = await self.amqp.take(f"{self.queue}.dead", message_id=message_id)
-
-        async def look() -> dict[str, Any] | None:
-            logged = self.worker.logged("delivery")
-            return next((line for line in logged if line["message_id"] == message_id), None)
-
-        return dict(letter.headers), await eventually(look, what="a line in the log")
+        logged = await self.worker.until_logged("delivery", message_id=message_id)
+        return dict(letter.headers), logged
 
 
 @pytest.fixture(scope="module")

@@ -128,9 +128,7 @@ async def test_why_it_was_refused_is_told(line: Line, twilio: Twilio) -> None:
     request, message_id = line.canaries.request(), uuid.uuid4().hex
     twilio.refuse(request["to"], 400, 21610)
     outcome = await line.outcome(request, message_id)
-    logged = next(
-        entry for entry in line.worker.logged("delivery") if entry["message_id"] == message_id
-    )
+    logged = await line.worker.until_logged("delivery", message_id=message_id)
     listing = ("dlq", "list", "--json", "--id", message_id)
     listed = await run_program(*listing, settings=line.settings)
     assert listed.returncode == 0, listed.stderr

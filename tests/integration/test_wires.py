@@ -238,7 +238,8 @@ async def test_what_the_broker_does_not_read_is_told_with_all_that_it_takes(
         managed_broker.pause()
         try:
             confirms = []
-            for number in range(100):
+            # The kernel's buffers, and a broker that is not paused yet, take many of them.
+            for number in range(200):
                 confirms.append(put(ours, "nowhere", body=bytes([number]) * 300_000))
                 await asyncio.sleep(0)
             for _ in range(10):
