@@ -13,20 +13,7 @@ import typer
 import typer.core
 from typer._completion_classes import completion_init
 
-from bridge.commands import (
-    check,
-    dead_letters,
-    draining,
-    init,
-    messages,
-    pausing,
-    roles,
-    sandbox,
-    schema,
-    sign,
-    status,
-    topology,
-)
+from bridge.commands.catalogue import ENTRIES, Catalogue
 from bridge.commands.completion import InstallCompletion, ShowCompletion
 from bridge.commands.options import ConfigFile
 from bridge.commands.output import UNWRITABLE, explain_unwritable
@@ -69,7 +56,17 @@ def _in_plain_words() -> Iterator[None]:
 
 
 class _Commands(typer.core.TyperGroup):
-    # Typer's Context is its own copy of click's.
+    # Typer's Context and formatter are its own copies of click's.
+    def __init__(self, **attributes: Any) -> None:  # noqa: ANN401
+        super().__init__(**attributes | {"commands": Catalogue()})
+
+    def list_commands(self, _ctx: Any) -> list[str]:  # noqa: ANN401
+        return [*ENTRIES]
+
+    def format_commands(self, _ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in ENTRIES.items()])
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
         with _in_plain_words():
             return super().parse_args(ctx, args)
@@ -89,20 +86,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-# In the order of `--help`.
-app.add_typer(roles.app)
-app.add_typer(init.app)
-app.add_typer(check.app)
-app.add_typer(messages.app)
-app.add_typer(status.app)
-app.add_typer(pausing.app)
-app.add_typer(draining.app)
-app.add_typer(sign.app)
-app.add_typer(sandbox.app)
-app.add_typer(dead_letters.app, name="dlq")
-app.add_typer(topology.app, name="topology")
-app.add_typer(schema.app, name="schema")
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001  typer calls it so

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 app = typer.Typer(
+    name="dlq",
     help="Look at dead letters, send them again, take them away.",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -8,6 +8,7 @@ import typer
 from bridge.commands.options import ConfigFile, examples, read_settings
 
 app = typer.Typer(
+    name="schema",
     help="Print the contract for machines: JSON Schemas and AsyncAPI.",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from bridge.topology.differences import Difference
 
 app = typer.Typer(
+    name="topology",
     help="Show, compare or make the queues, exchanges and bindings that the bridge needs.",
     no_args_is_help=True,
     rich_markup_mode=None,
