@@ -4,6 +4,7 @@ Each command imports what it needs when it runs, so that `--help` is quick.
 """
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ def main() -> None:
     """Run a command; a fault of ours is one line on standard error, never a traceback."""
     # Without a handler Python prints what libraries warn of, with its arguments.
     logging.getLogger().addHandler(logging.NullHandler())
+    # Pydantic looks through all that is installed for plugins, which would see every message.
+    os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
     # Typer does so only with its own options for it.
     completion_init()
     try:

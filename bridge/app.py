@@ -41,6 +41,7 @@ async def _run(settings: Settings, roles: Collection[Role]) -> int:
     # Modules, settings and the roles live until the process ends. A search for
     # garbage takes longer the more objects there are, and it skips those that are frozen.
     gc.freeze()
+    gc.enable()
     stop = asyncio.Event()
     _own_signals(stop)
     return await bridge.run(stop)

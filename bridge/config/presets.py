@@ -33,6 +33,8 @@ Preset = Literal[
 PRESETS: Final[tuple[Preset, ...]] = get_args(Preset)
 # Taken as a whole: a field of the preset's that is left would be sent beside the user's.
 _WHOLE: Final = ("fields",)
+# In C, where PyYAML has it: a tenth of the time.
+_Loader: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _check_preset(value: object) -> object:
@@ -99,7 +101,7 @@ def documented_webhooks(name: Preset) -> Sequence[Mapping[str, Any]]:
 @functools.cache
 def _read(name: Preset) -> dict[str, Any]:
     text = (files("bridge.config") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
-    document: dict[str, Any] = yaml.safe_load(text)
+    document: dict[str, Any] = yaml.load(text, Loader=_Loader)  # noqa: S506  a safe one
     return document
 
 

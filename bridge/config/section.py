@@ -16,7 +16,12 @@ class Section(BaseModel):
     """Keys with their types and defaults; an unknown one is a fault."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        allow_inf_nan=False,
+        # Built as a part of `Settings`; none is read by itself.
+        defer_build=True,
     )
 
     @model_validator(mode="before")

@@ -24,7 +24,9 @@ Text = Annotated[str, StringConstraints(min_length=1)]
 class SendRequest(BaseModel):
     """One text to one number."""
 
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True, serialize_by_alias=True)
+    model_config = ConfigDict(
+        extra="forbid", hide_input_in_errors=True, serialize_by_alias=True, defer_build=True
+    )
 
     to: Annotated[To, Field(description="+ and 4 to 15 digits, the first not 0")]
     sender: Annotated[

@@ -25,7 +25,9 @@ Beating = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 class Facts(BaseModel):
     """What one message says. A subclass is its `kind`, and its fields have bounds."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", hide_input_in_errors=True, defer_build=True
+    )
 
     kind: ClassVar[str]
 
@@ -64,7 +66,9 @@ class Bye(Facts):
 class Message(BaseModel):
     """One message; its facts are not validated yet."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", hide_input_in_errors=True, defer_build=True
+    )
 
     v: int = VERSION
     worker_id: Annotated[str, Field(pattern=_ID)]

@@ -36,7 +36,9 @@ Knowledge = Literal["unknown", "busy", "done", "kept"]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", hide_input_in_errors=True, defer_build=True
+    )
 
 
 class EntryFacts(_Part):
