@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from functools import partial
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from bridge import __version__
 from bridge.amqp.link import Link
@@ -20,10 +20,6 @@ from bridge.http_server.admin import Health, admin_handler
 from bridge.http_server.limits import fit_open_files
 from bridge.http_server.listener import Listener
 from bridge.http_server.service import Hooks
-from bridge.inbound.metrics import WebhookMetrics
-from bridge.inbound.own_queue import watched
-from bridge.inbound.spans import WebhookSpans
-from bridge.inbound.webhook import Receiver, webhook_limits
 from bridge.line_writer import LineWriter
 from bridge.log_setup import configure_logging
 from bridge.logs import Level, Log
@@ -49,6 +45,10 @@ from bridge.topology.declarations import (
 from bridge.topology.paused_queue import Note
 from bridge.topology.upkeep import Upkeep
 from bridge.tracing.spans import Tracer
+
+if TYPE_CHECKING:
+    from bridge.inbound.metrics import WebhookMetrics
+    from bridge.inbound.webhook import Receiver
 
 log = Log(__name__)
 
@@ -170,6 +170,11 @@ class Assembly:
     # The webhook receiver
 
     def _make_webhook(self) -> Listener:
+        # Here, so that a worker starts without its modules.
+        from bridge.inbound.metrics import WebhookMetrics
+        from bridge.inbound.own_queue import watched
+        from bridge.inbound.webhook import webhook_limits
+
         settings = self._settings.webhook
         metrics = WebhookMetrics(
             self.registry,
@@ -200,7 +205,10 @@ class Assembly:
         self.health.ready["listener"] = lambda: listener.is_accepting
         return listener
 
-    def _make_receiver(self, metrics: WebhookMetrics) -> Receiver:
+    def _make_receiver(self, metrics: "WebhookMetrics") -> "Receiver":
+        from bridge.inbound.spans import WebhookSpans
+        from bridge.inbound.webhook import Receiver
+
         settings = self._settings.webhook
         endpoints = webhook_endpoints(settings)
         for endpoint in endpoints:
@@ -228,7 +236,7 @@ class Assembly:
         if settings.otlp_endpoint is None:
             return None
         # Takes half a second, and is installed only where it is wanted.
-        from bridge.tracing.pipeline import Pipeline  # noqa: PLC0415
+        from bridge.tracing.pipeline import Pipeline
 
         pipeline = Pipeline(
             settings.otlp_endpoint,
@@ -278,7 +286,7 @@ class Assembly:
         self.parts[name] = partial(link.run, serve)
 
 
-async def _serve_webhooks(listener: Listener, receiver: Receiver) -> None:
+async def _serve_webhooks(listener: Listener, receiver: "Receiver") -> None:
     """Run the public port; at its end log what was only counted so far."""
     try:
         await listener.run()

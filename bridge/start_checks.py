@@ -1,23 +1,18 @@
 """What a role needs before it may start: secrets, files and ports, checked one by one."""
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from bridge.amqp.login import tls_context
 from bridge.config import Role, Settings, WebhookSettings
 from bridge.config.webhook import DEFAULT_ENDPOINT
 from bridge.credentials import Credential, load_authorities
 from bridge.errors import ConfigError
-from bridge.inbound.endpoint import Endpoint, lacks_secrets
-from bridge.inbound.schemes import scheme_from
 from bridge.outbound.posting.shape import shape_from
 from bridge.tracing.spans import is_exporter_installed
 
-# What to say of a role that nobody has configured.
-_MISSING: Final[Mapping[Role, str]] = {
-    "worker": "sms_api.base_url: is missing; the worker needs it",
-    "webhook": lacks_secrets(DEFAULT_ENDPOINT),
-}
+if TYPE_CHECKING:
+    from bridge.inbound.endpoint import Endpoint
 
 
 def check_start(settings: Settings, roles: Collection[Role]) -> None:
@@ -51,11 +46,22 @@ def check_roles(settings: Settings, roles: Collection[Role]) -> dict[Role, str |
         "worker": (api.base_url, api.preset != "generic", api.key, api.key_file),
         "webhook": (webhook.has_secrets, webhook.endpoints),
     }
-    missing = {role: None if any(parts[role]) else _MISSING[role] for role in roles}
+    missing = {role: None if any(parts[role]) else _why_missing(role) for role in roles}
     check_start(settings, [role for role, why in missing.items() if why is None])
     if missing.get("webhook"):
+        from bridge.inbound.schemes import scheme_from
+
         scheme_from(webhook.signature, webhook.public_url)
     return missing
+
+
+def _why_missing(role: Role) -> str:
+    """Say of a role that nobody has configured what it needs."""
+    if role == "worker":
+        return "sms_api.base_url: is missing; the worker needs it"
+    from bridge.inbound.endpoint import lacks_secrets
+
+    return lacks_secrets(DEFAULT_ENDPOINT)
 
 
 def broker_login(settings: Settings) -> list[Credential]:
@@ -70,11 +76,13 @@ def broker_login(settings: Settings) -> list[Credential]:
     return [Credential(key, file=file) for key, file in files.items() if file is not None]
 
 
-def webhook_endpoints(settings: WebhookSettings) -> list[Endpoint]:
+def webhook_endpoints(settings: WebhookSettings) -> "list[Endpoint]":
     """Make the endpoints that the webhook receiver serves, their secrets read.
 
     Raises ConfigError with the faults of all of them.
     """
+    from bridge.inbound.endpoint import Endpoint
+
     endpoints: list[Endpoint] = []
     faults: list[str] = []
     for key, endpoint in settings.endpoints_by_key.items():
