@@ -88,3 +88,13 @@ def test_the_benchmark_watches_for_pauses_as_long_as_it_is_told(
     ).stdout
 
     assert re.findall(r"--minutes (\S+)", printed) == minutes
+
+
+def test_the_benchmark_refuses_compiled_at_once(clone: Path) -> None:
+    """`make bench COMPILED=1` says what to leave out, before anything is built."""
+    make = ["make", "--dry-run", "bench", "COMPILED=1"]
+    done = subprocess.run(make, cwd=clone, capture_output=True, check=False, text=True)
+
+    assert done.returncode == 2
+    assert "leave COMPILED out" in done.stderr
+    assert done.stdout == ""
