@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from bridge import is_compiled
 from bridge.config import ENV_PREFIX
 from bridge.config.environment import WIRE_VARIABLE
 from bridge.config.presets import Preset
@@ -76,6 +77,8 @@ _WITHOUT: Final = (
 )
 # Who runs where only one of ours does: as the image has it, where that could be compiled.
 MAIN: Final = OURS if COMPILED.exists() else PLAIN
+# Who runs where no other Python takes part: the plain one, and with COMPILED=1 the compiled one.
+HERE: Final = OURS if is_compiled() else PLAIN
 # Else Python would take the plain modules in the directory that it is started in.
 _COMPILED_ENVIRON: Final = {"PYTHONSAFEPATH": "1"}
 _COMPILED_WORKER: Final = (str(COMPILED), "-m", "bridge", "worker")

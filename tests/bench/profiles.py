@@ -14,7 +14,7 @@ from typing import Final
 from bridge.sandbox.processes import accepts, free_ports, wait_until
 from tests.bench.errors import BenchError
 from tests.bench.inbound import H2load
-from tests.bench.lineup import PLAIN, RECEIVERS, WORKERS, Contestant, Task
+from tests.bench.lineup import HERE, RECEIVERS, WORKERS, Contestant, Task
 from tests.bench.outbound import IN_FLIGHT
 from tests.bench.rig import Rig
 
@@ -63,7 +63,7 @@ def profile_receiver(rig: Rig, *, webhooks: int, native: bool) -> Profile:
 
 
 def _ours(contestants: tuple[Contestant, ...]) -> Contestant:
-    return next(one for one in contestants if one.name == PLAIN)
+    return next(one for one in contestants if one.name == HERE)
 
 
 @contextmanager

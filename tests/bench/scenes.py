@@ -18,6 +18,7 @@ from tests.bench.lineup import (
     BARE,
     BROKER_LIMIT,
     DEFAULT_PRESET,
+    HERE,
     MAIN,
     OURS,
     PERF_TEST,
@@ -224,10 +225,10 @@ def guard(rig: Rig, *, messages: int, seconds: float, tell: Tell) -> list[float]
     deadline = time.monotonic() + seconds
     ratios: list[float] = []
     while len(ratios) < MIN_GUARD_ROUNDS or time.monotonic() < deadline:
-        pair = [_named(PLAIN), _named(BARE)]
+        pair = [_named(HERE), _named(BARE)]
         if len(ratios) % 2:
             pair.reverse()
-        ratios += rate_ratios(interleave(pair, 1, run, tell), PLAIN, BARE)
+        ratios += rate_ratios(interleave(pair, 1, run, tell), HERE, BARE)
     return ratios
 
 
