@@ -3,7 +3,9 @@
 import os
 import platform
 import re
+import shlex
 import subprocess
+import sysconfig
 import time
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -12,7 +14,7 @@ from typing import Final
 
 from bridge.sandbox.broker import Broker
 from tests.bench.api import find_nginx
-from tests.bench.lineup import FOLDER, GO, REDPANDA
+from tests.bench.lineup import COMPILED, FOLDER, GO, REDPANDA
 
 PACKAGES: Final = (
     *("aio-pika", "aiormq", "httpx", "aiohttp", "uvloop", "pydantic", "tenacity"),
@@ -38,11 +40,20 @@ def _facts(broker: Broker) -> Iterator[tuple[str, str]]:
     yield "nginx", _run(find_nginx(), "-v").rpartition("/")[2]
     for package in PACKAGES:
         yield package, version(package)
+    if COMPILED.exists():
+        yield "mypyc", version("mypy")
+        yield "C compiler", _c_compiler()
     if REDPANDA.exists():
         yield "Redpanda Connect", _module_version("redpanda_connect", "connect/v4")
     if GO.exists():
         yield "Go", _run("go", "version", str(GO / "worker")).rpartition(" go")[2]
         yield "amqp091-go", _module_version("go", "amqp091-go")
+
+
+def _c_compiler() -> str:
+    """Name the one that a build takes, as it names itself."""
+    command = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
+    return _run(shlex.split(command)[0], "--version").partition("\n")[0]
 
 
 def _module_version(contestant: str, module: str) -> str:
