@@ -129,7 +129,7 @@ demo: $(STAMP) broker  ## run both directions for real, with faults, and account
 	$(BIN)/python -m bridge demo $(if $(KEEP),--keep)
 
 # Where Python may not write, each of the many processes would compile bridge and tests anew.
-test test-fast test-changed test-compiled test-plain-wire examples upgrade-check: export PYTHONDONTWRITEBYTECODE :=
+test test-fast test-changed test-compiled test-plain-wire examples upgrade-check bench bench-guard bench-profile: export PYTHONDONTWRITEBYTECODE :=
 
 # More processes than two cores, for many tests wait rather than compute; a file at a time, for its
 # tests share what it starts, in the order in which tests/conftest.py has them begin.
