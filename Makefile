@@ -21,6 +21,9 @@ endif
 
 # Where there is no home, tools get one inside the checkout.
 export HOME := $(or $(HOME),$(CURDIR)/.uv/home)
+# Where Python may not write, each of many processes would compile all that it imports anew. What
+# nobody imports, as is most of what tests bring along, is compiled by nobody.
+export PYTHONDONTWRITEBYTECODE :=
 # A virtual environment that is active, or named elsewhere, is not ours.
 export UV_PROJECT_ENVIRONMENT := .venv
 unexport VIRTUAL_ENV
@@ -49,10 +52,6 @@ env: $(STAMP)  ## set up .venv with what running needs; targets that need more a
 .venv/.synced: pyproject.toml uv.lock | $(filter .uv/bin/uv,$(UV))
 	$(UV) sync --locked --no-dev --inexact
 	@touch $@
-
-# Compiled once, as in the image: where Python may not write, each of the many processes that tests
-# and benchmarks start would compile everything anew.
-.venv/.synced-for-tests .venv/.synced-for-bench .compiled/.synced: export UV_COMPILE_BYTECODE := 1
 
 .venv/.synced-for-tests: .venv/.synced
 	$(UV) sync --locked --all-extras
@@ -127,9 +126,6 @@ browser:  ## install Chromium for the tests of the sandbox's page, unless it is 
 
 demo: $(STAMP) broker  ## run both directions for real, with faults, and account for every message (KEEP=1 leaves it running)
 	$(BIN)/python -m bridge demo $(if $(KEEP),--keep)
-
-# Where Python may not write, each of the many processes would compile bridge and tests anew.
-test test-fast test-changed test-compiled test-plain-wire examples upgrade-check bench bench-guard bench-profile: export PYTHONDONTWRITEBYTECODE :=
 
 # More processes than two cores, for many tests wait rather than compute; a file at a time, for its
 # tests share what it starts, in the order in which tests/conftest.py has them begin.
