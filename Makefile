@@ -38,7 +38,7 @@ export PATH := $(CURDIR)/$(RABBITMQ_4)/bin:$(PATH)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env compiled broker rabbitmq-4 prometheus amqp-tools browser demo test test-fast test-changed test-compiled test-plain-wire \
+.PHONY: help env compiled broker rabbitmq-4 prometheus amqp-tools browser demo collect test test-fast test-changed test-compiled test-plain-wire \
     examples upgrade-check soak soak-table soak-lanes soak-cluster soak-scaling side-by-side scenes adaptive priorities simulate pace soak-webhook soak-hour forgeries mutants pictures nginx redpanda-connect go-contestants perf-test otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
@@ -139,6 +139,11 @@ endef
 
 test: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/outbound PROCESSES=4)
 	$(call run_tests,$(BIN),$(TESTS))
+
+# Whoever reads them first compiles them and what they import, which is two thirds of it: four
+# processes that begin at the same time would each do it.
+collect: $(DEV_STAMP)  ## read all tests, and count those of each file
+	$(BIN)/pytest --collect-only -qq
 
 # Collecting takes each process seconds, and few of these tests wait. They share little, so that
 # single ones may be handed on to whoever is done.
