@@ -6,6 +6,7 @@ differs in what Python does before the first line of ours runs, and after the la
 says of that is said of a program that is started (`PROGRAM` of the tests' conftest.py).
 """
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -24,11 +25,14 @@ import anyio
 
 from bridge.sandbox.processes import Child
 
+# The module with the `main` of what is forked.
+PROGRAM = "bridge.__main__"
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
         __name__,
-        "bridge.__main__",
+        PROGRAM,
         "bridge.app",
         "bridge.operators.dead_letters.queue",
         "bridge.operators.doctor",
@@ -59,7 +63,13 @@ class _Forked:
     """Has of a `subprocess.Popen` what a `Child` uses."""
 
     def __init__(
-        self, args: Sequence[str], *, environ: Mapping[str, str], streams: _Streams, folder: Path
+        self,
+        args: Sequence[str],
+        *,
+        environ: Mapping[str, str],
+        streams: _Streams,
+        folder: Path,
+        program: str = PROGRAM,
     ) -> None:
         read_by_python = {k: v for k, v in os.environ.items() if k.startswith("PYTHON")}
         assert read_by_python == {k: v for k, v in environ.items() if k.startswith("PYTHON")}, (
@@ -67,7 +77,7 @@ class _Forked:
         )
         ours, its = _CONTEXT.Pipe(duplex=False)
         self._process = _CONTEXT.Process(
-            target=_be_program, args=(args, dict(environ), streams, folder, its)
+            target=_be_program, args=(program, args, dict(environ), streams, folder, its)
         )
         with _LOCK:
             self._process.start()
@@ -97,12 +107,20 @@ class _Forked:
 class ForkedChild(Child):
     """A command of the program in a process group of its own, its output in a file."""
 
+    program = PROGRAM
+
     def _start(
         self, command: Sequence[str], environ: Mapping[str, str]
     ) -> "subprocess.Popen[bytes]":
         log = str(self.log)
         streams = _Streams(os.devnull, log, log)
-        forked = _Forked(command, environ=environ, streams=streams, folder=self.log.parent)
+        forked = _Forked(
+            command,
+            environ=environ,
+            streams=streams,
+            folder=self.log.parent,
+            program=self.program,
+        )
         return cast("subprocess.Popen[bytes]", forked)
 
 
@@ -125,13 +143,14 @@ async def run_forked(
 
 
 def _be_program(
+    program: str,
     args: Sequence[str],
     environ: Mapping[str, str],
     streams: _Streams,
     folder: Path,
     parent: connection.Connection,
 ) -> None:
-    """Become what `python -m bridge` is once it has imported."""
+    """Become what `python -m bridge`, or another program, is once it has imported."""
     os.setsid()
     os.chdir(folder)
     os.environ.clear()
@@ -143,6 +162,4 @@ def _be_program(
     parent.close()
     sys.stdin = os.fdopen(0, encoding="utf-8")  # a process of multiprocessing has none
     sys.argv = ["sms-bridge", *args]
-    from bridge.__main__ import main  # noqa: PLC0415  it takes seconds, for the others too
-
-    main()
+    importlib.import_module(program).main()

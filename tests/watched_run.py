@@ -8,7 +8,6 @@ import asyncio
 import json
 import os
 import random
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -21,6 +20,7 @@ from bridge.amqp.client import AbstractChannel, DeliveryMode, Message
 from bridge.amqp.connecting import close_quietly, open_connection
 from bridge.config import ENV_PREFIX, load_settings
 from bridge.sandbox.processes import Child, Guard, free_ports, wait_until
+from tests.forked import ForkedChild, run_forked
 
 ROLES = ("worker", "webhook")
 PATH = "/webhooks/twilio"
@@ -194,16 +194,12 @@ class WatchedRun:
         return "/sandbox/receipts", {"id": message["id"], "delivery": says}
 
     async def _command(self, name: str, *options: str) -> None:
-        program = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "bridge", name, *options),
-            env=self._environ("worker"),
-            stdout=asyncio.subprocess.DEVNULL,
-        )
-        assert await program.wait() == 0
+        done = await run_forked([name, *options], given=b"", environ=self._environ("worker"))
+        assert done.returncode == 0, done.stderr.decode()
 
     def _child(self, command: str, options: Sequence[str] = ()) -> Child:
-        child = Child(
-            [sys.executable, "-m", "bridge", command, *options],
+        child = ForkedChild(
+            [command, *options],
             guard=self._guard,
             log=self._folder / f"{command}.log",
             environ=self._environ(command) if command in ROLES else _others(),

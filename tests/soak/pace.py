@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Final
 
 from bridge.sandbox.broker import private_broker
-from bridge.sandbox.processes import Child, Guard, guarded
+from bridge.sandbox.processes import Guard, guarded
 from tests.bench.queues import Queues
 from tests.faults.bench import eventually, make_environ
+from tests.forked import ForkedChild
 from tests.simulation.windows import fewest_in, most_in
 from tests.soak.figures import Cells, conclude, format_table, tell
 from tests.soak.plain_api import Connection, open_api
@@ -32,7 +33,6 @@ from tests.soak.rig import run
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "scaling.md"
 MARK: Final = "pace"
-PROGRAM: Final = (sys.executable, str(Path(__file__).with_name("paced_worker.py")))
 SCALES: Final = (1, 3, 1, 8)
 LIMIT: Final = 100
 BURST: Final = 5
@@ -59,13 +59,19 @@ class Service:
         connection.answer(202)
 
 
+class PacedChild(ForkedChild):
+    """A process of `tests/soak/paced_worker.py`."""
+
+    program = "tests.soak.paced_worker"
+
+
 class Worker:
     """One worker process, and what it notes; see `tests/soak/paced_worker.py`."""
 
     def __init__(self, folder: Path, name: str, guard: Guard, environ: dict[str, str]) -> None:
         self._notes = folder / f"{name}.notes"
-        self.child = Child(
-            [*PROGRAM, str(self._notes), "worker"],
+        self.child = PacedChild(
+            [str(self._notes), "worker"],
             guard=guard,
             log=folder / f"{name}.log",
             environ=environ,

@@ -3,7 +3,7 @@
 It notes when it spends a token, and for which sender (without a limit, too: each POST has a token);
 by how many it divides the limits; and for how many seconds it keeps still after a 429.
 
-    python tests/soak/paced_worker.py NOTES worker
+It is a program of `tests/forked.py`, with a file for the notes before the program's own arguments.
 
 Each note is one line of the file, written at once, so that a kill leaves what was before it:
 a moment of the monotonic clock, which all processes share, and what happened.
@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from typing import Any, Final
 
-from bridge.__main__ import main
+from bridge import __main__ as program
 from bridge.outbound.limits.rates import RateLimits
 from bridge.outbound.limits.token_line import Token
 from bridge.outbound.pausing.gate import Gate
@@ -27,13 +27,13 @@ _spend: Final = Token.spend
 _divide_by: Final = RateLimits.divide_by
 # Each message is sent by a task of its own.
 _sender: Final[ContextVar[str]] = ContextVar("sender")
-_file: Final = os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+_files: Final[list[int]] = []
 
 
 def note(what: str, *, at: float | None = None) -> None:
     """Note what happens now, or happened at a moment."""
     moment = time.monotonic() if at is None else at
-    os.write(_file, f"{moment:.6f} {what}\n".encode())
+    os.write(_files[0], f"{moment:.6f} {what}\n".encode())
 
 
 def token(
@@ -69,9 +69,12 @@ def noting_wait(close: Callable[[Gate, Any], Any]) -> Callable[[Gate, Any], Any]
     return closing
 
 
-RateLimits.token = token  # type: ignore[assignment, method-assign]
-Token.spend = spend  # type: ignore[assignment, method-assign]
-RateLimits.divide_by = divide_by  # type: ignore[assignment, method-assign]
-Gate.close = noting_wait(Gate.close)  # type: ignore[assignment, method-assign]
-Gate.stay_closed = noting_wait(Gate.stay_closed)  # type: ignore[assignment, method-assign]
-main()
+def main() -> None:
+    """Be the program, with notes."""
+    _files.append(os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+    RateLimits.token = token  # type: ignore[assignment, method-assign]
+    Token.spend = spend  # type: ignore[assignment, method-assign]
+    RateLimits.divide_by = divide_by  # type: ignore[assignment, method-assign]
+    Gate.close = noting_wait(Gate.close)  # type: ignore[assignment, method-assign]
+    Gate.stay_closed = noting_wait(Gate.stay_closed)  # type: ignore[assignment, method-assign]
+    program.main()
