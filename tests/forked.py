@@ -7,15 +7,17 @@ says of that is said of a program that is started (`PROGRAM` of the tests' conft
 """
 
 import importlib
+import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import connection, forkserver
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -34,11 +36,15 @@ _CONTEXT.set_forkserver_preload(
         __name__,
         PROGRAM,
         "bridge.app",
+        "bridge.commands.roles",
+        "bridge.commands.sandbox",
+        "bridge.inbound.endpoint",
         "bridge.operators.dead_letters.queue",
         "bridge.operators.doctor",
         "bridge.operators.draining.drain",
         "bridge.operators.status.look",
         "bridge.sandbox.server",
+        "bridge.sandbox.signing",
         "bridge.sandbox.routes",
         "pytest",  # the main program of us, which each process imports once more
     ]
@@ -54,9 +60,11 @@ def prepare() -> None:
 
 
 class _Streams(NamedTuple):
-    stdin: str
-    stdout: str
-    stderr: str
+    """Open files of ours, which stay open here."""
+
+    stdin: int
+    stdout: int
+    stderr: int
 
 
 class _Forked:
@@ -76,12 +84,15 @@ class _Forked:
             "Python reads these when it starts: start the program, do not fork it."
         )
         ours, its = _CONTEXT.Pipe(duplex=False)
+        # What multiprocessing hands on of a connection is the open file, whatever it is.
+        files = [connection.Connection(os.dup(stream)) for stream in streams]
         self._process = _CONTEXT.Process(
-            target=_be_program, args=(program, args, dict(environ), streams, folder, its)
+            target=_be_program, args=(program, args, dict(environ), files, folder, its)
         )
         with _LOCK:
             self._process.start()
-        its.close()
+        for file in (*files, its):
+            file.close()
         with ours:
             ours.poll(None)  # until it leads a group, or is gone
         assert self._process.pid is not None
@@ -112,15 +123,14 @@ class ForkedChild(Child):
     def _start(
         self, command: Sequence[str], environ: Mapping[str, str]
     ) -> "subprocess.Popen[bytes]":
-        log = str(self.log)
-        streams = _Streams(os.devnull, log, log)
-        forked = _Forked(
-            command,
-            environ=environ,
-            streams=streams,
-            folder=self.log.parent,
-            program=self.program,
-        )
+        with Path(os.devnull).open("rb") as nothing, self.log.open("ab") as log:
+            forked = _Forked(
+                command,
+                environ=environ,
+                streams=_Streams(nothing.fileno(), log.fileno(), log.fileno()),
+                folder=self.log.parent,
+                program=self.program,
+            )
         return cast("subprocess.Popen[bytes]", forked)
 
 
@@ -129,24 +139,82 @@ async def run_forked(
 ) -> CompletedProcess[bytes]:
     """Run a command to its end; it is killed when this is cancelled."""
     with ExitStack() as stack:
-        files = [stack.enter_context(tempfile.NamedTemporaryFile()) for _ in _Streams._fields]
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in _Streams._fields]
         files[0].write(given)
-        files[0].flush()
-        streams = _Streams(*(file.name for file in files))
+        files[0].seek(0)
+        streams = _Streams(*(file.fileno() for file in files))
         forked = _Forked(args, environ=environ, streams=streams, folder=Path.cwd())
         try:
             await anyio.wait_readable(forked.sentinel)
         finally:
             forked.send_signal(signal.SIGKILL)
             code = forked.wait()
-        return CompletedProcess(args, code, files[1].read(), files[2].read())
+        shown = []
+        for file in files[1:]:
+            file.seek(0)
+            shown.append(file.read())
+        return CompletedProcess(args, code, *shown)
+
+
+# Hands its arguments, environment, folder and streams on, and ends as what they were meant for.
+_CLIENT = f"""#!{sys.executable} -IS
+import json, os, socket, sys
+here = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+here.connect(os.path.join(os.path.dirname(sys.argv[0]), "forks"))
+told = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
+socket.send_fds(here, [told], [0, 1, 2])
+sys.exit(int(here.recv(100)))
+"""
+_MAX_TOLD_BYTES = 100_000
+
+
+@contextmanager
+def forked_commands(folder: Path) -> Iterator[Path]:
+    """Make a folder for PATH in which the program is, for shells, that is forked at each start.
+
+    What is started so is killed when the process is gone that the shell has started.
+    """
+    folder.mkdir()
+    (folder / "sms-bridge").write_text(_CLIENT, encoding="utf-8")
+    (folder / "sms-bridge").chmod(0o755)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(folder / "forks"))
+        listener.listen()
+        threading.Thread(target=_answer_all, args=(listener,), daemon=True).start()
+        try:
+            yield folder
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def _answer_all(listener: socket.socket) -> None:
+    while True:
+        try:
+            client, _ = listener.accept()
+        except OSError:
+            return
+        threading.Thread(target=_answer, args=(client,), daemon=True).start()
+
+
+def _answer(client: socket.socket) -> None:
+    with client:
+        told, streams, _, _ = socket.recv_fds(client, _MAX_TOLD_BYTES, len(_Streams._fields))
+        args, environ, folder = json.loads(told)
+        forked = _Forked(args, environ=environ, streams=_Streams(*streams), folder=Path(folder))
+        for stream in streams:
+            os.close(stream)
+        connection.wait([forked.sentinel, client])
+        forked.send_signal(signal.SIGKILL)
+        code = forked.wait()
+        with suppress(BrokenPipeError):
+            client.send(str(code if code >= 0 else 128 - code).encode())
 
 
 def _be_program(
     program: str,
     args: Sequence[str],
     environ: Mapping[str, str],
-    streams: _Streams,
+    streams: Sequence[connection.Connection],
     folder: Path,
     parent: connection.Connection,
 ) -> None:
@@ -155,10 +223,9 @@ def _be_program(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environ)
-    for number, path in enumerate(streams):
-        opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        os.dup2(opened, number)
-        os.close(opened)
+    for number, stream in enumerate(streams):
+        os.dup2(stream.fileno(), number)
+        stream.close()
     parent.close()
     sys.stdin = os.fdopen(0, encoding="utf-8")  # a process of multiprocessing has none
     sys.argv = ["sms-bridge", *args]

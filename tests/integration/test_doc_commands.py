@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shlex
-import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -23,6 +22,7 @@ import pytest
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Child, Guard, free_ports
 from tests.accounts import virtual_host
+from tests.forked import ForkedChild, forked_commands
 from tests.integration.conftest import (
     SECONDS,
     Amqp,
@@ -201,8 +201,9 @@ class Reader:
         self.started += 1
         log = self.folder / f"sandbox-{self.started}.log"
         words = [*shlex.split(command), "--port", str(self.port)]
-        program = [str(Path(sys.executable).parent / words[0]), *words[1:]]
-        self.sandbox = child = Child(program, guard=self.guard, log=log, environ=self.environ)
+        self.sandbox = child = ForkedChild(
+            words[1:], guard=self.guard, log=log, environ=self.environ
+        )
 
         async def listens() -> bool:
             assert child.exit_code is None, f"{command}: {child.tail()}"
@@ -241,7 +242,10 @@ async def site(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Site]:
     """Run both roles on a virtual host with the name that the pages have for it."""
-    with virtual_host(managed_broker, VHOST) as url:
+    with (
+        virtual_host(managed_broker, VHOST) as url,
+        forked_commands(tmp_path_factory.mktemp("bin") / "bin") as programs,
+    ):
         service = await start_service(canaries.key)
         settings: dict[str, object] = {
             "rabbitmq.url": url,
@@ -255,7 +259,7 @@ async def site(
         # An answer that is no success ends curl with an error.
         (home / ".curlrc").write_text("fail\n", encoding="ascii")
         environ = make_environ(settings | {"admin.port": str(admin_port)}) | {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "CURL_HOME": str(home),
         }
         async with open_amqp(url) as amqp:
