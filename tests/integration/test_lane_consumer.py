@@ -202,7 +202,7 @@ async def test_a_pause_leaves_all_lanes(amqp: Amqp, connection: Connection, queu
     """In an operator's pause others may take them; afterwards it takes from them again."""
     taker = Taker(queue)
     async with at_work(taker, connection):
-        await until(lambda: taker.consumer.lanes == LANES, "its lanes")
+        await until(lambda: taker.consumer.is_registered, "its lanes")
         taker.may_take = False
         taker.changed.set()
         await until(lambda: not taker.consumer.is_registered, "none")
@@ -219,7 +219,7 @@ async def test_it_ends_for_good(connection: Connection, queue: str) -> None:
     """`serve` returns when all lanes are left, and takes from none again."""
     taker = Taker(queue)
     async with at_work(taker, connection) as serving:
-        await until(lambda: taker.consumer.lanes == LANES, "its lanes")
+        await until(lambda: taker.consumer.is_registered, "its lanes")
         await asyncio.wait_for(taker.consumer.end(), 20)
         await asyncio.wait_for(serving, 20)
     async with at_work(taker, connection) as serving:
@@ -234,7 +234,7 @@ async def test_a_lane_that_is_deleted_ends_the_session(
     """Whoever serves the connection declares it anew."""
     taker = Taker(queue)
     async with at_work(taker, connection) as serving:
-        await until(lambda: taker.consumer.lanes == LANES, "its lanes")
+        await until(lambda: taker.consumer.is_registered, "its lanes")
         await amqp.channel.queue_delete(lane_queue(queue, 2))
         with pytest.raises(BrokerError, match="cancelled the consumer of a lane"):
             await asyncio.wait_for(serving, 20)
