@@ -1,10 +1,12 @@
 """What `pyproject.toml` lists to be compiled: in the image, and with COMPILED=1 in the tests."""
 
+import ast
 import importlib
 import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,42 @@ def test_compiled_is_what_is_checked() -> None:
 def test_pure_python_is_the_default() -> None:
     """Who installs without asking for it needs no compiler."""
     assert HOOK["enable-by-default"] is False
+
+
+# Their exits wait for nothing.
+EXITS_AT_ONCE = {"asyncio.timeout", "self._lanes.place", "self._rates.token"}
+
+
+def handlers_in(function: ast.AST) -> Iterator[ast.AST]:
+    """Find what runs while an error is handled."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Try):
+            yield from (part for handler in node.handlers for part in handler.body)
+            yield from node.finalbody
+        elif isinstance(node, ast.AsyncWith):
+            yield from (
+                ast.Await(one.context_expr, lineno=node.lineno)
+                for one in node.items
+                if not isinstance(one.context_expr, ast.Call)
+                or ast.unparse(one.context_expr.func) not in EXITS_AT_ONCE
+            )
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_nothing_is_awaited_where_an_error_is_handled(path: str) -> None:
+    """Compiled, every task would have that error as its own for as long as it takes.
+
+    When two such handlers wait at the same time, it stays for ever: mypyc gives back the error that
+    was there before, which is the other one's. So what is raised later has a cause that it never
+    had, and is taken for something else.
+    """
+    waits = (ast.Await, ast.AsyncWith, ast.AsyncFor, ast.Yield, ast.YieldFrom)
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    found = [
+        f"{path}:{node.lineno}"
+        for part in handlers_in(tree)
+        for node in ast.walk(part)
+        if isinstance(node, waits)
+    ]
+
+    assert found == []

@@ -115,12 +115,7 @@ class Receiver:
     async def serve(self, connection: Connection) -> None:
         """Declare the topology and publish on this connection; `Link.run` calls it."""
         await self._upkeep.ensure(connection)
-        mending = asyncio.create_task(self._upkeep.mend(connection, self._queue_missing))
-        try:
-            await self._publisher.serve(connection)
-        finally:
-            mending.cancel()
-            await asyncio.gather(mending, return_exceptions=True)
+        await self._upkeep.mend_beside(self._publisher.serve, connection, self._queue_missing)
 
     def answer(self, request: Request) -> Answer:
         """Answer one request on the public port."""

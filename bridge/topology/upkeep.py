@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final, NoReturn
 
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
@@ -128,6 +128,20 @@ class Upkeep:
                 await self.ensure(connection)
                 mended()
             await asyncio.sleep(MEND_SECONDS)
+
+    async def mend_beside(
+        self,
+        serve: Callable[[Connection], Awaitable[None]],
+        connection: Connection,
+        missing: asyncio.Event,
+    ) -> None:
+        """Serve a connection, and ensure it again when `missing` is set for as long as it lasts."""
+        mending = asyncio.create_task(self.mend(connection, missing))
+        try:
+            await serve(connection)
+        finally:
+            mending.cancel()
+            await asyncio.gather(mending, return_exceptions=True)
 
     def _count(self, differences: Collection[Difference]) -> None:
         counted = [name_of(one.entity) for one in differences if one.kind != "not_compared"]

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
+from bridge.amqp.client import Connection
 from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import Publisher
 from bridge.config import SignatureSettings, WebhookSettings
@@ -642,3 +643,36 @@ async def test_a_cancelled_webhook_frees_its_place(*, is_busy: bool) -> None:
     await asyncio.sleep(0)
 
     assert (await answer_of(receiver, make_request(EVENT))).status == 200
+
+
+class _Served(Store):
+    """Publishes on a connection for as long as that lasts."""
+
+    async def serve(self, _connection: Connection) -> None:
+        """Serve a connection until it is lost."""
+        await asyncio.Event().wait()
+
+
+async def test_a_lost_connection_is_no_part_of_other_errors() -> None:
+    """While two are lost, and after that, what is raised elsewhere has its own causes alone.
+
+    Compiled, an error is everybody's for as long as its handler awaits something.
+    """
+    connection = cast("Connection", None)
+    serving = [asyncio.create_task(make_receiver(_Served()).serve(connection)) for _ in range(2)]
+    await asyncio.sleep(0)
+    causes = list[BaseException | None]()
+    for one in serving:
+        one.cancel()
+    while not all(one.done() for one in serving):
+        await asyncio.sleep(0)
+        causes.append(cause_of_an_error())
+
+    assert {*causes, cause_of_an_error()} == {None}
+
+
+def cause_of_an_error() -> BaseException | None:
+    """Raise an error, and return what seems to have caused it."""
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        int("")
+    return caught.value.__context__
