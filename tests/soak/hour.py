@@ -365,7 +365,7 @@ def draw(console: Console, report: Mapping[str, Any], growths: Mapping[str, Grow
         quarters = ", ".join(f"{each / MIB:.1f}" for each in growth.quarters)
         console.print(
             f"{role}: {growth.start / MIB:.1f} MiB at the start, by quarters {quarters}, at the "
-            f"end {growth.end / MIB:.1f}, at most {growth.peak / MIB:.1f}; from the second quarter "
+            f"end {growth.end / MIB:.1f}, at most {growth.peak / MIB:.1f}; from the third quarter "
             f"to the last {growth.share:+.1%}"
         )
     if not is_judged(report["seconds"]):

@@ -10,9 +10,9 @@ MIB = 2**20
 
 
 def test_what_fills_up_and_stays_does_not_grow() -> None:
-    """A memory that is filled in the first quarter is no growth, nor are single peaks."""
+    """A memory that is filled in the first half is no growth, nor are single peaks."""
     rng = random.Random(1)
-    filled = [min(40 + second / 10, 100) * MIB for second in range(3600)]
+    filled = [min(40 + second / 20, 100) * MIB for second in range(3600)]
     samples = [int(one + rng.randrange(MIB)) for one in filled]
     samples[3000] += 100 * MIB
 
