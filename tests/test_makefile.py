@@ -18,6 +18,13 @@ def _syncs(target: str, clone: Path) -> list[str]:
     return re.findall(r"uv sync (.+)", printed.stdout)
 
 
+@pytest.fixture(autouse=True)
+def no_make_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pass nothing on that the `make` was given which may run these tests (COMPILED=1)."""
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "COMPILED"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """Copy what decides about the environment, as a fresh clone has it."""
