@@ -36,7 +36,8 @@ async def test_each_expires_in_its_time() -> None:
     await until(expired, 2)
 
     assert expired == ["0 a", "1 b"]
-    assert all(at - since >= SECONDS for at, since in zip(times, begun, strict=True))
+    # Reckoned as it is there: a difference of two moments may be a bit less.
+    assert all(at >= since + SECONDS for at, since in zip(times, begun, strict=True))
 
 
 async def test_what_has_ended_does_not_expire() -> None:
