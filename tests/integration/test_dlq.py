@@ -351,7 +351,7 @@ async def test_an_id_that_is_not_there_is_told(
     assert result.stderr.decode() == (
         "sms-bridge: no dead letter has the id nobody; `sms-bridge dlq list` shows them\n"
     )
-    assert await graveyard.amqp.count(graveyard.dead) == 1
+    await graveyard.amqp.until_count(graveyard.dead, 1)
 
 
 async def test_an_id_that_is_left_out_is_there(graveyard: Graveyard) -> None:

@@ -207,7 +207,7 @@ async def test_what_is_not_clear_is_refused(
 
     assert result.returncode == 2
     assert said in result.stderr.decode()
-    assert await campaign.amqp.count(campaign.queue) == 1
+    await campaign.amqp.until_count(campaign.queue, 1)
 
 
 # What it does
@@ -312,7 +312,7 @@ async def test_a_replay_brings_them_back(
         [],
         [],
     ]
-    assert await campaign.amqp.count(campaign.dead) == 2
+    await campaign.amqp.until_count(campaign.dead, 2)
 
 
 async def test_who_waits_for_the_outcome_is_told(amqp: Amqp, campaign: Campaign) -> None:
@@ -510,7 +510,7 @@ async def test_a_killed_drain_loses_nothing(
         # The second copy of each came back from who was killed.
         assert sum(json.loads(asked.stdout)["maybe_sent"].values()) >= doubled
         assert json.loads(asked.stdout)["repeats"] == 0
-        assert await amqp.count(campaign.queue) == 0
+        await amqp.until_count(campaign.queue, 0)
 
 
 async def test_a_stopped_drain_gives_nothing_back(campaign: Campaign, launcher: Launcher) -> None:

@@ -282,7 +282,7 @@ async def test_each_is_told_its_own(connection: Connection, queue: str, amqp: Am
     await amqp.delete([full])
 
     assert confirms == ["confirmed", "nacked", "returned"] * 100
-    assert await amqp.count(queue) == 100
+    await amqp.until_count(queue, 100)
 
 
 async def test_a_return_without_an_id_is_told(connection: Connection, queue: str) -> None:

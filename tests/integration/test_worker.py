@@ -1018,7 +1018,7 @@ async def test_a_broken_property_survives_the_dead_letter_queue(
             await channel.default_exchange.publish(message, line.queue)
     await line.until_settled(before + 1)
 
-    assert await line.amqp.count(letters.name) == 1
+    await line.amqp.until_count(letters.name, 1)
 
 
 async def test_every_settled_message_is_somewhere(line: Line) -> None:
@@ -1029,7 +1029,7 @@ async def test_every_settled_message_is_somewhere(line: Line) -> None:
     await asyncio.gather(*(line.publish(b"no request %d" % n) for n in range(100)))
     await line.until_settled(before + 100)
 
-    assert await line.amqp.count(dead.name) == 100
+    await line.amqp.until_count(dead.name, 100)
 
 
 async def _declare(amqp: Amqp, names: Sequence[str]) -> None:
