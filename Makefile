@@ -38,7 +38,7 @@ export PATH := $(CURDIR)/$(RABBITMQ_4)/bin:$(PATH)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env compiled broker rabbitmq-4 prometheus amqp-tools browser demo collect test test-fast test-changed test-compiled test-plain-wire \
+.PHONY: help env compiled broker rabbitmq-4 prometheus amqp-tools browser demo collect test test-failed test-fast test-changed test-compiled test-plain-wire \
     examples upgrade-check soak soak-table soak-lanes soak-cluster soak-scaling side-by-side scenes adaptive priorities simulate pace soak-webhook soak-hour forgeries mutants pictures nginx redpanda-connect go-contestants perf-test otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
@@ -139,6 +139,12 @@ endef
 
 test: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/outbound PROCESSES=4)
 	$(call run_tests,$(BIN),$(TESTS))
+
+test-failed: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run what failed in the last `make test` once more, one at a time, and what that did not come to
+	@echo 'These failed beside others. Each has to pass alone, and is a bug of the test or of ours all the same:'
+	$(BIN)/pytest --cache-show cache/lastfailed
+	$(BIN)/pytest --last-failed --last-failed-no-failures none
+	$(BIN)/pytest -m serial
 
 # Whoever reads them first compiles them and what they import, which is two thirds of it: four
 # processes that begin at the same time would each do it.
