@@ -80,18 +80,18 @@ class AdaptiveLimit:
         self._samples = 0
         self._sum = self._squares = 0.0
 
-    def most_held(self, most: int) -> int:
-        """Return how many deliveries to hold, so that there is always one to send, at most `most`.
+    def most_held(self) -> int:
+        """Return how many deliveries to hold, so that there is always one to send.
 
         It follows the limit in large steps: each change interrupts consuming for a moment.
-        Holding the most instead would starve other workers on the queue, and count a return
+        Holding the maximum instead would starve other workers on the queue, and count a return
         of so many more messages when this one dies.
         """
         while self._held < self.limit * 1.5:
             self._held *= HELD_FACTOR
         while self._held > FIRST_HELD and self.limit * HELD_FACTOR * 2 <= self._held:
             self._held //= HELD_FACTOR
-        return min(self._held, most)
+        return min(self._held, self._maximum)
 
     def begin(self) -> float:
         """Note that a request goes out; return the time, for `end`."""

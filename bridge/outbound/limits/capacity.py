@@ -17,11 +17,6 @@ from bridge.outbound.limits.slots import Slots
 
 log = Log(__name__)
 
-# Of so many slots one has a delivery to spare. A slot is free from the answer on, but the delivery
-# holds its place of the prefetch until the broker has confirmed what became of it and has read the
-# ack: without spare ones, slots would be empty for these milliseconds. Each has to wait here while
-# another worker may have a free slot, so that they are few.
-SLOTS_PER_SPARE: Final = 10
 # A limit that follows the service is logged when it is higher or lower by this factor.
 LOGGED_FACTOR: Final = 2
 # It moves all the time, and the metric shows each move.
@@ -54,8 +49,7 @@ class Capacity:
         # With ordering, deliveries wait for each other here, and holding fewer helps no other
         # worker.
         self._holds_most = self._adaptive is None or settings.ordering == "recipient"
-        self._places = settings.most_in_flight + settings.most_in_flight // SLOTS_PER_SPARE
-        self.most_held = self._places
+        self.most_held = settings.most_in_flight
         if self._adaptive is not None:
             self._follow(self._adaptive)
 
@@ -101,8 +95,7 @@ class Capacity:
     def _follow(self, adaptive: AdaptiveLimit) -> None:
         """Have so many requests in flight from now on; those that are stay so."""
         self._slots.resize(adaptive.limit)
-        held = self._places if self._holds_most else adaptive.most_held(self._places)
-        if held != self.most_held:
+        if not self._holds_most and (held := adaptive.most_held()) != self.most_held:
             self.most_held = held
             self._changed.set()
 
