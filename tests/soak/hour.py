@@ -322,7 +322,7 @@ def judge_memory(report: dict[str, Any]) -> dict[str, Growth]:
     for role, samples in report["memory"].items():
         found[role] = growth = measure(samples)
         if is_judged(report["seconds"]) and growth.share > MOST_GROWTH:
-            report["problems"].append(f"the {role} grew by {growth.share:.1%}")
+            report["problems"].append(f"the {role} grows by {growth.share:.1%} a quarter")
     return found
 
 
@@ -365,8 +365,8 @@ def draw(console: Console, report: Mapping[str, Any], growths: Mapping[str, Grow
         quarters = ", ".join(f"{each / MIB:.1f}" for each in growth.quarters)
         console.print(
             f"{role}: {growth.start / MIB:.1f} MiB at the start, by quarters {quarters}, at the "
-            f"end {growth.end / MIB:.1f}, at most {growth.peak / MIB:.1f}; from the third quarter "
-            f"to the last {growth.share:+.1%}"
+            f"end {growth.end / MIB:.1f}, at most {growth.peak / MIB:.1f}; in the second half "
+            f"{growth.share:+.1%} a quarter"
         )
     if not is_judged(report["seconds"]):
         console.print("The run was too short to judge the memory.")

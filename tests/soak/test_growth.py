@@ -23,6 +23,14 @@ def test_what_fills_up_and_stays_does_not_grow() -> None:
     assert growth.peak > 190 * MIB
 
 
+@pytest.mark.parametrize("second", [1810, 2400, 2700, 3100, 3590])
+def test_a_table_that_becomes_larger_once_is_no_growth(second: int) -> None:
+    """A dict that has room for twice as many is a step, whenever it comes."""
+    samples = [120 * MIB] * second + [125 * MIB] * (3600 - second)
+
+    assert abs(measure(samples).share) < 0.01
+
+
 @pytest.mark.parametrize("bytes_per_message", [16, 64])
 def test_a_leak_of_one_object_for_each_message_is_growth(bytes_per_message: int) -> None:
     """At 150 messages a second the smallest leak shows, also behind what fills up first."""
