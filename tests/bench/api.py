@@ -66,6 +66,8 @@ http {{
     }}
     server {{
         listen 127.0.0.1:{ports[status]};
+        # The next question may come minutes later.
+        keepalive_timeout 1h;
         location = /status {{ stub_status; }}
     }}
 }}
