@@ -189,7 +189,7 @@ class Live:
     def _samples(self, name: str) -> list[tuple[dict[str, str], float]]:
         return [
             (sample.labels, sample.value)
-            for family in self.bridge.assembly.registry.collect()
+            for family in self.bridge.assembly.registry.restricted_registry([name]).collect()
             for sample in family.samples
             if sample.name == name
         ]
