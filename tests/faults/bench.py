@@ -191,7 +191,6 @@ class Live:
             (sample.labels, sample.value)
             for family in self.bridge.assembly.registry.restricted_registry([name]).collect()
             for sample in family.samples
-            if sample.name == name
         ]
 
     def logged(self, event: str) -> list[dict[str, Any]]:
