@@ -31,6 +31,13 @@ def test_a_table_that_becomes_larger_once_is_no_growth(second: int) -> None:
     assert abs(measure(samples).share) < 0.01
 
 
+def test_a_leak_that_comes_in_two_steps_is_growth() -> None:
+    """Only one step is a table's: what comes back leaks, however seldom."""
+    samples = [120 * MIB] * 2200 + [125 * MIB] * 900 + [130 * MIB] * 500
+
+    assert measure(samples).share > MOST_GROWTH
+
+
 @pytest.mark.parametrize("bytes_per_message", [16, 64])
 def test_a_leak_of_one_object_for_each_message_is_growth(bytes_per_message: int) -> None:
     """At 150 messages a second the smallest leak shows, also behind what fills up first."""
