@@ -57,14 +57,15 @@ class Delivery:
     `waiting_for` is what it waits for, `waited_seconds` how long it has waited for what. Times are
     of `clock`. `replacement` is the copy that is published and may yet be confirmed. `span` is None
     where spans are not exported. `is_urgent`: it passes others that wait here.
-    `is_asked_for`: what the other workers know of it has been asked.
+    `is_asked_for`: what the other workers know of it has been asked. `give_slot_back` is set while
+    it holds a slot after its answer.
     """
 
     # No dataclass: where this is compiled, its way of making one would stay Python.
     __slots__ = (
-        *("_waiting_since", "body", "clock", "envelope", "is_asked_for", "is_urgent", "properties"),
-        *("received", "redelivered", "replacement", "session", "span", "tag", "waited_seconds"),
-        "waiting_for",
+        *("_waiting_since", "body", "clock", "envelope", "give_slot_back", "is_asked_for"),
+        *("is_urgent", "properties", "received", "redelivered", "replacement", "session", "span"),
+        *("tag", "waited_seconds", "waiting_for"),
     )
 
     def __init__(
@@ -88,6 +89,7 @@ class Delivery:
         self.received = clock()
         self.waiting_for: WaitCause | None = None
         self.replacement: Publication | None = None
+        self.give_slot_back: Callable[[], None] | None = None
         self.waited_seconds: dict[WaitCause, float] = {}
         self.span: Span | None = None
         self.is_urgent = False
@@ -128,6 +130,12 @@ class Delivery:
     def awaits_first(self) -> bool:
         """Whether the same message is being worked on; this one is acked when that is done."""
         return self.waiting_for == "ledger"
+
+    def free_slot(self) -> None:
+        """Give back the slot that it holds, if it does: it is acked, or goes back to the queue."""
+        if self.give_slot_back is not None:
+            self.give_slot_back()
+            self.give_slot_back = None
 
     def begin_again(self) -> None:
         """Take its times as those of a new delivery, after a try that settled nothing."""

@@ -64,6 +64,7 @@ class Dispatcher:
     async def outcome_of(self, delivery: Delivery, request: SendRequest) -> Outcome:
         """Post a delivery's request when it may go, and return what becomes of the delivery.
 
+        What may have been sent may hold its slot still: call the delivery's `free_slot` at the ack.
         Raises BrokerError when the delivery goes back to the queue: its session is over, or the
         worker stops. Cancelled, it gives back what it held: its place, its token, its slot.
         """
@@ -207,9 +208,16 @@ class Dispatcher:
                         slot.answer = answer = await self._sender.send(request, delivery)
                 if not may_go:
                     continue
-                # After its slot is given back: when this begins a pause, who waited for the slot
+                # After most slots are given back: when this begins a pause, who waited for the slot
                 # becomes the probe before the consumer looks whether it has to take one.
-                return self._pace.rule(answer, delivery, request.to, request_number=request_number)
+                outcome = self._pace.rule(
+                    answer, delivery, request.to, request_number=request_number
+                )
+                if outcome is None:
+                    slot.give_back()
+                else:
+                    delivery.give_slot_back = slot.give_back
+                return outcome
 
     def _count_acceptance(self, delivery: Delivery, request: SendRequest, outcome: Outcome) -> None:
         if not isinstance(outcome, Sent):

@@ -83,8 +83,10 @@ class Line:
             # A try is counted when its wait is over.
             kept = Kept(delivery.envelope, _rest_of(delivery, outcome), delivery.replacement)
             self._claims.give_back(claim, entry, kept)
+            delivery.free_slot()
             raise
         acked = self._settler.ack(delivery, outcome)
+        delivery.free_slot()
         at = time.time()
         acceptance = accepted(delivery.envelope, outcome, at)
         self._claims.settle(claim, entry, acceptance, acked=acked)
@@ -129,6 +131,7 @@ class Line:
         to keep the order. `is_reported`: the try was, and its wait was cut short. Raises
         BrokerError when the lane is being left.
         """
+        delivery.free_slot()
         if not is_reported:
             self._settler.report_try(delivery, outcome)
             delivery.begin_again()

@@ -260,6 +260,7 @@ class Bench:
         self.end(None)
         for request, delivery in pairs:
             await dispatcher.outcome_of(delivery, request)
+            delivery.free_slot()
         self.end("whether it may go, and what the answer says of the service")
         return Sent(202, answers[0].provider_id)
 

@@ -39,8 +39,9 @@ async def test_memory_alarm_during_a_storm_of_errors(bench: Bench) -> None:
         held = live.metric("sms_bridge_worker_messages_in_progress")
         posts = len(bench.service.posts(numbers))
 
-        assert 0 < held <= 10
-        assert posts <= 10
+        # A tenth more than may be in flight is taken, and what was surely not sent keeps no slot.
+        assert 0 < held <= 11
+        assert posts <= 11
         bench.service.behave()
         await asyncio.to_thread(bench.broker.ctl, "set_vm_memory_high_watermark", "0.6")
         await eventually(lambda: not live.paused, what="resumed")

@@ -79,11 +79,11 @@ async def test_the_prefetch_follows_the_size_of_bodies(bench: Bench) -> None:
 
         for _ in range(3):
             await bench.amqp.publish(bench.queue, bytes(5 * MIB))
-        await eventually(lambda: prefetches() == [10, 4], what="a smaller prefetch")
+        await eventually(lambda: prefetches() == [11, 4], what="a smaller prefetch")
         await bench.until_settled(live)
         numbers = await bench.publish(200)
         await bench.until_taken(numbers)
-        await eventually(lambda: prefetches()[-1] == 10, what="the usual prefetch")
+        await eventually(lambda: prefetches()[-1] == 11, what="the usual prefetch")
 
     assert len(await bench.dead_letters()) == 3
     assert bench.extra_posts(numbers) == {}

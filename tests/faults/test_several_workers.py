@@ -143,6 +143,8 @@ async def test_a_worker_that_stays_away(bench: Bench, *, ids: bool) -> None:
             cut_at = time.monotonic()
             waiting = partial(second.metric, "sms_bridge_worker_messages_in_progress")
             await eventually(lambda: waiting() >= IN_FLIGHT, what="the redeliveries")
+            # What comes while it changes its places would come as a redelivery, and wait as well.
+            await eventually(lambda: len(second.logged("consuming")) == 2, what="other places")
             await bench.until_taken(await bench.publish(IN_FLIGHT))
             # The wait is not over yet.
             assert bench.extra_posts(numbers) == {}

@@ -106,7 +106,9 @@ class World(LeapingWorld):
     async def outcome_of(self, delivery: Delivery, to: str | None = None) -> Outcome:
         """Dispatch a delivery; unless it is said its message goes to a number of its own."""
         request = SendRequest.model_construct(to=to or delivery.envelope.key, sender="A", text="x")
-        return await self.dispatcher.outcome_of(delivery, request)
+        outcome = await self.dispatcher.outcome_of(delivery, request)
+        delivery.free_slot()
+        return outcome
 
     def start(self, delivery: Delivery, to: str | None = None) -> "asyncio.Task[Outcome]":
         """Dispatch a delivery in a task of its own, as the worker does."""

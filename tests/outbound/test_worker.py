@@ -89,13 +89,13 @@ class FixedTopology:
 class World(LeapingWorld):
     """A worker, and what is told of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, **own: Any) -> None:
         super().__init__()
         self.told: list[str] = []
         self.broker = Story(self.loop, self.told)
         self.service = Service(self.told)
         self.connection = Connection(self.told)
-        settings = Settings(worker=WorkerSettings(queue="q"))
+        settings = Settings(worker=WorkerSettings(queue="q", **own))
         self.pace = Pace(
             settings.worker.rate_limit,
             policy=Policy.of(settings.worker),
@@ -114,14 +114,20 @@ class World(LeapingWorld):
         )
 
     def take(
-        self, *, body: bytes = BODY, redelivered: bool = False, reply_to: str | None = None
+        self,
+        *,
+        body: bytes = BODY,
+        redelivered: bool = False,
+        reply_to: str | None = None,
+        message_id: str = "m-1",
     ) -> "asyncio.Task[None]":
         """Have the broker deliver a message (a look inside: the consumer calls this)."""
         before = set(self.worker._held._tasks)
         self.worker._held.take(
             make_delivery(
+                message_id,
                 body=body,
-                properties=Properties(message_id="m-1", reply_to=reply_to),
+                properties=Properties(message_id=message_id, reply_to=reply_to),
                 redelivered=redelivered,
                 session=self.connection,
                 clock=self.loop.time,
@@ -165,6 +171,38 @@ def test_copy_is_stored_before_the_ack(world: World) -> None:
     world.broker.faults = ["nacked"]
 
     assert world.settle() == ["post", *["publish to q.retry.5s"] * 2, "ack"]
+
+
+@pytest.mark.parametrize(
+    ("status", "story"),
+    [
+        (202, ["post", "ack", "post", "ack"]),
+        (500, ["post", "publish to q.retry.5s", "ack", "post", "ack"]),
+        (400, ["post", "publish to q.dead", "post", "ack", "ack"]),
+    ],
+)
+def test_what_may_have_been_sent_counts_as_in_flight_until_its_ack(
+    status: int, story: list[str]
+) -> None:
+    """Else a worker that is killed could leave more of it unacked than requests may be in flight.
+
+    What was surely not sent makes room for the next one with its answer.
+    """
+
+    async def both(world: World) -> None:
+        sent = asyncio.gather(world.take(), world.take(message_id="m-2"))
+        # Longer than the second POST takes.
+        await asyncio.sleep(5)
+        for confirm in world.broker.pending:
+            confirm.set_result("confirmed")
+        await sent
+
+    with closing(World(concurrency=1)) as world:
+        world.service.answers = [judge_status(status, retry_after_seconds=None)]
+        world.broker.faults = ["late"]
+        world.run(both(world))
+
+        assert world.told == story
 
 
 def test_what_is_no_request_is_never_posted(world: World) -> None:

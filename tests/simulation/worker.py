@@ -212,6 +212,7 @@ class Worker:
         )
         request = SendRequest.model_construct(to=message.key, sender=message.sender, text="x")
         outcome = await self._dispatcher.outcome_of(delivery, request)
+        delivery.free_slot()
         match outcome:
             case Sent():
                 self._queue.sent += 1

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from bridge.config import WorkerSettings
 from bridge.outbound.fates import Answer, Fate, judge_status
 from bridge.outbound.limits.adaptive_limit import FIRST_HELD, FIRST_LIMIT
@@ -43,6 +45,7 @@ class World:
                 slot.begin()
                 await free.wait()
                 slot.answer = answer
+            slot.give_back()
 
         tasks = [asyncio.create_task(one()) for _ in range(times)]
         await settle()
@@ -56,14 +59,51 @@ class World:
             await self.post(SENT, self.capacity.limit)
 
 
-async def test_fixed_capacity() -> None:
-    """A number is kept, whatever is answered, and so many deliveries are held."""
-    world = World(concurrency=7)
+@pytest.mark.parametrize(("concurrency", "held"), [(1, 1), (9, 9), (10, 11), (50, 55), (200, 220)])
+async def test_fixed_capacity(concurrency: int, held: int) -> None:
+    """A number is kept, whatever is answered, and a tenth more deliveries are held."""
+    world = World(concurrency=concurrency)
     await world.post(SENT, 100)
     await world.post(REFUSED, 100)
 
-    assert (world.capacity.limit, world.capacity.most_held) == (7, 7)
+    assert (world.capacity.limit, world.capacity.most_held) == (concurrency, held)
     assert not world.changed.is_set()
+
+
+@pytest.mark.parametrize("concurrency", [1, "auto"])
+@pytest.mark.parametrize(
+    ("answer", "may_be_sent"),
+    [
+        (SENT, True),
+        (judge_status(500, retry_after_seconds=None), True),
+        (judge_status(400, retry_after_seconds=None), False),
+        (judge_status(429, retry_after_seconds=1), False),
+        (None, False),
+    ],
+    ids=["sent", "uncertain", "refused", "slow down", "cut off"],
+)
+async def test_how_long_a_slot_is_held(
+    concurrency: int | str, answer: Answer | None, *, may_be_sent: bool
+) -> None:
+    """Of a fixed number of slots, what may have been sent holds one until it is given back, once.
+
+    What surely was not, and what nobody waits for any more, gives it back at its end; so does all
+    where the limit follows the service.
+    """
+    capacity = World(concurrency=concurrency, max_concurrency=1).capacity
+    slot = capacity.free_slot()
+    assert slot is not None
+    with slot:
+        slot.begin()
+        slot.answer = answer
+
+    is_kept = may_be_sent and concurrency == 1
+    assert (capacity.free_slot() is None) == is_kept
+    if is_kept:
+        slot.give_back()
+        slot.give_back()
+        assert capacity.free_slot() is not None
+        assert capacity.free_slot() is None
 
 
 async def test_slots_follow_the_limit() -> None:

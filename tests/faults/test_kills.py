@@ -1,0 +1,51 @@
+"""Workers that are killed in the middle of their work."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from bridge.sandbox.processes import Child, guarded
+from tests.faults.bench import PROGRAM, Bench, eventually, make_environ, make_numbers
+from tests.faults.endings import Scenario
+from tests.faults.traffic import has_taken
+
+CONCURRENCY = 10
+KILLS = 3
+
+
+@pytest.mark.parametrize("latency_seconds", [0.0, 0.05], ids=["at_once", "slow"])
+async def test_a_kill_doubles_no_more_than_was_in_flight(
+    bench: Bench, tmp_path: Path, latency_seconds: float
+) -> None:
+    """Whatever more a worker has taken, a kill doubles `worker.concurrency` messages at most.
+
+    All are sent, and the second of two has the key of the first.
+    """
+    await bench.declare_main()
+    numbers = make_numbers(300)
+    if latency_seconds:
+        bench.service.misbehave({"latency_seconds": latency_seconds, "count": None})
+    # A worker that is gone answers no question; nobody waits for it.
+    values = bench.values(
+        worker__concurrency=CONCURRENCY,
+        worker__coordination="off",
+        rabbitmq__url=[bench.broker.url],
+    )
+    await bench.publish(numbers)
+    with guarded() as guard:
+        for kill in range(KILLS):
+            log = tmp_path / f"{kill}.log"
+            child = Child([*PROGRAM, "worker"], guard=guard, log=log, environ=make_environ(values))
+            try:
+                await Scenario(bench, child).until_logged("consuming")
+                enough = 50 * (kill + 1)
+                await eventually(partial(has_taken, bench, numbers, enough), what="a part of them")
+            finally:
+                child.kill()
+    async with bench.worker(worker__concurrency=CONCURRENCY):
+        await bench.until_taken(numbers)
+
+    posts = bench.service.posts(numbers)
+    assert len(posts) - len(numbers) <= KILLS * CONCURRENCY
+    assert len({(post.to, post.idempotency_key) for post in posts}) == len(numbers)
