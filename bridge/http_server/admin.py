@@ -6,13 +6,14 @@ not restart anything.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from typing import Final, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NoReturn, cast
 
+from prometheus_client import Metric
 from prometheus_client.exposition import choose_encoder
 
 from bridge.http_server.limits import Limits
-from bridge.http_server.request import Request, Response, problem
+from bridge.http_server.request import Answer, Request, Response, problem
 from bridge.log_lines import dump_json
 from bridge.metrics import BridgeMetrics, Registry
 
@@ -32,6 +33,10 @@ LIMITS: Final = Limits(
 MAX_SILENCE_SECONDS: Final = 10.0
 # The time between two measurements of the event loop's lag.
 BEAT_SECONDS: Final = 0.5
+# All metrics take tens of milliseconds to write down: after so long, messages have their turn.
+PART_SECONDS: Final = 0.002
+# What the encoder of OpenMetrics writes after the metrics that it is given.
+_END: Final = b"# EOF\n"
 
 
 class Health:
@@ -64,16 +69,18 @@ class Health:
         return self._clock() - self._last_beat < MAX_SILENCE_SECONDS
 
 
-def admin_handler(health: Health, registry: Registry) -> Callable[[Request], Response]:
-    """Make what answers on the admin port."""
-    pages: dict[str, Callable[[Request], Response]] = {
+def admin_handler(health: Health, registry: Registry) -> Callable[[Request], Answer]:
+    """Make what answers on the admin port; it answers /metrics later, and needs an event loop."""
+    pages: dict[str, Callable[[Request], Answer]] = {
         "/livez": lambda _: _probe(health.live, {}),
         "/readyz": lambda _: _probe(health.ready, health.facts),
         "/startupz": lambda _: _probe({}, {}),
-        "/metrics": lambda request: _expose(request, registry),
+        "/metrics": lambda request: asyncio.get_running_loop().create_task(
+            _expose(request, registry)
+        ),
     }
 
-    def answer(request: Request) -> Response:
+    def answer(request: Request) -> Answer:
         page = pages.get(request.path)
         if page is None:
             return problem(404, "nothing is here")
@@ -97,10 +104,40 @@ def _probe(checks: Mapping[str, Check], facts: Mapping[str, Callable[[], object]
     )
 
 
-def _expose(request: Request, registry: Registry) -> Response:
+class _Some:
+    """A registry of the next few metrics, as many as are written down in `PART_SECONDS`."""
+
+    def __init__(self, all_: Iterator[Metric]) -> None:
+        self._all = all_
+        self.is_last = False
+
+    def collect(self) -> Iterator[Metric]:
+        """Hand out metrics until the time is over or there are no more."""
+        end_at = time.perf_counter() + PART_SECONDS
+        while time.perf_counter() < end_at:
+            metric = next(self._all, None)
+            if metric is None:
+                self.is_last = True
+                return
+            yield metric
+
+
+async def _expose(request: Request, registry: Registry) -> Response:
     try:
         encode, content_type = choose_encoder(request.header(b"accept") or "")
     except (TypeError, ValueError):
         # The client asked for a version that is not a number.
         encode, content_type = choose_encoder("")
-    return Response(200, encode(registry), {"content-type": content_type})
+    some = _Some(iter(registry.collect()))
+    parts: list[bytes] = []
+    while not some.is_last:
+        parts.append(_write_part(some, encode).removesuffix(_END))
+        await asyncio.sleep(0)
+    if content_type.startswith("application/openmetrics-text"):
+        parts.append(_END)
+    return Response(200, b"".join(parts), {"content-type": content_type})
+
+
+def _write_part(some: _Some, encode: Callable[[Registry], bytes]) -> bytes:
+    # Encoders ask a registry for nothing but its metrics.
+    return encode(cast("Registry", some))

@@ -168,7 +168,7 @@ def main() -> None:
         loop = new_event_loop()
         watch = Watch(loop)
         watches.append(watch)
-        admin._expose = watch.timed("scrape", admin._expose)
+        admin._write_part = watch.timed("scrape", admin._write_part)
         reread = watch.timed("secrets", credentials.Secrets.reread)
         credentials.Secrets.reread = reread  # type: ignore[method-assign]
         return loop

@@ -1,13 +1,15 @@
 """The admin port: what the probes and the metrics answer, and with which codes."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
 )
@@ -15,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from bridge.http_server.admin import LIMITS, Health, admin_handler
 from bridge.http_server.listener import Listener
+from bridge.http_server.request import Request
 from bridge.metrics import BridgeMetrics, new_registry
 from tests.clock import Clock
 
@@ -314,3 +317,34 @@ async def test_draining_process_still_has_metrics(admin: Admin) -> None:
     admin.health.is_draining = True
 
     assert "sms_bridge_ready 0.0" in (await admin.metrics(None)).text
+
+
+class Slow:
+    """A collector of metrics each of which takes longer than all that is written in one go."""
+
+    names = tuple(f"slow_{number}" for number in range(20))
+
+    def collect(self) -> Iterator[Metric]:
+        """Make them, one after the other."""
+        for name in self.names:
+            time.sleep(0.003)
+            yield GaugeMetricFamily(name, "Slow.", value=1)
+
+
+@pytest.mark.parametrize("accept", [PROMETHEUS, "text/plain"])
+async def test_messages_have_their_turn_during_a_scrape(accept: str) -> None:
+    """However many metrics there are, the event loop stands still for a few of them only."""
+    registry = CollectorRegistry()
+    handler = admin_handler(new_health(registry, Clock()), registry)
+    registry.register(Slow())
+    scrape = handler(Request("GET", "/metrics", b"", [(b"accept", accept.encode())], b""))
+    assert isinstance(scrape, asyncio.Future)
+    turns = 0
+    while not scrape.done():
+        turns += 1
+        await asyncio.sleep(0)
+
+    assert turns > len(Slow.names)
+    parse = parse_openmetrics if accept == PROMETHEUS else parse_text
+    families = parse(scrape.result().body.decode())
+    assert {*Slow.names, "sms_bridge_ready"} <= {family.name for family in families}
