@@ -129,7 +129,7 @@ demo: $(STAMP) broker  ## run both directions for real, with faults, and account
 
 # More processes than two cores, for many tests wait rather than compute; a file at a time, for its
 # tests share what it starts, in the order in which tests/conftest.py has them begin.
-PROCESSES ?= 4
+PROCESSES ?= 6
 IN_PARALLEL = -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 # $(call run_tests,FOLDER OF PYTEST,PATHS) runs what measures by itself; 5 means that there is none.
 define run_tests
@@ -137,7 +137,7 @@ $(1)/pytest $(IN_PARALLEL) -m 'not serial' $(2) || [ $$? -eq 5 ]
 $(1)/pytest -m serial $(2) || [ $$? -eq 5 ]
 endef
 
-test: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/outbound PROCESSES=4)
+test: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/outbound PROCESSES=6)
 	$(call run_tests,$(BIN),$(TESTS))
 
 test-failed: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run what failed in the last `make test` once more, one at a time, and what that did not come to
@@ -146,7 +146,7 @@ test-failed: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run what fail
 	$(BIN)/pytest --last-failed --last-failed-no-failures none
 	$(BIN)/pytest -m serial
 
-# Whoever reads them first compiles them and what they import, which is two thirds of it: four
+# Whoever reads them first compiles them and what they import, which is two thirds of it:
 # processes that begin at the same time would each do it.
 collect: $(DEV_STAMP)  ## read all tests, and count those of each file
 	$(BIN)/pytest --collect-only -qq

@@ -24,6 +24,7 @@ STRETCH_SECONDS: Final = 10.0
 CAPACITY_SECONDS: Final = 6.0
 FIRST_WEBHOOKS: Final = 5_000
 TOLD: Final = 8
+KNOWN: Final = ("garbage", "scrape", "secrets")
 
 
 def pauses(rig: Rig, options: Options, tell: Tell) -> list[Row]:
@@ -119,6 +120,9 @@ class _Role:
             for one in first[:TOLD]:
                 figures = f"{one['ms']:.1f} ms, {one['cpu_ms']:.1f} ms of CPU time"
                 tell(f"{self._name}, {order}: {figures}: {one['why']}")
+        for what in KNOWN:
+            for one in sorted(counted[what], key=lambda one: float(one["cpu_ms"]))[-3:]:
+                tell(f"{self._name}, {what}: {one['cpu_ms']:.1f} ms of CPU time {one['which']}")
         longest, busiest = (first[0] if first else _NONE for first in (by_clock, by_cpu))
         return {
             "name": self._name,
@@ -131,7 +135,7 @@ class _Role:
             "cpu_why": busiest["why"],
             **{
                 f"{what}_ms": max((one["cpu_ms"] for one in counted[what]), default=0.0)
-                for what in ("garbage", "scrape", "secrets")
+                for what in KNOWN
             },
         }
 

@@ -185,7 +185,8 @@ async def test_a_shared_limit_while_workers_come_and_go(
             messages=3000,
         )
 
-    assert most_in(found.tokens, 1) <= 105
+    # A worker that gets no CPU time for a moment gives up its part so much later.
+    assert most_in(found.tokens, 1) <= 110
     # Two where there is CPU time for all; what a dead worker held is waited for ten seconds.
     assert found.followed_seconds < 6
 
