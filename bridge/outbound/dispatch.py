@@ -208,15 +208,14 @@ class Dispatcher:
                         slot.answer = answer = await self._sender.send(request, delivery)
                 if not may_go:
                     continue
+                delivery.give_slot_back = slot.give_back
                 # After most slots are given back: when this begins a pause, who waited for the slot
                 # becomes the probe before the consumer looks whether it has to take one.
                 outcome = self._pace.rule(
                     answer, delivery, request.to, request_number=request_number
                 )
                 if outcome is None:
-                    slot.give_back()
-                else:
-                    delivery.give_slot_back = slot.give_back
+                    delivery.free_slot()
                 return outcome
 
     def _count_acceptance(self, delivery: Delivery, request: SendRequest, outcome: Outcome) -> None:

@@ -219,6 +219,17 @@ def test_bug_holds_no_message(world: World, ears: Ears) -> None:
     assert len(ears.heard("internal_error")) == 1
 
 
+def test_bug_after_the_answer_keeps_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next message has it."""
+    with closing(World(concurrency=1)) as world:
+        with monkeypatch.context() as patched:
+            patched.setattr(world.pace, "rule", None)
+            assert world.settle() == ["post", "publish to q.dead", "ack"]
+        world.told.clear()
+
+        assert world.settle(message_id="m-2") == ["post", "ack"]
+
+
 def test_repeat_is_acked_and_answered(world: World) -> None:
     """What the publisher sends twice is posted once, and both askers are told."""
     world.settle(reply_to="first")
