@@ -151,9 +151,9 @@ class Consumer:
             await self._session.until_heard_from(changed=self._changed)
 
     async def serve(self, connection: Connection) -> None:
-        """Consume on a channel of this connection; raise BrokerError when it is no use any more.
+        """Consume on a channel of this connection; raise when it is no use any more.
 
-        Returns only after `end`.
+        That is a BrokerError, or whatever the client library raises. Returns only after `end`.
         """
         channel = await open_channel(connection)
         channel.closing.add_done_callback(lambda _: self._changed.set())

@@ -158,9 +158,9 @@ class LaneConsumer:
         await asyncio.gather(*(lane.until_heard_from(changed=self._changed) for lane in lanes))
 
     async def serve(self, connection: Connection) -> None:
-        """Consume on channels of this connection; raise BrokerError when it is no use any more.
+        """Consume on channels of this connection; raise when it is no use any more.
 
-        Returns only after `end`.
+        That is a BrokerError, or whatever the client library raises. Returns only after `end`.
         """
         self._wire = connection.wire
         self._intake.begin(self._wire)
