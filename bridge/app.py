@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import resource
@@ -13,7 +12,7 @@ from typing import Any, Final
 
 import uvloop
 
-from bridge import __version__
+from bridge import __version__, garbage
 from bridge.assembly import ADMIN_LISTENER, WEBHOOK_LISTENER, Assembly
 from bridge.config import Role, Settings
 from bridge.exit_codes import EXIT_CLEAN, EXIT_DRAIN_TIMED_OUT, EXIT_FAILED
@@ -38,13 +37,15 @@ def run(settings: Settings, roles: Collection[Role]) -> int:
 
 async def _run(settings: Settings, roles: Collection[Role]) -> int:
     bridge = Bridge(settings, roles)
-    # Modules, settings and the roles live until the process ends. A search for
-    # garbage takes longer the more objects there are, and it skips those that are frozen.
-    gc.freeze()
-    gc.enable()
+    # Modules, settings and the roles live until the process ends.
+    garbage.begin()
     stop = asyncio.Event()
     _own_signals(stop)
-    return await bridge.run(stop)
+    collecting = asyncio.create_task(garbage.collect_when_quiet())
+    try:
+        return await bridge.run(stop)
+    finally:
+        collecting.cancel()
 
 
 def _own_signals(stop: asyncio.Event) -> None:

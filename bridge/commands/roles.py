@@ -1,21 +1,18 @@
 """`sms-bridge worker`, `webhook` and `all`: run a role, or both in one process."""
 
-import gc
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import typer
 
+from bridge import garbage
 from bridge.commands.options import ConfigFile, examples, read_settings
 
 if TYPE_CHECKING:
     from bridge.config import Role
 
 app = typer.Typer()
-
-# When this many objects were made and not yet freed, the garbage collector searches for cycles.
-GARBAGE_OBJECTS: Final = 10_000
 
 
 @app.command(epilog=examples("sms-bridge worker --config config.yaml"))
@@ -37,11 +34,8 @@ def both(context: typer.Context, config: ConfigFile = None) -> None:
 
 
 def _run(context: typer.Context, config: Path | None, *roles: "Role") -> None:
-    # The bridge makes hardly any reference cycles. Searching for them as often as Python does by
-    # default (every 700 or 2,000 objects) takes a tenth of the time of a message.
-    gc.set_threshold(GARBAGE_OBJECTS)
-    # What is made from here on stays; `run` enables it again.
-    gc.disable()
+    # Until `run` begins to search.
+    garbage.forgo_until_started()
     from bridge.app import run
 
     sys.exit(run(read_settings(context, config), roles))
