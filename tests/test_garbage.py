@@ -9,7 +9,13 @@ from contextlib import closing
 import pytest
 
 from bridge import garbage
-from bridge.garbage import ALL_SECONDS, MOST_SECONDS, QUIET_OBJECTS, collect_when_quiet
+from bridge.garbage import (
+    LOOK_SECONDS,
+    MOST_LOOKS,
+    QUIET_OBJECTS,
+    REST_SECONDS,
+    collect_when_quiet,
+)
 from tests.clock import LeapingWorld
 
 Objects = Callable[[float], int]
@@ -24,58 +30,50 @@ def world() -> Iterator[LeapingWorld]:
 
 def searches(
     world: LeapingWorld, monkeypatch: pytest.MonkeyPatch, *, seconds: float, objects: Objects
-) -> list[tuple[float, int]]:
-    """Return when what was searched, where so many objects are in hand after so many seconds."""
-    found: list[tuple[float, int]] = []
+) -> list[float]:
+    """Return when there was a search, where so many objects are in hand after so many seconds."""
+    found: list[float] = []
     began = world.loop.time()
+
+    def passed() -> float:
+        return round(world.loop.time() - began, 1)
+
+    async def run() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(collect_when_quiet(), seconds + 0.5)
+
     with monkeypatch.context() as patched:
-        patched.setattr(
-            "bridge.garbage.gc.get_count", lambda: (objects(world.loop.time() - began), 0, 0)
-        )
-        patched.setattr(
-            "bridge.garbage.gc.collect",
-            lambda generation: found.append((round(world.loop.time() - began), generation)),
-        )
-
-        async def run() -> None:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(collect_when_quiet(), seconds + 0.5)
-
+        patched.setattr("bridge.garbage.gc.get_count", lambda: (objects(passed()), 0, 0))
+        patched.setattr("bridge.garbage.gc.collect", lambda: found.append(passed()))
         world.run(run())
     return found
 
 
-def test_each_second_while_it_is_quiet(
+def test_every_few_seconds_while_it_is_quiet(
     world: LeapingWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A search of what is new takes a moment then."""
-    found = searches(world, monkeypatch, seconds=5, objects=lambda _: QUIET_OBJECTS)
+    """A search takes a moment then."""
+    found = searches(world, monkeypatch, seconds=3 * REST_SECONDS, objects=lambda _: QUIET_OBJECTS)
 
-    assert found == [(second, 1) for second in range(1, 6)]
+    assert found == [REST_SECONDS, 2 * REST_SECONDS, 3 * REST_SECONDS]
 
 
-def test_a_busy_process_searches_rarely(
-    world: LeapingWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It waits for a quiet moment, but not for ever."""
-    quiet_at = 4
+def test_it_waits_for_a_quiet_moment(world: LeapingWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of a second is enough."""
+    quiet_at = REST_SECONDS + 3
 
     def objects(seconds: float) -> int:
-        return 0 if round(seconds) == quiet_at else 10 * QUIET_OBJECTS
+        return 0 if seconds == quiet_at else 10 * QUIET_OBJECTS
 
-    found = searches(world, monkeypatch, seconds=4 + 2 * MOST_SECONDS, objects=objects)
-
-    assert found == [(quiet_at + MOST_SECONDS * times, 1) for times in range(3)]
+    assert searches(world, monkeypatch, seconds=quiet_at + 1, objects=objects) == [quiet_at]
 
 
-def test_all_is_searched_now_and_then(world: LeapingWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Garbage may have lived through a search before it was garbage."""
-    found = searches(world, monkeypatch, seconds=2 * ALL_SECONDS + 2, objects=lambda _: 0)
+def test_it_does_not_wait_for_ever(world: LeapingWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is always busy makes garbage too."""
+    longest = REST_SECONDS + MOST_LOOKS * LOOK_SECONDS
+    found = searches(world, monkeypatch, seconds=2 * longest, objects=lambda _: 10 * QUIET_OBJECTS)
 
-    assert [second for second, generation in found if generation == 2] == [
-        ALL_SECONDS,
-        2 * ALL_SECONDS,
-    ]
+    assert found == pytest.approx([longest, 2 * longest], abs=0.3)
 
 
 def test_what_is_there_at_the_start_is_never_searched() -> None:

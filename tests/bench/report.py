@@ -105,7 +105,7 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
         Column("most CPU time in one", _number("cpu_ms", ".1f", " ms")),
         Column("in it", lambda row: str(row["cpu_why"])),
         Column("CPU time of a search for garbage", _number("garbage_ms", ".1f", " ms")),
-        Column("of a scrape", _number("scrape_ms", ".1f", " ms")),
+        Column("of a part of a scrape", _number("scrape_ms", ".1f", " ms")),
         Column("of reading the secrets", _number("secrets_ms", ".1f", " ms")),
     ),
     "shapes": (
