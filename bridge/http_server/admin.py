@@ -24,7 +24,8 @@ LIMITS: Final = Limits(
     max_header_bytes=16384,
     max_headers=100,
     max_body_bytes=4096,
-    max_buffered_bytes=65536,
+    # What they may send all together: a scrape is answered in a while, and probes meanwhile.
+    max_buffered_bytes=4 * 1024 * 1024,
     idle_timeout_seconds=15,
     body_timeout_seconds=10,
     keep_alive_seconds=75,

@@ -214,7 +214,8 @@ class Dispatcher:
                 outcome = self._pace.rule(
                     answer, delivery, request.to, request_number=request_number
                 )
-                if outcome is None:
+                if outcome is None or isinstance(outcome, Retried):
+                    # It is sent again anyway.
                     delivery.free_slot()
                 return outcome
 

@@ -82,11 +82,12 @@ class Line:
         except BaseException:
             # A try is counted when its wait is over.
             kept = Kept(delivery.envelope, _rest_of(delivery, outcome), delivery.replacement)
-            self._claims.give_back(claim, entry, kept)
             delivery.free_slot()
+            self._claims.give_back(claim, entry, kept)
             raise
         acked = self._settler.ack(delivery, outcome)
-        delivery.free_slot()
+        # The ack leaves at the end of this turn of the event loop; the next POST is after it.
+        asyncio.get_running_loop().call_soon(delivery.free_slot)
         at = time.time()
         acceptance = accepted(delivery.envelope, outcome, at)
         self._claims.settle(claim, entry, acceptance, acked=acked)

@@ -334,4 +334,5 @@ class Worker:
                 self.consumer.renew()
         except Exception:
             log.exception("internal_error", message_id=delivery.envelope.key)
+            delivery.free_slot()
             self._settler.report_given_back(delivery)

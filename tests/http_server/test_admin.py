@@ -348,3 +348,15 @@ async def test_messages_have_their_turn_during_a_scrape(accept: str) -> None:
     parse = parse_openmetrics if accept == PROMETHEUS else parse_text
     families = parse(scrape.result().body.decode())
     assert {*Slow.names, "sms_bridge_ready"} <= {family.name for family in families}
+
+
+async def test_scrapes_take_no_room_from_probes(admin: Admin) -> None:
+    """Probes are answered while many scrapes are, with headers as large as are allowed."""
+    large = {"x-large": "x" * 15_000}
+    scrapes = [asyncio.create_task(admin.client.get("/metrics", headers=large)) for _ in range(20)]
+    statuses = set()
+    while not all(scrape.done() for scrape in scrapes):
+        statuses.add((await admin.client.get("/livez")).status_code)
+
+    assert statuses == {200}
+    assert {scrape.result().status_code for scrape in scrapes} == {200}

@@ -174,19 +174,20 @@ def test_copy_is_stored_before_the_ack(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "story"),
+    ("status", "on_uncertain", "story"),
     [
-        (202, ["post", "ack", "post", "ack"]),
-        (500, ["post", "publish to q.retry.5s", "ack", "post", "ack"]),
-        (400, ["post", "publish to q.dead", "post", "ack", "ack"]),
+        (202, "retry", ["post", "ack", "post", "ack"]),
+        (500, "park", ["post", "publish to q.dead", "ack", "post", "ack"]),
+        (500, "retry", ["post", "post", "publish to q.retry.5s", "ack", "ack"]),
+        (400, "retry", ["post", "publish to q.dead", "post", "ack", "ack"]),
     ],
 )
 def test_what_may_have_been_sent_counts_as_in_flight_until_its_ack(
-    status: int, story: list[str]
+    status: int, on_uncertain: str, story: list[str]
 ) -> None:
     """Else a worker that is killed could leave more of it unacked than requests may be in flight.
 
-    What was surely not sent makes room for the next one with its answer.
+    What was surely not sent, or is sent again, makes room for the next one with its answer.
     """
 
     async def both(world: World) -> None:
@@ -197,7 +198,7 @@ def test_what_may_have_been_sent_counts_as_in_flight_until_its_ack(
             confirm.set_result("confirmed")
         await sent
 
-    with closing(World(concurrency=1)) as world:
+    with closing(World(concurrency=1, on_uncertain=on_uncertain)) as world:
         world.service.answers = [judge_status(status, retry_after_seconds=None)]
         world.broker.faults = ["late"]
         world.run(both(world))
@@ -217,6 +218,52 @@ def test_bug_holds_no_message(world: World, ears: Ears) -> None:
 
     assert world.settle() == ["post", "publish to q.dead", "ack"]
     assert len(ears.heard("internal_error")) == 1
+
+
+def test_the_next_is_posted_after_an_ack_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that comes in the turn of the event loop at whose end the ack leaves."""
+
+    async def both(world: World) -> None:
+        answered = world.loop.create_future()
+
+        async def send(_request: SendRequest, _delivery: Delivery) -> Answer:
+            world.told.append("post")
+            await answered
+            return ACCEPTED
+
+        def ack(_tag: int, **_: bool) -> bool:
+            world.loop.call_soon(world.told.append, "ack")
+            return True
+
+        monkeypatch.setattr(world.service, "send", send)
+        monkeypatch.setattr(world.connection, "ack", ack)
+        first = world.take()
+        await asyncio.sleep(1)
+        answered.set_result(None)
+        await asyncio.gather(first, world.take(message_id="m-2"))
+        await asyncio.sleep(1)
+
+    with closing(World(concurrency=1)) as world:
+        world.run(both(world))
+
+        assert world.told == ["post", "ack", "post", "ack"]
+
+
+@pytest.mark.parametrize("where", ["before the ack", "at the ack"])
+def test_bug_at_the_end_keeps_no_slot(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """The next message has it, though this one is never acked."""
+    with closing(World(concurrency=1)) as world:
+        with monkeypatch.context() as patched:
+            if where == "at the ack":
+                patched.setattr(world.worker._settler, "_report", None)
+            else:
+                world.service.answers = [judge_status(400, retry_after_seconds=None)]
+                patched.setattr(world.worker._settler, "replace", None)
+                patched.setattr(world.worker._claims, "give_back", None)
+            assert "ack" not in world.settle()
+        world.told.clear()
+
+        assert world.settle(message_id="m-2") == ["post", "ack"]
 
 
 def test_bug_after_the_answer_keeps_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ log = Log(__name__)
 # would be empty for these milliseconds. Each has to wait here while another worker may have a free
 # slot, so that they are few.
 SLOTS_PER_SPARE: Final = 10
-# What another worker would send again if this one were killed before the ack.
+# What would be sent again by another worker if this one were killed before the ack.
 _MAY_BE_SENT: Final = frozenset((Fate.SENT, Fate.UNCERTAIN))
 # A limit that follows the service is logged when it is higher or lower by this factor.
 LOGGED_FACTOR: Final = 2
@@ -34,10 +34,10 @@ class Capacity:
     """The slots of one worker, of which each request in flight has one.
 
     `most_held`: how many deliveries to hold, so that there is always one to send. `changed` is set
-    when it is another number than before. `are_kept`: what may have been sent holds its slot until
-    its ack is written, so that a worker that is killed leaves no more of such messages than there
-    are slots. A limit that follows the service is about that alone, and may be 1: there, no more
-    deliveries are held than requests may ever be in flight.
+    when it is another number than before. `are_kept`: what may have been sent, and is not sent
+    again, holds its slot until its ack is written, so that a worker that is killed leaves no more
+    of such messages than there are slots. A limit that follows the service is about that alone, and
+    may be 1: there, no more deliveries are held than requests may ever be in flight.
     """
 
     def __init__(
