@@ -252,26 +252,26 @@ def test_the_next_is_posted_after_an_ack_has_left(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("where", ["before the ack", "at the ack"])
 def test_bug_at_the_end_keeps_no_slot(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """The next message has it, though this one is never acked."""
-    with closing(World(concurrency=1)) as world:
+    with closing(World(concurrency=1, on_uncertain="park")) as world:
         with monkeypatch.context() as patched:
             if where == "at the ack":
-                patched.setattr(world.worker._settler, "_report", None)
+                patched.setattr(world.connection, "ack", None)
             else:
-                world.service.answers = [judge_status(400, retry_after_seconds=None)]
-                patched.setattr(world.worker._settler, "replace", None)
-                patched.setattr(world.worker._claims, "give_back", None)
-            assert "ack" not in world.settle()
+                world.service.answers = [judge_status(500, retry_after_seconds=None)]
+                patched.setattr(world.broker, "deadline_for", None)
+            assert world.settle() == ["post"]
         world.told.clear()
 
         assert world.settle(message_id="m-2") == ["post", "ack"]
 
 
-def test_bug_after_the_answer_keeps_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bug_after_the_answer_keeps_no_slot(ears: Ears) -> None:
     """The next message has it."""
+    odd: dict[str, Any] = {"retry_after_seconds": "soon"}
     with closing(World(concurrency=1)) as world:
-        with monkeypatch.context() as patched:
-            patched.setattr(world.pace, "rule", None)
-            assert world.settle() == ["post", "publish to q.dead", "ack"]
+        world.service.answers = [judge_status(500, retry_after_seconds=None)._replace(**odd)]
+        assert world.settle() == ["post", "publish to q.dead", "ack"]
+        assert len(ears.heard("internal_error")) == 1
         world.told.clear()
 
         assert world.settle(message_id="m-2") == ["post", "ack"]
