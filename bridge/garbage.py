@@ -11,10 +11,10 @@ from typing import Final, NoReturn
 # Where so much is left over between two searches, Python searches by itself.
 MOST_OBJECTS: Final = 100_000
 # Between two searches. What is left over meanwhile, mostly of closed channels, is freed in a few
-# milliseconds.
-REST_SECONDS: Final = 5.0
-# So many more objects than at the last search are a few messages in hand.
-QUIET_OBJECTS: Final = 2_000
+# milliseconds, and is far less than what counts as quiet.
+REST_SECONDS: Final = 2.0
+# So many more objects than at the last search are a few dozen messages in hand.
+QUIET_OBJECTS: Final = 3_000
 # How long to wait between two looks whether it is quiet, and after how many it need not be.
 LOOK_SECONDS: Final = 0.1
 MOST_LOOKS: Final = 100
