@@ -7,11 +7,12 @@ limits and for a slot, in this order; then its request is posted, and `pace` rul
 import asyncio
 import time
 from collections.abc import Callable
-from typing import get_args
+from typing import Final, get_args
 
 from bridge.config import WorkerSettings
 from bridge.errors import BrokerError
 from bridge.outbound.delivery import MAX_HOLD_SECONDS, Delivery
+from bridge.outbound.fates import Fate
 from bridge.outbound.lanes import Lanes
 from bridge.outbound.limits.capacity import Capacity
 from bridge.outbound.metrics import WorkerMetrics
@@ -20,6 +21,9 @@ from bridge.outbound.pausing.pace import Pace
 from bridge.outbound.posting.sender import Sender
 from bridge.outbound.request import SendRequest
 from bridge.outbound.segments import Encoding, count_segments
+
+# What another worker would send again if this one were killed before the ack.
+_MAY_BE_SENT: Final = frozenset((Fate.SENT, Fate.UNCERTAIN))
 
 
 class Dispatcher:
@@ -64,7 +68,7 @@ class Dispatcher:
     async def outcome_of(self, delivery: Delivery, request: SendRequest) -> Outcome:
         """Post a delivery's request when it may go, and return what becomes of the delivery.
 
-        What may have been sent may hold its slot still: call the delivery's `free_slot` at the ack.
+        What may have been sent may keep its slot: call the delivery's `free_slot` after its ack.
         Raises BrokerError when the delivery goes back to the queue: its session is over, or the
         worker stops. Cancelled, it gives back what it held: its place, its token, its slot.
         """
@@ -206,9 +210,10 @@ class Dispatcher:
                         request_number = self._pace.begin(key)
                         slot.begin()
                         slot.answer = answer = await self._sender.send(request, delivery)
+                        if self._capacity.until_ack and answer.fate in _MAY_BE_SENT:
+                            delivery.give_slot_back = slot.keep()
                 if not may_go:
                     continue
-                delivery.give_slot_back = slot.give_back
                 # After most slots are given back: when this begins a pause, who waited for the slot
                 # becomes the probe before the consumer looks whether it has to take one.
                 outcome = self._pace.rule(

@@ -174,20 +174,22 @@ def test_copy_is_stored_before_the_ack(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "on_uncertain", "story"),
+    ("concurrency", "status", "on_uncertain", "story"),
     [
-        (202, "retry", ["post", "ack", "post", "ack"]),
-        (500, "park", ["post", "publish to q.dead", "ack", "post", "ack"]),
-        (500, "retry", ["post", "post", "publish to q.retry.5s", "ack", "ack"]),
-        (400, "retry", ["post", "publish to q.dead", "post", "ack", "ack"]),
+        (1, 202, "retry", ["post", "ack", "post", "ack"]),
+        (1, 500, "park", ["post", "publish to q.dead", "ack", "post", "ack"]),
+        (1, 500, "retry", ["post", "post", "publish to q.retry.5s", "ack", "ack"]),
+        (1, 400, "retry", ["post", "publish to q.dead", "post", "ack", "ack"]),
+        ("auto", 500, "park", ["post", "publish to q.dead", "post", "ack", "ack"]),
     ],
 )
 def test_what_may_have_been_sent_counts_as_in_flight_until_its_ack(
-    status: int, on_uncertain: str, story: list[str]
+    concurrency: int | str, status: int, on_uncertain: str, story: list[str]
 ) -> None:
     """Else a worker that is killed could leave more of it unacked than requests may be in flight.
 
-    What was surely not sent, or is sent again, makes room for the next one with its answer.
+    What was surely not sent, or is sent again, makes room for the next one with its answer; so does
+    everything where the limit follows the service.
     """
 
     async def both(world: World) -> None:
@@ -198,7 +200,8 @@ def test_what_may_have_been_sent_counts_as_in_flight_until_its_ack(
             confirm.set_result("confirmed")
         await sent
 
-    with closing(World(concurrency=1, on_uncertain=on_uncertain)) as world:
+    settings: dict[str, Any] = {"concurrency": concurrency, "max_concurrency": 1}
+    with closing(World(**settings, on_uncertain=on_uncertain)) as world:
         world.service.answers = [judge_status(status, retry_after_seconds=None)]
         world.broker.faults = ["late"]
         world.run(both(world))

@@ -11,7 +11,7 @@ from typing import Final, NoReturn, Self
 from bridge.config import WorkerSettings
 from bridge.logs import Log
 from bridge.outbound.delivery import Waits
-from bridge.outbound.fates import Answer, Fate
+from bridge.outbound.fates import Answer
 from bridge.outbound.limits.adaptive_limit import AdaptiveLimit
 from bridge.outbound.limits.slots import Slots
 
@@ -22,8 +22,6 @@ log = Log(__name__)
 # would be empty for these milliseconds. Each has to wait here while another worker may have a free
 # slot, so that they are few.
 SLOTS_PER_SPARE: Final = 10
-# What would be sent again by another worker if this one were killed before the ack.
-_MAY_BE_SENT: Final = frozenset((Fate.SENT, Fate.UNCERTAIN))
 # A limit that follows the service is logged when it is higher or lower by this factor.
 LOGGED_FACTOR: Final = 2
 # It moves all the time, and the metric shows each move.
@@ -34,8 +32,8 @@ class Capacity:
     """The slots of one worker, of which each request in flight has one.
 
     `most_held`: how many deliveries to hold, so that there is always one to send. `changed` is set
-    when it is another number than before. `are_kept`: what may have been sent, and is not sent
-    again, holds its slot until its ack is written, so that a worker that is killed leaves no more
+    when it is another number than before. `until_ack`: what may have been sent, and is not sent
+    again, keeps its slot until its ack has left, so that a worker that is killed leaves no more
     of such messages than there are slots. A limit that follows the service is about that alone, and
     may be 1: there, no more deliveries are held than requests may ever be in flight.
     """
@@ -59,9 +57,9 @@ class Capacity:
         # With ordering, deliveries wait for each other here, and holding fewer helps no other
         # worker.
         self._holds_most = self._adaptive is None or settings.ordering == "recipient"
-        self.are_kept = self._adaptive is None
+        self.until_ack = self._adaptive is None
         self.most_held = settings.most_in_flight
-        if self.are_kept:
+        if self.until_ack:
             self.most_held += settings.most_in_flight // SLOTS_PER_SPARE
         if self._adaptive is not None:
             self._follow(self._adaptive)
@@ -72,11 +70,11 @@ class Capacity:
         return self._slots.limit
 
     def free_slot(self) -> "Slot | None":
-        """Take a slot if there is one that nobody waits for; put a `with` block around its use."""
+        """Take a slot if there is one that nobody waits for; a `with` block gives it back."""
         return Slot(self, self._slots) if self._slots.acquire_free() else None
 
     async def slot(self, waits: Waits, *, is_urgent: bool = False) -> "Slot":
-        """Wait for a slot, which `waits` measures; see `free_slot`."""
+        """Wait for a slot, which `waits` measures; a `with` block gives it back."""
         with waits("slot"):
             await self._slots.acquire(is_urgent=is_urgent)
         return Slot(self, self._slots)
@@ -114,19 +112,18 @@ class Capacity:
 
 
 class Slot:
-    """The place of one request among those in flight.
+    """The place of one request among those in flight; a `with` block gives it back.
 
-    Call `begin` when the request leaves, and set `answer` when it is there. Where slots `are_kept`,
-    what may have been sent keeps it: call `give_back` after the ack.
+    Call `begin` when the request leaves, and set `answer` when it is there.
     """
 
-    __slots__ = ("_began", "_capacity", "_is_held", "_slots", "answer")
+    __slots__ = ("_began", "_capacity", "_is_kept", "_slots", "answer")
 
     def __init__(self, capacity: Capacity, slots: Slots) -> None:
         self._capacity = capacity
         self._slots = slots
         self._began: float | None = None
-        self._is_held = True
+        self._is_kept = False
         self.answer: Answer | None = None
 
     def __enter__(self) -> Self:
@@ -135,19 +132,14 @@ class Slot:
     def __exit__(self, *_: object) -> None:
         if self._began is not None:
             self._capacity.end(self._began, self.answer)
-        if (
-            not self._capacity.are_kept
-            or self.answer is None
-            or self.answer.fate not in _MAY_BE_SENT
-        ):
-            self.give_back()
+        if not self._is_kept:
+            self._slots.give_back()
 
     def begin(self) -> None:
         """Note that the request leaves."""
         self._began = self._capacity.begin()
 
-    def give_back(self) -> None:
-        """Give it back, unless it is already."""
-        if self._is_held:
-            self._is_held = False
-            self._slots.give_back()
+    def keep(self) -> Callable[[], None]:
+        """Hold it beyond the block; return what gives it back, to be called once."""
+        self._is_kept = True
+        return self._slots.give_back

@@ -45,7 +45,6 @@ class World:
                 slot.begin()
                 await free.wait()
                 slot.answer = answer
-            slot.give_back()
 
         tasks = [asyncio.create_task(one()) for _ in range(times)]
         await settle()
@@ -70,40 +69,25 @@ async def test_fixed_capacity(concurrency: int, held: int) -> None:
     assert not world.changed.is_set()
 
 
-@pytest.mark.parametrize("concurrency", [1, "auto"])
-@pytest.mark.parametrize(
-    ("answer", "may_be_sent"),
-    [
-        (SENT, True),
-        (judge_status(500, retry_after_seconds=None), True),
-        (judge_status(400, retry_after_seconds=None), False),
-        (judge_status(429, retry_after_seconds=1), False),
-        (None, False),
-    ],
-    ids=["sent", "uncertain", "refused", "slow down", "cut off"],
-)
-async def test_how_long_a_slot_is_held(
-    concurrency: int | str, answer: Answer | None, *, may_be_sent: bool
-) -> None:
-    """Of a fixed number of slots, what may have been sent holds one until it is given back, once.
-
-    What surely was not, and what nobody waits for any more, gives it back at its end; so does all
-    where the limit follows the service.
-    """
-    capacity = World(concurrency=concurrency, max_concurrency=1).capacity
+@pytest.mark.parametrize("answer", [SENT, REFUSED, None], ids=["sent", "refused", "cut off"])
+@pytest.mark.parametrize("is_kept", [False, True], ids=["let go", "kept"])
+async def test_how_long_a_slot_is_held(answer: Answer | None, *, is_kept: bool) -> None:
+    """A slot is held until the end of the block, or, when it is kept, until it is given back."""
+    capacity = World(concurrency=1).capacity
     slot = capacity.free_slot()
     assert slot is not None
     with slot:
         slot.begin()
         slot.answer = answer
-
-    is_kept = may_be_sent and concurrency == 1
-    assert (capacity.free_slot() is None) == is_kept
-    if is_kept:
-        slot.give_back()
-        slot.give_back()
-        assert capacity.free_slot() is not None
+        if is_kept:
+            give_back = slot.keep()
         assert capacity.free_slot() is None
+
+    if is_kept:
+        assert capacity.free_slot() is None
+        give_back()
+    assert capacity.free_slot() is not None
+    assert capacity.free_slot() is None
 
 
 async def test_slots_follow_the_limit() -> None:
