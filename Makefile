@@ -101,7 +101,7 @@ endef
 
 broker: $(STAMP) $(if $(filter 4,$(RABBITMQ)),rabbitmq-4)  ## install a RabbitMQ server, unless there is one or a URL names one
 	@if [ -n "$$SMS_BRIDGE_RABBITMQ__URL$$SMS_BRIDGE_TEST_AMQP_URL" ] || \
-	    $(BIN)/python -c 'from bridge.sandbox.broker import find_scripts as f; f()' 2>/dev/null; \
+	    $(BIN)/python -c 'from bridge.sandbox.rabbitmq_installation import find_scripts as f; f()' 2>/dev/null; \
 	then exit 0; fi; \
 	$(call apt_install,rabbitmq-server,$(WITHOUT_RABBITMQ))
 
@@ -146,8 +146,8 @@ test-failed: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run what fail
 	$(BIN)/pytest --last-failed --last-failed-no-failures none
 	$(BIN)/pytest -m serial
 
-# Whoever reads them first compiles them and what they import, which is two thirds of it:
-# processes that begin at the same time would each do it.
+# Whoever reads them first compiles them and what they import, which is two thirds of it: processes
+# that begin at the same time would each do it.
 collect: $(DEV_STAMP)  ## read all tests, and count those of each file
 	$(BIN)/pytest --collect-only -qq
 

@@ -25,7 +25,7 @@ from bridge.config.urls import mask_url
 from bridge.errors import BridgeError
 from bridge.exit_codes import EXIT_FAILED
 from bridge.sandbox.actors import Actors, bring_on
-from bridge.sandbox.broker import URL_VARIABLE
+from bridge.sandbox.reachability import URL_VARIABLE
 from bridge.sandbox.scoreboard import (
     Summary,
     check_webhook_metrics,

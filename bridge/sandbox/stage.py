@@ -20,8 +20,9 @@ from bridge.amqp.client import Connection
 from bridge.amqp.connecting import close_quietly, open_connection
 from bridge.config import ENV_PREFIX, Settings, load_settings
 from bridge.errors import BridgeError
-from bridge.sandbox.broker import URL_VARIABLE, find_broker, private_broker
+from bridge.sandbox.broker import private_broker
 from bridge.sandbox.processes import Child, Guard, free_ports, guarded, wait_until
+from bridge.sandbox.reachability import URL_VARIABLE, find_broker
 from bridge.topology.declarations import dead_queue, queues_behind, retry_queue
 
 READY_SECONDS: Final = 30

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +10,9 @@ import aio_pika
 import pytest
 
 from bridge.errors import BrokerError
-from bridge.sandbox import broker as module
-from bridge.sandbox.broker import URL_VARIABLE, Broker, find_broker, private_broker
+from bridge.sandbox import rabbitmq_installation
+from bridge.sandbox.broker import Broker, private_broker
+from bridge.sandbox.reachability import URL_VARIABLE, find_broker
 
 QUEUE = "kept"
 DEADLINE_SECONDS = 10
@@ -140,28 +140,10 @@ def test_leaves_nothing_behind(life: Life) -> None:
     assert not life.folder_left
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["", "   ", "not a url", "amqp://127.0.0.1:1/", "amqps://127.0.0.1:1/", "[", '["amqp://["]'],
-)
-def test_finds_no_broker(value: str) -> None:
-    """A setting that is missing, broken or answered by nobody names no broker."""
-    assert find_broker({URL_VARIABLE: value}) is None
-
-
-def test_finds_no_broker_where_nobody_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A port that takes connections and is silent is no broker."""
-    monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-
-        assert find_broker({URL_VARIABLE: f"amqp://127.0.0.1:{port}/"}) is None
-
-
 def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without a server program the error is one sentence that says what to do."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(module, "_PACKAGE_FOLDERS", ())
+    monkeypatch.setattr(rabbitmq_installation, "_PACKAGE_FOLDERS", ())
 
     advice = r"apt-get install rabbitmq-server.*" + URL_VARIABLE
     with pytest.raises(BrokerError, match=advice), private_broker():

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bridge.config import load_settings
-from bridge.sandbox.broker import URL_VARIABLE
 from bridge.sandbox.demo import addresses
 from bridge.sandbox.processes import guarded
+from bridge.sandbox.reachability import URL_VARIABLE
 from bridge.sandbox.stage import Place, Stage, queues_of
 
 URL = "amqp://guest:guest@127.0.0.1:29000/"

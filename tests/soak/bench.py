@@ -19,8 +19,9 @@ import aio_pika
 import httpx
 
 from bridge.config import ENV_PREFIX
-from bridge.sandbox.broker import URL_VARIABLE, Broker
+from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Child, Guard, free_ports, wait_until
+from bridge.sandbox.reachability import URL_VARIABLE
 from bridge.topology.declarations import dead_queue, retry_queue
 from tests.soak.checker import DeadLetter, Post
 from tests.soak.publisher import Request

@@ -35,8 +35,9 @@ from rich.table import Table
 
 from bridge.config import ENV_PREFIX
 from bridge.errors import BridgeError
-from bridge.sandbox.broker import URL_VARIABLE, Broker, private_broker
+from bridge.sandbox.broker import Broker, private_broker
 from bridge.sandbox.processes import Child, Guard, free_ports, guarded
+from bridge.sandbox.reachability import URL_VARIABLE
 from tests.soak.bench import (
     GRACE_SECONDS,
     READY_SECONDS,
