@@ -162,8 +162,8 @@ class Worker:
         ledgers = [self._ledger]
         if self.sorter is not None:
             consumers.append(self.sorter.consumer)
-            ledgers.append(self.sorter.ledger)
-            self.sorter.learn_of = asker.learn_of
+            ledgers.append(self.sorter.mover.ledger)
+            self.sorter.mover.learn_of = asker.learn_of
 
         async def prove() -> None:
             await asyncio.gather(*(consumer.prove() for consumer in consumers))
@@ -208,7 +208,7 @@ class Worker:
                 group.create_task(self._upkeep.mend(connection, missing))
                 if self.sorter is not None:
                     # RabbitMQ may not say that the queue is another one than that consumed so far.
-                    missing, mended = self.sorter.queue_missing, self.consumer.renew
+                    missing, mended = self.sorter.mover.queue_missing, self.consumer.renew
                     group.create_task(self._upkeep.mend(connection, missing, mended=mended))
                 if self._pace.rates.is_shared:
                     group.create_task(self._sharing.watch(connection))

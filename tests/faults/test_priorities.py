@@ -14,7 +14,7 @@ from bridge.operators.checks.consumers import check_consumers
 from bridge.operators.checks.set_up import ConnectedBroker, SetUp
 from bridge.operators.draining.waiting import find_waiting
 from bridge.operators.status.look import Looker
-from bridge.outbound.sorting.sorter import PREFETCH
+from bridge.outbound.sorting.mover import PREFETCH
 from bridge.sandbox.processes import guarded
 from tests.faults.amqp_proxy import ACK, DELIVER, PUBLISH
 from tests.faults.bench import (

@@ -24,7 +24,8 @@ from bridge.outbound.peers.exchange import Peers
 from bridge.outbound.session import Session
 from bridge.outbound.sorting.chosen import make_sorter
 from bridge.outbound.sorting.move import sorting_entry
-from bridge.outbound.sorting.sorter import PREFETCH, Sorter
+from bridge.outbound.sorting.mover import PREFETCH
+from bridge.outbound.sorting.sorter import Sorter
 from bridge.outbound.sorting.written import LATE_SECONDS
 from bridge.topology.upkeep import Upkeep
 from tests.clock import LeapingWorld
@@ -74,7 +75,7 @@ class World(LeapingWorld):
         self.tags = 0
 
     def deliver(self, *, redelivered: bool = False, **properties: Any) -> Delivery:
-        """Have the broker deliver a message (a look inside: the consumer calls this)."""
+        """Have the broker deliver a message."""
         self.tags += 1
         given = Properties(**properties)
         delivery = Delivery(
@@ -86,7 +87,7 @@ class World(LeapingWorld):
             envelope=bare_envelope(given, now=self.loop.time()),
             clock=self.loop.time,
         )
-        self.sorter._take(delivery)
+        self.sorter.mover.take(delivery)
         return delivery
 
     def deliver_of(self, key: str, name: str, *, redelivered: bool = False) -> Delivery:
@@ -97,16 +98,16 @@ class World(LeapingWorld):
     def lose_connection(self) -> None:
         """Have the session end, and another one begin."""
         self.connection.is_over = True
-        self.sorter._on_session_over(PREFETCH)
+        self.sorter.mover.on_session_over(PREFETCH)
         self.connection = Connection()
-        self.sorter.ledger.consuming_again()
+        self.sorter.mover.ledger.consuming_again()
 
     def sort(self, **facts: Any) -> None:
         """Deliver a message, and wait until it is sorted or given back."""
 
         async def play() -> None:
             self.deliver(**facts)
-            await self.sorter.all_done()
+            await self.sorter.mover.all_done()
 
         self.run(play())
 
@@ -162,12 +163,12 @@ def test_acked_only_when_stored(world: World, ears: Ears) -> None:
         await asyncio.sleep(60)
         assert (world.connection.acked, world.broker.written) == ([], 3)
         world.broker.pending[0].set_result("confirmed")
-        await world.sorter.all_done()
+        await world.sorter.mover.all_done()
 
     world.run(play())
     assert world.connection.acked == [1]
     assert ears.heard("internal_error") == []
-    assert world.sorter.queue_missing.is_set()
+    assert world.sorter.mover.queue_missing.is_set()
 
 
 def test_many_keep_their_order(world: World) -> None:
@@ -176,7 +177,7 @@ def test_many_keep_their_order(world: World) -> None:
     async def play() -> None:
         for number in range(50):
             world.deliver(message_id=f"m-{number}")
-        await world.sorter.all_done()
+        await world.sorter.mover.all_done()
 
     world.run(play())
     assert world.stored == [f"m-{number}" for number in range(50)]
@@ -193,7 +194,7 @@ def test_a_late_confirm_is_waited_for(world: World) -> None:
         await asyncio.sleep(10 * LATE_SECONDS)
         assert world.connection.acked == [2]
         world.broker.pending[0].set_result("confirmed")
-        await world.sorter.all_done()
+        await world.sorter.mover.all_done()
 
     world.run(play())
     assert world.connection.acked == [2, 1]
@@ -208,7 +209,7 @@ def test_a_copy_that_is_not_confirmed_in_time_is_told(world: World, ears: Ears) 
         world.deliver(message_id="m-1")
         await asyncio.sleep(LATE_SECONDS + PUBLISH_SECONDS + 1)
         world.broker.pending[0].set_result("confirmed")
-        await world.sorter.all_done()
+        await world.sorter.mover.all_done()
 
     world.run(play())
     (told,) = ears.heard("not_stored")
@@ -225,9 +226,9 @@ def test_what_is_acked_on_no_session_is_sorted_once(world: World) -> None:
         world.lose_connection()
         world.deliver(message_id="m-2")
         world.broker.pending[0].set_result("confirmed")
-        await world.sorter.all_done()
+        await world.sorter.mover.all_done()
         world.deliver(message_id="m-1", redelivered=True)
-        await world.sorter.all_done()
+        await world.sorter.mover.all_done()
 
     world.run(play())
     assert world.connection.acked == [1 + 1, 3]
@@ -244,8 +245,8 @@ def test_a_drain_that_is_cut_off_remembers_what_was_written(world: World) -> Non
         await turns()
         draining.cancel()
         await asyncio.wait({draining})
-        assert world.sorter.count == 0
-        assert world.sorter.ledger.keeps_any
+        assert world.sorter.mover.count == 0
+        assert world.sorter.mover.ledger.keeps_any
         world.broker.pending[0].set_result("confirmed")
         await turns()
 
@@ -277,7 +278,7 @@ def test_what_comes_again_is_known(world: World, name: str | None) -> None:
         again = [world.deliver(message_id=name, redelivered=True) for _ in range(2)]
         await turns()
         world.broker.pending[0].set_result("confirmed")
-        await world.sorter.all_done()
+        await world.sorter.mover.all_done()
         assert sorted(world.connection.acked) == [one.tag for one in again]
 
     world.run(play())
@@ -342,7 +343,7 @@ def test_it_takes_nothing_that_it_could_not_store(world: World) -> None:
 
 def test_a_drain_takes_one_at_a_time(world: World) -> None:
     """Which may be one that is moved and has to be acked, whatever else is in the way."""
-    world.sorter._stopping = True
+    world.sorter.mover.stop()
     world.broker.is_blocked = True
     assert world.sorter._prefetch() == {"q": 1}
 
@@ -372,7 +373,7 @@ def test_one_of_a_key_is_on_its_way_at_a_time(ordered: World) -> None:
         await turns()
         assert ordered.stored == ["x-0", "x-1"]
         ordered.broker.pending[0].set_result("nacked")
-        await ordered.sorter.all_done()
+        await ordered.sorter.mover.all_done()
 
     ordered.run(play())
     assert ordered.stored == ["x-0", "x-1", "k-0", "k-1", "k-2"]
@@ -386,7 +387,7 @@ def test_many_of_one_key_are_sorted_one_after_the_other(ordered: World) -> None:
         for number in range(PREFETCH):
             ordered.deliver_of("k", f"k-{number}")
         assert ordered.broker.written == 1
-        await ordered.sorter.all_done()
+        await ordered.sorter.mover.all_done()
 
     ordered.run(play())
     assert ordered.stored == [f"k-{number}" for number in range(PREFETCH)]
@@ -400,13 +401,13 @@ def test_what_comes_again_keeps_its_place(ordered: World) -> None:
         assert (delivery.tag, ledger.knows(entry)) == (1, False)
         await asyncio.sleep(3)
 
-    ordered.sorter.learn_of = learn
+    ordered.sorter.mover.learn_of = learn
 
     async def play() -> None:
         ordered.deliver_of("k", "k-0", redelivered=True)
         ordered.deliver_of("k", "k-1")
         ordered.deliver_of("x", "x-0")
-        await ordered.sorter.all_done()
+        await ordered.sorter.mover.all_done()
 
     ordered.run(play())
     assert ordered.stored == ["x-0", "k-0", "k-1"]
@@ -421,12 +422,12 @@ def test_what_waits_for_its_turn_is_let_go_with_its_session(ordered: World) -> N
             ordered.deliver_of("k", name)
         await turns()
         ordered.lose_connection()
-        assert ordered.sorter.count == 1
+        assert ordered.sorter.mover.count == 1
         for name in ("k-0", "k-1", "k-2"):
             ordered.deliver_of("k", name, redelivered=True)
         await turns()
         ordered.broker.pending[0].set_result("confirmed")
-        await ordered.sorter.all_done()
+        await ordered.sorter.mover.all_done()
 
     ordered.run(play())
     assert ordered.stored == ["k-0", "k-1", "k-2"]
@@ -442,7 +443,7 @@ def test_a_session_that_ends_unnoticed_lets_nothing_begin(ordered: World) -> Non
         ordered.deliver_of("k", "k-1")
         ordered.connection.is_over = True
         ordered.broker.pending[0].set_result("confirmed")
-        await ordered.sorter.all_done()
+        await ordered.sorter.mover.all_done()
 
     ordered.run(play())
     assert ordered.stored == ["k-0"]
@@ -458,8 +459,8 @@ def test_a_copy_that_is_late_holds_its_key_up_and_no_longer(ordered: World) -> N
         ordered.lose_connection()
         ordered.deliver_of("k", "k-1")
         await asyncio.sleep(LATE_SECONDS + PUBLISH_SECONDS + 1)
-        assert ordered.sorter.ledger.keeps_any
-        await ordered.sorter.all_done()
+        assert ordered.sorter.mover.ledger.keeps_any
+        await ordered.sorter.mover.all_done()
 
     ordered.run(play())
     assert ordered.stored == ["k-1"]
@@ -480,7 +481,7 @@ def test_a_drain_gives_back_what_waits_for_its_turn(ordered: World) -> None:
 
     ordered.run(play())
     assert (ordered.stored, ordered.connection.acked) == (["k-0"], [1])
-    assert ordered.sorter.count == 0
+    assert ordered.sorter.mover.count == 0
 
 
 def test_a_drain_that_is_cut_off_lets_go_of_all(ordered: World) -> None:
@@ -496,8 +497,8 @@ def test_a_drain_that_is_cut_off_lets_go_of_all(ordered: World) -> None:
         await turns()
         draining.cancel()
         await asyncio.wait({draining})
-        assert ordered.sorter.count == 0
-        assert ordered.sorter.ledger.keeps_any
+        assert ordered.sorter.mover.count == 0
+        assert ordered.sorter.mover.ledger.keeps_any
         await turns()
 
     ordered.run(play())
@@ -521,7 +522,7 @@ def test_a_session_that_ends_as_a_turn_comes_lets_go_once(ordered: World) -> Non
         await turns()
 
     ordered.run(play())
-    assert (ordered.stored, ordered.sorter.count, faults) == (["k-0"], 0, [])
+    assert (ordered.stored, ordered.sorter.mover.count, faults) == (["k-0"], 0, [])
 
 
 def test_the_copy_in_a_lane_has_no_priority(ordered: World) -> None:
@@ -549,6 +550,6 @@ def test_cut_off_before_its_task_begins(ordered: World, confirm: Confirm) -> Non
 
     delivery = ordered.run(play())
 
-    assert not ordered.sorter.count
-    assert not ordered.sorter.ledger.is_working_on(sorting_entry(delivery))
-    assert ordered.sorter.ledger.keeps_any
+    assert not ordered.sorter.mover.count
+    assert not ordered.sorter.mover.ledger.is_working_on(sorting_entry(delivery))
+    assert ordered.sorter.mover.ledger.keeps_any
