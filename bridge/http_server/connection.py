@@ -13,7 +13,8 @@ from typing import Final, cast
 
 from bridge.http_server.occupancy import Eviction, Occupancy
 from bridge.http_server.parser import Phase, RequestParser
-from bridge.http_server.request import Request, Response, problem
+from bridge.http_server.request import Request
+from bridge.http_server.response import Response, problem, render
 from bridge.http_server.service import Service
 from bridge.logs import Log
 
@@ -27,7 +28,6 @@ END_SECONDS: Final = 1.0
 LINGER_SECONDS: Final = 2.0
 MAX_LINGER_BYTES: Final = 4 * 1024 * 1024
 
-_STATUS_LINES: Final = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 _FULL: Final = problem(503, "too many connections; try again later", Retry_After="5")
 
 
@@ -303,15 +303,8 @@ class Connection(asyncio.BufferedProtocol):
         self._occupancy.count(change)
 
     def _send(self, response: Response, *, keep_alive: bool, has_body: bool = True) -> None:
-        head = [_STATUS_LINES[response.status], self._service.date_line]
-        head += [
-            f"{name}: {value}\r\n".encode("latin-1") for name, value in response.headers.items()
-        ]
-        head.append(b"content-length: %d\r\n" % len(response.body))
-        head.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
-        if has_body:
-            head.append(response.body)
-        self._transport.write(b"".join(head))
+        date_line = self._service.date_line
+        self._transport.write(render(response, date_line, keep_alive=keep_alive, has_body=has_body))
 
     def _report_refusal(self, status: int) -> None:
         self._service.hooks.on_refusal(self._parser.method, self._parser.path, status)

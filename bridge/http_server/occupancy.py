@@ -9,7 +9,7 @@ import asyncio
 from typing import Generic, Literal, Protocol, TypeVar
 
 from bridge.http_server.limits import Limits
-from bridge.http_server.request import Response
+from bridge.http_server.response import Response
 
 # Why a connection was evicted: no place for a new one, or no memory for its request.
 Eviction = Literal["connections", "memory"]

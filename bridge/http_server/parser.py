@@ -20,7 +20,8 @@ from urllib.parse import unquote
 import httptools
 
 from bridge.http_server.limits import Limits
-from bridge.http_server.request import Headers, Judge, Request, Response, problem
+from bridge.http_server.request import Headers, Judge, Request
+from bridge.http_server.response import Response, problem
 
 # How many pipelined requests may wait; no sender of webhooks comes near it.
 MAX_PIPELINED: Final = 16

@@ -1,11 +1,11 @@
-"""A request and its response, as a handler sees them."""
+"""A request as a handler sees it, and what may answer it."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
-from bridge.log_lines import dump_json
+from bridge.http_server.response import Response
 
 # Names are in lower case; repeated headers are repeated.
 Headers = list[tuple[bytes, bytes]]
@@ -47,24 +47,6 @@ class Request:
         """Return the first value of a header, named in lower case."""
         value = (self.first or dict(reversed(self.headers))).get(name)
         return None if value is None else value.decode("latin-1")
-
-
-class Response(NamedTuple):
-    """A response; Content-Length and Date are added when it is sent."""
-
-    status: int
-    body: bytes = b""
-    headers: Mapping[str, str] = MappingProxyType({})
-
-
-def problem(status: int, title: str, **headers: str) -> Response:
-    """Make an error response (RFC 9457); its title must not help a forger."""
-    fields = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Response(
-        status,
-        dump_json({"title": title, "status": status}).encode(),
-        {"content-type": "application/problem+json", **fields},
-    )
 
 
 # Given method, path and headers: the answer to a request whose body need not be read, or None.

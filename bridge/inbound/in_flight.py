@@ -2,7 +2,8 @@
 
 import time
 
-from bridge.http_server.request import Request, Response
+from bridge.http_server.request import Request
+from bridge.http_server.response import Response
 from bridge.inbound.endpoint import Endpoint
 from bridge.inbound.event import Event, trace_of
 from bridge.inbound.metrics import UNKNOWN_DELIVERY, EventOutcome, WebhookMetrics

@@ -4,7 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from bridge.http_server.occupancy import Eviction
-from bridge.http_server.request import Headers, Response, problem
+from bridge.http_server.request import Headers
+from bridge.http_server.response import Response, problem
 from bridge.inbound.metrics import EventOutcome, WebhookMetrics
 from bridge.logs import CountedLog, Log
 

@@ -21,7 +21,8 @@ from bridge.amqp.publisher import Publisher
 from bridge.config import WebhookSettings
 from bridge.errors import InvalidSignatureError, PublishError
 from bridge.http_server.limits import Limits
-from bridge.http_server.request import Answer, Request, Response
+from bridge.http_server.request import Answer, Request
+from bridge.http_server.response import Response
 from bridge.inbound.endpoint import Endpoint
 from bridge.inbound.event import Event, as_form, name_event, properties_of
 from bridge.inbound.in_flight import InFlight, Webhook

@@ -15,7 +15,8 @@ from bridge.__main__ import app as cli
 from bridge.config import ENV_PREFIX, Role, Settings, load_settings
 from bridge.config.settings import known_keys
 from bridge.http_server.admin import Health, admin_handler
-from bridge.http_server.request import Request, Response
+from bridge.http_server.request import Request
+from bridge.http_server.response import Response
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.operators import topology_formats
 from bridge.start_checks import check_roles

@@ -2,7 +2,8 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bridge.http_server.request import Handler, Request, Response
+from bridge.http_server.request import Handler, Request
+from bridge.http_server.response import Response
 
 
 def asgi_app(handler: Handler, *, max_body_bytes: int) -> ASGIApp:

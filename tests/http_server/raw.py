@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from bridge.http_server.limits import Limits
 from bridge.http_server.listener import Listener
-from bridge.http_server.request import Answer, Request, Response, problem
+from bridge.http_server.request import Answer, Request
+from bridge.http_server.response import Response, problem
 from bridge.http_server.service import Hooks
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

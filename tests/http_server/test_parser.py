@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from bridge.http_server.limits import Limits
 from bridge.http_server.parser import HEADER_OVERHEAD_BYTES, MAX_PIPELINED, Phase, RequestParser
-from bridge.http_server.request import Request, Response
+from bridge.http_server.request import Request
+from bridge.http_server.response import Response
 
 LIMITS = Limits(
     max_connections=1,

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from bridge.amqp.publication import Publication
 from bridge.errors import Confirm
-from bridge.http_server.request import Request, Response
+from bridge.http_server.request import Request
+from bridge.http_server.response import Response
 from bridge.inbound.webhook import Receiver
 from bridge.metrics import BridgeMetrics, new_registry
 

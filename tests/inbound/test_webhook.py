@@ -21,7 +21,8 @@ from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import Publisher
 from bridge.config import SignatureSettings, WebhookSettings
 from bridge.errors import Confirm
-from bridge.http_server.request import Request, Response
+from bridge.http_server.request import Request
+from bridge.http_server.response import Response
 from bridge.inbound.endpoint import Endpoint
 from bridge.inbound.event import EVENT_ID
 from bridge.inbound.metrics import WebhookMetrics

@@ -2,7 +2,7 @@
 
 import json
 
-from bridge.http_server.request import problem
+from bridge.http_server.response import problem
 
 
 def test_problem_says_status_and_title() -> None:
