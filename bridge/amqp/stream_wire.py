@@ -16,7 +16,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from yarl import URL
 
@@ -28,12 +28,9 @@ from bridge.amqp.client import (
     SSLContextProvider,
     TransportFactory,
 )
+from bridge.amqp.demultiplexer import Demultiplexer
 from bridge.amqp.frames import (
     CONTENT_HEADER_START,
-    FRAME_END,
-    FRAME_HEADER,
-    FRAME_OVERHEAD_BYTES,
-    FRAME_TYPES,
     HEARTBEAT,
     Confirms,
     Deliveries,
@@ -48,11 +45,6 @@ from bridge.amqp.wire import LARGE_BODY_BYTES, Body, DeliveryHandler, Progress
 from bridge.errors import Confirm
 from bridge.happy_eyeballs import create_connection
 
-# How often aiormq is shown that the broker is alive while we keep all other frames from it.
-SIGN_OF_LIFE_SECONDS: Final = 1.0
-# Enough bytes of a foreign answer to recognise its protocol.
-FOREIGN_BYTES: Final = 8
-
 
 class StreamWire(TransportFactory):
     """The stream of one connection, which aiormq opens and shares."""
@@ -64,7 +56,7 @@ class StreamWire(TransportFactory):
         self._transport: asyncio.Transport | None = None
         self._unwritten: list[Piece] = []
         self._is_reading = True
-        self._protocol: _Protocol | None = None
+        self._protocol: Demultiplexer | None = None
 
     async def create(
         self,
@@ -74,7 +66,7 @@ class StreamWire(TransportFactory):
         """Connect; aiormq calls it. Raises AMQPConnectionError."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(loop=loop)
-        protocol = _Protocol(reader, self._takers, self._clock)
+        protocol = Demultiplexer(reader, self._takers, self._clock)
         context: SSLContextProvider = kwargs["ssl_context_provider"]
         try:
             transport, _ = await create_connection(
@@ -268,83 +260,3 @@ class StreamPublishing:
         else:
             self._wire.write(*pieces)
         return confirm
-
-
-class _Protocol(asyncio.StreamReaderProtocol):
-    """Sorts the frames of a connection: each goes to the taker of its channel, or to the reader."""
-
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        takers: dict[int, FrameTaker],
-        clock: Callable[[], float],
-    ) -> None:
-        super().__init__(reader, loop=asyncio.get_running_loop())
-        self._clock = clock
-        self._takers = takers
-        # The start of a frame, and how many bytes are missing until its end.
-        self._held: list[bytes] = []
-        self._missing_bytes = 0
-        self._is_amqp = True
-        self.foreign = b""
-        self._passed_on_at = self.heard_at = self._clock()
-
-    def data_received(self, data: bytes) -> None:
-        """Sort what has arrived; an incomplete frame waits for its end."""
-        self.heard_at = self._clock()
-        if self._held:
-            self._held.append(data)
-            self._missing_bytes -= len(data)
-            if self._missing_bytes > 0:
-                return
-            data = b"".join(self._held)
-            self._held.clear()
-        if self._is_amqp:
-            data = self._sort(data)
-        if data:
-            self._passed_on_at = self._clock()
-            super().data_received(data)
-
-    def pretend(self, data: bytes) -> None:
-        """Hand bytes to aiormq that did not come from the broker."""
-        super().data_received(data)
-
-    def _sort(self, data: bytes) -> bytes:
-        """Return the frames that nobody has taken."""
-        others: list[bytes] = []
-        begin = at = end = 0
-        while at + FRAME_OVERHEAD_BYTES <= len(data):
-            frame_type, channel, size = FRAME_HEADER.unpack_from(data, at)
-            end = at + FRAME_OVERHEAD_BYTES + size
-            if end > len(data):
-                break
-            if data[end - 1] != FRAME_END or frame_type not in FRAME_TYPES:
-                self._is_amqp = False
-                break
-            taker = self._takers.get(channel)
-            if taker is not None and taker.feed(frame_type, data[at + FRAME_HEADER.size : end - 1]):
-                others += [data[begin:at]] if begin < at else []
-                begin = end
-            at = end
-        if at < len(data):
-            at = self._hold(data, at, end)
-        others.append(data[begin:at])
-        return b"".join(others) or self._sign_of_life(at)
-
-    def _hold(self, data: bytes, at: int, end: int) -> int:
-        """Keep back an incomplete frame; return the offset up to which all else passes."""
-        if self._is_amqp and data[at] in FRAME_TYPES:
-            # Without a whole frame header the end is not known yet: then any next piece is tried.
-            self._held.append(data[at:])
-            self._missing_bytes = end - len(data)
-            return at
-        # Not AMQP frames: for instance the protocol header by which a broker asks for another
-        # version. aiormq reports it.
-        self._is_amqp = False
-        self.foreign = data[at : at + FOREIGN_BYTES]
-        return len(data)
-
-    def _sign_of_life(self, taken_bytes: int) -> bytes:
-        # aiormq gives up a connection from which it has read nothing for three heartbeats.
-        silent = self._clock() - self._passed_on_at
-        return HEARTBEAT if taken_bytes and silent > SIGN_OF_LIFE_SECONDS else b""

@@ -20,8 +20,9 @@ from pamqp.body import ContentBody
 from pamqp.frame import marshal, unmarshal
 from pamqp.header import ContentHeader
 
-from bridge.amqp import publication, stream_wire
+from bridge.amqp import publication
 from bridge.amqp.client import Connection
+from bridge.amqp.demultiplexer import Demultiplexer
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import MAX_UNCONFIRMED, MAX_UNWRITTEN_BYTES, Publisher
@@ -139,7 +140,7 @@ def connect(max_content_size: int = FRAME_PAYLOAD_BYTES) -> Far:
     ours, transport = StreamWire(), Transport()
     ours._transport = cast("asyncio.Transport", transport)
     loop = asyncio.get_running_loop()
-    protocol = stream_wire._Protocol(asyncio.StreamReader(loop=loop), ours._takers, lambda: 0.0)
+    protocol = Demultiplexer(asyncio.StreamReader(loop=loop), ours._takers, lambda: 0.0)
     closing: asyncio.Future[None] = loop.create_future()
 
     async def open_channel(**_: Any) -> Any:

@@ -25,11 +25,11 @@ from pamqp.header import ContentHeader, ProtocolHeader
 from pamqp.heartbeat import Heartbeat
 from yarl import URL
 
-from bridge.amqp import stream_wire
 from bridge.amqp.client import Channel
+from bridge.amqp.demultiplexer import SIGN_OF_LIFE_SECONDS, Demultiplexer
 from bridge.amqp.frames import Piece, publish_pieces
 from bridge.amqp.properties import Properties
-from bridge.amqp.stream_wire import SIGN_OF_LIFE_SECONDS, StreamWire
+from bridge.amqp.stream_wire import StreamWire
 from bridge.amqp.wire import LARGE_BODY_BYTES, Body
 from tests.addresses import give_addresses, hold_full_port
 from tests.certificates import make_certificate
@@ -95,7 +95,7 @@ class Stream:
         self.taken: list[Delivered] = []
         self.wire = StreamWire(clock=self.clock)
         self.reader = Reader()
-        self._protocol = stream_wire._Protocol(self.reader, self.wire._takers, self.clock)
+        self._protocol = Demultiplexer(self.reader, self.wire._takers, self.clock)
 
     def take(self, tag: int, redelivered: bool, properties: Properties, body: Body) -> None:  # noqa: FBT001
         """Write down a delivery."""

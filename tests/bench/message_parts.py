@@ -22,10 +22,10 @@ import uvloop
 
 from bridge.amqp import frames
 from bridge.amqp.client import Channel
+from bridge.amqp.demultiplexer import Demultiplexer
 from bridge.amqp.frames import CONTENT_HEADER_START, Deliveries
 from bridge.amqp.properties import Properties, write_properties
 from bridge.amqp.publisher import Publisher
-from bridge.amqp.stream_wire import _Protocol
 from bridge.amqp.wire import Body, DeliveryHandler, Wire
 from bridge.config import Settings, SmsApiSettings
 from bridge.log_setup import configure_logging
@@ -187,7 +187,7 @@ class Bench:
 
     def read(self, chunks: list[bytes], take: DeliveryHandler) -> None:
         """Have the wire read what the broker has written."""
-        protocol = _Protocol(asyncio.StreamReader(), {_CHANNEL: Deliveries(take)}, lambda: 0.0)
+        protocol = Demultiplexer(asyncio.StreamReader(), {_CHANNEL: Deliveries(take)}, lambda: 0.0)
         for chunk in chunks:
             protocol.data_received(chunk)
 
