@@ -13,7 +13,8 @@ from prometheus_client import Metric
 from prometheus_client.exposition import choose_encoder
 
 from bridge.http_server.limits import Limits
-from bridge.http_server.request import Answer, Request, Response, problem
+from bridge.http_server.request import Answer, Request
+from bridge.http_server.response import Response, problem
 from bridge.log_lines import dump_json
 from bridge.metrics import BridgeMetrics, Registry
 
@@ -105,8 +106,8 @@ def _probe(checks: Mapping[str, Check], facts: Mapping[str, Callable[[], object]
     )
 
 
-class _Some:
-    """A registry of the next few metrics, as many as are written down in `PART_SECONDS`."""
+class _NextMetrics:
+    """A registry of the next few metrics: as many as are written down in `PART_SECONDS`."""
 
     def __init__(self, all_: Iterator[Metric]) -> None:
         self._all = all_
@@ -129,16 +130,16 @@ async def _expose(request: Request, registry: Registry) -> Response:
     except (TypeError, ValueError):
         # The client asked for a version that is not a number.
         encode, content_type = choose_encoder("")
-    some = _Some(iter(registry.collect()))
+    metrics = _NextMetrics(iter(registry.collect()))
     parts: list[bytes] = []
-    while not some.is_last:
-        parts.append(_write_part(some, encode).removesuffix(_END))
+    while not metrics.is_last:
+        parts.append(_write_part(metrics, encode).removesuffix(_END))
         await asyncio.sleep(0)
     if content_type.startswith("application/openmetrics-text"):
         parts.append(_END)
     return Response(200, b"".join(parts), {"content-type": content_type})
 
 
-def _write_part(some: _Some, encode: Callable[[Registry], bytes]) -> bytes:
+def _write_part(metrics: _NextMetrics, encode: Callable[[Registry], bytes]) -> bytes:
     # Encoders ask a registry for nothing but its metrics.
-    return encode(cast("Registry", some))
+    return encode(cast("Registry", metrics))
