@@ -3,7 +3,8 @@
     python tests/soak/hour.py --minutes 60 --seed 1 --json hour.json
 
 Both run from the beginning to the end, with traffic, strangers and malformed messages all the time
-and one fault after the other. Every five minutes traffic stops until the queues are empty, and
+and one fault after the other; `--calm` leaves the faults out, so that connections stay up and keep
+what is left on them. Every five minutes traffic stops until the queues are empty, and
 every message and webhook is accounted for. Exit code 0: all is well. 1: it is not. 2: bad usage.
 """
 
@@ -45,6 +46,8 @@ from tests.soak.webhook import MountedSecrets, Receiver, Service, read_out, read
 
 ROUND_SECONDS: Final = 300.0
 WARM_UP_SECONDS: Final = 3.0
+# Without faults: between two looks at the memory.
+CALM_SECONDS: Final = 30.0
 DRAIN_SECONDS: Final = 180.0
 # The last round, its drain and the reading out may take so much longer.
 END_SECONDS: Final = 900
@@ -114,6 +117,7 @@ class Hour:
         self._nemesis = Nemesis(
             bench, seed=options.seed, groups=("broker", "api"), more=faults.acts
         )
+        self._is_calm: bool = options.calm
         self._rate: float = options.rate
         self._seconds: float = options.minutes * 60
         self._tell = tell
@@ -156,7 +160,10 @@ class Hour:
             async with self._service.sending(None, self._rate) as enough:
                 await asyncio.to_thread(self._nemesis.wait, WARM_UP_SECONDS)
                 while time.monotonic() < ends:
-                    await self._bring_fault()
+                    if self._is_calm:
+                        await self._stay_calm()
+                    else:
+                        await self._bring_fault()
                 enough.set()
         finally:
             await asyncio.to_thread(publisher.stop)
@@ -170,6 +177,10 @@ class Hour:
         what = f"{fault.kind} {fault.detail}".rstrip()
         self._tell(f"{what}: {fault.ended - fault.started:.1f} s; {self._show_memory()}")
         await asyncio.to_thread(self._nemesis.rest)
+
+    async def _stay_calm(self) -> None:
+        await asyncio.to_thread(self._nemesis.wait, CALM_SECONDS)
+        self._tell(self._show_memory())
 
     def _drain(self) -> None:
         """Wait until the queues are empty, twice in a row."""
@@ -304,6 +315,7 @@ async def play(
         "seed": options.seed,
         "rate": options.rate,
         "kind": "compiled" if bridge.is_compiled() else "plain",
+        "is_calm": options.calm,
         "rabbitmq": await read_version(broker.url),
         "seconds": round(time.monotonic() - begun),
         **vars(hour.books),
@@ -347,7 +359,10 @@ _LINES: Final = {
 
 def draw(console: Console, report: Mapping[str, Any], growths: Mapping[str, Growth]) -> None:
     """Print the books, the faults, the memory and the verdict."""
-    table = Table(title=f"{report['kind']}, seed {report['seed']}", title_justify="left")
+    table = Table(
+        title=f"{report['kind']}{', calm' * report['is_calm']}, seed {report['seed']}",
+        title_justify="left",
+    )
     table.add_column("")
     table.add_column("", justify="right")
     for title, name in _LINES.items():
@@ -419,6 +434,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A worker and a receiver under faults for long.")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--rate", type=float, default=150, help="messages, and webhooks, a second")
+    parser.add_argument("--calm", action="store_true", help="bring no faults")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report there, too")
     options = parser.parse_args()
