@@ -76,7 +76,7 @@ class Publisher:
                 finally:
                     self._open.clear()
                     self._channel = None
-            if channel.closing.done():
+            if channel.is_closed:
                 raise closed_channel(channel, "publishing")
             log.warning("confirms_overdue", seconds=seconds)
             # A channel that waits for a leader leaves its close unanswered, too.
@@ -89,8 +89,10 @@ class Publisher:
         """
         loop = asyncio.get_running_loop()
         before, since = publishing.progress, loop.time()
-        while not channel.closing.done():
-            await asyncio.wait({channel.closing}, timeout=LOOK_SECONDS)
+        # Asked for once: each time aiormq makes another future, kept until the channel ends.
+        closing = channel.closing
+        while not closing.done():
+            await asyncio.wait({closing}, timeout=LOOK_SECONDS)
             now = publishing.progress
             is_unread = publishing.is_blocked or publishing.unwritten_bytes > 0
             if is_unread or now is None or before is None or not _is_stuck(before, now):

@@ -96,6 +96,20 @@ class Transport:
 
 
 @dataclass
+class OpenChannel:
+    """What a publisher needs to know of a channel."""
+
+    number: int
+    max_content_size: int
+    closing: "asyncio.Future[None]"
+
+    @property
+    def is_closed(self) -> bool:
+        """Say whether it has ended."""
+        return self.closing.done()
+
+
+@dataclass
 class Far:
     """The broker's end of one connection."""
 
@@ -143,8 +157,8 @@ def connect(max_content_size: int = FRAME_PAYLOAD_BYTES) -> Far:
     protocol = Demultiplexer(asyncio.StreamReader(loop=loop), ours._takers, lambda: 0.0)
     closing: asyncio.Future[None] = loop.create_future()
 
-    async def open_channel(**_: Any) -> Any:
-        return SimpleNamespace(number=CHANNEL, max_content_size=max_content_size, closing=closing)
+    async def open_channel(**_: Any) -> OpenChannel:
+        return OpenChannel(CHANNEL, max_content_size, closing)
 
     connection = SimpleNamespace(
         transport=SimpleNamespace(connection=SimpleNamespace(channel=open_channel)),

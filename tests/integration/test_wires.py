@@ -1,6 +1,7 @@
 """Both wires against a real broker: what the publisher and the consumer lean on is the same."""
 
 import asyncio
+import gc
 import tracemalloc
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from bridge.amqp import publisher
 from bridge.amqp.channels import open_channel
 from bridge.amqp.client import Channel, ChannelClosed, Connection
 from bridge.amqp.plain_wire import PlainWire
@@ -17,11 +19,25 @@ from bridge.amqp.stream_wire import StreamWire
 from bridge.amqp.wire import Body, PublishingChannel
 from bridge.config.environment import WIRE_VARIABLE
 from bridge.errors import Confirm
+from bridge.metrics import BridgeMetrics, new_registry
 from bridge.sandbox.broker import Broker
 from tests.alarms import memory_alarm
 from tests.integration.conftest import SECONDS, Amqp, connected, eventually, unique
 
 WIRES = {"stream": StreamWire, "plain": PlainWire}
+
+
+METRICS = BridgeMetrics(
+    new_registry(), component="worker", version="0", revision="0", exchanges=("default",)
+)
+# Of the event loop.
+TURNS = 2_000
+
+
+def count_objects() -> int:
+    """Count what is there and may hold something, but for what nobody holds any more."""
+    gc.collect()
+    return len(gc.get_objects())
 
 
 class Taken(NamedTuple):
@@ -351,6 +367,25 @@ async def test_the_end_of_a_channel_is_an_error(connection: Connection, queue: s
 
     assert isinstance(channel.closing.exception(), ChannelClosed)
     assert ours.unconfirmed == 0
+
+
+async def test_a_channel_that_lives_long_takes_no_more_memory(
+    connection: Connection, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it is looked at whether its confirms are overdue, nothing is left of that."""
+    monkeypatch.setattr(publisher, "LOOK_SECONDS", 0.0)
+    ours = publisher.Publisher(METRICS, timeout_seconds=SECONDS)
+    serving = asyncio.create_task(ours.serve(connection))
+    await ours.publish(b"", exchange="", routing_key=queue, properties=Properties(message_id="m"))
+    before = count_objects()
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+    more = count_objects() - before
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+
+    # Not one for each of the looks, of which there is one in a few turns.
+    assert more < TURNS / 20
 
 
 async def test_an_alarm_is_seen_and_told(managed_broker: Broker) -> None:

@@ -69,7 +69,7 @@ class BrokerReader:
     async def _connected(self, connection: Connection | None, name: str) -> Connection:
         if connection is not None:
             transport = connection.transport
-            if transport is not None and not transport.connection.closing.done():
+            if transport is not None and not transport.connection.is_closed:
                 return connection
             await close_quietly(connection)
         return await open_first_connection(self._rabbitmq, name=name)
