@@ -45,7 +45,17 @@ def main() -> None:
 def _fail(error: BridgeError, code: int) -> None:
     for line in str(error).splitlines():
         sys.stderr.write(f"sms-bridge: {line}\n")
+    _give_up_what_cannot_be_written()
     sys.exit(code)
+
+
+def _give_up_what_cannot_be_written() -> None:
+    """Leave Python nothing to write at its end, where a fault would be exit code 120."""
+    if sys.stdout is not None:  # As it is when it was closed before the start.
+        try:
+            sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
