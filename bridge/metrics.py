@@ -21,6 +21,7 @@ from prometheus_client import (
 from bridge.errors import Confirm, ConnectOutcome
 from bridge.instruments import Counter, Histogram
 from bridge.logs import Level
+from bridge.memory_limit import read_memory_limit
 from bridge.tracing.spans import SpanLoss
 
 # Upper bounds of buckets.
@@ -141,6 +142,12 @@ class BridgeMetrics(Catalogue):
         self.unconfirmed = self._gauge(
             "sms_bridge_amqp_unconfirmed_messages", "Published and not confirmed yet."
         )
+        self.memory_limit = self._gauge(
+            "sms_bridge_memory_limit_bytes",
+            "How much memory the kernel lets the container have; +Inf without a limit.",
+        )
+        # It can be changed while a container runs.
+        self.memory_limit.set_function(read_memory_limit)
         self.ready = self._gauge("sms_bridge_ready", "1 while /readyz answers 200.")
         self.shutdown_timestamp = self._gauge(
             "sms_bridge_shutdown_timestamp_seconds", "When the drain began; 0 before."

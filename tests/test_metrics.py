@@ -208,8 +208,8 @@ PROMISES: dict[str, Promise] = {
     **{f"sms_bridge_webhook_{name}": promise for name, promise in WEBHOOK.items()},
     **{f"sms_bridge_{name}": promise for name, promise in BOTH.items()},
 }
-# Not there at zero: what is running.
-NOT_AT_ZERO = {"sms_bridge_build_info"}
+# Not there at zero: what is running, and how much memory it may have.
+NOT_AT_ZERO = {"sms_bridge_build_info", "sms_bridge_memory_limit_bytes"}
 
 
 def both(registry: Registry, exchanges: Sequence[str] = EXCHANGES) -> BridgeMetrics:
