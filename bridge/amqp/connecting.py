@@ -196,8 +196,9 @@ def _port_of(url: URL) -> int:
 async def close_quietly(connection: Connection) -> None:
     """Close within a deadline; a broker that hangs must not hold us up."""
     with contextlib.suppress(Exception):
-        async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
-            await connection.close()
+        # Whoever closes has often been cancelled: up to Python 3.11.2 `asyncio.timeout` takes its
+        # own end for that.
+        await asyncio.wait_for(connection.close(), CLOSE_TIMEOUT_SECONDS)
     if not connection.is_closed:
         # Its transport is gone, so this only marks it as closed. Otherwise its finaliser would
         # close it, in whichever thread the garbage collector runs.

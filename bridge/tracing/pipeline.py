@@ -109,12 +109,13 @@ class Pipeline:
     async def _flush(self) -> None:
         self._batches.stop()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_SECONDS):
-                await self._stopped.wait()
+            # Up to Python 3.11.2 `asyncio.timeout` does not end so in a task that is cancelled.
+            await asyncio.wait_for(self._stopped.wait(), FLUSH_SECONDS)
+        waiting = self._batches.waiting
         self._exporter.shutdown()
-        if self._batches.waiting:
+        if waiting:
             self._told_at = -WARN_SECONDS
-            self._lose("export_failed", self._batches.waiting)
+            self._lose("export_failed", waiting)
         # What fails yet is counted already.
         self._is_over = True
 

@@ -8,7 +8,7 @@ from pydantic import SecretStr
 
 from bridge.amqp import connecting
 from bridge.amqp.client import Connection
-from bridge.amqp.connecting import open_quickest
+from bridge.amqp.connecting import close_quietly, open_quickest
 from bridge.errors import ConnectError
 
 URLS = [SecretStr(name) for name in ("first", "second", "third")]
@@ -112,3 +112,41 @@ async def test_the_last_error_is_told() -> None:
         await open_quickest(URLS, brokers.open)
 
     assert brokers.tried == ["first", "second", "third"]
+
+
+class Hung(Opened):
+    """A connection to a broker that does not answer the first close, which ends it all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closes = 0
+
+    async def close(self, _exc: object = None) -> None:
+        """Wait without end, then close at once."""
+        self.closes += 1
+        if self.closes == 1:
+            await asyncio.Event().wait()
+        self.was_closed = True
+
+
+async def test_a_cancelled_task_closes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a task that is cancelled leaves a hung broker after the deadline, all closed."""
+    monkeypatch.setattr(connecting, "CLOSE_TIMEOUT_SECONDS", 0.01)
+    connection = Hung()
+    went_on = asyncio.Event()
+
+    async def serve() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await close_quietly(connection)
+            went_on.set()
+
+    serving = asyncio.create_task(serve())
+    await asyncio.sleep(0)
+    serving.cancel()
+    await asyncio.wait({serving}, timeout=10)
+
+    assert serving.cancelled()
+    assert connection.is_closed
+    assert went_on.is_set()
