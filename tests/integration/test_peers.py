@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import ClassVar
@@ -13,13 +14,16 @@ from bridge.amqp.channels import open_channel
 from bridge.amqp.client import ChannelNotFoundEntity, Connection
 from bridge.metrics import Registry, new_registry
 from bridge.outbound.metrics import WorkerMetrics
+from bridge.outbound.peers import exchange as peers_exchange
+from bridge.outbound.peers import fanout
 from bridge.outbound.peers.beats import REMEMBERED
 from bridge.outbound.peers.exchange import LEAVING_SECONDS, REFUSED_SECONDS, Peers
 from bridge.outbound.peers.messages import Facts, Hello
 from bridge.sandbox.broker import Broker
+from tests.accounts import account
 from tests.alarms import memory_alarm
 from tests.ears import listening
-from tests.integration.conftest import Amqp, connected, eventually, unique
+from tests.integration.conftest import SECONDS, Amqp, connected, eventually, unique
 
 
 async def until(check: Callable[[], object], what: str) -> None:
@@ -327,3 +331,31 @@ async def test_who_joins_again_leaves_nothing_behind(
         await alone.until_up()
 
         await until(lambda: len(channels) == 1, what="one channel")
+
+
+@pytest.mark.parametrize("readable", ["", r"|.*\.workers"], ids=["bind", "consume"])
+async def test_who_may_not_join_leaves_nothing_behind(
+    managed_broker: Broker, queue: str, readable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of tries to join that are refused in the middle no queue is left, and one warning is given."""
+    monkeypatch.setattr(peers_exchange, "REFUSED_SECONDS", 0.1)
+    # As it is, only sooner.
+    assert fanout.QUEUE_ARGUMENTS["x-expires"] <= 60_000
+    monkeypatch.setitem(fanout.QUEUE_ARGUMENTS, "x-expires", 1000)
+    alone = Colleague(queue)
+
+    async def has_no_queue() -> bool:
+        listed = await asyncio.to_thread(
+            managed_broker.ctl, "-q", "list_queues", "name", "--no-table-headers"
+        )
+        return not [name for name in listed.split() if name.startswith(f"{queue}.workers")]
+
+    with listening() as ears, account(managed_broker, ".*", ".*", f"^(nothing{readable})$") as url:
+        async with at_work(alone, url) as connection:
+            await until(lambda: alone.peers.joins > 10, what="ten tries")
+            monkeypatch.setattr(peers_exchange, "REFUSED_SECONDS", SECONDS)
+            await eventually(has_no_queue, what="no queue")
+
+            assert not connection.is_closed
+    told = [line for line in ears.lines if line.event == "peers_not_joined"]
+    assert [line.level for line in told].count(logging.WARNING) == 1

@@ -289,12 +289,14 @@ class Peers:
             tell()
 
     def _log_fault(self, why: str) -> None:
-        if why == self._last_fault:
+        # The broker names the queue, which is another one at each try.
+        fault = why.replace(self._queue_of(self.worker_id, self.joins), "")
+        if fault == self._last_fault:
             log.debug("peers_not_joined", why=why)
         else:
             remedy = REMEDY if self._is_refused else None
             log.warning("peers_not_joined", exchange=self._exchange, why=why, remedy=remedy)
-        self._last_fault = why
+        self._last_fault = fault
         if self._is_refused:
             self._is_acquainted.set()
 

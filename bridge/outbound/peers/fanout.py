@@ -7,9 +7,13 @@ from typing import Any, Final
 from bridge.amqp.channels import close_channel, close_soon, open_channel
 from bridge.amqp.client import Channel, ChannelNotFoundEntity, Connection, ConsumerCallback
 
+# A queue that was made and not consumed, since the broker has refused what comes after, would stay
+# as long as the connection, one for each try. Longer than a join may take.
+UNUSED_MILLISECONDS: Final = 15_000
 # A peer that does not read has no use for what is old. The rest bounds what it holds on the broker.
 QUEUE_ARGUMENTS: Final[dict[str, Any]] = {
     "x-queue-type": "classic",
+    "x-expires": UNUSED_MILLISECONDS,
     "x-message-ttl": 10_000,
     "x-max-length": 4096,
     "x-max-length-bytes": 16 * 1024 * 1024,
