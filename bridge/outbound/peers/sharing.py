@@ -97,6 +97,8 @@ class Sharing:
         peers.on(Leaving, self._hear_leaving)
         peers.on(Consumers, self._hear_consumers)
         peers.on(RollCall, self._hear_roll_call)
+        # Peers tell whether the limits are shared or not, and those that are gone are many in time.
+        peers.each_second(self._forget_the_gone)
         peers.in_each_beat(lambda: Leaving() if self._has_left else None)
         peers.in_each_beat(lambda: Consumers(count=self._own_consumers))
 
@@ -143,10 +145,14 @@ class Sharing:
     def _own_consumers(self) -> int:
         return self._is_registered() + self._cancelled_consumers()
 
-    def _note(self, consumers: int | None) -> None:
+    def _forget_the_gone(self) -> None:
         known = self._peers.roster.others(REMEMBERED)
         self._told = {peer: told for peer, told in self._told.items() if peer in known}
         self._leaving &= known
+
+    def _note(self, consumers: int | None) -> None:
+        self._forget_the_gone()
+        known = self._peers.roster.others(REMEMBERED)
         # Who does not tell has one.
         self._owners = {peer: self._told.get(peer, 1) for peer in known}
         self._owners[self._peers.worker_id] = self._own_consumers

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bridge.config import RateLimitSettings
-from bridge.outbound.peers.beats import BEAT_SECONDS, HEARD, SPEAKING
+from bridge.outbound.peers.beats import BEAT_SECONDS, HEARD, REMEMBERED, SPEAKING
 from bridge.outbound.peers.messages import Message
 from bridge.outbound.peers.sharing import (
     ANSWER_SECONDS,
@@ -216,6 +216,24 @@ def test_one_that_speaks_to_nobody_has_its_part(world: World) -> None:
 
         assert parts(world)[1:] == [3, 3]
 
+    world.play(story())
+
+
+def test_who_is_gone_is_forgotten_where_there_is_no_limit(world: World) -> None:
+    """Of workers that come and go for weeks nothing is kept, also by one that shares no limit."""
+
+    async def story() -> None:
+        first = world.start(3)[0]
+        await asyncio.sleep(2 * REMEMBERED.seconds_at(BEAT_SECONDS))
+        assert len(first.sharing._told) == 2
+        world.scale(2)
+        world.scale(1, kill=True)
+        await asyncio.sleep(2 * REMEMBERED.seconds_at(BEAT_SECONDS))
+
+        assert not first.sharing._told
+        assert not first.sharing._leaving
+
+    world.settings = world.settings.model_copy(update={"rate_limit": RateLimitSettings()})
     world.play(story())
 
 
