@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from bridge.amqp.properties import Properties
 from bridge.outbound.delivery import Delivery
 from bridge.outbound.entry import Entry
+from bridge.outbound.envelope import Envelope
 from bridge.outbound.ledger import Ledger
 from bridge.outbound.memory import Memory
 from bridge.outbound.metrics import WorkerMetrics
@@ -55,11 +57,13 @@ class LearnOf(Protocol):
 class _Case:
     """One redelivery that waits for answers: when each peer said it was busy, who knows no more.
 
-    `ledger` learns what they know, `told` are those that knew something.
+    `ledger` learns what they know, `told` are those that knew something. Of the delivery it has no
+    more than it needs: it is kept for long, and a delivery has its body, and its connection.
     """
 
     ledger: Ledger
-    delivery: Delivery
+    properties: Properties
+    envelope: Envelope
     entry: Entry
     question: Question
     is_done: bool = False
@@ -149,7 +153,7 @@ class Asker:
         question = question_of(next(self._numbers), entry)
         if question is None:
             return
-        case = _Case(ledger, delivery, entry, question)
+        case = _Case(ledger, delivery.properties, delivery.envelope, entry, question)
         self._open_case(case)
         try:
             with delivery.waits("peers"):
@@ -271,7 +275,7 @@ class Asker:
             return
         for facts in kept:
             delays, now = self._delays_seconds, time.time()
-            told = read_kept(facts, case.delivery, delays_seconds=delays, now=now)
+            told = read_kept(facts, case.properties, case.envelope, delays_seconds=delays, now=now)
             case.ledger.learn(case.entry, told)
 
 

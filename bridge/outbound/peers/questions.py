@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bridge.amqp.properties import Properties
 from bridge.errors import InvalidMessageError
-from bridge.outbound.delivery import Delivery
 from bridge.outbound.entry import Entry
-from bridge.outbound.envelope import read_envelope
+from bridge.outbound.envelope import Envelope, read_envelope
 from bridge.outbound.fates import DeadReason, RetryReason
 from bridge.outbound.ledger import Kept
 from bridge.outbound.outcomes import Dead, Outcome, Retried
@@ -151,18 +151,23 @@ def write_kept(kept: Kept, *, now: float) -> KeptFacts:
 
 
 def read_kept(
-    facts: KeptFacts, delivery: Delivery, *, delays_seconds: Sequence[float], now: float
+    facts: KeptFacts,
+    properties: Properties,
+    envelope: Envelope,
+    *,
+    delays_seconds: Sequence[float],
+    now: float,
 ) -> Kept:
     """Have a delivery go on as a peer says; `delays_seconds` are the steps of the ladder here."""
-    bare = delivery.envelope._replace(
-        key=facts.key or delivery.envelope.key,
+    bare = envelope._replace(
+        key=facts.key or envelope.key,
         first_delivered_at=now - facts.first_delivered_seconds_ago,
         expires_at=None if facts.expires_in_seconds is None else now + facts.expires_in_seconds,
         attempts=facts.attempts,
         uncertain_attempts=facts.uncertain_attempts,
     )
     try:
-        envelope = read_envelope(delivery.properties, bare)
+        envelope = read_envelope(properties, bare)
     except InvalidMessageError:
         envelope = bare
     envelope = envelope._replace(has_been_copied=facts.has_been_copied)

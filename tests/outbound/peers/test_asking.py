@@ -1,6 +1,8 @@
 """A redelivery that is unknown here: who is asked, how long, and what is done with the answers."""
 
 import asyncio
+import gc
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -117,6 +119,17 @@ def test_what_nobody_knows_waits_for_the_answers_alone(make_team: MakeTeam) -> N
         2 * HEARD_AFTER_SECONDS
     )
     assert team.metrics.redelivery_questions.labels("unknown").value == 1
+
+
+def test_what_was_asked_for_is_not_kept(make_team: MakeTeam) -> None:
+    """Its body, and the session that it came on, are gone with it, though answers may come late."""
+    team = make_team(2)
+    delivery = again(team, message(team))
+    references = sys.getrefcount(delivery)
+    team.run(team.members[0].begin(delivery))
+    gc.collect()
+
+    assert sys.getrefcount(delivery) == references
 
 
 def test_a_first_delivery_asks_nobody(make_team: MakeTeam) -> None:
