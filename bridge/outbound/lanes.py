@@ -19,6 +19,8 @@ from bridge.outbound.outcomes import Policy
 # How late a message may come back from the ladder; then somebody has taken it out of its queue.
 MAX_LATE_SECONDS: Final = 900.0
 MAX_MESSAGES: Final = 100_000
+# How often to forget those that are so late.
+LOOK_SECONDS: Final = 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +64,7 @@ class Lanes:
         self._clock = clock
         self._lanes: dict[str, _Lane] = {}
         self._messages = 0
+        self._next_look_at = clock() + LOOK_SECONDS
 
     @asynccontextmanager
     async def place(
@@ -134,22 +137,40 @@ class Lanes:
             del self._lanes[key]
         if self._messages > MAX_MESSAGES:
             self._make_room()
+        if self._clock() >= self._next_look_at:
+            self._next_look_at = self._clock() + LOOK_SECONDS
+            self._forget_late()
 
     def _go_up(self, record: _Unsettled, delay_seconds: float) -> None:
         """Note when it comes back: after its delay, from when what settles it here has ended."""
+        leaving = asyncio.current_task()
 
         def note(_: object = None) -> None:
             record.back_at = self._clock() + delay_seconds
             record.given_up_at = record.back_at + MAX_LATE_SECONDS
+            if record.leaving is leaving:
+                # Half of what a message takes while it is on the ladder.
+                record.leaving = None
 
         note()
-        record.leaving = asyncio.current_task()
-        if record.leaving is not None:
-            record.leaving.add_done_callback(note)
+        record.leaving = leaving
+        if leaving is not None:
+            leaving.add_done_callback(note)
 
     def _forget(self, lane: _Lane, message: str) -> None:
         if lane.order.pop(message, None) is not None:
             self._messages -= 1
+
+    def _forget_late(self) -> None:
+        """Forget what does not come back: another worker has taken it, or nobody ever will."""
+        now = self._clock()
+        for key, lane in list(self._lanes.items()):
+            if not lane.users:
+                late = [message for message, one in lane.order.items() if one.given_up_at <= now]
+                for message in late:
+                    self._forget(lane, message)
+                if not lane.order:
+                    del self._lanes[key]
 
     def _make_room(self) -> None:
         oldest = next((key for key, lane in self._lanes.items() if not lane.users), None)

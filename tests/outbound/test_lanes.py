@@ -284,6 +284,25 @@ async def test_one_that_does_not_come_back_is_given_up(line: Lanes, clock: Clock
     assert await go(line, "b") is None
 
 
+async def test_those_that_do_not_come_back_are_forgotten(line: Lanes, clock: Clock) -> None:
+    """What another worker has taken from the ladder is not kept for weeks, whatever its number."""
+    for number in range(10):
+        await fail(line, f"first of {number}", 30.0, f"{number}")
+    clock.now += 30 + MAX_LATE_SECONDS
+    await go(line, "another", "another number")
+
+    assert not line._lanes
+    assert not line._messages
+
+
+async def test_one_on_the_ladder_keeps_nothing_of_its_work(line: Lanes) -> None:
+    """The task that has settled it, which is most of what it takes, is let go at its end."""
+    await fail(line, "a", 30.0)
+
+    (record,) = line._lanes[KEY].order.values()
+    assert record.leaving is None
+
+
 async def test_two_of_one_id(line: Lanes) -> None:
     """Two messages that were given one id both have their place."""
     async with place_of(line, "a"):
