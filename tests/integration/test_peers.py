@@ -337,7 +337,7 @@ async def test_who_joins_again_leaves_nothing_behind(
 async def test_who_may_not_join_leaves_nothing_behind(
     managed_broker: Broker, queue: str, readable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of tries to join that are refused in the middle no queue is left, and one warning is given."""
+    """Of tries to join that are refused on the way no queue is left, and one warning is given."""
     monkeypatch.setattr(peers_exchange, "REFUSED_SECONDS", 0.1)
     # As it is, only sooner.
     assert fanout.QUEUE_ARGUMENTS["x-expires"] <= 60_000
