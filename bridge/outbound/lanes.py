@@ -19,8 +19,10 @@ from bridge.outbound.outcomes import Policy
 # How late a message may come back from the ladder; then somebody has taken it out of its queue.
 MAX_LATE_SECONDS: Final = 900.0
 MAX_MESSAGES: Final = 100_000
-# How often to forget those that are so late.
+# How often to look for those that are so late, and at how many lanes with each delivery: to look
+# at 100,000 at once would take a tenth of a second.
 LOOK_SECONDS: Final = 60.0
+LOOK_AT_LANES: Final = 100
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +67,7 @@ class Lanes:
         self._lanes: dict[str, _Lane] = {}
         self._messages = 0
         self._next_look_at = clock() + LOOK_SECONDS
+        self._to_look_at: list[str] = []
 
     @asynccontextmanager
     async def place(
@@ -137,9 +140,7 @@ class Lanes:
             del self._lanes[key]
         if self._messages > MAX_MESSAGES:
             self._make_room()
-        if self._clock() >= self._next_look_at:
-            self._next_look_at = self._clock() + LOOK_SECONDS
-            self._forget_late()
+        self._forget_late()
 
     def _go_up(self, record: _Unsettled, delay_seconds: float) -> None:
         """Note when it comes back: after its delay, from when what settles it here has ended."""
@@ -164,13 +165,18 @@ class Lanes:
     def _forget_late(self) -> None:
         """Forget what does not come back: another worker has taken it, or nobody ever will."""
         now = self._clock()
-        for key, lane in list(self._lanes.items()):
-            if not lane.users:
+        if not self._to_look_at and now >= self._next_look_at:
+            self._next_look_at = now + LOOK_SECONDS
+            self._to_look_at = list(self._lanes)
+        for key in self._to_look_at[-LOOK_AT_LANES:]:
+            lane = self._lanes.get(key)
+            if lane is not None and not lane.users:
                 late = [message for message, one in lane.order.items() if one.given_up_at <= now]
                 for message in late:
                     self._forget(lane, message)
                 if not lane.order:
                     del self._lanes[key]
+        del self._to_look_at[-LOOK_AT_LANES:]
 
     def _make_room(self) -> None:
         oldest = next((key for key, lane in self._lanes.items() if not lane.users), None)
