@@ -99,9 +99,8 @@ class Canaries:
 
 def make_environ(settings: Mapping[str, object]) -> dict[str, str]:
     """Turn settings such as `worker.queue` into the environment of a process."""
-    # How Python writes is for the program to decide: with PYTHONUNBUFFERED less can go wrong.
-    changing = ("SMS_BRIDGE_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "PYTHONUNBUFFERED")
-    environ = {k: v for k, v in os.environ.items() if not k.upper().startswith(changing)}
+    ours = ("SMS_BRIDGE_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    environ = {k: v for k, v in os.environ.items() if not k.upper().startswith(ours)}
     for key, value in settings.items():
         name = "SMS_BRIDGE_" + key.replace(".", "__").upper()
         environ[name] = value if isinstance(value, str) else json.dumps(value)

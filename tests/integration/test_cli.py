@@ -102,10 +102,13 @@ def _send(request: dict[str, str], *more: str) -> list[str]:
 
 async def _run_on_a_full_disk(*args: str, settings: Mapping[str, object]) -> str:
     """Run a command whose output goes to a full disk, and return what it says of that."""
+    environ = make_environ(settings)
+    # With it Python has nothing left to write at its end.
+    environ.pop("PYTHONUNBUFFERED", None)
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         result = await anyio.run_process(
-            [str(SCRIPT), *args], check=False, stdout=full, env=make_environ(settings)
+            [str(SCRIPT), *args], check=False, stdout=full, env=environ
         )
     finally:
         os.close(full)
