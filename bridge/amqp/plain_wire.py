@@ -22,7 +22,6 @@ sent last and once, a publish is mandatory and confirmed. What is weaker:
 """
 
 import asyncio
-import copy
 import functools
 import uuid
 from collections import deque
@@ -40,7 +39,12 @@ from bridge.amqp.client import (
     PublishError,
 )
 from bridge.amqp.frames import CONTENT_HEADER_START, content_header, is_mandatory
-from bridge.amqp.properties import Properties, encode_short_string
+from bridge.amqp.properties import (
+    Properties,
+    encode_short_string,
+    for_client,
+    of_client,
+)
 from bridge.amqp.wire import Body, DeliveryHandler
 from bridge.errors import Confirm
 from bridge.logs import Log
@@ -107,7 +111,7 @@ class PlainWire:
             # Nothing that arrives after the block is acked: the broker delivers it again.
             if is_over:
                 return
-            properties: Properties = message.header.properties
+            properties = of_client(message.header.properties)
             try:
                 take(
                     message.delivery_tag or 0,
@@ -220,7 +224,7 @@ class PlainPublishing:
         message_id = properties.message_id
         if not message_id:
             # aiormq would make one up behind the check, and write it into the object it is given.
-            properties = copy.copy(properties)
+            properties = properties.copy()
             properties.message_id = uuid.uuid4().hex
         content_header(len(body), properties, self._max_payload_bytes)
         confirm: asyncio.Future[Confirm] = asyncio.get_running_loop().create_future()
@@ -232,7 +236,7 @@ class PlainPublishing:
             bytes(body),
             exchange=exchange,
             routing_key=routing_key,
-            properties=properties,
+            properties=for_client(properties),
             mandatory=is_mandatory(exchange, routing_key),
             wait=False,
         )

@@ -4,7 +4,6 @@ Those with which the broker would refuse (`user_id`), drop (`expiration`) or rer
 copy are left out; all others stay as they came.
 """
 
-import copy
 import re
 import time
 from datetime import UTC, datetime
@@ -57,7 +56,7 @@ def copy_properties(
     beside ours. A message without an id gets its key as id, so that every later attempt sends the
     same key. `span`: that of the delivery, to which the next one's refers.
     """
-    replaced = copy.copy(properties)
+    replaced = properties.copy()
     replaced.user_id = None
     replaced.expiration = None
     replaced.delivery_mode = 2
@@ -150,7 +149,7 @@ def moved_properties(properties: Properties) -> Properties:
     Without what makes the broker refuse (`user_id`), drop (`expiration`, which becomes
     `sms-bridge-expires-at`) or reroute (`CC`, `BCC`) it, and without the broker's own headers.
     """
-    moved = copy.copy(properties)
+    moved = properties.copy()
     moved.user_id = None
     moved.expiration = None
     moved.delivery_mode = 2

@@ -27,7 +27,7 @@ from bridge.amqp.client import (
     Connection,
     PublishError,
 )
-from bridge.amqp.properties import Properties
+from bridge.amqp.properties import ClientProperties
 from bridge.errors import BrokerError
 from bridge.log_lines import utc_text
 
@@ -130,7 +130,7 @@ async def is_certainly_absent(connection: Connection, queue: str) -> bool:
     """
     if connection.wire.is_blocked:
         return False
-    probe = Properties(expiration=_PROBE_EXPIRATION)
+    probe = ClientProperties(expiration=_PROBE_EXPIRATION)
     try:
         async with asyncio.timeout(PROBE_SECONDS):
             channel = await open_channel(connection, confirms=True)

@@ -18,7 +18,7 @@ from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
 
 from bridge.amqp.frames import FRAME_HEADER, Confirms, Notices, publish_pieces
-from bridge.amqp.properties import Properties
+from bridge.amqp.properties import ClientProperties, Properties
 from bridge.errors import Confirm
 
 CHANNEL = 1
@@ -43,7 +43,7 @@ def nack(tag: int, *, multiple: bool = False) -> bytes:
 def returned(message_id: str | None, *parts: bytes) -> list[bytes]:
     """Write the return of a message."""
     header = ContentHeader(
-        body_size=sum(map(len, parts)), properties=Properties(message_id=message_id)
+        body_size=sum(map(len, parts)), properties=ClientProperties(message_id=message_id)
     )
     return [
         marshal(commands.Basic.Return(312, "NO_ROUTE", "", "queue"), CHANNEL),

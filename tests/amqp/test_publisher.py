@@ -23,7 +23,7 @@ from pamqp.header import ContentHeader
 from bridge.amqp import publication
 from bridge.amqp.client import Connection
 from bridge.amqp.demultiplexer import Demultiplexer
-from bridge.amqp.properties import Properties
+from bridge.amqp.properties import ClientProperties, Properties
 from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import MAX_UNCONFIRMED, MAX_UNWRITTEN_BYTES, Publisher
 from bridge.amqp.stream_wire import StreamWire
@@ -135,7 +135,9 @@ class Far:
 
     def give_back(self, message_id: str | None, body: bytes = b"") -> None:
         """Return a message."""
-        header = ContentHeader(body_size=len(body), properties=Properties(message_id=message_id))
+        header = ContentHeader(
+            body_size=len(body), properties=ClientProperties(message_id=message_id)
+        )
         parts = [marshal(ContentBody(body[at : at + 2]), CHANNEL) for at in range(0, len(body), 2)]
         back = marshal(commands.Basic.Return(312, "NO_ROUTE", "", "queue"), CHANNEL)
         self.say(back, marshal(header, CHANNEL), *parts)

@@ -28,7 +28,7 @@ from yarl import URL
 from bridge.amqp.client import Channel
 from bridge.amqp.demultiplexer import SIGN_OF_LIFE_SECONDS, Demultiplexer
 from bridge.amqp.frames import Piece, publish_pieces
-from bridge.amqp.properties import Properties
+from bridge.amqp.properties import ClientProperties, Properties, for_client
 from bridge.amqp.stream_wire import StreamWire
 from bridge.amqp.wire import LARGE_BODY_BYTES, Body
 from tests.addresses import give_addresses, hold_full_port
@@ -68,7 +68,7 @@ class Message:
     def content(self, channel: int) -> list[bytes]:
         """Write header and body."""
         size = sum(map(len, self.parts))
-        header = ContentHeader(body_size=size, properties=Properties(message_id=self.name))
+        header = ContentHeader(body_size=size, properties=ClientProperties(message_id=self.name))
         return [marshal(header, channel), *(marshal(ContentBody(p), channel) for p in self.parts)]
 
     def frames(self, channel: int = TAKEN) -> list[bytes]:
@@ -515,7 +515,7 @@ def test_publishes_are_those_of_the_client_library(
     starts = range(0, len(body), max_payload_bytes)
     expected = [
         marshal(publish, TAKEN),
-        marshal(ContentHeader(body_size=len(body), properties=properties), TAKEN),
+        marshal(ContentHeader(body_size=len(body), properties=for_client(properties)), TAKEN),
         *(marshal(ContentBody(body[at : at + max_payload_bytes]), TAKEN) for at in starts),
     ]
 

@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import aiormq
 
-from bridge.amqp.properties import Properties
+from bridge.amqp.properties import ClientProperties
 from bridge.sandbox.broker import private_broker
 from bridge.sandbox.processes import Child, Guard, guarded
 from bridge.topology.declarations import QUORUM
@@ -255,7 +255,7 @@ async def publish(
 ) -> None:
     """Publish one request and see it confirmed."""
     body = json.dumps({"to": "+4917012345678", "from": "Acme", "text": TEXT}).encode()
-    properties = Properties(
+    properties = ClientProperties(
         message_id=key, delivery_mode=2, timestamp=datetime.now(UTC), headers=headers
     )
     await channel.basic_publish(body, routing_key=OUTBOUND, properties=properties)

@@ -24,7 +24,7 @@ from bridge.amqp.channels import open_channel
 from bridge.amqp.client import Connection
 from bridge.amqp.connecting import close_quietly, open_connection
 from bridge.amqp.frames import CONTENT_HEADER_START, content_header
-from bridge.amqp.properties import Properties, read_properties
+from bridge.amqp.properties import Properties, as_facts, read_properties
 from bridge.amqp.wire import Body
 from bridge.config import RabbitMQSettings
 from bridge.config.environment import WIRE_VARIABLE
@@ -125,7 +125,7 @@ def _measure_properties() -> dict[str, float]:
         ours.unmarshal(header)
         return ours.properties
 
-    if theirs() != read_properties(payload):
+    if dict(theirs()) != as_facts(read_properties(payload)):
         raise ValueError("they do not read the same")
     least = {}
     for name, read in (("stream", lambda: read_properties(payload)), ("plain", theirs)):

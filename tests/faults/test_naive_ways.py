@@ -27,7 +27,7 @@ from aio_pika.abc import AbstractIncomingMessage
 from pydantic import SecretStr
 from starlette.types import Receive, Scope, Send
 
-from bridge.amqp.properties import Properties
+from bridge.amqp.properties import ClientProperties, Properties
 from bridge.amqp.publisher import Publisher
 from bridge.config import RabbitMQSettings, SmsApiSettings, WorkerSettings
 from bridge.errors import AttemptError, PublishError
@@ -339,7 +339,7 @@ async def _publish_broken(url: str, queue: str, body: bytes) -> None:
     encode["shortstr"] = lambda text: bytes([len(text)]) + text.encode("latin-1")
     try:
         now = datetime.now(UTC)
-        properties = Properties(delivery_mode=2, timestamp=now, content_type="é")
+        properties = ClientProperties(delivery_mode=2, timestamp=now, content_type="é")
         await channel.basic_publish(body, routing_key=queue, properties=properties)
     finally:
         encode.update(kept)

@@ -20,7 +20,7 @@ from yarl import URL
 from bridge.amqp.channels import open_channel
 from bridge.amqp.client import Connection
 from bridge.amqp.connecting import close_quietly
-from bridge.amqp.properties import Properties
+from bridge.amqp.properties import NAMES, ClientProperties, Properties
 from bridge.amqp.stream_wire import StreamWire
 from bridge.amqp.wire import Body
 from bridge.errors import ConnectError
@@ -332,11 +332,11 @@ async def test_the_brokers_version_is_known(connection: Connection) -> None:
 def test_the_fields_of_the_properties_are_as_the_protocol_has_them() -> None:
     """The order, the flags and the types of the properties are AMQP's, from the highest bit."""
     fields = {
-        name: (Properties.flags[name], Properties.amqp_type(name)) for name in Properties.__slots__
+        name: (ClientProperties.flags[name], ClientProperties.amqp_type(name)) for name in NAMES
     }
     octets = dict.fromkeys(("delivery_mode", "priority"), "octet")
     others = {"headers": "table", "timestamp": "timestamp", **octets}
-    types = dict.fromkeys(Properties.__slots__, "shortstr") | others
+    types = dict.fromkeys(NAMES, "shortstr") | others
 
     assert list(fields) == [
         *("content_type", "content_encoding", "headers", "delivery_mode", "priority"),

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import aiormq
 
-from bridge.amqp.properties import Properties
+from bridge.amqp.properties import ClientProperties
 from tests.bench.queues import TEXT, WINDOW
 from tests.bench.usage import read_usage
 from tests.faults.bench import eventually, make_numbers
@@ -88,7 +88,7 @@ async def fill(url: str, queue: str, count: int) -> None:
 
     async def publish(place: int) -> None:
         body = {"to": choose(numbers), "from": "Acme", "text": TEXT}
-        properties = Properties(
+        properties = ClientProperties(
             message_id=f"{queue}-{place}", timestamp=datetime.now(UTC), delivery_mode=2
         )
         await channel.basic_publish(

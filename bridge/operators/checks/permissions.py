@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
 from bridge.amqp.client import Channel, ChannelAccessRefused, ChannelClosed, Connection
 from bridge.amqp.connecting import close_quietly, host_of, open_connection
-from bridge.amqp.properties import Properties
+from bridge.amqp.properties import ClientProperties
 from bridge.operators.checks.set_up import WAIT_SECONDS, ConnectedBroker, SetUp
 from bridge.operators.finding import Finding
 from bridge.topology.declarations import (
@@ -166,7 +166,7 @@ async def _consume(channel: Channel, queue: str) -> None:
 
 async def _publish(channel: Channel, exchange: str) -> None:
     # Both properties are wrong, and RabbitMQ checks neither before the permission.
-    wrong = Properties(user_id="sms-bridge-check", expiration="no number")
+    wrong = ClientProperties(user_id="sms-bridge-check", expiration="no number")
     await channel.basic_publish(
         b"", exchange=exchange, routing_key="sms-bridge-check", properties=wrong, mandatory=True
     )

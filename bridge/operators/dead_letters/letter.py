@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from bridge.amqp.client import DeliveredMessage
-from bridge.amqp.properties import Properties
+from bridge.amqp.properties import Properties, of_client
 from bridge.outbound import envelope
 from bridge.outbound.envelope import read_moment
 
@@ -46,7 +46,7 @@ class DeadLetter:
 
 def read_dead_letter(message: DeliveredMessage) -> DeadLetter:
     """Read a dead letter's headers; one that is not in the form that we write counts as missing."""
-    properties = message.header.properties
+    properties = of_client(message.header.properties)
     headers = properties.headers or {}
     return DeadLetter(
         tag=message.delivery_tag or 0,

@@ -6,6 +6,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from bridge.amqp.properties import as_facts
 from bridge.operators.dead_letters.letter import DeadLetter
 from bridge.outbound import envelope
 
@@ -14,9 +15,8 @@ def as_record(letter: DeadLetter) -> dict[str, Any]:
     """Make plain data of a letter, body and all: `body` is text, else there is `body_base64`."""
     properties = {
         name: value
-        for name in letter.properties.attributes()
-        if name not in {"headers", "cluster_id"}
-        and (value := getattr(letter.properties, name)) not in {None, ""}
+        for name, value in as_facts(letter.properties).items()
+        if name not in {"headers", "cluster_id"} and value not in {None, ""}
     }
     return {
         **as_summary(letter),
