@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Final, cast
 
 from bridge.http_server.occupancy import Eviction, Occupancy
-from bridge.http_server.parser import Phase, RequestParser
+from bridge.http_server.parser import BODY, IDLE, RequestParser
 from bridge.http_server.request import Request
 from bridge.http_server.response import Response, problem, render
 from bridge.http_server.service import Service
@@ -120,7 +120,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's own
         """Drop an incomplete request; one that is being answered is finished."""
-        if not self._is_over and self._parser.phase is Phase.BODY:
+        if not self._is_over and self._parser.phase is BODY:
             self._report_refusal(HTTPStatus.BAD_REQUEST)
         self._give_up()
         self._leave()
@@ -153,9 +153,9 @@ class Connection(asyncio.BufferedProtocol):
         that has been silent for that long is closed at once.
         """
         phase = self._parser.phase
-        if self._request is not None or phase is Phase.BODY:
+        if self._request is not None or phase is BODY:
             return
-        is_between = phase is Phase.IDLE and self._is_answered and not self._is_clogged
+        is_between = phase is IDLE and self._is_answered and not self._is_clogged
         begin = self.since if is_between else self._loop.time()
         self.deadline = min(self.deadline, begin + END_SECONDS)
 
@@ -168,7 +168,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def _is_mute(self) -> bool:
         """Whether the client expects no response, or would not read it."""
-        return self._is_over or self._is_clogged or self._parser.phase is Phase.IDLE
+        return self._is_over or self._is_clogged or self._parser.phase is IDLE
 
     def _line_up(self) -> None:
         """Join the end of the line that fits its state, unless it is in that line already."""
@@ -181,7 +181,7 @@ class Connection(asyncio.BufferedProtocol):
             line = occupancy.receiving
         elif self._request is not None or self._parser.requests:
             line = None
-        elif self._parser.phase is Phase.IDLE:
+        elif self._parser.phase is IDLE:
             line = occupancy.trusted if self._is_trusted else occupancy.silent
         else:
             line = occupancy.receiving
@@ -286,9 +286,9 @@ class Connection(asyncio.BufferedProtocol):
         if not self._is_clogged:
             if self._is_over:
                 seconds = LINGER_SECONDS
-            elif phase is Phase.BODY:
+            elif phase is BODY:
                 seconds = limits.body_timeout_seconds
-            elif phase is Phase.IDLE and self._is_answered:
+            elif phase is IDLE and self._is_answered:
                 seconds = limits.keep_alive_seconds
         self.deadline = self._loop.time() + seconds
 

@@ -11,7 +11,6 @@ neither the body nor the number of requests, takes four times the CPU time:
 
 import contextlib
 import functools
-import itertools
 from collections import deque
 from enum import Enum
 from typing import Any, Final
@@ -45,8 +44,10 @@ class Phase(Enum):
     BODY = "in its body"
 
 
-# Looked at for each header: the name of a member takes longer.
-_IN_HEADER: Final = Phase.HEADER
+# Looked at several times for each request: the name of a member takes longer.
+IDLE: Final = Phase.IDLE
+HEADER: Final = Phase.HEADER
+BODY: Final = Phase.BODY
 
 
 class _RefusedError(Exception):
@@ -80,7 +81,7 @@ class RequestParser:
         # The response to what cannot be parsed; it is sent after those to the requests.
         self.refusal: Response | None = None
         self._begin()
-        self._move(Phase.IDLE)
+        self._move(IDLE)
 
     def _begin(self) -> None:
         self.method: str | None = None
@@ -93,7 +94,7 @@ class RequestParser:
         self._verdict: Response | None = None
         self._body = bytearray()
         self._is_continue_due = False
-        self._is_chunked = False
+        self._is_http_1_1 = self._is_chunked = False
         # How long the body was when the current chunk began, or None before its first byte; until
         # then `_chunk_line` is what has arrived of the line with its size.
         self._chunk_start: int | None = None
@@ -118,11 +119,11 @@ class RequestParser:
         held = 0
         for request in self.requests:
             held += request.size_bytes
-        if self.phase is Phase.HEADER:
+        if self.phase is HEADER:
             # Only llhttp knows how much of the header is still in it.
             read = self._first_bytes + self._wire_bytes
             held += self._size(min(read, self._limits.max_header_bytes))
-        elif self.phase is Phase.BODY:
+        elif self.phase is BODY:
             held += self._size(self._header_bytes) + len(self._body)
         return held
 
@@ -143,9 +144,9 @@ class RequestParser:
                 self.refusal = cause.response if isinstance(cause, _RefusedError) else _MALFORMED
         else:
             self._count_wire(len(data))
-            if self.phase is Phase.BODY:
+            if self.phase is BODY:
                 self._look_ahead(data)
-            elif self.phase is Phase.HEADER and self.refusal is None:
+            elif self.phase is HEADER and self.refusal is None:
                 self.refusal = self._measure_header()
 
     def _look_ahead(self, data: memoryview | bytes) -> None:
@@ -176,7 +177,7 @@ class RequestParser:
         else:
             self._wire_bytes += size
         limits = self._limits
-        if self.phase is not Phase.BODY:
+        if self.phase is not BODY:
             if self._wire_bytes > limits.max_header_bytes:
                 self.refusal = self._header_too_large()
         elif self._wire_bytes > 2 * limits.max_body_bytes + limits.max_header_bytes:
@@ -203,7 +204,7 @@ class RequestParser:
     def on_message_begin(self) -> None:
         """Start anew."""
         self._begin()
-        self._move(Phase.HEADER)
+        self._move(HEADER)
         if len(self.requests) >= MAX_PIPELINED:
             raise _RefusedError(problem(503, "too many requests at once", Retry_After="1"))
 
@@ -213,7 +214,7 @@ class RequestParser:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; one that comes after the body is counted only."""
-        if self.phase is _IN_HEADER:
+        if self.phase is HEADER:
             headers = self._headers
             headers.append((name.lower(), value))
             if len(headers) > self._max_headers:
@@ -227,9 +228,11 @@ class RequestParser:
     def _measure_header(self) -> Response | None:
         """Count what has come of the header, and refuse one that is too large."""
         headers = self._headers
-        texts_bytes = sum(map(len, itertools.chain.from_iterable(headers)))
+        size = len(self._url) + HEADER_FRAMING_BYTES * len(headers)
+        for name, value in headers:
+            size += len(name) + len(value)
         self._header_count = len(headers)
-        self._header_bytes = len(self._url) + texts_bytes + HEADER_FRAMING_BYTES * len(headers)
+        self._header_bytes = size
         return self._header_fault()
 
     def _header_fault(self) -> Response | None:
@@ -249,6 +252,7 @@ class RequestParser:
         # Of a repeated header the first.
         self._first = dict(reversed(self._headers))
         version = parser.get_http_version()
+        self._is_http_1_1 = version == "1.1"
         length = self._check_framing(version)
         if length > self._limits.max_body_bytes:
             raise _RefusedError(self._body_too_large())
@@ -256,15 +260,15 @@ class RequestParser:
         # HTTP/1.0 has no 100 Continue (RFC 9110, 10.1.1), and a refused client need not continue.
         self._is_continue_due = (
             b"expect" in self._first
-            and version == "1.1"
+            and self._is_http_1_1
             and self._verdict is None
             and not self.requests
         )
-        self._move(Phase.BODY)
+        self._move(BODY)
 
     def take_continue(self) -> bool:
         """Whether the client waits for 100 Continue; true at most once for each request."""
-        is_due = self._is_continue_due and self.phase is Phase.BODY and not self._body
+        is_due = self._is_continue_due and self.phase is BODY and not self._body
         self._is_continue_due = False
         return is_due
 
@@ -326,13 +330,13 @@ class RequestParser:
                 self._query,
                 self._headers,
                 bytes(self._body),
-                parser.get_http_version() == "1.1" and parser.should_keep_alive(),
+                self._is_http_1_1 and parser.should_keep_alive(),
                 self._size(self._header_bytes) + len(self._body),
                 self._first,
             )
         )
         self._headers, self._body = [], bytearray()
-        self._move(Phase.IDLE)
+        self._move(IDLE)
 
     # The responses to what is too large
 
