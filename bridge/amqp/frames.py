@@ -285,13 +285,21 @@ def publish_pieces(
     Raises ValueError when the exchange, the routing key or the properties do not fit: the broker
     would end the connection, and with it every other publish.
     """
-    header = content_header(len(body), properties, max_payload_bytes)
+    size = len(body)
+    header = content_header(size, properties, max_payload_bytes)
     pieces: list[Piece] = [
         _publish_frame(channel, exchange, routing_key),
-        _frame(CONTENT_HEADER, channel, header),
+        FRAME_HEADER.pack(CONTENT_HEADER, channel, len(header)),
+        header,
+        _FRAME_END,
     ]
+    if size <= max_payload_bytes and isinstance(body, bytes):
+        # Almost all, which need no view of a part.
+        if size:
+            pieces += (FRAME_HEADER.pack(CONTENT_BODY, channel, size), body, _FRAME_END)
+        return pieces
     whole = memoryview(body)
-    for at in range(0, len(body), max_payload_bytes):
+    for at in range(0, size, max_payload_bytes):
         payload = whole[at : at + max_payload_bytes]
         pieces += (FRAME_HEADER.pack(CONTENT_BODY, channel, len(payload)), payload, _FRAME_END)
     return pieces

@@ -32,7 +32,10 @@ HALF_CHARACTER: Final = "holds half of a surrogate pair; write the whole charact
 # RFC 9110, 5.6.2.
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 # What may be a routing key of a type, and a label.
-EVENT_TYPE: Final = re.compile(r"(?=.{1,120}\Z)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+MAX_EVENT_TYPE_CHARACTERS: Final = 120
+EVENT_TYPE: Final = re.compile(
+    rf"(?=.{{1,{MAX_EVENT_TYPE_CHARACTERS}}}\Z)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
+)
 # A fault tells these words in place of the pattern.
 PATTERNS: Final = {
     POINTER: "must be a JSON pointer like /data/id, with ~1 for a / and ~0 for a ~ in a name",

@@ -1,13 +1,14 @@
 """What a verified webhook is called: its type, its id, its routing key, its properties."""
 
+import functools
 import hashlib
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from bridge.amqp.properties import Properties
 from bridge.config import EndpointSettings
-from bridge.config.fields import EVENT_TYPE
+from bridge.config.fields import EVENT_TYPE, MAX_EVENT_TYPE_CHARACTERS
 from bridge.http_server.request import Request
 from bridge.inbound.form_parameters import FORM, is_form_type
 from bridge.inbound.receipts import Receipt, read_receipts
@@ -36,22 +37,48 @@ class Form(dict[str, str]):
     """The first value of each field of a form, by its name."""
 
 
-class Event(NamedTuple):
+class Event:
     """One verified webhook. `type` is None when the endpoint has none and its body names none.
 
-    `path` is the endpoint's.
+    `path` is the endpoint's. `signed_at`, in unix seconds, is None where the scheme signs no time.
     """
 
-    path: str
-    body: bytes
-    is_json: bool
-    type: str | None
-    routing_key: str
-    sha256: str
-    event_id: str | None
-    # Unix seconds; None where the scheme signs no time.
-    signed_at: float | None
-    receipts: tuple[Receipt, ...] = ()
+    # No named tuple, as `Request`.
+
+    __slots__ = (
+        "body",
+        "event_id",
+        "is_json",
+        "path",
+        "receipts",
+        "routing_key",
+        "sha256",
+        "signed_at",
+        "type",
+    )
+
+    def __init__(  # noqa: PLR0913  what an event is
+        self,
+        *,
+        path: str,
+        body: bytes,
+        is_json: bool,
+        type: str | None,  # noqa: A002  as AMQP has it
+        routing_key: str,
+        sha256: str,
+        event_id: str | None,
+        signed_at: float | None,
+        receipts: tuple[Receipt, ...] = (),
+    ) -> None:
+        self.path = path
+        self.body = body
+        self.is_json = is_json
+        self.type = type
+        self.routing_key = routing_key
+        self.sha256 = sha256
+        self.event_id = event_id
+        self.signed_at = signed_at
+        self.receipts = receipts
 
     @property
     def receipt(self) -> Receipt | None:
@@ -143,7 +170,8 @@ def properties_of(
         headers[EVENT_ID] = event.event_id
     if event.receipts:
         headers |= _receipt_headers(event.receipt)
-    headers |= dict(trace)
+    for name, value in trace:
+        headers[name] = value
     return Properties(
         content_type=(
             "application/json" if event.is_json else _short(request.header(b"content-type"))
@@ -159,7 +187,8 @@ def properties_of(
 
 def trace_of(request: Request) -> TraceHeaders:
     """Return the W3C trace headers of a request, to be passed on."""
-    return read_trace(request.header(b"traceparent"), request.header(b"tracestate"))
+    parent = request.header(b"traceparent")
+    return () if parent is None else read_trace(parent, request.header(b"tracestate"))
 
 
 def _receipt_headers(receipt: Receipt | None) -> dict[str, str]:
@@ -180,12 +209,18 @@ def routing_key_of(kind: str, endpoint: EndpointSettings) -> str:
     bind to a single type. `generic` has no such rule.
     """
     key = kind if endpoint.preset == "generic" else kind.replace(":", ".")
-    return key if EVENT_TYPE.fullmatch(key) else OTHER
+    return key if len(key) <= MAX_EVENT_TYPE_CHARACTERS and _is_routing_key(key) else OTHER
+
+
+# Services have few types.
+@functools.lru_cache(maxsize=256)
+def _is_routing_key(text: str) -> bool:
+    return EVENT_TYPE.fullmatch(text) is not None
 
 
 def _short(text: str | None) -> str | None:
     """Cut a text to what fits a short string of AMQP, at a whole character."""
-    if text is None:
-        return None
+    if text is None or (text.isascii() and len(text) <= MAX_SHORT_STRING_BYTES):
+        return text
     encoded = text.encode("utf-8", "replace")[:MAX_SHORT_STRING_BYTES]
     return encoded.decode("utf-8", "ignore")

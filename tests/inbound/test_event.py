@@ -216,7 +216,8 @@ def test_what_is_no_json_keeps_its_content_type() -> None:
 @given(kind=st.text(alphabet=st.characters(codec="utf-8"), min_size=200, max_size=300))
 def test_a_long_type_is_cut_at_a_whole_character(kind: str) -> None:
     """A property takes 255 bytes; what is cut is a beginning of the type, and no half letter."""
-    event = name(b"{}")._replace(type=kind)
+    event = name(b"{}")
+    event.type = kind
     told = properties_of(event, request(), message_id="m-1", trace=()).message_type
 
     assert told is not None
