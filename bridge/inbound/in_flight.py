@@ -1,6 +1,7 @@
 """The webhooks that are being answered: how many, and what is told of each when it is answered."""
 
 import time
+from typing import Final
 
 from bridge.http_server.request import Request
 from bridge.http_server.response import Response
@@ -9,10 +10,14 @@ from bridge.inbound.event import Event, trace_of
 from bridge.inbound.metrics import UNKNOWN_DELIVERY, EventOutcome, WebhookMetrics
 from bridge.inbound.refusals import Refusals
 from bridge.inbound.spans import WebhookSpans, end_webhook
+from bridge.log_lines import shown_seconds
 from bridge.logs import Log
 from bridge.tracing.spans import Span
 
 log = Log(__name__)
+
+# Of all that are in no trace: it holds nothing.
+_NO_SPAN: Final = Span(())
 
 
 class Webhook:
@@ -53,8 +58,10 @@ class InFlight:
         """Begin a webhook, which must be ended or forgotten."""
         self.count += 1
         spans = self._spans
-        span = Span(trace_of(request)) if spans is None else spans.begin(request, endpoint)
-        return Webhook(request, endpoint, span)
+        if spans is not None:
+            return Webhook(request, endpoint, spans.begin(request, endpoint))
+        trace = trace_of(request)
+        return Webhook(request, endpoint, Span(trace) if trace else _NO_SPAN)
 
     def forget(self) -> None:
         """Note that a webhook will not be answered."""
@@ -73,16 +80,16 @@ class InFlight:
             self._refusals.log(path, outcome, why, status)
         else:
             trace_id = webhook.span.trace_id
-            self._count_event(event, outcome)
-            facts = self._facts(event, path, outcome, why, status, seconds)
+            kind = self._metrics.type_label(event.type)
+            self._count_event(event, kind, outcome)
+            facts = self._facts(event, kind, path, outcome, why, status, seconds)
             log.tell("webhook", facts)
             end_webhook(webhook.span, facts)
         self._refusals.count_request(webhook.request.method, path, status)
         self._metrics.http_duration.labels(path).observe(seconds, trace_id)
         return response
 
-    def _count_event(self, event: Event, outcome: EventOutcome) -> None:
-        kind = self._metrics.type_label(event.type)
+    def _count_event(self, event: Event, kind: str, outcome: EventOutcome) -> None:
         self._metrics.events.labels(kind, outcome).inc()
         if outcome in {"published", "unparsed"}:
             now = time.time()
@@ -96,6 +103,7 @@ class InFlight:
     def _facts(
         self,
         event: Event,
+        kind: str,
         path: str,
         outcome: EventOutcome,
         why: str | None,
@@ -107,10 +115,10 @@ class InFlight:
             "outcome": outcome,
             "why": why,
             "status": status,
-            "type": self._metrics.type_label(event.type),
+            "type": kind,
             "event_id": event.event_id,
             "bytes": len(event.body),
-            "seconds": round(seconds, 4),
+            "seconds": shown_seconds(seconds),
         }
         receipt, count = event.receipt, len(event.receipts)
         if receipt is not None:

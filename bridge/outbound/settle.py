@@ -13,7 +13,7 @@ from typing import Final, get_args
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
 from bridge.config import WorkerSettings
-from bridge.log_lines import Facts
+from bridge.log_lines import Facts, shown_seconds
 from bridge.logs import Log
 from bridge.outbound.acceptances import Accepted
 from bridge.outbound.copies import copy_properties
@@ -179,7 +179,7 @@ class Settler:
             "provider_id": _id_for_the_log(outcome),
             "attempts": attempts,
             "redelivered": delivery.redelivered or None,
-            "seconds": round(held, 4),
+            "seconds": shown_seconds(held),
             "waited_seconds": self._count_waits(delivery) if delivery.waited_seconds else None,
         }
         log.tell("delivery", facts)
@@ -190,7 +190,7 @@ class Settler:
     def _count_waits(self, delivery: Delivery) -> dict[WaitCause, float] | None:
         """Count what a delivery has waited for, and return it for the log."""
         waited = {
-            cause: round(seconds, 4)
+            cause: shown_seconds(seconds)
             for cause, seconds in delivery.waited_seconds.items()
             if seconds >= MIN_WAITED_SECONDS
         }
