@@ -7,6 +7,8 @@ from typing import cast
 import pytest
 
 from bridge.amqp.publication import Publication
+from bridge.errors import Confirm
+from bridge.metrics import BridgeMetrics
 from bridge.outbound.ledger import Claim, Kept, Repeat
 from bridge.outbound.outcomes import Retried
 from bridge.outbound.peers.answering import MAX_WAITING
@@ -24,12 +26,14 @@ def team() -> Iterator[Team]:
     ours.close()
 
 
-class Copy:
-    """What stands in for the copy of a message, of which the broker has said nothing yet."""
+def new_confirm() -> "asyncio.Future[Confirm]":
+    """Make what the broker has not said yet of a copy."""
+    return asyncio.get_running_loop().create_future()
 
-    is_stored = False
-    is_refused = False
-    may_be_stored = True
+
+def copy_with(confirm: "asyncio.Future[Confirm]") -> Publication:
+    """Make the copy of a message, as it was written."""
+    return Publication(cast("BridgeMetrics", None), "default", "q.retry.5s", confirm, 0.0)
 
 
 def test_two_equal_texts_of_which_one_is_in_flight_here(team: Team) -> None:
@@ -92,21 +96,20 @@ def test_no_more_questions_wait_for_the_broker_than_there_is_room_for(team: Team
 
 
 def test_a_copy_that_may_be_stored_is_waited_for(team: Team) -> None:
-    """What was decided is handed on once the broker has refused the copy, not before."""
+    """What was decided is handed on once no confirm of the copy can come, not before."""
     first, second = team.members
-    copy = Copy()
 
     async def story() -> Kept | None:
-        delivery = message(team)
+        delivery, confirm = message(team), new_confirm()
         redelivered = again(team, delivery)
         claim = await first.begin(delivery)
-        kept = Kept(delivery.envelope, RETRIED, cast("Publication", copy))
+        kept = Kept(delivery.envelope, RETRIED, copy_with(confirm))
         first.ledger.give_back(claim, kept)
         first.lose_connection()
         taking = asyncio.create_task(second.take(redelivered))
         await asyncio.sleep(15)
         assert not taking.done()
-        copy.is_refused = True
+        confirm.set_result("error")
         assert isinstance(await taking, Claim)
         return second.recall(redelivered)
 
@@ -124,7 +127,7 @@ def test_a_copy_is_not_waited_for_by_who_ends(team: Team) -> None:
     async def story() -> Kept | None:
         delivery = message(team, None)
         redelivered = again(team, delivery, key="f" * 32)
-        kept = Kept(delivery.envelope, RETRIED, cast("Publication", Copy()))
+        kept = Kept(delivery.envelope, RETRIED, copy_with(new_confirm()))
         first.ledger.give_back(await first.begin(delivery), kept)
         first.lose_connection()
         first.answerer.gives_up_copies = True
@@ -143,12 +146,11 @@ def test_a_copy_is_not_waited_for_by_who_ends(team: Team) -> None:
 def test_a_copy_that_is_stored_ends_the_matter(team: Team) -> None:
     """The redelivery is acked: what replaces it is in a queue."""
     first, second = team.members
-    copy = Copy()
-    copy.is_stored = True
 
     async def story() -> object:
-        delivery = message(team)
-        kept = Kept(delivery.envelope, RETRIED, cast("Publication", copy))
+        delivery, confirm = message(team), new_confirm()
+        confirm.set_result("confirmed")
+        kept = Kept(delivery.envelope, RETRIED, copy_with(confirm))
         first.ledger.give_back(await first.begin(delivery), kept)
         first.lose_connection()
         return await second.take(again(team, delivery))
