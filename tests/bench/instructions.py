@@ -1,4 +1,4 @@
-"""How many instructions the parts of a message take in our worker, as callgrind counts them.
+"""How many instructions the parts of a message or a webhook take, as callgrind counts them.
 
 Counts do not depend on what else the machine does, and differ by less than a hundredth from run to
 run. What the kernel does for the process is not in them.
@@ -24,10 +24,19 @@ COUNT_SECONDS: Final = 600
 REST: Final = "the stages between, and the event loop"
 
 
-def instructions(rig: Rig, _options: Options, tell: Tell) -> list[Row]:
+def of_a_message(rig: Rig, _options: Options, tell: Tell) -> list[Row]:
     """Count the parts of the way of a message, and all of it; raises BenchError if it cannot."""
-    plain = _count(rig.folder("plain"), sys.executable)
-    compiled = _count(rig.folder("compiled"), str(COMPILED)) if COMPILED.exists() else {}
+    return _count_parts("tests.bench.message_parts", rig, tell)
+
+
+def of_a_webhook(rig: Rig, _options: Options, tell: Tell) -> list[Row]:
+    """Count the parts of the way of a webhook, and all of it; raises BenchError if it cannot."""
+    return _count_parts("tests.bench.webhook_parts", rig, tell)
+
+
+def _count_parts(module: str, rig: Rig, tell: Tell) -> list[Row]:
+    plain = _count(module, rig.folder("plain"), sys.executable)
+    compiled = _count(module, rig.folder("compiled"), str(COMPILED)) if COMPILED.exists() else {}
     rows: list[Row] = []
     for name, count in plain.items():
         tell(f"{name}: {count:,.0f} instructions, plain")
@@ -45,7 +54,7 @@ def has_valgrind() -> bool:
     return shutil.which("valgrind") is not None
 
 
-def _count(folder: Path, python: str) -> Mapping[str, float]:
+def _count(module: str, folder: Path, python: str) -> Mapping[str, float]:
     """Return the count of each part, of what is left, and of all."""
     if not has_valgrind():
         raise BenchError("No valgrind is installed: install it with apt-get, dnf or brew.")
@@ -54,7 +63,7 @@ def _count(folder: Path, python: str) -> Mapping[str, float]:
         [
             *("valgrind", "--tool=callgrind", "--dump-before=getpriority"),
             *(f"--callgrind-out-file={folder}/out", f"--log-file={folder}/log"),
-            *(python, "-m", "tests.bench.message_parts"),
+            *(python, "-m", module),
         ],
         stdout=subprocess.PIPE,
         # The order in which sets and dictionaries are laid out is the same in each run. What is

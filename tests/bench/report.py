@@ -64,6 +64,12 @@ _LATENCY: Final = (
     ),
 )
 _TO_BARE: Final = Column("to the bare loop", _ratio)
+_INSTRUCTIONS: Final = (
+    Column("part", lambda row: str(row["name"])),
+    Column("plain", _number("plain")),
+    Column("compiled", _number("instructions")),
+    Column("of all, compiled", _number("share", ".0%")),
+)
 
 TITLES: Final = {
     "http": "Workers: the API answers at once, 100 in flight",
@@ -81,6 +87,7 @@ TITLES: Final = {
     "log-line": "The log line of one delivery",
     "post": "One POST over our transport, and over httpx's",
     "instructions": "Where the instructions of one message go, in our worker",
+    "webhook-instructions": "Where the instructions of one webhook go, in our receiver",
 }
 COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
     "http": (_NAME, _CPU, _TO_BARE, _WALL, _MEMORY),
@@ -141,12 +148,8 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
     "start-up": (_NAME, Column("seconds", _number("seconds", ".2f"))),
     "log-line": (_NAME, Column("CPU time", _number("microseconds", ".1f", " µs"))),
     "post": (_NAME, Column("CPU time", _number("microseconds", ".0f", " µs"))),
-    "instructions": (
-        Column("part", lambda row: str(row["name"])),
-        Column("plain", _number("plain")),
-        Column("compiled", _number("instructions")),
-        Column("of all, compiled", _number("share", ".0%")),
-    ),
+    "instructions": _INSTRUCTIONS,
+    "webhook-instructions": _INSTRUCTIONS,
 }
 
 

@@ -76,7 +76,7 @@ def _measure(console: Console, options: argparse.Namespace) -> int:
     scenes = list(SCENES) if options.what == ["all"] else options.what
     if options.what == ["all"] and not has_valgrind():
         console.print("Instructions are not counted: valgrind is not installed.")
-        scenes.remove("instructions")
+        scenes = [scene for scene in scenes if not scene.endswith("instructions")]
     amount = Options(options.messages, options.rounds, options.million, options.minutes)
     results = load_results()
     with rigged() as rig:

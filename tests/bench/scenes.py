@@ -9,10 +9,10 @@ from functools import partial
 from statistics import median
 from typing import Final
 
+from tests.bench import instructions
 from tests.bench.api import LATE_SECONDS, Kind
 from tests.bench.beside import drain_beside
 from tests.bench.inbound import load
-from tests.bench.instructions import instructions
 from tests.bench.latency import receiver_latency, worker_latency
 from tests.bench.lineup import (
     BARE,
@@ -209,7 +209,8 @@ SCENES: Final[dict[str, Callable[[Rig, Options, Tell], list[Row]]]] = {
     "start-up": start_up,
     "log-line": log_line,
     "post": post,
-    "instructions": instructions,
+    "instructions": instructions.of_a_message,
+    "webhook-instructions": instructions.of_a_webhook,
 }
 
 
