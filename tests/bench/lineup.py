@@ -80,9 +80,11 @@ MAIN: Final = OURS if COMPILED.exists() else PLAIN
 # Who runs where no other Python takes part: the plain one, and with COMPILED=1 the compiled one.
 HERE: Final = OURS if is_compiled() else PLAIN
 # Else Python would take the plain modules in the directory that it is started in.
-_COMPILED_ENVIRON: Final = {"PYTHONSAFEPATH": "1"}
+COMPILED_ENVIRON: Final = {"PYTHONSAFEPATH": "1"}
 _COMPILED_WORKER: Final = (str(COMPILED), "-m", "bridge", "worker")
 _PLAIN_WORKER: Final = (sys.executable, "-m", "bridge", "worker")
+# What runs a program of ours that is none of the contestants.
+PYTHON: Final = str(COMPILED) if MAIN == OURS else sys.executable
 _OUR_WORKER: Final = _COMPILED_WORKER if MAIN == OURS else _PLAIN_WORKER
 
 WORKERS: Final = (
@@ -92,7 +94,7 @@ WORKERS: Final = (
         "line for each delivery, metrics",
         _COMPILED_WORKER,
         has_metrics=True,
-        environ=_COMPILED_ENVIRON,
+        environ=COMPILED_ENVIRON,
     ),
     Contestant(
         PLAIN,
@@ -149,7 +151,7 @@ def _with_preset(preset: Preset, what: str) -> Contestant:
         _OUR_WORKER,
         has_metrics=True,
         environ={f"{ENV_PREFIX}{name}": value for name, value in environ.items()}
-        | _COMPILED_ENVIRON,
+        | COMPILED_ENVIRON,
     )
 
 
@@ -164,14 +166,14 @@ UNTRACED: Final = "none"
 
 
 TRACED: Final = (
-    Contestant(UNTRACED, "as shipped", _OUR_WORKER, has_metrics=True, environ=_COMPILED_ENVIRON),
+    Contestant(UNTRACED, "as shipped", _OUR_WORKER, has_metrics=True, environ=COMPILED_ENVIRON),
     *(
         Contestant(
             name,
             f"`tracing.sample_ratio: {ratio}`",
             _OUR_WORKER,
             has_metrics=True,
-            environ={f"{ENV_PREFIX}TRACING__SAMPLE_RATIO": ratio, **_COMPILED_ENVIRON},
+            environ={f"{ENV_PREFIX}TRACING__SAMPLE_RATIO": ratio, **COMPILED_ENVIRON},
         )
         for name, ratio in (("a tenth of all messages", "0.1"), ("all messages", "1"))
     ),
@@ -206,7 +208,7 @@ RECEIVERS: Final = (
         "line for each webhook, metrics",
         (str(COMPILED), "-m", "bridge", "webhook"),
         has_metrics=True,
-        environ=_COMPILED_ENVIRON,
+        environ=COMPILED_ENVIRON,
     ),
     Contestant(
         PLAIN,

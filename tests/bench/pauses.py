@@ -4,7 +4,6 @@ Meanwhile the metrics are scraped every second and a secret is replaced every te
 """
 
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +12,7 @@ from bridge.config import ENV_PREFIX
 from bridge.sandbox.processes import wait_until
 from tests.bench.errors import BenchError
 from tests.bench.inbound import receiving
-from tests.bench.lineup import KEY, SECRET, Contestant
+from tests.bench.lineup import COMPILED_ENVIRON, KEY, PYTHON, SECRET, Contestant
 from tests.bench.options import Options, Row, Tell
 from tests.bench.outbound import IN_FLIGHT, START_SECONDS, task_of, wait_for_consumers
 from tests.bench.rig import Rig
@@ -84,11 +83,12 @@ class _Role:
         self.contestant = Contestant(
             f"our {name}",
             "as shipped, and watched",
-            (sys.executable, str(PROGRAM), name),
+            (PYTHON, str(PROGRAM), name),
             has_metrics=True,
             environ={
                 f"{ENV_PREFIX}{setting}": value.format(self._file),
                 "BENCH_PAUSES": str(self._found),
+                **COMPILED_ENVIRON,
             },
         )
 
