@@ -12,6 +12,7 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
 from bridge.outbound.envelope import REPEATED
+from bridge.outbound.limits.capacity import SLOTS_PER_SPARE
 from bridge.outbound.peers.beats import BEAT_SECONDS, PRESENT
 from tests.alarms import memory_alarm
 from tests.faults.amqp_proxy import ACK, CONSUME, PUBLISH, AmqpProxy, Trap, open_amqp_proxy
@@ -161,7 +162,9 @@ async def test_new_messages_go_on_when_two_of_three_stay_away(bench: Bench) -> N
 
     What the third worker has in flight ends meanwhile, message by message. Takes these seconds.
     """
-    each, wait_seconds = 10, 60
+    # So few that a worker has no place to spare: into that of a lost one the broker would put a new
+    # message before it misses the worker, and then it is a redelivery.
+    each, wait_seconds = SLOTS_PER_SPARE - 1, 60
     settings: dict[str, Any] = {
         "worker__concurrency": each,
         "worker__redelivery_wait": wait_seconds,
