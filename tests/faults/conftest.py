@@ -1,5 +1,7 @@
 """What the fault tests share: a broker of their own, a service, and a world for each test."""
 
+import functools
+import hashlib
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -10,11 +12,22 @@ from tests.faults.bench import Bench, Service, open_bench, open_service
 from tests.faults.http_proxy import HttpProxy, open_http_proxy
 from tests.forked import prepare
 
+# Each worker names its set-up with it, which takes as long as all else that it does to start.
+_scrypt = functools.cache(hashlib.scrypt)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def imports() -> None:
     """Have what is forked imported while the broker starts."""
     prepare()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def setups_named_once() -> Iterator[None]:
+    """Name the same set-up once, as it is named by the workers that are processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hashlib, "scrypt", _scrypt)
+        yield
 
 
 @pytest.fixture(scope="session")
