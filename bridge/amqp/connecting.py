@@ -12,9 +12,9 @@ from yarl import URL
 from bridge.amqp.client import Connection
 from bridge.amqp.connect_faults import OTHER_INTERFACE, is_unreachable, refusal, unsupported
 from bridge.amqp.demultiplexer import FOREIGN_BYTES
+from bridge.amqp.field_values import tolerate_broken_properties
 from bridge.amqp.login import tls_context, with_credentials
 from bridge.amqp.plain_wire import PlainWire
-from bridge.amqp.properties import tolerate_broken_properties
 from bridge.amqp.stream_wire import StreamWire
 from bridge.config import RabbitMQSettings
 from bridge.config.environment import WIRE_VARIABLE

@@ -18,12 +18,8 @@ from collections.abc import Callable
 from typing import Final
 
 from bridge.amqp.client import InvalidFrameError
-from bridge.amqp.properties import (
-    Properties,
-    encode_short_string,
-    read_properties,
-    write_properties,
-)
+from bridge.amqp.field_values import encode_short_string
+from bridge.amqp.properties import Properties, read_properties, write_properties
 from bridge.amqp.wire import LARGE_BODY_BYTES, Body, DeliveryHandler, Progress
 from bridge.errors import Confirm
 

@@ -38,13 +38,9 @@ from bridge.amqp.client import (
     DeliveryError,
     PublishError,
 )
+from bridge.amqp.field_values import encode_short_string
 from bridge.amqp.frames import CONTENT_HEADER_START, content_header, is_mandatory
-from bridge.amqp.properties import (
-    Properties,
-    encode_short_string,
-    for_client,
-    of_client,
-)
+from bridge.amqp.properties import Properties, for_client, of_client
 from bridge.amqp.wire import Body, DeliveryHandler
 from bridge.errors import Confirm
 from bridge.logs import Log

@@ -9,7 +9,8 @@ import time
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from bridge.amqp.properties import Properties, as_they_came, header_bytes, write_properties
+from bridge.amqp.field_values import as_they_came, header_bytes
+from bridge.amqp.properties import Properties, write_properties
 from bridge.outbound.envelope import (
     ATTEMPTS,
     CODE,

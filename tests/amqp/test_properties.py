@@ -17,17 +17,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pamqp.header import ContentHeader
 
-from bridge.amqp.properties import (
+from bridge.amqp.field_values import (
     MAX_HEADER_DEPTH,
+    as_they_came,
+    header_bytes,
+    tolerate_broken_properties,
+)
+from bridge.amqp.properties import (
     NAMES,
     ClientProperties,
     Properties,
     as_facts,
-    as_they_came,
     for_client,
-    header_bytes,
     read_properties,
-    tolerate_broken_properties,
     write_properties,
 )
 

@@ -21,7 +21,7 @@ import aio_pika
 import anyio
 import pytest
 
-from bridge.amqp.properties import tolerate_broken_properties
+from bridge.amqp.field_values import tolerate_broken_properties
 from bridge.config import Settings
 from bridge.errors import BridgeError
 from bridge.operators.dead_letters import queue as dead_letter_queue
