@@ -329,7 +329,7 @@ bench: $(BENCH_STAMP) $(if $(shell command -v $(CC) 2>/dev/null),.compiled/.sync
 	$(BIN)/python tests/bench/run.py $(or $(SCENES),all) --rounds $(ROUNDS) \
 	    $(if $(MILLION),--million) $(if $(MINUTES),--minutes $(MINUTES))
 
-bench-guard: $(BENCH_STAMP) broker nginx  ## fail when our worker has lost its speed; takes a minute
+bench-guard: $(BENCH_STAMP) broker nginx  ## fail when our worker has lost its speed; takes half a minute
 	$(BIN)/python tests/bench/run.py guard
 
 bench-profile: $(BENCH_STAMP) broker nginx  ## where our programs spend their time
