@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 from bridge.amqp.channels import close_soon, closed_channel, open_channel
 from bridge.amqp.client import Channel, Connection
 from bridge.amqp.frames import CONTENT_HEADER_START, FRAME_OVERHEAD_BYTES
-from bridge.amqp.large_bodies import LargeBodies
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import Publication, not_stored, resolve
 from bridge.amqp.wire import LARGE_BODY_BYTES, Body, Progress, PublishingChannel
@@ -26,6 +26,8 @@ USUAL_PROPERTIES_BYTES: Final = 128 * 1024 - FRAME_OVERHEAD_BYTES - CONTENT_HEAD
 # How many bytes may be written that the broker has not read. Those of abandoned publishes count
 # too: with a broker that hangs nothing else bounds them.
 MAX_UNWRITTEN_BYTES: Final = 64 * 1024 * 1024
+# A large body gets this much more time for each of its bytes: one second for 1 MiB.
+SECONDS_PER_BYTE: Final = 1 / (1024 * 1024)
 # When the broker has read a publish, and not answered it for so long, or refuses everything for so
 # long, another channel takes the place of this one. A channel that has confirmed nothing yet may be
 # asking the leader that a queue had before a node died or hung, and ask it for as long as a
@@ -51,7 +53,7 @@ class Publisher:
     def __init__(self, metrics: BridgeMetrics, *, timeout_seconds: float) -> None:
         self._metrics = metrics
         self._timeout_seconds = timeout_seconds
-        self._large_bodies = LargeBodies()
+        self._large = asyncio.Lock()
         self._channel: PublishingChannel | None = None
         self._open = asyncio.Event()
         # How long a channel may take for its first confirm; it grows while none comes.
@@ -149,15 +151,22 @@ class Publisher:
             finally:
                 publication.abandon()
 
-    def deadline_for(
+    @asynccontextmanager
+    async def deadline_for(
         self, body: Body, *, timeout_seconds: float | None = None
-    ) -> AbstractAsyncContextManager[float]:
+    ) -> AsyncIterator[float]:
         """Give the publish of a body its deadline, a time of the event loop.
 
-        Bodies of more than 1 MiB go one at a time, and each has a second more for each MiB.
+        Bodies of more than 1 MiB go one at a time, because unread bytes take up memory, and each
+        has a second more for each MiB.
         """
+        loop = asyncio.get_running_loop()
         seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        return self._large_bodies.deadline_for(body, seconds)
+        if len(body) <= LARGE_BODY_BYTES:
+            yield loop.time() + seconds
+            return
+        async with self._large:
+            yield loop.time() + seconds + len(body) * SECONDS_PER_BYTE
 
     async def write(
         self,
