@@ -78,7 +78,7 @@ class Hardships:
                     while True:
                         number += 1
                         name = f"{MALFORMED}{number}"
-                        body, properties = make_malformed(self._random)
+                        body, properties = make_malformed(self._random, number)
                         await amqp.publish(QUEUE, body, app_id=name, **properties)
                         self.malformed.add(name)
                         await asyncio.sleep(1 / MALFORMED_PER_SECOND)

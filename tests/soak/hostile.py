@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from random import Random
 from typing import Any, Final
 
@@ -50,7 +51,10 @@ _HEADERS: Final = (
     *("sms-bridge-expires-at", "sms-bridge-not-before", "sms-bridge-on-uncertain"),
     *("sms-bridge-priority", "sms-bridge-expire-at"),
 )
-_MESSAGE_IDS: Final = ("", "x" * 255, "é" * 127, "\x00\r\n", "%00", "a b")
+# What ids begin with; none is longer than 255 bytes with a number behind it.
+_MESSAGE_IDS: Final = ("", "x" * 245, "é" * 122, "\x00\r\n", "%00", "a b")
+# Moments of publishing begin here, in unix seconds.
+_FIRST_SECOND: Final = 1_700_000_000
 
 _TOKENS: Final = (
     *(b"\r\n", b"\n", b"\r", b"\0", b" ", b":", b"\r\n\r\n", b"\xff" * 10, b"A" * 70_000),
@@ -77,9 +81,17 @@ def _cut(rng: Random, data: bytes) -> bytes:
     return data[: rng.randrange(1, len(data))]
 
 
-def make_malformed(rng: Random) -> tuple[bytes, dict[str, Any]]:
-    """Make the body and the properties of a message that is no send request."""
-    properties: dict[str, Any] = {"message_id": rng.choice(_MESSAGE_IDS)}
+def make_malformed(rng: Random, number: int) -> tuple[bytes, dict[str, Any]]:
+    """Make the body and the properties of a message that is no send request.
+
+    No two numbers make the same message: those of the same id and body are one, and without an id
+    those that were published at the same moment.
+    """
+    begin = rng.choice(_MESSAGE_IDS)
+    properties: dict[str, Any] = {
+        "message_id": begin and f"{begin}{number}",
+        "timestamp": datetime.fromtimestamp(_FIRST_SECOND + number, UTC),
+    }
     if rng.random() < 0.5:
         return rng.choice(_BODIES)(rng), properties
     headers = {rng.choice(_HEADERS): rng.choice(_VALUES), "x-any": rng.choice(_VALUES)}
