@@ -139,6 +139,8 @@ async def test_it_takes_from_its_own_lanes_only(
     for number in range(LANES):
         await publish(amqp, queue, number, f"{number}a", f"{number}b")
     async with at_work(taker, connection):
+        # Deliveries may come before the answers to what asked for them.
+        await until(lambda: taker.consumer.is_registered, "its lanes")
         await until(lambda: len(taker.held) == 4, "two of each")
 
         assert [text for text in taker.texts if text[0] == "0"] == ["0a", "0b"]
