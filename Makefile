@@ -130,9 +130,10 @@ demo: $(STAMP) broker  ## run both directions for real, with faults, and account
 # More processes than two cores, for many tests wait rather than compute; a file at a time, for its
 # tests share what it starts, in the order in which tests/conftest.py has them begin.
 PROCESSES ?= 6
-IN_PARALLEL = -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+BY_FILE := --dist loadfile --no-loadscope-reorder
+IN_PARALLEL = -n $(PROCESSES) $(BY_FILE)
 # What measures needs a core that is idle, and waits four fifths of the time: a process for each core.
-APART = -n 2 --dist loadfile --no-loadscope-reorder -m serial
+APART := -n 2 $(BY_FILE) -m serial
 # $(call run_tests,FOLDER OF PYTEST,PATHS) runs what measures afterwards; 5 means that there is none.
 define run_tests
 $(1)/pytest $(IN_PARALLEL) -m 'not serial' $(2) || [ $$? -eq 5 ]

@@ -35,7 +35,7 @@ from bridge.metrics import BridgeMetrics, new_registry
 from bridge.topology.upkeep import Upkeep
 from tests.bench.inbound import BODY
 from tests.bench.lineup import SECRET
-from tests.bench.message_parts import AT_ONCE, MESSAGES, Counted, Output
+from tests.bench.message_parts import ALL, AT_ONCE, MESSAGES, Counted, Output
 
 _CHANNEL: Final = 1
 _DATE: Final = b"date: Sun, 22 Nov 2026 21:00:00 GMT\r\n"
@@ -122,7 +122,7 @@ class Bench:
                 written += 1
                 while peers[-1].writes < written:  # noqa: ASYNC110  an event would be counted too
                     await asyncio.sleep(0)
-        self.counted.end("all of it")
+        self.counted.end(ALL)
 
     def confirm(self) -> None:
         """Have the broker confirm all that waits, at once."""
