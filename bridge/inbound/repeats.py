@@ -2,15 +2,15 @@
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
 from bridge.amqp.publication import Publication
+from bridge.generations import Generations
 
-# How many events are remembered at most; with their keys they take less than 32 MiB.
-MAX_RECENT_EVENTS: Final = 100_000
+# Of more events the newest are remembered; with their keys these take less than 24 MiB.
+LEAST_RECENT_EVENTS: Final = 100_000
 
 
 class RecentEvents:
@@ -18,18 +18,16 @@ class RecentEvents:
 
     An event without a confirm at its deadline stays in flight here, because the broker may still
     store it: it is published anew only when the broker has refused it or its channel has ended. The
-    publisher bounds how many are in flight; `MAX_RECENT_EVENTS` and the window bound how many are
+    publisher bounds how many are in flight; `LEAST_RECENT_EVENTS` and the window bound how many are
     remembered. An event without a key is let through each time.
     """
 
     def __init__(self, window_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._window_seconds = window_seconds
-        self._clock = clock
-        self._in_flight: dict[object, asyncio.Future[bool]] = {}
-        self._published: OrderedDict[object, float] = OrderedDict()
+        self._in_flight: dict[bytes, asyncio.Future[bool]] = {}
+        self._published = Generations(window_seconds, clock, least=LEAST_RECENT_EVENTS)
 
     async def once(
-        self, key: object, write: Callable[[], Awaitable[Publication]], *, deadline: float
+        self, key: bytes | None, write: Callable[[], Awaitable[Publication]], *, deadline: float
     ) -> bool:
         """Publish with `write()` unless that was done for this key; return whether it was done now.
 
@@ -49,16 +47,15 @@ class RecentEvents:
         await self._first(key, write, deadline)
         return True
 
-    def is_in_flight(self, key: object) -> bool:
+    def is_in_flight(self, key: bytes | None) -> bool:
         """Whether an event with this key was written, and has no confirm yet."""
         return key in self._in_flight
 
-    def is_remembered(self, key: object) -> bool:
+    def is_remembered(self, key: bytes | None) -> bool:
         """Whether an event with this key was published within the window."""
-        published_at = self._published.get(key)
-        return published_at is not None and self._clock() - published_at < self._window_seconds
+        return key is not None and self._published.get(key) is not None
 
-    def follow(self, key: object, publication: Publication) -> None:
+    def follow(self, key: bytes | None, publication: Publication) -> None:
         """Have repeats wait for what was written, and remember it when it is stored.
 
         None of them may be in flight.
@@ -68,7 +65,7 @@ class RecentEvents:
             publication.when_known(partial(self._end, key))
 
     async def _first(
-        self, key: object, write: Callable[[], Awaitable[Publication]], deadline: float
+        self, key: bytes, write: Callable[[], Awaitable[Publication]], deadline: float
     ) -> None:
         self._in_flight[key] = asyncio.get_running_loop().create_future()
         try:
@@ -79,16 +76,7 @@ class RecentEvents:
         publication.when_known(partial(self._end, key))
         await publication.stored(deadline)
 
-    def _end(self, key: object, is_stored: bool) -> None:  # noqa: FBT001  as it is told
+    def _end(self, key: bytes, is_stored: bool) -> None:  # noqa: FBT001  as it is told
         if is_stored:
-            self._remember(key)
+            self._published.add(key, b"")
         self._in_flight.pop(key).set_result(is_stored)
-
-    def _remember(self, key: object) -> None:
-        now = self._clock()
-        self._published[key] = now
-        self._published.move_to_end(key)
-        while len(self._published) > MAX_RECENT_EVENTS or (
-            now - next(iter(self._published.values())) >= self._window_seconds
-        ):
-            self._published.popitem(last=False)

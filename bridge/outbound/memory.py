@@ -56,24 +56,6 @@ class Memory(Generic[_Key, _Value]):
             return None
         return self._value(found[0] if isinstance(found, deque) else found)
 
-    def newest(self, key: _Key, *, within_seconds: float | None = None) -> _Value | None:
-        """Return the value of a key that was added last, if it is not older than that."""
-        found = self._find(key)
-        if found is None:
-            return None
-        place = found[-1] if isinstance(found, deque) else found
-        if within_seconds is not None:
-            at = self._times[place - self._first]
-            if at <= self._clock() - within_seconds:
-                return None
-        return self._value(place)
-
-    def is_any_younger_than(self, seconds: float) -> bool:
-        """Say whether any value was added, and is not taken, that is known for less than that."""
-        places = zip(reversed(self._times), reversed(self._values), strict=True)
-        newest = next((at for at, value in places if value is not _TAKEN), None)
-        return newest is not None and self._clock() - newest < seconds
-
     def latest(self, most: int) -> list[tuple[float, _Key, _Value]]:
         """Return so many of the values that were added last, the last one first, and since when."""
         self._forget(self._clock())
@@ -89,8 +71,8 @@ class Memory(Generic[_Key, _Value]):
                 left.append(place)
         return cast("list[tuple[float, _Key, _Value]]", left)
 
-    def add(self, key: _Key, value: _Value, *, age_seconds: float = 0.0) -> None:
-        """Remember a value, behind the others of its key; it is known for so long already."""
+    def add(self, key: _Key, value: _Value) -> None:
+        """Remember a value, behind the others of its key."""
         now = self._clock()
         place = self._first + len(self._keys)
         others = self._places.get(key)
@@ -101,7 +83,7 @@ class Memory(Generic[_Key, _Value]):
         else:
             self._places[key] = deque((others, place))
         self._keys.append(key)
-        self._times.append(now - age_seconds)
+        self._times.append(now)
         self._values.append(value)
         self._forget(now)
 

@@ -19,10 +19,10 @@ async def unanswered(recent: RecentEvents, gate: Gate, repeats: int) -> None:
     """Publish an event, and repeat it, each until a deadline at which there is no confirm."""
     loop = asyncio.get_running_loop()
     with pytest.raises(PublishError, match="no confirm"):
-        await recent.once("key", gate, deadline=loop.time())
+        await recent.once(b"key", gate, deadline=loop.time())
     for _ in range(repeats):
         with pytest.raises(TimeoutError):
-            await recent.once("key", gate, deadline=loop.time())
+            await recent.once(b"key", gate, deadline=loop.time())
 
 
 async def test_a_late_confirm_counts() -> None:
@@ -31,7 +31,7 @@ async def test_a_late_confirm_counts() -> None:
     await unanswered(recent, gate, repeats=3)
     gate.confirms[0].set_result("confirmed")
 
-    assert [await recent.once("key", gate, deadline=LATER) for _ in range(2)] == [False] * 2
+    assert [await recent.once(b"key", gate, deadline=LATER) for _ in range(2)] == [False] * 2
     assert len(gate.confirms) == 1
 
 
@@ -39,7 +39,7 @@ async def test_a_repeat_in_time_for_the_late_confirm() -> None:
     """A repeat that waits when the confirm comes is answered with it."""
     gate, recent = Gate(), RecentEvents(600)
     await unanswered(recent, gate, repeats=0)
-    repeat = asyncio.create_task(recent.once("key", gate, deadline=LATER))
+    repeat = asyncio.create_task(recent.once(b"key", gate, deadline=LATER))
     await asyncio.sleep(0)
     gate.confirms[0].set_result("confirmed")
 
@@ -52,7 +52,7 @@ async def test_what_is_late_and_not_stored_is_published_anew(fate: Confirm) -> N
     gate, recent = Gate(), RecentEvents(600)
     await unanswered(recent, gate, repeats=1)
     gate.confirms[0].set_result(fate)
-    repeat = asyncio.create_task(recent.once("key", gate, deadline=LATER))
+    repeat = asyncio.create_task(recent.once(b"key", gate, deadline=LATER))
     await gate.until(2)
     gate.confirms[1].set_result("confirmed")
 
@@ -73,8 +73,8 @@ async def test_nothing_is_kept_of_what_ended() -> None:
 
     loop = asyncio.get_running_loop()
     with pytest.raises(PublishError):
-        await recent.once("a", fail, deadline=loop.time() + GUARD_SECONDS)
-    for key in "bcd":
+        await recent.once(b"a", fail, deadline=loop.time() + GUARD_SECONDS)
+    for key in (b"b", b"c", b"d"):
         with pytest.raises(PublishError):
             await recent.once(key, write_one, deadline=loop.time())
     before = set(recent._in_flight)
@@ -83,7 +83,8 @@ async def test_nothing_is_kept_of_what_ended() -> None:
         confirm.set_result(fate)
     await asyncio.sleep(0)
 
-    assert (before, set(recent._in_flight), set(recent._published)) == (set("bcd"), set(), {"b"})
+    assert (before, set(recent._in_flight)) == ({b"b", b"c", b"d"}, set())
+    assert [key for key in (b"a", b"b", b"c", b"d") if recent.is_remembered(key)] == [b"b"]
 
 
 async def _write() -> Publication:
@@ -97,7 +98,7 @@ async def test_memory_of_repeats_ends() -> None:
 
     async def is_new_at(seconds: float) -> bool:
         clock[0] = seconds
-        return await recent.once("key", _write, deadline=LATER)
+        return await recent.once(b"key", _write, deadline=LATER)
 
     found = [await is_new_at(seconds) for seconds in (0, 9.9, 10.1, 15, 20.2)]
     assert found == [True, False, True, False, True]
@@ -111,23 +112,20 @@ async def test_the_first_is_never_a_repeat(now: float, window_seconds: float) ->
     """An event that was not published is new, whatever the clock and the window are."""
     recent = RecentEvents(window_seconds, clock=lambda: now)
 
-    assert await recent.once("key", _write, deadline=LATER)
-    assert not await recent.once("key", _write, deadline=LATER)
+    assert await recent.once(b"key", _write, deadline=LATER)
+    assert not await recent.once(b"key", _write, deadline=LATER)
 
 
 async def test_memory_of_repeats_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond its size the memory forgets the oldest event first."""
-    monkeypatch.setattr("bridge.inbound.repeats.MAX_RECENT_EVENTS", 3)
+    monkeypatch.setattr("bridge.inbound.repeats.LEAST_RECENT_EVENTS", 4)
     recent = RecentEvents(600)
-    for key in range(5):
+    keys = [b"0", b"1", b"2", b"3", b"4", b"5"]
+    for key in keys:
         await recent.once(key, _write, deadline=LATER)
 
-    assert [await recent.once(key, _write, deadline=LATER) for key in (4, 3, 2, 0)] == [
-        False,
-        False,
-        False,
-        True,
-    ]
+    assert [recent.is_remembered(key) for key in keys] == [False, *[True] * 5]
+    assert [await recent.once(key, _write, deadline=LATER) for key in keys[::-5]] == [False, True]
 
 
 async def test_events_without_a_key_are_never_repeats() -> None:

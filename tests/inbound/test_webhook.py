@@ -26,7 +26,7 @@ from bridge.http_server.response import Response
 from bridge.inbound.endpoint import Endpoint
 from bridge.inbound.event import EVENT_ID
 from bridge.inbound.metrics import WebhookMetrics
-from bridge.inbound.repeats import MAX_RECENT_EVENTS
+from bridge.inbound.repeats import LEAST_RECENT_EVENTS
 from bridge.inbound.webhook import Receiver
 from bridge.metrics import new_registry
 from bridge.topology.declarations import webhook_topology
@@ -531,7 +531,7 @@ async def test_too_many_at_once_are_put_off(*, is_busy: bool) -> None:
 
 
 async def test_memory_of_repeats_is_small() -> None:
-    """Of an event with the longest id little is kept: a hundred thousand are less than 32 MiB."""
+    """Of an event with the longest id little is kept: a hundred thousand are less than 24 MiB."""
 
     async def post(number: int) -> Response:
         return await answer_of(receiver, make_request(b'{"type": "a", "id": "%0255d"}' % number))
@@ -551,7 +551,7 @@ async def test_memory_of_repeats_is_small() -> None:
         tracemalloc.stop()
 
     assert {answer.status for answer in first} | set(later) == {200}
-    assert kept_bytes / REMEMBERED < 32 * 1024 * 1024 / MAX_RECENT_EVENTS
+    assert kept_bytes / REMEMBERED < 24 * 1024 * 1024 / (LEAST_RECENT_EVENTS * 5 / 4)
 
 
 @WAYS

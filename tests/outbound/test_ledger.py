@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 
 from bridge.outbound import memory
-from bridge.outbound.acceptances import SENT_SECONDS, Accepted
+from bridge.outbound.acceptances import LEAST_OWN, SENT_SECONDS, Accepted
 from bridge.outbound.delivery import WaitCause
 from bridge.outbound.entry import Entry, entry_of
 from bridge.outbound.envelope import Envelope
@@ -857,14 +857,14 @@ async def test_what_is_known_of_a_repeat_is_recalled_for_a_repeat(clock: Clock) 
 
 
 async def test_oldest_entries_are_forgotten_first(ledger: Book) -> None:
-    """The ledger holds a fixed number of messages and forgets the oldest."""
-    entries = [
-        Entry(str(number).encode(), has_id=True, copies=0)
-        for number in range(memory.MAX_ENTRIES + 1)
-    ]
+    """The ledger holds the last messages that were sent, with room for a quarter more."""
+    room = LEAST_OWN + LEAST_OWN // 4
+    entries = [Entry(str(number).encode(), has_id=True, copies=0) for number in range(room + 1)]
     for one in entries:
         await done(ledger, one)
-    known = [not await ledger.claim(one, redelivered=True) for one in entries[:2]]
+    known = [
+        not await ledger.claim(one, redelivered=True) for one in (entries[0], entries[-LEAST_OWN])
+    ]
 
     assert known == [False, True]
 

@@ -76,19 +76,6 @@ def test_what_was_taken_is_not_cleared(remembered: Memory[str, int]) -> None:
     assert remembered.clear() == [("a", 1), ("b", 2)]
 
 
-def test_the_newest_value_is_the_one_that_came_last(
-    remembered: Memory[str, int], clock: Clock
-) -> None:
-    """Unless it is older than is asked for; its age may be told."""
-    remembered.add("a", 1)
-    clock.now += 10
-    remembered.add("a", 2, age_seconds=5)
-
-    assert (remembered.newest("a"), remembered.newest("b")) == (2, None)
-    assert remembered.newest("a", within_seconds=5.1) == 2
-    assert remembered.newest("a", within_seconds=5) is None
-
-
 def test_the_latest_are_those_that_came_last(remembered: Memory[str, int]) -> None:
     """As many as are asked for, but for those that were taken."""
     for value, key in enumerate("abcd"):
@@ -96,19 +83,6 @@ def test_the_latest_are_those_that_came_last(remembered: Memory[str, int]) -> No
     remembered.take("c")
 
     assert [entry[1:] for entry in remembered.latest(2)] == [("d", 3), ("b", 1)]
-
-
-def test_the_age_of_the_youngest(remembered: Memory[str, int], clock: Clock) -> None:
-    """What was added last counts, and what was taken does not."""
-    assert not remembered.is_any_younger_than(SECONDS)
-    for key in ("a", "b"):
-        remembered.add(key, 1)
-        clock.now += 5
-    younger = [remembered.is_any_younger_than(seconds) for seconds in (5, 6, 11)]
-    remembered.take("b")
-
-    assert younger == [False, True, True]
-    assert [remembered.is_any_younger_than(seconds) for seconds in (10, 11)] == [False, True]
 
 
 def test_a_memory_may_have_a_bound_of_its_own(clock: Clock) -> None:
@@ -144,8 +118,8 @@ def test_places_are_found_after_others_have_gone(
     clock.now += SECONDS / 2
 
     assert "old" not in remembered
-    assert (remembered.take("b"), remembered.get("a"), remembered.newest("a")) == ((1,), 0, 2)
-    assert (remembered.take("a"), remembered.newest("b")) == ((0,), 3)
+    assert (remembered.take("b"), remembered.get("a"), remembered.get("b")) == ((1,), 0, 3)
+    assert (remembered.take("a"), remembered.get("a")) == ((0,), 2)
     assert [entry[1:] for entry in remembered.latest(9)] == [("b", 3), ("a", 2)]
     assert remembered.clear() == [("a", 2), ("b", 3)]
     remembered.add("b", 9)
