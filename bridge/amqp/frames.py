@@ -289,12 +289,9 @@ def publish_pieces(
         header,
         _FRAME_END,
     ]
-    if size <= max_payload_bytes and isinstance(body, bytes):
-        # Almost all, which need no view of a part.
-        if size:
-            pieces += (FRAME_HEADER.pack(CONTENT_BODY, channel, size), body, _FRAME_END)
-        return pieces
-    whole = memoryview(body)
+    # The whole of bytes is no copy, and almost all fit one frame.
+    fits = size <= max_payload_bytes
+    whole: Piece = body if fits and isinstance(body, bytes) else memoryview(body)
     for at in range(0, size, max_payload_bytes):
         payload = whole[at : at + max_payload_bytes]
         pieces += (FRAME_HEADER.pack(CONTENT_BODY, channel, len(payload)), payload, _FRAME_END)
