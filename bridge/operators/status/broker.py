@@ -56,9 +56,13 @@ class BrokerReader:
             raise
 
     async def _read(self) -> BrokerReading:
-        self._asking = await self._connected(self._asking, "status")
-        self._publishing = await self._connected(self._publishing, "status publish")
-        sizes = {name: await try_to_read_queue(self._asking, name) for name in self._queues}
+        while True:
+            self._asking = await self._connected(self._asking, "status")
+            self._publishing = await self._connected(self._publishing, "status publish")
+            sizes = {name: await try_to_read_queue(self._asking, name) for name in self._queues}
+            # A connection may have ended since the last reading, which shows only now.
+            if any(sizes.values()) or not _is_lost(self._asking):
+                break
         if not any(sizes.values()):
             raise BrokerError("it answers nothing about the queues; look at its log and its nodes")
         is_paused, paused = await self._find_pause(self._asking, self._publishing)
@@ -68,8 +72,7 @@ class BrokerReader:
 
     async def _connected(self, connection: Connection | None, name: str) -> Connection:
         if connection is not None:
-            transport = connection.transport
-            if transport is not None and not transport.connection.is_closed:
+            if not _is_lost(connection):
                 return connection
             await close_quietly(connection)
         return await open_first_connection(self._rabbitmq, name=name)
@@ -91,3 +94,8 @@ class BrokerReader:
         for connection in connections:
             if connection is not None:
                 await close_quietly(connection)
+
+
+def _is_lost(connection: Connection) -> bool:
+    transport = connection.transport
+    return transport is None or transport.connection.is_closed
