@@ -22,7 +22,8 @@ _SINCE: Final = struct.Struct(">d")
 class Generations:
     """Values by key, both bytes, for `seconds`; of more than `least` the oldest may be forgotten.
 
-    There are a quarter more than `least` at most. Times are of `clock`.
+    There are half more than `least` at most. What is over is let go a quarter of its time later,
+    when another one is added. Times are of `clock`.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float], *, least: int) -> None:
@@ -31,7 +32,8 @@ class Generations:
         self._least = least
         # The newest first. It is being filled; the others have ended.
         self._all: list[dict[bytes, bytes]] = [{}]
-        self._begun_at = clock()
+        self._begun_at = self._added_at = clock()
+        # When the last value was added to each of the others.
         self._ended_at: list[float] = []
 
     def add(self, key: bytes, value: bytes, *, age_seconds: float = 0.0) -> None:
@@ -40,6 +42,7 @@ class Generations:
         is_full = len(self._all[0]) * FULL >= self._least
         if is_full or now - self._begun_at >= self._seconds / FULL:
             self._begin(now)
+        self._added_at = now
         filling = self._all[0]
         filling.pop(key, None)  # the new value is behind all others
         filling[key] = _SINCE.pack(now - age_seconds) + value
@@ -47,8 +50,8 @@ class Generations:
     def get(self, key: bytes, *, within_seconds: float = math.inf) -> bytes | None:
         """Return the value of a key, if it is known for less than that."""
         for values in self._all:
-            found = values.get(key)
-            if found is not None:
+            if key in values:
+                found = values[key]
                 is_known = self._age(found) < min(within_seconds, self._seconds)
                 return found[_SINCE.size :] if is_known else None
         return None
@@ -73,7 +76,7 @@ class Generations:
     def _begin(self, now: float) -> None:
         """Begin another one, and drop those that are not needed beside the newer ones."""
         self._all.insert(0, {})
-        self._ended_at.insert(0, now)
+        self._ended_at.insert(0, self._added_at)
         self._begun_at = now
         while self._ended_at and (
             now - self._ended_at[-1] >= self._seconds

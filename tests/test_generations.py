@@ -81,6 +81,35 @@ def test_the_oldest_make_room(remembered: Generations) -> None:
         assert min(len(keys), 8) <= len(known) <= 10
 
 
+def test_there_are_half_more_at_most(clock: Clock) -> None:
+    """Also where one ended for its age when it was almost full."""
+    remembered = Generations(SECONDS, clock, least=100)
+    add(remembered, 25)
+    add(remembered, 24, first=100)
+    clock.now += SECONDS / 4
+    most = 0
+    for number in range(1000, 1200):
+        add(remembered, 1, first=number)
+        most = max(most, sum(map(len, remembered._all)))
+
+    assert 125 < most <= 150
+
+
+def test_what_is_over_goes_with_the_next(clock: Clock) -> None:
+    """After a lull nothing of before stays, and before it no longer than a quarter of the time."""
+    remembered = Generations(SECONDS, clock, least=100)
+    add(remembered, 20)
+    clock.now += SECONDS
+    add(remembered, 1, first=100)
+    after_a_lull = sum(map(len, remembered._all))
+    for _ in range(20):
+        clock.now += SECONDS / 16
+        add(remembered, 1, first=round(clock.now * 16))
+
+    assert after_a_lull == 1
+    assert b"100" not in {key for values in remembered._all for key in values}
+
+
 def test_old_ones_are_let_go_though_there_is_room(clock: Clock) -> None:
     """A process with little to do does not gather what is long over, whatever came before."""
     remembered = Generations(SECONDS, clock, least=1000)

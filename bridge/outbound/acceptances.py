@@ -94,6 +94,12 @@ class Acceptances:
         both = [*self._own.latest(most), *self._told.latest(most)]
         # By the moment. What is in order already, as most of it is, costs little.
         both.sort(key=itemgetter(0), reverse=True)
-        found = ((message, self.find(message, redelivered=False)) for _, message in both[:most])
-        # Some may be forgotten by then.
-        return ((message, accepted) for message, accepted in found if accepted is not None)
+        window = self._window_seconds
+        found = (
+            (message, packed)
+            for _, message in both[:most]
+            # Sent here and by a peer, each has its own moment; some are forgotten by then.
+            for packed in (self._own.get(message, within_seconds=window), self._told.get(message))
+            if packed is not None
+        )
+        return ((message, _unpack(packed)) for message, packed in found)

@@ -551,7 +551,7 @@ async def test_memory_of_repeats_is_small() -> None:
         tracemalloc.stop()
 
     assert {answer.status for answer in first} | set(later) == {200}
-    assert kept_bytes / REMEMBERED < 24 * 1024 * 1024 / (LEAST_RECENT_EVENTS * 5 / 4)
+    assert kept_bytes / REMEMBERED < 24 * 1024 * 1024 / (LEAST_RECENT_EVENTS * 3 / 2)
 
 
 @WAYS

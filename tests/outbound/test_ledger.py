@@ -857,7 +857,7 @@ async def test_what_is_known_of_a_repeat_is_recalled_for_a_repeat(clock: Clock) 
 
 
 async def test_oldest_entries_are_forgotten_first(ledger: Book) -> None:
-    """The ledger holds the last messages that were sent, with room for a quarter more."""
+    """The ledger holds the last messages that were sent, and some more."""
     room = LEAST_OWN + LEAST_OWN // 4
     entries = [Entry(str(number).encode(), has_id=True, copies=0) for number in range(room + 1)]
     for one in entries:
