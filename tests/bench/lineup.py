@@ -250,6 +250,11 @@ def present(contestants: tuple[Contestant, ...]) -> list[Contestant]:
     return [one for one in contestants if Path(one.command[0]).exists()]
 
 
+def named(name: str) -> Contestant:
+    """Return the worker of that name."""
+    return next(one for one in WORKERS if one.name == name)
+
+
 def environ_for(task: Task, metrics_port: int) -> Mapping[str, str]:
     """Make the environment of a process; each program finds its own settings there."""
     # Only the wire may be chosen, to measure one beside the other.

@@ -21,11 +21,15 @@ IN_FLIGHT: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """What one run showed. Rates are messages per second of the clock or of CPU time."""
+    """What one run showed.
+
+    Rates are messages per second of the clock, of its CPU time and of the broker's.
+    """
 
     messages: int
     wall_rate: float
     cpu_rate: float
+    broker_cpu_rate: float
     peak_mib: float
     connections: int
 
@@ -60,7 +64,7 @@ def drain(
     rig.queues.make_outbound(messages)
     with rig.api() as api:
         with rig.running(contestant, task_of(rig, api, kind, in_flight)) as program:
-            cpu_rate = _follow(api, program, messages, warm_up)
+            cpu_rate, broker_cpu_rate = _follow(rig, api, program, messages, warm_up)
             program.settle()
             peak_mib = program.usage().peak_mib
         posts = api.posts(messages)
@@ -69,6 +73,7 @@ def drain(
         messages=messages,
         wall_rate=_wall_rate(posts),
         cpu_rate=cpu_rate,
+        broker_cpu_rate=broker_cpu_rate,
         peak_mib=peak_mib,
         connections=len({post.connection for post in posts}),
     )
@@ -156,13 +161,19 @@ def task_of(rig: Rig, api: Api, kind: Kind, in_flight: int) -> Task:
     )
 
 
-def _follow(api: Api, program: Program, messages: int, warm_up: float) -> float:
-    """Return the messages per CPU second between the warm-up and the last POST."""
+def _follow(
+    rig: Rig, api: Api, program: Program, messages: int, warm_up: float
+) -> tuple[float, float]:
+    """Return the messages per CPU second, and per that of the broker, after the warm-up."""
     deadline = time.monotonic() + _longest(messages)
     first = _wait_for_count(api, program, round(messages * warm_up), deadline)
-    cpu_at_first = program.usage().cpu_seconds
+    before, broker_before = program.usage(), rig.broker_usage()
     last = _wait_for_count(api, program, messages, deadline)
-    return (last - first) / (program.usage().cpu_seconds - cpu_at_first)
+    after, broker_after = program.usage(), rig.broker_usage()
+    return (
+        (last - first) / (after.cpu_seconds - before.cpu_seconds),
+        (last - first) / (broker_after.cpu_seconds - broker_before.cpu_seconds),
+    )
 
 
 def _longest(messages: int) -> float:

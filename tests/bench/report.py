@@ -52,6 +52,7 @@ def _cost(row: Row) -> str:
 _NAME: Final = Column("", lambda row: str(row["name"]))
 _CPU: Final = Column("per CPU second", _number("cpu_rate"))
 _WALL: Final = Column("per second", _number("wall_rate"))
+_BROKER: Final = Column("per CPU second of the broker", _number("broker_cpu_rate"))
 _MEMORY: Final = Column("peak memory", _number("peak_mib", unit=" MiB"))
 _CONNECTIONS: Final = Column("connections", _number("connections"))
 _LATENCY: Final = (
@@ -130,9 +131,10 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
         _MEMORY,
     ),
     "long-queues": (
-        Column("queued", _number("messages")),
+        Column("queued", lambda row: str(row["name"])),
         Column("CPU time per message", _cost),
         _WALL,
+        _BROKER,
         _MEMORY,
         Column("runs", _number("runs")),
     ),
@@ -142,7 +144,7 @@ COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
         Column("of the limit", _number("of_limit", ".0%")),
         Column("100 in flight in all, instant API: per second", _number("wall_rate")),
         _CPU,
-        Column("per CPU second of the broker", _number("broker_cpu_rate")),
+        _BROKER,
         _MEMORY,
     ),
     "start-up": (_NAME, Column("seconds", _number("seconds", ".2f"))),
@@ -245,6 +247,7 @@ def _plot_rates(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def _plot_curve(figure: Figure, rows: Sequence[Row]) -> None:
+    rows = [row for row in rows if row["name"] == f"{row['messages']:,}"]
     panels = (("cpu_ms", "CPU time per message, ms"), ("peak_mib", "peak memory, MiB"))
     for axes, (key, label) in zip(figure.subplots(1, 2), panels, strict=True):
         axes.plot(

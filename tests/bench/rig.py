@@ -3,7 +3,7 @@
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -120,11 +120,11 @@ class Program:
 
 
 @contextmanager
-def rigged() -> Iterator[Rig]:
-    """Lend a rig, and leave nothing of it behind."""
+def rigged(*, configuration: Sequence[str] = ()) -> Iterator[Rig]:
+    """Lend a rig, and leave nothing of it behind; `configuration` is the broker's."""
     with (
         tempfile.TemporaryDirectory(prefix="sms-bridge-bench-") as folder,
-        private_broker() as broker,
+        private_broker(configuration=configuration) as broker,
         guarded() as guard,
     ):
         yield Rig(broker, Path(folder), guard)

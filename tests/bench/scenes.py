@@ -30,8 +30,10 @@ from tests.bench.lineup import (
     UNTRACED,
     WORKERS,
     Contestant,
+    named,
     present,
 )
+from tests.bench.long_queues import long_queues
 from tests.bench.options import Options, Row, Tell
 from tests.bench.outbound import IN_FLIGHT, consume, drain, first_post, share
 from tests.bench.parts import log_line, post
@@ -40,11 +42,6 @@ from tests.bench.rig import Rig
 from tests.bench.rounds import Runs, compared, interleave, medians, rate_ratios, rotated, tell_run
 
 LATE_IN_FLIGHT: Final = 200
-CURVE: Final = (1_000, 10_000, 100_000)
-MILLION: Final = 1_000_000
-WARM_UP_MESSAGES: Final = 2_000
-# With the million each takes seven minutes.
-MAX_LONG_ROUNDS: Final = 3
 PROCESSES: Final = (1, 2, 4, 8)
 BARE_PROCESSES: Final = (1, 2)
 # What does nothing but ack is through sooner.
@@ -102,41 +99,6 @@ def tracing(rig: Rig, options: Options, tell: Tell) -> list[Row]:
     return compared(runs, UNTRACED)
 
 
-def long_queues(rig: Rig, options: Options, tell: Tell) -> list[Row]:
-    """Our worker and queues of ever more messages: the cost of one, and the memory.
-
-    Before them come some that are not measured, or a short queue would be all start. Each round
-    has every length, so that a machine that is slower for a while is so for all.
-    """
-    lengths = (*CURVE, *((MILLION,) if options.million else ()))
-    runs: dict[int, list[Row]] = {messages: [] for messages in lengths}
-    for _ in range(min(options.rounds, MAX_LONG_ROUNDS)):
-        for messages in lengths:
-            runs[messages].append(_drain_long(rig, tell, messages))
-    rows = []
-    for ours in runs.values():
-        costs = [1000 / run["cpu_rate"] for run in ours]
-        row = _medians_of_ours(ours) | {"cpu_ms": median(costs)}
-        rows.append(row | {"cpu_ms_min": min(costs), "cpu_ms_max": max(costs)})
-    return rows
-
-
-def _drain_long(rig: Rig, tell: Tell, messages: int) -> Row:
-    total = WARM_UP_MESSAGES + messages
-    share_of_warm_up = WARM_UP_MESSAGES / total
-    run = drain(
-        rig,
-        _named(MAIN),
-        kind="http",
-        in_flight=IN_FLIGHT,
-        messages=total,
-        warm_up=share_of_warm_up,
-    )
-    figures = asdict(run) | {"messages": messages}
-    tell_run(tell, MAIN, figures)
-    return figures
-
-
 def several_workers(rig: Rig, options: Options, tell: Tell) -> list[Row]:
     """One to eight processes of our worker on one queue: what they add up to.
 
@@ -160,7 +122,7 @@ def several_workers(rig: Rig, options: Options, tell: Tell) -> list[Row]:
 def _shared(rig: Rig, tell: Tell, options: Options, processes: int) -> Row:
     in_flight = processes * SHARED_IN_FLIGHT
     limit = in_flight / LATE_SECONDS
-    run = partial(share, rig, _named(MAIN), processes=processes)
+    run = partial(share, rig, named(MAIN), processes=processes)
     slow = run(kind="late", in_flight=in_flight, messages=round(limit * SLOW_SECONDS))
     instant = run(kind="http", in_flight=IN_FLIGHT, messages=options.messages)
     added = {"slow_wall_rate": slow.wall_rate, "of_limit": slow.wall_rate / limit}
@@ -226,7 +188,7 @@ def guard(rig: Rig, *, messages: int, seconds: float, tell: Tell) -> list[float]
     deadline = time.monotonic() + seconds
     ratios: list[float] = []
     while len(ratios) < MIN_GUARD_ROUNDS or time.monotonic() < deadline:
-        pair = [_named(HERE), _named(BARE)]
+        pair = [named(HERE), named(BARE)]
         if len(ratios) % 2:
             pair.reverse()
         ratios += rate_ratios(interleave(pair, 1, run, tell), HERE, BARE)
@@ -248,14 +210,6 @@ def _with_gain(runs: Runs, yardstick: str) -> list[Row]:
         return rows
     gain = {"to_plain": median(rate_ratios(runs, OURS, PLAIN))}
     return [row | gain if row["name"] == OURS else row for row in rows]
-
-
-def _medians_of_ours(runs: list[Row]) -> Row:
-    return medians({MAIN: runs})[MAIN]
-
-
-def _named(name: str) -> Contestant:
-    return next(one for one in WORKERS if one.name == name)
 
 
 def _time_help() -> float:
