@@ -289,13 +289,18 @@ def publish_pieces(
         header,
         _FRAME_END,
     ]
-    # The whole of bytes is no copy, and almost all fit one frame.
-    fits = size <= max_payload_bytes
-    whole: Piece = body if fits and isinstance(body, bytes) else memoryview(body)
-    for at in range(0, size, max_payload_bytes):
-        payload = whole[at : at + max_payload_bytes]
-        pieces += (FRAME_HEADER.pack(CONTENT_BODY, channel, len(payload)), payload, _FRAME_END)
+    for part in _parts(body, max_payload_bytes):
+        pieces += (FRAME_HEADER.pack(CONTENT_BODY, channel, len(part)), part, _FRAME_END)
     return pieces
+
+
+def _parts(body: Body, max_payload_bytes: int) -> list[Piece]:
+    size = len(body)
+    if size <= max_payload_bytes and isinstance(body, bytes):
+        # Almost all, which need no view of a part.
+        return [body] if size else []
+    whole = memoryview(body)
+    return [whole[at : at + max_payload_bytes] for at in range(0, size, max_payload_bytes)]
 
 
 @functools.lru_cache(maxsize=256)
