@@ -58,8 +58,7 @@ class Generations:
 
     def is_any_younger_than(self, seconds: float) -> bool:
         """Say whether the value that was added last is known for less than that."""
-        newest = next((values for values in self._all if values), None)
-        return newest is not None and self._age(newest[next(reversed(newest))]) < seconds
+        return any(self._clock() - since < seconds for since, _ in self.latest(1))
 
     def latest(self, most: int) -> list[tuple[float, bytes]]:
         """Return so many keys that were added last, the last one first, each since it is known."""

@@ -5,8 +5,7 @@ twice its CPU time and is none of ours: the million is drained once more with a 
 all in memory.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Final
@@ -53,17 +52,9 @@ def long_queues(rig: Rig, options: Options, tell: Tell) -> list[Row]:
 
 
 def _drained(rig: Rig, length: _Length, tell: Tell) -> list[Row]:
-    with _rig_for(length, rig) as fitting:
+    its_own = rigged(configuration=IN_MEMORY) if length.is_in_memory else nullcontext(rig)
+    with its_own as fitting:
         return [_drain(fitting, length, tell) for _ in range(length.times)]
-
-
-@contextmanager
-def _rig_for(length: _Length, rig: Rig) -> Iterator[Rig]:
-    if length.is_in_memory:
-        with rigged(configuration=IN_MEMORY) as fitting:
-            yield fitting
-    else:
-        yield rig
 
 
 def _drain(rig: Rig, length: _Length, tell: Tell) -> Row:

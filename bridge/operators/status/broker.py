@@ -60,11 +60,13 @@ class BrokerReader:
             self._asking = await self._connected(self._asking, "status")
             self._publishing = await self._connected(self._publishing, "status publish")
             sizes = {name: await try_to_read_queue(self._asking, name) for name in self._queues}
-            # A connection may have ended since the last reading, which shows only now.
-            if any(sizes.values()) or not _is_lost(self._asking):
+            if any(sizes.values()):
                 break
-        if not any(sizes.values()):
-            raise BrokerError("it answers nothing about the queues; look at its log and its nodes")
+            # It may have ended since the last reading, which shows only now.
+            if not _is_lost(self._asking):
+                raise BrokerError(
+                    "it answers nothing about the queues; look at its log and its nodes"
+                )
         is_paused, paused = await self._find_pause(self._asking, self._publishing)
         return BrokerReading(
             sizes, stores=not self._publishing.wire.is_blocked, is_paused=is_paused, paused=paused
