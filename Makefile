@@ -105,7 +105,7 @@ broker: $(STAMP) $(if $(filter 4,$(RABBITMQ)),rabbitmq-4)  ## install a RabbitMQ
 	then exit 0; fi; \
 	$(call apt_install,rabbitmq-server,$(WITHOUT_RABBITMQ))
 
-rabbitmq-4: $(RABBITMQ_4)/.installed  ## unpack Debian 13's RabbitMQ 4 beside the system's; RABBITMQ=4 has any target use it
+rabbitmq-4: $(RABBITMQ_4)/.installed  ## unpack RabbitMQ 4.3 (Debian 14's) beside the system's; RABBITMQ=4 has any target use it
 
 $(RABBITMQ_4)/.installed: tests/install-rabbitmq-4.sh | $(STAMP)
 	PATH="$(dir $(abspath $(UV))):$$PATH" tests/install-rabbitmq-4.sh $(RABBITMQ_4)

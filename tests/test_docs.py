@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -90,40 +89,6 @@ def test_what_the_architecture_names_exists(name: str) -> None:
         found = importlib.import_module(inner) if is_module else getattr(found, part)
 
     assert callable(found)
-
-
-def test_each_way_has_twelve_steps_at_most() -> None:
-    """Both directions are told in full: each step names a function, its waits and its faults."""
-    ways = re.findall(r"(?:^\d+\. .*\n)+", ARCHITECTURE, re.MULTILINE)
-    steps = [step for way in ways for step in way.splitlines()]
-
-    assert [1 < len(way.splitlines()) <= 12 for way in ways] == [True, True]
-    assert [s for s in steps if not (OBJECT.search(s) and "*Waits*" in s and "*Wrong*" in s)] == []
-
-
-def test_the_wings_are_those_of_the_architecture() -> None:
-    """Each wing has its paragraph, and the paragraphs name no other."""
-    named = re.findall(r"^- `bridge/(\w+)`:", ARCHITECTURE, re.MULTILINE)
-
-    assert sorted([*named, "config"]) == WINGS
-
-
-def test_the_picture_has_the_floors_of_the_contract() -> None:
-    """The house is drawn as import-linter holds it, floor by floor and room by room."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    (layers,) = (
-        contract["layers"]
-        for contract in project["tool"]["importlinter"]["contracts"]
-        if contract["type"] == "layers"
-    )
-    (picture,) = re.findall(r"^┌─.*?^└─", ARCHITECTURE, re.MULTILINE | re.DOTALL)
-    floors = re.split(r"^├.*\n", picture, flags=re.MULTILINE)
-    drawn = [
-        {room.rstrip("/") for line in re.findall(r"│.*│", floor) for room in line.split()} - {"│"}
-        for floor in floors
-    ]
-
-    assert drawn == [set(re.split(r" [|:] ", layer)) for layer in layers]
 
 
 def test_each_version_has_its_notes() -> None:
