@@ -1,7 +1,7 @@
 """The properties of the copies that replace a message.
 
-Those with which the broker would refuse (`user_id`), drop (`expiration`) or reroute (`CC`, `BCC`) a
-copy are left out; all others stay as they came.
+Properties and headers with which the broker would refuse, drop, reroute or count a copy are left
+out; all others stay as they came.
 """
 
 import re
@@ -38,8 +38,16 @@ from bridge.outbound.outcomes import Dead, Retried
 from bridge.tracing.trace_headers import TraceHeaders
 
 MAX_DETAIL_CHARACTERS: Final = 500
-# Headers in which the broker describes a message's history; on a copy they would be wrong.
-_BROKERS_OWN: Final = re.compile("x-(delivery-count|acquired-count|(first-|last-)?death.*)")
+# Headers that the broker itself reads: to route a message, to describe its history, to find it in a
+# stream. On a copy they would be wrong. One `x-death` of a type that RabbitMQ 3.10.8 does not
+# expect has it return no more messages from the retry queues of any virtual host.
+_BROKERS_OWN: Final = re.compile(
+    "B?CC|x-(delivery-count|acquired-count|(first-|last-)?death.*|received-from|shovelled.*"
+    "|original-(cc|exchange|routing-key)|invalid-headers|routed-by|stream-filter-value|opt-.*)"
+)
+# The address at which the publisher of a message is answered directly. The broker takes it only on
+# the channel of a client that waits for answers, and closes any other.
+_DIRECT_REPLY: Final = "amq.rabbitmq.reply-to"
 
 
 def copy_properties(
@@ -52,20 +60,15 @@ def copy_properties(
 ) -> Properties:
     """Make the properties of the copy that replaces a delivery; `envelope` counts this attempt.
 
-    All stay as they came, except those for which the broker would refuse (`user_id`), drop
-    (`expiration`) or reroute (`CC`, `BCC`) the copy, and headers that do not fit into `max_bytes`
-    beside ours. A message without an id gets its key as id, so that every later attempt sends the
-    same key. `span`: that of the delivery, to which the next one's refers.
+    All stay as they came, except those that `_to_publish_anew` leaves out, and headers that do not
+    fit into `max_bytes` beside ours. A message without an id gets its key as id, so that every
+    later attempt sends the same key. `span`: that of the delivery, to which the next one's refers.
     """
-    replaced = properties.copy()
-    replaced.user_id = None
-    replaced.expiration = None
-    replaced.delivery_mode = 2
+    replaced, headers = _to_publish_anew(properties)
     replaced.message_id = envelope.id_of_copies
-    headers = as_they_came(properties.headers)
     # Status and code of an earlier answer stay until the next one; no publisher can give them.
     not_ours = () if is_from_ladder(headers) else (STATUS, CODE)
-    for name in ("CC", "BCC", DEAD_AT, TURN_AT, REPEATED, *not_ours, *OF_EVENTS):
+    for name in (DEAD_AT, TURN_AT, REPEATED, *not_ours, *OF_EVENTS):
         headers.pop(name, None)
     own: dict[str, Any] = {
         REASON: outcome.reason,
@@ -144,21 +147,32 @@ def _without_the_largest(
     return kept
 
 
-def moved_properties(properties: Properties) -> Properties:
-    """Make the properties of a message that is published again as it is, to another place.
+def _to_publish_anew(properties: Properties) -> tuple[Properties, dict[str, Any]]:
+    """Return properties and headers with which the broker takes a message a second time.
 
-    Without what makes the broker refuse (`user_id`), drop (`expiration`, which becomes
-    `sms-bridge-expires-at`) or reroute (`CC`, `BCC`) it, and without the broker's own headers.
+    Left out are those with which it would refuse (`user_id`, a direct reply), drop (`expiration`),
+    reroute or count the copy.
     """
-    moved = properties.copy()
-    moved.user_id = None
-    moved.expiration = None
-    moved.delivery_mode = 2
+    anew = properties.copy()
+    anew.user_id = None
+    anew.expiration = None
+    anew.delivery_mode = 2
+    if anew.reply_to == _DIRECT_REPLY:
+        anew.reply_to = None
     headers = {
         name: value
         for name, value in as_they_came(properties.headers).items()
-        if name not in {"CC", "BCC"} and not _BROKERS_OWN.fullmatch(name)
+        if not _BROKERS_OWN.fullmatch(name)
     }
+    return anew, headers
+
+
+def moved_properties(properties: Properties) -> Properties:
+    """Make the properties of a message that is published again as it is, to another place.
+
+    Without those that `_to_publish_anew` leaves out; `expiration` becomes `sms-bridge-expires-at`.
+    """
+    moved, headers = _to_publish_anew(properties)
     expires_at = read_expiration(properties, time.time())
     if expires_at is not None:
         headers.setdefault(EXPIRES_AT, write_moment(expires_at))

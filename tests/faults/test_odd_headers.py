@@ -1,13 +1,14 @@
-"""Headers of a publisher that leave no room in a frame for ours."""
+"""Headers of a publisher that leave no room for ours, or that the broker itself reads."""
 
 import struct
+from typing import Any
 
 import pamqp.encode
 import pytest
 
 from bridge.amqp.headers import Headers
 from tests.faults.bench import Bench, eventually, make_numbers
-from tests.faults.traffic import NOT_SENT, REFUSED, once_each
+from tests.faults.traffic import NOT_SENT, REFUSED, TOO_EARLY, once_each
 
 
 def table_of(*entries: bytes) -> bytes:
@@ -95,3 +96,43 @@ async def test_headers_that_hardly_fit_are_no_matter_for_retries(bench: Bench, o
         await bench.until_settled(live)
 
         assert len(bench.service.posts(numbers)) == 3
+
+
+# Headers that RabbitMQ writes itself, with values that it never writes. Some of them end, in
+# 3.10.8, the process that returns messages from all retry queues, until its supervisor gives up.
+OF_THE_BROKER: dict[str, Any] = {
+    "history_of_texts": {"x-death": ["a text"]},
+    "history_without_counts": {"x-death": [{"queue": "{retry}", "reason": "expired"}]},
+    "history_counted_in_words": {
+        "x-death": [{"queue": "{retry}", "reason": "expired", "count": "many"}]
+    },
+    "history_that_is_a_text": {"x-death": "a text", "x-invalid-headers": "a text"},
+    "first_death": {"x-first-death-queue": 1, "x-first-death-reason": [1], "x-last-death-queue": 2},
+    "counts": {"x-delivery-count": "many", "x-acquired-count": [1]},
+    "federated": {"x-received-from": 1, "x-original-cc": 1, "x-shovelled": [1]},
+}
+
+
+def of_queue(value: Any, retry: str) -> Any:
+    """Put the name of a retry queue where it belongs in a header."""
+    if isinstance(value, dict):
+        return {name: of_queue(inner, retry) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [of_queue(inner, retry) for inner in value]
+    return value.replace("{retry}", retry) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("odd", OF_THE_BROKER)
+async def test_headers_of_the_broker_stop_no_retry(bench: Bench, odd: str) -> None:
+    """A header that the broker reads is on no copy: the broker returns it, and all others."""
+    numbers = make_numbers(2)
+    headers = of_queue(OF_THE_BROKER[odd], f"{bench.queue}.retry.1s")
+    bench.service.misbehave(*once_each(numbers, TOO_EARLY))
+    async with bench.worker() as live:
+        await bench.publish(numbers[:1], headers=headers | {"x-own": 1})
+        await bench.until_taken(numbers[:1])
+        await bench.publish(numbers[1:])
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+
+    assert bench.sent_twice(numbers) == {}

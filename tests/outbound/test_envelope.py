@@ -7,6 +7,7 @@ import string
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -648,11 +649,31 @@ def test_property_that_would_hurt_is_dropped(name: str, *, dead: bool) -> None:
     assert getattr(replaced(message(**{name: "100"}), dead=dead), name) is None
 
 
-@pytest.mark.parametrize("name", ["CC", "BCC"])
-@pytest.mark.parametrize("dead", [False, True], ids=["retry", "dead"])
-def test_header_that_would_reroute_is_dropped(name: str, *, dead: bool) -> None:
-    """A copy lacks the headers with which the broker would route it elsewhere as well."""
-    assert name not in headers_of(replaced(message(headers={name: ["other"]}), dead=dead))
+OF_THE_BROKER = (
+    *("CC", "BCC", "x-death", "x-first-death-queue", "x-last-death-reason", "x-delivery-count"),
+    *("x-acquired-count", "x-received-from", "x-original-cc", "x-shovelled", "x-invalid-headers"),
+    *("x-opt-deaths", "x-stream-filter-value"),
+)
+
+
+@pytest.mark.parametrize("name", OF_THE_BROKER)
+@pytest.mark.parametrize("copied", [replaced, partial(replaced, dead=True), moved_properties])
+def test_header_that_the_broker_reads_is_dropped(
+    name: str, copied: Callable[[Properties], Properties]
+) -> None:
+    """No copy has a header by which the broker would route it, or describes its history."""
+    headers = headers_of(copied(message(headers={name: ["other"], "x-own": 1, "cc": 1})))
+
+    assert {name, "x-own", "cc"} & set(headers) == {"x-own", "cc"}
+
+
+@pytest.mark.parametrize(
+    ("reply_to", "kept"),
+    [("amq.rabbitmq.reply-to", None), ("amq.rabbitmq.reply-to.g2dk", "amq.rabbitmq.reply-to.g2dk")],
+)
+def test_direct_reply_that_the_broker_refuses_is_dropped(reply_to: str, kept: str | None) -> None:
+    """The bare name of a direct reply closes the channel of a copy; an address behind it stays."""
+    assert replaced(message(reply_to=reply_to)).reply_to == kept
 
 
 @pytest.mark.parametrize("mode", [None, 1, 2])
