@@ -22,7 +22,7 @@ from tests.browser.conftest import NARROW, SECONDS, find_chromium, launch_argume
 IMAGES = Path(__file__).parent / "img"
 WIDE: ViewportSize = {"width": 1360, "height": 800}
 COLOURS = 128
-NUMBER = "+4917012345678"
+NUMBER = "+491713920001"
 CODES = range(204_113, 999_999, 99_537)
 PARCEL = "Your parcel comes today between 2 and 4 pm. Not at home? Reply NO."
 FAULT = {"to": NUMBER, "status": 503, "count": 1, "headers": {"Retry-After": "1"}}
@@ -57,7 +57,7 @@ async def main(stage: Stage) -> None:
 async def play(client: httpx.AsyncClient, send: Callable[..., Awaitable[None]]) -> None:
     """Send texts and replies."""
     for number, code in enumerate(CODES):
-        await send(f"+491701234{number:04}", f"Your code is {code}. It is valid for 10 minutes.")
+        await send(f"+120255501{number:02}", f"Your code is {code}. It is valid for 10 minutes.")
     await send(NUMBER, "Your code is 493027. Never tell it to anybody.")
     await client.put("/sandbox/faults", json=[FAULT])
     await send(NUMBER, PARCEL, "Acme Post")

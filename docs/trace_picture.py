@@ -27,7 +27,7 @@ mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "traces"
 
 PICTURE = Path(__file__).parent / "img" / "traces.svg"
-NUMBER = "+4917012345678"
+NUMBER = "+491713920001"
 TRACE_ID, PUBLISHER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 # Long enough to be seen beside the second on the ladder.
 FAULTS = [

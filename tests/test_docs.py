@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -289,3 +290,35 @@ def _tests_in(file: Path) -> set[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     return {node.name for node in ast.walk(tree) if isinstance(node, functions)}
+
+
+# What no one has: 555-0100 to 555-0199 in any area code of North America (and without one), Ofcom's
+# and the Bundesnetzagentur's mobile numbers for films, and +999, which is no country's: for tests
+# that need more numbers than those.
+FICTION = re.compile(
+    r"1[2-9]\d\d55501\d{0,2}|155501\d\d|447700900\d{0,3}|49171392(?:00\d{0,2})?|999\d+|"
+    # Of examples that Twilio has published with their signatures.
+    r"14158675309|18005551212"
+)
+# With a plus, in a form's encoding too; mobile numbers of Germany and Britain also without one.
+NUMBER = re.compile(r"(?:\+|%2[Bb])([1-9]\d{6,})|(?<![\w.+-])((?:491[5-7]|447)\d{6,})(?![\w.])")
+# Numbers of no telephone: times with a sign.
+NO_NUMBER = {"1700000000"}
+BINARY = {".png", ".svg", ".sum", ".mod", ".lock", ".woff2"}
+
+
+def test_numbers_are_reserved_for_fiction() -> None:
+    """No example has a number that somebody may have: whoever tries it out sends them a text."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("no checkout that lists its files")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    names = [name for name in listed.stdout.decode().split("\0") if name]
+    real = {
+        f"{name}: {number}"
+        for name in names
+        if (path := ROOT / name).is_file() and path.suffix not in BINARY
+        for found in NUMBER.finditer(path.read_text(encoding="utf-8", errors="replace"))
+        if not FICTION.fullmatch(number := found[1] or found[2]) and number not in NO_NUMBER
+    }
+
+    assert real == set()

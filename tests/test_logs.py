@@ -19,7 +19,7 @@ from bridge.log_setup import configure_logging, log_loop_faults
 from bridge.logs import CountedLog, Log
 from tests.ears import Ears, logging_kept
 
-NUMBER = "+4917012345678"
+NUMBER = "+491713920001"
 OURS = Log("bridge.anything")
 THEIRS = logging.getLogger("library.module")
 LIBRARIES = ("aiormq.connection", "aio_pika.robust", "httpx", "httpcore.http11", "uvicorn.error")

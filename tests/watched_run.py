@@ -33,7 +33,7 @@ MESSAGES_PER_SECOND = 24
 REPLIES_PER_SECOND = 2
 TICK_SECONDS = 0.25
 # Numbers that the service always refuses, and with which of its errors.
-REFUSED = {"+4917139200001": "21610", "+4917139200002": "21211"}
+REFUSED = {"+491713920001": "21610", "+491713920002": "21211"}
 # Short limits, so that the faults of hours play out within seconds.
 SETTINGS: Mapping[str, object] = {
     "WORKER__RETRY_DELAYS": ["1s", "2s", "4s"],
@@ -149,7 +149,7 @@ class WatchedRun:
 
     def _message(self) -> Message:
         chance = self._chance.random()
-        to = f"+4917139{self._chance.randrange(10**5, 10**6)}"
+        to = f"+999{self._chance.randrange(10**8, 10**9)}"
         body: dict[str, str] = {"to": to, "from": "Acme", "text": "Your code is 493027."}
         headers: dict[str, Any] = {}
         if chance < 0.06:
@@ -186,7 +186,7 @@ class WatchedRun:
     def _reply(self) -> tuple[str, dict[str, Any]]:
         chance = self._chance.random()
         told = {"forged": chance < 0.15, "repeat": 2 if chance > 0.85 else 1}
-        number = f"+4917139{self._chance.randrange(10**5, 10**6)}"
+        number = f"+999{self._chance.randrange(10**8, 10**9)}"
         return "/sandbox/replies", {"from": number, "text": "STOP", **told}
 
     def _receipt(self, message: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -32,7 +32,7 @@ app = typer.Typer()
         "sms-bridge check --config config.yaml",
         "sms-bridge check --role worker --online",
         "sms-bridge check --online --quiet",
-        """sms-bridge check --render '{"to": "+4917012345678", "from": "Acme", "text": "Hi"}'""",
+        """sms-bridge check --render '{"to": "+491713920001", "from": "Acme", "text": "Hi"}'""",
         """sms-bridge check --render '{"to": ...}' --answer '200 {"status": "4"}'""",
         "sms-bridge check --online --json | jq '.findings[] | select(.result != \"ok\")'",
     )

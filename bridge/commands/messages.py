@@ -16,8 +16,8 @@ app = typer.Typer()
 
 @app.command(
     epilog=examples(
-        "sms-bridge send --to +4917012345678 --from Acme --text Hi",
-        "sms-bridge send --to +4917012345678 --from Acme --text Hi --wait",
+        "sms-bridge send --to +491713920001 --from Acme --text Hi",
+        "sms-bridge send --to +491713920001 --from Acme --text Hi --wait",
     )
 )
 def send(

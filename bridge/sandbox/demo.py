@@ -232,13 +232,13 @@ def addresses(stage: Stage) -> Iterator[str]:
         broker = given[URL_VARIABLE] = place.environ[URL_VARIABLE]
     bridge = " ".join([*(f"{name}={value}" for name, value in given.items()), _own_command()])
     delays = json.dumps([f"{seconds:g}s" for seconds in settings.worker.retry_delays])
-    order = '{"from": "+4917139200000", "text": "Yes"}'
+    order = '{"from": "+491713920000", "text": "Yes"}'
     yield f"RabbitMQ          {broker}"
     yield f"queue, exchange   {settings.worker.queue}, {settings.webhook.exchange}"
     yield f"webhook receiver  {stage.webhook_url}"
     for role, url in stage.admin_urls.items():
         yield f"{role + ' metrics':<16}  {url}/metrics"
-    yield f"send a message    {bridge} send --to +4917139200000 --from Demo --text Hello --wait"
+    yield f"send a message    {bridge} send --to +491713920000 --from Demo --text Hello --wait"
     yield f"inbound events    {bridge} listen"
     kind = "-H 'Content-Type: application/json'"
     yield f"reply to it       curl {kind} -d '{order}' {stage.sandbox_url}/sandbox/replies"

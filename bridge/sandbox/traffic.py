@@ -16,9 +16,11 @@ SENDER: Final = "Demo"
 
 MARKER: Final = re.compile(r"demo-[0-9a-f]+-[0-9]{5,}")
 
-# Numbers that nobody has. Ordinary messages share a few phones, so that the sandbox's page stays
-# readable; a message with a fault has a number of its own, by which the sandbox knows it.
-_PHONES: Final = [f"+49171392{n:05}" for n in range(50)]
+# Numbers that are reserved for fiction. Ordinary messages share a few phones, so that the page of
+# the sandbox stays readable. A message with a fault has a number of its own, by which the sandbox
+# knows it: 555-0100 to 555-0199 are free in every area code of North America.
+_PHONES: Final = [f"+4917139200{n:02}" for n in range(50)]
+_AREA_CODES: Final = range(200, 1000)
 # How many names a line about a problem lists at most.
 _SHOWN: Final = 5
 
@@ -79,7 +81,7 @@ def _fault(status: int, *, count: int | None = 1, **headers: str) -> dict[str, A
 
 # A hung or cut answer does not keep the message: a second acceptance of it is never right.
 _KINDS: Final[Mapping[str, _Kind]] = {
-    "not JSON": _Kind(4, "invalid", flaw=lambda _members: b"to=+4917139200001&text=Hi"),
+    "not JSON": _Kind(4, "invalid", flaw=lambda _members: b"to=+491713920001&text=Hi"),
     "text missing": _Kind(4, "invalid", flaw=_without_text),
     "number for string": _Kind(4, "invalid", flaw=lambda m: _dump(m | {"text": 42})),
     "unknown member": _Kind(4, "invalid", flaw=lambda m: _dump(m | {"txt": "Hi"})),
@@ -104,8 +106,13 @@ def plan_requests(count: int, *, run: str, now: Callable[[], float] = time.time)
     return [_make_request(number, kind, run, now()) for number, kind in enumerate(kinds)]
 
 
+def _own_number(number: int) -> str:
+    area = _AREA_CODES[number // 100 % len(_AREA_CODES)]
+    return f"+1{area}55501{number % 100:02}"
+
+
 def _make_request(number: int, kind: _Kind, run: str, now: float) -> Request:
-    to = _PHONES[number % len(_PHONES)] if kind.fault is None else f"+49171393{number:05}"
+    to = _PHONES[number % len(_PHONES)] if kind.fault is None else _own_number(number)
     members = {"to": to, "from": SENDER, "text": f"Demo message {number}"}
     headers: dict[str, Any] = {}
     if kind.expires_in_seconds is not None:

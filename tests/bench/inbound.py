@@ -28,8 +28,8 @@ BODY: Final = json.dumps(
     {
         "type": "message.received",
         "data": {
-            "from": "+4915112345678",
-            "to": "+4917012345678",
+            "from": "+491713920002",
+            "to": "+491713920001",
             "text": "Yes, please. Tomorrow at nine is fine, and thank you for asking.",
             "received_at": "2026-01-01T09:00:00Z",
         },

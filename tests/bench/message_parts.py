@@ -184,7 +184,7 @@ class Bench:
 
     def _delivery(self) -> bytes:
         self._made += 1
-        body = json.dumps({"to": f"+4917{self._made:09d}", "from": "Acme", "text": TEXT}).encode()
+        body = json.dumps({"to": f"+9997{self._made:09d}", "from": "Acme", "text": TEXT}).encode()
         properties = Properties(
             content_type="application/json",
             delivery_mode=2,

@@ -254,7 +254,7 @@ async def publish(
     channel: aiormq.abc.AbstractChannel, key: str, headers: dict[str, Any] | None = None
 ) -> None:
     """Publish one request and see it confirmed."""
-    body = json.dumps({"to": "+4917012345678", "from": "Acme", "text": TEXT}).encode()
+    body = json.dumps({"to": "+491713920001", "from": "Acme", "text": TEXT}).encode()
     properties = ClientProperties(
         message_id=key, delivery_mode=2, timestamp=datetime.now(UTC), headers=headers
     )

@@ -186,7 +186,7 @@ async def _count_consumers(channel: Channel) -> int:
 
 
 def _publish(broker: _Broker, number: int, queue: str = OUTBOUND) -> Awaitable[Confirm]:
-    request = {"to": f"+4915{number:09d}", "from": "Acme", "text": TEXT}
+    request = {"to": f"+9995{number:09d}", "from": "Acme", "text": TEXT}
     return broker.publishing.publish(
         json.dumps(request).encode(),
         exchange="",

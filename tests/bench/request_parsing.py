@@ -28,7 +28,7 @@ LIMITS: Final = Limits(
     body_timeout_seconds=1,
     keep_alive_seconds=1,
 )
-BODY: Final = b'{"type": "message.received", "data": {"from": "+15550100001", "text": "yes"}}'
+BODY: Final = b'{"type": "message.received", "data": {"from": "+12025550101", "text": "yes"}}'
 WEBHOOK: Final = b"\r\n".join(
     (
         b"POST /webhooks HTTP/1.1",

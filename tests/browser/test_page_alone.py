@@ -15,7 +15,7 @@ from bridge.sandbox.routes import create_app
 from bridge.sandbox.signing import Signer
 from tests.browser.conftest import NARROW, Alone, Tab, serving
 
-NUMBER = "+4917012345678"
+NUMBER = "+491713920001"
 HOSTILE = """<img src=x onerror="document.title='hit'"><script>document.title='hit'</script>
 '\"&lt;b&gt; {{7*7}} \u202egnorw\u202c ${alert(1)}"""
 
@@ -277,7 +277,7 @@ MEASURE_SCROLLING = """async (id) => {
 async def test_ten_thousand_messages_stay_fluent(alone: Alone, tab: Tab) -> None:
     """Only what is near the screen has elements, scrolling draws on, and news come soon."""
     for number in range(5000):
-        alone.take(f"+1555{number:06}", f"Message {number}")
+        alone.take(f"+9995{number:06}", f"Message {number}")
         alone.take(NUMBER, f"Message {number} of the long one, which may take a line or two. " * 2)
     page = await tab(alone.url)
     await expect(page.locator("#totals")).to_have_text("10,000 messages")

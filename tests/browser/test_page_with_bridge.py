@@ -17,7 +17,7 @@ from tests.browser.conftest import SECONDS, Tab
 
 pytestmark = pytest.mark.slow
 
-NUMBER = "+4917012345678"
+NUMBER = "+491713920001"
 TRIES = 5
 
 

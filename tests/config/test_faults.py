@@ -145,8 +145,8 @@ def test_unknown_key_of_the_file(faults: Faults, text: str, fault: str) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("worker:\n  +4915550101234: x\n", "worker, line 2: unknown key"),
-        ("worker: {4915550101234: x}", "worker, line 1: unknown key"),
+        ("worker:\n  +491713920012: x\n", "worker, line 2: unknown key"),
+        ("worker: {491713920012: x}", "worker, line 1: unknown key"),
         ("rabbitmq:\n  {password:canary-4f1d}\n", "rabbitmq, line 2: unknown key"),
         ("sms_api:\n  sk_live_4eC39HqLyjWDarjt: x", "sms_api, line 2: unknown key"),
         ("\nCanary4f1d: {}", "the top, line 2: unknown key"),
@@ -165,7 +165,7 @@ def test_unknown_key_that_may_be_a_secret(faults: Faults, text: str, fault: str)
 
 def test_keys_of_a_map_in_the_environment(faults: Faults) -> None:
     """The same holds for a map in the environment, which has no lines."""
-    assert faults("", SMS_BRIDGE_WORKER__RATE_LIMIT='{"4915550101234": 1}') == (
+    assert faults("", SMS_BRIDGE_WORKER__RATE_LIMIT='{"491713920012": 1}') == (
         "worker.rate_limit: unknown key",
     )
 

@@ -403,7 +403,7 @@ def test_fault_quotes_no_secret(faults: Faults) -> None:
         {"request": {"fields": {CANARY: "{to}{text}"}}},
         {"request": {"fields": {"/to": {CANARY: [float("inf")]}, "/text": "{text}"}}},
         {"response": {"errors": {CANARY: "sent"}}},
-        {"response": {"errors": {"4917012345678": "sent"}}},
+        {"response": {"errors": {"491713920001": "sent"}}},
     ],
     ids=["pointer", "constant", "code", "number"],
 )
@@ -412,7 +412,7 @@ def test_fault_quotes_no_key_of_a_map(faults: Faults, values: dict[str, Any]) ->
     told = "".join(faults({"sms_api": values}))
 
     assert CANARY not in told
-    assert "4917012345678" not in told
+    assert "491713920001" not in told
     assert told.startswith("sms_api.re")
 
 

@@ -340,7 +340,7 @@ async def open_amqp(url: str) -> AsyncIterator[Amqp]:
 
 def make_numbers(count: int) -> list[str]:
     """Make up numbers that no other message has."""
-    return [f"+4917{next(_serials):08d}" for _ in range(count)]
+    return [f"+9997{next(_serials):08d}" for _ in range(count)]
 
 
 class Bench:
@@ -515,7 +515,7 @@ def sign(body: bytes) -> dict[str, str]:
 
 def make_event(event_id: str | None) -> bytes:
     """Make the body of an event."""
-    data = {"from": "+491700000000", "text": "Hi"}
+    data = {"from": "+491713920000", "text": "Hi"}
     event: dict[str, object] = {"type": "message.received", "data": data}
     if event_id is not None:
         event["id"] = event_id

@@ -19,12 +19,12 @@ from bridge.inbound.signature_header import MAX_CANDIDATES
 
 KEY = b"test_secret_key"
 NOW = 1700000000.0
-BODY = '{"type":"message.received","data":{"from":"+15551230001","text":"héllo"}}'.encode()
-BODY_SHA256 = "7e203445a2c13172c2f8146a26ead4e8e736e8446c96c50718b4b36738b09cd6"
-MAC_HEX = "3941c18763c5a0c44f695877b1f343b66f28f8e58ab5476ce2e16e909e48377d"
-MAC_BASE64 = "OUHBh2PFoMRPaVh3sfNDtm8o+OWKtUds4uFukJ5IN30="
-STRIPE_HEX = "d61d2b71f2d203e742f30403aeef37145cef0a62c551c40f4652c0d8c6f45f07"
-SVIX_MAC = "xF73myg8yD7Sgs3oezBhg22RGUe2IJM/qoNzmEWJrlE="
+BODY = '{"type":"message.received","data":{"from":"+12025550101","text":"héllo"}}'.encode()
+BODY_SHA256 = "9dfebb3e2cd8ae59c2aa884801c5d89a5c14adf317537fbcf5f854a9ed9d220d"
+MAC_HEX = "48986fd1755d79fa9267ecbad43406c3429223910397532cc25b51d22aa125b7"
+MAC_BASE64 = "SJhv0XVdefqSZ+y61DQGw0KSI5EDl1MswltR0iqhJbc="
+STRIPE_HEX = "163088a1346e59f7f70935430bfd610d40996981339b12e1e98e81db9ba20017"
+SVIX_MAC = "MptvJziB3rCFcqVNhl4KJ2QoMmUD5YT0UELb6yN3xWs="
 URL = "https://mycompany.com/myapp.php"
 TWILIO_BODY = b'{"property": "value", "boolean": true}'
 TWILIO_SHA256 = b"0a1ff7634d9ab3b95db5c9a2dfe9416e41502b283a80c7cf19632632f96e6620"
@@ -190,7 +190,7 @@ OWN = {
         [
             (
                 "X-Slack-Signature",
-                "v0=5d82710bc3a4413b710cfed4b5ff1de3518708a3c02fd7ee7e5e2e01a3c156ae",
+                "v0=2164ee0fc9ce18df55b80662415a3813dfb698e1c02e170aa8c0236e8cbbeb7d",
             ),
             ("X-Slack-Request-Timestamp", "1700000000"),
         ],

@@ -74,7 +74,7 @@ class Canaries:
 
     def number(self) -> str:
         """Make up a telephone number."""
-        return f"+491555010{next(self._counter)}"
+        return f"+99955501{next(self._counter)}"
 
     def text(self) -> str:
         """Make up a text."""
@@ -93,7 +93,7 @@ class Canaries:
 
     def found_in(self, text: str) -> set[str]:
         """Return the canaries that a text holds."""
-        stems = "491555010|Zikadensommer|canary-key|canary-secret|canary-password"
+        stems = "99955501|4917139200|Zikadensommer|canary-key|canary-secret|canary-password"
         return {*re.findall(stems, text), *(s for s in self._signatures if s in text)}
 
 

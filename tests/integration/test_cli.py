@@ -443,7 +443,7 @@ async def test_send_gives_up_waiting(amqp: Amqp, amqp_url: str, canaries: Canari
 
 @pytest.mark.parametrize(
     "members",
-    [{"to": "4915550101"}, {"text": ""}, {"text": "Zikadensommer" * 200}, {"from": "x" * 33}],
+    [{"to": "491713920010"}, {"text": ""}, {"text": "Zikadensommer" * 200}, {"from": "x" * 33}],
     ids=["to", "empty-text", "long-text", "from"],
 )
 async def test_send_refuses_what_the_worker_would(

@@ -99,7 +99,7 @@ async def test_the_whole_flow_works(
             )
         assert done.returncode == 0, done.stderr.decode()
 
-        reply = {"from": "+4917012345678", "text": "Hi"}
+        reply = {"from": "+491713920001", "text": "Hi"}
         answer = await http.post(f"http://127.0.0.1:{sandbox}/sandbox/replies", json=reply)
         assert answer.is_success, answer.text
         await running["webhook"].until_metric(

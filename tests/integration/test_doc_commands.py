@@ -68,7 +68,7 @@ FUNCTION = re.compile(r"(\w+)\(\) \{.*\}")
 SANDBOX = "sms-bridge sandbox"
 DEFINITIONS = "topology show --format definitions"
 # To the number of docs/sandbox.md.
-REQUEST = {"to": "+4917012345678", "from": "Acme", "text": "Hi"}
+REQUEST = {"to": "+491713920001", "from": "Acme", "text": "Hi"}
 
 
 def _commands(page: str) -> list[str]:

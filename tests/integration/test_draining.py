@@ -33,7 +33,7 @@ from tests.integration.conftest import (
     unique,
 )
 
-BODY = b'{"to": "+4915550101", "from": "Acme", "text": "Zikadensommer"}'
+BODY = b'{"to": "+491713920010", "from": "Acme", "text": "Zikadensommer"}'
 REASON = "wrong text in the campaign of 2026-11-22"
 COMMAND = ("drain", "--to-dead", "--reason", REASON)
 QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
@@ -191,7 +191,7 @@ async def test_it_counts_for_a_script(campaign: Campaign) -> None:
     [
         (("--reason", REASON), "--to-dead is missing"),
         (("--to-dead",), "Missing option '--reason'"),
-        (("--to-dead", "--reason", "call +49 155 50101 99"), "phone number"),
+        (("--to-dead", "--reason", "call +49 171 39200 99"), "phone number"),
         (("--to-dead", "--reason", " "), "--reason: is empty"),
         (("--to-dead", "--reason", REASON, "--dry-run", "--yes"), "only one of them"),
     ],
@@ -272,7 +272,7 @@ async def test_what_waits_becomes_dead_letters(
         assert stat.S_IMODE(campaign.file.stat().st_mode) == 0o600
         told = campaign.file.read_text(encoding="ascii") + result.stdout.decode()
         assert canaries.found_in(told) == set()
-        assert "15550101" not in told
+        assert "1713920010" not in told
 
 
 async def test_a_replay_brings_them_back(

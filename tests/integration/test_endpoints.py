@@ -170,7 +170,7 @@ async def test_a_form_is_published_byte_for_byte(services: Services) -> None:
     """What could be written otherwise stays as it was: order, escapes, plus signs, empty fields."""
     sid = f"SM{uuid.uuid4().hex}"
     body = (
-        f"To=%2b15550100199&From=%2B15550100&Body=Gr%C3%BC%c3%9fe+%2B%20&FromCity=&ToCity="
+        f"To=%2b12025550199&From=%2B15550100&Body=Gr%C3%BC%c3%9fe+%2B%20&FromCity=&ToCity="
         f"&MessageSid={sid}&AccountSid={ACCOUNT}"
     ).encode()
     headers = services.twilio(body) | {"Content-Type": f"{FORM}; charset=UTF-8"}

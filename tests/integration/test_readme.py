@@ -132,7 +132,7 @@ async def test_a_configuration_is_made_and_a_message_sent(
         person.type("Nothing is sent. [Y/n]: ", "\n")
         person.wait_for('"outcome": "sent"')
         code = person.exit_code()
-    (sent,) = await service.messages("+4917012345678")
+    (sent,) = await service.messages("+491713920001")
     made = _names_in(folder) - before
 
     assert code == 0

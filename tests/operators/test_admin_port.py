@@ -159,10 +159,10 @@ async def test_what_an_earlier_version_says() -> None:
         http(page(), "404 Not Found"),
         http(page(), "302 Found"),
         http(page(paused="\x1b[2J")),
-        http(page(pauses=[{"reason": "call +4917012345678"}])),
+        http(page(pauses=[{"reason": "call +491713920001"}])),
         http(page(pauses=[{"reason": "outage", "code": "a text"}])),
         http(page(pauses=[{"reason": "outage"}] * 51)),
-        http(b'{"status": "ok", "checks": {"Ring +4917012345678": "ok"}}'),
+        http(b'{"status": "ok", "checks": {"Ring +491713920001": "ok"}}'),
         b"220 mail.example.com ESMTP\r\n",
     ],
     ids=[
@@ -178,7 +178,7 @@ async def test_strangers(answer: bytes) -> None:
 
 async def test_words_that_pause_would_refuse() -> None:
     """A number in the operator's words is not believed to be from `sms-bridge pause`."""
-    note = {"reason": "call +4917012345678", "since": "2030-01-31T03:12:00Z"}
+    note = {"reason": "call +491713920001", "since": "2030-01-31T03:12:00Z"}
     health = await ask(http(page(paused_by_operator=note)))
 
     assert health.worker is not None

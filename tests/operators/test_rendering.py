@@ -12,7 +12,7 @@ from bridge.errors import ConfigError
 from bridge.operators.rendering import Rendering, render
 
 KEY = "Canary7Secret"
-BODY = json.dumps({"to": "+4917012345678", "from": "Acme", "text": "Hi"})
+BODY = json.dumps({"to": "+491713920001", "from": "Acme", "text": "Hi"})
 
 
 def rendered(preset: str, body: str = BODY, worker: Any = None, **api: Any) -> Rendering:
@@ -30,7 +30,7 @@ def test_no_secret_is_shown(preset: Preset) -> None:
     assert len(secrets) == 1
     assert KEY not in repr(shown)
     assert "Q2FuYXJ5" not in repr(shown)
-    assert "4917012345678" in shown.body
+    assert "491713920001" in shown.body
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_nobody_is_told_who_did_not_ask(world: World) -> None:
 def test_an_outcome_that_is_not_stored_holds_nothing_up(telling: World, ears: Ears) -> None:
     """It is news: tried once, and a fault of one target keeps nothing from the other."""
     telling.broker.faults = ["returned"]
-    (told,) = telling.announce(SENT, reply_to="replies-of-+4915550101000")
+    (told,) = telling.announce(SENT, reply_to="replies-of-+491713920010")
     (line,) = ears.heard("outcome_not_published")
 
     assert told.exchange == "outcomes"

@@ -6,7 +6,7 @@ from bridge.outbound.entry import Entry, entry_of, entry_of_text, pack_entry, un
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.request import OpenSendRequest, SendRequest
 
-MEMBERS = {"to": "+4917012345678", "from": "Acme", "text": "Hi"}
+MEMBERS = {"to": "+491713920001", "from": "Acme", "text": "Hi"}
 
 
 def envelope(message_id: str | None) -> Envelope:
@@ -45,7 +45,7 @@ def test_equal_texts_are_one_message_whatever_their_ids() -> None:
 @pytest.mark.parametrize("member", ["to", "from", "text", "reference"])
 def test_another_member_is_another_message(member: str) -> None:
     """Number, sender, text, and what is forwarded beside them, all have to be equal."""
-    assert by_text().message != by_text(**{member: "+4917012345679"}).message
+    assert by_text().message != by_text(**{member: "+491713920002"}).message
 
 
 @pytest.mark.parametrize(

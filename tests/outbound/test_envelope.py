@@ -359,7 +359,7 @@ def test_misspelt_header(name: str, nearest: str) -> None:
 
 @pytest.mark.parametrize(
     "rest",
-    ["", "4917012345678", "ttl\n", "é", "x" * 100],
+    ["", "491713920001", "ttl\n", "é", "x" * 100],
     ids=["empty", "number", "line break", "not ASCII", "long"],
 )
 def test_odd_header_is_not_quoted(rest: str) -> None:

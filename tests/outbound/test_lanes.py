@@ -14,7 +14,7 @@ from bridge.outbound.outcomes import Policy
 from tests.clock import Clock
 from tests.deliveries import make_delivery
 
-KEY = "+4917012345678"
+KEY = "+491713920001"
 FIRST_STEP = 5.0
 POLICY = Policy(
     max_attempts=6, max_uncertain_attempts=3, retry_delays_seconds=(FIRST_STEP, 30.0, 120.0)

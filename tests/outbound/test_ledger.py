@@ -27,7 +27,7 @@ from bridge.outbound.outcomes import Dead, Sent
 from tests.clock import Clock
 from tests.deliveries import make_delivery
 
-BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
+BODY = b'{"to":"+491713920001","from":"Acme","text":"Hi"}'
 DECISION = Kept(
     Envelope(key="k", message_id="m", published_at=None, first_delivered_at=0.0),
     Sent(status=200),

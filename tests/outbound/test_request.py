@@ -13,7 +13,7 @@ from bridge.outbound.request import SendRequest, parse_request
 from bridge.outbound.segments import count_segments
 from bridge.pointers import NOT_JSON, find_id, read_document
 
-NUMBER = "+4917012345678"
+NUMBER = "+491713920001"
 SENDER = "CanarySender"
 WORDS = "Canary words"
 GOOD: dict[str, Any] = {"to": NUMBER, "from": SENDER, "text": WORDS}
@@ -57,7 +57,7 @@ def test_good_request_goes_on_as_it_is() -> None:
 
 @pytest.mark.parametrize(
     "number",
-    ["+1234", "+123456789012345", "+9999"],
+    ["+1234", "+999456789012345", "+9999"],
     ids=["four digits", "fifteen digits", "all nines"],
 )
 def test_number(number: str) -> None:
@@ -233,12 +233,12 @@ NO_JSON: dict[str, bytes] = {
     "a number of 5,000 digits": TEXT[:-1].encode() + b', "a": ' + b"9" * 5000 + b"}",
     "binary": bytes(range(256)),
     "compressed": b"\x1f\x8b\x08\x00Canary",
-    "XML": b"<to>+4917012345678</to>",
+    "XML": b"<to>+491713920001</to>",
 }
 NO_OBJECT: dict[str, bytes] = {
     "null": b"null",
     "text": b'"Canary"',
-    "number": b"4917012345678",
+    "number": b"491713920001",
     "list": f"[{TEXT}]".encode(),
     "truth": b"true",
 }
@@ -247,9 +247,9 @@ CONSTANTS: dict[str, bytes] = {
     for name in ("NaN", "Infinity", "-Infinity", '{"a": [NaN]}')
 }
 TWICE: dict[str, bytes] = {
-    "to": (TEXT[:-1] + ', "to": "+4917099999999"}').encode(),
+    "to": (TEXT[:-1] + ', "to": "+491713920099"}').encode(),
     "the same value": (TEXT[:-1] + f', "to": "{NUMBER}"}}').encode(),
-    "escaped name": (TEXT[:-1] + ', "t\\u006f": "+4917099999999"}').encode(),
+    "escaped name": (TEXT[:-1] + ', "t\\u006f": "+491713920099"}').encode(),
     "unknown member": (TEXT[:-1] + ', "a": 1, "a": 1}').encode(),
     "nested": (TEXT[:-1] + ', "a": {"b": 1, "b": 2}}').encode(),
     "nested in a list": (TEXT[:-1] + ', "a": [[{"b": 1, "b": 2}]]}').encode(),
@@ -259,15 +259,15 @@ MISSHAPEN: dict[str, object] = {
     "no number": without("to"),
     "no text": without("text"),
     "nothing": {},
-    "number as a number": {**GOOD, "to": 4917012345678},
+    "number as a number": {**GOOD, "to": 491713920001},
     "number as a list": {**GOOD, "to": [NUMBER]},
     "number as null": {**GOOD, "to": None},
-    "number without plus": {**GOOD, "to": "4917012345678"},
-    "number with zeros": {**GOOD, "to": "004917012345678"},
-    "number that begins with 0": {**GOOD, "to": "+04917012345678"},
+    "number without plus": {**GOOD, "to": "491713920001"},
+    "number with zeros": {**GOOD, "to": "00491713920001"},
+    "number that begins with 0": {**GOOD, "to": "+0491713920001"},
     "number too short": {**GOOD, "to": "+123"},
-    "number too long": {**GOOD, "to": "+1234567890123456"},
-    "number with blanks": {**GOOD, "to": "+49 170 12345678"},
+    "number too long": {**GOOD, "to": "+9994567890123456"},
+    "number with blanks": {**GOOD, "to": "+49 171 3920001"},
     "number with a newline": {**GOOD, "to": NUMBER + "\n"},
     "number in two lines": {**GOOD, "to": f"x\n{NUMBER}"},
     "number with a NUL": {**GOOD, "to": NUMBER + "\0"},
@@ -355,7 +355,7 @@ def test_refusal_names_the_field(body: object, begins: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [NUMBER, "4917012345678", "Canary words, all of them", "Canary\n", "Canary" * 20, "é"]
+    "name", [NUMBER, "491713920001", "Canary words, all of them", "Canary\n", "Canary" * 20, "é"]
 )
 def test_refusal_does_not_quote_an_odd_name(name: str) -> None:
     """A member's name may be a number or a text itself, and is then not told."""

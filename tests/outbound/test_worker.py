@@ -29,7 +29,7 @@ from tests.deliveries import make_delivery
 from tests.ears import Ears
 from tests.outbound.stand_ins import Broker, Channel
 
-BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
+BODY = b'{"to":"+491713920001","from":"Acme","text":"Hi"}'
 ACCEPTED = judge_status(202, retry_after_seconds=None)
 
 

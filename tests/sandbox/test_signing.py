@@ -46,7 +46,7 @@ def check(endpoint: Endpoint, signer: Signer, event: Event, *, forged: bool = Fa
 def test_what_is_printed_verifies_what_is_sent(preset: Preset, query: str) -> None:
     """The endpoint that the sandbox prints takes its webhooks, and no forged one."""
     signer = Signer(preset, URL + query, None)
-    endpoint, event = endpoint_of(preset, signer), Events(preset).reply("+4915550100", "Ja!")
+    endpoint, event = endpoint_of(preset, signer), Events(preset).reply("+491713920000", "Ja!")
 
     assert check(endpoint, signer, event).key_index == 0
     assert query[1:].encode() in signer(event.body, content_type=event.content_type).query
@@ -58,7 +58,7 @@ def test_what_is_printed_verifies_what_is_sent(preset: Preset, query: str) -> No
 def test_the_users_secret_is_used_and_not_shown(preset: Preset) -> None:
     """A secret that is given signs, and the configuration says whose it is in its place."""
     secret = "the-secret-that-the-user-has-given"
-    signer, event = Signer(preset, URL, secret), Events(preset).reply("+4915550100", "Ja!")
+    signer, event = Signer(preset, URL, secret), Events(preset).reply("+491713920000", "Ja!")
     endpoint = endpoint_of(preset, signer)
     shown = [one.current for one in endpoint.secrets]
     endpoint.keys = [secret.encode()]

@@ -133,7 +133,7 @@ def make_form(rng: Random, scheme: Scheme, text: str | None = None) -> bytes:
     """Make a form such as the service sends of an SMS with this text, or any."""
     if text is None:
         text = " ".join(rng.choices(_WORDS, k=rng.randrange(5)))
-    sender, own = f"+1555{rng.randrange(10**7):07}", f"+1555{rng.randrange(10**7):07}"
+    sender, own = f"+9995{rng.randrange(10**7):07}", f"+9995{rng.randrange(10**7):07}"
     token = f"{rng.getrandbits(128):032x}"
     fields = {
         "MessageSid": "SM" + token,

@@ -14,7 +14,7 @@ READ_SECONDS: Final = 2.0
 MAX_EDITS: Final = 6
 MAX_PIECES: Final = 5
 # No header that is refused holds a number of this range.
-_NUMBER: Final = "+491700000000"
+_NUMBER: Final = "+491713920000"
 _REQUEST: Final = {"to": _NUMBER, "from": "Soak", "text": "never sent"}
 
 _BODIES: Final[Sequence[Callable[[Random], bytes]]] = (
@@ -28,7 +28,7 @@ _BODIES: Final[Sequence[Callable[[Random], bytes]]] = (
     lambda _rng: b'{"to": "%s", "to": "%s"}' % (_NUMBER.encode(), _NUMBER.encode()),
     lambda _rng: json.dumps({**_REQUEST, "text": "\ud800"}).encode(),
     lambda _rng: json.dumps({**_REQUEST, "text": "x" * 100_000}).encode(),
-    lambda _rng: json.dumps({**_REQUEST, "to": 491700000000}).encode(),
+    lambda _rng: json.dumps({**_REQUEST, "to": 491713920000}).encode(),
     lambda _rng: json.dumps({**_REQUEST, "to": float("inf")}).encode(),
     lambda _rng: json.dumps({**_REQUEST, "from": None, "text": [1]}).encode(),
     lambda _rng: json.dumps({**_REQUEST, "mesage": "?"}).encode(),

@@ -58,7 +58,7 @@ def plan_requests(count: int, *, seed: int, ids: Ids = "on") -> list[Request]:
     return [
         Request(
             f"soak-{seed}-{index}",
-            f"+4915{index:09d}",
+            f"+9995{index:09d}",
             f"message {index}",
             has_id=ids == "on" or (ids == "half" and index % 2 == 0),
         )

@@ -225,7 +225,7 @@ def test_measures_the_time_to_the_next_acceptance() -> None:
     assert (recovery.faults, recovery.median_seconds, recovery.max_seconds) == (2, 2.0, 2.0)
 
 
-REQUEST = Request("soak-1", "+4915000000001", "message 1")
+REQUEST = Request("soak-1", "+491713920001", "message 1")
 MOMENT = "2026-11-21T10:00:00.123Z"
 
 

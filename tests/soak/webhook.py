@@ -303,7 +303,7 @@ class Service:
     @staticmethod
     def _make(event_id: str) -> bytes:
         number = hashlib.sha256(event_id.encode()).hexdigest()[:8]
-        data = {"from": f"+49{int(number, 16)}", "text": f"héllo {number}"}
+        data = {"from": f"+999{int(number, 16)}", "text": f"héllo {number}"}
         document = {"type": "message.received", "id": event_id, "data": data}
         return json.dumps(document, ensure_ascii=False).encode()
 

@@ -25,7 +25,7 @@ def test_reasons(reason: str) -> None:
 @pytest.mark.parametrize(
     "reason",
     [
-        "+4917012345678",
+        "+491713920001",
         "call 0170/123 45 67",
         "0 1 7 0 1 2 3",
         "(0170) 12-34-56",

@@ -890,7 +890,7 @@ function introduce() {
     `  key: ${has_key ? "what --key says" : "any-key"}`];
   if (isGeneric) lines.push("webhook:", `  secrets: [${webhook_url ? "what --webhook-secret says" : "a-secret"}]`);
   $("configure").textContent = lines.join("\n");
-  $("wait-for").textContent = `curl '${location.origin}/sandbox/messages?to=4917012345678&wait_seconds=30'`;
+  $("wait-for").textContent = `curl '${location.origin}/sandbox/messages?to=491713920001&wait_seconds=30'`;
   $("no-requests").textContent = `What the bridge's worker sends to POST ${path} is listed here, with headers, body and answer.`;
   $("own-answers").replaceChildren(...answers.filter((one) => one.fate !== "sent").map((one) => make("option", {
     value: `answer:${one.name}`, text: `${one.status}${one.code ? ` (${one.code})` : ""}: ${one.name}`,

@@ -22,7 +22,7 @@ from bridge.outbound.peers.roster import Roster
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 
-BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
+BODY = b'{"to":"+491713920001","from":"Acme","text":"Hi"}'
 MOST_SECONDS = 10.0
 DELAYS_SECONDS = (5.0, 30.0)
 HEARD_AFTER_SECONDS = 0.01

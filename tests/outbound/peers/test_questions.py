@@ -18,7 +18,7 @@ from bridge.outbound.peers.questions import (
     write_kept,
 )
 
-NUMBER = "+4917012345678"
+NUMBER = "+491713920001"
 WORKER = "0" * 16
 LARGEST = 2**63 - 1
 

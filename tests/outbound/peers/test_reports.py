@@ -19,7 +19,7 @@ from bridge.outbound.peers.reports import (
 
 NOW = 1_800_000_000.0
 DIGESTS = [secrets.token_bytes(16) for _ in range(MAX_REPORTED)]
-PROVIDER_ID = "+4917012345678"
+PROVIDER_ID = "+491713920001"
 ACCEPTED = Accepted(attempts=2, status=202, provider_id=PROVIDER_ID, at=NOW - 1.5)
 
 

@@ -11,7 +11,7 @@ from bridge.outbound.request import OpenSendRequest
 def request(**members: Any) -> OpenSendRequest:
     """Make a request, with a text that has a one-time code."""
     text = "Ann, your code is 402 117 (or 8812-33). Call 21211 for help with an invalid_number."
-    given = {"to": "+4917012345678", "from": "Acme", "text": text} | members
+    given = {"to": "+491713920001", "from": "Acme", "text": text} | members
     return OpenSendRequest.model_validate(given)
 
 

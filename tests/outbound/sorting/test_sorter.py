@@ -32,7 +32,7 @@ from tests.clock import LeapingWorld
 from tests.ears import Ears
 from tests.outbound.stand_ins import PUBLISH_SECONDS, Broker, Channel, nobody_told
 
-BODY = b'{"to":"+4917012345678","from":"Acme","text":"Hi"}'
+BODY = b'{"to":"+491713920001","from":"Acme","text":"Hi"}'
 URGENT = {"sms-bridge-priority": "urgent"}
 
 
