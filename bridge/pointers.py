@@ -135,7 +135,7 @@ def find_code(
     for pointer in pointers:
         no_errors = but.get(pointer, ())
         for found in find_all(document, pointer):
-            code = as_text(found)
+            code = as_code(found, known)
             if code is None or code in no_errors:
                 continue
             if code in known or (like.fullmatch(code) and not is_like_a_number(code)):
@@ -157,6 +157,24 @@ def as_text(value: object) -> str | None:
     if isinstance(value, int):
         return str(value) if abs(value) < _END_OF_IDS else None
     return None
+
+
+_WHOLE: Final = re.compile(r"(-?[0-9]{1,40})\.0+")
+# Beyond it, not each whole number is one of floating point.
+_END_OF_WHOLES: Final = 2.0**53
+
+
+def as_code(value: object, known: Collection[str] = ()) -> str | None:
+    """Write a code as settings do, as `as_text`; `21211.0`, number or text, is 21211.
+
+    A text of `known` stays as it is.
+    """
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < _END_OF_WHOLES else None
+    text = as_text(value)
+    if text is not None and text not in known and (whole := _WHOLE.fullmatch(text)) is not None:
+        return whole[1]
+    return text
 
 
 EACH: Final = "*"

@@ -89,6 +89,7 @@ class Answer(NamedTuple):
     `code` is the API's own word for an error, when it gave one: at most 64 visible characters.
     `in_part`: a part of the text was taken and another was not, so that it is never sent again.
     `by_code`: the settings say of that word what it means.
+    `is_page`: a page for a browser stood behind a status that counts as a yes.
     """
 
     fate: Fate
@@ -101,6 +102,7 @@ class Answer(NamedTuple):
     code: str | None = None
     in_part: bool = False
     by_code: bool = False
+    is_page: bool = False
 
     @property
     def counts_as_outage(self) -> bool:

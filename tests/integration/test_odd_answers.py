@@ -1,10 +1,12 @@
-"""Answers that fit no rule of a service's: what becomes of the message, and what the log says."""
+"""Answers that fit no rule of a service's, or of HTTP's: what becomes of the message."""
 
 import asyncio
 import contextlib
 import gzip
 import json
 import uuid
+import zlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +21,14 @@ YES = b'{"messages": [{"status": "0", "message-id": "1"}]}'
 
 @dataclass
 class OddService:
-    """A stub that answers 200 with the bytes that are meant for a number, and closes."""
+    """A stub that answers with the bytes that are meant for a number, and closes.
+
+    Those without a status line are behind a 200. `counts` has the requests for each number.
+    """
 
     url: str = ""
     answers: dict[str, bytes] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request."""
@@ -32,7 +38,10 @@ class OddService:
             for name, _, value in (line.partition(":") for line in head.split("\r\n")[1:-2])
         }
         body = (await reader.readexactly(int(headers["content-length"]))).decode()
-        writer.write(b"HTTP/1.1 200 OK\r\n" + self.answers[f"+{parse_qs(body)['to'][0]}"])
+        to = f"+{parse_qs(body)['to'][0]}"
+        self.counts[to] += 1
+        said = self.answers[to]
+        writer.write(said if b"HTTP/1.1 " in said else b"HTTP/1.1 200 OK\r\n" + said)
         # The worker reads only as much as it wants.
         with contextlib.suppress(ConnectionError):
             await writer.drain()
@@ -58,6 +67,14 @@ class Line:
     worker: Running
     queue: str
 
+    async def outcome_of(self, request: dict[str, str]) -> dict[str, Any]:
+        """Publish a request and return its outcome event."""
+        replies = await self.amqp.channel.declare_queue(exclusive=True)
+        properties = {"message_id": uuid.uuid4().hex, "reply_to": replies.name}
+        await self.amqp.publish(self.queue, json.dumps(request).encode(), **properties)
+        outcome: dict[str, Any] = json.loads((await self.amqp.take(replies.name)).body)
+        return outcome
+
     async def end_of(self, request: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Publish a request; return the headers of its dead letter, and its line in the log."""
         message_id = uuid.uuid4().hex
@@ -67,8 +84,14 @@ class Line:
         return dict(letter.headers), logged
 
 
-@pytest.fixture(scope="module")
-async def line(launcher: Launcher, amqp: Amqp, canaries: Canaries, odd_service: OddService) -> Line:
+@pytest.fixture(scope="module", params=["without a proxy", "through a proxy"])
+async def line(
+    launcher: Launcher,
+    amqp: Amqp,
+    canaries: Canaries,
+    odd_service: OddService,
+    request: pytest.FixtureRequest,
+) -> Line:
     """Start the worker; that nothing is accepted for long is no outage here."""
     queue = unique("odd")
     settings: dict[str, Any] = {
@@ -79,6 +102,9 @@ async def line(launcher: Launcher, amqp: Amqp, canaries: Canaries, odd_service: 
         "sms_api.account": "a1b2c3d4",
         "sms_api.key": canaries.key,
     }
+    if request.param == "through a proxy":
+        # For plain HTTP a proxy is asked as the service is.
+        settings["sms_api.proxy"] = odd_service.url
     return Line(amqp, await launcher.role("worker", settings=settings), queue)
 
 
@@ -109,11 +135,8 @@ ODD: dict[str, tuple[str, str | None]] = {
 OTHER: dict[str, bytes] = {
     "nothing": whole(b""),
     "truncated": whole(YES + b" " * 50)[:-60],
-    "gzip": whole(gzip.compress(YES), more="Content-Encoding: gzip\r\n"),
     "gzip that is not told": whole(gzip.compress(YES)),
     "10 MB": whole(b'{"x": "' + b"x" * 10_000_000 + b'", ' + YES[1:]),
-    "UTF-16": whole(YES.decode().encode("utf-16"), "application/json; charset=utf-16"),
-    "Latin-1": whole(b'{"x": "\xe9", ' + YES[1:], "application/json; charset=iso-8859-1"),
     "too deep": whole(nested(100_000)),
     "not a list": whole(b'{"messages": {"status": "0"}}'),
 }
@@ -151,15 +174,58 @@ async def test_answer_that_cannot_be_read(
     assert logged.get("code") is None
 
 
-async def test_yes_beside_deep_nesting_is_one(
-    line: Line, odd_service: OddService, canaries: Canaries
-) -> None:
-    """Something odd beside it does not hide a yes that can be read."""
-    request, message_id = canaries.request(), uuid.uuid4().hex
-    odd_service.answers[request["to"]] = whole(nested(20_000))
-    replies = await line.amqp.channel.declare_queue(exclusive=True)
-    properties = {"message_id": message_id, "reply_to": replies.name}
-    await line.amqp.publish(line.queue, json.dumps(request).encode(), **properties)
-    outcome = json.loads((await line.amqp.take(replies.name)).body)
+LENGTH = b"Content-Length: %d\r\n" % len(YES)
+CHUNKS = b"Transfer-Encoding: chunked\r\n%s\r\n%x%s\r\n%s\r\n0\r\n\r\n"
+BEHIND = b"\r\nConnection: close\r\n\r\n"
+LATIN = b'{"x": "\xe9", ' + YES[1:]
+CREATED = b"HTTP/1.1 201 Created\r\n"
+READ: dict[str, bytes] = {
+    "nesting": whole(nested(20_000)),
+    "blanks behind a chunk's size": CHUNKS % (b"", len(YES), b"  ", YES),
+    "length beside chunked": CHUNKS % (LENGTH, len(YES), b"", YES),
+    "length twice": LENGTH * 2 + b"\r\n" + YES,
+    "identity": b"Transfer-Encoding: identity\r\n" + LENGTH + b"\r\n" + YES,
+    "bare LF": (CREATED + LENGTH + b"\r\n").replace(b"\r", b"") + YES,
+    "folded header": b"X: a\r\n b\r\n" + LENGTH + b"\r\n" + YES,
+    "blank before a colon": LENGTH.replace(b":", b" :") + b"\r\n" + YES,
+    "control character": b"X: a\x01b\r\n" + LENGTH + b"\r\n" + YES,
+    "byte-order mark": whole(b"\xef\xbb\xbf" + YES),
+    "UTF-16": whole(YES.decode().encode("utf-16"), "application/json; charset=utf-16"),
+    "Latin-1": whole(LATIN, "application/json; charset=iso-8859-1"),
+    "gzip": whole(gzip.compress(YES), more="Content-Encoding: gzip\r\n"),
+    "deflate": whole(zlib.compress(YES), more="Content-Encoding: deflate\r\n"),
+    "what looks like a status line": CREATED + b"HTTP/1.1 500 No\r\n" + LENGTH + b"\r\n" + YES,
+}
 
-    assert (outcome["outcome"], outcome["provider_id"]) == ("sent", "1")
+
+@pytest.mark.parametrize("odd", READ)
+async def test_yes_is_one_however_sloppily_it_is_sent(
+    line: Line, odd_service: OddService, canaries: Canaries, odd: str
+) -> None:
+    """Bad framing, another charset, compression, something odd beside it do not hide a yes."""
+    request = canaries.request()
+    odd_service.answers[request["to"]] = READ[odd]
+    outcome = await line.outcome_of(request)
+
+    assert (outcome["outcome"], outcome["provider_id"], outcome["attempts"]) == ("sent", "1", 1)
+    assert odd_service.counts[request["to"]] == 1
+
+
+PAGE = b"<html>\r\nHTTP/1.1 200 OK\r\n\r\n" + YES
+NO: dict[str, tuple[bytes, int | None]] = {
+    "in the header": (b"HTTP/1.1 500 Oh\r\nHTTP/1.1 200 OK\r\n" + LENGTH + b"\r\n" + YES, 500),
+    "in a page without a status": (PAGE, None),
+}
+
+
+@pytest.mark.parametrize("where", NO)
+async def test_what_looks_like_a_status_line_is_no_yes(
+    line: Line, odd_service: OddService, canaries: Canaries, where: str
+) -> None:
+    """A 500 whose header or page quotes a 200 is uncertain, and nothing was sent."""
+    request = canaries.request()
+    odd_service.answers[request["to"]], status = NO[where]
+    outcome = await line.outcome_of(request)
+
+    assert (outcome["outcome"], outcome["reason"]) == ("dead", "uncertain")
+    assert outcome.get("status") == status

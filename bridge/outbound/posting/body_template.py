@@ -23,6 +23,8 @@ WriteBody = Callable[[SendRequest, Envelope], bytes]
 _Read = Callable[[SendRequest, Envelope], str]
 _ReaderOf = Callable[[Slot], _Read]
 
+# In ASCII: a service that reads by another charset than UTF-8 reads the same text.
+write_json: Final = functools.partial(to_json, ensure_ascii=True)
 _NUMBER: Final = re.compile(r"\+[0-9]+")
 _FORM_CHARACTERS: Final = str.maketrans({chr(n): quote_plus(chr(n)) for n in range(128)})
 
@@ -52,7 +54,7 @@ class _JsonBody:
     def __call__(self, request: SendRequest, envelope: Envelope) -> bytes:
         body = b"".join(
             [
-                part if isinstance(part, bytes) else to_json(part(request, envelope))[1:-1]
+                part if isinstance(part, bytes) else write_json(part(request, envelope))[1:-1]
                 for part in self._parts
             ]
         )
@@ -62,7 +64,7 @@ class _JsonBody:
         for name in extra:
             if self._names is None or name in self._names:
                 raise _no_place(name)
-        return b"%s,%s" % (body[:-1], to_json(extra)[1:])
+        return b"%s,%s" % (body[:-1], write_json(extra)[1:])
 
 
 def _json_parts(value: Any, read: _ReaderOf) -> list[bytes | _Read]:  # noqa: ANN401  JSON
@@ -73,17 +75,17 @@ def _json_parts(value: Any, read: _ReaderOf) -> list[bytes | _Read]:  # noqa: AN
             if isinstance(part, Slot):
                 parts.append(read(part))
             else:
-                parts.append(to_json(part)[1:-1])
+                parts.append(write_json(part)[1:-1])
         return [*parts, b'"']
     if isinstance(value, list):
         members = [_json_parts(member, read) for member in value]
         return [b"[", *_with_commas(members), b"]"]
     if isinstance(value, dict):
         members = [
-            [to_json(name), b":", *_json_parts(member, read)] for name, member in value.items()
+            [write_json(name), b":", *_json_parts(member, read)] for name, member in value.items()
         ]
         return [b"{", *_with_commas(members), b"}"]
-    return [to_json(value)]
+    return [write_json(value)]
 
 
 def _with_commas(members: Sequence[list[bytes | _Read]]) -> list[bytes | _Read]:

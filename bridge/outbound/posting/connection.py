@@ -1,10 +1,11 @@
 """One connection to the SMS API: it writes a request and parses the answer to it.
 
 A status line that was read is the outcome, whatever happens to the header and the body behind it.
+The parser is strict and quick; an answer that it refuses is read again by `LenientReader`, and its
+connection is not used again.
 """
 
 import asyncio
-import re
 import select
 import ssl
 import time
@@ -15,8 +16,9 @@ import httptools
 
 from bridge.errors import AttemptError, AttemptFault, causes_of
 from bridge.outbound.posting.deadlines import Deadlines
+from bridge.outbound.posting.lenient_reader import LenientReader
 
-# How much is kept of a body, and how long a header may be.
+# How much is kept of a body, and how long a header may be, with all 1xx answers before it.
 MAX_ANSWER_BYTES: Final = 64 * 1024
 # Shorter than servers commonly keep idle connections (5 s), so that none closes under a new
 # request. Neither is Final, which a compiled module would bind: tests shorten them.
@@ -43,7 +45,9 @@ class Reply:
         return [value.decode("latin-1") for key, value in self._headers if key.lower() == wanted]
 
 
-_STATUS_LINE: Final = re.compile(rb"^HTTP/1\.[01] ([1-5][0-9]{2})(?: [^\r\n]*)?\r?\n", re.MULTILINE)
+# Of an answer that has not ended yet, in case that it has to be read again; framing adds to the
+# header and the body.
+_MAX_UNENDED_BYTES: Final = 4 * MAX_ANSWER_BYTES
 
 
 class Connection(asyncio.Protocol):
@@ -62,11 +66,14 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._busy = False
         self._reusable = True
+        # What has come of an answer that has not ended; one that comes in one piece is never here.
+        self._unended: list[bytes] = []
+        self._unended_bytes = 0
+        self._lenient: LenientReader | None = None
         self._reset()
 
     def _reset(self) -> None:
         self._complete = False
-        self._head = bytearray()
         self._status: int | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._body: list[bytes] = []
@@ -106,6 +113,8 @@ class Connection(asyncio.Protocol):
             raise AttemptError("connect_failed")
         self._busy = True
         self._reset()
+        if self._unended:
+            self._unended, self._unended_bytes = [], 0
         self._waiter = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         self._deadlines.add(self, deadline)
@@ -124,11 +133,22 @@ class Connection(asyncio.Protocol):
         self._finish(AttemptError("answer_timeout"))
 
     def _knows_status(self) -> bool:
-        """Whether a status line was read, be it that the header behind it never ended."""
-        if self._status is None and (lines := _STATUS_LINE.findall(self._head)):
-            status = int(lines[-1])
-            self._status = status if status >= 200 else None  # noqa: PLR2004  1xx is no answer
+        """Whether a status line was read, even if the header behind it never ended."""
+        if self._lenient is None and self._status is None:
+            self._read_leniently(b"")
+        if (reader := self._lenient) is not None and reader.status is not None:
+            self._status, self._headers = reader.status, reader.headers
+            self._body = [bytes(reader.body)]
         return self._status is not None
+
+    def _read_leniently(self, data: bytes) -> bool:
+        """Read what has come of the answer as well as it can be; return whether that is all."""
+        reader = self._lenient
+        if reader is None:
+            self._lenient = reader = LenientReader(MAX_ANSWER_BYTES)
+            reader.feed(b"".join(self._unended))
+        reader.feed(data)
+        return reader.is_complete
 
     def _finish(self, error: Exception | None) -> None:
         if self._waiter is None or self._waiter.done():
@@ -154,14 +174,22 @@ class Connection(asyncio.Protocol):
         if self._parser is None or self._waiter is None:
             self.close()
             return
-        is_http = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            is_http = False
-        if self._status is None:
-            self._head += data
-        if not is_http or len(self._head) > MAX_ANSWER_BYTES:
+            self._reusable = False
+            # A parser that has failed once fails with all that follows, too.
+            if not self._complete and self._read_leniently(data):
+                self._finish(AttemptError("not_http"))
+            return
+        if not self._complete:
+            self._keep(data)
+
+    def _keep(self, data: bytes) -> None:
+        self._unended.append(data)
+        self._unended_bytes += len(data)
+        is_long = self._unended_bytes > MAX_ANSWER_BYTES and self._status is None
+        if is_long or self._unended_bytes > _MAX_UNENDED_BYTES:
             self._reusable = False
             self._finish(AttemptError("not_http"))
 
@@ -185,7 +213,7 @@ class Connection(asyncio.Protocol):
         """Start anew, because after a 1xx another answer follows; nothing may follow the last."""
         if self._complete:
             self._reusable = False
-        elif self._headers or self._head:
+        elif self._headers:
             self._reset()
 
     def on_header(self, name: bytes, value: bytes) -> None:

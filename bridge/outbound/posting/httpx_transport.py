@@ -1,14 +1,20 @@
-"""httpx's own transport, for the SMS API behind a proxy."""
+"""httpx's own transport, for the SMS API behind a proxy.
+
+httpx connects, asks the proxy, and writes the request; the answer is read by `LenientReader`, so
+that it means the same with a proxy and without.
+"""
 
 import asyncio
 import contextlib
 import ssl
 from collections.abc import Sequence
+from typing import Any
 
 import httpx
 
 from bridge.errors import AttemptError, AttemptFault
 from bridge.outbound.posting.connection import MAX_ANSWER_BYTES, Header, Reply, connect_fault
+from bridge.outbound.posting.lenient_reader import LenientReader
 
 
 class HttpxTransport:
@@ -43,35 +49,64 @@ class HttpxTransport:
         That is also the proxy's own 407 to CONNECT (RFC 9110, 15.5.8). What else it answers to
         CONNECT speaks of the way to the server, and is `proxy_failed`.
         """
+        answer = LenientReader(MAX_ANSWER_BYTES)
         request = httpx.Request(
             "POST",
             url,
             headers=[*common, *headers],
             content=body,
-            extensions={"timeout": self._timeouts},
+            extensions={"timeout": self._timeouts, "trace": _Diversion(answer)},
         )
         connection = httpx.AsyncHTTPTransport(
             proxy=self._proxy, verify=self._tls, trust_env=False, http2=False
         )
-        response: httpx.Response | None = None
-        start = bytearray()
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                response = await connection.handle_async_request(request)
-                async for chunk in response.aiter_raw():
-                    start += chunk[: MAX_ANSWER_BYTES - len(start)]
-                    if len(start) >= MAX_ANSWER_BYTES:
-                        break
+                await connection.handle_async_request(request)
         except (httpx.HTTPError, OSError) as error:
             # httpx gives the proxy's status only in the error's text.
             if isinstance(error, httpx.ProxyError) and str(error).startswith("407 "):
                 return Reply(407)
-            if response is None:
+            if answer.status is None:
                 raise AttemptError(_fault_of(error)) from error
         finally:
             with contextlib.suppress(Exception):
                 await connection.aclose()
-        return Reply(response.status_code, response.headers.raw, bytes(start))
+        return Reply(answer.status or 0, answer.headers, bytes(answer.body))
+
+
+class _Diversion:
+    """Leads the answer to the POST into a reader; httpx sees a connection that ends.
+
+    Follows httpx's trace of the request: each stream that it opens, with TLS or without, and the
+    moment at which it begins to write the POST and not a CONNECT.
+    """
+
+    def __init__(self, answer: LenientReader) -> None:
+        self._answer = answer
+        self._is_asked = False
+
+    async def __call__(self, event: str, info: dict[str, Any]) -> None:
+        if event == "http11.send_request_headers.started":
+            self._is_asked = info["request"].method == b"POST"
+        elif event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+            self._divert(info["return_value"])
+
+    def _divert(self, stream: Any) -> None:  # noqa: ANN401  httpcore's, whose types are not ours
+        read = stream.read
+
+        async def divert(max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
+            if not self._is_asked:
+                data: bytes = await read(max_bytes, timeout=timeout)
+                return data
+            while not self._answer.is_complete:
+                data = await read(max_bytes, timeout=timeout)
+                if not data:
+                    break
+                self._answer.feed(data)
+            return b""
+
+        stream.read = divert
 
 
 def _fault_of(error: httpx.HTTPError | OSError) -> AttemptFault:

@@ -9,22 +9,22 @@ from collections.abc import Sequence
 from typing import Any, Final, assert_never
 from urllib.parse import quote
 
-from pydantic_core import to_json
-
 from bridge.config import RequestSettings, SmsApiSettings
 from bridge.config.api_answers import ErrorFate
 from bridge.errors import ConfigError
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Answer, Fate, PauseReason, Result, judge_status
 from bridge.outbound.posting.api_login import ApiLogin
-from bridge.outbound.posting.body_template import prepare_body
+from bridge.outbound.posting.body_template import prepare_body, write_json
 from bridge.outbound.posting.connection import Header, Reply
+from bridge.outbound.posting.legible import is_page, legible_body
 from bridge.outbound.posting.retry_after import read_retry_after
 from bridge.outbound.request import SendRequest
 from bridge.pointers import (
     CODE,
     CODE_IN_TEXT,
-    as_text,
+    NOT_JSON,
+    as_code,
     find_all,
     find_code,
     find_id,
@@ -79,9 +79,8 @@ class Shape:
         # The request as it came is its own body, which pydantic writes faster than we could.
         is_request = settings.request.model_copy(update={"fields": fields}) == RequestSettings()
         self._write = None if is_request else prepare_body(settings.request, fields, login)
-        is_text = settings.response.body == "text"
-        self._read = read_words if is_text else read_document
-        self._codes_like = CODE_IN_TEXT if is_text else CODE
+        self._is_text = settings.response.body == "text"
+        self._codes_like = CODE_IN_TEXT if self._is_text else CODE
         accepted, duplicate = settings.response.accepted, settings.response.duplicate
         self._accepted = _statuses(accepted.statuses)
         self._yes_pointer = accepted.pointer
@@ -112,23 +111,31 @@ class Shape:
         trace = envelope.trace if span is None else span
         if trace:
             headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in trace]
-        body = to_json(request) if self._write is None else self._write(request, envelope)
+        body = write_json(request) if self._write is None else self._write(request, envelope)
         return ApiRequest(self._url, headers, body, self._common_headers)
 
     def judge(self, reply: Reply) -> Answer:
         """Say what an answer means; nothing that the service wrote is in the detail."""
-        document = self._read(reply.body)
+        document = self._read_words(reply) if self._is_text else read_document(reply.body)
+        if document is NOT_JSON and reply.body:
+            document = read_document(legible_body(reply))
         found = None if self._yes_pointer is None else find_all(document, self._yes_pointer)
         if reply.status in self._accepted and (found is None or self._all_say_yes(found)):
             # The way of nearly every answer: no call that it can do without.
             provider_id = find_id(document, self._id_pointers)
-            return Answer(Fate.SENT, "success", "accepted", reply.status, provider_id=provider_id)
+            answer = Answer(Fate.SENT, "success", "accepted", reply.status, provider_id=provider_id)
+            if found is None and (document is NOT_JSON or self._is_text) and is_page(reply):
+                return answer._replace(is_page=True)
+            return answer
         if found is None:
             return self._judge_refusal(reply, document)
         said = [self._is_yes(value) for value in found]
         if any(said) and not all(said):
             return _in_part(reply.status, self._code_in(document, member=said.index(False)))
         return self._judge_refusal(reply, document, parts=len(said))
+
+    def _read_words(self, reply: Reply) -> list[str]:
+        return read_words(legible_body(reply))
 
     def _all_say_yes(self, found: Sequence[Any]) -> bool:
         for value in found:  # a loop, because a generator costs more
@@ -137,7 +144,7 @@ class Shape:
         return bool(found)
 
     def _is_yes(self, value: object) -> bool:
-        text = as_text(value)
+        text = as_code(value, self._yes_values)
         # Without values, neither false nor 0 is something that stands there.
         return text in self._yes_values if self._yes_values else bool(value and text)
 
@@ -193,7 +200,7 @@ class Shape:
     def _codes_beside(self, code: str | None, document: Any) -> Sequence[str | None]:  # noqa: ANN401  JSON
         """Return a code that was found, and those of the answer's other parts if it has some."""
         for pointer in self._code_pointers if code is not None else ():
-            codes = [as_text(value) for value in find_all(document, pointer)]
+            codes = [as_code(value, self._known_codes) for value in find_all(document, pointer)]
             if code in codes:
                 return codes
         return ()

@@ -64,6 +64,8 @@ SECONDS: dict[str, tuple[str, float]] = {
     "longest": ("900", 900),
     "too long": ("901", 900),
     "a day": ("86400", 900),
+    "the longest that is no date": ("999999999", 900),
+    "milliseconds since 1970": ("1767225600000", 900),
     "beyond any number": ("9" * 400, 900),
     "beyond any digits": ("9" * 5000, 900),
 }
@@ -78,6 +80,17 @@ def test_seconds(value: str, seconds: float) -> None:
 def test_seconds_do_not_depend_on_any_clock() -> None:
     """A number of seconds counts from now, whatever the server's clock shows."""
     assert wait_of("5", now=0, date=FORMS["IMF-fixdate"]) == 5
+
+
+@pytest.mark.parametrize("form", ["%d", "%d.5"])
+def test_seconds_since_1970_are_a_date(form: str) -> None:
+    """What looks like an epoch is one, and counts from the server's clock as any date does."""
+    now = 1_767_225_600
+    server = "Wed, 31 Dec 2025 23:59:00 GMT"
+
+    assert wait_of(form % (now + 60), now=now) == pytest.approx(60, abs=0.5)
+    assert wait_of(form % now, now=now + 3600, date=server) == pytest.approx(60, abs=0.5)
+    assert wait_of(form % (now - 60), now=now) == 0
 
 
 @pytest.mark.parametrize("hours", [1, 24 * 365], ids=["an hour", "a year"])

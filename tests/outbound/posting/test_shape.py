@@ -2,9 +2,12 @@
 
 import base64
 import cProfile
+import gzip
 import json
 import pstats
 import re
+import time
+import zlib
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -20,7 +23,8 @@ from bridge.config.presets import PRESETS, Preset, documented_answers
 from bridge.errors import ConfigError, InvalidMessageError
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Answer, Fate
-from bridge.outbound.posting.connection import Header, Reply
+from bridge.outbound.posting.connection import MAX_ANSWER_BYTES, Header, Reply
+from bridge.outbound.posting.legible import legible_body
 from bridge.outbound.posting.shape import ApiRequest, Shape, shape_from
 from bridge.outbound.request import OpenSendRequest, SendRequest, parse_request
 from bridge.pointers import find_id
@@ -92,10 +96,10 @@ def fate_of(answer: Answer) -> str:
     )
 )
 def test_generic_body_is_the_request_as_pydantic_writes_it(members: dict[str, Any]) -> None:
-    """The default shape's body is byte for byte what a request is as JSON."""
+    """The default shape's body is byte for byte what a request is as JSON, in ASCII."""
     made = OpenSendRequest.model_validate(members)
 
-    assert shape().encode(made, envelope()).body == made.model_dump_json().encode()
+    assert shape().encode(made, envelope()).body == made.model_dump_json(ensure_ascii=True).encode()
 
 
 def test_generic_request() -> None:
@@ -140,7 +144,7 @@ def by_hand(made: SendRequest, facts: Envelope, reply: Reply) -> tuple[Any, ...]
     def judge() -> Answer:
         return Answer(Fate.SENT, "success", "accepted", 202, provider_id=read_id(reply.body))
 
-    return ("url", write_headers(), made.model_dump_json().encode(), judge())
+    return ("url", write_headers(), made.model_dump_json(ensure_ascii=True).encode(), judge())
 
 
 def test_default_path_costs_no_more_calls() -> None:
@@ -607,11 +611,28 @@ def test_what_is_no_code_is_passed_over(code: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "read"), [(21211, "21211"), ("E.400-x_y", "E.400-x_y"), ("x" * 64, "x" * 64)]
+    ("code", "read"),
+    [
+        *((21211, "21211"), ("E.400-x_y", "E.400-x_y"), ("x" * 64, "x" * 64)),
+        *((21211.0, "21211"), ("21610.0", "21610"), ("21211.00", "21211")),
+        *(("1.5", "1.5"), ("E.0", "E.0"), (-3.0, "-3")),
+    ],
 )
 def test_code(code: object, read: str) -> None:
     """A code is a short number or a word of up to 64 characters."""
     assert shape().judge(answered(400, {"errors": [{"code": code}]})).code == read
+
+
+def test_code_with_a_point_has_the_meaning_of_its_number() -> None:
+    """A code is known however its number is written; one that a setting writes so stays so."""
+    prepared = shape(response={"errors": {"21211": "refused", "7.0": "slow_down"}})
+    codes: list[object] = [21211, 21211.0, "21211.0", "7.0"]
+    judged = [prepared.judge(answered(500, {"code": code})) for code in codes]
+
+    assert [(fate_of(one), one.code) for one in judged] == [
+        *[("refused", "21211")] * 3,
+        ("slow_down", "7.0"),
+    ]
 
 
 def test_same_word_means_yes_here_and_an_error_there() -> None:
@@ -676,6 +697,100 @@ def test_no_bytes_are_too_odd(preset: Preset, status: int, body: bytes, wait: by
     assert re.fullmatch(r"[!-~]{1,64}", answer.code or "-")
     assert re.fullmatch(r"[!-~]{1,255}", answer.provider_id or "-")
     assert answer.fate is not Fate.SENT or status < 300 or answer.detail == "accepted before"
+
+
+# --- What it is packed and written in -------------------------------------------------------------
+
+SAYS = '{"parts": [{"status": "0", "id": "m1"}], "note": "Grüße"}'
+GZIP, DEFLATE = ({"Content-Encoding": coding} for coding in ("gzip", "deflate"))
+LATIN, WIDE = (
+    {"Content-Type": f"application/json; charset={charset}"} for charset in ("ISO-8859-1", "utf-16")
+)
+RAW = zlib.compress(SAYS.encode(), wbits=-15)
+LEGIBLE: dict[str, tuple[bytes, dict[str, str]]] = {
+    "as it should be": (SAYS.encode(), {}),
+    "a byte-order mark": (SAYS.encode("utf-8-sig"), {}),
+    "ISO-8859-1": (SAYS.encode("latin-1"), LATIN),
+    "ISO-8859-1, undeclared": (SAYS.encode("latin-1"), {}),
+    "declared ISO-8859-1, and UTF-8": (SAYS.encode(), LATIN),
+    "UTF-16": (SAYS.encode("utf-16"), WIDE),
+    "UTF-16 without a mark": (SAYS.encode("utf-16-be"), WIDE),
+    "UTF-16, undeclared": (SAYS.encode("utf-16"), {}),
+    "an unknown charset": (SAYS.encode("utf-8-sig"), {"Content-Type": "text/x; charset=x-none"}),
+    "what is no charset": (SAYS.encode("utf-8-sig"), {"Content-Type": 'a; charset="zlib"'}),
+    "gzip": (gzip.compress(SAYS.encode()), GZIP),
+    "x-gzip": (gzip.compress(SAYS.encode()), {"Content-Encoding": "X-GZIP"}),
+    "deflate": (zlib.compress(SAYS.encode()), DEFLATE),
+    "deflate without its header": (RAW, DEFLATE),
+    "gzip twice": (gzip.compress(gzip.compress(SAYS.encode())), {"Content-Encoding": "gzip, gzip"}),
+    "gzip of UTF-16": (gzip.compress(SAYS.encode("utf-16")), GZIP | WIDE),
+    "declared gzip, and none": (SAYS.encode("utf-8-sig"), GZIP),
+}
+
+
+def reply_of(body: bytes, headers: dict[str, str]) -> Reply:
+    """Make an answer with a 200."""
+    return Reply(200, [(name.encode(), value.encode()) for name, value in headers.items()], body)
+
+
+@pytest.mark.parametrize("name", LEGIBLE)
+def test_answer_is_read_however_it_is_packed_and_written(name: str) -> None:
+    """A yes is one with a mark before it, in another charset, and compressed."""
+    prepared = shape(**BY_BODY, message_id_pointers=["/parts/0/id"])
+    answer = prepared.judge(reply_of(*LEGIBLE[name]))
+
+    assert (answer.fate, answer.provider_id) == (Fate.SENT, "m1")
+
+
+@pytest.mark.parametrize("body", ["OK: 12345".encode("utf-16"), gzip.compress(b"OK: 12345")])
+def test_words_are_read_so_too(body: bytes) -> None:
+    """Plain text is no less packed and written in another charset than JSON."""
+    settings = {"body": "text", "accepted": {"pointer": "/0", "values": ["OK"]}}
+    prepared = shape(response=settings, message_id_pointers=["/1"])
+    answer = prepared.judge(reply_of(body, GZIP))
+
+    assert (answer.fate, answer.provider_id) == (Fate.SENT, "12345")
+
+
+def test_bomb_is_not_unpacked() -> None:
+    """No more is unpacked than is read of any answer, and what is cut there says nothing."""
+    bomb = reply_of(gzip.compress(b"[" + b" " * 100_000_000), GZIP)
+
+    assert len(legible_body(bomb)) == MAX_ANSWER_BYTES
+    assert shape(**BY_BODY).judge(bomb).fate is Fate.UNCERTAIN
+
+
+@pytest.mark.parametrize("charset", ["idna", "punycode", "unicode_escape", "undefined", "utf-7"])
+def test_no_charset_costs_time_or_raises(charset: str) -> None:
+    """Whatever a service declares, a body of the longest size is read at once."""
+    declared = {"Content-Type": f"text/plain; charset={charset}"}
+    started = time.process_time()
+    legible_body(reply_of(b"xn--\xff\\u12" * (MAX_ANSWER_BYTES // 10), declared))
+
+    assert time.process_time() - started < 1
+
+
+PAGES: dict[str, tuple[bytes, dict[str, str], bool]] = {
+    "HTML": (b"<!DOCTYPE html><html>", {}, True),
+    "HTML behind blanks": (b"\xef\xbb\xbf\r\n <HTML lang=en>", {}, True),
+    "declared": (b"<!-- x --><h1>", {"Content-Type": "text/html"}, True),
+    "packed": (gzip.compress(b"<html>"), GZIP, True),
+    "text by a default type": (b"OK 1", {"Content-Type": "text/html"}, False),
+    "XML": (b"<?xml version='1.0'?><ok/>", {"Content-Type": "text/xml"}, False),
+    "nothing": (b"", {"Content-Type": "text/html"}, False),
+    "JSON": (b'{"id": "<html>"}', {"Content-Type": "text/html"}, False),
+}
+
+
+@pytest.mark.parametrize(("body", "headers", "is_page"), PAGES.values(), ids=PAGES)
+@pytest.mark.parametrize("read", ["json", "text"])
+def test_page_behind_a_yes(
+    body: bytes, headers: dict[str, str], *, is_page: bool, read: str
+) -> None:
+    """A web page counts as sent where any 2xx does, and is told apart."""
+    answer = shape(response={"body": read}).judge(reply_of(body, headers))
+
+    assert (answer.fate, answer.is_page) == (Fate.SENT, is_page)
 
 
 # --- The presets ----------------------------------------------------------------------------------

@@ -1,0 +1,142 @@
+"""Reads an answer that breaks the rules of HTTP/1.1, as far as its meaning is plain.
+
+The first line is the status line, or the one that follows a complete 1xx answer; no other line is,
+whatever it looks like. Behind it sloppy framing is forgiven: bare LF, folded headers, blanks before
+a colon or behind a chunk's size, control characters, lines that are no header, a length that stands
+there twice or beside chunks, encodings of the transfer that mean nothing.
+
+For answers only: leniency with requests is how they are smuggled. A connection whose answer was
+read here is not to be used again, because both ends may disagree where the answer ends.
+"""
+
+import re
+from typing import Final
+
+_STATUS_LINE: Final = re.compile(
+    rb"HTTP/[0-9](?:\.[0-9])?[ \t]+([1-9][0-9]{2})(?:[ \t][^\n]*)?\r?\n"
+)
+_END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
+_FOLD: Final = re.compile(rb"\r?\n[ \t]+")
+_CHUNK_SIZE: Final = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\n]*)?\r?\n")
+# What may become one when more arrives; its extensions are no longer than that.
+_START_OF_SIZE: Final = re.compile(rb"[ \t]*[0-9A-Fa-f]{0,15}[ \t]*(?:;[^\n]{0,4096})?\r?")
+_LENGTH: Final = re.compile(rb"[0-9]{1,15}")
+# These answers never have a body.
+_BODILESS: Final = frozenset((204, 304))
+_FIRST_FINAL_STATUS: Final = 200
+
+
+class LenientReader:
+    """Reads one answer from its first byte on; `feed` it until `is_complete`.
+
+    `status` is None until a status line was read that is no 1xx. No more than `most_bytes` are kept
+    of the body, nor taken for the header with all 1xx answers before it.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.status: int | None = None
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.body = bytearray()
+        self.is_complete = False
+        self._most_bytes = most_bytes
+        self._head_bytes_left = most_bytes
+        self._unread = bytearray()
+        self._has_head = False
+        self._is_chunked = False
+        # What is left of a chunk, or of the body; None where only the connection's end ends that.
+        self._left: int | None = None
+        self._is_in_chunk = False
+
+    def feed(self, data: bytes | bytearray) -> None:
+        """Read on; what follows the end of the answer is ignored."""
+        self._unread += data
+        while not self.is_complete and self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Read one thing; return whether there may be another one in what has arrived."""
+        if not self._has_head:
+            return self._read_head()
+        if self._is_chunked and not self._is_in_chunk:
+            return self._read_size()
+        return self._read_body()
+
+    def _read_head(self) -> bool:
+        del self._unread[: len(self._unread) - len(self._unread.lstrip(b"\r\n"))]
+        line = _STATUS_LINE.match(self._unread)
+        if line is None:
+            self.is_complete = b"\n" in self._unread or len(self._unread) > self._head_bytes_left
+            return False
+        status = int(line[1])
+        if status >= _FIRST_FINAL_STATUS:
+            self.status = status
+        # From the end of the status line on, because there may be no header at all.
+        end = _END_OF_HEAD.search(self._unread, line.end() - 1)
+        if end is None or end.end() > self._head_bytes_left:
+            self.is_complete = len(self._unread) > self._head_bytes_left
+            return False
+        self._head_bytes_left -= end.end()
+        if status >= _FIRST_FINAL_STATUS:
+            self._take_headers(bytes(self._unread[line.end() : end.start() + 1]))
+        del self._unread[: end.end()]
+        return not self.is_complete
+
+    def _take_headers(self, lines: bytes) -> None:
+        self._has_head = True
+        for one in _FOLD.sub(b" ", lines).split(b"\n"):
+            name, colon, value = one.partition(b":")
+            if colon:
+                self.headers.append((name.strip(), value.strip()))
+        said = [(name.lower(), value.lower()) for name, value in self.headers]
+        self._is_chunked = any(
+            name == b"transfer-encoding" and b"chunked" in value for name, value in said
+        )
+        lengths = [
+            int(one)
+            for name, value in said
+            if name == b"content-length"
+            for one in re.split(rb"[ \t]*,[ \t]*", value)
+            if _LENGTH.fullmatch(one)
+        ]
+        # Of lengths that differ the longest: to wait for more than there is loses nothing.
+        self._left = max(lengths, default=None)
+        is_empty = self._left == 0 and not self._is_chunked
+        self.is_complete = is_empty or self.status in _BODILESS
+
+    def _read_size(self) -> bool:
+        del self._unread[: len(self._unread) - len(self._unread.lstrip(b"\r\n"))]
+        size = _CHUNK_SIZE.match(self._unread)
+        if size is None:
+            if _START_OF_SIZE.fullmatch(self._unread):
+                return False
+            return self._is_in_no_chunks()
+        self._left = int(size[1], 16)
+        del self._unread[: size.end()]
+        self._is_in_chunk = self._left > 0
+        # What a trailer says changes nothing.
+        self.is_complete = not self._is_in_chunk
+        return self._is_in_chunk
+
+    def _is_in_no_chunks(self) -> bool:
+        """End with the last whole chunk; take a body that has none as it is."""
+        if self.body:
+            self.is_complete = True
+            return False
+        self._is_chunked = False
+        if self._left is None:
+            self._left = len(self._unread)
+        return True
+
+    def _read_body(self) -> bool:
+        size = len(self._unread) if self._left is None else min(len(self._unread), self._left)
+        room = self._most_bytes - len(self.body)
+        self.body += self._unread[: min(size, room)]
+        del self._unread[:size]
+        if size > room:
+            self.is_complete = True
+        elif self._left is not None:
+            self._left -= size
+            if self._left == 0:
+                self._is_in_chunk = False
+                self.is_complete = not self._is_chunked
+        return self._is_chunked and not self._is_in_chunk and not self.is_complete
