@@ -38,7 +38,7 @@ export PATH := $(CURDIR)/$(RABBITMQ_4)/bin:$(PATH)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env compiled broker rabbitmq-4 prometheus amqp-tools browser demo collect test test-failed test-fast test-changed test-compiled test-plain-wire \
+.PHONY: help env compiled broker rabbitmq-4 prometheus amqp-tools browser demo collect test test-failed test-fast test-changed test-compiled test-plain-wire test-rabbitmq-4 \
     examples upgrade-check soak soak-table soak-lanes soak-cluster soak-scaling side-by-side scenes adaptive priorities simulate pace soak-webhook soak-hour forgeries mutants pictures nginx redpanda-connect go-contestants perf-test otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
@@ -148,6 +148,15 @@ test-failed: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run what fail
 	$(BIN)/pytest --cache-show cache/lastfailed
 	$(BIN)/pytest --last-failed --last-failed-no-failures none
 	$(BIN)/pytest $(APART)
+
+# Everything whose result depends on the broker's release: the faults, and the integration tests of
+# the roles, their queues and the operators' commands.
+ON_EACH_RABBITMQ := tests/faults $(patsubst %,tests/integration/test_%.py,broker_metrics \
+    check_online connecting counting dlq draining lane_consumer lifecycle operator_permissions \
+    pausing peers plain_wire queue_sizes receipts sorter_lock status topology_cli upgrading webhook \
+    wires worker)
+test-rabbitmq-4:  ## run the tests that depend on the broker once more, on RabbitMQ 4.3
+	$(MAKE) --no-print-directory test RABBITMQ=4 TESTS="$(ON_EACH_RABBITMQ)"
 
 # Whoever reads them first compiles them and what they import, which is two thirds of it: processes
 # that begin at the same time would each do it.
