@@ -75,6 +75,11 @@ def _sentences(status: "Status") -> Iterator[str]:
             "BROKER  takes no messages, as in a memory or disk alarm; look at "
             "rabbitmq-diagnostics check_local_alarms"
         )
+    if broker.refused:
+        yield (
+            f"NO PERMISSION  on {', '.join(broker.refused)}: what waits there is not known; to "
+            "read is enough (rabbitmqctl set_permissions)"
+        )
     yield from _operators_pause(status)
     yield from _own_pauses(status)
     yield from _slowed_down(status)

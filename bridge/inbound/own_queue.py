@@ -9,7 +9,7 @@ from typing import Any
 
 from bridge.amqp.client import Connection
 from bridge.inbound.metrics import WebhookMetrics
-from bridge.topology.queue_sizes import QueueSizes, watch_queues
+from bridge.topology.queue_sizes import QueueSizes, QueueWatch
 
 Serve = Callable[[Connection], Coroutine[Any, Any, None]]
 
@@ -24,8 +24,10 @@ def watched(serve: Serve, queue: str | None, metrics: WebhookMetrics) -> Serve:
             metrics.queue_ready.labels(name).set(sizes.ready)
             metrics.queue_consumers.labels(name).set(sizes.consumers)
 
+    watch = QueueWatch(note)
+
     async def serve_and_watch(connection: Connection) -> None:
-        watching = asyncio.create_task(watch_queues(connection, (queue,), note))
+        watching = asyncio.create_task(watch.watch(connection, (queue,)))
         try:
             await serve(connection)
         finally:

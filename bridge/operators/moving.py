@@ -15,7 +15,7 @@ from bridge.amqp.wire import Body
 from bridge.config import Settings
 from bridge.errors import BrokerError, PublishError
 from bridge.metrics import BridgeMetrics, new_registry
-from bridge.topology.queue_sizes import QueueSizes, read_queue
+from bridge.topology.queue_sizes import QueueSizes, ask_queue
 
 T = TypeVar("T")
 
@@ -32,7 +32,13 @@ REFUSAL_SECONDS: Final = 1.0
 
 async def read_existing_queue(connection: Connection, name: str) -> QueueSizes:
     """Read the sizes of a queue; raise BrokerError, with what to do, when there is none."""
-    sizes = await read_queue(connection, name)
+    try:
+        sizes = await ask_queue(connection, name)
+    except ChannelAccessRefused:
+        raise BrokerError(
+            f"queue {name}: the user has no permission on it; grant one with rabbitmqctl "
+            "set_permissions, or name a user that has one in rabbitmq.username"
+        ) from None
     if sizes is None:
         raise BrokerError(f"queue {name}: it answers nothing; look at its leader and its nodes")
     if not sizes.exists:

@@ -23,9 +23,11 @@ from bridge.errors import BrokerError
 from bridge.operators.broker_session import open_session
 from bridge.topology.paused_queue import (
     ARGUMENTS,
+    HiddenPauseError,
     Note,
     is_paused,
     paused_queue,
+    probe,
     read_note,
 )
 
@@ -51,7 +53,10 @@ async def pause(settings: Settings, reason: str | None) -> Paused:
     """
     queue, note = settings.worker.queue, Note(reason, time.time())
     async with open_session(settings) as (connection, channel):
-        before = await find_pause(connection, queue)
+        try:
+            before = await find_pause(connection, queue)
+        except HiddenPauseError:
+            before = None  # Without the permission to make it, which says so.
         if before is not None and before.note is not None:
             return before
         if before is None:
@@ -91,9 +96,12 @@ async def _resume_at(settings: Settings, url: SecretStr) -> bool:
     rabbitmq = settings.rabbitmq.model_copy(update={"url": (url,)})
     queue = settings.worker.queue
     async with open_session(settings.model_copy(update={"rabbitmq": rabbitmq})) as (connection, _):
-        if not await is_paused(connection, queue):
-            return False
         name = paused_queue(queue)
+        try:
+            if not await is_paused(connection, queue):
+                return False
+        except HiddenPauseError:
+            raise BrokerError(_refused(name, "delete")) from None
         try:
             async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
                 channel = await open_channel(connection)
@@ -108,10 +116,24 @@ async def _resume_at(settings: Settings, url: SecretStr) -> bool:
         return True
 
 
-async def find_pause(connection: Connection, queue: str) -> Paused | None:
-    """Say whether somebody has stopped the workers of a queue; raise BrokerError if not known."""
-    if not await is_paused(connection, queue):
+async def find_pause(
+    connection: Connection, queue: str, *, publishing: Connection | None = None
+) -> Paused | None:
+    """Say whether somebody has stopped the workers of a queue; raise BrokerError if not known.
+
+    With a connection that publishes it is asked as workers ask, without an error in the broker's
+    log. HiddenPauseError says that it is not known because the user has no permission.
+    """
+    exists = None if publishing is None else await probe(publishing, queue)
+    if exists is False:
         return None
+    try:
+        if not await is_paused(connection, queue):
+            return None
+    except HiddenPauseError:
+        if exists is None:
+            raise
+        return Paused(None)
     return Paused(await _read_note(connection, queue))
 
 

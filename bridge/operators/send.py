@@ -29,7 +29,7 @@ from bridge.operators.broker_session import open_session
 from bridge.operators.pausing import explain_paused, find_pause
 from bridge.operators.worker_status import UNKNOWN, explain_pause, read_worker_status
 from bridge.outbound.request import parse_request
-from bridge.topology.paused_queue import is_certainly_absent
+from bridge.topology.paused_queue import HiddenPauseError
 from bridge.topology.queue_sizes import read_queue
 
 PUBLISH_SECONDS: Final = 10.0
@@ -127,8 +127,8 @@ class _Silence:
 
     async def _find_out(self) -> str | None:
         queue = self._settings.worker.queue
-        if not await is_certainly_absent(self._connection, queue):
-            paused = await find_pause(self._connection, queue)
+        with contextlib.suppress(HiddenPauseError):
+            paused = await find_pause(self._connection, queue, publishing=self._connection)
             if paused is not None:
                 return "; ".join(explain_paused(queue, paused))
         status = await read_worker_status(self._settings)

@@ -17,7 +17,7 @@ from bridge.topology.declarations import (
     retry_queue,
     sorted_as_counted,
 )
-from bridge.topology.queue_sizes import QueueSizes, watch_queues
+from bridge.topology.queue_sizes import QueueSizes, QueueWatch
 from bridge.topology.sorted_queues import find_sorted_queues
 
 log = Log(__name__)
@@ -45,6 +45,7 @@ class OwnQueues:
         self._has_lanes = settings.lanes is not None
         self._behind = queues_behind(settings)
         self._left_behind: list[str] = []
+        self._watch = QueueWatch(self._note)
         self.taken = self._behind or (settings.queue,)
         self._roles = {
             settings.queue: "main",
@@ -78,7 +79,7 @@ class OwnQueues:
         """Read the sizes every few seconds, as long as the connection is served."""
         names = {**dict.fromkeys(self._behind), **dict.fromkeys(self.taken), **self._roles}
         names.pop(lanes_together(self._queue), None)
-        await watch_queues(connection, names, self._note)
+        await self._watch.watch(connection, names)
 
     def _note(self, found: Mapping[str, QueueSizes]) -> None:
         for name, role in self._roles.items():

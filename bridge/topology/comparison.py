@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
 from bridge.amqp.client import (
+    Channel,
     ChannelAccessRefused,
     ChannelClosed,
     ChannelLockedResource,
@@ -21,6 +22,7 @@ from bridge.amqp.client import (
 )
 from bridge.topology.declarations import Entity, Exchange, Queue, Topology
 from bridge.topology.differences import (
+    HIDDEN,
     NOT_COMPARED,
     RECREATE,
     Difference,
@@ -64,6 +66,9 @@ async def compare_one(connection: Connection, entity: Queue | Exchange) -> list[
         except ChannelPreconditionFailed as error:
             if not _take_over(broker_text(error), found):
                 return [refusal(entity, error)]
+        except _HiddenError:
+            text = "not known if it exists: the user has no permission on it"
+            return [Difference(entity, "hidden", text, HIDDEN)]
         except ChannelAccessRefused as error:
             text = f"exists; its arguments were not compared: {broker_text(error)}"
             return [Difference(entity, "not_compared", text, NOT_COMPARED)]
@@ -110,15 +115,29 @@ async def _declare_existing(
     arguments = {key: value for key, value in values.items() if key not in {*_FLAGS, "type"}}
     flags = {key: value for key, value in values.items() if key in _FLAGS}
     async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+        await _find(channel, name, kind)
         if kind is Queue:
-            await channel.queue_declare(name, passive=True)
             await channel.queue_declare(name, arguments=arguments, **flags)
         else:
-            await channel.exchange_declare(name, passive=True)
             await channel.exchange_declare(
                 name, exchange_type=values["type"], arguments=arguments, **flags
             )
         await close_channel(channel)
+
+
+class _HiddenError(Exception):
+    """The user may not know whether it exists."""
+
+
+async def _find(channel: Channel, name: str, kind: type[Queue | Exchange]) -> None:
+    """Declare it passively, for which RabbitMQ 4.2.6 and later want a permission of some kind."""
+    try:
+        if kind is Queue:
+            await channel.queue_declare(name, passive=True)
+        else:
+            await channel.exchange_declare(name, passive=True)
+    except ChannelAccessRefused:
+        raise _HiddenError from None
 
 
 def _take_over(text: str, found: dict[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from bridge.topology import message_loss
 from bridge.topology.declarations import Entity, Exchange, Queue, Use, name_of
 from bridge.topology.facts import ExchangeFacts, QueueFacts
 
-DifferenceKind = Literal["missing", "different", "locked", "refused", "not_compared"]
+DifferenceKind = Literal["missing", "different", "locked", "refused", "not_compared", "hidden"]
 
 RECREATE: Final = "delete and re-create it with the arguments named, once it is empty"
 # The advice for a queue or an exchange that others declared, and may rely on.
@@ -21,6 +21,7 @@ USED_AS_IT_IS: Final = (
     "whoever declares it, and delete it once it is empty"
 )
 NOT_COMPARED: Final = "grant the permission to configure it, to have them compared"
+HIDDEN: Final = "grant the permission to read it, to have it looked for"
 _HARMLESS: Final = "no message is lost by it"
 
 
@@ -29,6 +30,7 @@ class Difference:
     """One thing on the broker that is not as needed, and what to do about it.
 
     `locked` is a queue that another connection uses exclusively, `refused` a missing permission.
+    Of what is `hidden` the broker does not say whether it exists.
     """
 
     entity: Entity
@@ -50,7 +52,7 @@ def is_unusable(difference: Difference, mode: TopologyMode) -> bool:
     with other arguments would lose messages.
     """
     match difference.kind:
-        case "not_compared":
+        case "not_compared" | "hidden":
             return False
         case "missing" | "refused":
             return True

@@ -25,6 +25,7 @@ from bridge.amqp.client import (
     ChannelLockedResource,
     ChannelNotFoundEntity,
     Connection,
+    DeliveryError,
     PublishError,
 )
 from bridge.amqp.properties import ClientProperties
@@ -36,12 +37,21 @@ from bridge.log_lines import utc_text
 ARGUMENTS: Final[Mapping[str, str | int]] = {
     "x-queue-type": "quorum",
     "x-delivery-limit": 1_000_000,
+    # Probes do not pile up behind the note: a full queue refuses them, and the note stays.
+    "x-max-length": 10,
+    "x-overflow": "reject-publish",
 }
 MAX_REASON_CHARACTERS: Final = 200
-# How long `is_certainly_absent` waits: a pause is to be seen within two seconds.
+# How long `probe` waits: a pause is to be seen within two seconds.
 PROBE_SECONDS: Final = 0.5
 # In milliseconds, as AMQP has it. What a probe leaves in a queue that is just being made.
 _PROBE_EXPIRATION: Final = "1"
+# What a missing permission on the queue costs, and what to do.
+HIDDEN: Final = (
+    "`sms-bridge pause` stops a worker later than else, not at all while the broker takes no "
+    "publishes, and nobody is told what a pause is for"
+)
+HIDDEN_REMEDY: Final = "grant the permission to read it with rabbitmqctl set_permissions"
 # A date, which is no number of anybody's.
 _DATE: Final = re.compile(r"\b20\d\d-(0\d|1[0-2])-([0-2]\d|3[01])\b")
 # Seven digits with no more than a few signs between them. A colon parts the digits of a time.
@@ -101,54 +111,68 @@ def read_body(body: bytes) -> Note | None:
         return None
 
 
+class HiddenPauseError(BrokerError):
+    """The user has no permission on the queue, so the broker does not say whether it exists.
+
+    RabbitMQ asks for one to declare passively since version 4.2.6.
+    """
+
+
 async def is_paused(connection: Connection, queue: str) -> bool:
     """Ask whether the workers of a queue are to stop.
 
-    RabbitMQ writes an error into its log each time that they are not: ask seldom, and
-    `is_certainly_absent` otherwise. Raises BrokerError when it is not known.
+    RabbitMQ writes an error into its log each time that they are not: ask seldom, and `probe`
+    otherwise. Raises BrokerError when it is not known, HiddenPauseError when the user may not know.
     """
+    name = paused_queue(queue)
     try:
         async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
             channel = await open_channel(connection)
-            await channel.queue_declare(paused_queue(queue), passive=True)
+            await channel.queue_declare(name, passive=True)
             await close_channel(channel)
     except ChannelNotFoundEntity:
         return False
     except ChannelLockedResource:
         return True  # It exists, whoever has it for himself.
+    except ChannelAccessRefused:
+        why = "the user has no permission on it"
+        raise HiddenPauseError(f"queue {name}: not known if it exists: {why}") from None
     except (ChannelClosed, TimeoutError) as error:
         why = type(error).__name__
-        raise BrokerError(f"queue {paused_queue(queue)}: not known if it exists: {why}") from None
+        raise BrokerError(f"queue {name}: not known if it exists: {why}") from None
     return True
 
 
-async def is_certainly_absent(connection: Connection, queue: str) -> bool:
-    """Ask whether the broker has no such queue, without a line in its log; False if not known.
+async def probe(connection: Connection, queue: str) -> bool | None:
+    """Find out whether the queue exists by a publish to it; None if that is not known.
 
-    A mandatory publish that no queue takes comes back. One that is stored expires at once. On a
-    connection that publishes: an alarm of the broker blocks it.
+    Needs no permission but to publish to queues, and leaves no line in the broker's log. A
+    mandatory publish that no queue takes comes back. In the queue it expires once it is the first,
+    and a full queue refuses it. On a connection that publishes: an alarm of the broker blocks it.
     """
     if connection.wire.is_blocked:
-        return False
-    probe = ClientProperties(expiration=_PROBE_EXPIRATION)
+        return None
+    properties = ClientProperties(expiration=_PROBE_EXPIRATION)
     try:
         async with asyncio.timeout(PROBE_SECONDS):
             channel = await open_channel(connection, confirms=True)
             try:
                 await channel.basic_publish(
-                    b"", routing_key=paused_queue(queue), properties=probe, mandatory=True
+                    b"", routing_key=paused_queue(queue), properties=properties, mandatory=True
                 )
             except PublishError:
-                is_absent = True
+                exists = False
+            except DeliveryError:
+                exists = True
             else:
-                is_absent = False
+                exists = True
             finally:
                 # Also when it takes too long: a broker allows only so many on a connection.
                 close_soon(channel)
     except Exception:  # noqa: BLE001  aiormq raises more than its own classes
         heed_cancellation()
-        return False
-    return is_absent
+        return None
+    return exists
 
 
 async def read_note(connection: Connection, queue: str) -> Note | None:

@@ -11,12 +11,21 @@ from bridge.amqp.channels import (
     heed_cancellation,
     open_channel,
 )
-from bridge.amqp.client import ChannelClosed, ChannelNotFoundEntity, Connection
+from bridge.amqp.client import (
+    ChannelAccessRefused,
+    ChannelClosed,
+    ChannelNotFoundEntity,
+    Connection,
+)
 from bridge.logs import Log
 
 log = Log(__name__)
 
 INTERVAL_SECONDS: Final = 15.0
+REFUSED_REMEDY: Final = (
+    "the metrics do not show how many messages wait there; grant the user a permission on them "
+    "with rabbitmqctl set_permissions: to read is enough"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +37,12 @@ class QueueSizes:
     exists: bool = True
 
 
-async def read_queue(connection: Connection, name: str) -> QueueSizes | None:
-    """Read a queue's sizes, or None when the broker refuses them or does not answer in time.
+async def ask_queue(connection: Connection, name: str) -> QueueSizes | None:
+    """Read a queue's sizes, or None when the broker does not answer in time.
 
     A queue that does not exist counts as empty, so that a metric does not show its last size for
-    ever.
+    ever. Raises ChannelAccessRefused when the user has no permission on it, of whatever kind: for
+    that RabbitMQ asks since version 4.2.6.
     """
     try:
         async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
@@ -41,34 +51,67 @@ async def read_queue(connection: Connection, name: str) -> QueueSizes | None:
             await close_channel(channel)
     except ChannelNotFoundEntity:
         return QueueSizes(ready=0, consumers=0, exists=False)
+    except ChannelAccessRefused:
+        raise
     except (ChannelClosed, TimeoutError):
         return None
     return QueueSizes(answer.message_count or 0, answer.consumer_count or 0)
 
 
-async def watch_queues(
-    connection: Connection,
-    names: Collection[str],
-    note: Callable[[Mapping[str, QueueSizes]], None],
-) -> NoReturn:
-    """Read the sizes of these queues every 15 s, on channels of their own, and `note` them.
-
-    A queue that cannot be read is left out.
-    """
-    while True:
-        # A broker that blocks the connection would not read the request.
-        if not connection.wire.is_blocked:
-            found = {name: await try_to_read_queue(connection, name) for name in names}
-            heed_cancellation()
-            note({name: sizes for name, sizes in found.items() if sizes is not None})
-        await asyncio.sleep(INTERVAL_SECONDS)
-
-
-async def try_to_read_queue(connection: Connection, queue: str) -> QueueSizes | None:
-    """Read a queue's sizes as `read_queue` does; None also when the connection is gone."""
+async def read_queue(connection: Connection, name: str) -> QueueSizes | None:
+    """Read a queue's sizes as `ask_queue` does; None also without the permission."""
     try:
-        return await read_queue(connection, queue)
+        return await ask_queue(connection, name)
+    except ChannelAccessRefused:
+        return None
+
+
+async def try_to_read_queue(
+    connection: Connection, queue: str, *, refused: set[str] | None = None
+) -> QueueSizes | None:
+    """Read a queue's sizes as `read_queue` does; None also when the connection is gone.
+
+    A queue on which the user has no permission is added to `refused`.
+    """
+    try:
+        return await ask_queue(connection, queue)
+    except ChannelAccessRefused:
+        if refused is not None:
+            refused.add(queue)
     except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
         # Whatever else runs on the connection notices by itself when it is gone.
         log.debug("queue_not_read", queue=queue, error=type(error).__name__)
-        return None
+    return None
+
+
+class QueueWatch:
+    """Reads the sizes of queues every 15 s, on channels of their own, and calls `note` with them.
+
+    A queue that cannot be read is left out. Queues on which the user has no permission are logged
+    once, and not asked for again on the same connection.
+    """
+
+    def __init__(self, note: Callable[[Mapping[str, QueueSizes]], None]) -> None:
+        self._note = note
+        self._logged: frozenset[str] = frozenset()
+
+    async def watch(self, connection: Connection, names: Collection[str]) -> NoReturn:
+        """Read and note the sizes of these queues, as long as the connection is served."""
+        refused: set[str] = set()
+        while True:
+            # A broker that blocks the connection would not read the request.
+            if not connection.wire.is_blocked:
+                found = {
+                    name: await try_to_read_queue(connection, name, refused=refused)
+                    for name in names
+                    if name not in refused
+                }
+                heed_cancellation()
+                self._log(refused)
+                self._note({name: sizes for name, sizes in found.items() if sizes is not None})
+            await asyncio.sleep(INTERVAL_SECONDS)
+
+    def _log(self, refused: Collection[str]) -> None:
+        if not self._logged.issuperset(refused):
+            self._logged = self._logged.union(refused)
+            log.warning("queue_sizes_refused", queues=sorted(refused), remedy=REFUSED_REMEDY)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, NoReturn
 
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
@@ -13,6 +13,7 @@ from bridge.metrics import BridgeMetrics
 from bridge.topology.comparison import compare, compare_one, refusal
 from bridge.topology.declarations import Binding, Entity, Exchange, Queue, Topology, name_of
 from bridge.topology.differences import (
+    HIDDEN,
     NOT_COMPARED,
     USED_AS_IT_IS,
     Difference,
@@ -29,6 +30,11 @@ LOG_AGAIN_SECONDS: Final = 60.0
 _REMEDIES: Final = {
     "topology_differs": USED_AS_IT_IS,
     "topology_not_compared": NOT_COMPARED,
+    "topology_hidden": HIDDEN,
+}
+_EVENTS: Final[Mapping[str, str]] = {
+    "not_compared": "topology_not_compared",
+    "hidden": "topology_hidden",
 }
 
 
@@ -144,7 +150,7 @@ class Upkeep:
             await asyncio.gather(mending, return_exceptions=True)
 
     def _count(self, differences: Collection[Difference]) -> None:
-        counted = [name_of(one.entity) for one in differences if one.kind != "not_compared"]
+        counted = [name_of(one.entity) for one in differences if one.kind not in _EVENTS]
         for entity in (*self._needed.declarable, *self._needed.bindings):
             name = name_of(entity)
             self._metrics.topology_differences.labels(name).set(counted.count(name))
@@ -164,7 +170,7 @@ class Upkeep:
             event: " | ".join(
                 f"{name_of(one.entity)}: {one.text}"
                 for one in differences
-                if (one.kind == "not_compared") == (event == "topology_not_compared")
+                if _EVENTS.get(one.kind, "topology_differs") == event
             )
             for event in _REMEDIES
         }

@@ -10,7 +10,7 @@ from yarl import URL
 from bridge.amqp.connecting import ATTEMPT_DELAY_SECONDS, close_quietly, open_first_connection
 from bridge.errors import BrokerError
 from bridge.operators.pausing import find_pause, pause, resume
-from bridge.topology.paused_queue import PROBE_SECONDS, is_certainly_absent, paused_queue
+from bridge.topology.paused_queue import PROBE_SECONDS, paused_queue, probe
 from tests.alarms import memory_alarm
 from tests.faults.amqp_proxy import CHANNEL_CLOSE, PUBLISH, Method
 from tests.faults.bench import Bench, eventually, make_settings, open_amqp, open_link
@@ -81,9 +81,9 @@ async def test_asking_all_day_is_no_error(bench: Bench) -> None:
         before = errors()
         await asyncio.sleep(3)
         assert errors() == before > 0
-        assert await is_certainly_absent(connection, bench.queue)
+        assert await probe(connection, bench.queue) is False
         await pause(settings, None)
-        assert not await is_certainly_absent(connection, bench.queue)
+        assert await probe(connection, bench.queue)
         await resume(settings)
         await close_quietly(connection)
 
@@ -94,15 +94,15 @@ async def test_a_late_answer_ends_no_connection(bench: Bench, late: Method) -> N
     async with open_link(bench, "test") as connection:
         assert connection.transport is not None
         channels = connection.transport.connection.channels
-        assert await is_certainly_absent(connection, bench.queue)
+        assert await probe(connection, bench.queue) is False
         await eventually(lambda: not channels, what="no channel")
         bench.proxy.trap("client", late, "pass", also=lambda: bench.proxy.freeze("broker"))
-        await is_certainly_absent(connection, bench.queue)
+        await probe(connection, bench.queue)
         await asyncio.sleep(PROBE_SECONDS)
         bench.proxy.thaw()
 
         await eventually(lambda: not channels, what="no channel")
-        assert await is_certainly_absent(connection, bench.queue)
+        assert await probe(connection, bench.queue) is False
 
 
 async def test_a_node_that_hangs_holds_up_no_command(bench: Bench) -> None:

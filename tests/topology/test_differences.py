@@ -123,6 +123,7 @@ BINDING = Binding("sms.inbound", "sms.inbound")
         (MAIN, "missing", True, True),
         (EXCHANGE, "refused", True, True),
         (RETRY, "not_compared", False, False),
+        (RETRY, "hidden", False, False),
     ],
 )
 def test_what_a_role_can_use(

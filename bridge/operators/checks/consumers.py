@@ -7,6 +7,7 @@ from bridge.operators.finding import Finding
 from bridge.operators.pausing import explain_paused, find_pause
 from bridge.operators.worker_status import UNKNOWN, WorkerStatus, explain_pause, read_worker_status
 from bridge.topology.declarations import dead_queue, queues_behind
+from bridge.topology.paused_queue import HIDDEN, HIDDEN_REMEDY, HiddenPauseError, paused_queue
 from bridge.topology.queue_sizes import read_queue
 from bridge.topology.sorted_queues import find_sorted_queues
 
@@ -19,8 +20,7 @@ async def check_consumers(broker: ConnectedBroker) -> list[Finding]:
         name = settings.worker.queue
         fix = "start a worker; where one runs, its /readyz says why it takes nothing"
         findings.append(_judge_worker(await read_worker_status(settings)))
-        if (paused := await find_pause(connection, name)) is not None:
-            findings.append(Finding("pause", "fail", *explain_paused(name, paused)))
+        findings += await _judge_pause(connection, name)
         findings += await _judge_consumers(connection, name, "nothing is sent", fix)
         behind = queues_behind(settings.worker)
         for one in behind:
@@ -40,6 +40,15 @@ def _judge_worker(status: WorkerStatus | None) -> Finding:
     if status.paused is None:
         return Finding("worker", "ok", "that on this computer is not paused")
     return Finding("worker", "fail", *explain_pause(status.paused))
+
+
+async def _judge_pause(connection: Connection, queue: str) -> list[Finding]:
+    try:
+        paused = await find_pause(connection, queue)
+    except HiddenPauseError:
+        text = f"no permission on {paused_queue(queue)}: whether one is on is not known; {HIDDEN}"
+        return [Finding("pause", "warn", text, HIDDEN_REMEDY)]
+    return [] if paused is None else [Finding("pause", "fail", *explain_paused(queue, paused))]
 
 
 async def _judge_consumers(

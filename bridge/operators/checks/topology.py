@@ -36,6 +36,8 @@ def _judge(difference: Difference, mode: TopologyMode) -> Finding:
     match difference.kind, mode:
         case "not_compared", _:
             return Finding(subject, "ok", "exists; its arguments were not compared: no permission")
+        case "hidden", _:
+            return Finding(subject, "warn", text, fix)
         case "missing", "declare":
             return Finding(
                 subject,

@@ -9,7 +9,6 @@ from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.config import Settings
 from bridge.errors import BrokerError
 from bridge.operators.pausing import Paused, find_pause
-from bridge.topology.paused_queue import is_certainly_absent
 from bridge.topology.queue_sizes import QueueSizes, try_to_read_queue
 
 # For each URL of the broker: somebody looks at a screen.
@@ -19,9 +18,13 @@ ANSWER_SECONDS: Final = 5.0
 
 
 class BrokerReading(NamedTuple):
-    """What was read; None stands for a queue, or a pause, of which nothing could be read."""
+    """What was read; None stands for a queue, or a pause, of which nothing could be read.
+
+    `refused` are the queues on which the user has no permission.
+    """
 
     sizes: Mapping[str, QueueSizes | None]
+    refused: Sequence[str]
     stores: bool
     is_paused: bool | None
     paused: Paused | None
@@ -59,8 +62,12 @@ class BrokerReader:
         while True:
             self._asking = await self._connected(self._asking, "status")
             self._publishing = await self._connected(self._publishing, "status publish")
-            sizes = {name: await try_to_read_queue(self._asking, name) for name in self._queues}
-            if any(sizes.values()):
+            refused = set[str]()
+            sizes = {
+                name: await try_to_read_queue(self._asking, name, refused=refused)
+                for name in self._queues
+            }
+            if refused or any(sizes.values()):
                 break
             # It may have ended since the last reading, which shows only now.
             if not _is_lost(self._asking):
@@ -69,7 +76,11 @@ class BrokerReader:
                 )
         is_paused, paused = await self._find_pause(self._asking, self._publishing)
         return BrokerReading(
-            sizes, stores=not self._publishing.wire.is_blocked, is_paused=is_paused, paused=paused
+            sizes,
+            refused=sorted(refused),
+            stores=not self._publishing.wire.is_blocked,
+            is_paused=is_paused,
+            paused=paused,
         )
 
     async def _connected(self, connection: Connection | None, name: str) -> Connection:
@@ -82,10 +93,8 @@ class BrokerReader:
     async def _find_pause(
         self, asking: Connection, publishing: Connection
     ) -> tuple[bool | None, Paused | None]:
-        if await is_certainly_absent(publishing, self._queue):
-            return False, None
         try:
-            paused = await find_pause(asking, self._queue)
+            paused = await find_pause(asking, self._queue, publishing=publishing)
         except BrokerError:
             return None, None
         return paused is not None, paused

@@ -92,6 +92,7 @@ def put_together(
         broker=Broker(
             fault=broker if isinstance(broker, str) else None,
             stores=None if isinstance(broker, str) else broker.stores,
+            refused=() if isinstance(broker, str) else broker.refused,
         ),
         queues=shown.queues,
         queues_from=shown.source,

@@ -13,10 +13,14 @@ QueueRole = Literal["requests", "sorted", "retry", "dead_letters", "events"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """`fault` says why it does not answer. An alarm of the broker has it store nothing."""
+    """`fault` says why it does not answer. An alarm of the broker has it store nothing.
+
+    `refused` are the queues of which it tells nothing, since the user has no permission on them.
+    """
 
     fault: str | None
     stores: bool | None
+    refused: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ OPERATORS = Pause(reason="operator", since=None, status=None, code=None)
 
 def broker(*, paused: Paused | None = None, is_paused: bool | None = False) -> BrokerReading:
     """Make what a broker says."""
-    return BrokerReading(SIZES, stores=True, is_paused=is_paused, paused=paused)
+    return BrokerReading(SIZES, refused=[], stores=True, is_paused=is_paused, paused=paused)
 
 
 def process(**facts: Any) -> Process:

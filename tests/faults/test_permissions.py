@@ -1,0 +1,138 @@
+"""A user that may do little: a missing permission costs a convenience, never the worker.
+
+RabbitMQ asks for a permission to declare passively since version 4.2.6. Before it a worker knows of
+each queue that there is, whatever its user may do.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from yarl import URL
+
+from bridge.operators.pausing import pause, resume
+from bridge.topology.declarations import worker_topology
+from bridge.topology.paused_queue import paused_queue
+from bridge.topology.upkeep import provide
+from tests.faults.bench import Bench, Live, eventually, make_settings, open_link, running
+
+# The first version that asks for it.
+ASKS_SINCE = (4, 2, 6)
+
+
+@asynccontextmanager
+async def user(bench: Bench, configure: str, write: str, read: str) -> AsyncIterator[str]:
+    """Make a user that may do what these patterns match, and give the URL of its login."""
+    name, password = secrets.token_hex(4), secrets.token_hex(4)
+    await asyncio.to_thread(bench.broker.ctl, "add_user", name, password)
+    await asyncio.to_thread(
+        bench.broker.ctl, "set_permissions", "-p", "/", name, configure, write, read
+    )
+    try:
+        yield str(URL(bench.proxy.url).with_user(name).with_password(password))
+    finally:
+        await asyncio.to_thread(bench.broker.ctl, "delete_user", name)
+
+
+async def is_asked_for(bench: Bench) -> bool:
+    """Say whether this broker asks for a permission to declare passively."""
+    text = await asyncio.to_thread(bench.broker.ctl, "version")
+    return tuple(map(int, text.split()[-1].split(".")[:3])) >= ASKS_SINCE
+
+
+def connections(live: Live) -> float:
+    """Return how many connections have been opened."""
+    return live.metric("sms_bridge_amqp_connections_total", outcome="opened")
+
+
+async def test_no_permission_on_the_mark_of_a_pause(bench: Bench) -> None:
+    """The worker sends, and heeds a pause all the same; once it says what the permission is for.
+
+    Takes the seconds between two looks.
+    """
+    hidden = await is_asked_for(bench)
+    all_but_the_mark = r"^(?!.*\.paused$)"
+    admin = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
+    async with (
+        user(bench, *(all_but_the_mark,) * 3) as url,
+        bench.worker(rabbitmq__url=[url]) as live,
+    ):
+        numbers = await bench.publish(3)
+        await bench.until_taken(numbers)
+        await pause(admin, "wrong text")
+        await eventually(lambda: live.paused == {"operator"}, what="paused")
+        held = await bench.publish(3)
+        bench.proxy.cut()
+        await eventually(lambda: connections(live) >= 4, what="connected again")
+        await live.until_linked()
+        # It has looked since.
+        await asyncio.sleep(6)
+        assert live.paused == {"operator"}
+        assert bench.service.posts(held) == []
+        assert await bench.amqp.count(paused_queue(bench.queue)) <= 12
+        assert await resume(admin)
+        await bench.until_taken(held)
+        told = live.logged("pause_hidden")
+        opened = connections(live)
+
+    assert len(told) == hidden
+    assert all(paused_queue(bench.queue) in line["queue"] for line in told)
+    assert all("`sms-bridge pause`" in line["why"] for line in told)
+    assert opened == 4
+    assert bench.sent_twice(numbers + held) == {}
+
+
+async def test_a_mark_that_is_there_at_the_start_is_heeded(bench: Bench) -> None:
+    """A worker that starts in a pause sends nothing, though its user may not know of the mark."""
+    admin = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
+    await bench.declare_main()
+    numbers = await bench.publish(3)
+    await pause(admin, None)
+    async with user(bench, *(r"^(?!.*\.paused$)",) * 3) as url:
+        settings = make_settings(bench.values(rabbitmq__url=[url]))
+        async with running(settings, "worker") as live:
+            await eventually(lambda: live.paused == {"operator"}, what="paused")
+            assert bench.service.posts(numbers) == []
+            assert await resume(admin)
+            await bench.until_taken(numbers)
+
+
+async def test_a_user_that_may_only_consume_and_publish(bench: Bench) -> None:
+    """With `verify` a worker sends, retries and keeps dead letters; it says once what it misses."""
+    hidden = await is_asked_for(bench)
+    settings = make_settings(bench.values())
+    async with open_link(bench, "operator") as connection:
+        assert await provide(connection, worker_topology(settings.worker), "declare") == []
+    async with (
+        user(bench, "^$", r"^amq\.default$", f"^{bench.queue}$") as url,
+        bench.worker(rabbitmq__url=[url], rabbitmq__topology="verify") as live,
+    ):
+        bench.service.misbehave({"to": None, "count": 1, "status": 503})
+        numbers = await bench.publish(3)
+        await bench.amqp.publish(bench.queue, b"no request")
+        await bench.until_taken(numbers)
+        await bench.until_dead(1)
+        bench.proxy.cut()
+        await eventually(lambda: connections(live) >= 4, what="connected again")
+        await live.until_linked()
+        await bench.until_taken(await bench.publish(1))
+        told = {
+            event: live.logged(event)
+            for event in ("topology_hidden", "topology_not_compared", "queue_sizes_refused")
+        }
+        opened = connections(live)
+
+    own = {f"{bench.queue}.retry.1s", f"{bench.queue}.retry.2s", bench.dead_queue}
+    assert {event: len(lines) for event, lines in told.items()} == {
+        "topology_hidden": hidden,
+        "topology_not_compared": 1,
+        "queue_sizes_refused": hidden,
+    }
+    assert opened == 4
+    if hidden:
+        assert own <= set(told["queue_sizes_refused"][0]["queues"])
+        assert all(
+            f"queue {name}: not known if it exists" in told["topology_hidden"][0]["why"]
+            for name in own
+        )
