@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-import re
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -16,11 +16,17 @@ from bridge.errors import BrokerError, ConfigError
 from bridge.operators.clock_skew import clock_skew_seconds
 from bridge.topology.declarations import Binding, Entity, Exchange, Queue, Topology
 from bridge.topology.differences import Difference, compare_exchange, compare_queue
-from bridge.topology.facts import ExchangeFacts, QueueFacts, merge_policies
+from bridge.topology.facts import ExchangeFacts, QueueFacts
 
 ANSWER_SECONDS: Final = 5.0
 _PORTS: Final = {"amqp": ("http", 15672), "amqps": ("https", 15671)}
-_POLICIES: Final = ("policies", "operator-policies")
+# The member of a queue that says what its policies set.
+_IN_FORCE: Final = "effective_policy_definition"
+# A queue that was declared just now has no such member before the broker's next statistics.
+POLICY_SECONDS: Final = 10.0
+POLICY_POLL_SECONDS: Final = 0.5
+# From RabbitMQ 4 on it is told at once, without the statistics.
+_WITHOUT_STATISTICS: Final = {"disable_stats": "true"}
 _MISSING: Final = "create it: sms-bridge topology declare"
 
 
@@ -42,9 +48,10 @@ class Management:
         self.vhost = vhost
         self.clock_skew_seconds: float | None = None
         self._client = client
-        self._policies: list[list[dict[str, Any]]] | None = None
+        # When to wait no longer for queues to tell their policies.
+        self._policies_until: float | None = None
 
-    async def read(self, *path: str) -> Any:  # noqa: ANN401  JSON
+    async def read(self, *path: str, query: Mapping[str, str] = MappingProxyType({})) -> Any:  # noqa: ANN401  JSON
         """Read `/api/<path>`; None when there is no such thing.
 
         Raises BrokerError that says why there is no answer.
@@ -54,7 +61,7 @@ class Management:
         )
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                answer = await self._client.get(address)
+                answer = await self._client.get(address, params=dict(query))
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise BrokerError(f"no answer ({type(error).__name__})") from None
         self.clock_skew_seconds = clock_skew_seconds(answer.headers.get("Date"))
@@ -69,20 +76,42 @@ class Management:
             raise BrokerError("the answer is not JSON; another program is there") from None
 
     async def queue(self, name: str) -> QueueFacts | None:
-        """Read a queue's arguments and policies; None when it is missing."""
-        found = await self.read("queues", self.vhost, name)
+        """Read a queue's arguments and the policies in force; None when it is missing.
+
+        Which policy is in force the broker alone knows: its patterns are not ours to match. It
+        tells a change within seconds.
+        """
+        found = await self._read_with_policy(name)
         if found is None:
             return None
-        kind = found.get("type", "classic")
+        policy = found.get(_IN_FORCE)
         return QueueFacts(
             name=name,
-            type=kind,
+            type=found.get("type", "classic"),
             durable=bool(found.get("durable")),
             auto_delete=bool(found.get("auto_delete")),
             exclusive=bool(found.get("exclusive")),
             arguments=found.get("arguments") or {},
-            policy=await self._policy(name, {"all", "queues", f"{kind}_queues"}),
+            # RabbitMQ writes nothing at all as an empty list in places.
+            policy=policy if isinstance(policy, dict) else {},
+            policy_name=found.get("policy") or None,
+            is_policy_known=_IN_FORCE in found,
         )
+
+    async def _read_with_policy(self, name: str) -> dict[str, Any] | None:
+        """Read a queue, at best once it tells its policies; all of them share the time for it."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            found: dict[str, Any] | None = await self.read(
+                "queues", self.vhost, name, query=_WITHOUT_STATISTICS
+            )
+            if found is None or _IN_FORCE in found:
+                return found
+            if self._policies_until is None:
+                self._policies_until = clock() + POLICY_SECONDS
+            if clock() >= self._policies_until:
+                return found
+            await asyncio.sleep(POLICY_POLL_SECONDS)
 
     async def members(self, name: str) -> Members | None:
         """Read which nodes hold a quorum queue; None when it is missing, or of another kind."""
@@ -90,16 +119,6 @@ class Management:
         if found is None or found.get("type") != "quorum":
             return None
         return Members(tuple(found.get("members") or ()), tuple(found.get("online") or ()))
-
-    async def _policy(self, name: str, kinds: Collection[str]) -> dict[str, Any]:
-        """Return what the policies say of an entity, as RabbitMQ puts two of them together.
-
-        The broker's own answer to that is seconds late.
-        """
-        if self._policies is None:
-            self._policies = [await self.read(which, self.vhost) or [] for which in _POLICIES]
-        ordinary, operators = (_in_force(policies, name, kinds) for policies in self._policies)
-        return merge_policies(ordinary, operators)
 
     async def bound_queues(self, exchange: str) -> dict[str, QueueFacts]:
         """Read the queues that are bound to an exchange, also through other exchanges."""
@@ -121,9 +140,10 @@ class Management:
     async def alternate_exchange(self, exchange: str) -> str | None:
         """Name the exchange that takes what no queue of this one takes."""
         found = await self.read("exchanges", self.vhost, exchange) or {}
-        policy = await self._policy(exchange, {"all", "exchanges"})
-        arguments = found.get("arguments") or {}
-        name = arguments.get("alternate-exchange") or policy.get("alternate-exchange")
+        name = (found.get("arguments") or {}).get("alternate-exchange")
+        if name is None and found.get("policy"):
+            policy = await self.read("policies", self.vhost, found["policy"]) or {}
+            name = (policy.get("definition") or {}).get("alternate-exchange")
         return name if isinstance(name, str) else None
 
     async def exists(self, exchange: str) -> bool:
@@ -168,17 +188,6 @@ class Management:
 
 def _missing(entity: Entity) -> Difference:
     return Difference(entity, "missing", "is missing", _MISSING)
-
-
-def _in_force(policies: list[dict[str, Any]], name: str, kinds: Collection[str]) -> dict[str, Any]:
-    """Return what the one policy in force says: of those that match, the highest priority's."""
-    matching = [
-        policy
-        for policy in policies
-        if policy["apply-to"] in kinds and re.search(policy["pattern"], name)
-    ]
-    best = max(matching, key=lambda policy: int(policy["priority"]), default=None)
-    return {} if best is None else dict(best["definition"])
 
 
 def management_url(settings: RabbitMQSettings) -> URL:

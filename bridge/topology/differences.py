@@ -12,7 +12,9 @@ from bridge.topology import message_loss
 from bridge.topology.declarations import Entity, Exchange, Queue, Use, name_of
 from bridge.topology.facts import ExchangeFacts, QueueFacts
 
-DifferenceKind = Literal["missing", "different", "locked", "refused", "not_compared", "hidden"]
+DifferenceKind = Literal[
+    "missing", "different", "locked", "refused", "not_compared", "hidden", "unfit"
+]
 
 RECREATE: Final = "delete and re-create it with the arguments named, once it is empty"
 # The advice for a queue or an exchange that others declared, and may rely on.
@@ -23,6 +25,14 @@ USED_AS_IT_IS: Final = (
 NOT_COMPARED: Final = "grant the permission to configure it, to have them compared"
 HIDDEN: Final = "grant the permission to read it, to have it looked for"
 _HARMLESS: Final = "no message is lost by it"
+_REFUSED: Final = "publishers are refused when it is full"
+_STREAM: Final = (
+    "it is a stream, which keeps what is taken: a worker cannot consume it as a queue, so nothing "
+    "is sent"
+)
+_NO_STREAM: Final = (
+    "name another queue in worker.queue, or delete the stream and have a quorum queue declared"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +40,8 @@ class Difference:
     """One thing on the broker that is not as needed, and what to do about it.
 
     `locked` is a queue that another connection uses exclusively, `refused` a missing permission.
-    Of what is `hidden` the broker does not say whether it exists.
+    Of what is `hidden` the broker does not say whether it exists. What is `unfit` exists, and
+    cannot do what it is for.
     """
 
     entity: Entity
@@ -54,7 +65,7 @@ def is_unusable(difference: Difference, mode: TopologyMode) -> bool:
     match difference.kind:
         case "not_compared" | "hidden":
             return False
-        case "missing" | "refused":
+        case "missing" | "refused" | "unfit":
             return True
         case "locked":
             return mode == "verify" or _use(difference.entity) != "subscribed"
@@ -78,12 +89,18 @@ def compare_queue(needed: Queue, facts: QueueFacts) -> Iterator[Difference]:
         **facts.arguments,
     }
     wanted = {"durable": True, "auto_delete": False, "exclusive": False, **needed.arguments}
+    if needed.use == "consumed" and facts.type == "stream":
+        yield Difference(needed, "unfit", _STREAM, _NO_STREAM)
+        return
     for key in _differing(found, wanted):
         if needed.use == "own":
             text = f"{key} is {_value(found, key)} and has to be {_value(wanted, key)}"
             yield Difference(needed, "different", text, RECREATE)
         else:
-            text = f"{_is_not(key, found, wanted)}: {_cost(key, facts)}"
+            cost = _cost(key, facts)
+            if cost == _REFUSED and needed.use == "consumed":
+                cost = message_loss.RETRIES_REFUSED
+            text = f"{_is_not(key, found, wanted)}: {cost}"
             yield Difference(needed, "different", text, USED_AS_IT_IS)
 
 
@@ -141,7 +158,7 @@ def _cost_of_length(facts: QueueFacts) -> str:
 
 def _cost_of_dropping(facts: QueueFacts, text: str | None) -> str:
     if text is None:
-        return "publishers are refused when it is full"
+        return _REFUSED
     return message_loss.dropped_to(facts, text)
 
 

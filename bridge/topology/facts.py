@@ -13,7 +13,11 @@ _LIMITS: Final = ("message-ttl", "expires", "max-length", "max-length-bytes", "d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFacts:
-    """A queue as the broker has it. `policy` is what policies set, operator policies included."""
+    """A queue as the broker has it.
+
+    `policy` is what the policies in force set, operator policies included; `policy_name` names the
+    ordinary one. Of a queue that was declared just now they may not be known yet.
+    """
 
     name: str
     type: str = "quorum"
@@ -22,6 +26,8 @@ class QueueFacts:
     exclusive: bool = False
     arguments: Mapping[str, Any] = field(default_factory=dict)
     policy: Mapping[str, Any] = field(default_factory=dict)
+    policy_name: str | None = None
+    is_policy_known: bool = True
 
     def value(self, key: str) -> Any:  # noqa: ANN401  numbers and texts
         """Return the value that applies for a key such as `message-ttl`, or None."""
@@ -45,15 +51,6 @@ class ExchangeFacts:
     auto_delete: bool = False
     internal: bool = False
     arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
-def merge_policies(ordinary: Mapping[str, Any], operators: Mapping[str, Any]) -> dict[str, Any]:
-    """Combine a policy with an operator policy: the smaller limit, else the operator's value."""
-    merged = {**ordinary, **operators}
-    for key in _LIMITS:
-        if key in ordinary and key in operators:
-            merged[key] = _smaller(ordinary[key], operators[key])
-    return merged
 
 
 def _smaller(first: int, second: int) -> int:

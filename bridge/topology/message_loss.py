@@ -31,9 +31,22 @@ def dropped_by_age(facts: QueueFacts) -> str | None:
 def dropped_by_length(facts: QueueFacts) -> str | None:
     """Say by which limit the oldest message is dropped; None when no limit drops one."""
     limits = [key for key in ("max-length", "max-length-bytes") if facts.value(key) is not None]
-    if not limits or facts.value("overflow") in {"reject-publish", "reject-publish-dlx"}:
+    if not limits or refuses_when_full(facts):
         return None
     return f"the oldest message is dropped when it is full ({' and '.join(limits)}, drop-head)"
+
+
+# A quorum queue dead-letters again what its target has refused after that time.
+RETRIES_REFUSED: Final = (
+    "publishers are refused when it is full, and so are retries: RabbitMQ tries these again every "
+    "three minutes, and counts them in no queue until then"
+)
+
+
+def refuses_when_full(facts: QueueFacts) -> bool:
+    """Whether the queue has a limit, and refuses what comes when it is full."""
+    has_limit = any(facts.value(key) is not None for key in ("max-length", "max-length-bytes"))
+    return has_limit and facts.value("overflow") in {"reject-publish", "reject-publish-dlx"}
 
 
 def dropped_by_delivery_limit(limit: int, whose: str) -> str:

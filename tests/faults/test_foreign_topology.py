@@ -140,6 +140,24 @@ async def test_a_queue_that_is_locked_is_waited_for(
     assert "exclusive" in told["why"]
 
 
+async def test_a_stream_is_waited_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream in the place of the main queue keeps the worker from being ready; it says why."""
+    monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.1)
+    await declare(bench, bench.queue, {"x-queue-type": "stream"})
+    async with starting(bench) as live:
+        await eventually(lambda: live.logged("topology_unusable"), what="told")
+        ready = live.metric("sms_bridge_ready")
+        await bench.amqp.channel.queue_delete(bench.queue)
+        await live.until_consuming()
+        await bench.until_taken(await bench.publish(1))
+        opened = live.metric(OPENED, outcome="opened")
+        (told,) = live.logged("topology_unusable")
+
+    assert (ready, opened, live.logged("broker_lost")) == (0, 2, [])
+    assert f"queue {bench.queue}: it is a stream" in told["why"]
+    assert "worker.queue" in told["why"]
+
+
 async def test_a_retry_queue_that_turns_out_wrong_stops_the_worker(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

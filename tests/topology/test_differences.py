@@ -21,7 +21,6 @@ from bridge.topology.facts import ExchangeFacts, QueueFacts
     [
         ({}, []),
         ({"arguments": {}, "type": "classic"}, ["x-queue-type is not set instead of quorum: a cl"]),
-        ({"arguments": {"x-queue-type": "stream"}, "type": "stream"}, ["nothing is taken off"]),
         ({"durable": False}, ["durable is False instead of True: it is gone after a restart"]),
         ({"auto_delete": True}, ["it is deleted with its last consumer"]),
         ({"exclusive": True}, ["it is gone with the connection that declared it"]),
@@ -34,7 +33,7 @@ from bridge.topology.facts import ExchangeFacts, QueueFacts
         ({"x-max-length": 9}, ["the oldest message is dropped"]),
         (
             {"x-max-length-bytes": 9, "x-overflow": "reject-publish"},
-            ["publishers are refused", "publishers are refused"],
+            ["and so are retries", "and so are retries"],
         ),
         ({"x-overflow": "reject-publish"}, ["no message is lost by it"]),
         ({"x-delivery-limit": 3}, ["came back 4 times is dropped"]),
@@ -98,6 +97,19 @@ def test_an_exchange_of_others_is_told_with_what_it_costs(
     assert [t for t, one in zip(texts, found, strict=True) if t not in one.text] == []
 
 
+def test_a_stream_is_no_queue_of_requests() -> None:
+    """A worker cannot consume a stream as a queue: that alone is told, and what to do."""
+    stream = QueueFacts(name="q", type="stream", arguments={"x-queue-type": "stream"})
+    (found,) = compare_queue(Queue("q", use="consumed"), stream)
+
+    assert found.kind == "unfit"
+    assert "it is a stream" in found.why
+    assert "worker.queue" in found.why
+    assert [one.kind for one in compare_queue(Queue("q", use="subscribed"), stream)] == [
+        "different"
+    ]
+
+
 # Who can work with it
 
 
@@ -124,6 +136,7 @@ BINDING = Binding("sms.inbound", "sms.inbound")
         (EXCHANGE, "refused", True, True),
         (RETRY, "not_compared", False, False),
         (RETRY, "hidden", False, False),
+        (MAIN, "unfit", True, True),
     ],
 )
 def test_what_a_role_can_use(

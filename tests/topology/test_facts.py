@@ -1,6 +1,6 @@
-"""Which of an argument and a policy holds, and what two policies come to."""
+"""Which of an argument and a policy holds."""
 
-from bridge.topology.facts import QueueFacts, merge_policies
+from bridge.topology.facts import QueueFacts
 
 
 def test_the_smaller_limit_holds() -> None:
@@ -16,13 +16,3 @@ def test_the_smaller_limit_holds() -> None:
         "reject-publish",
         3,
     ]
-
-
-def test_an_operators_policy_comes_before_an_ordinary_one() -> None:
-    """Of an ordinary and an operator policy the smaller limit holds, else the operator's word."""
-    merged = merge_policies(
-        {"max-length": 10, "overflow": "drop-head", "expires": 5},
-        {"max-length": 20, "overflow": "reject-publish"},
-    )
-
-    assert merged == {"max-length": 10, "overflow": "reject-publish", "expires": 5}

@@ -4,7 +4,9 @@ Pure. Since RabbitMQ 4.0 a quorum queue without a delivery limit has one of 20, 
 means none; older versions read a negative limit as: drop whatever comes back once.
 """
 
-from collections.abc import Iterator
+import re
+import shlex
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from bridge.operators.finding import CheckResult, Finding
@@ -90,7 +92,7 @@ def _judge_drops(
             message_loss.dropped_by_length(facts),
             "set `overflow: reject-publish` beside the limit",
         ),
-        (_over_delivery_limit(facts, version), _lift_delivery_limit(facts.name, version)),
+        (_over_delivery_limit(facts, version), _lift_delivery_limit(version)),
     )
     result: CheckResult = "warn" if facts.has_dead_letters else drops
     for text, fix in limits:
@@ -99,14 +101,68 @@ def _judge_drops(
             yield Finding(f"queue {facts.name}", result, told, fix)
 
 
+def has_default_limit(facts: QueueFacts, version: tuple[int, ...]) -> bool:
+    """Whether RabbitMQ drops what came back often, since nothing says otherwise."""
+    is_limited = facts.type == "quorum" and version >= _DEFAULT_LIMIT_SINCE
+    return is_limited and facts.is_policy_known and facts.value("delivery-limit") is None
+
+
+def judge_default_limit(queues: Sequence[QueueFacts], *, vhost: str) -> Finding:
+    """Say of queues with RabbitMQ's default delivery limit what it costs, and how to lift it."""
+    names = ", ".join(facts.name for facts in queues)
+    text = (
+        f"RabbitMQ drops a message that came back {DEFAULT_DELIVERY_LIMIT + 1} times, its default "
+        f"since version 4, as from a worker that dies again and again: {names}"
+    )
+    free = [facts.name for facts in queues if facts.policy_name is None]
+    fixes = []
+    if free:
+        pattern = "|".join(exactly(name) for name in free)
+        where = "" if vhost == "/" else f"-p {shlex.quote(vhost)} "
+        policy = shlex.quote(f"sms-bridge-{free[0]}")
+        fixes.append(
+            f"rabbitmqctl set_policy {where}--apply-to queues {policy} "
+            f"'^({pattern})$' '{{\"delivery-limit\":-1}}'"
+        )
+    # One policy alone is in force on a queue.
+    fixes += [
+        f"add delivery-limit -1 to the policy {facts.policy_name}, in force on {facts.name}"
+        for facts in queues
+        if facts.policy_name is not None
+    ]
+    return Finding("delivery limit", "warn", text, "; ".join(fixes))
+
+
+def judge_refusals(facts: QueueFacts) -> Iterator[Finding]:
+    """Find a limit by which the queue of requests refuses retries that come back."""
+    if message_loss.refuses_when_full(facts):
+        yield Finding(
+            f"queue {facts.name}",
+            "warn",
+            message_loss.RETRIES_REFUSED,
+            "remove the limit from its arguments or policy, and bound publishers in another way; "
+            "`sms-bridge status` counts retries that are late",
+        )
+
+
+def judge_policy(facts: QueueFacts) -> Iterator[Finding]:
+    """Find a queue of which the broker does not tell what its policies set."""
+    if not facts.is_policy_known:
+        yield Finding(
+            f"queue {facts.name}",
+            "warn",
+            "which policy is in force is not told yet",
+            "run this again; when it stays so, look at the queue's leader: "
+            f"rabbitmq-queues quorum_status {facts.name}",
+        )
+
+
 def _over_delivery_limit(facts: QueueFacts, version: tuple[int, ...]) -> str | None:
     if facts.type != "quorum":
         return None
     limit = facts.value("delivery-limit")
-    has_default = version >= _DEFAULT_LIMIT_SINCE
-    if limit is None and has_default:
-        return message_loss.dropped_by_delivery_limit(DEFAULT_DELIVERY_LIMIT, "RabbitMQ's default")
-    if limit is None or (limit < 0 and has_default):
+    unlimited = version >= _DEFAULT_LIMIT_SINCE
+    if limit is None or (limit < 0 and unlimited):
         return None
     if limit < 0:
         return (
@@ -115,10 +171,15 @@ def _over_delivery_limit(facts: QueueFacts, version: tuple[int, ...]) -> str | N
     return message_loss.dropped_by_delivery_limit(limit, "delivery-limit")
 
 
-def _lift_delivery_limit(name: str, version: tuple[int, ...]) -> str:
+def _lift_delivery_limit(version: tuple[int, ...]) -> str:
     if version < _DEFAULT_LIMIT_SINCE:
         return "remove `delivery-limit` from its arguments or policy"
-    return (
-        f"rabbitmqctl set_policy --apply-to queues sms-bridge-{name} "
-        f"'^{name.replace('.', '[.]')}$' '{{\"delivery-limit\":-1}}'"
-    )
+    return "set `delivery-limit` to -1 in its policy, or remove it from its arguments"
+
+
+def exactly(name: str) -> str:
+    """Write a name as a pattern that matches it alone.
+
+    In brackets rather than with backslashes, which a shell or a YAML file may take away.
+    """
+    return re.sub(r"[^\w/-]", r"[\g<0>]", name)

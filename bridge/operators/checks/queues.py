@@ -3,32 +3,53 @@
 import asyncio
 from dataclasses import replace
 
-from bridge.operators.checks.queue_rules import judge_queue, judge_retry_queue
+from bridge.operators.checks.queue_rules import (
+    has_default_limit,
+    judge_default_limit,
+    judge_policy,
+    judge_queue,
+    judge_refusals,
+    judge_retry_queue,
+)
 from bridge.operators.checks.set_up import ManagedBroker
 from bridge.operators.finding import CheckResult, Finding
 from bridge.topology.declarations import Queue
+from bridge.topology.facts import QueueFacts
 
 
 async def check_queues(broker: ManagedBroker) -> list[Finding]:
     """Judge every queue that the roles need and that is there."""
     queues = broker.set_up.topology.queues
-    found = await asyncio.gather(*(_check_queue(broker, queue) for queue in queues))
-    faults = [finding for findings in found for finding in findings]
+    found = await asyncio.gather(*(broker.management.queue(queue.name) for queue in queues))
+    faults: list[Finding] = []
+    limited: list[QueueFacts] = []
+    for queue, facts in zip(queues, found, strict=True):
+        if facts is None:
+            continue
+        faults += [*_judge(broker, queue, facts), *judge_policy(facts)]
+        # A retry queue takes what it delivers as new, and nobody else consumes it.
+        if not _is_retry(broker, queue) and has_default_limit(facts, broker.version):
+            limited.append(facts)
+    if limited:
+        faults.append(judge_default_limit(limited, vhost=broker.management.vhost))
     return faults or [
         Finding("queue limits", "ok", "no argument or policy makes a queue lose messages")
     ]
 
 
-async def _check_queue(broker: ManagedBroker, queue: Queue) -> list[Finding]:
-    facts = await broker.management.queue(queue.name)
-    if facts is None:
-        return []
+def _is_retry(broker: ManagedBroker, queue: Queue) -> bool:
     main_queue = broker.set_up.settings.worker.queue
-    if queue.name.startswith(f"{main_queue}.retry.") and len(queue.arguments) > 1:
+    return queue.name.startswith(f"{main_queue}.retry.") and len(queue.arguments) > 1
+
+
+def _judge(broker: ManagedBroker, queue: Queue, facts: QueueFacts) -> list[Finding]:
+    if _is_retry(broker, queue):
         return list(judge_retry_queue(facts, queue))
     # Subscribers decide themselves about messages that keep coming back.
     drops: CheckResult = "warn" if queue.use == "subscribed" else "fail"
     found = list(judge_queue(facts, version=broker.version, drops=drops))
+    if queue.use == "consumed":
+        found += judge_refusals(facts)
     if queue.use == "own":
         return found
     # Arguments that others declared are used as they are; a policy can always be changed.

@@ -4,11 +4,11 @@ A quorum queue gets its members when it is declared, three where there are as ma
 join later get none by themselves (RabbitMQ docs, "Quorum Queues", section "Replica Management").
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
+from bridge.operators.checks.queue_rules import exactly
 from bridge.operators.checks.set_up import ManagedBroker
 from bridge.operators.finding import Finding
 from bridge.operators.management import Members
@@ -53,14 +53,9 @@ def judge_members(
 
 
 def _grow(node: str, names: Collection[str], vhost: str) -> str:
-    queues = "|".join(_exactly(name) for name in names)
-    vhosts = f"--vhost-pattern '^{_exactly(vhost)}$'"
+    queues = "|".join(exactly(name) for name in names)
+    vhosts = f"--vhost-pattern '^{exactly(vhost)}$'"
     return f"rabbitmq-queues grow {node} all {vhosts} --queue-pattern '^({queues})$'"
-
-
-def _exactly(name: str) -> str:
-    # In brackets rather than with backslashes, which a shell or a YAML file may take away.
-    return re.sub(r"[^\w/-]", r"[\g<0>]", name)
 
 
 def judge_online(queues: Mapping[str, Members]) -> Iterator[Finding]:

@@ -1,11 +1,19 @@
 """What a queue's arguments and policies would do to messages."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bridge.config import WorkerSettings
-from bridge.operators.checks.queue_rules import judge_queue, judge_retry_queue
+from bridge.operators.checks.queue_rules import (
+    has_default_limit,
+    judge_default_limit,
+    judge_policy,
+    judge_queue,
+    judge_refusals,
+    judge_retry_queue,
+)
 from bridge.topology.declarations import Queue, worker_topology
 from bridge.topology.facts import QueueFacts
 
@@ -49,14 +57,60 @@ def test_limits_that_drop_messages_are_found(policy: dict[str, Any], results: li
 
 def test_the_default_delivery_limit_of_rabbitmq_4_is_found() -> None:
     """Since RabbitMQ 4 a quorum queue drops what came back 21 times, unless it is told not to."""
-    (finding,) = judge_queue(QueueFacts(name="sms.outbound"), version=NEW)
+    facts = QueueFacts(name="sms.outbound")
+    finding = judge_default_limit([facts], vhost="/")
 
-    assert finding.result == "fail"
+    assert has_default_limit(facts, NEW)
+    assert finding.result == "warn"
     assert "21 times" in finding.text
-    assert "'{\"delivery-limit\":-1}'" in (finding.fix or "")
-    assert _results(NEW, policy=UNLIMITED) == []
-    assert _results(NEW, type="classic") == []
-    assert _results(OLD) == []
+    assert finding.fix == (
+        "rabbitmqctl set_policy --apply-to queues sms-bridge-sms.outbound '^(sms[.]outbound)$' "
+        "'{\"delivery-limit\":-1}'"
+    )
+    assert not has_default_limit(replace(facts, policy=UNLIMITED), NEW)
+    assert not has_default_limit(replace(facts, type="classic"), NEW)
+    assert not has_default_limit(replace(facts, is_policy_known=False), NEW)
+    assert not has_default_limit(facts, OLD)
+    assert _results(NEW) == []
+
+
+def test_the_remedy_of_the_default_limit_fits_the_vhost_and_the_policies() -> None:
+    """It names the virtual host, and a policy that is in force, beside which no other can be."""
+    free = QueueFacts(name="a")
+    under_a_policy = QueueFacts(name="b", policy_name="theirs")
+    finding = judge_default_limit([free, under_a_policy], vhost="my host")
+
+    assert (finding.fix or "").startswith("rabbitmqctl set_policy -p 'my host' ")
+    assert "'^(a)$'" in (finding.fix or "")
+    assert (finding.fix or "").endswith(
+        "; add delivery-limit -1 to the policy theirs, in force on b"
+    )
+
+
+def test_a_policy_that_is_not_known_is_told() -> None:
+    """A queue of which the broker does not say what its policies set is no queue without any."""
+    (finding,) = judge_policy(QueueFacts(name="q", is_policy_known=False))
+
+    assert finding.result == "warn"
+    assert list(judge_policy(QueueFacts(name="q"))) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "count"),
+    [
+        ({}, 0),
+        ({"max-length": 5}, 0),
+        ({"overflow": "reject-publish"}, 0),
+        ({"max-length": 5, "overflow": "reject-publish"}, 1),
+        ({"max-length-bytes": 5, "overflow": "reject-publish-dlx"}, 1),
+    ],
+    ids=str,
+)
+def test_a_limit_that_refuses_retries_is_found(policy: dict[str, Any], count: int) -> None:
+    """A queue of requests that refuses what comes when it is full refuses retries, too."""
+    found = list(judge_refusals(QueueFacts(name="q", policy=policy)))
+
+    assert [one.result for one in found] == ["warn"] * count
 
 
 @pytest.mark.parametrize(
