@@ -137,7 +137,8 @@ def not_stored(fault: PublishFault, routing_key: str = "") -> PublishError:
         case "returned":
             return PublishError(fault, f"no queue takes it: {routing_key}")
         case "nacked":
-            return PublishError(fault, "the broker refused to store it")
+            why = "the broker refused to store it: a queue is full, or has no majority"
+            return PublishError(fault, why)
         case "timeout":
             return PublishError(fault, "no confirm in time")
         case "error":

@@ -97,11 +97,11 @@ def _operators_pause(status: "Status") -> Iterator[str]:
 def _own_pauses(status: "Status") -> Iterator[str]:
     from bridge.operators.worker_status import known_reason, meaning_of
 
-    pauses: dict[str, list[Pause]] = {}
+    pauses: dict[tuple[str, str | None], list[Pause]] = {}
     for _, worker in status.workers:
         for pause in worker.pauses:
-            pauses.setdefault(pause.reason, []).append(pause)
-    for reason, ones in pauses.items():
+            pauses.setdefault((pause.reason, pause.queue), []).append(pause)
+    for (reason, queue), ones in pauses.items():
         # Seen on the broker, or as the only sign of it.
         if reason == "operator" and status.is_paused_by_operator:
             continue
@@ -109,7 +109,7 @@ def _own_pauses(status: "Status") -> Iterator[str]:
         answered = f", status {first.status}" if first.status is not None else ""
         answered += f", code {first.code}" if first.code is not None else ""
         known = known_reason(reason)
-        meaning = "" if known is None else ": {}; {}".format(*meaning_of(known))
+        meaning = "" if known is None else ": {}; {}".format(*meaning_of(known, queue, first.fault))
         count = f"{len(ones)} of {_how_many(len(status.workers))}"
         yield f"PAUSED  {count}, {reason}{_since(first.since)}{answered}{meaning}"
 

@@ -114,6 +114,8 @@ class PauseFacts(BaseModel):
     since: Annotated[str, Field(pattern=_MOMENT)] | None = None
     status: int | None = None
     code: Annotated[str, Field(pattern="^[!-~]{1,64}$")] | None = None
+    queue: Annotated[str, Field(max_length=255)] | None = None
+    fault: _Word | None = None
 
 
 class WorkerFacts(BaseModel):

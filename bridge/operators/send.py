@@ -133,7 +133,7 @@ class _Silence:
                 return "; ".join(explain_paused(queue, paused))
         status = await read_worker_status(self._settings)
         if status is not None and status.paused is not None:
-            return "; ".join(explain_pause(status.paused))
+            return "; ".join(explain_pause(status.paused, status.queue, status.fault))
         sizes = await read_queue(self._connection, queue)
         if sizes is not None and not sizes.consumers:
             return (

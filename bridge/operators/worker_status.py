@@ -10,10 +10,18 @@ from bridge.outbound.fates import PauseReason
 UNKNOWN: Final = "no worker answers on this computer; whether one is paused, its own /readyz says"
 
 
+_LOOK_AT_ALARMS: Final = "look at rabbitmq-diagnostics check_local_alarms"
+
+
 class WorkerStatus(NamedTuple):
-    """What a worker says of itself: why it is paused, None when it is not."""
+    """What a worker says of itself: why it is paused, None when it is not.
+
+    `queue` and `fault` are of what RabbitMQ does not store.
+    """
 
     paused: PauseReason | None
+    queue: str | None = None
+    fault: str | None = None
 
 
 async def read_worker_status(settings: Settings) -> WorkerStatus | None:
@@ -33,7 +41,10 @@ async def read_worker_status(settings: Settings) -> WorkerStatus | None:
     if worker.paused is None:
         return WorkerStatus(None)
     reason = known_reason(worker.paused)
-    return None if reason is None else WorkerStatus(reason)
+    if reason is None:
+        return None
+    pause = next((one for one in worker.all_pauses if one.reason == reason), None)
+    return WorkerStatus(reason) if pause is None else WorkerStatus(reason, pause.queue, pause.fault)
 
 
 def known_reason(word: str) -> PauseReason | None:
@@ -41,14 +52,21 @@ def known_reason(word: str) -> PauseReason | None:
     return cast(PauseReason, word) if word in get_args(PauseReason) else None
 
 
-def explain_pause(reason: PauseReason) -> tuple[str, str]:
+def explain_pause(
+    reason: PauseReason, queue: str | None = None, fault: str | None = None
+) -> tuple[str, str]:
     """Say what the worker on this computer is paused for, and what to do."""
-    cause, remedy = meaning_of(reason)
+    cause, remedy = meaning_of(reason, queue, fault)
     return f"the worker on this computer is paused ({reason}): {cause}", remedy
 
 
-def meaning_of(reason: PauseReason) -> tuple[str, str]:
-    """Return what a pause is for, and what to do."""
+def meaning_of(
+    reason: PauseReason, queue: str | None = None, fault: str | None = None
+) -> tuple[str, str]:
+    """Return what a pause is for, and what to do.
+
+    `queue` and `fault`: where RabbitMQ does not store a copy, and how it refuses.
+    """
     match reason:
         case "credentials_rejected":
             remedy = "replace what sms_api.key_file or sms_api.key holds, or correct the account"
@@ -70,8 +88,34 @@ def meaning_of(reason: PauseReason) -> tuple[str, str]:
         case "rate_limited":
             return "the SMS API asked for a long wait", "the worker goes on by itself after it"
         case "broker_blocked":
-            return "RabbitMQ stores nothing", "look at rabbitmq-diagnostics check_local_alarms"
+            return _meaning_of_unstored(queue, fault)
         case "operator":
             return "somebody said `sms-bridge pause`", "`sms-bridge resume` ends it"
         case _:
             assert_never(reason)
+
+
+def _meaning_of_unstored(queue: str | None, fault: str | None) -> tuple[str, str]:
+    if queue is None:
+        # A worker of an earlier version.
+        return "RabbitMQ stores nothing", _LOOK_AT_ALARMS
+    match fault:
+        case "nacked":
+            cause = f"RabbitMQ refuses to store in {queue}: it is full, or has no majority of nodes"
+            remedy = (
+                "raise its limit (rabbitmqctl list_queues name messages policy arguments) or empty "
+                f"it, dead letters with `sms-bridge dlq`; or rabbitmq-queues quorum_status {queue}"
+            )
+            return cause, remedy
+        case "returned":
+            return f"there is no queue {queue}", "`sms-bridge topology declare` makes it"
+        case "error":
+            return (
+                f"the connection ended before RabbitMQ stored in {queue}",
+                "the worker connects again by itself; its log says why",
+            )
+        case _:
+            return (
+                f"RabbitMQ confirms nothing in {queue}",
+                f"{_LOOK_AT_ALARMS}; or rabbitmq-queues quorum_status {queue}",
+            )

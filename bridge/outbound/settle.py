@@ -13,6 +13,7 @@ from typing import Final, get_args
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
 from bridge.config import WorkerSettings
+from bridge.errors import PublishFault
 from bridge.log_lines import Facts, shown_seconds
 from bridge.logs import Log
 from bridge.outbound.acceptances import Accepted
@@ -46,8 +47,8 @@ MIN_WAITED_SECONDS: Final = 0.001
 class Settler:
     """Settles each delivery: publishes what replaces it, acks it, reports it.
 
-    `block` is called when the broker does not store a copy, so that nothing more is taken or sent,
-    `unblock` when none waits for it any more.
+    `block` is called with the queue and the fault when the broker does not store a copy, so that
+    nothing more is taken or sent, `unblock` when none waits for it any more.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Settler:
         settings: WorkerSettings,
         *,
         publisher: Publisher,
-        block: Callable[[], None],
+        block: Callable[[str, PublishFault], None],
         unblock: Callable[[], None],
         repeated_copies: RepeatedCopies,
         metrics: WorkerMetrics,

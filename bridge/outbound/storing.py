@@ -9,7 +9,7 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import Publisher
 from bridge.amqp.wire import Body
-from bridge.errors import BrokerError, PublishError
+from bridge.errors import BrokerError, PublishError, PublishFault
 from bridge.logs import Log
 from bridge.outbound.delivery import Delivery
 from bridge.outbound.envelope import REPEATED
@@ -29,7 +29,8 @@ MakeProperties = Callable[[int], Properties]
 class Storing:
     """Publishes the copies that replace deliveries.
 
-    `block` is called when the broker does not store one, `unblock` when none waits for it any more.
+    `block` is called with the queue and the fault when the broker does not store one, `unblock`
+    when none waits for it any more.
     `queue_missing` is set when there is no queue for one. `note_repeated` is called with each copy
     that says that it may be there twice.
     """
@@ -38,7 +39,7 @@ class Storing:
         self,
         publisher: Publisher,
         *,
-        block: Callable[[], None],
+        block: Callable[[str, PublishFault], None],
         unblock: Callable[[], None],
         note_repeated: Callable[[Properties, Body], None],
     ) -> None:
@@ -60,7 +61,7 @@ class Storing:
         """
         wait, clock = FIRST_WAIT_SECONDS, asyncio.get_running_loop().time
         give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
-        with self._held_up() as note_held_up:
+        with self._held_up(queue) as note_held_up:
             while (error := await self._try(delivery, queue, make_properties)) is not None:
                 note_held_up(error)
                 if delivery.is_stale:
@@ -114,16 +115,16 @@ class Storing:
         return written
 
     @contextmanager
-    def _held_up(self) -> Iterator[Callable[[PublishError], None]]:
+    def _held_up(self, queue: str) -> Iterator[Callable[[PublishError], None]]:
         """Call `block` when a copy cannot be stored, and `unblock` when none is waited for."""
         waiting = object()
 
         def note(error: PublishError) -> None:
-            log.warning("not_stored", fault=error.fault, why=str(error))
+            log.warning("not_stored", queue=queue, fault=error.fault, why=str(error))
             if error.fault == "returned":
                 self.queue_missing.set()
             self._waiting.add(waiting)
-            self._block()
+            self._block(queue, error.fault)
 
         try:
             yield note

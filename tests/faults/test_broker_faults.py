@@ -7,9 +7,22 @@ from typing import Any
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
 from pamqp.common import FieldTable
+from yarl import URL
 
+from bridge.commands.status_screen import format_status
+from bridge.operators.admin_port import AdminPort
+from bridge.operators.doctor import examine
+from bridge.operators.status.look import Looker
+from bridge.operators.worker_status import read_worker_status
 from tests.alarms import memory_alarm
-from tests.faults.bench import CONSUME_LINK, Bench, eventually, make_numbers
+from tests.faults.bench import (
+    CONSUME_LINK,
+    Bench,
+    Live,
+    eventually,
+    make_numbers,
+    make_settings,
+)
 from tests.faults.traffic import NOT_SENT, REFUSED, once_each
 
 
@@ -143,6 +156,7 @@ async def test_dead_letter_queue_that_is_full(bench: Bench) -> None:
     async with bench.worker(rabbitmq__topology="off") as live:
         numbers = await bench.publish(3)
         await eventually(lambda: live.paused == {"broker_blocked"}, what="broker_blocked")
+        await _each_command_names(live, bench, bench.dead_queue)
         letters: list[AbstractIncomingMessage] = []
         while len(letters) < 3:
             letters += await eventually(bench.dead_letters, what="a dead letter")
@@ -152,6 +166,29 @@ async def test_dead_letter_queue_that_is_full(bench: Bench) -> None:
         assert await bench.dead_letters() == []
         assert bench.extra_posts(numbers) == {}
         await eventually(lambda: not live.paused, what="resumed")
+
+
+async def _each_command_names(live: Live, bench: Bench, queue: str) -> None:
+    """See that the log, the health page, `check` and `status` name the queue that refuses."""
+    port = URL(live.admin_url).port
+    settings = make_settings(bench.values(admin__port=port, rabbitmq__url=[bench.broker.url]))
+    told = await read_worker_status(settings)
+    assert told == ("broker_blocked", queue, "nacked")
+    assert live.logged("not_stored")[0]["queue"] == queue
+    assert live.logged("paused")[0] == {
+        "reason": "broker_blocked",
+        "queue": queue,
+        "fault": "nacked",
+    }
+    looker = Looker(settings, [AdminPort("127.0.0.1", port or 0)])
+    lines = " ".join(line.text.strip() for line in format_status(await looker.look()))
+    await looker.aclose()
+    findings = await examine(settings, ["worker"], management="http://127.0.0.1:9")
+    said = [one.text for one in findings if one.subject == "worker"]
+    for text in (lines, *said):
+        assert f"RabbitMQ refuses to store in {queue}: it is full" in text
+        assert "check_local_alarms" not in text
+    assert len(said) == 1
 
 
 async def test_broker_password_changed_while_running(bench: Bench, tmp_path: Path) -> None:

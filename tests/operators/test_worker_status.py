@@ -79,6 +79,24 @@ async def test_silence_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await ask(None) is None
 
 
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("nacked", "refuses to store in q.dead: it is full"),
+        ("returned", "there is no queue q.dead"),
+        ("timeout", "confirms nothing in q.dead"),
+        ("error", "before RabbitMQ stored in q.dead"),
+    ],
+)
+async def test_the_queue_that_refuses_is_named(fault: str, text: str) -> None:
+    """Where RabbitMQ does not store a copy, the cause names the queue, and the remedy fits."""
+    pause = {"reason": "broker_blocked", "queue": "q.dead", "fault": fault}
+    told = await ask(page(queue="sms.outbound", paused="broker_blocked", pauses=[pause]))
+
+    assert told == WorkerStatus("broker_blocked", "q.dead", fault)
+    assert text in explain_pause("broker_blocked", "q.dead", fault)[0]
+
+
 @pytest.mark.parametrize("reason", get_args(PauseReason))
 def test_every_reason_is_explained(reason: PauseReason) -> None:
     """Each reason for a pause has a cause and a remedy."""

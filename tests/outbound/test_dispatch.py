@@ -604,7 +604,7 @@ def test_cancelled_wait_gives_back_token_and_slot(waits_for: str) -> None:
                 tasks += [world.start(world.delivery("one more"))]
                 await asyncio.sleep(0)
             if waits_for == "pace":
-                world.pace.block()
+                world.pace.block("sms.outbound.dead", "nacked")
                 world.at(5, world.pace.unblock)
             else:
                 tasks += [world.start(deliveries[0])]

@@ -33,7 +33,7 @@ class World(LeapingWorld):
         self.repeated: list[Properties] = []
         self.storing = Storing(
             cast("Publisher", self.broker),
-            block=lambda: self.told.append("block"),
+            block=lambda _queue, _fault: self.told.append("block"),
             unblock=lambda: self.told.append("unblock"),
             note_repeated=lambda properties, _: self.repeated.append(properties),
         )

@@ -39,7 +39,7 @@ def _judge_worker(status: WorkerStatus | None) -> Finding:
         return Finding("worker", "ok", UNKNOWN)
     if status.paused is None:
         return Finding("worker", "ok", "that on this computer is not paused")
-    return Finding("worker", "fail", *explain_pause(status.paused))
+    return Finding("worker", "fail", *explain_pause(status.paused, status.queue, status.fault))
 
 
 async def _judge_pause(connection: Connection, queue: str) -> list[Finding]:

@@ -45,12 +45,17 @@ class OperatorPause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """Of one worker. `status` and `code` are what the service answered when it began."""
+    """Of one worker. `status` and `code` are what the service answered when it began.
+
+    `queue` and `fault` are of what RabbitMQ does not store.
+    """
 
     reason: str
     since: str | None
     status: int | None
     code: str | None
+    queue: str | None = None
+    fault: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from bridge.outbound.fates import PauseReason
-from bridge.outbound.pausing.pauses import Pauses
+from bridge.outbound.pausing.pauses import Pauses, Unstored
 
 
 class Halt:
@@ -25,13 +25,15 @@ class Halt:
         """Wait for its end."""
         await self._over.wait()
 
-    def begin(self) -> None:
-        """Begin, unless it has begun."""
+    def begin(self, unstored: Unstored | None = None) -> None:
+        """Begin, unless it has begun; `unstored`: what the broker does not store."""
         if not self.is_on:
             self.is_on = True
             self._over.clear()
-            self._pauses.begin(self._reason)
+            self._pauses.begin(self._reason, unstored=unstored)
             self._notify()
+        elif unstored is not None:
+            self._pauses.note_unstored(self._reason, unstored)
 
     def end(self) -> None:
         """End, if it has begun."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from bridge.config import RateLimitSettings
+from bridge.errors import PublishFault
 from bridge.outbound.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Answer, Fate, PauseReason
@@ -24,7 +25,7 @@ from bridge.outbound.pausing.gate import Gate
 from bridge.outbound.pausing.halt import Halt
 from bridge.outbound.pausing.others import Alone, Others
 from bridge.outbound.pausing.pause import Pause, Rank
-from bridge.outbound.pausing.pauses import Pauses
+from bridge.outbound.pausing.pauses import Pauses, Unstored
 
 # How long deliveries that are held when a pause begins wait for the first probe to end it.
 PATIENCE_SECONDS: Final = 2.5
@@ -337,9 +338,9 @@ class Pace:
             self._diagnosis.forget_outage()
             self._held.end()
 
-    def block(self) -> None:
-        """Take and send nothing until `unblock`: the broker stores nothing."""
-        self._unstored.begin()
+    def block(self, queue: str, fault: PublishFault) -> None:
+        """Take and send nothing until `unblock`: the broker does not store a copy for a queue."""
+        self._unstored.begin(Unstored(queue, fault))
 
     def unblock(self) -> None:
         """Go on: the broker has stored something."""

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from bridge.errors import PublishFault
 from bridge.log_lines import utc_text
 from bridge.logs import Log
 from bridge.outbound.fates import PauseReason
@@ -12,10 +13,18 @@ from bridge.outbound.metrics import WorkerMetrics
 log = Log(__name__)
 
 
+class Unstored(NamedTuple):
+    """The queue for which the broker does not store a copy, and how it refuses."""
+
+    queue: str
+    fault: PublishFault
+
+
 class _Begun(NamedTuple):
     since: float
     status: int | None
     code: str | None
+    unstored: Unstored | None
 
 
 class Pauses:
@@ -27,15 +36,28 @@ class Pauses:
         self._on: dict[PauseReason, _Begun] = {}
 
     def begin(
-        self, reason: PauseReason, *, status: int | None = None, code: str | None = None
+        self,
+        reason: PauseReason,
+        *,
+        status: int | None = None,
+        code: str | None = None,
+        unstored: Unstored | None = None,
     ) -> None:
-        """Note that one begins; `status` and `code` are what the API answered."""
-        begun = _Begun(self._clock(), status, code)
+        """Note that one begins.
+
+        `status` and `code` are what the API answered, `unstored` what the broker does not store.
+        """
+        begun = _Begun(self._clock(), status, code, unstored)
         self._on[reason] = begun
         self._metrics.paused.labels(reason).set(1)
         self._metrics.paused_since.labels(reason).set(begun.since)
         self._metrics.pauses.labels(reason).inc()
-        log.warning("paused", reason=reason, status=status, code=code)
+        facts = {} if unstored is None else unstored._asdict()
+        log.warning("paused", reason=reason, status=status, code=code, **facts)
+
+    def note_unstored(self, reason: PauseReason, unstored: Unstored) -> None:
+        """Note what the broker does not store by now, in a pause that is on."""
+        self._on[reason] = self._on[reason]._replace(unstored=unstored)
 
     def turn(self, reason: PauseReason) -> None:
         """Note that one goes on for another reason, which begins next."""
@@ -56,6 +78,8 @@ class Pauses:
                 "since": utc_text(begun.since),
                 "status": begun.status,
                 "code": begun.code,
+                "queue": None if begun.unstored is None else begun.unstored.queue,
+                "fault": None if begun.unstored is None else begun.unstored.fault,
             }
             for reason, begun in self._on.items()
         ]

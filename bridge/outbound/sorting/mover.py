@@ -63,7 +63,9 @@ class Mover:
         # The prefetch bounds what waits for a broker that stores nothing. The senders go on: the
         # queue of a class may be full, and takes more when they have taken from it.
         note = repeated_copies.note_published
-        self._storing = Storing(publisher, block=wake, unblock=wake, note_repeated=note)
+        self._storing = Storing(
+            publisher, block=lambda _queue, _fault: wake(), unblock=wake, note_repeated=note
+        )
         self.queue_missing = self._storing.queue_missing
         self.ledger = Ledger(heartbeat_seconds=settings.rabbitmq.heartbeat_seconds)
         # Those that wait for one of their key, those whose copy is written, and those that need a

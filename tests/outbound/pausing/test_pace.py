@@ -573,9 +573,14 @@ def test_resume_without_a_pause(world: World) -> None:
     assert not pace.changed.is_set()
 
 
+def block(pace: Pace) -> None:
+    """Have the broker refuse a dead letter."""
+    pace.block("sms.outbound.dead", "nacked")
+
+
 CHANGES: dict[str, Callable[[Pace], object]] = {
     "pause": lambda pace: pace.pause("operator"),
-    "block": Pace.block,
+    "block": block,
 }
 
 
@@ -596,7 +601,7 @@ def pause_with_probe(pace: Pace) -> None:
 
 ENDS: dict[str, tuple[Callable[[Pace], object], Callable[[Pace], object]]] = {
     "resume": (lambda pace: pace.pause("operator"), Pace.resume),
-    "unblock": (Pace.block, Pace.unblock),
+    "unblock": (block, Pace.unblock),
     "probe taken": (lambda pace: pace.pause("operator"), lambda pace: rule(pace, NOT_FOUND, "d")),
     "probe given up": (pause_with_probe, lambda pace: pace.give_up_probe("d")),
     "probe failed": (pause_with_probe, lambda pace: rule(pace, NOT_FOUND, "d")),
@@ -1187,7 +1192,7 @@ def test_suspect_that_comes_back_does_not_take_the_place_of_others(world: World)
 def test_blocked_worker_sends_nothing(world: World) -> None:
     """While the broker stores nothing no delivery has its turn."""
     pace = world.pace()
-    pace.block()
+    block(pace)
     world.loop.call_later(7, pace.unblock)
 
     assert world.turns(pace, 3) == pytest.approx([7, 7, 7])
@@ -1196,21 +1201,33 @@ def test_blocked_worker_sends_nothing(world: World) -> None:
 def test_blocked_is_told(world: World, ears: Ears) -> None:
     """That the broker stores nothing is known, shown, counted and logged, once."""
     pace = world.pace()
-    pace.block()
-    pace.block()
+    block(pace)
+    block(pace)
 
     assert (
         pace.broker_blocked,
         world.value("paused", reason="broker_blocked"),
         world.value("pauses_total", reason="broker_blocked"),
     ) == (True, 1, 1)
-    assert ears.heard("paused") == [{"reason": "broker_blocked"}]
+    assert ears.heard("paused") == [
+        {"reason": "broker_blocked", "queue": "sms.outbound.dead", "fault": "nacked"}
+    ]
+
+
+def test_what_is_not_stored_by_now_is_told(world: World) -> None:
+    """While it lasts the facts name the queue and the fault that came last."""
+    pace = world.pace()
+    pace.block("sms.outbound.retry.5s", "timeout")
+    block(pace)
+    (facts,) = pace.pauses.facts()
+
+    assert (facts["queue"], facts["fault"]) == ("sms.outbound.dead", "nacked")
 
 
 def test_unblocked(world: World, ears: Ears) -> None:
     """When the broker stores again nothing is left of it, and the log says so."""
     pace = world.pace()
-    pace.block()
+    block(pace)
     pace.unblock()
 
     assert (pace.broker_blocked, world.value("paused", reason="broker_blocked")) == (False, 0)
@@ -1228,7 +1245,7 @@ def test_unblock_without_a_block(world: World) -> None:
 def test_pause_outlives_a_block(world: World) -> None:
     """A pause for another reason goes on when the broker stores again."""
     pace = paused(world)
-    pace.block()
+    block(pace)
     pace.unblock()
 
     assert (pace.paused, world.value("paused", reason="misconfigured")) == ("misconfigured", 1)
