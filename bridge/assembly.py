@@ -181,6 +181,7 @@ class Assembly:
             paths=[endpoint.path for endpoint in settings.all_endpoints],
             event_types=settings.known_types_of_all,
             queues=() if settings.queue is None else (settings.queue,),
+            health_path=settings.health_path,
         )
         receiver = self._make_receiver(metrics)
         self._link("webhook publish", watched(receiver.serve, settings.queue, metrics))
@@ -202,6 +203,7 @@ class Assembly:
             ),
         )
         self.parts[WEBHOOK_LISTENER] = partial(_serve_webhooks, listener, receiver)
+        self.health.facts["webhook"] = lambda: {"refused": receiver.trust.facts()}
         self.health.ready["listener"] = lambda: listener.is_accepting
         return listener
 

@@ -16,7 +16,7 @@ Anything else that is raised is a bug: caught once at a task's edge, dead letter
 from collections.abc import Iterator
 from typing import Literal
 
-SignatureFault = Literal["missing", "malformed", "mismatch", "stale", "future"]
+SignatureFault = Literal["missing", "malformed", "mismatch", "ambiguous", "stale", "future"]
 ConnectFault = Literal["auth_failed", "refused", "tls_failed", "timeout", "client_unsupported"]
 # What became of a connection to the broker.
 ConnectOutcome = Literal["opened", ConnectFault, "closed_by_broker"]

@@ -114,7 +114,8 @@ EVENTS = (
 CHECKS = (
     ("valid", "current"),
     ("valid", "previous"),
-    *((fault, "none") for fault in ("missing", "malformed", "mismatch", "stale", "future")),
+    *((fault, "none") for fault in ("missing", "malformed", "mismatch", "ambiguous")),
+    *((fault, "none") for fault in ("stale", "future")),
 )
 
 WORKER = {

@@ -27,6 +27,8 @@ _SIGNED: Final = r"\{(body|url)\}"
 _CODE: Final = r"^[!-~]{1,64}$"
 _PREFIX: Final = r"^[ -~]{0,64}$"
 # A request's path is compared decoded.
+# RFC 9110, 8.3.1.
+CONTENT_TYPE: Final = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+(; ?[ -~]{1,60})?$"
 _PATH: Final = r"^/[^?#%{}\s]*$"
 HALF_CHARACTER: Final = "holds half of a surrogate pair; write the whole character"
 # RFC 9110, 5.6.2.
@@ -44,6 +46,7 @@ PATTERNS: Final = {
     _SIGNED: "must hold {body} or {url}",
     _CODE: "must be 1 to 64 visible ASCII characters",
     _PREFIX: "must be at most 64 visible ASCII characters and spaces",
+    CONTENT_TYPE: "must be a media type like text/xml",
     _PATH: "must begin with / and hold no space, ?, #, %, { or }",
 }
 

@@ -87,11 +87,18 @@ def webhook_secret(name: Preset) -> str:
     return words
 
 
+def webhook_repeats(name: Preset) -> str:
+    """Return when the service calls again, in words."""
+    words: str = _read(name)["webhook_repeats"]
+    return words
+
+
 def documented_webhooks(name: Preset) -> Sequence[Mapping[str, Any]]:
     """Return examples of what the service calls.
 
     Each has `means`, `body` (a flat map for a form), `content_type` unless it is JSON, its `type`
-    and `event_id`, and as a receipt `delivery`, `provider_id`, `message_id`, as far as it has them.
+    and `event_id`, and as a receipt `delivery`, `code`, `provider_id`, `message_id`, as far as it
+    has them.
     `number` is the person's in the body, `text` that of the message.
     """
     webhooks: list[Mapping[str, Any]] = _read(name)["webhooks"]

@@ -33,6 +33,7 @@ class ReceiptSettings(Section):
     pending: StatusValues = ()
     provider_id_pointers: Pointers = ()
     message_id_pointers: Pointers = ()
+    code_pointers: Pointers = ()
 
     @model_validator(mode="after")
     def _can_be_read(self) -> "ReceiptSettings":

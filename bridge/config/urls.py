@@ -71,6 +71,20 @@ def _check_http(value: str, *, remedy: str = "") -> str:
     return value
 
 
+def _check_public(value: str) -> str:
+    if "#" in value:
+        # Services take settings of their own there, and neither call nor sign them.
+        raise ValueError(
+            "must not hold a fragment; what stands behind the # (such as rc=5) is for the service, "
+            "so put it behind the address where the service is told it, and leave it out here"
+        )
+    if "?" in value:
+        raise ValueError(
+            "must not hold a query; the one that the service calls is taken from its request"
+        )
+    return _check_http(value)
+
+
 def _parse_with_login(value: SecretStr, example: str, *, remedy: str = "") -> URL:
     """Parse a URL that may hold a user and a password.
 
@@ -108,6 +122,8 @@ BrokerUrls = Annotated[
 ]
 ProxyUrl = Annotated[SecretStr, AfterValidator(_check_proxy)]
 HttpUrl = Annotated[str, AfterValidator(_check_http)]
+# Where a service calls us.
+PublicUrl = Annotated[str, AfterValidator(_check_public)]
 OtlpUrl = Annotated[
     str, AfterValidator(partial(_check_http, remedy="; a token goes in OTEL_EXPORTER_OTLP_HEADERS"))
 ]

@@ -7,9 +7,10 @@ others.
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from bridge.config.fields import (
+    CONTENT_TYPE,
     Duration,
     EventPointer,
     EventType,
@@ -28,7 +29,7 @@ from bridge.config.fields import (
 from bridge.config.presets import PRESETS, KnownPreset, as_map, lay_over, preset_endpoint
 from bridge.config.receipts import ReceiptSettings
 from bridge.config.section import Section, read_section
-from bridge.config.urls import HttpUrl
+from bridge.config.urls import PublicUrl
 
 # How services sign their webhooks.
 SignaturePreset = Literal[
@@ -45,6 +46,7 @@ SignaturePreset = Literal[
     "sinch",
     "plivo",
     "android-sms-gateway",
+    "bird",
 ]
 Algorithm = Literal["sha256", "sha1", "sha384", "sha512", "ed25519"]
 Encoding = Literal["auto", "hex", "base64", "base64url"]
@@ -52,9 +54,27 @@ TimestampUnit = Literal["s", "ms"]
 SecretEncoding = Literal["utf8", "base64", "hex", "whsec"]
 
 MAX_ENDPOINTS: Final = 50
+DEFAULT_RESPONSE_SECONDS: Final = 2.5
 # Where the settings of the default endpoint stand, and those of the others.
 DEFAULT_ENDPOINT: Final = "webhook"
 _OTHERS: Final = "webhook.endpoints"
+
+
+def _as_number(value: object) -> object:
+    """Read a status as the environment gives it."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+AnswerStatus = Annotated[Literal[200, 201, 202], BeforeValidator(_as_number)]
+UnsignedStatus = Annotated[Literal[401, 503], BeforeValidator(_as_number)]
+
+
+class AnswerSettings(Section):
+    """What the service wants to read when its webhook was taken."""
+
+    status: AnswerStatus = 200
+    content_type: Annotated[str, StringConstraints(pattern=CONTENT_TYPE)] | None = None
+    body: Annotated[str, StringConstraints(max_length=1000)] = ""
 
 
 class SignatureSettings(Section):
@@ -95,8 +115,11 @@ class EndpointSettings(Section):
         "/data/message_id",
     )
     event_types: Annotated[tuple[Name, ...], List, Field(max_length=20)] = ("message.received",)
-    public_url: HttpUrl | None = None
+    public_url: PublicUrl | None = None
     receipts: ReceiptSettings = ReceiptSettings()
+    answer: AnswerSettings = AnswerSettings()
+    unsigned: UnsignedStatus = 401
+    response_timeout_seconds: Duration | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -158,7 +181,9 @@ class WebhookSettings(EndpointSettings):
     max_buffered_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
     max_connections: Annotated[int, Field(ge=1, le=50_000)] = 1024
     max_in_flight: Annotated[int, Field(ge=1, le=100_000)] = 512
-    response_timeout_seconds: Duration = 2.5
+    # Of the default endpoint, and of each that has none itself.
+    response_timeout_seconds: Duration = DEFAULT_RESPONSE_SECONDS
+    health_path: RequestPath | None = None
     body_timeout_seconds: Duration = 10
     idle_timeout_seconds: Duration = 15
     keep_alive_seconds: Duration = 75
@@ -196,10 +221,17 @@ class WebhookSettings(EndpointSettings):
             earlier = taken.setdefault(endpoint.path, key)
             if earlier != key:
                 yield f"{key}.path: is {earlier}.path too; give each endpoint a path of its own"
+        if self.health_path in taken:
+            yield (
+                f"{DEFAULT_ENDPOINT}.health_path: is {taken[self.health_path]}.path too; "
+                "give it a path of its own"
+            )
         if DEFAULT_ENDPOINT in self.endpoints_by_key:
             return
         default = EndpointSettings(path=type(self).model_fields["path"].default)
         for name in EndpointSettings.model_fields:
+            if name == "response_timeout_seconds":
+                continue
             if getattr(self, name) != getattr(default, name):
                 yield (
                     f"{DEFAULT_ENDPOINT}.{name}: is of the default endpoint, which has no secrets "

@@ -28,6 +28,8 @@ END_SECONDS: Final = 1.0
 LINGER_SECONDS: Final = 2.0
 MAX_LINGER_BYTES: Final = 4 * 1024 * 1024
 
+# Counted for a request whose client has gone; nobody reads it.
+_CUT_OFF: Final = Response(HTTPStatus.BAD_REQUEST)
 _FULL: Final = problem(503, "too many connections; try again later", Retry_After="5")
 
 
@@ -77,7 +79,7 @@ class Connection(asyncio.BufferedProtocol):
             self._line_up()
             return
         self._is_over = True
-        self._service.hooks.on_refusal(None, None, _FULL.status)
+        self._service.hooks.on_refusal(None, None, _FULL)
         self._send(_FULL, keep_alive=False)
         self._transport.close()
 
@@ -121,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's own
         """Drop an incomplete request; one that is being answered is finished."""
         if not self._is_over and self._parser.phase is BODY:
-            self._report_refusal(HTTPStatus.BAD_REQUEST)
+            self._report_refusal(_CUT_OFF)
         self._give_up()
         self._leave()
 
@@ -140,7 +142,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_mute:
             self.abort()
             return
-        self._report_refusal(_FULL.status)
+        self._report_refusal(_FULL)
         self._give_up()
         self._leave()
         self._send(_FULL, keep_alive=False)
@@ -266,13 +268,14 @@ class Connection(asyncio.BufferedProtocol):
         self._request = None
         self._count()
         if response is _FULL:
-            self._service.hooks.on_refusal(request.method, request.path, response.status)
+            self._service.hooks.on_refusal(request.method, request.path, response)
         if self._is_over:
             return
         is_last = self._has_eof and not self._has_more
         keep_alive = request.keep_alive and not self._occupancy.is_draining and not is_last
         self._is_answered = True
-        self._is_trusted = self._is_trusted or response.status < HTTPStatus.MULTIPLE_CHOICES
+        if response.status < HTTPStatus.MULTIPLE_CHOICES and not response.for_anybody:
+            self._is_trusted = True
         self._start_clock()
         self._line_up()
         self._send(response, keep_alive=keep_alive, has_body=request.method != "HEAD")
@@ -306,12 +309,12 @@ class Connection(asyncio.BufferedProtocol):
         date_line = self._service.date_line
         self._transport.write(render(response, date_line, keep_alive=keep_alive, has_body=has_body))
 
-    def _report_refusal(self, status: int) -> None:
-        self._service.hooks.on_refusal(self._parser.method, self._parser.path, status)
+    def _report_refusal(self, response: Response) -> None:
+        self._service.hooks.on_refusal(self._parser.method, self._parser.path, response)
 
     def _refuse(self, response: Response) -> None:
         """Answer without the handler, and close."""
-        self._report_refusal(response.status)
+        self._report_refusal(response)
         self._send(response, keep_alive=False)
         self._linger()
 

@@ -11,11 +11,15 @@ _STATUS_LINES: Final = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() f
 
 
 class Response(NamedTuple):
-    """A response; Content-Length and Date are added when it is sent."""
+    """A response; Content-Length and Date are added when it is sent.
+
+    A success shows that the client is no stranger, unless anybody gets it (`for_anybody`).
+    """
 
     status: int
     body: bytes = b""
     headers: Mapping[str, str] = MappingProxyType({})
+    for_anybody: bool = False
 
 
 def problem(status: int, title: str, **headers: str) -> Response:

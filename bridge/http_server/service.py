@@ -7,6 +7,7 @@ from typing import Final
 from bridge.http_server.limits import Limits
 from bridge.http_server.occupancy import Eviction
 from bridge.http_server.request import Handler, Judge
+from bridge.http_server.response import Response
 
 # How much one read takes from the kernel at most.
 READ_BYTES: Final = 65536
@@ -17,12 +18,12 @@ class Hooks:
     """What a listener calls besides the handler.
 
     `judge` may refuse a request by its header. `on_refusal` is called for each response that is
-    sent without the handler: method and path, None if they were not read, and the status.
+    sent without the handler: method and path, None if they were not read, and the response.
     `on_eviction` is called for each connection that was closed to make room.
     """
 
     judge: Judge = lambda *_: None
-    on_refusal: Callable[[str | None, str | None, int], None] = lambda *_: None
+    on_refusal: Callable[[str | None, str | None, Response], None] = lambda *_: None
     on_eviction: Callable[[Eviction], None] = lambda _: None
 
 

@@ -6,6 +6,7 @@ from bridge.config import EndpointSettings
 from bridge.config.webhook import DEFAULT_ENDPOINT
 from bridge.credentials import Credential
 from bridge.errors import ConfigError
+from bridge.http_server.response import Response
 from bridge.inbound.schemes import decode_secret, scheme_from
 from bridge.inbound.signature import is_usable
 
@@ -21,6 +22,12 @@ class Endpoint:
         self.settings = settings
         self.setting = key
         self.path = settings.path
+        self.accepted = _accepted(settings)
+        # The types that its receipts may have in the log: words of the settings, no stranger's.
+        receipts = settings.receipts
+        self.receipt_types = frozenset(
+            (*receipts.type_values, *receipts.delivered, *receipts.failed, *receipts.pending)
+        )
         if not settings.knows_signature:
             raise ConfigError(
                 f"{key}.signature: is missing; preset {settings.preset} knows of nothing by which "
@@ -52,6 +59,13 @@ class Endpoint:
     def use_secrets(self) -> None:
         """Use the secrets as they are now, after a change of their files."""
         self.keys = [decode_secret(self.scheme, secret.current) for secret in self.secrets]
+
+
+def _accepted(settings: EndpointSettings) -> Response:
+    """Make what the service is answered when its webhook was taken."""
+    answer = settings.answer
+    headers = {} if answer.content_type is None else {"content-type": answer.content_type}
+    return Response(answer.status, answer.body.encode(), headers)
 
 
 def lacks_secrets(key: str) -> str:

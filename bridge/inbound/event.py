@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import zlib
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -28,6 +29,11 @@ OTHER: Final = "other"
 MAX_SHORT_STRING_BYTES: Final = 255
 # Enough that no two events share a key by chance.
 _REPEAT_KEY_BYTES: Final = 16
+# A body that is longer when it is inflated is not read.
+MAX_INFLATED_BYTES: Final = 1024 * 1024
+_INFLATED: Final = frozenset(("gzip", "x-gzip", "deflate"))
+# zlib's number for either of its two headers, and the largest window.
+_GZIP_OR_ZLIB: Final = 47
 # A form with more is not read.
 MAX_FORM_FIELDS: Final = 1000
 _PERSISTENT: Final = 2
@@ -100,14 +106,19 @@ class Event:
 
 
 def name_event(
-    body: bytes, content_type: str | None, verified: Verified, endpoint: EndpointSettings
+    body: bytes,
+    content_type: str | None,
+    verified: Verified,
+    endpoint: EndpointSettings,
+    content_encoding: str | None = None,
 ) -> Event:
-    """Read the type and the id of an authentic body, whatever it holds.
+    """Read the type and the id of an authentic body, whatever it holds; it stays as it is.
 
     The type is the first text that a pointer finds, or else the endpoint's constant; the id is the
     signed one, or else the first that a pointer finds.
     """
-    document = read_body(body, content_type)
+    plain = body if content_encoding is None else inflate(body, content_encoding)
+    document = read_body(plain, content_type)
     kind = find_text(document, endpoint.event_type_pointers)
     if kind is None:
         kind = endpoint.event_type
@@ -122,6 +133,18 @@ def name_event(
         signed_at=verified.timestamp,
         receipts=read_receipts(document, kind, endpoint.receipts),
     )
+
+
+def inflate(body: bytes, content_encoding: str) -> bytes:
+    """Undo gzip or deflate, to read what a body holds; return nothing for more than is read."""
+    if content_encoding.strip().lower() not in _INFLATED:
+        return body
+    inflating = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        plain = inflating.decompress(body, MAX_INFLATED_BYTES)
+    except zlib.error:
+        return b""
+    return plain if inflating.eof else b""
 
 
 def read_body(body: bytes, content_type: str | None) -> Any:  # noqa: ANN401  JSON

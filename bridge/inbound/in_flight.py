@@ -6,7 +6,7 @@ from typing import Final
 from bridge.http_server.request import Request
 from bridge.http_server.response import Response
 from bridge.inbound.endpoint import Endpoint
-from bridge.inbound.event import Event, trace_of
+from bridge.inbound.event import OTHER, Event, trace_of
 from bridge.inbound.metrics import UNKNOWN_DELIVERY, EventOutcome, WebhookMetrics
 from bridge.inbound.refusals import Refusals
 from bridge.inbound.spans import WebhookSpans, end_webhook
@@ -18,6 +18,8 @@ log = Log(__name__)
 
 # Of all that are in no trace: it holds nothing.
 _NO_SPAN: Final = Span(())
+# The type in the log of a receipt whose own is in no setting.
+RECEIPT: Final = "receipt"
 
 
 class Webhook:
@@ -82,7 +84,11 @@ class InFlight:
             trace_id = webhook.span.trace_id
             kind = self._metrics.type_label(event.type)
             self._count_event(event, kind, outcome)
-            facts = self._facts(event, kind, path, outcome, why, status, seconds)
+            shown = kind
+            if event.receipts and kind == OTHER:
+                known = webhook.endpoint.receipt_types
+                shown = event.type if event.type in known and event.type else RECEIPT
+            facts = self._facts(event, shown, path, outcome, why, status, seconds)
             log.tell("webhook", facts)
             end_webhook(webhook.span, facts)
         self._refusals.count_request(webhook.request.method, path, status)
@@ -126,6 +132,7 @@ class InFlight:
                 "delivery": receipt.delivery or UNKNOWN_DELIVERY,
                 "message_id": receipt.message_id,
                 "provider_id": receipt.provider_id,
+                "code": receipt.code,
             }
         elif count:
             facts |= {"receipts": count}

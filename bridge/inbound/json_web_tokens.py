@@ -25,6 +25,8 @@ MAX_TOKEN_BYTES: Final = 4096
 MAX_TIME: Final = 10**13
 
 _BEARER: Final = b"Bearer "
+# The scheme's name in any case, with any blanks behind it (RFC 9110, 11.1).
+_ANY_BEARER: Final = re.compile(rb"bearer[ \t]+", re.IGNORECASE)
 _COMPACT: Final = re.compile(rb"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.([A-Za-z0-9_-]+)")
 _ALGORITHMS: Final = {"sha256": "HS256", "sha384": "HS384", "sha512": "HS512"}
 # The claims that hold hashes, by what is hashed.
@@ -94,10 +96,15 @@ def is_usable(key: bytes) -> bool:
 
 
 def _compact(scheme: Scheme, value: bytes) -> bytes:
-    prefix = _prefix(scheme)
-    token = value.removeprefix(prefix)
+    begin = 0
+    if _prefix(scheme):
+        bearer = _ANY_BEARER.match(value)
+        if bearer is None:
+            raise InvalidSignatureError("malformed")
+        begin = bearer.end()
+    token = value[begin:]
     compact = _COMPACT.fullmatch(token)
-    if not value.startswith(prefix) or len(token) > MAX_TOKEN_BYTES or compact is None:
+    if len(token) > MAX_TOKEN_BYTES or compact is None:
         raise InvalidSignatureError("malformed")
     # The decoder takes unused bits: one signature must have one spelling.
     padded = compact[1] + b"=" * (-len(compact[1]) % 4)

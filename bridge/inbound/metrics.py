@@ -42,11 +42,13 @@ class WebhookMetrics(Catalogue):
         paths: Sequence[str],
         event_types: Sequence[str],
         queues: Sequence[str] = (),
+        health_path: str | None = None,
     ) -> None:
         super().__init__(registry)
         self.event_types = frozenset(event_types)
         types = (*event_types, "other", "unknown")
-        self._http((*paths, "unmatched"))
+        health = () if health_path is None else (health_path,)
+        self._http((*paths, *health, "unmatched"))
         self._events(types)
         self._signatures()
         self._state(queues)

@@ -89,7 +89,11 @@ def _outcomes(receipts: tuple[Receipt, ...], at: float) -> Iterator[OutcomeEvent
         outcome = _OUTCOMES.get(receipt.delivery)
         if outcome is not None:
             yield OutcomeEvent(
-                outcome, at=at, message_id=receipt.message_id, provider_id=receipt.provider_id
+                outcome,
+                at=at,
+                message_id=receipt.message_id,
+                provider_id=receipt.provider_id,
+                code=receipt.code,
             )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from bridge.config.receipts import ReceiptSettings
-from bridge.pointers import as_text, find_all, find_id
+from bridge.pointers import as_text, find_all, find_code, find_id
 
 Delivery = Literal["delivered", "failed", "pending"]
 
@@ -19,12 +19,14 @@ class Receipt(NamedTuple):
     """What the service says of one message.
 
     `delivery` is None for a word of the service's that is not known. `provider_id` is the service's
-    id of the message, `message_id` the reference that came with the request.
+    id of the message, `message_id` the reference that came with the request, `code` why the
+    delivery failed.
     """
 
     delivery: Delivery | None
     provider_id: str | None = None
     message_id: str | None = None
+    code: str | None = None
 
 
 def read_receipts(
@@ -54,12 +56,21 @@ def _read_receipt(document: Any, settings: ReceiptSettings) -> Receipt | None:  
         return None
     provider_id = find_id(document, settings.provider_id_pointers)
     message_id = find_id(document, settings.message_id_pointers)
+    delivery = _delivery(status, settings)
     return Receipt(
-        delivery=_delivery(status, settings),
+        delivery=delivery,
         # Many services number their messages: only what is certainly a phone number is left out.
         provider_id=None if provider_id is None or _PLUS.search(provider_id) else provider_id,
         message_id=None if message_id is None or _looks_like_number(message_id) else message_id,
+        # Of what has not failed it is the service's way to say so.
+        code=_find_error(document, settings.code_pointers) if delivery == "failed" else None,
     )
+
+
+def _find_error(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
+    # Many services say that there is no error by a zero.
+    code = find_code(document, pointers) if pointers else None
+    return None if code is None or not code.strip("0") else code
 
 
 def _find_status(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON

@@ -17,7 +17,11 @@ RETRY_AFTER_SECONDS: Final = 5
 NOT_FOUND: Final = problem(404, "nothing is here")
 NOT_ALLOWED: Final = problem(405, "only POST", Allow="POST")
 NOT_ALLOWED_BESIDE_GET: Final = problem(405, "only POST and GET", Allow="POST, GET")
+NOT_ALLOWED_HEALTH: Final = problem(405, "only GET and HEAD", Allow="GET, HEAD")
+HEALTHY: Final = Response(200, for_anybody=True)
 NOT_SIGNED: Final = problem(401, "the signature is not valid")
+# In place of NOT_SIGNED, where the service sends nothing again that was answered with it.
+UNSIGNED: Final = problem(503, "the signature is not valid", Retry_After=str(RETRY_AFTER_SECONDS))
 TRY_LATER: Final = problem(503, "try again later", Retry_After=str(RETRY_AFTER_SECONDS))
 
 # What became of a webhook that never reached the receiver, by the status of the response.
@@ -50,10 +54,15 @@ class Refusals:
         *,
         metrics: WebhookMetrics,
         get_paths: Collection[str] = (),
+        unsigned_paths: Collection[str] = (),
+        health_path: str | None = None,
     ) -> None:
         # By the path of each endpoint.
         self._headers = {path: name.lower().encode() for path, name in signature_headers.items()}
         self._get_paths = get_paths
+        # Where what bears no signature is answered with UNSIGNED.
+        self._unsigned_paths = unsigned_paths
+        self._health_path = health_path
         self._metrics = metrics
         self._refused = CountedLog(log, "webhook")
         self._evicted = CountedLog(log, "connections_evicted")
@@ -62,7 +71,9 @@ class Refusals:
         """Refuse by the header alone what is no webhook, so that no stranger's body is buffered."""
         signature_header = self._headers.get(path)
         if signature_header is None:
-            return NOT_FOUND
+            if path != self._health_path:
+                return NOT_FOUND
+            return HEALTHY if method in {"GET", "HEAD"} else NOT_ALLOWED_HEALTH
         if method != "POST":
             if path not in self._get_paths:
                 return NOT_ALLOWED
@@ -72,20 +83,24 @@ class Refusals:
         for name, _ in headers:
             if name == signature_header:
                 return None
-        return NOT_SIGNED
+        return UNSIGNED if path in self._unsigned_paths else NOT_SIGNED
 
-    def count(self, method: str | None, path: str | None, status: int) -> None:
-        """Count a request that was refused by its header, or that never arrived whole."""
+    def count(self, method: str | None, path: str | None, response: Response) -> None:
+        """Count a request that was answered by its header alone, or that never arrived whole."""
+        status = response.status
         route = path if path in self._headers else None
+        if route is None and path is not None and path == self._health_path:
+            self.count_request(method, path, status)
+            return
         self.count_request(method, route or UNMATCHED, status)
         if route is None or status == NOT_ALLOWED.status:
             return
         outcome = _OUTCOMES.get(status, "incomplete")
-        self._metrics.events.labels("unknown", outcome).inc()
         why = None
-        if status == NOT_SIGNED.status:
-            why = "missing"
+        if response is NOT_SIGNED or response is UNSIGNED:
+            outcome, why = "invalid_signature", "missing"
             self._metrics.verifications.labels(why, "none").inc()
+        self._metrics.events.labels("unknown", outcome).inc()
         self.log(route, outcome, why, status)
 
     def count_request(self, method: str | None, route: str, status: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
+from urllib.parse import urlsplit
 
 from bridge.config import SignatureSettings
 from bridge.config.webhook import (
@@ -20,7 +21,7 @@ from bridge.errors import ConfigError
 from bridge.inbound.form_parameters import PLIVO, TWILIO, Parameters
 
 # What `signed_content` may hold besides fixed text.
-PLACEHOLDER: Final = re.compile(r"\{(body|timestamp|id|url|nonce|params)\}")
+PLACEHOLDER: Final = re.compile(r"\{(body|body_sha256|timestamp|id|url|nonce|params)\}")
 # How long a digest is, or an Ed25519 signature.
 DIGEST_BYTES: Final[Mapping[str, int]] = {
     "sha256": 32,
@@ -34,10 +35,12 @@ DIGEST_BYTES: Final[Mapping[str, int]] = {
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VISIBLE: Final = re.compile(r"[!-~]+")
 _TOUCHING_TOKEN: Final = re.compile(
-    r"\{(?:id|nonce)\}\{(?:body|url|params|id|nonce)\}"
-    r"|\{(?:body|url|params)\}\{(?:id|nonce)\}"
+    r"\{(?:id|nonce)\}\{(?:body|body_sha256|url|params|id|nonce)\}"
+    r"|\{(?:body|body_sha256|url|params)\}\{(?:id|nonce)\}"
 )
 _PUBLIC_KEY_BYTES: Final = 32
+# How some consoles show a secret of Standard Webhooks, with the version of its signatures.
+_VERSIONED: Final = "v1,whsec_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,9 @@ class Scheme:
     nonce_header: str | None = None
     secret_encoding: SecretEncoding = "utf8"  # noqa: S105  the name of an encoding
     url: str | None = None
+    # The same address with its port where `url` has none, or without: the service signs either.
+    other_url: str | None = None
+    tries_ports: bool = False
     # What `{params}` may hold.
     parameters: Parameters | None = None
     # Of a token: its issuer, and whether it must say when it ends.
@@ -122,6 +128,8 @@ PRESETS: Final[Mapping[SignaturePreset, Scheme]] = MappingProxyType(
             encoding="base64",
             signed_content="{url}{params}",
             parameters=TWILIO,
+            # As its own libraries do, "since sig generation on back end is inconsistent".
+            tries_ports=True,
         ),
         "telnyx": Scheme(
             header="telnyx-signature-ed25519",
@@ -162,6 +170,15 @@ PRESETS: Final[Mapping[SignaturePreset, Scheme]] = MappingProxyType(
             signed_content="{body}{timestamp}",
             timestamp_from="X-Timestamp",
         ),
+        # https://docs.bird.com/api/notifications-api/api-reference/webhook-subscriptions/verifying-a-webhook-subscription
+        "bird": Scheme(
+            header="messagebird-signature",
+            encoding="base64",
+            signed_content="{timestamp}\n{url}\n{body_sha256}",
+            timestamp_from="messagebird-request-timestamp",
+            # What Bird sends again has the time of the first attempt, for up to a day.
+            tolerance_seconds=86400.0,
+        ),
     }
 )
 
@@ -175,7 +192,7 @@ def scheme_from(
     settings stand.
     """
     knobs = settings.model_dump(exclude={"preset"}, exclude_none=True)
-    scheme = replace(PRESETS[settings.preset], **knobs, url=public_url)
+    scheme = at_address(replace(PRESETS[settings.preset], **knobs), public_url)
     faults = [
         *_content_faults(scheme),
         *_format_faults(scheme),
@@ -187,12 +204,27 @@ def scheme_from(
     return scheme
 
 
+def at_address(scheme: Scheme, url: str | None) -> Scheme:
+    """Return the scheme for webhooks that go to this address."""
+    other = _other_port(url) if scheme.tries_ports and url is not None else None
+    return replace(scheme, url=url, other_url=other)
+
+
+def _other_port(url: str) -> str:
+    """Leave the port out of an address, or put in the usual one where there is none."""
+    parts = urlsplit(url)
+    host, port = parts.netloc, parts.port
+    if port is None:
+        return parts._replace(netloc=f"{host}:{443 if parts.scheme == 'https' else 80}").geturl()
+    return parts._replace(netloc=host.removesuffix(f":{port}")).geturl()
+
+
 def _content_faults(scheme: Scheme) -> Iterator[str]:
     used = set(PLACEHOLDER.findall(scheme.signed_content))
     if set("{}") & set(PLACEHOLDER.sub("", scheme.signed_content)):
         yield (
             "signature.signed_content: holds a brace that is not part of "
-            "{body}, {timestamp}, {id}, {nonce}, {url} or {params}; take it out"
+            "{body}, {body_sha256}, {timestamp}, {id}, {nonce}, {url} or {params}; take it out"
         )
     if _TOUCHING_TOKEN.search(scheme.signed_content):
         yield (
@@ -288,6 +320,11 @@ def decode_secret(scheme: Scheme, secret: str, *, setting: str = "webhook.secret
     Raises ConfigError that names the setting, without the secret in it, when it is empty or not in
     the encoding.
     """
+    if secret.startswith(_VERSIONED):
+        raise ConfigError(
+            f"{setting}: begins with {_VERSIONED}; leave out the {_VERSIONED[:3]} in front, "
+            "which is no part of the secret"
+        )
     try:
         key = _secret_bytes(scheme.secret_encoding, secret)
     except ValueError:

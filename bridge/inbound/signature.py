@@ -72,16 +72,22 @@ def verify(
     event_id = read_event_id(scheme, given)
     nonce = b"" if scheme.nonce_header is None else read_nonce(scheme, scheme.nonce_header, given)
     params = read_parameters(scheme, given, body, query)
-    content = build_content(
-        scheme,
-        body,
-        timestamp=timestamp,
-        event_id=event_id,
-        nonce=nonce,
-        query=query,
-        params=params,
-    )
-    key_index = _matching_key(scheme, keys, content=content, candidates=candidates)
+    urls = (scheme.url,) if scheme.other_url is None else (scheme.url, scheme.other_url)
+    key_index = None
+    for url in urls:
+        content = build_content(
+            scheme,
+            body,
+            url=url,
+            query=query,
+            timestamp=timestamp,
+            event_id=event_id,
+            nonce=nonce,
+            params=params,
+        )
+        key_index = _matching_key(scheme, keys, content=content, candidates=candidates)
+        if key_index is not None:
+            break
     if key_index is None:
         raise InvalidSignatureError("mismatch")
     check_parameters(scheme, params, query)
@@ -112,7 +118,8 @@ def sign(
     if scheme.format == "jwt":
         return _sign_token(scheme, key, body, now=now, event_id=event_id, query=query)
     is_form = scheme.parameters is not None and is_form_type(content_type)
-    if "{body}" not in scheme.signed_content and not is_form:
+    binds_body = "{body}" in scheme.signed_content or "{body_sha256}" in scheme.signed_content
+    if not binds_body and not is_form:
         query = with_digest(query, body)
     headers = []
     timestamp = str(int(now * scheme.units_per_second)).encode()
@@ -127,10 +134,11 @@ def sign(
     content = build_content(
         scheme,
         body,
+        url=scheme.url,
+        query=query,
         timestamp=timestamp,
         event_id=token,
         nonce=token,
-        query=query,
         params=params,
     )
     digest = _digest(scheme, key, content)
@@ -215,7 +223,7 @@ def _verify_token(
 ) -> Verified:
     from bridge.inbound.json_web_tokens import read_token  # noqa: PLC0415
 
-    token = read_token(scheme, keys, given, body, full_url(scheme, query))
+    token = read_token(scheme, keys, given, body, full_url(scheme.url, query))
     is_over = token.expires is not None and now > token.expires
     # The service itself says how long a token holds that must have an end.
     is_old = not scheme.expires and now - token.timestamp > scheme.tolerance_seconds
@@ -231,6 +239,6 @@ def _sign_token(
 ) -> Signed:
     from bridge.inbound.json_web_tokens import write_token  # noqa: PLC0415
 
-    url = full_url(scheme, query)
+    url = full_url(scheme.url, query)
     value = write_token(scheme, key, body, url, now=int(now), token_id=event_id)
     return Signed(((scheme.header, value),), query)

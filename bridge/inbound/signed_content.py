@@ -75,7 +75,7 @@ def read_parameters(
         raise InvalidSignatureError("malformed")
     if query and _may_run_on(content):
         raise InvalidSignatureError("malformed")
-    if "{body}" in content:
+    if "{body}" in content or "{body_sha256}" in content:
         return None
     if scheme.parameters is None:
         _check_digest(query, body)
@@ -104,35 +104,38 @@ def with_digest(query: bytes, body: bytes) -> bytes:
     return query + b"&" + digest if query else digest
 
 
-def build_content(
+def build_content(  # noqa: PLR0913  what may be signed
     scheme: Scheme,
     body: bytes,
     *,
+    url: str | None,
+    query: bytes,
     timestamp: bytes,
     event_id: bytes,
     nonce: bytes,
-    query: bytes,
     params: Sequence[tuple[str, str]] | None,
 ) -> bytes:
     """Put the signed bytes together."""
     if scheme.signed_content == "{body}":
         return body
+    has_digest = "{body_sha256}" in scheme.signed_content
     values = {
         "body": body,
         "timestamp": timestamp,
         "id": event_id,
         "nonce": nonce,
-        "url": full_url(scheme, query),
+        "url": full_url(url, query),
+        "body_sha256": hashlib.sha256(body).digest() if has_digest else b"",
         "params": b"" if params is None else signed_row(params).encode(),
     }
     pieces = _parts(scheme.signed_content)
     return b"".join(values[p] if i % 2 else p.encode() for i, p in enumerate(pieces))
 
 
-def full_url(scheme: Scheme, query: bytes) -> bytes:
-    """Return the address that the service called."""
-    url = (scheme.url or "").encode()
-    return url + b"?" + query if query else url
+def full_url(url: str | None, query: bytes) -> bytes:
+    """Return an address with the query that the service called."""
+    address = (url or "").encode()
+    return address + b"?" + query if query else address
 
 
 def _digests(query: bytes) -> list[bytes]:

@@ -28,10 +28,11 @@ from bridge.inbound.event import Event, as_form, name_event, properties_of
 from bridge.inbound.in_flight import InFlight, Webhook
 from bridge.inbound.metrics import WebhookMetrics
 from bridge.inbound.outcomes import ReceiptOutcomes, all_of
-from bridge.inbound.refusals import NOT_SIGNED, TRY_LATER, Refusals, RefusedError
+from bridge.inbound.refusals import NOT_SIGNED, TRY_LATER, UNSIGNED, Refusals, RefusedError
 from bridge.inbound.repeats import RecentEvents
 from bridge.inbound.signature import Verified, verify
 from bridge.inbound.spans import WebhookSpans, begin_publish, end_publish, publish_in
+from bridge.inbound.trust import Trust
 from bridge.logs import Log
 from bridge.topology.upkeep import Upkeep
 from bridge.tracing.spans import Span
@@ -43,7 +44,8 @@ log = Log(__name__)
 MAX_UNROUTABLE: Final = 100
 # Kept back from the time for a response, so that it arrives in time.
 RESPONSE_RESERVE_SECONDS: Final = 0.1
-_OK: Final = Response(200)
+# What a service that repeats no 401 may have sent: by the scheme that was before, or late.
+_UNREADABLE: Final = frozenset(("missing", "malformed", "stale", "future"))
 
 
 def webhook_limits(settings: WebhookSettings) -> Limits:
@@ -58,6 +60,18 @@ def webhook_limits(settings: WebhookSettings) -> Limits:
         body_timeout_seconds=settings.body_timeout_seconds,
         keep_alive_seconds=settings.keep_alive_seconds,
     )
+
+
+def _is_asked_again(endpoint: Endpoint) -> bool:
+    """Whether the service is to send again what bears no signature that can be read."""
+    return endpoint.settings.unsigned == UNSIGNED.status
+
+
+def _seconds_for(endpoint: Endpoint, settings: WebhookSettings) -> float:
+    """Return within which time an endpoint's webhooks are answered, with the reserve kept back."""
+    own = endpoint.settings.response_timeout_seconds
+    seconds = settings.response_timeout_seconds if own is None else own
+    return max(seconds - RESPONSE_RESERVE_SECONDS, 0.0)
 
 
 class Unconfirmed:
@@ -96,7 +110,10 @@ class Receiver:
             {endpoint.path: endpoint.scheme.header for endpoint in endpoints},
             metrics=metrics,
             get_paths={endpoint.path for endpoint in endpoints if endpoint.scheme.takes_get},
+            unsigned_paths={one.path for one in endpoints if _is_asked_again(one)},
+            health_path=settings.health_path,
         )
+        self.trust = Trust(endpoints)
         # Where there is only one, every line of the log is about it.
         self._in_flight = InFlight(metrics, self.refusals, spans, names_routes=len(endpoints) > 1)
         self._process_id = uuid.uuid4().hex
@@ -107,8 +124,13 @@ class Receiver:
             if outcome_exchange is None
             else ReceiptOutcomes(outcome_exchange, publisher=publisher, recent=self._recent)
         )
-        self._response_seconds = settings.response_timeout_seconds - RESPONSE_RESERVE_SECONDS
-        self._unconfirmed = ConfirmDeadlines(self._response_seconds, self._on_deadline)
+        # By the endpoint's path; those who wait equally long are in one line.
+        self._response_seconds = {one.path: _seconds_for(one, settings) for one in endpoints}
+        lines = {
+            seconds: ConfirmDeadlines(seconds, self._on_deadline)
+            for seconds in self._response_seconds.values()
+        }
+        self._unconfirmed = {path: lines[s] for path, s in self._response_seconds.items()}
         # Routing keys of events that no queue took, until one with the same key is taken.
         self._unroutable: set[str] = set()
         self._queue_missing = asyncio.Event()
@@ -123,7 +145,7 @@ class Receiver:
         refused = self.refusals.judge(request.method, request.path, request.headers)
         if refused is None:
             return self._accept(self._in_flight.begin(request, self._endpoints[request.path]))
-        self.refusals.count(request.method, request.path, refused.status)
+        self.refusals.count(request.method, request.path, refused)
         return refused
 
     # The straight line
@@ -154,8 +176,13 @@ class Receiver:
                 method=request.method,
             )
         except InvalidSignatureError as error:
-            self._metrics.verifications.labels(error.fault, "none").inc()
-            raise RefusedError(NOT_SIGNED, "invalid_signature", error.fault) from None
+            fault = error.fault
+            self._metrics.verifications.labels(fault, "none").inc()
+            self.trust.note_refused(endpoint, fault)
+            is_unreadable = fault in _UNREADABLE and _is_asked_again(endpoint)
+            response = UNSIGNED if is_unreadable else NOT_SIGNED
+            raise RefusedError(response, "invalid_signature", fault) from None
+        self.trust.note_verified(endpoint)
         key = "current" if verified.key_index == 0 else "previous"
         self._metrics.verifications.labels("valid", key).inc()
         if verified.timestamp is not None:
@@ -168,7 +195,8 @@ class Receiver:
             webhook.request = request = as_form(request)
         content_type = request.header(b"content-type")
         settings = webhook.endpoint.settings
-        event = webhook.event = name_event(request.body, content_type, verified, settings)
+        encoding = request.header(b"content-encoding")
+        event = webhook.event = name_event(request.body, content_type, verified, settings, encoding)
         return event
 
     def _publish_at_once(self, webhook: Webhook, event: Event) -> Answer | None:
@@ -190,13 +218,19 @@ class Receiver:
             return None
         self._recent.follow(key, publication)
         waiting = Unconfirmed(webhook, event, span)
-        self._unconfirmed.add(publication, waiting)
+        line = self._unconfirmed[webhook.endpoint.path]
+        line.add(publication, waiting)
         # A confirm may come long after the answer: until then nothing else of the webhook is kept.
-        publication.when_known(partial(self._on_known, publication))
+        publication.when_known(partial(self._on_known, line, publication))
         return waiting.answer
 
-    def _on_known(self, publication: Publication, _is_stored: bool) -> None:  # noqa: FBT001
-        waiting = self._unconfirmed.discard(publication)
+    def _on_known(
+        self,
+        line: ConfirmDeadlines[Publication, Unconfirmed],
+        publication: Publication,
+        _is_stored: bool,  # noqa: FBT001
+    ) -> None:
+        waiting = line.discard(publication)
         if waiting is not None:
             self._settle(waiting, publication.error)
 
@@ -228,7 +262,7 @@ class Receiver:
         Publishes nothing that was published before, and returns when all of it is confirmed.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._response_seconds
+        deadline = loop.time() + self._response_seconds[webhook.endpoint.path]
         span = webhook.span
         publish_event = publish_in(
             span, self._exchange, partial(self._publish_event, webhook, event, deadline)
@@ -268,7 +302,7 @@ class Receiver:
 
     def _accepted(self, webhook: Webhook, event: Event, *, is_new: bool) -> Response:
         if not is_new:
-            return self._in_flight.end(webhook, "duplicate", None, _OK)
+            return self._in_flight.end(webhook, "duplicate", None, webhook.endpoint.accepted)
         if event.routing_key in self._unroutable:
             self._unroutable.discard(event.routing_key)
             log.info(
@@ -277,7 +311,10 @@ class Receiver:
                 type=self._metrics.type_label(event.type),
             )
         return self._in_flight.end(
-            webhook, "unparsed" if event.type is None else "published", None, _OK
+            webhook,
+            "unparsed" if event.type is None else "published",
+            None,
+            webhook.endpoint.accepted,
         )
 
     def _refuse(self, webhook: Webhook, error: Exception) -> Response:

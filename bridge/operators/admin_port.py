@@ -135,12 +135,27 @@ class WorkerFacts(BaseModel):
         return (PauseFacts(reason=self.paused),)
 
 
+class RefusedEndpoint(BaseModel):
+    """An endpoint at which every webhook of the last hour was refused."""
+
+    endpoint: Annotated[str, Field(pattern=r"^webhook(\.endpoints\.\d{1,2})?$")]
+    why: _Word
+    refused: int
+
+
+class WebhookFacts(BaseModel):
+    """What a receiver says of itself."""
+
+    refused: Annotated[tuple[RefusedEndpoint, ...], Field(max_length=51)] = ()
+
+
 class Health(BaseModel):
-    """What /readyz says; `worker` is None where no worker runs."""
+    """What /readyz says; `worker` and `webhook` are None where that role does not run."""
 
     status: Literal["ok", "failing"]
     checks: dict[_Word, Literal["ok", "failing"]]
     worker: WorkerFacts | None = None
+    webhook: WebhookFacts | None = None
 
 
 Client = httpx.AsyncClient

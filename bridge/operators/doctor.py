@@ -24,6 +24,7 @@ from bridge.operators.checks.replicas import check_replicas
 from bridge.operators.checks.set_up import WAIT_SECONDS, ConnectedBroker, ManagedBroker, SetUp
 from bridge.operators.checks.sms_api import check_sms_api, judge_base_url, judge_repeats
 from bridge.operators.checks.topology import check_topology
+from bridge.operators.checks.webhooks import check_webhooks
 from bridge.operators.finding import Finding
 from bridge.operators.management import open_management
 
@@ -50,6 +51,7 @@ ON_THE_MANAGEMENT_API: Final = (
 ELSEWHERE: Final[Mapping[str, Callable[[SetUp], Awaitable[list[Finding]]]]] = {
     "files": check_open_files,
     "API": check_sms_api,
+    "webhooks": check_webhooks,
 }
 
 # What only the management API tells.

@@ -229,6 +229,55 @@ def test_what_cannot_work_is_told_by_its_key(
     assert said.startswith(fault)
 
 
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        (
+            "https://sms.example.com/webhooks#rc=5&rp=all",
+            "webhook.public_url: must not hold a fragment; what stands behind the # (such as rc=5",
+        ),
+        ("https://sms.example.com/a?b=1", "webhook.public_url: must not hold a query; "),
+    ],
+)
+def test_what_a_public_url_may_not_hold(faults: Faults, url: str, told: str) -> None:
+    """A fragment is for the service, and a query is read from each request."""
+    (said,) = faults({"webhook": {"public_url": url}})
+
+    assert said.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("preset", "expected"),
+    [
+        ("twilio", (200, "text/xml", "<Response/>", 401, 10)),
+        ("vonage", (200, None, "", 503, None)),
+        ("sinch", (200, None, "", 503, None)),
+        ("telnyx", (200, None, "", 401, 1.8)),
+        ("plivo", (200, None, "", 401, 6)),
+        ("generic", (200, None, "", 401, None)),
+    ],
+)
+def test_what_each_service_wants_as_answer(preset: str, expected: object) -> None:
+    """A preset says what its service reads, how long it waits, and whether a 401 is final."""
+    one = EndpointSettings.model_validate({"path": "/a", "preset": preset})
+    answer = one.answer
+
+    assert expected == (
+        answer.status,
+        answer.content_type,
+        answer.body,
+        one.unsigned,
+        one.response_timeout_seconds,
+    )
+
+
+def test_a_health_path_is_no_endpoints(faults: Faults) -> None:
+    """One path is either a service's or a load balancer's."""
+    (said,) = faults({"webhook": {"health_path": "/webhooks", "secrets": ["a"]}})
+
+    assert said == "webhook.health_path: is webhook.path too; give it a path of its own"
+
+
 def test_unknown_key_of_an_endpoint(faults: Faults) -> None:
     """An unknown key is told with its number and the nearest one, or by its line."""
     meant = "webhook.endpoints.0.secret_file: unknown key; did you mean webhook.endpoints.0.secret"

@@ -142,7 +142,7 @@ async def listening(
         drain_timeout_seconds=drain_timeout_seconds,
         hooks=Hooks(
             judge=app.judge,
-            on_refusal=lambda _method, *refusal: app.refusals.append(refusal),
+            on_refusal=lambda _, path, response: app.refusals.append((path, response.status)),
             on_eviction=app.evictions.append,
         ),
     )

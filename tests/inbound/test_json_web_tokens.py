@@ -228,12 +228,20 @@ def test_an_algorithm_can_be_set() -> None:
     assert fault(scheme, token(VONAGE)) == "malformed"
 
 
+@pytest.mark.parametrize("word", ["bearer ", "BEARER ", "Bearer  ", "Bearer\t", "  beaRer \t "])
+def test_bearer_is_written_in_any_case_with_any_blanks(word: str) -> None:
+    """The name of the scheme has no case (RFC 9110, 11.1), and a proxy may change the blanks."""
+    value = token(VONAGE).replace("Bearer ", word)
+
+    assert check(VONAGE, f"{value} ").key_index == 0
+
+
 GENUINE = token(VONAGE).removeprefix("Bearer ")
 SPELLINGS = {
     "no word before it": GENUINE,
     "another word": f"Basic {GENUINE}",
-    "in lower case": f"bearer {GENUINE}",
-    "two spaces": f"Bearer  {GENUINE}",
+    "no blank": f"Bearer{GENUINE}",
+    "a blank within": f"Bearer {GENUINE[:9]} {GENUINE[9:]}",
     "empty": "",
     "the word alone": "Bearer ",
     "two tokens": f"Bearer {GENUINE},{GENUINE}",

@@ -52,7 +52,7 @@ def test_documented_webhooks_say_what_they_mean(preset: Any, webhook: Mapping[st
     """Each example of a preset is a receipt if it is documented as one, with its ids."""
     settings = ReceiptSettings.model_validate(preset_endpoint(preset).get("receipts") or {})
     expected = Receipt(
-        webhook.get("delivery"), webhook.get("provider_id"), webhook.get("message_id")
+        *(webhook.get(name) for name in ("delivery", "provider_id", "message_id", "code"))
     )
 
     found = read_receipts(webhook["body"], webhook["type"], settings)

@@ -8,7 +8,7 @@ import pytest
 from bridge.config import SignatureSettings
 from bridge.config.webhook import SignaturePreset
 from bridge.errors import ConfigError
-from bridge.inbound.schemes import PRESETS, decode_secret, scheme_from
+from bridge.inbound.schemes import PRESETS, at_address, decode_secret, scheme_from
 
 KEY = b"test_secret_key"
 URL = "https://mycompany.com/myapp.php"
@@ -26,7 +26,7 @@ def signature_settings(**knobs: Any) -> SignatureSettings:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_without_contradiction(name: SignaturePreset) -> None:
     """A preset alone is a whole scheme; only `twilio` needs the public URL too."""
-    assert scheme_from(signature_settings(preset=name), URL) == replace(PRESETS[name], url=URL)
+    assert scheme_from(signature_settings(preset=name), URL) == at_address(PRESETS[name], URL)
 
 
 def test_a_knob_goes_over_the_preset() -> None:
@@ -218,3 +218,13 @@ def test_a_public_key_has_its_length() -> None:
     assert decode_secret(scheme, "QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=") == b"A" * 32
     with pytest.raises(ConfigError, match=r"^webhook\.secrets: is no Ed25519 public key"):
         decode_secret(scheme, "QUFB")
+
+
+@pytest.mark.parametrize("name", ["standard-webhooks", "plain"])
+def test_a_versioned_secret_is_told(name: Any) -> None:
+    """Some consoles show `v1,whsec_...`, of which the version is no part of the secret."""
+    with pytest.raises(ConfigError) as caught:
+        decode_secret(at_address(PRESETS[name], URL), "v1,whsec_Y2FuYXJ5LTRiMTc=", setting="s")
+
+    assert str(caught.value).startswith("s: begins with v1,whsec_; leave out the v1, in front")
+    assert "Y2FuYXJ5" not in str(caught.value)

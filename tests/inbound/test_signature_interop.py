@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import pytest
 import stripe
@@ -19,7 +20,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from twilio.request_validator import HMAC_SHA1, HMAC_SHA256, RequestValidator
 
 from bridge.errors import InvalidSignatureError
-from bridge.inbound.schemes import PRESETS, Scheme, decode_secret
+from bridge.inbound.schemes import PRESETS, Scheme, at_address, decode_secret
 from bridge.inbound.signature import Verified, sign, verify
 
 SECRET = "whsec_dGVzdF9zZWNyZXRfa2V5X29mXzI0IQ=="
@@ -30,7 +31,7 @@ STRIPE = PRESETS["stripe"]
 SLACK = PRESETS["slack"]
 GITHUB = PRESETS["github"]
 SHOPIFY = PRESETS["shopify"]
-TWILIO = replace(PRESETS["twilio"], url=URL)
+TWILIO = at_address(PRESETS["twilio"], URL)
 
 # The libraries sign text.
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -249,6 +250,105 @@ def test_we_sign_and_twilio_verifies(algorithm: Any, body: str) -> None:
 
     assert VALIDATOR.validate(url, body, header, ALGORITHMS[algorithm])
     assert not VALIDATOR.validate(url, body + "!", header, ALGORITHMS[algorithm])
+
+
+PIECES = (
+    *("Body", "From", "FromCity", "To", "ToCity", "NumMedia", "MessageSid", "AccountSid"),
+    *("MediaUrl0", "SmsStatus", "+447700900123", "12345", "US", "https://a.example/", "AC", "SM"),
+    *("0123456789abcdef0123456789abcdef", "received", "1", " ", "✓", "YES", "&", "=", "#", "?"),
+)
+WORDS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+SID = "0123456789abcdef0123456789abcdef"
+FORM = {
+    "AccountSid": f"AC{SID}",
+    "ApiVersion": "2010-04-01",
+    "Body": "",
+    "From": "+12025550101",
+    "FromCity": "SAN FRANCISCO",
+    "FromCountry": "US",
+    "FromState": "CA",
+    "FromZip": "94105",
+    "MessageSid": f"SM{SID}",
+    "NumMedia": "0",
+    "NumSegments": "1",
+    "SmsMessageSid": f"SM{SID}",
+    "SmsSid": f"SM{SID}",
+    "SmsStatus": "received",
+    "To": "+12025550102",
+    "ToCity": "",
+    "ToCountry": "US",
+    "ToState": "",
+    "ToZip": "",
+}
+REPORT = {
+    "AccountSid": f"AC{SID}",
+    "From": "Acme",
+    "MessageSid": f"SM{SID}",
+    "MessageStatus": "undelivered",
+    "ErrorCode": "30003",
+    "To": "+12025550101",
+}
+PORTS = (
+    ("https://bridge.example/webhooks", "https://bridge.example:443/webhooks"),
+    ("http://bridge.example/webhooks", "http://bridge.example:80/webhooks"),
+    ("https://bridge.example:8443/webhooks", "https://bridge.example/webhooks"),
+)
+
+
+def outcome_of(
+    scheme: Scheme, signature: str, form: dict[str, str], query: str, key: str = SECRET
+) -> str:
+    """Verify a form: `valid`, or how it is refused."""
+    headers = [
+        (b"x-twilio-signature", signature.encode()),
+        (b"content-type", b"application/x-www-form-urlencoded"),
+    ]
+    body = urlencode(form).encode()
+    try:
+        verify(scheme, [key.encode()], headers, body, now=0, query=query.encode())
+    except InvalidSignatureError as error:
+        return error.fault
+    return "valid"
+
+
+@settings(max_examples=200)
+@given(
+    text=WORDS | texts,
+    query=st.lists(st.sampled_from((*PIECES[:-4], "a=", "&template=")), max_size=6).map("".join),
+    is_report=st.booleans(),
+    ports=st.sampled_from(PORTS),
+    is_swapped=st.booleans(),
+)
+def test_what_twilios_validator_takes_we_take(
+    text: str, query: str, is_report: object, ports: tuple[str, str], is_swapped: object
+) -> None:
+    """Whatever text, query and port Twilio signs is taken, as its own library does."""
+    ours, called = reversed(ports) if is_swapped else ports
+    query = quote(query, safe="=&/:+")
+    form = REPORT if is_report else {**FORM, "Body": text}
+    for address in (ours, called):
+        url = f"{address}?{query}" if query else address
+        signature = VALIDATOR.compute_signature(url, form)
+        full = f"{ours}?{query}" if query else ours
+        scheme = at_address(PRESETS["twilio"], ours)
+
+        is_genuine = VALIDATOR.validate(full, form, signature)
+        outcome = outcome_of(scheme, signature, form, query)
+        # Of a public address with an odd port its library tries none with the usual one.
+        assert outcome == ("valid" if is_genuine else "mismatch")
+        assert outcome_of(scheme, signature, form, query, key="other") == "mismatch"
+
+
+@pytest.mark.parametrize(("ours", "called"), PORTS)
+def test_twilio_signs_with_or_without_the_port(ours: str, called: str) -> None:
+    """Either address is taken, as Twilio's library takes it; another port is taken by neither."""
+    scheme = at_address(PRESETS["twilio"], ours)
+    other = "https://bridge.example:444/webhooks"
+    for url, expected in ((ours, "valid"), (called, "valid"), (other, "mismatch")):
+        signature = VALIDATOR.compute_signature(url, FORM)
+
+        assert VALIDATOR.validate(ours, FORM, signature) == (expected == "valid")
+        assert outcome_of(scheme, signature, FORM, "") == expected
 
 
 # --- Shopify: no library verifies its webhooks, so after its documentation ------------------------

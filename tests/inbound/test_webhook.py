@@ -22,7 +22,7 @@ from bridge.amqp.publisher import Publisher
 from bridge.config import SignatureSettings, WebhookSettings
 from bridge.errors import Confirm
 from bridge.http_server.request import Request
-from bridge.http_server.response import Response
+from bridge.http_server.response import Response, problem
 from bridge.inbound.endpoint import Endpoint
 from bridge.inbound.event import EVENT_ID
 from bridge.inbound.metrics import WebhookMetrics
@@ -202,7 +202,7 @@ async def test_refused_webhooks_are_counted_in_few_lines(ears: Ears) -> None:
     for _ in range(5):
         await answer_of(receiver, forged)
         await answer_of(receiver, make_request(EVENT, []))
-        receiver.refusals.count("POST", "/webhooks", 413)
+        receiver.refusals.count("POST", "/webhooks", problem(413, "too large"))
         receiver.refusals.count_eviction("memory")
     await answer_of(receiver, make_request(EVENT))
     receiver.refusals.flush_log()
@@ -389,6 +389,34 @@ async def test_the_same_id_of_two_services_is_no_repeat() -> None:
 
     assert {answer.status for answer in answers} == {200}
     assert store.bodies == [EVENT, EVENT]
+
+
+async def test_a_health_check_earns_no_trust() -> None:
+    """Anybody gets the 200 of `health_path`: it does not make a connection a good sender's."""
+    receiver = make_receiver(Store(), health_path="/")
+    healthy = await answer_of(receiver, make_request(b"", [], method="GET", path="/"))
+    genuine = await answer_of(receiver, make_request(EVENT))
+
+    assert (healthy.status, healthy.for_anybody) == (200, True)
+    assert (genuine.status, genuine.for_anybody) == (200, False)
+
+
+async def test_each_endpoint_has_its_own_time() -> None:
+    """An endpoint's webhooks are answered within its own time, the others within the common one."""
+    gate = Gate()
+    receiver = make_receiver(
+        Store(gate),
+        response_timeout_seconds=30,
+        endpoints=[OTHER | {"response_timeout_seconds": 0.2}],
+    )
+    slow = asyncio.ensure_future(answer_of(receiver, make_request(EVENT)))
+    await gate.until(1)
+    signed = [sign_as_github(EVENT, OTHER_SECRET)]
+    quick = await answer_of(receiver, make_request(EVENT, signed, path="/github"))
+
+    assert (quick.status, slow.done()) == (503, False)
+    gate.confirms[0].set_result("confirmed")
+    assert (await slow).status == 200
 
 
 # --- Events that come more than once --------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from bridge.config import EndpointSettings, Settings, load_settings
-from bridge.config.presets import PRESETS, Preset, documented_webhooks
+from bridge.config.presets import PRESETS, Preset, documented_webhooks, webhook_repeats
 from bridge.inbound.event import name_event, read_body
 from bridge.inbound.receipts import Receipt, read_receipts
 from bridge.inbound.schemes import PRESETS as SCHEMES
@@ -146,6 +146,27 @@ def index_part(folder: Path) -> str:
     )
 
 
+def repeats_part() -> str:
+    """Make the table of what becomes of a webhook that is not answered with 200."""
+    return table(
+        ("Service", "Calls again", "What the bridge does about it"),
+        (_repeats_row(preset) for preset in SERVICES),
+    )
+
+
+def _repeats_row(preset: Preset) -> tuple[str, ...]:
+    endpoint = EndpointSettings.model_validate({"path": "/webhooks", "preset": preset})
+    seconds = endpoint.response_timeout_seconds
+    within = "" if seconds is None else f"answered within {seconds:g} s"
+    unsigned = (
+        "503 where the signature is missing, unreadable or stale"
+        if endpoint.unsigned != 401
+        else ""
+    )
+    ours = "; ".join(filter(None, (within, unsigned))) or "-"
+    return (f"[{title_of(preset)}]({page_of(preset).name})", webhook_repeats(preset), ours)
+
+
 def _row(preset: Preset, folder: Path) -> tuple[str, ...]:
     first = yaml_blocks(page_of(preset).read_text(encoding="utf-8"))[0]
     api = settings_of(first, folder).sms_api
@@ -216,7 +237,8 @@ def pages(folder: Path) -> dict[Path, str]:
         text = with_part(text, "answers", answers_part(rendering))
         made[page_of(preset)] = with_part(text, "webhooks", webhooks_part(preset))
     index = INDEX.read_text(encoding="utf-8")
-    return made | {INDEX: with_part(index, "services", index_part(folder))}
+    index = with_part(index, "services", index_part(folder))
+    return made | {INDEX: with_part(index, "repeats", repeats_part())}
 
 
 if __name__ == "__main__":

@@ -441,6 +441,7 @@ def _content(genuine: Genuine) -> bytes:
     event_id = request.value(scheme.id_header).encode() if scheme.id_header else b""
     url = (scheme.url or "").encode() + (b"?" + request.query if request.query else b"")
     values = {"body": request.body, "timestamp": timestamp, "id": event_id, "url": url}
+    values["body_sha256"] = hashlib.sha256(request.body).digest()
     pairs = sorted(
         parse_qsl(request.body.decode(), keep_blank_values=True, strict_parsing=True)
         if genuine.is_form

@@ -11,11 +11,11 @@ from urllib.parse import quote, quote_plus, urlencode
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bridge.inbound.form_parameters import PLIVO
-from bridge.inbound.schemes import PRESETS, Scheme
+from bridge.inbound.schemes import PRESETS, Scheme, at_address
 from bridge.inbound.signature import sign
 
 SCHEMES: Final[Mapping[str, Scheme]] = {
-    str(name): replace(scheme, url="https://bridge.example/webhooks")
+    str(name): at_address(scheme, "https://bridge.example/webhooks")
     for name, scheme in PRESETS.items()
 }
 VISIBLE: Final = [chr(number) for number in range(33, 127)]
