@@ -3,13 +3,14 @@
 import re
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field, JsonValue, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, JsonValue, SecretStr, ValidationInfo, field_validator
 
 from bridge.config.fields import (
     HEADER_NAME,
     POINTER,
     FilePath,
     HeaderName,
+    HeaderValue,
     Map,
     Name,
     Prefix,
@@ -23,6 +24,7 @@ AuthScheme = Literal["bearer", "basic", "header", "none"]
 DEFAULT_IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 
 _FIELDS: Final[dict[str, JsonValue]] = {"/to": "{to}", "/from": "{from}", "/text": "{text}"}
+_NO_HEADERS: Final[dict[str, SecretStr]] = {}
 _PATH: Final = re.compile(r"/(?:[!\"$-z|~]|\{account\})*")
 # Those that the bridge writes itself, and those of one connection (RFC 9110, 7.6.1): twice, or with
 # a secret as their value, they would break the request or show the secret to a proxy.
@@ -84,6 +86,7 @@ class RequestSettings(Section):
     fields: Annotated[dict[PutPointer, JsonValue], Map, Field(min_length=1, max_length=100)] = (
         _FIELDS
     )
+    headers: Annotated[dict[ApiHeader, HeaderValue], Map, Field(max_length=50)] = _NO_HEADERS
 
     @property
     def placeholders(self) -> frozenset[Placeholder]:
@@ -95,6 +98,17 @@ class RequestSettings(Section):
     def _work(cls, fields: dict[str, JsonValue], info: ValidationInfo) -> dict[str, JsonValue]:
         check_fields(fields, is_form=info.data.get("body") == "form")
         return fields
+
+    @field_validator("headers")
+    @classmethod
+    def _are_there_once(cls, headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        if len({name.lower() for name in headers}) < len(headers):
+            raise ValueError("has a header twice; upper and lower case are the same")
+        return headers
+
+    def has_header(self, name: str) -> bool:
+        """Whether a constant header has this name, in upper or lower case."""
+        return name.lower() in {header.lower() for header in self.headers}
 
 
 def may_be_named(header: object) -> bool:

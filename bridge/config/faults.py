@@ -47,6 +47,7 @@ _TEXTS: Final = {
 # The maps whose keys are not ours, with the form of those that cannot be a secret or a number.
 _MADE_UP: Final = {
     ("sms_api", "request", "fields"): re.compile(r"(?:/[A-Za-z_-]{1,32}|/[0-9]{1,2}){1,8}"),
+    ("sms_api", "request", "headers"): re.compile(r"[A-Za-z]{1,20}(?:-[A-Za-z]{1,20}){0,4}"),
     ("sms_api", "response", "errors"): re.compile(r"[0-9]{1,6}|[A-Z_]{1,32}|[a-z_-]{1,32}"),
 }
 # The line of each key in the file, by its path.

@@ -26,6 +26,7 @@ _FORMAT: Final = r"^(plain|kv|list|csv|jwt|prefix:[!-~]{1,32})$"
 _SIGNED: Final = r"\{(body|url)\}"
 _CODE: Final = r"^[!-~]{1,64}$"
 _PREFIX: Final = r"^[ -~]{0,64}$"
+_HEADER_VALUE: Final = re.compile(r"[!-~](?:[ -~]{0,998}[!-~])?")
 # A request's path is compared decoded.
 # RFC 9110, 8.3.1.
 CONTENT_TYPE: Final = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+(; ?[ -~]{1,60})?$"
@@ -177,6 +178,14 @@ def _check_header_name(value: str) -> str:
     return value
 
 
+def _check_header_value(value: SecretStr) -> SecretStr:
+    if not _HEADER_VALUE.fullmatch(value.get_secret_value()):
+        raise ValueError(
+            "must be 1 to 1,000 visible ASCII characters, with spaces between and no line breaks"
+        )
+    return value
+
+
 def _check_event_type(value: str) -> str:
     if not EVENT_TYPE.fullmatch(value):
         raise ValueError(
@@ -203,6 +212,10 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 QueueName = Annotated[Name, AfterValidator(_check_entity_name)]
 ExchangeName = Annotated[Name, AfterValidator(_check_exchange_name)]
 HeaderName = Annotated[str, AfterValidator(_check_header_name)]
+# It may be a secret, and is never shown.
+HeaderValue = Annotated[
+    SecretStr, BeforeValidator(write_number), AfterValidator(_check_header_value)
+]
 # Where something is read. One * is each member of a list; # at the end is a URL's fragment.
 Pointer = Annotated[str, StringConstraints(pattern=POINTER), AfterValidator(_check_read_pointer)]
 # Where something is put, which is one place.

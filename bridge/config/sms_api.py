@@ -82,11 +82,29 @@ class SmsApiSettings(Section):
         laid = _with_one_idempotency(given, lay_over(below, given))
         return _with_field_of_key(laid, below["request"]["fields"])
 
+    @field_validator("request")
+    @classmethod
+    def _leaves_out_the_login(
+        cls, request: RequestSettings, info: ValidationInfo
+    ) -> RequestSettings:
+        auth = info.data.get("auth")
+        if not isinstance(auth, AuthSettings) or auth.scheme == "none":
+            return request
+        if request.has_header(auth.header):
+            raise ValueError(
+                "headers has the header of sms_api.auth; leave it out, or set auth.scheme to none"
+            )
+        return request
+
     @field_validator("idempotency")
     @classmethod
     def _has_its_own_header(cls, idempotency: str, info: ValidationInfo) -> str:
         kind, _, header = idempotency.partition(":")
-        auth = info.data.get("auth")
+        auth, request = info.data.get("auth"), info.data.get("request")
+        if kind == "header" and isinstance(request, RequestSettings) and request.has_header(header):
+            raise ValueError(
+                "names a header of sms_api.request.headers; leave it out of one of them"
+            )
         if not isinstance(auth, AuthSettings) or auth.scheme == "none":
             return idempotency
         if kind == "header" and header.lower() == auth.header.lower():

@@ -53,7 +53,15 @@ def render(settings: Settings, body: str, answers: Sequence[str] = ()) -> Render
     """
     shape_from(settings.sms_api)
     # What could be started with the key is written without it: nothing here can show it.
-    masked = settings.sms_api.model_copy(update={"key": SecretStr(_MASK), "key_file": None})
+    request = settings.sms_api.request
+    headers = dict.fromkeys(request.headers, SecretStr(_MASK))
+    masked = settings.sms_api.model_copy(
+        update={
+            "key": SecretStr(_MASK),
+            "key_file": None,
+            "request": request.model_copy(update={"headers": headers}),
+        }
+    )
     shape = shape_from(masked)
     envelope = Envelope(
         key=MESSAGE_ID, message_id=MESSAGE_ID, published_at=None, first_delivered_at=0

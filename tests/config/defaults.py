@@ -31,6 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "sms_api.request.body": "json",
     "sms_api.request.to_format": "e164",
     "sms_api.request.fields": {"/to": "{to}", "/from": "{from}", "/text": "{text}"},
+    "sms_api.request.headers": {},
     "sms_api.idempotency": "header:Idempotency-Key",
     "sms_api.response.body": "json",
     "sms_api.response.accepted.statuses": ["2xx"],
@@ -131,4 +132,4 @@ DEFAULTS: dict[str, Any] = {
     "tracing.sample_ratio": 0.1,
 }
 # Keys of these that hold a map of the user's own, and no section.
-MAPS = ("sms_api.request.fields", "sms_api.response.errors")
+MAPS = ("sms_api.request.fields", "sms_api.request.headers", "sms_api.response.errors")

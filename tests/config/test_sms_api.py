@@ -118,6 +118,66 @@ def test_constants_of_fields_are_json(load: Load) -> None:
     }
 
 
+def test_constant_headers(load: Load) -> None:
+    """They come from the file or the environment, numbers as they are written, and stay hidden."""
+    given = f'{{"X-Tenant": "{CANARY} 1", "X-Version": 2}}'
+    loaded = load(SMS_BRIDGE_SMS_API__REQUEST__HEADERS=given)
+    headers = loaded.sms_api.request.headers
+
+    assert {name: value.get_secret_value() for name, value in headers.items()} == {
+        "X-Tenant": f"{CANARY} 1",
+        "X-Version": "2",
+    }
+    assert CANARY not in repr(loaded)
+    assert CANARY not in json.dumps(loaded.masked())
+    assert list(loaded.masked()["sms_api"]["request"]["headers"]) == ["X-Tenant", "X-Version"]
+
+
+@pytest.mark.parametrize("value", ["{}\r\nX: b", "{}\nb", "{}\0b", "{}ü", " {}", "{} ", " ", ""])
+def test_constant_header_that_would_break_the_request(faults: Faults, value: str) -> None:
+    """A line break above all would begin another header; the value itself is not told."""
+    headers = {"X-Tenant": value.format(CANARY)}
+    (fault,) = faults({"sms_api": {"request": {"headers": headers}}})
+
+    assert fault.startswith("sms_api.request.headers.X-Tenant: must be 1 to 1,000 visible ASCII")
+    assert CANARY not in fault
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (
+            {"request": {"headers": {"authorization": "x"}}},
+            "headers has the header of sms_api.auth",
+        ),
+        (
+            {
+                "auth": {"scheme": "header", "header": "X-Key"},
+                "request": {"headers": {"x-key": "x"}},
+            },
+            "headers has the header of sms_api.auth",
+        ),
+        ({"request": {"headers": {"idempotency-key": "x"}}}, "names a header of sms_api.request"),
+        ({"request": {"headers": {"X-A": "1", "x-a": "2"}}}, "has a header twice"),
+        ({"request": {"headers": {"a b": "1"}}}, "is not an HTTP header name"),
+    ],
+)
+def test_constant_header_that_is_there_already(
+    faults: Faults, values: dict[str, Any], told: str
+) -> None:
+    """No header is written twice, in whatever case it is given."""
+    (fault,) = faults({"sms_api": values})
+
+    assert told in fault
+
+
+def test_constant_header_in_place_of_a_login(load: Load) -> None:
+    """Where the bridge writes no login, the header of one is free."""
+    loaded = api(load, auth={"scheme": "none"}, request={"headers": {"Authorization": "Digest x"}})
+
+    assert loaded.request.has_header("authorization")
+
+
 # --- Repeats --------------------------------------------------------------------------------------
 
 
@@ -351,6 +411,7 @@ TAKEN = ("Host", "content-length", "Transfer-Encoding", "Content-Type", "CONNECT
         ("auth.header", {"auth": {"scheme": "header", "header": "{}"}}),
         ("idempotency", {"idempotency": "header:{}"}),
         ("idempotency_header", {"idempotency_header": "{}"}),
+        ("request.headers.{}", {"request": {"headers": {"{}": "x"}}}),
     ],
 )
 def test_header_that_is_not_free(
@@ -361,9 +422,8 @@ def test_header_that_is_not_free(
 
     (fault,) = faults({"sms_api": json.loads(text)})
 
-    assert (
-        fault == f"sms_api.{key}: {header} is not free to use; name a header that the service reads"
-    )
+    told = f"sms_api.{key.format(header)}: {header} is not free to use"
+    assert fault == f"{told}; name a header that the service reads"
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,14 @@ def test_how_the_key_is_sent_is_shown(api: dict[str, Any], shown: tuple[str, str
     assert shown in rendered("generic", **api).headers.items()
 
 
+def test_constant_header_is_masked() -> None:
+    """What a header is set to may be a secret, and its name says enough."""
+    shown = rendered("generic", request={"headers": {"X-Tenant": "acme 1"}})
+
+    assert shown.headers["X-Tenant"] == "***"
+    assert "acme" not in repr(shown)
+
+
 @pytest.mark.parametrize(("body", "shown"), [("json", '"k":"<***>"'), ("form", "k=%3C***%3E")])
 @pytest.mark.parametrize("scheme", ["none", "bearer", "header"])
 @pytest.mark.parametrize("in_file", [False, True])

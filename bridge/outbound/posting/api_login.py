@@ -29,6 +29,8 @@ class ApiLogin:
         self.account = settings.account or ""
         self.key = _key(settings)
         self.username = _username(settings)
+        # Each may be a secret.
+        self._constants = [value.get_secret_value() for value in settings.request.headers.values()]
         self._has_username_file = settings.auth.username_file is not None
 
     @property
@@ -61,7 +63,7 @@ class ApiLogin:
         return any(
             (len(secret) >= MIN_PART_CHARACTERS and secret in code)
             or (len(code) >= MIN_PART_CHARACTERS and code in secret)
-            for secret in (self.key.current, sent)
+            for secret in (self.key.current, sent, *self._constants)
         )
 
 

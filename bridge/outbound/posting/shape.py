@@ -70,6 +70,10 @@ class Shape:
             (b"Content-Type", _CONTENT_TYPES[settings.request.body]),
             (b"Accept-Encoding", b"identity"),
             (b"User-Agent", b"sms-bridge"),
+            *(
+                (name.encode("ascii"), value.get_secret_value().encode("ascii"))
+                for name, value in settings.request.headers.items()
+            ),
         )
         kind, _, place = settings.idempotency.partition(":")
         self._idempotency_header = place.encode("ascii") if kind == "header" else None
@@ -77,7 +81,8 @@ class Shape:
         if kind == "field":
             fields.setdefault(place, "{key}")
         # The request as it came is its own body, which pydantic writes faster than we could.
-        is_request = settings.request.model_copy(update={"fields": fields}) == RequestSettings()
+        own = {"fields": fields, "headers": {}}
+        is_request = settings.request.model_copy(update=own) == RequestSettings()
         self._write = None if is_request else prepare_body(settings.request, fields, login)
         self._is_text = settings.response.body == "text"
         self._codes_like = CODE_IN_TEXT if self._is_text else CODE

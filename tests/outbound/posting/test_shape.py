@@ -117,6 +117,21 @@ def test_generic_request() -> None:
     ]
 
 
+@pytest.mark.parametrize("preset", ["generic", "twilio"])
+def test_constant_headers(preset: str) -> None:
+    """They are sent with each request, and what is sent else stays as it was."""
+    with_them = shape(preset, request={"headers": {"Accept": "a/b", "X-Tenant": "acme-1"}})
+    _, plain, body = whole(SHAPES[preset].encode(request(), envelope()))  # type: ignore[index]
+    _, headers, same_body = whole(with_them.encode(request(), envelope()))
+
+    assert [header for header in headers if header not in plain] == [
+        (b"Accept", b"a/b"),
+        (b"X-Tenant", b"acme-1"),
+    ]
+    assert (len(headers), same_body) == (len(plain) + 2, body)
+    assert with_them.login.is_repeated("acme-1")
+
+
 def test_generic_takes_any_2xx() -> None:
     """Whatever a body behind a 2xx says, or if it says nothing that can be read, it was sent."""
     replies = [answered(status, {"error": {"code": 1}}) for status in range(200, 300)]
