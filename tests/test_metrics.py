@@ -135,6 +135,7 @@ WORKER = {
     "provider_responses_total": counter("code", [*STATUSES, "other"]),
     "segments_total": counter("encoding", ["gsm7", "ucs2"]),
     "provider_errors_total": counter("code", ["other"]),
+    "provider_pages_total": counter(),
     "provider_requests_total": counter("result", RESULTS),
     "provider_request_duration_seconds": histogram(HTTP, "result", RESULTS),
     "provider_requests_in_flight": gauge(),

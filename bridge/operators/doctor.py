@@ -22,7 +22,12 @@ from bridge.operators.checks.permissions import check_permissions
 from bridge.operators.checks.queues import check_queues
 from bridge.operators.checks.replicas import check_replicas
 from bridge.operators.checks.set_up import WAIT_SECONDS, ConnectedBroker, ManagedBroker, SetUp
-from bridge.operators.checks.sms_api import check_sms_api, judge_base_url, judge_repeats
+from bridge.operators.checks.sms_api import (
+    check_answers,
+    check_sms_api,
+    judge_base_url,
+    judge_repeats,
+)
 from bridge.operators.checks.topology import check_topology
 from bridge.operators.checks.webhooks import check_webhooks
 from bridge.operators.finding import Finding
@@ -51,6 +56,7 @@ ON_THE_MANAGEMENT_API: Final = (
 ELSEWHERE: Final[Mapping[str, Callable[[SetUp], Awaitable[list[Finding]]]]] = {
     "files": check_open_files,
     "API": check_sms_api,
+    "answers": check_answers,
     "webhooks": check_webhooks,
 }
 

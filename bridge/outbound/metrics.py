@@ -162,6 +162,10 @@ class WorkerMetrics(Catalogue):
             ("code",),
             error_codes,
         )
+        self.provider_pages = self._counter(
+            "sms_bridge_worker_provider_pages_total",
+            "Answers that count as sent by their status, and are a page for a browser.",
+        )
         self.provider_duration = self._histogram(
             "sms_bridge_worker_provider_request_duration_seconds",
             "How long a POST took.",

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from tests.integration.conftest import Amqp, Canaries, Launcher, Running, unique
+from tests.integration.conftest import Amqp, Canaries, Launcher, Running, run_program, unique
 
 YES = b'{"messages": [{"status": "0", "message-id": "1"}]}'
 
@@ -37,8 +37,13 @@ class OddService:
             name.lower(): value.strip()
             for name, _, value in (line.partition(":") for line in head.split("\r\n")[1:-2])
         }
-        body = (await reader.readexactly(int(headers["content-length"]))).decode()
-        to = f"+{parse_qs(body)['to'][0]}"
+        body = (await reader.readexactly(int(headers.get("content-length", 0)))).decode()
+        if not body:
+            # `check --online` looks whether somebody is there.
+            writer.write(b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n")
+            writer.close()
+            return
+        to = json.loads(body)["to"] if body.startswith("{") else f"+{parse_qs(body)['to'][0]}"
         self.counts[to] += 1
         said = self.answers[to]
         writer.write(said if b"HTTP/1.1 " in said else b"HTTP/1.1 200 OK\r\n" + said)
@@ -229,3 +234,30 @@ async def test_what_looks_like_a_status_line_is_no_yes(
 
     assert (outcome["outcome"], outcome["reason"]) == ("dead", "uncertain")
     assert outcome.get("status") == status
+
+
+async def test_web_pages_behind_a_yes_are_told(
+    launcher: Launcher, amqp: Amqp, amqp_url: str, canaries: Canaries, odd_service: OddService
+) -> None:
+    """Where any 2xx counts as sent they do, and log, metric and `check --online` tell of them."""
+    queue = unique("pages")
+    api = {"sms_api.base_url": odd_service.url, "sms_api.key": canaries.key}
+    settings = {"worker.queue": queue, **api}
+    worker = await launcher.role("worker", settings=settings)
+    line = Line(amqp, worker, queue)
+    page = whole(b"<!doctype html><title>Sign in</title>", "text/html; charset=utf-8")
+    outcomes = []
+    for answer in (page, page, whole(b'{"id": "m1"}')):
+        request = canaries.request()
+        odd_service.answers[request["to"]] = answer
+        outcomes.append((await line.outcome_of(request))["outcome"])
+    (warning,) = worker.logged("web_page_counts_as_sent")
+    port = worker.logged("started")[0]["admin_port"]
+    command = ("check", "--online", "--quiet", "--role", "worker")
+    where = {"rabbitmq.url": amqp_url, "admin.host": "127.0.0.1", "admin.port": str(port)}
+    checked = await run_program(*command, settings=settings | where)
+
+    assert outcomes == ["sent"] * 3
+    assert (warning["level"], warning["status"]) == ("warning", 200)
+    assert await worker.metric("sms_bridge_worker_provider_pages_total") == 2
+    assert b"2 of its answers to the worker on this computer were web pages" in checked.stdout

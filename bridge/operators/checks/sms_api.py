@@ -16,7 +16,8 @@ from yarl import URL
 
 from bridge.config import SmsApiSettings
 from bridge.credentials import load_authorities
-from bridge.errors import causes_of
+from bridge.errors import BridgeError, causes_of
+from bridge.operators.admin_port import local_port, open_client, read_metrics
 from bridge.operators.checks.certificates import judge_certificate
 from bridge.operators.checks.clock import judge_clock
 from bridge.operators.checks.set_up import WAIT_SECONDS, SetUp
@@ -50,6 +51,32 @@ def judge_repeats(set_up: SetUp) -> list[Finding]:
     times = worker.max_uncertain_attempts
     fix = "set worker.on_uncertain to park, or leave it out"
     return [Finding("SMS API", "warn", f"{text} up to {times} texts", fix)]
+
+
+async def check_answers(set_up: SetUp) -> list[Finding]:
+    """Tell of web pages that the worker on this computer was answered and counted as sent."""
+    settings = set_up.settings
+    if "worker" not in set_up.roles:
+        return []
+    try:
+        async with open_client() as client:
+            scrape = await read_metrics(client, local_port(settings.admin))
+    except BridgeError:
+        return []
+    # Another queue's worker may have another service.
+    is_ours = any(scrape.samples("sms_bridge_worker_consumer_up", queue=settings.worker.queue))
+    pages = int(scrape.total("sms_bridge_worker_provider_pages_total")) if is_ours else 0
+    if not pages:
+        return []
+    text = (
+        f"{pages} of its answers to the worker on this computer were web pages behind a 2xx, and "
+        "count as sent"
+    )
+    fix = (
+        "check sms_api.base_url and sms_api.path; where they are right, say in "
+        "sms_api.response.accepted what means yes"
+    )
+    return [Finding("SMS API", "warn", text, fix)]
 
 
 async def check_sms_api(set_up: SetUp) -> list[Finding]:

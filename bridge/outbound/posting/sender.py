@@ -15,6 +15,7 @@ from tenacity import (
 )
 
 from bridge.errors import AttemptError
+from bridge.logs import Log
 from bridge.outbound.delivery import Delivery
 from bridge.outbound.fates import Answer, Fate, Result, judge_failure
 from bridge.outbound.metrics import PROVIDER_CODES, WorkerMetrics
@@ -24,8 +25,13 @@ from bridge.outbound.posting.transport import ApiTransport
 from bridge.outbound.request import SendRequest
 from bridge.outbound.spans import WorkerSpans, end_post
 
+log = Log(__name__)
+
 QUICK_TRIES: Final = 3
 QUICK_SECONDS: Final = 10.0
+_REMEDY_OF_PAGES: Final = (
+    "check sms_api.base_url and sms_api.path; sms_api.response.accepted can say what means yes"
+)
 
 
 class Sender:
@@ -60,6 +66,8 @@ class Sender:
         responses = metrics.provider_responses
         self._responses = {code: responses.labels(str(code)) for code in PROVIDER_CODES}
         self._other_responses = responses.labels("other")
+        self._pages = metrics.provider_pages.labels()
+        self._has_told_of_pages = False
 
     async def send(self, request: SendRequest, delivery: Delivery) -> Answer:
         """POST a delivery's request and say what became of it; never raises for what the API does.
@@ -142,6 +150,15 @@ class Sender:
             self._responses.get(answer.status, self._other_responses).inc()
         if answer.code is not None:
             self._metrics.count_error(answer.code)
+        if answer.is_page:
+            self._count_page(answer.status)
+
+    def _count_page(self, status: int | None) -> None:
+        """Count a web page that counts as sent, and tell of the first one."""
+        self._pages.inc()
+        if not self._has_told_of_pages:
+            self._has_told_of_pages = True
+            log.warning("web_page_counts_as_sent", status=status, remedy=_REMEDY_OF_PAGES)
 
 
 def _never_left(answer: Answer) -> bool:

@@ -24,6 +24,7 @@ from bridge.outbound.posting.sender import QUICK_SECONDS, Sender
 from bridge.outbound.posting.shape import shape_from
 from bridge.outbound.request import parse_request
 from tests.deliveries import make_delivery
+from tests.ears import Ears
 
 NUMBER = "+12025550123"
 TEXT = "Grüße, please answer YES 👋"
@@ -245,9 +246,9 @@ async def test_changed_key_counts_from_the_next_request(tmp_path: Path) -> None:
         ("E-17", "E-17"),
         ("Answer", None),
         ("ACME", None),
-        ("100123", None),
-        (5550100, None),
-        ("550100", None),
+        ("550123", None),
+        (5550123, None),
+        ("255501", None),
     ],
 )
 async def test_code_that_repeats_the_message_is_none(code: object, taken: str | None) -> None:
@@ -641,6 +642,19 @@ async def test_compressed_body_is_not_inflated() -> None:
 
 
 # --- Metrics and privacy --------------------------------------------------------------------------
+
+
+async def test_web_page_that_counts_as_sent_is_told_once(ears: Ears) -> None:
+    """Each is counted, and the first one is a warning that says what to look at."""
+    page = answer(202, b"<html>Sign in</html>")
+    ours = rig(page, page, answer(202, b"OK"), answer(500, b"<html>Oh</html>"))
+    fates = [(await ours.send(f"m{number}")).fate for number in range(4)]
+
+    assert fates == [Fate.SENT, Fate.SENT, Fate.SENT, Fate.UNCERTAIN]
+    assert ours.metric("pages_total") == 2
+    (told,) = ears.heard("web_page_counts_as_sent")
+    assert told["status"] == 202
+    assert "sms_api.base_url" in told["remedy"]
 
 
 RESULTS: dict[str, Step] = {
