@@ -132,6 +132,7 @@ class Assembly:
             "paused_by_operator": _shown(worker.operator_pause.note),
             "retry_after_seconds": round(max(0.0, pace.gate.closed_seconds), 1),
             "peers": peers.count if peers.is_up else None,
+            "copies_refused": worker.copies_refused,
         }
         return worker
 

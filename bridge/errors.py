@@ -6,6 +6,7 @@ BridgeError
     InvalidSignatureError    the webhook is not authentic     -> 401
     BrokerError              no usable connection or topology -> connect again, with back-off
       ConnectError           no connection at all; `fault` says which kind
+      CopyRefusedError       it takes all but one message's copy -> that message stays unacked
     PublishError             the broker did not store it      -> hold the delivery; 503 to a webhook
     AttemptError             the SMS API gave no answer       -> a fate, as each status has one
 
@@ -14,7 +15,7 @@ Anything else that is raised is a bug: caught once at a task's edge, dead letter
 """
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 SignatureFault = Literal["missing", "malformed", "mismatch", "ambiguous", "stale", "future"]
 ConnectFault = Literal["auth_failed", "refused", "tls_failed", "timeout", "client_unsupported"]
@@ -75,12 +76,32 @@ class ConnectError(BrokerError):
         self.fault: ConnectFault = fault
 
 
-class PublishError(BridgeError):
-    """The broker did not confirm that it stored a message; it may or may not have it."""
+class CopyRefusedError(BrokerError):
+    """The broker refuses one message's copy for itself; the text holds the broker's reason."""
 
-    def __init__(self, fault: PublishFault, detail: str = "") -> None:
+
+class Refusal(NamedTuple):
+    """How the broker ended a channel, or its connection, because of what was published there.
+
+    `why`: its own words. `is_certain`: no other message would have been refused in the same way.
+    """
+
+    why: str
+    is_certain: bool
+
+
+class PublishError(BridgeError):
+    """The broker did not confirm that it stored a message; it may or may not have it.
+
+    `refusal`: it has refused this message for itself, which was published alone.
+    """
+
+    def __init__(
+        self, fault: PublishFault, detail: str = "", *, refusal: Refusal | None = None
+    ) -> None:
         super().__init__(detail or fault)
         self.fault: PublishFault = fault
+        self.refusal = refusal
 
     @property
     def why(self) -> str:

@@ -86,6 +86,7 @@ ENDS = (
     ("dead", "uncertain"),
     ("dead", "internal_error"),
     ("released", "shutdown"),
+    ("released", "copy_refused"),
     ("dropped", "duplicate"),
 )
 RESULTS = (
@@ -150,6 +151,7 @@ WORKER = {
     "last_delivery_timestamp_seconds": gauge("queue", [QUEUE]),
     "last_sent_timestamp_seconds": gauge("queue", [QUEUE]),
     "protocol_poison_suspected": gauge(),
+    "copies_refused": gauge("queue", [QUEUE]),
     "peers": gauge(),
     "coordination_up": gauge(),
     "redelivery_questions_total": counter("answer", ["unknown", "done", "kept", "none"]),

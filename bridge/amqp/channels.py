@@ -4,14 +4,33 @@ import asyncio
 import sys
 from typing import Final, cast
 
-from bridge.amqp.client import Channel, ChannelClosed, Connection
-from bridge.errors import BrokerError
+from bridge.amqp.client import (
+    Channel,
+    ChannelClosed,
+    ChannelPreconditionFailed,
+    Connection,
+    ConnectionFrameError,
+    ConnectionInternalError,
+    ConnectionNotImplemented,
+    ConnectionSyntaxError,
+    ConnectionUnexpectedFrame,
+)
+from bridge.errors import BrokerError, Refusal
 
 # How long the broker may take to answer a method.
 RPC_TIMEOUT_SECONDS: Final = 10.0
 # How long a broker may hold back an ack that it has read: it hands a quorum queue no more than 32
 # commands at once, and forgets the others when the channel ends (seen with 3.10.8).
 ACKS_HELD_BACK_SECONDS: Final = 0.5
+# With these the broker ends the whole connection when it cannot read or process a publish, but also
+# for faults of its own.
+_PERHAPS_REFUSALS: Final = (
+    ConnectionFrameError,
+    ConnectionInternalError,
+    ConnectionNotImplemented,
+    ConnectionSyntaxError,
+    ConnectionUnexpectedFrame,
+)
 # The event loop alone would let go of them. Each ends with its connection.
 _closing: Final[set["asyncio.Future[None]"]] = set()
 
@@ -36,6 +55,20 @@ def closed_channel(channel: Channel, use: str) -> BrokerError:
     error = None if not closing.done() or closing.cancelled() else closing.exception()
     why = f": {describe_end(error)}" if isinstance(error, ChannelClosed) else ""
     return BrokerError(f"the {use} channel was closed{why}")
+
+
+def refusal_on(channel: Channel) -> Refusal | None:
+    """Say how the broker has refused something that was published on a channel, if it has.
+
+    None if the channel is open, was lost, or ended for a reason that is no message's, such as a
+    permission that is missing or a broker that stops.
+    """
+    closing = channel.closing
+    error = None if not closing.done() or closing.cancelled() else closing.exception()
+    if error is None or not isinstance(error, (ChannelPreconditionFailed, *_PERHAPS_REFUSALS)):
+        return None
+    is_certain = isinstance(error, ChannelPreconditionFailed)
+    return Refusal(describe_end(error), is_certain)
 
 
 def max_payload_bytes(channel: Channel) -> int:

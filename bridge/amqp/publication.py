@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final, assert_never
 
-from bridge.errors import Confirm, PublishError, PublishFault
+from bridge.errors import Confirm, PublishError, PublishFault, Refusal
 from bridge.metrics import BridgeMetrics
 
 # Within this many iterations of the event loop, asyncio's or uvloop's, a confirm that has arrived
@@ -97,6 +97,44 @@ class Publication:
         if confirm == "confirmed":
             duration = self._metrics.publish_duration.labels(self._label)
             duration.observe(time.perf_counter() - self._started)
+
+
+class LonePublication(Publication):
+    """A message that was written on a channel of its own.
+
+    `refusal`: the broker has ended that channel, or its connection, because of it.
+    """
+
+    __slots__ = ("refusal",)
+
+    def __init__(
+        self,
+        metrics: BridgeMetrics,
+        exchange_label: str,
+        routing_key: str,
+        confirm: "asyncio.Future[Confirm]",
+        started: float,
+    ) -> None:
+        super().__init__(metrics, exchange_label, routing_key, confirm, started)
+        self.refusal: Refusal | None = None
+
+    @property
+    def may_be_stored(self) -> bool:
+        """Whether the broker may have stored it: it has not, if it ended the channel for it."""
+        return self.refusal is None and super().may_be_stored
+
+    @property
+    def confirm(self) -> "asyncio.Future[Confirm]":
+        """What is known of it, to be resolved by whoever watches its channel."""
+        return self._confirm
+
+    async def stored(self, deadline: float) -> None:
+        """Return when the broker has confirmed it, as any other; the error holds the refusal."""
+        try:
+            await super().stored(deadline)
+        except PublishError as error:
+            error.refusal = self.refusal
+            raise
 
 
 async def _wait(confirm: "asyncio.Future[Confirm]", deadline: float) -> Confirm:

@@ -3,16 +3,16 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Final
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any, Final
 
-from bridge.amqp.channels import close_soon, closed_channel, open_channel
+from bridge.amqp.channels import close_soon, closed_channel, open_channel, refusal_on
 from bridge.amqp.client import Channel, Connection
 from bridge.amqp.frames import CONTENT_HEADER_START, FRAME_OVERHEAD_BYTES
 from bridge.amqp.properties import Properties
-from bridge.amqp.publication import Publication, not_stored, resolve
+from bridge.amqp.publication import LonePublication, Publication, not_stored, resolve
 from bridge.amqp.wire import LARGE_BODY_BYTES, Body, Progress, PublishingChannel
-from bridge.errors import PublishError
+from bridge.errors import Confirm, PublishError, Refusal
 from bridge.logs import Log
 from bridge.metrics import BridgeMetrics
 
@@ -41,6 +41,10 @@ MAX_FIRST_CONFIRM_SECONDS: Final = 80.0
 # leader, and wait for the old one.
 OVERDUE_SECONDS: Final = 16.0
 LOOK_SECONDS: Final = 0.5
+# How many messages may be published alone at a time: each has a channel, most have a large body.
+MAX_ALONE: Final = 16
+# How long a channel that fails may take to say why: what waits on it may be told sooner.
+REASON_SECONDS: Final = 1.0
 
 
 class Publisher:
@@ -58,6 +62,11 @@ class Publisher:
         self._open = asyncio.Event()
         # How long a channel may take for its first confirm; it grows while none comes.
         self._first_confirm_seconds = FIRST_CONFIRM_SECONDS
+        self._connection: Connection | None = None
+        self._alone: set[asyncio.Task[None]] = set()
+        # How often the broker has ended the channel because of a message that it refuses: every one
+        # that was in flight then is suspected, and is to be published alone.
+        self.refusals = 0
 
     async def serve(self, connection: Connection) -> None:
         """Publish on this connection until its channel ends; `Link.run` calls it.
@@ -69,13 +78,14 @@ class Publisher:
         while True:
             channel = await open_channel(connection, confirms=True)
             with connection.wire.publishing(channel) as publishing:
-                self._channel = publishing
+                self._channel, self._connection = publishing, connection
                 self._open.set()
                 try:
                     seconds = await self._until_overdue(channel, publishing)
                 finally:
+                    self.refusals += refusal_on(channel) is not None
                     self._open.clear()
-                    self._channel = None
+                    self._channel = self._connection = None
             if channel.is_closed:
                 raise closed_channel(channel, "publishing")
             log.warning("confirms_overdue", seconds=seconds)
@@ -153,16 +163,16 @@ class Publisher:
 
     @asynccontextmanager
     async def deadline_for(
-        self, body: Body, *, timeout_seconds: float | None = None
+        self, body: Body, *, timeout_seconds: float | None = None, alone: bool = False
     ) -> AsyncIterator[float]:
         """Give the publish of a body its deadline, a time of the event loop.
 
         Bodies of more than 1 MiB go one at a time, because unread bytes take up memory, and each
-        has a second more for each MiB.
+        has a second more for each MiB. So does what is published `alone`.
         """
         loop = asyncio.get_running_loop()
         seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
-        if len(body) <= LARGE_BODY_BYTES:
+        if len(body) <= LARGE_BODY_BYTES and not alone:
             yield loop.time() + seconds
             return
         async with self._large:
@@ -191,11 +201,93 @@ class Publisher:
             )
         except ValueError:
             self._metrics.published.labels(label, "error").inc()
-            raise PublishError("error", "a name or a property does not fit AMQP") from None
+            raise _does_not_fit() from None
         except PublishError as error:
             self._metrics.published.labels(label, error.fault).inc()
             raise
         return Publication(self._metrics, label, routing_key, confirm, started)
+
+    async def write_alone(
+        self, body: Body, *, routing_key: str, properties: Properties, deadline: float
+    ) -> LonePublication:
+        """Write a message to a queue as `write` does, but on a channel of its own.
+
+        If the broker ends that channel, it refuses this message and no other.
+        """
+        started = time.perf_counter()
+        confirm: asyncio.Future[Confirm] = asyncio.get_running_loop().create_future()
+        publication = LonePublication(self._metrics, "default", routing_key, confirm, started)
+        try:
+            channel, connection = await self._channel_of_its_own(deadline)
+        except PublishError as error:
+            self._metrics.published.labels("default", error.fault).inc()
+            raise
+        with ExitStack() as stack:
+            stack.callback(_close_unless_closed, channel)
+            publishing = stack.enter_context(connection.wire.publishing(channel))
+            try:
+                answer = publishing.publish(
+                    body, exchange="", routing_key=routing_key, properties=properties
+                )
+            except ValueError:
+                self._metrics.published.labels("default", "error").inc()
+                raise _does_not_fit() from None
+            watching = self._watch(publication, channel, publishing, answer, stack.pop_all())
+            task = asyncio.create_task(watching)
+        self._alone.add(task)
+        task.add_done_callback(self._alone.discard)
+        return publication
+
+    async def _channel_of_its_own(self, deadline: float) -> tuple[Channel, Connection]:
+        await self._room(None, deadline)
+        connection = self._connection
+        if connection is None or len(self._alone) >= MAX_ALONE:
+            raise not_stored("error")
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await open_channel(connection, confirms=True), connection
+        except TimeoutError:
+            raise not_stored("timeout") from None
+        except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
+            log.debug("no_channel", error=type(error).__name__)
+            raise not_stored("error") from None
+
+    async def _watch(
+        self,
+        publication: LonePublication,
+        channel: Channel,
+        publishing: PublishingChannel,
+        answer: "asyncio.Future[Confirm]",
+        stack: ExitStack,
+    ) -> None:
+        """Wait for what the broker says of a message that is alone on its channel, and pass it on.
+
+        A channel that waits for a leader which is gone is given up, as in `serve`.
+        """
+        closing = channel.closing
+        try:
+            with stack:
+                await self._until_known(publishing, {answer, closing, publication.confirm})
+                if answer.done() and answer.result() == "error":
+                    await asyncio.wait({closing}, timeout=REASON_SECONDS)
+            publication.refusal = refusal_on(channel)
+            resolve(publication.confirm, answer.result() if answer.done() else "error")
+        finally:
+            resolve(publication.confirm, "error")
+
+    async def _until_known(
+        self, publishing: PublishingChannel, ends: set["asyncio.Future[Any]"]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        since = loop.time()
+        while loop.time() - since < OVERDUE_SECONDS:
+            done, _ = await asyncio.wait(
+                ends, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if done:
+                return
+            if publishing.is_blocked or publishing.unwritten_bytes > 0:
+                since = loop.time()
 
     def write_at_once(
         self, body: Body, *, exchange: str, routing_key: str, properties: Properties
@@ -252,6 +344,17 @@ class Publisher:
             await asyncio.wait({earlier})
             await self._open.wait()
         return channel
+
+
+def _does_not_fit() -> PublishError:
+    why = "a name or a property does not fit AMQP"
+    return PublishError("error", why, refusal=Refusal(why, is_certain=True))
+
+
+def _close_unless_closed(channel: Channel) -> None:
+    # To close what the broker has closed would end the whole connection.
+    if not channel.is_closed:
+        close_soon(channel)
 
 
 def _is_stuck(before: Progress, now: Progress) -> bool:

@@ -85,9 +85,13 @@ class Claims:
             self._repeated_copies.settle(entry, is_sent=acceptance is not None)
         self._report_end(entry, acceptance)
 
-    def give_back(self, claim: Claim, entry: Entry, kept: Kept) -> None:
-        """Note what is known of a claimed message that goes back to the queue unsettled."""
-        self.ledger.give_back(claim, kept)
+    def give_back(self, claim: Claim, entry: Entry, kept: Kept, *, is_refused: bool) -> None:
+        """Note what is known of a claimed message that goes back to the queue unsettled.
+
+        `is_refused`: it stays unacked, because the broker refuses its copy.
+        """
+        note = self.ledger.set_aside if is_refused else self.ledger.give_back
+        note(claim, kept)
         self._report_end(entry, None)
 
     def _report_end(self, entry: Entry, acceptance: Accepted | None) -> None:

@@ -28,6 +28,8 @@ from bridge.outbound.outcomes import Outcome
 
 # How long a delivery whose ack may be lost, or that went back unsettled, is expected again.
 DOUBT_SECONDS: Final = 300.0
+# How many messages may stay unacked because the broker refuses their copies.
+MAX_SET_ASIDE: Final = 1_000
 # A broker that is there delivers again as soon as a connection is lost.
 COMES_AGAIN_SECONDS: Final = 2.0
 
@@ -119,6 +121,9 @@ class Ledger:
         self._decided: Memory[Entry, Kept] = Memory(DOUBT_SECONDS, self._now)
         self._undecided: Memory[Entry, Kept] = Memory(DOUBT_SECONDS, self._now)
         self._put_off: Memory[Entry, Kept] = Memory(DOUBT_SECONDS, self._now)
+        # What stays unacked on a session that lives; when that ends, it has gone back as well.
+        self._set_aside: dict[Entry, list[Kept]] = {}
+        self.set_aside_count = 0
 
     def _now(self) -> float:
         now = self._clock() if self._away_since is None else self._away_since
@@ -145,7 +150,12 @@ class Ledger:
     @property
     def keeps_any(self) -> bool:
         """Whether anything went back to the queue unsettled, and has not come again."""
-        return bool(self._decided) or bool(self._undecided)
+        return bool(self._decided) or bool(self._undecided) or bool(self._set_aside)
+
+    @property
+    def has_room_aside(self) -> bool:
+        """Whether one more message may be given to `set_aside`."""
+        return self.set_aside_count < MAX_SET_ASIDE
 
     async def claim(
         self, entry: Entry, *, redelivered: bool, waits: Waits, may_wait: bool = True
@@ -215,19 +225,41 @@ class Ledger:
         memory.add(claim.entry, kept)
         self._finish(claim, settled=False)
 
+    def set_aside(self, claim: Claim, kept: Kept) -> None:
+        """Remember a delivery that stays unacked, because the broker refuses its copy.
+
+        It comes again when its session ends, be that hours later. Until then nobody waits for it.
+        """
+        self._set_aside.setdefault(claim.entry, []).append(kept)
+        self.set_aside_count += 1
+        self._finish(claim, settled=False)
+
     def recall(self, entry: Entry, *, redelivered: bool) -> Kept | None:
         """Return, once, what is known of a delivery that went back and has come again."""
         if not redelivered:
             return None
         # Of two that are equal in all, none is sent again whose fate is known.
         taken = self._decided.take(entry) or self._undecided.take(entry)
-        return None if taken is None else taken[0]
+        return self._take_from_aside(entry) if taken is None else taken[0]
+
+    def _take_from_aside(self, entry: Entry) -> Kept | None:
+        equal = self._set_aside.get(entry)
+        if equal is None:
+            return None
+        self.set_aside_count -= 1
+        kept = equal.pop()
+        if not equal:
+            del self._set_aside[entry]
+        return kept
 
     # What peers know, and what they are told
 
     def knows(self, entry: Entry) -> bool:
         """Say whether anything is known here of a redelivery, so that no peer has to be asked."""
-        memories = (self._replaced, self._doubtful, self._decided, self._undecided)
+        memories = (
+            *(self._replaced, self._doubtful, self._decided, self._undecided),
+            self._set_aside,
+        )
         is_here = self.is_working_on(entry) or entry.message in self.sent
         return is_here or any(entry in memory for memory in memories)
 
@@ -259,7 +291,8 @@ class Ledger:
 
         What is in flight or was acked on it comes again if it does not.
         """
-        return pack_entry(entry) in self._settled or entry.message in self._in_flight
+        is_held = entry.message in self._in_flight or entry in self._set_aside
+        return is_held or pack_entry(entry) in self._settled
 
     def hand_on(self, entry: Entry) -> Repeat | Kept | None:
         """Return, once, what a peer has to know of what was redelivered to it."""
@@ -283,7 +316,12 @@ class Ledger:
         `most_unacked`: how many deliveries the broker has had open on the connection at most. What
         is held is a part of them; no more acks than the rest can be lost.
         """
-        most_unread = most_unacked
+        most_unread = most_unacked - self.set_aside_count
+        for aside, equal in self._set_aside.items():
+            for kept in equal:
+                (self._undecided if kept.outcome is None else self._decided).add(aside, kept)
+        self._set_aside.clear()
+        self.set_aside_count = 0
         for claims in self._in_flight.values():
             for claim in claims:
                 most_unread -= not claim.is_orphan
@@ -316,7 +354,8 @@ class Ledger:
 
     def _is_in_doubt(self, entry: Entry) -> bool:
         """Whether a redelivery is one that is done, for all that is known; once for each ack."""
-        is_unsettled = entry in self._decided or entry in self._undecided
+        memories = (self._decided, self._undecided, self._set_aside)
+        is_unsettled = any(entry in memory for memory in memories)
         return not is_unsettled and self._doubtful.take(entry) is not None
 
     def _is_this_delivery(self, entry: Entry, *, is_sent: bool) -> bool:

@@ -8,7 +8,7 @@ import time
 from typing import Final, TypeGuard
 
 from bridge.config import WorkerSettings
-from bridge.errors import BrokerError, InvalidMessageError
+from bridge.errors import BrokerError, CopyRefusedError, InvalidMessageError
 from bridge.logs import Log
 from bridge.outbound.announcer import Announcer
 from bridge.outbound.claims import Claims
@@ -79,11 +79,12 @@ class Line:
                 outcome = None
                 outcome = await self._dispatch(delivery)
             await self._settler.replace(delivery, outcome)
-        except BaseException:
+        except BaseException as error:
             # A try is counted when its wait is over.
             kept = Kept(delivery.envelope, _rest_of(delivery, outcome), delivery.replacement)
             delivery.free_slot()
-            self._claims.give_back(claim, entry, kept)
+            is_refused = isinstance(error, CopyRefusedError)
+            self._claims.give_back(claim, entry, kept, is_refused=is_refused)
             raise
         acked = self._settler.ack(delivery, outcome)
         # The ack leaves at the end of this turn of the event loop; the next POST is after it.

@@ -29,6 +29,7 @@ PROCESSED: Final[Sequence[tuple[DeliveryOutcome, str]]] = (
     *(("retried", reason) for reason in get_args(RetryReason)),
     *(("dead", reason) for reason in get_args(WorkersDeadReason)),
     ("released", "shutdown"),
+    ("released", "copy_refused"),
     ("dropped", "duplicate"),
 )
 # What is urgent passes what is not.
@@ -265,6 +266,12 @@ class WorkerMetrics(Catalogue):
         self.last_sent = self._gauge(
             "sms_bridge_worker_last_sent_timestamp_seconds",
             "When the API last accepted a message.",
+            ("queue",),
+            [queue],
+        )
+        self.copies_refused = self._gauge(
+            "sms_bridge_worker_copies_refused",
+            "Messages that stay unacked, because the broker refuses the copies that replace them.",
             ("queue",),
             [queue],
         )

@@ -48,7 +48,8 @@ class Settler:
     """Settles each delivery: publishes what replaces it, acks it, reports it.
 
     `block` is called with the queue and the fault when the broker does not store a copy, so that
-    nothing more is taken or sent, `unblock` when none waits for it any more.
+    nothing more is taken or sent, `unblock` when none waits for it any more. `may_set_aside`:
+    whether one more message may stay unacked because the broker refuses its copy.
     """
 
     def __init__(
@@ -59,11 +60,16 @@ class Settler:
         block: Callable[[str, PublishFault], None],
         unblock: Callable[[], None],
         repeated_copies: RepeatedCopies,
+        may_set_aside: Callable[[], bool],
         metrics: WorkerMetrics,
     ) -> None:
         self._queue = settings.queue
         self._storing = Storing(
-            publisher, block=block, unblock=unblock, note_repeated=repeated_copies.note_published
+            publisher,
+            block=block,
+            unblock=unblock,
+            note_repeated=repeated_copies.note_published,
+            may_set_aside=may_set_aside,
         )
         self._metrics = metrics
         # Of each message one is counted: to look it up by its labels would cost as much again.
@@ -84,7 +90,8 @@ class Settler:
         """Publish the copy that an outcome asks for, and return when it is confirmed.
 
         The delivery stays held while the broker takes nothing. Raises BrokerError when its session
-        is over: then the broker delivers the message again.
+        is over: then the broker delivers the message again. Raises CopyRefusedError when the broker
+        refuses this copy for itself.
         """
         if isinstance(outcome, Sent):
             return
@@ -145,6 +152,10 @@ class Settler:
     def report_given_back(self, delivery: Delivery) -> None:
         """Report a delivery that goes back to the queue, because we stop or its channel is gone."""
         self._count(delivery, "released", "shutdown", None)
+
+    def report_refused(self, delivery: Delivery) -> None:
+        """Report a delivery that stays unacked, because the broker refuses its copy."""
+        self._count(delivery, "released", "copy_refused", None)
 
     def _target(self, outcome: Retried | Dead) -> str:
         if isinstance(outcome, Dead):

@@ -8,8 +8,8 @@ from typing import Final
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import Publisher
-from bridge.amqp.wire import Body
-from bridge.errors import BrokerError, PublishError, PublishFault
+from bridge.amqp.wire import LARGE_BODY_BYTES, Body
+from bridge.errors import BrokerError, CopyRefusedError, PublishError, PublishFault, Refusal
 from bridge.logs import Log
 from bridge.outbound.delivery import Delivery
 from bridge.outbound.envelope import REPEATED
@@ -21,6 +21,9 @@ FIRST_WAIT_SECONDS: Final = 0.5
 MAX_WAIT_SECONDS: Final = 5.0
 # A broker that accepts messages will not confirm later than this: the confirm is lost.
 MAX_UNCONFIRMED_SECONDS: Final = 300.0
+# When the broker has ended the connection so often at one copy that was published alone, the copy
+# is the cause.
+MAX_CONNECTIONS_ENDED: Final = 3
 
 # Makes the properties of a copy; it is told how many bytes fit into a frame.
 MakeProperties = Callable[[int], Properties]
@@ -32,7 +35,12 @@ class Storing:
     `block` is called with the queue and the fault when the broker does not store one, `unblock`
     when none waits for it any more.
     `queue_missing` is set when there is no queue for one. `note_repeated` is called with each copy
-    that says that it may be there twice.
+    that says that it may be there twice. `may_set_aside`: whether one more message may stay unacked
+    because the broker refuses its copy.
+
+    A copy that was in flight when the broker ended the channel may be the cause: it is published
+    again on a channel of its own, where what the broker says is about this copy alone. A large one
+    is from the first.
     """
 
     def __init__(
@@ -42,9 +50,11 @@ class Storing:
         block: Callable[[str, PublishFault], None],
         unblock: Callable[[], None],
         note_repeated: Callable[[Properties, Body], None],
+        may_set_aside: Callable[[], bool],
     ) -> None:
         self._publisher = publisher
         self._note_repeated = note_repeated
+        self._may_set_aside = may_set_aside
         self._block = block
         self._unblock = unblock
         self._waiting: set[object] = set()
@@ -57,13 +67,18 @@ class Storing:
 
         A copy that may yet be confirmed is waited for, and not published anew: the broker would
         store both. Raises BrokerError when the delivery's session is over: then the broker delivers
-        the message again.
+        the message again. Raises CopyRefusedError when the broker refuses this copy for itself.
         """
         wait, clock = FIRST_WAIT_SECONDS, asyncio.get_running_loop().time
         give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
+        tries = _Tries(delivery, queue, make_properties, self._publisher.refusals)
         with self._held_up(queue) as note_held_up:
-            while (error := await self._try(delivery, queue, make_properties)) is not None:
-                note_held_up(error)
+            while (error := await self._try(tries)) is not None:
+                if error.refusal is None:
+                    note_held_up(error)
+                elif tries.proves(error.refusal):
+                    self._set_aside(delivery, queue, error.refusal)
+                    note_held_up(error)
                 if delivery.is_stale:
                     raise BrokerError("the channel is gone")
                 if self._publisher.is_blocked:
@@ -78,6 +93,7 @@ class Storing:
                 if delivery.replacement is None:
                     await asyncio.sleep(wait)
                     wait = min(wait * 2, MAX_WAIT_SECONDS)
+                tries.is_alone = tries.is_alone or self._publisher.refusals != tries.refusals_before
 
     def give_up(self, delivery: Delivery, make_properties: MakeProperties) -> None:
         """Note that a copy may be stored of a delivery that goes back for another worker."""
@@ -85,16 +101,30 @@ class Storing:
             properties = make_properties(self._publisher.max_properties_bytes)
             self._note_repeated(properties, delivery.body)
 
-    async def _try(
-        self, delivery: Delivery, queue: str, make_properties: MakeProperties
-    ) -> PublishError | None:
+    def _set_aside(self, delivery: Delivery, queue: str, refusal: Refusal) -> None:
+        """Raise CopyRefusedError, unless too many messages stay unacked already."""
+        is_one_too_many = not self._may_set_aside()
+        log.error(
+            "copy_refused",
+            cause=None,
+            message_id=delivery.envelope.key,
+            queue=queue,
+            bytes=len(delivery.body),
+            why=refusal.why,
+            remedy="the message stays unacked; raise what the broker takes (max_message_size), or "
+            "stop the worker and take the message out of its queue",
+            holds_up_others=is_one_too_many or None,
+        )
+        if not is_one_too_many:
+            raise CopyRefusedError(refusal.why)
+
+    async def _try(self, tries: "_Tries") -> PublishError | None:
         """Publish the copy, unless there is one that may yet be confirmed, and wait for that."""
+        delivery, alone = tries.delivery, tries.is_alone
         try:
-            async with self._publisher.deadline_for(delivery.body) as deadline:
+            async with self._publisher.deadline_for(delivery.body, alone=alone) as deadline:
                 if delivery.replacement is None:
-                    delivery.replacement = await self._write(
-                        delivery, queue, make_properties, deadline
-                    )
+                    delivery.replacement = await self._write(tries, deadline)
                 await delivery.replacement.stored(deadline)
         except PublishError as error:
             if delivery.replacement is not None and delivery.replacement.is_refused:
@@ -102,14 +132,23 @@ class Storing:
             return error
         return None
 
-    async def _write(
-        self, delivery: Delivery, queue: str, make_properties: MakeProperties, deadline: float
-    ) -> Publication:
+    async def _write(self, tries: "_Tries", deadline: float) -> Publication:
+        delivery, queue = tries.delivery, tries.queue
         # Another broker may take less in a frame.
-        properties = make_properties(self._publisher.max_properties_bytes)
-        written = await self._publisher.write(
-            delivery.body, exchange="", routing_key=queue, properties=properties, deadline=deadline
-        )
+        properties = tries.make_properties(self._publisher.max_properties_bytes)
+        written: Publication
+        if tries.is_alone:
+            written = await self._publisher.write_alone(
+                delivery.body, routing_key=queue, properties=properties, deadline=deadline
+            )
+        else:
+            written = await self._publisher.write(
+                delivery.body,
+                exchange="",
+                routing_key=queue,
+                properties=properties,
+                deadline=deadline,
+            )
         if REPEATED in (properties.headers or {}):
             self._note_repeated(properties, delivery.body)
         return written
@@ -135,8 +174,36 @@ class Storing:
                     self._unblock()
 
 
+class _Tries:
+    """What the tries of one copy have in common, and have shown so far.
+
+    `refusals_before`: how often the broker had ended the publishing channel before the first.
+    """
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        queue: str,
+        make_properties: MakeProperties,
+        refusals_before: int,
+    ) -> None:
+        self.delivery = delivery
+        self.queue = queue
+        self.make_properties = make_properties
+        self.refusals_before = refusals_before
+        self.is_alone = len(delivery.body) > LARGE_BODY_BYTES
+        self._connections_ended = 0
+
+    def proves(self, refusal: Refusal) -> bool:
+        """Say whether this refusal, after those before it, shows that the copy is the cause."""
+        self._connections_ended += 1
+        return refusal.is_certain or self._connections_ended >= MAX_CONNECTIONS_ENDED
+
+
 def _forget_copy(delivery: Delivery) -> None:
     """Have the copy published anew; note whether the one before may be stored nevertheless."""
-    if delivery.replacement is not None and delivery.replacement.may_be_stored:
-        delivery.envelope = delivery.envelope._replace(has_been_copied=True)
+    if delivery.replacement is not None:
+        if delivery.replacement.may_be_stored:
+            delivery.envelope = delivery.envelope._replace(has_been_copied=True)
+        delivery.replacement.abandon()
     delivery.replacement = None

@@ -10,7 +10,7 @@ from functools import partial
 from bridge.amqp.client import Connection
 from bridge.amqp.publisher import Publisher
 from bridge.config import Settings
-from bridge.errors import BrokerError
+from bridge.errors import BrokerError, CopyRefusedError
 from bridge.logs import Log
 from bridge.outbound.announcer import Announcer
 from bridge.outbound.claims import Claims
@@ -76,8 +76,10 @@ class Worker:
             block=pace.block,
             unblock=pace.unblock,
             repeated_copies=self._repeated_copies,
+            may_set_aside=lambda: self._ledger.has_room_aside,
             metrics=metrics,
         )
+        metrics.copies_refused.labels(own.queue).set_function(lambda: self.copies_refused)
         self._capacity = Capacity(own, changed=pace.changed)
         self._dispatcher = Dispatcher(
             own, sender=sender, pace=pace, capacity=self._capacity, metrics=metrics
@@ -190,6 +192,11 @@ class Worker:
             announcer=Announcer(publisher, outcome_exchange=self._settings.outcome_exchange),
             spans=self._sender.spans,
         )
+
+    @property
+    def copies_refused(self) -> int:
+        """How many messages stay unacked, because the broker refuses their copies."""
+        return self._ledger.set_aside_count
 
     async def serve(self, connection: Connection) -> None:
         """Declare the topology and consume on this connection; `Link.run` calls it."""
@@ -325,6 +332,10 @@ class Worker:
         """Process a delivery; nothing that it raises leaves the task."""
         try:
             await self._line.process(delivery)
+        except CopyRefusedError:
+            self._settler.report_refused(delivery)
+            # It would take a place of the prefetch for as long as the session lives.
+            self.consumer.renew()
         except (BrokerError, asyncio.CancelledError):
             # Unacked: the broker delivers it again, at the latest when the channel closes.
             self._settler.report_given_back(delivery)

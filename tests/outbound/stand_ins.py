@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal, NamedTuple, cast
 
 from bridge.amqp.properties import Properties
-from bridge.amqp.publication import Publication
-from bridge.errors import Confirm, PublishError, PublishFault
+from bridge.amqp.publication import LonePublication, Publication
+from bridge.errors import Confirm, PublishError, PublishFault, Refusal
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.outbound.entry import entry_of
 from bridge.outbound.ledger import Ledger
@@ -51,6 +51,9 @@ class Broker:
         self.written = 0
         self.pending: list[asyncio.Future[Confirm]] = []
         self.is_blocked = False
+        # How the broker ends the channel of each copy that is published alone, in their order.
+        self.refusals = 0
+        self.refused_alone: list[Refusal | None] = []
         self._by_id: dict[str | None, asyncio.Future[Confirm]] = {}
 
     def abandon(self, message_id: str) -> None:
@@ -60,8 +63,9 @@ class Broker:
             confirm.set_result("timeout")
 
     @asynccontextmanager
-    async def deadline_for(self, _body: bytes) -> AsyncIterator[float]:
+    async def deadline_for(self, _body: bytes, *, alone: bool = False) -> AsyncIterator[float]:
         """Give every body the same time."""
+        del alone
         yield self._loop.time() + PUBLISH_SECONDS
 
     async def write(
@@ -83,6 +87,19 @@ class Broker:
             fault = self.faults.pop(0)
             raise PublishError(cast("PublishFault", fault), str(fault))
         return self._written(body, exchange, routing_key, properties)
+
+    async def write_alone(
+        self, body: bytes, *, routing_key: str, properties: Properties, deadline: float
+    ) -> LonePublication:
+        """Write a message on a channel of its own, which the broker may end for it."""
+        assert deadline > self._loop.time()
+        confirm: asyncio.Future[Confirm] = self._loop.create_future()
+        written = LonePublication(self._metrics, "default", routing_key, confirm, 0.0)
+        written.refusal = self.refused_alone.pop(0) if self.refused_alone else None
+        if written.refusal is None:
+            self.published.append(Published(body, "", routing_key, properties))
+        confirm.set_result("confirmed" if written.refusal is None else "error")
+        return written
 
     def _written(
         self, body: bytes, exchange: str, routing_key: str, properties: Properties

@@ -97,6 +97,10 @@ class Book:
         """Give the oldest claim of an entry back."""
         self._ledger.give_back(self._claims[one].pop(0), kept or NOTHING_DECIDED)
 
+    def set_aside(self, one: Entry, kept: Kept) -> None:
+        """Leave the oldest claim of an entry unacked."""
+        self._ledger.set_aside(self._claims[one].pop(0), kept)
+
     def recall(self, one: Entry, *, redelivered: bool = True) -> Kept | None:
         """Return what was kept."""
         return self._ledger.recall(one, redelivered=redelivered)
@@ -194,6 +198,23 @@ def test_moment_does_not_matter_with_an_id() -> None:
 async def test_unknown_delivery_is_taken(ledger: Book, one: Entry, *, redelivered: bool) -> None:
     """What this process has not seen is worked on, redelivered or not."""
     assert await ledger.claim(one, redelivered=redelivered)
+
+
+@each_kind
+async def test_what_is_set_aside_is_remembered_until_it_comes_again(
+    ledger: Book, clock: Clock, one: Entry
+) -> None:
+    """Hours later its session ends: it is taken, with what was decided, and is in no doubt."""
+    assert await ledger.claim(one, redelivered=False)
+    ledger.set_aside(one, DECISION)
+    owed_before = ledger.expects_redeliveries
+    clock.now += 10 * DOUBT_SECONDS
+    ledger.connection_lost()
+
+    assert (owed_before, ledger.expects_redeliveries) == (False, True)
+    assert await ledger.claim(one, redelivered=True)
+    assert ledger.recall(one) == DECISION
+    assert ledger.recall(one) is None
 
 
 @each_kind

@@ -57,6 +57,7 @@ class World(LeapingWorld):
             block=self.pace.block,
             unblock=self.pace.unblock,
             repeated_copies=nobody_told(self.metrics),
+            may_set_aside=lambda: True,
             metrics=self.metrics,
         )
 

@@ -13,7 +13,8 @@ import pytest
 
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
-from bridge.errors import BrokerError
+from bridge.amqp.wire import LARGE_BODY_BYTES
+from bridge.errors import BrokerError, CopyRefusedError, Refusal
 from bridge.outbound.delivery import Delivery
 from bridge.outbound.envelope import REPEATED
 from bridge.outbound.storing import FIRST_WAIT_SECONDS, MAX_UNCONFIRMED_SECONDS, Storing
@@ -31,11 +32,13 @@ class World(LeapingWorld):
         self.session = Channel()
         self.told: list[str] = []
         self.repeated: list[Properties] = []
+        self.has_room_aside = True
         self.storing = Storing(
             cast("Publisher", self.broker),
             block=lambda _queue, _fault: self.told.append("block"),
             unblock=lambda: self.told.append("unblock"),
             note_repeated=lambda properties, _: self.repeated.append(properties),
+            may_set_aside=lambda: self.has_room_aside,
         )
 
     def delivery(self, key: str = "m-1") -> Delivery:
@@ -209,3 +212,73 @@ def test_what_comes_again_is_left_to_the_broker(world: World) -> None:
         world.run(world.store(world.delivery()))
     assert world.broker.written == 1
     assert world.told[-1] == "unblock"
+
+
+TOO_LARGE = Refusal("message size 2 is larger than configured max size 1", is_certain=True)
+ENDED = Refusal("INTERNAL_ERROR", is_certain=False)
+
+
+def test_a_copy_that_is_refused_for_itself(world: World) -> None:
+    """It was in flight when the channel ended, is published alone, and nobody else is held up."""
+    world.broker.refused_alone = [TOO_LARGE]
+
+    async def store() -> None:
+        storing = asyncio.create_task(world.store(world.delivery()))
+        await asyncio.sleep(0)
+        world.broker.refusals += 1
+        await storing
+
+    world.broker.faults = ["error"]
+    with pytest.raises(CopyRefusedError, match="larger than configured"):
+        world.run(store())
+
+    assert world.told == ["block", "unblock"]
+    assert world.broker.published == []
+
+
+def test_a_copy_that_was_only_beside_the_refused_one(world: World) -> None:
+    """Published alone, it is stored."""
+
+    async def store() -> None:
+        storing = asyncio.create_task(world.store(world.delivery()))
+        await asyncio.sleep(0)
+        world.broker.refusals += 1
+        await storing
+
+    world.broker.faults = ["error"]
+    world.run(store())
+
+    assert len(world.broker.published) == 1
+
+
+def large_delivery(world: World) -> Delivery:
+    """Make a delivery whose copy is published alone from the first."""
+    body = bytes(LARGE_BODY_BYTES + 1)
+    return make_delivery("m-1", body=body, session=world.session, clock=world.loop.time)
+
+
+@pytest.mark.parametrize(
+    ("refusals", "is_refused"), [([ENDED] * 2, False), ([ENDED] * 3, True), ([TOO_LARGE], True)]
+)
+def test_a_large_copy_is_alone_from_the_first(
+    world: World, refusals: list[Refusal | None], *, is_refused: bool
+) -> None:
+    """A connection that ends may have other causes, twice; none of it holds up anybody."""
+    world.broker.refused_alone = list(refusals)
+    told = ""
+    try:
+        world.run(world.store(large_delivery(world)))
+    except CopyRefusedError as error:
+        told = str(error)
+
+    assert bool(told) == is_refused
+    assert world.told == []
+
+
+def test_when_too_many_stay_unacked_the_others_wait(world: World) -> None:
+    """The copy is tried again until it is stored, and nothing new is taken meanwhile."""
+    world.has_room_aside = False
+    world.broker.refused_alone = [TOO_LARGE] * 3
+    world.run(world.store(large_delivery(world)))
+
+    assert world.told == ["block"] * 3 + ["unblock"]

@@ -10,7 +10,7 @@ from typing import Final
 
 from bridge.amqp.publisher import Publisher
 from bridge.config import Settings
-from bridge.errors import BrokerError
+from bridge.errors import BrokerError, CopyRefusedError
 from bridge.logs import Log
 from bridge.outbound.delivery import Delivery
 from bridge.outbound.entry import Entry
@@ -63,11 +63,15 @@ class Mover:
         # The prefetch bounds what waits for a broker that stores nothing. The senders go on: the
         # queue of a class may be full, and takes more when they have taken from it.
         note = repeated_copies.note_published
+        self.ledger = Ledger(heartbeat_seconds=settings.rabbitmq.heartbeat_seconds)
         self._storing = Storing(
-            publisher, block=lambda _queue, _fault: wake(), unblock=wake, note_repeated=note
+            publisher,
+            block=lambda _queue, _fault: wake(),
+            unblock=wake,
+            note_repeated=note,
+            may_set_aside=lambda: self.ledger.has_room_aside,
         )
         self.queue_missing = self._storing.queue_missing
-        self.ledger = Ledger(heartbeat_seconds=settings.rabbitmq.heartbeat_seconds)
         # Those that wait for one of their key, those whose copy is written, and those that need a
         # task.
         self._waiting: set[Move] = set()
@@ -226,6 +230,10 @@ class Mover:
         delivery = move.delivery
         try:
             await self._move(move)
+        except CopyRefusedError:
+            if not self._keeps_order:
+                # It would take a place of the prefetch for as long as the session lives.
+                self._renew()
         except (BrokerError, asyncio.CancelledError):
             # Unacked: the broker delivers it again.
             log.debug("not_sorted", message_id=delivery.envelope.key)
@@ -252,6 +260,9 @@ class Mover:
             is_begun = self._recall(delivery, entry)
         try:
             await self._store(delivery, move.target.queue, is_begun=is_begun)
+        except CopyRefusedError:
+            self.ledger.set_aside(move.claim, Kept(delivery.envelope, None))
+            raise
         except BaseException:
             self._keep(delivery, move.claim)
             raise

@@ -1,0 +1,169 @@
+"""Copies that the broker refuses for themselves: they stay unacked and hold up no other message."""
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+
+from tests.faults.amqp_proxy import PUBLISH, Alter
+from tests.faults.bench import CONSUME_LINK, PUBLISH_LINK, Bench, Live, eventually, make_numbers
+from tests.faults.traffic import REFUSED, TOO_EARLY, once_each
+
+MIB = 1024 * 1024
+USUAL_LIMIT = 128 * MIB
+
+
+async def limit_messages(bench: Bench, size: int) -> None:
+    """Have the broker refuse larger messages on every channel that is opened from now on."""
+    # RabbitMQ 4 reads its setting once, when it starts, and keeps it in a term.
+    application = f"application:set_env(rabbit, max_message_size, {size})"
+    term = f"persistent_term:put(max_message_size, {size})"
+    await asyncio.to_thread(bench.broker.ctl, "eval", f"{application}, {term}.")
+
+
+@asynccontextmanager
+async def limited(bench: Bench, size: int) -> AsyncIterator[None]:
+    """Have the broker refuse larger messages for a while."""
+    await limit_messages(bench, size)
+    try:
+        yield
+    finally:
+        await limit_messages(bench, USUAL_LIMIT)
+
+
+def refused_ids(live: Live) -> list[str]:
+    """Return the ids of the messages whose copies any worker has been refused, in their order."""
+    return [line["message_id"] for line in live.logged("copy_refused")]
+
+
+def aside(*workers: Live) -> float:
+    """Count the messages that stay unacked for that."""
+    return sum(live.metric("sms_bridge_worker_copies_refused") for live in workers)
+
+
+async def readiness(live: Live) -> tuple[int, int]:
+    """Return the status of `/readyz`, and how many refused copies it names."""
+    async with httpx.AsyncClient() as client:
+        answer = await client.get(f"{live.admin_url}/readyz")
+    return answer.status_code, answer.json()["worker"]["copies_refused"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "size"), [(16 * MIB, 17 * MIB), (100_000, 200_000)], ids=["large", "small"]
+)
+async def test_a_copy_that_is_too_large_holds_up_no_other(
+    bench: Bench, limit: int, size: int
+) -> None:
+    """It was in the queue when `max_message_size` came into force; a second one comes later.
+
+    All others are sent, tried again or dead-lettered as ever, the worker is ready and stops clean.
+    """
+    numbers = make_numbers(22)
+    bench.service.misbehave(*once_each(numbers[:10], TOO_EARLY), *once_each(numbers[20:], REFUSED))
+    await bench.declare_main()
+    await limit_messages(bench, USUAL_LIMIT)
+    async with asyncio.TaskGroup() as group:
+        for name in ("too-large-1", "too-large-2"):
+            group.create_task(bench.amqp.publish(bench.queue, b"x" * size, message_id=name))
+    async with limited(bench, limit), bench.worker(worker__concurrency=2) as live:
+        await eventually(lambda: aside(live) == 2, what="both set aside")
+        await bench.publish(numbers)
+        await bench.until_taken(numbers[:20])
+        await bench.until_dead(2)
+        await bench.until_settled(live)
+
+        assert sorted(refused_ids(live)) == ["too-large-1", "too-large-2"]
+        assert live.paused == set()
+        assert await readiness(live) == (200, 2)
+        assert await bench.amqp.count(bench.queue) == 0
+        assert await live.stop() == 0
+    assert {letter.headers["sms-bridge-reason"] for letter in await bench.dead_letters()} == {
+        "refused"
+    }
+    assert await bench.amqp.count(bench.queue) == 2
+
+
+async def test_two_workers_do_not_pass_it_on(bench: Bench) -> None:
+    """One of them has it and keeps it; when that one stops, the other has it."""
+    await bench.declare_main()
+    await limit_messages(bench, USUAL_LIMIT)
+    await bench.amqp.publish(bench.queue, b"x" * 200_000, message_id="too-large")
+    async with limited(bench, 100_000), bench.worker() as first, bench.worker() as second:
+        await eventually(lambda: aside(first, second) == 1, what="set aside")
+        await bench.until_taken(await bench.publish(50))
+        await bench.until_settled(first)
+        assert refused_ids(first) == ["too-large"]
+
+        owner, other = (first, second) if aside(first) else (second, first)
+        assert await owner.stop() == 0
+        await eventually(lambda: aside(other) == 1, what="the other has it")
+        await bench.until_taken(await bench.publish(5))
+        assert refused_ids(first) == ["too-large"] * 2
+        assert await other.stop() == 0
+
+
+@pytest.mark.parametrize("ids", [True, False], ids=["with_id", "without_id"])
+async def test_what_was_decided_about_it_stays(bench: Bench, *, ids: bool) -> None:
+    """It comes again with each connection and is POSTed once; when it is taken, it is replaced."""
+    number = make_numbers(1)[0]
+    bench.service.misbehave({**REFUSED, "to": number})
+    body = json.dumps({"to": number, "from": "Acme", "text": "x" * 1500}).encode()
+    properties = {"message_id": "too-large"} if ids else {}
+    await bench.declare_main()
+    await limit_messages(bench, USUAL_LIMIT)
+    await bench.amqp.publish(bench.queue, body, **properties)
+    async with limited(bench, 1000), bench.worker() as live:
+        for times in (1, 2):
+            await eventually(lambda: len(refused_ids(live)) == times, what="refused")  # noqa: B023
+            await eventually(lambda: aside(live) == 1, what="set aside")
+            await live.until_linked()
+            bench.proxy.cut(CONSUME_LINK)
+        await eventually(lambda: len(refused_ids(live)) == 3, what="refused again")
+        await live.until_linked()
+        await limit_messages(bench, USUAL_LIMIT)
+        bench.proxy.cut(CONSUME_LINK)
+        await bench.until_dead(1)
+        await bench.until_settled(live)
+        assert aside(live) == 0
+
+    (letter,) = await bench.dead_letters()
+    assert letter.body == body
+    assert letter.headers["sms-bridge-reason"] == "refused"
+    assert letter.headers["sms-bridge-attempts"] == 1
+    assert len(bench.service.posts([number])) == 1
+
+
+def spoil(*, queue: str) -> Alter:
+    """Alter publishes to a queue so that the broker cannot read them, and ends the connection."""
+    name = queue.encode()
+
+    def alter(frame: bytes) -> bytes:
+        if name not in frame:
+            return frame
+        # A frame of a type that there is not.
+        return struct.pack(">B", 77) + frame[1:]
+
+    return alter
+
+
+async def test_a_copy_that_ends_each_connection_holds_up_no_other(bench: Bench) -> None:
+    """After three connections it is known to be the cause, and stays unacked."""
+    numbers = make_numbers(20)
+    bench.service.misbehave(*once_each(numbers, TOO_EARLY), {**REFUSED, "to": "+4916099999999"})
+    async with bench.worker() as live:
+        bench.proxy.trap(
+            "client", PUBLISH, spoil(queue=bench.dead_queue), again=True, link=PUBLISH_LINK
+        )
+        await bench.publish(["+4916099999999"])
+        await bench.publish(numbers)
+        await bench.until_taken(numbers)
+        await eventually(lambda: aside(live) == 1, what="set aside")
+        await bench.until_settled(live)
+
+        assert refused_ids(live) == ["id-+4916099999999"]
+        assert bench.sent_twice(numbers) == {}
+        assert await live.stop() == 0
