@@ -12,6 +12,7 @@ from typing import Final, get_args
 from bridge.config import WorkerSettings
 from bridge.errors import BrokerError
 from bridge.outbound.delivery import MAX_HOLD_SECONDS, Delivery
+from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Fate
 from bridge.outbound.lanes import Lanes
 from bridge.outbound.limits.capacity import Capacity
@@ -141,7 +142,7 @@ class Dispatcher:
         if envelope.expires_at is not None and now >= envelope.expires_at:
             return Dead(reason="expired", detail="its own expiry has passed")
         if max_age is not None and now - envelope.age_starts_at >= max_age:
-            return Dead(reason="expired", detail="older than worker.max_age")
+            return Dead(reason="expired", detail=f"older than worker.max_age, {_age_of(envelope)}")
         return None
 
     async def _wait_until_due(self, delivery: Delivery, not_before: float) -> Retried | None:
@@ -230,10 +231,22 @@ class Dispatcher:
         encoding, count = count_segments(request.text)
         self._segments[encoding].inc(count)
         self._last_sent_at = now = self._now()
-        if delivery.envelope.published_at is not None:
+        published = delivery.envelope.dated_at
+        if published is not None:
             # What was sent ahead of its time is late only after that time.
-            due = max(delivery.envelope.published_at, delivery.envelope.not_before or 0)
+            due = max(published, delivery.envelope.not_before or 0)
             age = max(0.0, now - due)
             self._acceptance_latency.observe(age, delivery.trace_id)
             if delivery.is_urgent:
                 self._urgent_latency.observe(age, delivery.trace_id)
+
+
+def _age_of(envelope: Envelope) -> str:
+    """Say from when a message's age is counted, and what is wrong with its timestamp."""
+    if envelope.is_ahead:
+        return "counted from its first delivery: its timestamp lies in the future"
+    if envelope.published_at is None:
+        return "counted from its first delivery: it has no timestamp"
+    if envelope.dated_at is None:
+        return "counted from its timestamp, which lies more than a year back"
+    return "counted from its timestamp"

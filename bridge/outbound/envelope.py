@@ -7,6 +7,8 @@ that no copy grows.
 """
 
 import difflib
+import hashlib
+import re
 import uuid
 from datetime import datetime
 from typing import Any, Final, NamedTuple, get_args
@@ -59,6 +61,13 @@ _PRIORITIES: Final = frozenset((None, "urgent", "normal"))
 _WAYS_ON_UNCERTAIN: Final = frozenset((None, *get_args(OnUncertain)))
 _MOMENT_CHARACTERS: Final = 20
 _VISIBLE_ASCII: Final = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
+_ESCAPE: Final = re.compile("%[0-9A-F]{2}")
+# Servers and gateways refuse or cut longer headers.
+MAX_KEY_CHARACTERS: Final = 255
+# A timestamp is believed when it claims no more than these: clocks differ a little, and whatever
+# is older was never set (0), or is in other units.
+MAX_AHEAD_SECONDS: Final = 5.0
+MAX_CLAIMED_AGE_SECONDS: Final = 365 * 24 * 3600.0
 
 
 class Envelope(NamedTuple):
@@ -88,8 +97,24 @@ class Envelope(NamedTuple):
 
     @property
     def age_starts_at(self) -> float:
-        """When the message's age began: its timestamp, else its first delivery."""
-        return self.first_delivered_at if self.published_at is None else self.published_at
+        """When the message's age began: its timestamp, at the latest its first delivery."""
+        first, published = self.first_delivered_at, self.published_at
+        return first if published is None else min(published, first)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether its timestamp lies in the future of its first delivery."""
+        published = self.published_at
+        return published is not None and published > self.first_delivered_at + MAX_AHEAD_SECONDS
+
+    @property
+    def dated_at(self) -> float | None:
+        """Its timestamp, if there is one that can be true."""
+        published = self.published_at
+        if published is None or self.is_ahead:
+            return None
+        oldest = self.first_delivered_at - MAX_CLAIMED_AGE_SECONDS
+        return published if published >= oldest else None
 
     @property
     def id_of_copies(self) -> str:
@@ -104,7 +129,7 @@ def bare_envelope(properties: Properties, *, now: float) -> Envelope:
     headers = properties.headers or {}
     copies, began = headers.get(COPIES), headers.get(FIRST_DELIVERED_AT)
     return Envelope(
-        key=_percent_encode(message_id) if message_id else uuid.uuid4().hex,
+        key=_key_of(message_id) if message_id else uuid.uuid4().hex,
         message_id=message_id,
         published_at=published.timestamp() if isinstance(published, datetime) else None,
         first_delivered_at=now,
@@ -168,20 +193,30 @@ def _refuse_unknown(headers: dict[str, Any]) -> None:
             raise InvalidMessageError(f"{shown}: is unknown; did you mean {nearest}?")
 
 
-def _percent_encode(message_id: str) -> str:
-    if message_id.isascii() and message_id.isprintable() and " " not in message_id:
+def _key_of(message_id: str) -> str:
+    """Return the key of an id: visible ASCII, at most 255 characters, no two ids with one key.
+
+    An id that reads as if it were percent-encoded is percent-encoded itself.
+    """
+    is_visible = message_id.isascii() and message_id.isprintable() and " " not in message_id
+    if is_visible and ("%" not in message_id or _ESCAPE.search(message_id) is None):
         return message_id
-    return quote(message_id, safe=_VISIBLE_ASCII, encoding="utf-8", errors="surrogateescape")
+    key = quote(message_id, safe=_VISIBLE_ASCII, encoding="utf-8", errors="surrogateescape")
+    if len(key) > MAX_KEY_CHARACTERS:
+        return hashlib.sha256(key.encode("ascii")).hexdigest()
+    return key
 
 
 def read_expiration(properties: Properties, now: float) -> float | None:
-    """Return when the AMQP expiration, in milliseconds from publishing, is over; never raises."""
+    """Return when the AMQP expiration, in milliseconds from `now`, is over; never raises.
+
+    `now` is the first delivery, until which the broker itself has counted. The publisher's clock,
+    of which the timestamp is, may be hours off.
+    """
     expiration = properties.expiration or ""
     if not (expiration.isascii() and expiration.isdigit()):
         return None
-    published = properties.timestamp
-    start = published.timestamp() if isinstance(published, datetime) else now
-    return min(start + int(expiration) / 1000, YEAR_9999)
+    return min(now + int(expiration) / 1000, YEAR_9999)
 
 
 def _read_expiry(properties: Properties, headers: dict[str, Any], bare: Envelope) -> float | None:

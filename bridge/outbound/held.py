@@ -95,14 +95,14 @@ class HeldDeliveries:
         self.redeliveries += delivery.redelivered
         if delivery.redelivered or delivery.envelope.copies:
             return
-        if delivery.envelope.published_at is None:
+        published = delivery.envelope.dated_at
+        if published is None:
             self._without_timestamp.inc()
         else:
-            age = max(0.0, now - delivery.envelope.published_at)
-            self._queue_age.observe(age)
+            self._queue_age.observe(max(0.0, now - published))
 
     def _oldest(self) -> float:
         """Return when the one that has been due for longest was due, in unix seconds."""
         envelopes = [delivery.envelope for delivery in self._tasks.values()]
-        due = (max(e.age_starts_at, e.not_before or 0) for e in envelopes)
+        due = (max(e.dated_at or e.first_delivered_at, e.not_before or 0) for e in envelopes)
         return min(due, default=0.0)

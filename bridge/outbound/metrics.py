@@ -122,7 +122,7 @@ class WorkerMetrics(Catalogue):
         )
         self.without_timestamp = self._counter(
             "sms_bridge_worker_messages_without_timestamp_total",
-            "First deliveries whose age is unknown, because the publisher set no timestamp.",
+            "First deliveries whose age is unknown: without a timestamp that can be true.",
             ("queue",),
             [queue],
         )

@@ -193,7 +193,7 @@ def test_each_wait_has_its_cause_and_they_add_up() -> None:
     with closing(World(limit, ordering="recipient")) as world:
         second = world.delivery("second", not_before=world.began + 5)
         # The first has its answer at 2; the token comes at 10, while the broker stores nothing.
-        world.at(9, world.pace.block)
+        world.at(9, lambda: world.pace.block("sms.outbound.dead", "nacked"))
         world.at(13, world.pace.unblock)
         world.all_of(world.delivery("first"), second, to="same")
 
@@ -253,9 +253,37 @@ def test_too_old_is_never_posted() -> None:
     """A message that is older than `worker.max_age` is dead."""
     with closing(World(max_age=60)) as world:
         assert world.one("m", published_at=world.began - 60) == Dead(
-            "expired", "older than worker.max_age"
+            "expired", "older than worker.max_age, counted from its timestamp"
         )
         assert isinstance(world.one("n", published_at=world.began - 59), Sent)
+
+
+@pytest.mark.parametrize(
+    ("published_at", "why"),
+    [
+        (None, "counted from its first delivery: it has no timestamp"),
+        (7200.0, "counted from its first delivery: its timestamp lies in the future"),
+        (-400 * 86_400.0, "counted from its timestamp, which lies more than a year back"),
+    ],
+)
+def test_too_old_says_by_what_clock(published_at: float | None, why: str) -> None:
+    """The detail tells what is wrong with the timestamp of a message that is too old."""
+    with closing(World(max_age=60)) as world:
+        first = world.began - 60
+        claimed = None if published_at is None else first + published_at
+        outcome = world.one("m", published_at=claimed, first_delivered_at=first)
+
+        assert outcome == Dead("expired", f"older than worker.max_age, {why}")
+
+
+@pytest.mark.parametrize(("ahead", "counted"), [(-30.0, 1), (7200.0, 0), (-1.7e9, 0)])
+def test_a_timestamp_that_cannot_be_true_is_no_latency(ahead: float, counted: int) -> None:
+    """One of 1970 or of the future enters no histogram."""
+    with closing(World()) as world:
+        world.one("m", published_at=world.began + ahead)
+
+        count = world.value("acceptance_latency_seconds_count", queue="q")
+        assert count == counted
 
 
 def test_expiry_while_it_waits(world: World) -> None:

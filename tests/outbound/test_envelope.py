@@ -94,7 +94,7 @@ def headers_of(properties: Properties) -> dict[str, Any]:
 # --- The key -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("message_id", ["a", "order-17/2", "100%", "a%20b", "!~", "x" * 255])
+@pytest.mark.parametrize("message_id", ["a", "order-17/2", "100%", "a%2fb", "!~", "x" * 255])
 def test_visible_id_is_the_key(message_id: str) -> None:
     """An id of visible ASCII characters is the key as it stands."""
     assert read(message(message_id=message_id)).key == message_id
@@ -110,6 +110,8 @@ def test_visible_id_is_the_key(message_id: str) -> None:
         ("\x7f", "%7F"),
         ("a/b?c=d&e+f é", "a/b?c=d&e+f%20%C3%A9"),
         ("😀", "%F0%9F%98%80"),
+        ("a%20b", "a%2520b"),
+        ("100%41", "100%2541"),
         ("\u00a0", "%C2%A0"),
     ],
 )
@@ -124,6 +126,40 @@ def test_every_key_can_stand_in_a_header(message_id: str) -> None:
     key = read(message(message_id=message_id)).key
 
     assert set(key) <= set(string.printable) - set(string.whitespace)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("order 1", "order%201"),
+        ("order%201", "order%25201"),
+        ("é", "%C3%A9"),
+        ("% a", "%25 a"),
+    ],
+)
+def test_two_ids_have_two_keys(one: str, other: str) -> None:
+    """No id is sent as what another one is encoded to."""
+    assert read(message(message_id=one)).key != read(message(message_id=other)).key
+
+
+ODD_IDS = st.text(st.sampled_from("a% 2C0é"), min_size=1, max_size=8)
+
+
+@given(one=ODD_IDS, other=ODD_IDS)
+def test_keys_tell_any_ids_apart(one: str, other: str) -> None:
+    """Ids with blanks, percent signs and what looks like an escape have one key each."""
+    keys = [read(message(message_id=name)).key for name in (one, other)]
+
+    assert (keys[0] == keys[1]) == (one == other)
+
+
+@pytest.mark.parametrize(("length", "key_length"), [(42, 252), (43, 64), (127, 64)])
+def test_a_key_has_at_most_255_characters(length: int, key_length: int) -> None:
+    """A longer one is its SHA-256 in hexadecimal, for the same id the same."""
+    keys = {read(message(message_id="é" * length)).key for _ in range(2)}
+
+    assert {len(key) for key in keys} == {key_length}
+    assert len(keys) == 1
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1, max_size=80))
@@ -231,16 +267,13 @@ def test_absent_moment(header: str) -> None:
 # --- Expiry --------------------------------------------------------------------------------------
 
 
-def test_expiration_counts_from_the_timestamp() -> None:
-    """AMQP's own expiry counts from the moment of publishing."""
-    properties = message(expiration="1500", timestamp=PUBLISHED)
+@pytest.mark.parametrize("hours", [None, -2, 0, 2, -1_000_000])
+def test_expiration_counts_from_the_first_delivery(hours: int | None) -> None:
+    """AMQP's own expiry does not depend on the publisher's clock, which may be hours off."""
+    claimed = None if hours is None else datetime.fromtimestamp(max(0, NOW + hours * 3600), UTC)
+    properties = message(expiration="1500", timestamp=claimed)
 
-    assert read(properties).expires_at == PUBLISHED.timestamp() + 1.5
-
-
-def test_expiration_without_a_timestamp() -> None:
-    """Without a timestamp AMQP's own expiry counts from the first delivery."""
-    assert read(message(expiration="1500"), now=NOW).expires_at == NOW + 1.5
+    assert read(properties, now=NOW).expires_at == NOW + 1.5
 
 
 @pytest.mark.parametrize(("header", "expected"), [(1, 1), (5, 2)], ids=["header", "property"])
@@ -262,7 +295,7 @@ def test_expiration_is_kept_as_a_header() -> None:
     """A copy has its expiry in a header, where the broker does not drop it for it."""
     copied = replaced(message(expiration="1500", timestamp=PUBLISHED))
 
-    assert (copied.expiration, read(copied).expires_at) == (None, PUBLISHED.timestamp() + 1.5)
+    assert (copied.expiration, read(copied).expires_at) == (None, NOW + 1.5)
 
 
 def test_expiry_does_not_move() -> None:
@@ -288,6 +321,28 @@ def test_copy_of_any_expiry_can_be_read(expiration: str) -> None:
 def test_age_counts_from_the_timestamp() -> None:
     """A message's age counts from its timestamp."""
     assert read(message(timestamp=PUBLISHED)).age_starts_at == PUBLISHED.timestamp()
+
+
+@pytest.mark.parametrize(
+    ("seconds_ahead", "is_believed"),
+    [(-60, True), (0, True), (4, True), (7200, False), (-400 * 86_400, False), (-NOW, False)],
+)
+def test_a_timestamp_that_cannot_be_true(seconds_ahead: float, *, is_believed: bool) -> None:
+    """One of the future, of 1970 or of years ago says nothing of latency."""
+    claimed = datetime.fromtimestamp(NOW + seconds_ahead, UTC)
+    envelope = read(message(timestamp=claimed), now=NOW)
+
+    assert envelope.dated_at == (claimed.timestamp() if is_believed else None)
+    # Copies come later, and are judged as the first delivery was.
+    copied = replaced(message(timestamp=claimed), envelope=envelope)
+    assert read(copied, now=NOW + 10_000).dated_at == envelope.dated_at
+
+
+def test_a_timestamp_of_the_future_makes_nobody_younger() -> None:
+    """Its age counts from the first delivery at the latest."""
+    claimed = datetime.fromtimestamp(NOW + 7200, UTC)
+
+    assert read(message(timestamp=claimed), now=NOW).age_starts_at == NOW
 
 
 def test_age_without_a_timestamp() -> None:
