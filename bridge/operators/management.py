@@ -25,8 +25,9 @@ _IN_FORCE: Final = "effective_policy_definition"
 # A queue that was declared just now has no such member before the broker's next statistics.
 POLICY_SECONDS: Final = 10.0
 POLICY_POLL_SECONDS: Final = 0.5
-# From RabbitMQ 4 on it is told at once, without the statistics.
-_WITHOUT_STATISTICS: Final = {"disable_stats": "true"}
+# From RabbitMQ 4 on it is told at once, without the statistics; before, only with them.
+_WITHOUT_STATISTICS: Final[Mapping[str, str]] = {"disable_stats": "true"}
+_WITH_STATISTICS: Final[Mapping[str, str]] = {}
 _MISSING: Final = "create it: sms-bridge topology declare"
 
 
@@ -102,11 +103,11 @@ class Management:
         """Read a queue, at best once it tells its policies; all of them share the time for it."""
         clock = asyncio.get_running_loop().time
         while True:
-            found: dict[str, Any] | None = await self.read(
-                "queues", self.vhost, name, query=_WITHOUT_STATISTICS
-            )
-            if found is None or _IN_FORCE in found:
-                return found
+            for query in (_WITHOUT_STATISTICS, _WITH_STATISTICS):
+                found: dict[str, Any] | None
+                found = await self.read("queues", self.vhost, name, query=query)
+                if found is None or _IN_FORCE in found:
+                    return found
             if self._policies_until is None:
                 self._policies_until = clock() + POLICY_SECONDS
             if clock() >= self._policies_until:

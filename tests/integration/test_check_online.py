@@ -100,7 +100,9 @@ class Site:
         """Return when the broker tells that this is what the policies of a queue set."""
 
         async def is_told() -> bool:
-            found = await self._ask("GET", f"queues/%2F/{queue}?disable_stats=true")
+            # From RabbitMQ 4 on it is told at once, without the statistics; before, only with them.
+            query = "?disable_stats=true" if await self.has_a_default_limit() else ""
+            found = await self._ask("GET", f"queues/%2F/{queue}{query}")
             told = found.get("effective_policy_definition")
             # It writes nothing at all as an empty list in places.
             return told is not None and (told or {}) == definition
