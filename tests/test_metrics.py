@@ -131,6 +131,7 @@ WORKER = {
     "queue_age_seconds": histogram(AGE, "queue", [QUEUE]),
     "acceptance_latency_seconds": histogram(AGE, "queue", [QUEUE]),
     "messages_without_timestamp_total": counter("queue", [QUEUE]),
+    "ladder_messages_total": counter("queue event", [QUEUE], ["stored", "returned"]),
     "oldest_held_message_timestamp_seconds": gauge("queue", [QUEUE]),
     "attempts_per_message": histogram([1, 2, 3, 5, 8, 13, 21], "outcome", ["sent", "dead"]),
     "provider_responses_total": counter("code", [*STATUSES, "other"]),

@@ -166,6 +166,13 @@ def _queues(status: "Status", width: int) -> Iterator[Line]:
     ladder = [one for one in status.queues if one.role == "retry"]
     steps = (f"{one.name.rpartition('.')[2]} {_number(one)}" for one in ladder)
     yield from _paragraph("on the retry ladder: " + ", ".join(steps), width)
+    if status.ladder is not None and status.ladder.not_back:
+        told = status.ladder
+        yield from _paragraph(
+            f"retries since the workers started: {told.stored:,} stored, {told.returned:,} came "
+            f"back, {told.not_back:,} did not yet",
+            width,
+        )
     dead = ", ".join(
         f"{reason} {count:,}"
         for reason, count in sorted(status.dead_letters.by_reason.items(), key=lambda x: -x[1])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from bridge.outbound.delivery import Delivery
+from bridge.outbound.envelope import is_from_ladder
 from bridge.outbound.metrics import WorkerMetrics
 
 
@@ -25,6 +26,7 @@ class HeldDeliveries:
         self._process = process
         self._received = metrics.received.labels(queue, "false")
         self._received_again = metrics.received.labels(queue, "true")
+        self._returned = metrics.ladder.labels(queue, "returned")
         self._without_timestamp = metrics.without_timestamp.labels(queue)
         self._queue_age = metrics.queue_age.labels(queue)
         self._tasks: dict[asyncio.Task[None], Delivery] = {}
@@ -93,7 +95,11 @@ class HeldDeliveries:
         (self._received_again if delivery.redelivered else self._received).inc()
         self._last_delivery_at = now
         self.redeliveries += delivery.redelivered
-        if delivery.redelivered or delivery.envelope.copies:
+        if delivery.redelivered:
+            return
+        if delivery.envelope.copies:
+            if is_from_ladder(delivery.properties.headers or {}):
+                self._returned.inc()
             return
         published = delivery.envelope.dated_at
         if published is None:

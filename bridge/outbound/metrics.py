@@ -80,6 +80,12 @@ class WorkerMetrics(Catalogue):
             ("queue", "outcome", "reason"),
             [(queue, *pair) for pair in PROCESSED],
         )
+        self.ladder = self._counter(
+            "sms_bridge_worker_ladder_messages_total",
+            "Copies that this worker stored on the retry ladder, and those that came back to it.",
+            ("queue", "event"),
+            [(queue, event) for event in ("stored", "returned")],
+        )
         self.in_progress = self._gauge(
             "sms_bridge_worker_messages_in_progress",
             "Deliveries taken and not settled.",

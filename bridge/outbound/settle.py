@@ -83,6 +83,7 @@ class Settler:
         self._attempts = {
             name: metrics.attempts_per_message.labels(name) for name in get_args(FinalOutcome)
         }
+        self._stored = metrics.ladder.labels(settings.queue, "stored")
         self._hurried = asyncio.Event()
         self.queue_missing = self._storing.queue_missing
 
@@ -104,6 +105,8 @@ class Settler:
                 queue=self._target(outcome),
                 make_properties=partial(self._make_properties, delivery, outcome),
             )
+        if isinstance(outcome, Retried):
+            self._stored.inc()
 
     def hurry(self) -> None:
         """Leave out waits that only serve to spread load: the worker stops."""

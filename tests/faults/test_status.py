@@ -1,15 +1,22 @@
 """What `sms-bridge status` reads of a broker that freezes, dies, comes back, or stores nothing."""
 
 import asyncio
+import contextlib
 import time
+from typing import Any
 
+import aio_pika
 import pytest
+from yarl import URL
 
+from bridge.commands.status_screen import format_status
 from bridge.errors import BrokerError
+from bridge.operators.admin_port import AdminPort
 from bridge.operators.pausing import pause, resume
 from bridge.operators.status.broker import ANSWER_SECONDS, CONNECT_SECONDS, BrokerReader
+from bridge.operators.status.look import Looker
 from tests.alarms import memory_alarm
-from tests.faults.bench import Bench, make_settings
+from tests.faults.bench import Bench, eventually, make_settings
 
 
 async def test_a_broker_that_comes_and_goes(bench: Bench) -> None:
@@ -61,3 +68,54 @@ async def test_a_broker_that_stores_nothing(bench: Bench) -> None:
         assert reading.paused is not None
         assert reading.paused.note is not None
         assert reading.paused.note.reason == "wrong text"
+
+
+async def test_retries_that_a_full_queue_refuses(bench: Bench) -> None:
+    """Retries that come back to a full queue are in no queue's length; `status` counts them.
+
+    That they will be late is told at the start. Takes the seconds of the ladder's first step.
+    """
+    full: dict[str, Any] = {
+        "x-queue-type": "quorum",
+        "x-max-length": 3,
+        "x-overflow": "reject-publish",
+    }
+    await bench.amqp.channel.declare_queue(bench.queue, durable=True, arguments=full)
+    changed: dict[str, Any] = {"worker__retry_delays": ["8s", "16s"]}
+    bench.service.misbehave(
+        {"to": None, "count": 4, "status": 503, "headers": {"Retry-After": "1"}}
+    )
+    async with bench.worker(**changed) as live:
+        port = URL(live.admin_url).port
+        settings = make_settings(
+            bench.values(**changed, admin__port=port, rabbitmq__url=[bench.broker.url])
+        )
+        (told,) = live.logged("topology_differs")
+        await bench.publish(4)
+        ladder = "sms_bridge_worker_ladder_messages_total"
+        await eventually(lambda: live.metric(ladder, event="stored") == 4, what="four retries")
+        await pause(settings, None)
+        await eventually(lambda: live.paused == {"operator"}, what="paused")
+        await eventually(
+            lambda: live.metric("sms_bridge_worker_messages_in_progress") == 0, what="nothing held"
+        )
+        with contextlib.suppress(aio_pika.exceptions.DeliveryError):
+            while True:
+                await bench.publish(1)
+        retries = [f"{bench.queue}.retry.{step}" for step in ("8s", "16s")]
+
+        async def is_over() -> bool:
+            return not any([await bench.amqp.count(name) for name in retries])
+
+        await eventually(is_over, what="the end of the first wait")
+        looker = Looker(settings, [AdminPort("127.0.0.1", port or 0)])
+        status = await looker.look()
+        await looker.aclose()
+        await bench.amqp.purge(bench.queue)
+        assert await resume(settings)
+
+    assert "and so are retries" in told["why"]
+    assert status.ladder is not None
+    assert (status.ladder.stored, status.ladder.returned, status.ladder.not_back) == (4, 0, 4)
+    text = " ".join(line.text.strip() for line in format_status(status))
+    assert "4 stored, 0 came back, 4 did not yet" in text

@@ -17,6 +17,7 @@ from bridge.operators.status.reading import Reading
 from bridge.operators.status.report import (
     Broker,
     DeadLetters,
+    Ladder,
     OperatorPause,
     Process,
     Queue,
@@ -107,6 +108,7 @@ def put_together(
             waiting=next(iter(waiting), None),
             by_reason=dict(sum((Counter(one.dead) for one in workers), Counter())),
         ),
+        ladder=_sum_ladder(workers),
         processes=processes,
     )
 
@@ -158,6 +160,14 @@ def _find_operators_pause(
 
 def _shown_note(note: Note | None) -> OperatorPause | None:
     return None if note is None else OperatorPause(since=note.since_text, reason=note.reason)
+
+
+def _sum_ladder(workers: Sequence[Worker]) -> Ladder | None:
+    if not workers:
+        return None
+    stored, returned = sum(one.stored for one in workers), sum(one.returned for one in workers)
+    # One that has ended may have stored what came back to another.
+    return Ladder(stored=stored, returned=returned, not_back=max(0, stored - returned))
 
 
 def _sum_rates(rates: Sequence[Rates]) -> Rates | None:

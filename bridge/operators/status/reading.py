@@ -10,6 +10,7 @@ from bridge.operators.status.report import Pause, Process, Rates, Receiver, Work
 from bridge.scrape import Scrape
 
 _PROCESSED: Final = "sms_bridge_worker_messages_processed_total"
+_LADDER: Final = "sms_bridge_worker_ladder_messages_total"
 _EVENTS: Final = "sms_bridge_webhook_events_total"
 _QUEUE_READY: Final = "sms_bridge_worker_queue_messages_ready"
 # Outcomes of a webhook; the one that is missing is a repeat, which was stored before.
@@ -83,6 +84,8 @@ def _describe_worker(facts: WorkerFacts, reading: Reading, before: Reading | Non
         oldest_seconds=round(max(0.0, time.time() - oldest), 1) if oldest else None,
         last_sent_at=_moment(scrape.total("sms_bridge_worker_last_sent_timestamp_seconds")),
         rates=_rates(reading, before),
+        stored=int(scrape.total(_LADDER, event="stored")),
+        returned=int(scrape.total(_LADDER, event="returned")),
         sent=int(scrape.total(_PROCESSED, outcome="sent")),
         retried=scrape.by("reason", _PROCESSED, outcome="retried"),
         dead=scrape.by("reason", _PROCESSED, outcome="dead"),

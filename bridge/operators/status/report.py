@@ -71,6 +71,8 @@ class Rates:
 class Worker:
     """One worker. It counts from its start.
 
+    `stored` are its copies on the retry ladder, `returned` those that came back to it.
+
     `held` are the deliveries that it has taken and not settled, `in_flight` the requests that wait
     for the service's answer, and `oldest_seconds` is how long ago the oldest held one was
     published. `retry_after_seconds` is for how much longer the service wants no request.
@@ -86,6 +88,8 @@ class Worker:
     last_sent_at: str | None
     rates: Rates | None
     sent: int
+    stored: int = 0
+    returned: int = 0
     retried: Mapping[str, int]
     dead: Mapping[str, int]
 
@@ -128,6 +132,19 @@ class DeadLetters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ladder:
+    """Retries that the workers which answer have stored on the ladder, and that came back to them.
+
+    The difference, `not_back`, waits there, in the queue of requests, or outside it where that
+    refuses what comes when it is full. A worker that has ended is not counted.
+    """
+
+    stored: int
+    returned: int
+    not_back: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """All of it.
 
@@ -146,6 +163,7 @@ class Status:
     oldest_seconds: float | None
     rates: Rates | None
     dead_letters: DeadLetters
+    ladder: Ladder | None = None
     processes: Sequence[Process]
 
     @property
