@@ -19,7 +19,7 @@ class OutcomeEvent(NamedTuple):
 
     What is not known, or does not apply, is None. `at` is when it came about, in unix seconds;
     `attempts` and `status`, the last one of HTTP, only the worker knows. `code` is the API's own
-    for an error.
+    for an error, `meaning` what it says, in our words.
     """
 
     outcome: str
@@ -30,10 +30,11 @@ class OutcomeEvent(NamedTuple):
     attempts: int | None = None
     status: int | None = None
     code: str | None = None
+    meaning: str | None = None
     is_duplicate: bool = False
 
     def body(self) -> bytes:
-        """Write it as JSON; `code` and `duplicate` are left out where they say nothing."""
+        """Write it as JSON, without `code`, `meaning` and `duplicate` where they say nothing."""
         event: dict[str, object] = {
             "message_id": self.message_id,
             "outcome": self.outcome,
@@ -45,6 +46,8 @@ class OutcomeEvent(NamedTuple):
         }
         if self.code is not None:
             event["code"] = self.code
+        if self.meaning is not None:
+            event["meaning"] = self.meaning
         if self.is_duplicate:
             event["duplicate"] = True
         return json.dumps(event).encode()

@@ -43,7 +43,7 @@ def format_letter(letter: "DeadLetter", *, as_json: bool, reveal: bool) -> str:
         letter.code,
         number,
         letter.message_id,
-        letter.detail,
+        ": ".join(filter(None, (letter.detail, letter.meaning))) or None,
     )
 
 

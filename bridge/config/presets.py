@@ -75,6 +75,12 @@ def documented_answers(name: Preset) -> Sequence[Mapping[str, Any]]:
     return answers
 
 
+def code_meanings(name: Preset) -> Mapping[str, str]:
+    """Return what each code of the service says, in our words; a status may stand for a code."""
+    meanings: Mapping[str, str] = _read(name)["meanings"]
+    return meanings
+
+
 def needed_settings(name: Preset) -> Mapping[str, str]:
     """Return settings of `sms_api` that the service needs, with what it calls each of them."""
     needs: Mapping[str, str] = _read(name)["needs"]

@@ -53,6 +53,9 @@ class DeadLetterHeaders(_TraceHeaders):
     attempts: Annotated[int, Field(ge=0)] = Field(alias="sms-bridge-attempts")
     status: Annotated[int, Field(ge=100, le=599)] | None = Field(None, alias="sms-bridge-status")
     code: ErrorCode | None = Field(None, alias="sms-bridge-code")
+    meaning: str | None = Field(
+        None, alias="sms-bridge-meaning", description="what the code says, in our words"
+    )
     dead_at: datetime = Field(alias="sms-bridge-dead-at")
 
 
@@ -74,6 +77,9 @@ class OutcomeEvent(BaseModel):
     provider_id: str | None
     at: datetime
     code: ErrorCode | None = Field(None, description="the service's own, left out without one")
+    meaning: str | None = Field(
+        None, description="what the code says, in our words; left out where the preset has none"
+    )
     duplicate: bool = Field(False, description="true on the answer to a repeat, else left out")
 
 

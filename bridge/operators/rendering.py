@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from bridge.config import Settings
 from bridge.config.api_answers import AcceptedSettings, ErrorFate
-from bridge.config.presets import documented_answers
+from bridge.config.presets import code_meanings, documented_answers
 from bridge.errors import ConfigError, InvalidMessageError
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Fate, PauseReason
@@ -106,6 +106,7 @@ def _judge(
 ) -> RenderedAnswer:
     judged = shape.judge(Reply(status, (), body))
     becomes = _becomes(judged.fate, judged.pause, settings)
+    means = means or judged.meaning
     return RenderedAnswer(status=status, code=judged.code, means=means, becomes=becomes)
 
 
@@ -131,14 +132,17 @@ def _by_code_alone(
 ) -> list[RenderedAnswer]:
     """Say what the codes mean of which there is no example; a status stands for a missing one."""
     api = settings.sms_api
-    accepted = api.response.accepted
+    accepted, meanings = api.response.accepted, code_meanings(api.preset)
     shown = {answer.code or str(answer.status) for answer in documented}
     if set(api.error_code_pointers) == {accepted.pointer}:
         # What means yes is no error where it stands, and codes stand nowhere else.
         shown |= set(accepted.values)
     return [
         RenderedAnswer(
-            status=None, code=code, means=None, becomes=_becomes(*_read_fate(fate), settings)
+            status=None,
+            code=code,
+            means=meanings.get(code),
+            becomes=_becomes(*_read_fate(fate), settings),
         )
         for code, fate in api.response.errors.items()
         if code not in shown

@@ -91,5 +91,5 @@ def _event(envelope: Envelope, outcome: Sent | Dead, at: float) -> OutcomeEvent:
         status=outcome.status,
     )
     if isinstance(outcome, Dead):
-        return event._replace(reason=outcome.reason, code=outcome.code)
+        return event._replace(reason=outcome.reason, code=outcome.code, meaning=outcome.meaning)
     return event._replace(provider_id=outcome.provider_id)

@@ -20,6 +20,7 @@ from bridge.outbound.envelope import (
     EARLIER_SPAN,
     EXPIRES_AT,
     FIRST_DELIVERED_AT,
+    MEANING,
     MEMORY,
     OF_EVENTS,
     PREFIX,
@@ -66,8 +67,8 @@ def copy_properties(
     """
     replaced, headers = _to_publish_anew(properties)
     replaced.message_id = envelope.id_of_copies
-    # Status and code of an earlier answer stay until the next one; no publisher can give them.
-    not_ours = () if is_from_ladder(headers) else (STATUS, CODE)
+    # What is known of an earlier answer stays until the next one; no publisher can give them.
+    not_ours = () if is_from_ladder(headers) else (STATUS, CODE, MEANING)
     for name in (DEAD_AT, TURN_AT, REPEATED, *not_ours, *OF_EVENTS):
         headers.pop(name, None)
     own: dict[str, Any] = {
@@ -90,8 +91,11 @@ def copy_properties(
         own[STATUS] = outcome.status
         # That of an earlier answer, which goes with its status.
         headers.pop(CODE, None)
+        headers.pop(MEANING, None)
     if outcome.code is not None:
         own[CODE] = outcome.code
+    if outcome.meaning is not None:
+        own[MEANING] = outcome.meaning
     if isinstance(outcome, Dead):
         own[DEAD_AT] = datetime.now(UTC).isoformat(timespec="milliseconds")
     return _fitted(replaced, headers, own, max_bytes)

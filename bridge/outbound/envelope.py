@@ -36,6 +36,7 @@ COPIES: Final = "sms-bridge-copies"
 TURN_AT: Final = "sms-bridge-turn-at"
 STATUS: Final = "sms-bridge-status"
 CODE: Final = "sms-bridge-code"
+MEANING: Final = "sms-bridge-meaning"
 DEAD_AT: Final = "sms-bridge-dead-at"
 # What is added to our headers does not begin with the prefix: an older worker, in an upgrade or
 # after it is undone, refuses a dead letter that is moved back with one that it does not know.
@@ -47,7 +48,7 @@ EARLIER_SPAN: Final = "x-sms-bridge-earlier-span"
 DELIVERY_COUNT: Final = "x-delivery-count"
 MEMORY: Final = (
     *(REASON, DETAIL, ATTEMPTS, UNCERTAIN_ATTEMPTS),
-    *(FIRST_DELIVERED_AT, STATUS, CODE, DEAD_AT, TURN_AT, EARLIER_SPAN, REPEATED),
+    *(FIRST_DELIVERED_AT, STATUS, CODE, MEANING, DEAD_AT, TURN_AT, EARLIER_SPAN, REPEATED),
 )
 # What may be set for one message.
 _SETTINGS: Final = (EXPIRES_AT, NOT_BEFORE, ON_UNCERTAIN, ORDERING_KEY, PRIORITY)

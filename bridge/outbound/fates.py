@@ -88,7 +88,8 @@ class Answer(NamedTuple):
 
     `code` is the API's own word for an error, when it gave one: at most 64 visible characters.
     `in_part`: a part of the text was taken and another was not, so that it is never sent again.
-    `by_code`: the settings say of that word what it means.
+    `by_code`: the settings say of that word what it means. `meaning` says so to people, in our
+    words, where the preset explains it.
     `is_page`: a page for a browser stood behind a status that counts as a yes.
     """
 
@@ -103,6 +104,7 @@ class Answer(NamedTuple):
     in_part: bool = False
     by_code: bool = False
     is_page: bool = False
+    meaning: str | None = None
 
     @property
     def counts_as_outage(self) -> bool:

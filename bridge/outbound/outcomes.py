@@ -61,7 +61,7 @@ class Retried(NamedTuple):
     """A copy waits on the ladder; `burned` says whether an attempt was used up.
 
     `uncertain` says whether it may have been sent, and counts even if no attempt was burned.
-    `code` is the API's own for its error.
+    `code` is the API's own for its error, `meaning` what it says, in our words.
     """
 
     reason: RetryReason
@@ -71,6 +71,7 @@ class Retried(NamedTuple):
     burned: bool = False
     uncertain: bool = False
     code: str | None = None
+    meaning: str | None = None
 
 
 class Dead(NamedTuple):
@@ -82,6 +83,7 @@ class Dead(NamedTuple):
     burned: bool = False
     uncertain: bool = False
     code: str | None = None
+    meaning: str | None = None
 
 
 Outcome = Sent | Retried | Dead
@@ -145,6 +147,7 @@ def _try_again(reason: RetryReason, answer: Answer, policy: Policy, attempts: in
         burned=True,
         uncertain=answer.fate is Fate.UNCERTAIN,
         code=answer.code,
+        meaning=answer.meaning,
     )
 
 
@@ -166,6 +169,7 @@ def _dead(reason: DeadReason, answer: Answer) -> Dead:
         burned=True,
         uncertain=answer.fate is Fate.UNCERTAIN,
         code=answer.code,
+        meaning=answer.meaning,
     )
 
 
@@ -195,6 +199,7 @@ def put_off(
         status=answer.status,
         uncertain=answer.fate is Fate.UNCERTAIN,
         code=answer.code,
+        meaning=answer.meaning,
     )
 
 

@@ -191,6 +191,7 @@ class Settler:
             "detail": None if failed is None else failed.detail,
             "status": None if outcome is None else outcome.status,
             "code": None if failed is None else failed.code,
+            "meaning": None if failed is None else failed.meaning,
             "provider_id": _id_for_the_log(outcome),
             "attempts": attempts,
             "redelivered": delivery.redelivered or None,

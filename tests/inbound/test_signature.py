@@ -198,7 +198,7 @@ OWN = {
     "svix": (STANDARD, standard(f"v1,{SVIX_MAC}")),
     "sha1": (
         replace(PLAIN, algorithm="sha1"),
-        [plain("a2ab4250ce5bc3a4d8e2880912b18e94dcfb75f0")],
+        [plain("798cad76a93624faef08efda3e815bbf5dca7a18")],
     ),
 }
 

@@ -124,7 +124,7 @@ async def test_a_request_is_sent_in_the_services_shape(line: Line, twilio: Twili
 
 
 async def test_why_it_was_refused_is_told(line: Line, twilio: Twilio) -> None:
-    """The service's code is in event, log, metric, dead letter and `dlq list`; its text nowhere."""
+    """Code and meaning are in event, log, metric, dead letter and `dlq list`; no text of theirs."""
     request, message_id = line.canaries.request(), uuid.uuid4().hex
     twilio.refuse(request["to"], 400, 21610)
     outcome = await line.outcome(request, message_id)
@@ -132,12 +132,17 @@ async def test_why_it_was_refused_is_told(line: Line, twilio: Twilio) -> None:
     listing = ("dlq", "list", "--json", "--id", message_id)
     listed = await run_program(*listing, settings=line.settings)
     assert listed.returncode == 0, listed.stderr
+    row = await run_program("dlq", "list", "--id", message_id, settings=line.settings)
     letter = await line.amqp.take(f"{line.queue}.dead", message_id=message_id)
 
+    told = "the person has answered STOP"
     assert (outcome["reason"], outcome["status"], outcome["code"]) == ("refused", 400, "21610")
     assert (logged["status"], logged["code"]) == (400, "21610")
     assert json.loads(listed.stdout)["code"] == "21610"
     assert letter.headers["sms-bridge-code"] == "21610"
+    assert outcome["meaning"] == logged["meaning"] == json.loads(listed.stdout)["meaning"] == told
+    assert letter.headers["sms-bridge-meaning"] == told
+    assert told in row.stdout.decode()
     assert "cannot" not in f"{letter.headers} {logged} {outcome}"
     await line.worker.until_metric("sms_bridge_worker_provider_errors_total", 1, code="21610")
 

@@ -71,6 +71,7 @@ def replaced(
     detail: str = "the SMS API answered 500",
     status: int | None = 500,
     code: str | None = None,
+    meaning: str | None = None,
     dead: bool = False,
     max_bytes: int = USUAL_PROPERTIES_BYTES,
 ) -> Properties:
@@ -78,9 +79,9 @@ def replaced(
     return copy_properties(
         properties,
         envelope or read(properties),
-        Dead(cast("DeadReason", reason), detail, status, code=code)
+        Dead(cast("DeadReason", reason), detail, status, code=code, meaning=meaning)
         if dead
-        else Retried(cast("RetryReason", reason), 5, detail, status, code=code),
+        else Retried(cast("RetryReason", reason), 5, detail, status, code=code, meaning=meaning),
         max_bytes=max_bytes,
     )
 
@@ -781,23 +782,34 @@ def test_header_without_a_value_is_left_out(header: str) -> None:
 
 
 def test_error_code_goes_with_its_status() -> None:
-    """A copy has the service's code of the last answer: none of an earlier one, and no second."""
-    first = replaced(message(), status=429, code="20429")
+    """A copy has code and meaning of the last answer: none of an earlier one, and no second."""
+    first = replaced(message(), status=429, code="20429", meaning="too many requests")
     unanswered = replaced(first, status=None)
     other = replaced(first, status=400, code="21211")
     without = replaced(first, status=500)
-    codes = [
-        headers_of(copy).get("sms-bridge-code") for copy in (first, unanswered, other, without)
+    said = [
+        tuple(headers_of(copy).get(f"sms-bridge-{name}") for name in ("code", "meaning"))
+        for copy in (first, unanswered, other, without)
     ]
+    full = ("20429", "too many requests")
 
-    assert codes == ["20429", "20429", "21211", None]
+    assert said == [full, full, ("21211", None), (None, None)]
 
 
 @pytest.mark.parametrize("dead", [False, True], ids=["retry", "dead"])
 @pytest.mark.parametrize("status", [None, 500])
 @pytest.mark.parametrize(
     "name",
-    ["status", "code", "event-id", "body-sha256", "delivery", "provider-id", "message-id"],
+    [
+        "status",
+        "code",
+        "meaning",
+        "event-id",
+        "body-sha256",
+        "delivery",
+        "provider-id",
+        "message-id",
+    ],
 )
 def test_no_publisher_speaks_for_the_service(name: str, status: int | None, *, dead: bool) -> None:
     """What a publisher writes into a header of the bridge's own is on none of the copies."""
@@ -810,10 +822,10 @@ def test_no_publisher_speaks_for_the_service(name: str, status: int | None, *, d
 
 def test_dead_letter_that_is_moved_back_forgets_its_last_answer() -> None:
     """In its new life it has no status and no code until there is an answer again."""
-    letter = replaced(message(), status=400, code="21211", dead=True)
+    letter = replaced(message(), status=400, code="21211", meaning="no number", dead=True)
     headers = headers_of(replaced(letter, status=None))
 
-    assert {"sms-bridge-status", "sms-bridge-code"}.isdisjoint(headers)
+    assert {"sms-bridge-status", "sms-bridge-code", "sms-bridge-meaning"}.isdisjoint(headers)
 
 
 def test_copy_counts() -> None:

@@ -6,7 +6,6 @@ python -m tests.providers.pages
 import json
 import re
 import tomllib
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -89,14 +88,15 @@ def answers_part(rendering: Rendering) -> str:
             for answer in examples
         ),
     )
-    by_fate = defaultdict(list)
-    for answer in rendering.answers:
-        if answer.status is None:
-            by_fate[answer.becomes].append(as_code(answer.code))
-    if not by_fate:
+    further = [
+        (as_code(answer.code), answer.means or "-", answer.becomes)
+        for answer in rendering.answers
+        if answer.status is None
+    ]
+    if not further:
         return shown
-    rows = ((becomes, " ".join(codes)) for becomes, codes in by_fate.items())
-    return f"{shown}\n\n{table(('What becomes of the message', 'Further codes'), rows)}"
+    head = ("Further codes", "The service says", "What becomes of the message")
+    return f"{shown}\n\n{table(head, further)}"
 
 
 def webhooks_part(preset: Preset) -> str:

@@ -24,6 +24,7 @@ class DeadLetter:
     uncertain_attempts: int
     status: int | None
     code: str | None
+    meaning: str | None
     dead_at: float | None
     expires_at: float | None
     looks: int
@@ -59,6 +60,7 @@ def read_dead_letter(message: DeliveredMessage) -> DeadLetter:
         uncertain_attempts=_count(headers.get(envelope.UNCERTAIN_ATTEMPTS)) or 0,
         status=_count(headers.get(envelope.STATUS)),
         code=_text(headers.get(envelope.CODE)),
+        meaning=_text(headers.get(envelope.MEANING)),
         dead_at=read_moment(headers, envelope.DEAD_AT),
         expires_at=read_moment(headers, envelope.EXPIRES_AT),
         looks=_count(headers.get(envelope.DELIVERY_COUNT)) or 0,

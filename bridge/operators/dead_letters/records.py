@@ -35,6 +35,7 @@ def as_summary(letter: DeadLetter) -> dict[str, Any]:
         "attempts": letter.attempts,
         "status": letter.status,
         "code": letter.code,
+        "meaning": letter.meaning,
         "dead_at": None
         if letter.dead_at is None
         else datetime.fromtimestamp(letter.dead_at, UTC).isoformat(timespec="milliseconds"),
@@ -82,7 +83,8 @@ _SHOWN_HEADERS: Final = frozenset(
         *(envelope.EXPIRES_AT, envelope.NOT_BEFORE, envelope.ON_UNCERTAIN, envelope.REASON),
         *(envelope.DETAIL, envelope.ATTEMPTS, envelope.UNCERTAIN_ATTEMPTS, envelope.STATUS),
         *(envelope.FIRST_DELIVERED_AT, envelope.COPIES, envelope.DEAD_AT, envelope.DELIVERY_COUNT),
-        *(envelope.CODE, envelope.PRIORITY, envelope.EARLIER_SPAN, "traceparent", "tracestate"),
+        *(envelope.CODE, envelope.MEANING, envelope.PRIORITY, envelope.EARLIER_SPAN),
+        *("traceparent", "tracestate"),
     )
 )
 _HIDDEN: Final = "***"

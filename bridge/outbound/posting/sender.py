@@ -125,7 +125,7 @@ class Sender:
             reply = await self._transport.post(asked.url, asked.headers, asked.body, asked.common)
             answer = self._shape.judge(reply)
             if answer.code is not None and self._is_echo(answer.code, request):
-                answer = answer._replace(code=None)
+                answer = answer._replace(code=None, meaning=None)
             if answer.provider_id is not None and is_number(answer.provider_id, request):
                 answer = answer._replace(provider_id=None)
         except AttemptError as error:

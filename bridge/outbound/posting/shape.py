@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from bridge.config import RequestSettings, SmsApiSettings
 from bridge.config.api_answers import ErrorFate
+from bridge.config.presets import code_meanings
 from bridge.errors import ConfigError
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Answer, Fate, PauseReason, Result, judge_status
@@ -93,6 +94,7 @@ class Shape:
         # What means yes is no error where it stands; elsewhere the same word may be one.
         self._no_errors = {accepted.pointer or "": self._yes_values}
         self._errors = dict(settings.response.errors)
+        self._meanings = code_meanings(settings.preset)
         self._duplicate = duplicate
         self._known_codes = frozenset(filter(None, (*self._errors, duplicate.code)))
         self._id_pointers = settings.message_id_pointers
@@ -133,11 +135,18 @@ class Shape:
                 return answer._replace(is_page=True)
             return answer
         if found is None:
-            return self._judge_refusal(reply, document)
+            return self._explained(self._judge_refusal(reply, document))
         said = [self._is_yes(value) for value in found]
         if any(said) and not all(said):
-            return _in_part(reply.status, self._code_in(document, member=said.index(False)))
-        return self._judge_refusal(reply, document, parts=len(said))
+            code = self._code_in(document, member=said.index(False))
+            return self._explained(_in_part(reply.status, code))
+        return self._explained(self._judge_refusal(reply, document, parts=len(said)))
+
+    def _explained(self, answer: Answer) -> Answer:
+        """Add what the code says; without one of its own, an answer's status stands for it."""
+        code = str(answer.status) if answer.code is None else answer.code
+        meaning = None if answer.fate is Fate.SENT else self._meanings.get(code)
+        return answer if meaning is None else answer._replace(meaning=meaning)
 
     def _read_words(self, reply: Reply) -> list[str]:
         return read_words(legible_body(reply))

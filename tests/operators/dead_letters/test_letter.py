@@ -41,6 +41,7 @@ def _letter(message_id: str, reason: str, *, dead_at: float | None) -> DeadLette
         uncertain_attempts=0,
         status=None,
         code=None,
+        meaning=None,
         dead_at=dead_at,
         expires_at=None,
         looks=0,

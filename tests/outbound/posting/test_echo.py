@@ -19,7 +19,7 @@ def request(**members: Any) -> OpenSendRequest:
     "code",
     [
         *("402117", "402-117", "code-402117", "881233", "8812-33", "21211", "invalid_number"),
-        *("Acme", "acme", "ANN", "17012345", "012345", "4567", "X-45.67", "017012", "invalid"),
+        *("Acme", "acme", "ANN", "17139200", "920001", "2000", "X-20.00", "017139", "invalid"),
         *("Ann_your.code", "call-21", "forHelp"),
     ],
 )
