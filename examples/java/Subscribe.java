@@ -1,3 +1,4 @@
+import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import com.rabbitmq.client.Channel;
@@ -5,10 +6,12 @@ import com.rabbitmq.client.Connection;
 import com.rabbitmq.client.ConnectionFactory;
 import com.rabbitmq.client.Delivery;
 import java.io.IOException;
+import java.net.URLDecoder;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
+import java.util.Base64;
 import java.util.Map;
 import java.util.Optional;
 
@@ -23,17 +26,48 @@ class Subscribe {
   // A queue of your team's own: what is bound to the exchange gets a copy of each event.
   static final String QUEUE = "my-team.sms";
 
-  /** Does what is to be done with an event; whatever this throws, the event is not lost. */
-  static void handle(Path file, Delivery delivery) throws IOException {
+  /** Reads an event: JSON, or the form that some services send. */
+  static JsonElement read(Delivery delivery) {
+    String body = new String(delivery.getBody(), StandardCharsets.UTF_8);
+    String type = Optional.ofNullable(delivery.getProperties().getContentType()).orElse("");
+    if (!type.split(";")[0].strip().equalsIgnoreCase("application/x-www-form-urlencoded")) {
+      return JsonParser.parseString(body);
+    }
+    var event = new JsonObject();
+    for (String pair : body.split("&")) {
+      String[] parts = pair.split("=", 2);
+      String value = parts.length == 2 ? parts[1] : "";
+      event.addProperty(
+          URLDecoder.decode(parts[0], StandardCharsets.UTF_8),
+          URLDecoder.decode(value, StandardCharsets.UTF_8));
+    }
+    return event;
+  }
+
+  /** Writes an event as a line of JSON. */
+  static String write(Delivery delivery) {
     var line = new JsonObject();
     // The same event can come twice. The service's id of it tells, where the service gives one.
     // Texts of headers are LongString, and no String.
-    Object id = delivery.getProperties().getHeaders().get("sms-bridge-event-id");
+    var headers = Optional.ofNullable(delivery.getProperties().getHeaders()).orElse(Map.of());
+    Object id = headers.get("sms-bridge-event-id");
     line.addProperty("id", id == null ? null : id.toString());
     line.addProperty("type", delivery.getProperties().getType());
-    String body = new String(delivery.getBody(), StandardCharsets.UTF_8);
-    line.add("event", JsonParser.parseString(body));
-    Files.writeString(file, line + "\n", StandardOpenOption.CREATE, StandardOpenOption.APPEND);
+    try {
+      var read = line.deepCopy();
+      read.add("event", read(delivery));
+      return read + "\n";
+    } catch (RuntimeException | StackOverflowError unreadable) {
+      // Nobody can read it, now or later: it is kept as it came, and does not stop the rest.
+      line.addProperty("body", Base64.getEncoder().encodeToString(delivery.getBody()));
+      return line + "\n";
+    }
+  }
+
+  /** Does what is to be done with an event; whatever this throws, the event is not lost. */
+  static void handle(Path file, Delivery delivery) throws IOException {
+    Files.writeString(
+        file, write(delivery), StandardOpenOption.CREATE, StandardOpenOption.APPEND);
   }
 
   /** Ends, so that whoever supervises this program starts it anew. */

@@ -11,12 +11,31 @@ const URL = process.env.AMQP_URL ?? 'amqp://guest:guest@localhost:5672/';
 // A queue of your team's own: what is bound to the exchange gets a copy of each event.
 const QUEUE = 'my-team.sms';
 
+/** Read an event: JSON, or the form that some services send. */
+function read(message) {
+  const kind = (message.properties.contentType ?? '').split(';')[0].trim().toLowerCase();
+  const text = message.content.toString();
+  return kind === 'application/x-www-form-urlencoded'
+    ? Object.fromEntries(new URLSearchParams(text))
+    : JSON.parse(text);
+}
+
+/** Write an event as a line of JSON. */
+function write(message) {
+  // The same event can come twice. The service's id of it tells, where the service gives one.
+  const id = message.properties.headers?.['sms-bridge-event-id'] ?? null;
+  const { type } = message.properties;
+  try {
+    return JSON.stringify({ id, type, event: read(message) });
+  } catch {
+    // Nobody can read it, now or later: it is kept as it came, and does not stop the rest.
+    return JSON.stringify({ id, type, body: message.content.toString('base64') });
+  }
+}
+
 /** Do what is to be done with an event; when this rejects, the event is not lost. */
 async function handle(file, message) {
-  // The same event can come twice. The service's id of it tells, where the service gives one.
-  const id = message.properties.headers['sms-bridge-event-id'] ?? null;
-  const event = JSON.parse(message.content);
-  await appendFile(file, `${JSON.stringify({ id, type: message.properties.type, event })}\n`);
+  await appendFile(file, `${write(message)}\n`);
 }
 
 /** End, so that whoever supervises this program starts it anew. */

@@ -18,17 +18,36 @@ require __DIR__ . '/connect.php';
 // A queue of your team's own: what is bound to the exchange gets a copy of each event.
 const QUEUE = 'my-team.sms';
 
+/** Read an event: JSON, or the form that some services send. */
+function read(string $type, string $body): mixed
+{
+    if (strtolower(trim(explode(';', $type)[0])) !== 'application/x-www-form-urlencoded') {
+        // Objects stay objects: as arrays, {} would become [].
+        return json_decode($body, false, 512, JSON_THROW_ON_ERROR);
+    }
+    $event = [];
+    foreach (explode('&', $body) as $pair) {
+        [$name, $value] = explode('=', $pair, 2) + [1 => ''];
+        $event[urldecode($name)] = urldecode($value);
+    }
+    return (object) $event;
+}
+
 /** Do what is to be done with an event; whatever this throws, the event is not lost. */
 function handle(string $file, AMQPMessage $message): void
 {
-    $headers = $message->get('application_headers')->getNativeData();
-    $line = json_encode([
-        // The same event can come twice. The service's id of it tells, where it gives one.
-        'id' => $headers['sms-bridge-event-id'] ?? null,
-        'type' => $message->get('type'),
-        // Objects stay objects: as arrays, {} would become [].
-        'event' => json_decode($message->getBody(), false, 512, JSON_THROW_ON_ERROR),
-    ], JSON_THROW_ON_ERROR);
+    $properties = $message->get_properties();
+    $headers = ($properties['application_headers'] ?? new AMQPTable())->getNativeData();
+    // The same event can come twice. The service's id of it tells, where it gives one.
+    $record = ['id' => $headers['sms-bridge-event-id'] ?? null, 'type' => $properties['type'] ?? null];
+    try {
+        $event = read($properties['content_type'] ?? '', $message->getBody());
+        $line = json_encode($record + ['event' => $event], JSON_THROW_ON_ERROR);
+    } catch (JsonException) {
+        // Nobody can read it, now or later: it is kept as it came, and does not stop the rest.
+        $record['body'] = base64_encode($message->getBody());
+        $line = json_encode($record, JSON_THROW_ON_ERROR);
+    }
     // It returns false, and throws nothing.
     if (file_put_contents($file, "$line\n", FILE_APPEND) !== strlen($line) + 1) {
         throw new RuntimeException("$file: cannot be written");

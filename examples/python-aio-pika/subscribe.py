@@ -6,10 +6,12 @@ AMQP_URL names the broker. Runs until it is ended; what was not acked by then co
 """
 
 import asyncio
+import base64
 import json
 import os
 import sys
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import aio_pika
 from aio_pika.abc import AbstractIncomingMessage
@@ -19,13 +21,26 @@ URL = os.environ.get("AMQP_URL", "amqp://guest:guest@localhost:5672/")
 QUEUE = "my-team.sms"
 
 
+def read(content_type: str | None, body: bytes) -> object:
+    """Read an event: JSON, or the form that some services send. Raises ValueError."""
+    kind = (content_type or "").partition(";")[0].strip().lower()
+    if kind == "application/x-www-form-urlencoded":
+        return dict(parse_qsl(body.decode(), keep_blank_values=True))
+    return json.loads(body)
+
+
 def handle(file: Path, message: AbstractIncomingMessage) -> None:
     """Do what is to be done with an event; whatever this raises, the event is not lost."""
     # The same event can come twice. The service's id of it tells, where the service gives one.
     event_id = message.headers.get("sms-bridge-event-id")
-    line = json.dumps({"id": event_id, "type": message.type, "event": json.loads(message.body)})
+    record = {"id": event_id, "type": message.type}
+    try:
+        record["event"] = read(message.content_type, message.body)
+    except (ValueError, RecursionError):
+        # Nobody can read it, now or later: it is kept as it came, and does not stop the rest.
+        record["body"] = base64.b64encode(message.body).decode()
     with file.open("a", encoding="utf-8") as records:
-        records.write(line + "\n")
+        records.write(json.dumps(record) + "\n")
 
 
 async def main(path: str) -> None:

@@ -8,7 +8,7 @@
 # until it is ended; what was not acked by then comes again.
 #
 # amqp-consume hands over the body alone: neither the type nor the headers of an event. Who needs
-# them, to tell an event that comes twice, takes another language.
+# them, to tell an event that comes twice or to read one that is a form, takes another language.
 set -eu
 
 api=${RABBITMQ_API:-http://guest:guest@localhost:15672/api}
@@ -25,9 +25,12 @@ echo '{"durable": true, "arguments": {"x-queue-type": "quorum"}}' |
 echo '{"routing_key": "message.received"}' |
     call POST "/bindings/$vhost/e/sms.inbound/q/$queue" >/dev/null
 
-# Acked is what the command has ended well with. An event with which it fails is kept, unacked,
-# and blocks the rest: so the consumer is ended, and the event goes back to the queue.
+# What is no JSON, such as the form that some services send, is written down as it came. Acked is
+# what the command has ended well with. An event with which it fails is kept, unacked, and blocks
+# the rest: so the consumer is ended, and the event goes back to the queue.
 export FILE="$1"
 exec amqp-consume --url "${AMQP_URL:-amqp://guest:guest@localhost:5672/}" \
     --queue "$queue" --prefetch-count 1 -- \
-    sh -c 'jq --compact-output "{event: .}" >>"$FILE" || { kill "$PPID"; exit 1; }'
+    sh -c 'jq --compact-output --raw-input --slurp \
+        ". as \$body | try {event: fromjson} catch {body: \$body}" >>"$FILE" ||
+        { kill "$PPID"; exit 1; }'

@@ -5,6 +5,7 @@ take long to fetch: `make examples` sets SMS_BRIDGE_TEST_EXAMPLES, and has them 
 """
 
 import asyncio
+import base64
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -391,6 +393,39 @@ async def test_events_are_handled_and_acked(
     if built[0].hands_over_headers:
         assert [line["type"] for line in written] == ["message.received"] * 2
         assert [line["id"] for line in written] == ["evt-1", None]
+
+
+FORM = "application/x-www-form-urlencoded; charset=UTF-8"
+POISON = (b"no JSON", b"", b'{"text": "\xff"}', b"[" * 100_000)
+
+
+async def test_forms_are_read_and_poison_stops_nothing(
+    built: tuple[Language, Path], subscribe: Subscribe, tmp_path: Path
+) -> None:
+    """A form is read as JSON is; what nobody can read is kept as it came, and acked."""
+    file = tmp_path / "events"
+    subscriber = await subscribe(file)
+    publish = partial(subscriber.amqp.publish, TEAM_QUEUE)
+    for body in POISON:
+        await publish(body, content_type="application/json")
+    await publish(b"From=%2B12025550101&Body=Gr%C3%BC%C3%9Fe+%26+more&Media=", content_type=FORM)
+    await publish(b'{"type": "last"}', content_type="application/json")
+
+    async def are_written() -> list[str] | None:
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        return lines if len(lines) == len(POISON) + 2 else None
+
+    lines = await eventually(are_written, what="a line for each event")
+    *poison, form, last = (json.loads(line) for line in lines)
+    await subscriber.until_acked()
+
+    assert last["event"] == {"type": "last"}
+    if built[0].hands_over_headers:
+        assert form["event"] == {"From": "+12025550101", "Body": "Grüße & more", "Media": ""}
+        assert base64.b64decode(poison[0]["body"]) == POISON[0]
+    else:
+        assert form["body"].startswith("From=%2B12025550101")
+        assert poison[0]["body"] == POISON[0].decode()
 
 
 async def test_an_event_that_cannot_be_handled_stays(

@@ -1,6 +1,7 @@
 using System;
 using System.Collections.Generic;
 using System.IO;
+using System.Net;
 using System.Text;
 using System.Text.Json;
 using System.Threading.Tasks;
@@ -19,6 +20,26 @@ static class Subscribe
     // A queue of your team's own: what is bound to the exchange gets a copy of each event.
     const string Queue = "my-team.sms";
 
+    /// <summary>Reads an event: JSON, or the form that some services send.</summary>
+    static object Read(BasicDeliverEventArgs delivery)
+    {
+        string type = (delivery.BasicProperties.ContentType ?? "").Split(';')[0].Trim();
+        if (!type.Equals("application/x-www-form-urlencoded", StringComparison.OrdinalIgnoreCase))
+        {
+            using (JsonDocument document = JsonDocument.Parse(delivery.Body))
+            {
+                return document.RootElement.Clone();
+            }
+        }
+        var form = new Dictionary<string, string>();
+        foreach (string pair in Encoding.UTF8.GetString(delivery.Body.Span).Split('&'))
+        {
+            string[] parts = pair.Split('=', 2);
+            form[WebUtility.UrlDecode(parts[0])] = parts.Length == 2 ? WebUtility.UrlDecode(parts[1]) : "";
+        }
+        return form;
+    }
+
     /// <summary>Does what is to be done with an event; whatever this throws, it is not lost.</summary>
     static void Handle(string file, BasicDeliverEventArgs delivery)
     {
@@ -26,16 +47,21 @@ static class Subscribe
         // Texts of headers are byte[], and no string.
         object id = null;
         delivery.BasicProperties.Headers?.TryGetValue("sms-bridge-event-id", out id);
-        using (JsonDocument document = JsonDocument.Parse(delivery.Body))
+        var line = new Dictionary<string, object>
         {
-            var line = new Dictionary<string, object>
-            {
-                ["id"] = id is byte[] bytes ? Encoding.UTF8.GetString(bytes) : null,
-                ["type"] = delivery.BasicProperties.Type,
-                ["event"] = document.RootElement,
-            };
-            File.AppendAllText(file, JsonSerializer.Serialize(line) + "\n");
+            ["id"] = id is byte[] bytes ? Encoding.UTF8.GetString(bytes) : null,
+            ["type"] = delivery.BasicProperties.Type,
+        };
+        try
+        {
+            line["event"] = Read(delivery);
         }
+        catch (JsonException)
+        {
+            // Nobody can read it, now or later: it is kept as it came, and does not stop the rest.
+            line["body"] = Convert.ToBase64String(delivery.Body.Span);
+        }
+        File.AppendAllText(file, JsonSerializer.Serialize(line) + "\n");
     }
 
     static async Task<int> Main(string[] arguments)

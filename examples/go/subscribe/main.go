@@ -10,7 +10,10 @@ import (
 	"encoding/json"
 	"errors"
 	"log"
+	"net/url"
 	"os"
+	"strings"
+	"unicode/utf8"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
@@ -18,14 +21,42 @@ import (
 // A queue of your team's own: what is bound to the exchange gets a copy of each event.
 const queue = "my-team.sms"
 
+// read returns an event's members: JSON, or the form that some services send; nil where it is
+// neither.
+func read(delivery amqp.Delivery) any {
+	kind, _, _ := strings.Cut(delivery.ContentType, ";")
+	if strings.EqualFold(strings.TrimSpace(kind), "application/x-www-form-urlencoded") {
+		form, err := url.ParseQuery(string(delivery.Body))
+		if err != nil {
+			return nil
+		}
+		event := map[string]string{}
+		for name := range form {
+			event[name] = form.Get(name)
+		}
+		return event
+	}
+	if !utf8.Valid(delivery.Body) || !json.Valid(delivery.Body) {
+		return nil
+	}
+	return json.RawMessage(delivery.Body)
+}
+
 // handle does what is to be done with an event; when it fails, the event is not lost.
 func handle(path string, delivery amqp.Delivery) error {
-	line, err := json.Marshal(map[string]any{
+	record := map[string]any{
 		// The same event can come twice. The service's id of it tells, where the service gives one.
-		"id":    delivery.Headers["sms-bridge-event-id"],
-		"type":  delivery.Type,
-		"event": json.RawMessage(delivery.Body),
-	})
+		"id":   delivery.Headers["sms-bridge-event-id"],
+		"type": delivery.Type,
+	}
+	if event := read(delivery); event != nil {
+		record["event"] = event
+	} else {
+		// Nobody can read it, now or later: it is kept as it came, in base64, and does not stop
+		// the rest.
+		record["body"] = delivery.Body
+	}
+	line, err := json.Marshal(record)
 	if err != nil {
 		return err
 	}
@@ -38,8 +69,8 @@ func handle(path string, delivery amqp.Delivery) error {
 }
 
 func run(path string) error {
-	url := cmp.Or(os.Getenv("AMQP_URL"), "amqp://guest:guest@localhost:5672/")
-	connection, err := amqp.Dial(url)
+	address := cmp.Or(os.Getenv("AMQP_URL"), "amqp://guest:guest@localhost:5672/")
+	connection, err := amqp.Dial(address)
 	if err != nil {
 		return err
 	}
