@@ -15,6 +15,7 @@ from bridge.amqp.client import (
     ConnectionSyntaxError,
     ConnectionUnexpectedFrame,
 )
+from bridge.deadline import Deadline
 from bridge.errors import BrokerError, Refusal
 
 # How long the broker may take to answer a method.
@@ -40,7 +41,7 @@ async def open_channel(connection: Connection, *, confirms: bool = False) -> Cha
 
     With `confirms` a publish waits for the broker's confirm and raises when it is returned.
     """
-    async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+    async with Deadline(RPC_TIMEOUT_SECONDS):
         if connection.transport is None:
             raise BrokerError("the connection closed at once")
         channel = await connection.transport.connection.channel(

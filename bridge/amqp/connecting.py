@@ -18,6 +18,7 @@ from bridge.amqp.plain_wire import PlainWire
 from bridge.amqp.stream_wire import StreamWire
 from bridge.config import RabbitMQSettings
 from bridge.config.environment import WIRE_VARIABLE
+from bridge.deadline import Deadline
 from bridge.errors import ConfigError, ConnectError
 
 CLOSE_TIMEOUT_SECONDS: Final = 3.0
@@ -52,7 +53,7 @@ async def open_connection(
     except OTHER_INTERFACE as error:
         raise unsupported(host_of(url)) from error
     try:
-        async with asyncio.timeout(settings.connect_timeout_seconds):
+        async with Deadline(settings.connect_timeout_seconds):
             await connection.connect()
     except BaseException as error:
         await close_quietly(connection)
@@ -151,7 +152,7 @@ async def _ask_http(settings: RabbitMQSettings, url: URL) -> bytes:
     """
     secure = url.scheme == "amqps"
     with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(ASK_HTTP_SECONDS):
+        async with Deadline(ASK_HTTP_SECONDS):
             reader, writer = await asyncio.open_connection(
                 url.host,
                 _port_of(url),
@@ -196,9 +197,8 @@ def _port_of(url: URL) -> int:
 async def close_quietly(connection: Connection) -> None:
     """Close within a deadline; a broker that hangs must not hold us up."""
     with contextlib.suppress(Exception):
-        # Whoever closes has often been cancelled: up to Python 3.11.2 `asyncio.timeout` takes its
-        # own end for that.
-        await asyncio.wait_for(connection.close(), CLOSE_TIMEOUT_SECONDS)
+        async with Deadline(CLOSE_TIMEOUT_SECONDS):
+            await connection.close()
     if not connection.is_closed:
         # Its transport is gone, so this only marks it as closed. Otherwise its finaliser would
         # close it, in whichever thread the garbage collector runs.

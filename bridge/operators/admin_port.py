@@ -11,6 +11,7 @@ import httpx
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from bridge.config import AdminSettings
+from bridge.deadline import Deadline
 from bridge.errors import BridgeError
 from bridge.scrape import Scrape
 from bridge.topology.paused_queue import Note, read_body
@@ -81,7 +82,7 @@ async def addresses_of(name: AdminPort) -> list[AdminPort]:
     """
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with Deadline(ANSWER_SECONDS):
             found = await loop.getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
     except TimeoutError:
         raise BridgeError(f"the name is not looked up within {ANSWER_SECONDS:g} s") from None
@@ -187,7 +188,7 @@ async def _read(client: Client, port: AdminPort, page: str) -> bytes:
     body = bytearray()
     try:
         async with (
-            asyncio.timeout(ANSWER_SECONDS),
+            Deadline(ANSWER_SECONDS),
             client.stream("GET", f"http://{port}{page}") as answer,
         ):
             if answer.status_code not in {httpx.codes.OK, httpx.codes.SERVICE_UNAVAILABLE}:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
 from bridge.config import Role, Settings
+from bridge.deadline import Deadline
 from bridge.errors import BrokerError, ConfigError
 from bridge.operators.checks.alarms import check_alarms
 from bridge.operators.checks.clock import check_brokers_clock
@@ -104,7 +105,7 @@ async def _check_through_management(broker: ConnectedBroker) -> list[Finding]:
         managed = ManagedBroker(set_up=set_up, management=management, version=broker.version)
         findings = [Finding(subject, "ok", "answers")]
         try:
-            async with asyncio.timeout(WAIT_SECONDS):
+            async with Deadline(WAIT_SECONDS):
                 for check in ON_THE_MANAGEMENT_API:
                     findings += await check(managed)
         except (BrokerError, TimeoutError) as error:
@@ -129,7 +130,7 @@ async def _run(checks: Mapping[str, Awaitable[list[Finding]]], seconds: float) -
 
 async def _run_one(name: str, check: Awaitable[list[Finding]], seconds: float) -> list[Finding]:
     try:
-        async with asyncio.timeout(seconds):
+        async with Deadline(seconds):
             return await check
     except ConfigError:
         raise

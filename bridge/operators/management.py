@@ -12,6 +12,7 @@ from yarl import URL
 
 from bridge.amqp.login import tls_context, with_credentials
 from bridge.config import RabbitMQSettings
+from bridge.deadline import Deadline
 from bridge.errors import BrokerError, ConfigError
 from bridge.operators.clock_skew import clock_skew_seconds
 from bridge.topology.declarations import Binding, Entity, Exchange, Queue, Topology
@@ -61,7 +62,7 @@ class Management:
             str(self.url).rstrip("/") + "/api/" + "/".join(quote(part, safe="") for part in path)
         )
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with Deadline(ANSWER_SECONDS):
                 answer = await self._client.get(address, params=dict(query))
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise BrokerError(f"no answer ({type(error).__name__})") from None

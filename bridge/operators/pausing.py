@@ -19,6 +19,7 @@ from bridge.amqp.client import (
     Message,
 )
 from bridge.config import Settings
+from bridge.deadline import Deadline
 from bridge.errors import BrokerError
 from bridge.operators.broker_session import open_session
 from bridge.topology.paused_queue import (
@@ -103,7 +104,7 @@ async def _resume_at(settings: Settings, url: SecretStr) -> bool:
         except HiddenPauseError:
             raise BrokerError(_refused(name, "delete")) from None
         try:
-            async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+            async with Deadline(RPC_TIMEOUT_SECONDS):
                 channel = await open_channel(connection)
                 await channel.queue_delete(name)
                 await close_channel(channel)
@@ -150,7 +151,7 @@ def explain_paused(queue: str, paused: Paused) -> tuple[str, str]:
 async def _read_note(connection: Connection, queue: str) -> Note | None:
     for _ in range(READ_TRIES):
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(READ_SECONDS):
+            async with Deadline(READ_SECONDS):
                 if (note := await read_note(connection, queue)) is not None:
                     return note
         await asyncio.sleep(READ_AGAIN_SECONDS)
@@ -159,7 +160,7 @@ async def _read_note(connection: Connection, queue: str) -> Note | None:
 
 async def _make(connection: Connection, name: str) -> None:
     try:
-        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+        async with Deadline(RPC_TIMEOUT_SECONDS):
             channel = await open_channel(connection)
             await channel.queue_declare(name, durable=True, arguments={**ARGUMENTS})
             await close_channel(channel)

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from bridge.amqp.channels import RPC_TIMEOUT_SECONDS
 from bridge.amqp.client import (
     AbstractChannel,
+    AbstractIncomingMessage,
     AbstractQueue,
     AMQPError,
     ChannelAccessRefused,
@@ -24,6 +26,7 @@ from bridge.amqp.client import (
     PublishError,
 )
 from bridge.config import Settings
+from bridge.deadline import Deadline
 from bridge.errors import BridgeError, BrokerError
 from bridge.operators.broker_session import open_session
 from bridge.operators.pausing import explain_paused, find_pause
@@ -73,7 +76,7 @@ async def send(
             return None
         silence = _Silence(settings, connection)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_seconds):
+            async with Deadline(wait_seconds):
                 return await _outcome(replies, silence, waiting)
         await silence.look()
     why = f" ({silence.why})" if silence.why else ""
@@ -84,7 +87,7 @@ async def _open_replies(channel: AbstractChannel) -> AbstractQueue:
     try:
         queue = await channel.declare_queue(exclusive=True)
         # Find a missing permission to read before anything is sent.
-        await queue.get(fail=False, no_ack=True)
+        await _take_reply(queue)
     except ChannelAccessRefused:
         raise BrokerError(
             "no permission to wait for an outcome, nothing was sent; the user needs to configure "
@@ -98,7 +101,7 @@ async def _outcome(
 ) -> dict[str, Any]:
     look_at = time.monotonic() + LOOK_SECONDS
     while True:
-        reply = await replies.get(fail=False, no_ack=True)
+        reply = await _take_reply(replies)
         if reply is not None:
             outcome: dict[str, Any] = json.loads(reply.body)
             return outcome
@@ -107,6 +110,11 @@ async def _outcome(
                 waiting(news)
             look_at = time.monotonic() + LOOK_SECONDS
         await asyncio.sleep(POLL_SECONDS)
+
+
+async def _take_reply(replies: AbstractQueue) -> AbstractIncomingMessage | None:
+    async with Deadline(RPC_TIMEOUT_SECONDS):
+        return await replies.get(fail=False, no_ack=True, timeout=None)
 
 
 class _Silence:
@@ -121,7 +129,7 @@ class _Silence:
         """Find out why, and return the reason if it is a new one."""
         before = self.why
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_SECONDS):
+            async with Deadline(LOOK_SECONDS):
                 self.why = await self._find_out()
         return self.why if self.why != before else None
 

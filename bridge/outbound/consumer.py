@@ -20,6 +20,7 @@ from bridge.amqp.channels import (
 from bridge.amqp.client import Connection, ConsumerCallback
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Body
+from bridge.deadline import Deadline
 from bridge.errors import BrokerError
 from bridge.logs import Log
 from bridge.outbound.delivery import Delivery
@@ -191,7 +192,7 @@ class Consumer:
         kept = {} if is_to_renew else dict(wanted.items() & self._consuming_with.items())
         channel = session.channel
         timeout = LARGE_RPC_TIMEOUT_SECONDS if self._large_bytes else RPC_TIMEOUT_SECONDS
-        async with asyncio.timeout(timeout):
+        async with Deadline(timeout):
             if cancelled := self._consuming_with.keys() - kept.keys():
                 for queue in cancelled:
                     await channel.basic_cancel(tags.pop(queue))

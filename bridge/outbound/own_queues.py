@@ -1,6 +1,5 @@
 """The worker's queues: from which it takes, and how many messages wait in each."""
 
-import asyncio
 import time
 from collections.abc import Mapping
 from typing import Final, NoReturn
@@ -8,6 +7,7 @@ from typing import Final, NoReturn
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, heed_cancellation, open_channel
 from bridge.amqp.client import ChannelAccessRefused, ChannelClosed, Connection
 from bridge.config import WorkerSettings
+from bridge.deadline import Deadline
 from bridge.logs import Log
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.topology.declarations import (
@@ -99,7 +99,7 @@ class OwnQueues:
 async def _may_read(connection: Connection, queue: str) -> bool:
     """Ask whether the user may consume a queue, without doing so; False also if not known."""
     try:
-        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+        async with Deadline(RPC_TIMEOUT_SECONDS):
             channel = await open_channel(connection)
             # RabbitMQ looks at the permission before the argument, which is wrong.
             await channel.basic_consume(queue, _ignore, arguments={"x-priority": "no number"})

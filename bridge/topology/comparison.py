@@ -5,7 +5,6 @@ the broker's value. So that value goes into the next declare, and so on, until t
 one: then every difference is known.
 """
 
-import asyncio
 import re
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
@@ -20,6 +19,7 @@ from bridge.amqp.client import (
     ChannelPreconditionFailed,
     Connection,
 )
+from bridge.deadline import Deadline
 from bridge.topology.declarations import Entity, Exchange, Queue, Topology
 from bridge.topology.differences import (
     HIDDEN,
@@ -114,7 +114,7 @@ async def _declare_existing(
     channel = await open_channel(connection)
     arguments = {key: value for key, value in values.items() if key not in {*_FLAGS, "type"}}
     flags = {key: value for key, value in values.items() if key in _FLAGS}
-    async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+    async with Deadline(RPC_TIMEOUT_SECONDS):
         await _find(channel, name, kind)
         if kind is Queue:
             await channel.queue_declare(name, arguments=arguments, **flags)

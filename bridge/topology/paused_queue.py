@@ -5,7 +5,6 @@ metadata, on every node, so that no look at it, no expiry and no limit of delive
 pause. A message in it, the note, says since when and what for; without it the pause is the same.
 """
 
-import asyncio
 import json
 import re
 from collections.abc import Mapping
@@ -16,7 +15,6 @@ from bridge.amqp.channels import (
     RPC_TIMEOUT_SECONDS,
     close_channel,
     close_soon,
-    heed_cancellation,
     open_channel,
 )
 from bridge.amqp.client import (
@@ -29,6 +27,7 @@ from bridge.amqp.client import (
     PublishError,
 )
 from bridge.amqp.properties import ClientProperties
+from bridge.deadline import Deadline
 from bridge.errors import BrokerError
 from bridge.log_lines import utc_text
 
@@ -126,7 +125,7 @@ async def is_paused(connection: Connection, queue: str) -> bool:
     """
     name = paused_queue(queue)
     try:
-        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+        async with Deadline(RPC_TIMEOUT_SECONDS):
             channel = await open_channel(connection)
             await channel.queue_declare(name, passive=True)
             await close_channel(channel)
@@ -154,7 +153,7 @@ async def probe(connection: Connection, queue: str) -> bool | None:
         return None
     properties = ClientProperties(expiration=_PROBE_EXPIRATION)
     try:
-        async with asyncio.timeout(PROBE_SECONDS):
+        async with Deadline(PROBE_SECONDS):
             channel = await open_channel(connection, confirms=True)
             try:
                 await channel.basic_publish(
@@ -170,7 +169,6 @@ async def probe(connection: Connection, queue: str) -> bool | None:
                 # Also when it takes too long: a broker allows only so many on a connection.
                 close_soon(channel)
     except Exception:  # noqa: BLE001  aiormq raises more than its own classes
-        heed_cancellation()
         return None
     return exists
 
@@ -178,7 +176,7 @@ async def probe(connection: Connection, queue: str) -> bool | None:
 async def read_note(connection: Connection, queue: str) -> Note | None:
     """Read what an operator has left, and put it back; None where it cannot be read now."""
     try:
-        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+        async with Deadline(RPC_TIMEOUT_SECONDS):
             channel = await open_channel(connection)
             message = await channel.basic_get(paused_queue(queue))
             # Closing the channel gives it back.

@@ -17,6 +17,7 @@ from bridge.amqp.client import (
     ChannelNotFoundEntity,
     Connection,
 )
+from bridge.deadline import Deadline
 from bridge.logs import Log
 
 log = Log(__name__)
@@ -45,7 +46,7 @@ async def ask_queue(connection: Connection, name: str) -> QueueSizes | None:
     that RabbitMQ asks since version 4.2.6.
     """
     try:
-        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+        async with Deadline(RPC_TIMEOUT_SECONDS):
             channel = await open_channel(connection)
             answer = await channel.queue_declare(name, passive=True)
             await close_channel(channel)

@@ -8,6 +8,7 @@ from typing import Final, NoReturn
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
 from bridge.amqp.client import Channel, ChannelClosed, ChannelPreconditionFailed, Connection
 from bridge.config import TopologyMode
+from bridge.deadline import Deadline
 from bridge.logs import Log
 from bridge.metrics import BridgeMetrics
 from bridge.topology.comparison import compare, compare_one, refusal
@@ -60,14 +61,14 @@ async def provide(
             channel = None  # a refusal closes it
             found += await _explain(connection, entity, error)
     if channel is not None:
-        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+        async with Deadline(RPC_TIMEOUT_SECONDS):
             await close_channel(channel)
     return found
 
 
 async def _create(channel: Channel, entity: Entity) -> None:
     """Create it unless it exists."""
-    async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+    async with Deadline(RPC_TIMEOUT_SECONDS):
         match entity:
             case Queue():
                 await channel.queue_declare(entity.name, durable=True, arguments=entity.arguments)

@@ -441,6 +441,37 @@ async def test_send_gives_up_waiting(amqp: Amqp, amqp_url: str, canaries: Canari
     assert str(stored.message_id) in (result.stdout + result.stderr).decode()
 
 
+async def test_send_gives_up_in_time_while_it_looks_for_the_reason(
+    amqp: Amqp, amqp_url: str, canaries: Canaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`send --wait` ends when its time is over, also in the middle of finding out why.
+
+    Several at once keep the event loop so busy that answers come together with the end of the time,
+    which is when a library drops it.
+    """
+    monkeypatch.setattr(send, "LOOK_SECONDS", 0.05)
+    queue = unique("in-time")
+    await amqp.channel.declare_queue(queue, durable=True)
+    settings = Settings.model_validate(
+        {"rabbitmq": {"url": amqp_url}, "worker": {"queue": queue}, "admin": {"port": 9}}
+    )
+    request: dict[str, str | None] = {**canaries.request()}
+    sends = [
+        asyncio.create_task(
+            send.send(settings, request, wait_seconds=0.3 + number / 50, published=lambda _id: None)
+        )
+        for number in range(12)
+    ]
+    done, late = await asyncio.wait(sends, timeout=SECONDS)
+    for one in late:
+        one.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+    await amqp.delete([queue])
+
+    assert not late
+    assert {str(one.exception()).partition(" within")[0] for one in done} == {"no outcome"}
+
+
 @pytest.mark.parametrize(
     "members",
     [{"to": "491713920010"}, {"text": ""}, {"text": "Zikadensommer" * 200}, {"from": "x" * 33}],

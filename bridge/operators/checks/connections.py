@@ -13,6 +13,7 @@ from yarl import URL
 from bridge.amqp.connecting import close_quietly, host_of, open_connection
 from bridge.amqp.login import tls_context
 from bridge.config import RabbitMQSettings
+from bridge.deadline import Deadline
 from bridge.errors import BrokerError
 from bridge.happy_eyeballs import create_connection
 from bridge.operators.checks.certificates import judge_certificate
@@ -66,7 +67,7 @@ async def read_certificate(settings: RabbitMQSettings, url: URL) -> dict[str, An
     if url.scheme != "amqps":
         return None
     with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(settings.connect_timeout_seconds):
+        async with Deadline(settings.connect_timeout_seconds):
             transport, _ = await create_connection(
                 asyncio.Protocol,
                 url.host or "",

@@ -4,7 +4,6 @@ Each is tried with a request that RabbitMQ refuses in any case, but only after i
 permission. So nothing is consumed, published or created, and the kind of the refusal tells.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channe
 from bridge.amqp.client import Channel, ChannelAccessRefused, ChannelClosed, Connection
 from bridge.amqp.connecting import close_quietly, host_of, open_connection
 from bridge.amqp.properties import ClientProperties
+from bridge.deadline import Deadline
 from bridge.operators.checks.set_up import WAIT_SECONDS, ConnectedBroker, SetUp
 from bridge.operators.finding import Finding
 from bridge.topology.declarations import (
@@ -47,7 +47,7 @@ async def check_permissions(broker: ConnectedBroker) -> list[Finding]:
         broker.set_up.settings.rabbitmq, broker.url, name="check permissions"
     )
     try:
-        async with asyncio.timeout(WAIT_SECONDS):
+        async with Deadline(WAIT_SECONDS):
             return await _try_all(connection, list(_needs(broker.set_up)))
     except TimeoutError:
         if not connection.wire.is_blocked:
@@ -85,7 +85,7 @@ def _refusal(need: Need) -> Finding:
 async def _is_permitted(connection: Connection, need: Need) -> bool:
     channel = await open_channel(connection)
     try:
-        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+        async with Deadline(RPC_TIMEOUT_SECONDS):
             await need.attempt(channel)
             await close_channel(channel)
     except ChannelAccessRefused:

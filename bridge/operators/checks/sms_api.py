@@ -16,6 +16,7 @@ from yarl import URL
 
 from bridge.config import SmsApiSettings
 from bridge.credentials import load_authorities
+from bridge.deadline import Deadline
 from bridge.errors import BridgeError, causes_of
 from bridge.operators.admin_port import local_port, open_client, read_metrics
 from bridge.operators.checks.certificates import judge_certificate
@@ -91,7 +92,7 @@ async def check_sms_api(set_up: SetUp) -> list[Finding]:
         return [Finding(subject, "fail", "its name is not found", fix)]
     started = time.monotonic()
     try:
-        async with asyncio.timeout(WAIT_SECONDS), _ask(api) as answer:
+        async with Deadline(WAIT_SECONDS), _ask(api) as answer:
             milliseconds = round((time.monotonic() - started) * 1000)
             text = f"answers {answer.status_code} to HEAD in {milliseconds} ms"
             return [
@@ -105,7 +106,7 @@ async def check_sms_api(set_up: SetUp) -> list[Finding]:
 
 async def _is_resolved(url: URL) -> bool:
     try:
-        async with asyncio.timeout(WAIT_SECONDS):
+        async with Deadline(WAIT_SECONDS):
             await asyncio.get_running_loop().getaddrinfo(url.host, url.port)
     except (OSError, TimeoutError):
         return False

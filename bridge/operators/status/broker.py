@@ -1,12 +1,12 @@
 """What the broker tells: how many messages wait where, who takes them, and an operator's pause."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from bridge.amqp.client import Connection
 from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.config import Settings
+from bridge.deadline import Deadline
 from bridge.errors import BrokerError
 from bridge.operators.pausing import Paused, find_pause
 from bridge.topology.queue_sizes import QueueSizes, try_to_read_queue
@@ -49,7 +49,7 @@ class BrokerReader:
     async def read(self) -> BrokerReading:
         """Read it all; raise BrokerError, within a deadline, when the broker does not answer."""
         try:
-            async with asyncio.timeout(self._seconds):
+            async with Deadline(self._seconds):
                 return await self._read()
         except TimeoutError:
             await self.aclose()

@@ -23,6 +23,7 @@ from bridge.amqp.channels import (
 from bridge.amqp.client import Channel, Connection
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Body, Wire
+from bridge.deadline import Deadline
 from bridge.errors import BrokerError
 from bridge.logs import Log
 from bridge.outbound.consumer import Gauges
@@ -213,14 +214,14 @@ class LaneConsumer:
         self._open[number] = lane = Lane(channel, connection.wire)
         take = functools.partial(self._on_delivery, lane)
         callback = lane.until_left.enter_context(connection.wire.deliveries(channel, take))
-        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+        async with Deadline(RPC_TIMEOUT_SECONDS):
             await channel.basic_qos(prefetch_count=self._prefetch)
             result = await channel.basic_consume(lane_queue(self._queue, number), callback)
         lane.tag = result.consumer_tag or ""
 
     async def _leave(self, number: int) -> None:
         lane = self._open[number]
-        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+        async with Deadline(RPC_TIMEOUT_SECONDS):
             await lane.wire.acks_read(lane.channel)
             await wait_for_held_back_acks(lane.last_ack_at)
             del self._open[number]

@@ -10,6 +10,7 @@ from typing import Final
 
 from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
 from bridge.amqp.client import ChannelLockedResource, Connection
+from bridge.deadline import Deadline
 from bridge.logs import Log
 from bridge.outbound.ordering.share import LaneShare
 from bridge.topology.declarations import sorter_queue
@@ -60,7 +61,7 @@ class SorterLock:
     async def _try(self, connection: Connection) -> bool:
         await self._share.until_nobody_sorts()
         try:
-            async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+            async with Deadline(RPC_TIMEOUT_SECONDS):
                 channel = await open_channel(connection)
                 await channel.queue_declare(
                     sorter_queue(self._queue),

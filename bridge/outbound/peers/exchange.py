@@ -26,6 +26,7 @@ from bridge.amqp.client import (
 )
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Body
+from bridge.deadline import Deadline
 from bridge.logs import Log
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.peers import fanout
@@ -221,7 +222,7 @@ class Peers:
         async with fanout.own_channel(connection) as channel:
             channel.closing.add_done_callback(lambda _: self._outbox.wake())
             with connection.wire.deliveries(channel, self._on_delivery) as callback:
-                async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+                async with Deadline(RPC_TIMEOUT_SECONDS):
                     is_alone = not (self.joins or await fanout.is_there(connection, self._exchange))
                     # The broker may keep the queue of a connection that is dead: each time a new
                     # name.

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from bridge.amqp.client import Channel
+from bridge.deadline import Deadline
 from bridge.errors import BrokerError
 
 # What waits to be said; of more, the newest is kept.
@@ -74,7 +75,7 @@ class Outbox:
         while self._unsaid:
             body, queue = self._unsaid.popleft()
             if may_say():
-                async with asyncio.timeout(SAY_SECONDS):
+                async with Deadline(SAY_SECONDS):
                     if queue is None:
                         await channel.basic_publish(body, exchange=self._exchange)
                         self._awaits_echo = True

@@ -4,7 +4,6 @@ httpx connects, asks the proxy, and writes the request; the answer is read by `L
 that it means the same with a proxy and without.
 """
 
-import asyncio
 import contextlib
 import ssl
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from bridge.deadline import Deadline
 from bridge.errors import AttemptError, AttemptFault
 from bridge.outbound.posting.connection import MAX_ANSWER_BYTES, Header, Reply, connect_fault
 from bridge.outbound.posting.lenient_reader import LenientReader
@@ -61,7 +61,7 @@ class HttpxTransport:
             proxy=self._proxy, verify=self._tls, trust_env=False, http2=False
         )
         try:
-            async with asyncio.timeout(self._timeout_seconds):
+            async with Deadline(self._timeout_seconds):
                 await connection.handle_async_request(request)
         except (httpx.HTTPError, OSError) as error:
             # httpx gives the proxy's status only in the error's text.

@@ -1,0 +1,115 @@
+"""The deadline: it ends what swallows cancellations, and swallows none itself."""
+
+import asyncio
+
+import pytest
+
+from bridge import deadline
+from bridge.deadline import Deadline
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancel again at once."""
+    monkeypatch.setattr(deadline, "CANCEL_AGAIN_SECONDS", 0.01)
+
+
+async def _swallow(times: int) -> None:
+    """Wait for ever, but for so many cancellations: as a library does that drops them."""
+    for _ in range(times):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            continue
+
+
+@pytest.mark.parametrize("times", [0, 1, 3])
+async def test_a_swallowed_cancellation_does_not_lift_the_deadline(times: int) -> None:
+    """A block that drops its cancellation and goes on is cancelled again until it ends."""
+    task = asyncio.current_task()
+
+    async def work() -> None:
+        async with Deadline(0.01):
+            await _swallow(times)
+            await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await work()
+
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_what_ends_by_itself_keeps_its_result() -> None:
+    """A result, or an error, that comes together with the deadline is not lost."""
+    async with Deadline(0.01):
+        await _swallow(1)
+        result = 7
+
+    async def fail() -> None:
+        async with Deadline(0.01):
+            await _swallow(1)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        await fail()
+    async with Deadline(60):
+        pass
+
+    assert result == 7
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["dropped", "replaced"])
+async def test_a_cancellation_from_outside_is_raised_at_the_end(*, replaced: bool) -> None:
+    """A library that drops the task's own cancellation, or raises an error for it, is overruled."""
+    is_beyond = False
+
+    async def work() -> None:
+        nonlocal is_beyond
+        async with Deadline(60):
+            await _swallow(1)
+            if replaced:
+                raise KeyError
+        is_beyond = True
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert not is_beyond
+
+
+async def test_the_outer_deadline_reaches_through_the_inner() -> None:
+    """A block that drops the outer deadline's cancellation still ends with the outer deadline."""
+
+    async def work() -> None:
+        async with Deadline(0.01):
+            while True:
+                async with Deadline(60):
+                    await _swallow(1)
+
+    with pytest.raises(TimeoutError):
+        await work()
+
+
+async def test_a_task_that_is_cancelled_may_have_deadlines() -> None:
+    """Cleaning up after a cancellation, a deadline still is a TimeoutError."""
+
+    async def work() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            with pytest.raises(TimeoutError):
+                async with Deadline(0.01):
+                    await asyncio.Event().wait()
+            async with Deadline(60):
+                return "closed"
+        return ""
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+
+    assert await task == "closed"
