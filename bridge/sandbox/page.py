@@ -7,7 +7,7 @@ that changes. Whoever has missed more than is kept is told to take a new snapsho
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib import resources
 from itertools import islice
 from typing import Annotated, Any, Final
@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from bridge.sandbox.events import Events
 from bridge.sandbox.feed import Happening
@@ -64,6 +65,22 @@ class Read(BaseModel):
 
 
 _READ: Final = TypeAdapter(Read)
+
+
+class _Stream(StreamingResponse):
+    """Server-sent events; `ended` is called once they have ended, begun or not."""
+
+    def __init__(
+        self, told: AsyncIterator[str], *, headers: dict[str, str], ended: Callable[[], object]
+    ) -> None:
+        super().__init__(told, media_type="text/event-stream", headers=headers)
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._ended()
 
 
 class Page:
@@ -140,26 +157,27 @@ class Page:
             raise HTTPException(
                 503, f"{MAX_STREAMS} pages are open; close some", {"Retry-After": "5"}
             )
+        # Counted where it is checked; the response gives the place back when it has ended.
+        self._streams += 1
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         told = self._tell(request.headers.get("last-event-id", ""))
-        return StreamingResponse(told, media_type="text/event-stream", headers=headers)
+        return _Stream(told, headers=headers, ended=self._end_stream)
+
+    def _end_stream(self) -> None:
+        self._streams -= 1
 
     async def _tell(self, position: str) -> AsyncIterator[str]:
         feed = self._memory.feed
-        self._streams += 1
-        try:
-            yield f"retry: {_RECONNECT_MILLISECONDS}\n\n"
-            found = _POSITION.fullmatch(position)
-            at = int(found[2]) if found and found[1] == feed.run else -1
-            while True:
-                news = feed.after(at)
-                at = feed.last
-                yield self._reset(at) if news is None else self._write(news)
-                if not await feed.wait(at, ALIVE_SECONDS):
-                    yield ": alive\n\n"
-                await asyncio.sleep(_BURST_SECONDS)
-        finally:
-            self._streams -= 1
+        yield f"retry: {_RECONNECT_MILLISECONDS}\n\n"
+        found = _POSITION.fullmatch(position)
+        at = int(found[2]) if found and found[1] == feed.run else -1
+        while True:
+            news = feed.after(at)
+            at = feed.last
+            yield self._reset(at) if news is None else self._write(news)
+            if not await feed.wait(at, ALIVE_SECONDS):
+                yield ": alive\n\n"
+            await asyncio.sleep(_BURST_SECONDS)
 
     def _write(self, news: Sequence[Happening]) -> str:
         return "".join(self._event(one.number, one.kind, one.show()) for one in news)

@@ -1,8 +1,9 @@
 """What the sandbox's page asks for: its files, its snapshot, its stream."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from typing import Any, cast
 
 import httpx
@@ -158,15 +159,28 @@ async def test_a_stream_goes_on_where_it_was_cut(
 
 
 async def test_so_many_streams_there_are(page: Page) -> None:
-    """Streams are bounded, and one that ends leaves its place to another."""
-    async with AsyncExitStack() as stack:
-        for _ in range(MAX_STREAMS):
-            events: Any = stream(page)
-            stack.push_async_callback(events.aclose)
-            await next_of(events)
+    """Streams are bounded, those that have not begun too; one that ends leaves its place."""
+    request = Request({"type": "http", "headers": []})
+    begun = asyncio.Event()
+    answers = []
+    for _ in range(MAX_STREAMS):
+        answer = await page.stream(request)
+        answers.append(answer)
+    for _ in range(5):
         with pytest.raises(HTTPException, match="503"):
-            await next_of(stream(page))
-    assert await next_of(stream(page))
+            await page.stream(request)
+
+    async def receive() -> Any:
+        await begun.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(_message: object) -> None:
+        begun.set()
+
+    await answers[0]({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
+    assert await page.stream(request)
+    with pytest.raises(HTTPException, match="503"):
+        await page.stream(request)
 
 
 async def test_a_snapshot_is_bounded(page: Page, memory: Memory) -> None:
