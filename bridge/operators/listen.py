@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from bridge.amqp.client import AbstractIncomingMessage, ChannelAccessRefused, ChannelNotFoundEntity
 from bridge.config import Settings
@@ -50,10 +50,7 @@ async def listen(
 
 
 def _event(message: AbstractIncomingMessage) -> dict[str, Any]:
-    try:
-        body: Any = json.loads(message.body)
-    except ValueError:
-        body = message.body.decode("utf-8", "replace")
+    body = _body(message.body)
     stamp = message.timestamp
     headers = message.headers
     receipt = {name: headers[header] for name, header in _RECEIPT.items() if header in headers}
@@ -65,3 +62,18 @@ def _event(message: AbstractIncomingMessage) -> dict[str, Any]:
         "received_at": None if stamp is None else stamp.isoformat(),
         "body": body,
     }
+
+
+def _body(content: bytes) -> Any:  # noqa: ANN401
+    """Return a body as data that can be written as JSON again, or as text."""
+    try:
+        body = json.loads(content, parse_constant=_refuse)
+        # Numbers too large for a float are infinite by now, and deep values cannot be written.
+        json.dumps(body, allow_nan=False)
+    except (ValueError, RecursionError):
+        return content.decode("utf-8", "replace")
+    return body
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
