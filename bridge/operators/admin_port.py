@@ -5,10 +5,11 @@ import ipaddress
 import json
 import re
 import socket
+from datetime import datetime
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import httpx
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from bridge.config import AdminSettings
 from bridge.deadline import Deadline
@@ -24,7 +25,7 @@ _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\.?")
 _IN_BRACKETS: Final = re.compile(r"\[([^]]*)\](?::(\d{1,5}))?")
 _MAX_PORT: Final = 65535
-_STRANGER: Final = "another program answers there"
+STRANGER: Final = "another program answers there"
 
 
 class AdminPort(NamedTuple):
@@ -105,15 +106,23 @@ def _read_note(content: object) -> Note | None:
 
 # Words of a closed set that may be a later version's.
 _Word = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,39}$")]
-_MOMENT: Final = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
+_MOMENT: Final = r"^(19[7-9]|[2-9]\d\d)\d-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
+# Ten years: what a service may ask for, and far more than a worker heeds.
+_MOST_SECONDS: Final = 10 * 366 * 86400
+
+
+def _checked_moment(text: str) -> str:
+    """Return a moment; raise ValueError for one that no calendar has."""
+    datetime.fromisoformat(text)
+    return text
 
 
 class PauseFacts(BaseModel):
     """One pause; since when is not known of a worker of an earlier version."""
 
     reason: _Word
-    since: Annotated[str, Field(pattern=_MOMENT)] | None = None
-    status: int | None = None
+    since: Annotated[str, Field(pattern=_MOMENT), AfterValidator(_checked_moment)] | None = None
+    status: Annotated[int, Field(ge=100, le=999)] | None = None
     code: Annotated[str, Field(pattern="^[!-~]{1,64}$")] | None = None
     queue: Annotated[str, Field(max_length=255)] | None = None
     fault: _Word | None = None
@@ -126,7 +135,7 @@ class WorkerFacts(BaseModel):
     paused: _Word | None = None
     pauses: Annotated[tuple[PauseFacts, ...], Field(max_length=50)] = ()
     paused_by_operator: Annotated[Any, BeforeValidator(_read_note)] = None
-    retry_after_seconds: float = 0.0
+    retry_after_seconds: Annotated[float, Field(ge=0, le=_MOST_SECONDS, allow_inf_nan=False)] = 0.0
 
     @property
     def all_pauses(self) -> tuple[PauseFacts, ...]:
@@ -154,7 +163,7 @@ class Health(BaseModel):
     """What /readyz says; `worker` and `webhook` are None where that role does not run."""
 
     status: Literal["ok", "failing"]
-    checks: dict[_Word, Literal["ok", "failing"]]
+    checks: Annotated[dict[_Word, Literal["ok", "failing"]], Field(max_length=50)]
     worker: WorkerFacts | None = None
     webhook: WebhookFacts | None = None
 
@@ -172,7 +181,7 @@ async def read_health(client: Client, port: AdminPort) -> Health:
     try:
         return Health.model_validate_json(await _read(client, port, "/readyz"))
     except ValidationError:
-        raise BridgeError(_STRANGER) from None
+        raise BridgeError(STRANGER) from None
 
 
 async def read_metrics(client: Client, port: AdminPort) -> Scrape:
@@ -180,7 +189,7 @@ async def read_metrics(client: Client, port: AdminPort) -> Scrape:
     try:
         return Scrape((await _read(client, port, "/metrics")).decode())
     except ValueError:
-        raise BridgeError(_STRANGER) from None
+        raise BridgeError(STRANGER) from None
 
 
 async def _read(client: Client, port: AdminPort, page: str) -> bytes:
@@ -192,15 +201,15 @@ async def _read(client: Client, port: AdminPort, page: str) -> bytes:
             client.stream("GET", f"http://{port}{page}") as answer,
         ):
             if answer.status_code not in {httpx.codes.OK, httpx.codes.SERVICE_UNAVAILABLE}:
-                raise BridgeError(_STRANGER)
+                raise BridgeError(STRANGER)
             async for part in answer.aiter_raw():
                 body += part
                 if len(body) > MAX_ANSWER_BYTES:
-                    raise BridgeError(_STRANGER)
+                    raise BridgeError(STRANGER)
     except (TimeoutError, httpx.TimeoutException):
         raise BridgeError(f"no answer within {ANSWER_SECONDS:g} s") from None
     except httpx.ConnectError:
         raise BridgeError("no connection") from None
     except (httpx.HTTPError, httpx.InvalidURL):
-        raise BridgeError(_STRANGER) from None
+        raise BridgeError(STRANGER) from None
     return bytes(body)

@@ -51,6 +51,7 @@ HIDDEN: Final = (
     "publishes, and nobody is told what a pause is for"
 )
 HIDDEN_REMEDY: Final = "grant the permission to read it with rabbitmqctl set_permissions"
+_FIRST_YEAR: Final = 1970
 # A date, which is no number of anybody's.
 _DATE: Final = re.compile(r"\b20\d\d-(0\d|1[0-2])-([0-2]\d|3[01])\b")
 # Seven digits with no more than a few signs between them. A colon parts the digits of a time.
@@ -105,8 +106,10 @@ def read_body(body: bytes) -> Note | None:
         content = json.loads(body)
         since = datetime.strptime(content["since"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
         reason = content["reason"]
+        if since.year < _FIRST_YEAR:
+            return None
         return Note(None if reason is None else checked_reason(reason), since.timestamp())
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from bridge.errors import BridgeError
 from bridge.operators.admin_port import (
+    STRANGER,
     AdminPort,
     Client,
     addresses_of,
@@ -14,7 +15,7 @@ from bridge.operators.admin_port import (
     read_health,
     read_metrics,
 )
-from bridge.operators.status.reading import Reading, describe
+from bridge.operators.status.reading import Reading, check_scrape, describe
 from bridge.operators.status.report import Process
 
 # More pods than the bridge is made for.
@@ -91,11 +92,13 @@ async def _ask_all(
         async with slots:
             try:
                 health = await read_health(client, address)
-                return address, Reading(
-                    time.monotonic(), health, await read_metrics(client, address)
-                )
+                reading = Reading(time.monotonic(), health, await read_metrics(client, address))
+                check_scrape(reading.scrape)
             except BridgeError as error:
                 return address, str(error)
+            except ValueError:
+                return address, STRANGER
+            return address, reading
 
     return dict(await asyncio.gather(*(ask(address) for address in addresses)))
 

@@ -1,7 +1,8 @@
 """What one reading of a role's admin port means, beside the one before it. Pure."""
 
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from bridge.log_lines import utc_text
@@ -17,6 +18,44 @@ _QUEUE_READY: Final = "sms_bridge_worker_queue_messages_ready"
 _PUBLISHED: Final = ("published", "unparsed")
 _REFUSED: Final = ("invalid_signature", "too_large", "incomplete")
 _FAILED: Final = ("publish_failed", "overloaded")
+
+
+# The year 10000 has no date that others read.
+_LAST_MOMENT: Final = 253_402_300_800
+# More than was ever counted, and exact as a float.
+_MOST: Final = 2**53
+_WORD: Final = re.compile("[a-z][a-z0-9_]{0,39}")
+_VERSION: Final = re.compile("[0-9A-Za-z.+!_-]{1,64}")
+# What is read of /metrics, with the labels that have to be there, whose values are words.
+_LABELS: Final[Mapping[str, tuple[str, ...]]] = {
+    _PROCESSED: ("outcome", "reason"),
+    _EVENTS: ("outcome",),
+    _QUEUE_READY: (),
+    "process_start_time_seconds": (),
+    "sms_bridge_amqp_connection_up": (),
+    "sms_bridge_webhook_last_event_timestamp_seconds": (),
+    "sms_bridge_worker_consumer_up": (),
+    "sms_bridge_worker_last_sent_timestamp_seconds": (),
+    "sms_bridge_worker_messages_in_progress": (),
+    "sms_bridge_worker_oldest_held_message_timestamp_seconds": (),
+    "sms_bridge_worker_provider_requests_in_flight": (),
+    "sms_bridge_worker_queue_consumers": (),
+    "sms_bridge_worker_queue_stats_timestamp_seconds": (),
+}
+
+
+def check_scrape(scrape: Scrape) -> None:
+    """Raise ValueError for a value or a label that no role has, of what is read here."""
+    for name, wanted in _LABELS.items():
+        most = _LAST_MOMENT if name.endswith("_timestamp_seconds") else _MOST
+        total = 0.0
+        for labels, value in scrape.samples(name):
+            total += value
+            # Of NaN every comparison is false.
+            if not (0 <= value < most and total < most):
+                raise ValueError(f"{name}: an impossible value")
+            if not all(_WORD.fullmatch(labels.get(label, "")) for label in wanted):
+                raise ValueError(f"{name}: an impossible label")
 
 
 class Reading(NamedTuple):
@@ -58,7 +97,11 @@ def describe(
         fault = "a worker of another queue answers"
         return Process(name=str(name), address=str(address), fault=fault)
     is_receiver = any(True for _ in scrape.samples(_EVENTS))
-    versions = [str(labels.get("version")) for labels, _ in scrape.samples("sms_bridge_build_info")]
+    versions = [
+        version
+        for labels, _ in scrape.samples("sms_bridge_build_info")
+        if _VERSION.fullmatch(version := labels.get("version", ""))
+    ]
     return Process(
         name=str(name),
         address=str(address),
@@ -124,7 +167,9 @@ def _per_second(
         reading.scrape.total(name, outcome=outcome) - before.scrape.total(name, outcome=outcome)
         for outcome in outcomes
     )
-    return round(count / (reading.at - before.at), 2)
+    seconds = reading.at - before.at
+    # Without a sane clock, or with counters that go back, there is no rate.
+    return round(count / seconds, 2) if seconds > 0 and count >= 0 else None
 
 
 def _started_at(reading: Reading) -> float:
