@@ -1,10 +1,14 @@
 """The door to RabbitMQ's client libraries: every other wing takes their names from here."""
 
+import asyncio
+from typing import Any, Final
+
 import aio_pika
 from aio_pika import DeliveryMode, Message
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
 from aiormq import Channel
 from aiormq.abc import ConsumerCallback, DeliveredMessage
+from aiormq.base import FutureStore
 from aiormq.connection import SSLContextProvider, TransportFactory
 from aiormq.exceptions import (
     AMQPConnectionError,
@@ -29,6 +33,7 @@ from aiormq.exceptions import (
 )
 
 from bridge.amqp.wire import Wire
+from bridge.logs import Log
 
 __all__ = [
     "AMQPConnectionError",
@@ -68,3 +73,28 @@ class Connection(aio_pika.Connection):
     """A connection and the wire that carries its messages; `open_connection` makes both."""
 
     wire: Wire
+
+
+log = Log(__name__)
+
+_create_task: Final[Any] = FutureStore.create_task
+
+
+def _create_heard_task(store: FutureStore, coroutine: Any) -> Any:  # noqa: ANN401
+    """Make a task as aiormq does, whose error is taken from it when it ends.
+
+    Nobody awaits the reader of a channel: one that a slow broker does not answer in time, as it
+    closes, would end as an error that is unhandled. Whoever uses the channel sees that it ended.
+    """
+    task = _create_task(store, coroutine)
+    task.add_done_callback(_hear)
+    return task
+
+
+def _hear(task: "asyncio.Task[object]") -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        log.debug("library_task_failed", error=type(error).__name__)
+
+
+FutureStore.create_task = _create_heard_task  # type: ignore[assignment,method-assign]

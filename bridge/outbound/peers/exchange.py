@@ -93,6 +93,7 @@ class Peers:
         # How often it has joined the exchange.
         self.joins = 0
         self._last_fault = ""
+        self._has_passed_once = False
         self._is_refused = False
         self._beats = Beats(self.roster.beats)
         self._next_look_at = 0.0
@@ -214,7 +215,7 @@ class Peers:
                 # What is not found was deleted in this moment: the last worker has left, or a hand.
                 found = not isinstance(error, ChannelNotFoundEntity)
                 self._is_refused = isinstance(error, ChannelClosed) and found
-                self._log_fault(describe_end(error))
+                self._log_fault(describe_end(error), is_passing=not found)
             await asyncio.sleep(REFUSED_SECONDS if self._is_refused else JOIN_AGAIN_SECONDS)
 
     async def _speak(self, connection: Connection) -> None:
@@ -246,6 +247,7 @@ class Peers:
     def _begin(self, connection: Connection, *, is_alone: bool) -> None:
         self._connection = connection
         self._last_fault = ""
+        self._has_passed_once = False
         self._is_refused = False
         self._next_look_at = self._clock() + LOOK_SECONDS
         self._outbox.begin()
@@ -289,15 +291,17 @@ class Peers:
         for tell in self._when_heard:
             tell()
 
-    def _log_fault(self, why: str) -> None:
+    def _log_fault(self, why: str, *, is_passing: bool) -> None:
+        """Warn of a fault once; of one that passes by itself, only when it comes again."""
         # The broker names the queue, which is another one at each try.
         fault = why.replace(self._queue_of(self.worker_id, self.joins), "")
-        if fault == self._last_fault:
+        is_again, self._has_passed_once = self._has_passed_once, is_passing
+        if fault == self._last_fault or (is_passing and not is_again):
             log.debug("peers_not_joined", why=why)
         else:
             remedy = REMEDY if self._is_refused else None
             log.warning("peers_not_joined", exchange=self._exchange, why=why, remedy=remedy)
-        self._last_fault = fault
+            self._last_fault = fault
         if self._is_refused:
             self._is_acquainted.set()
 
