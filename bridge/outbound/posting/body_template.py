@@ -23,10 +23,15 @@ WriteBody = Callable[[SendRequest, Envelope], bytes]
 _Read = Callable[[SendRequest, Envelope], str]
 _ReaderOf = Callable[[Slot], _Read]
 
-# In ASCII: a service that reads by another charset than UTF-8 reads the same text.
-write_json: Final = functools.partial(to_json, ensure_ascii=True)
 _NUMBER: Final = re.compile(r"\+[0-9]+")
 _FORM_CHARACTERS: Final = str.maketrans({chr(n): quote_plus(chr(n)) for n in range(128)})
+
+
+def write_json(value: object) -> bytes:
+    """Write JSON in ASCII: a service that reads by another charset than UTF-8 reads the same."""
+    written = to_json(value)
+    # To escape takes more than half as long again, and most texts need it not.
+    return written if written.isascii() else to_json(value, ensure_ascii=True)
 
 
 def prepare_body(
