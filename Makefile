@@ -198,7 +198,7 @@ NEWEST := .upgrade
 FREEZE := $(UV) pip freeze --quiet --exclude-editable --python
 upgrade-check: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests with the newest versions that pyproject.toml allows, in an environment of its own (TESTS=tests/integration)
 	$(UV) venv --quiet --clear $(NEWEST)
-	$(UV) pip install --quiet --upgrade --python $(NEWEST) --editable ".[tracing]" --group test
+	$(UV) pip install --quiet --upgrade --python $(NEWEST) --editable ".[sandbox,tracing]" --group test
 	@$(FREEZE) .venv | tr -s '=' ' ' | sort >$(NEWEST)/locked
 	@$(FREEZE) $(NEWEST) | tr -s '=' ' ' | sort >$(NEWEST)/newest
 	@echo 'The client of RabbitMQ:'; grep -E '^(aio-pika|aiormq|pamqp) ' $(NEWEST)/newest

@@ -75,12 +75,13 @@ def check(  # noqa: PLR0913  an option each
     """Validate the configuration and print the effective one, secrets masked.
 
     Exit 2 when a role that is configured, even in part, could not start: the files that settings
-    name are read for that. With --role also when that role is not configured at all.
+    name are read for that. With --role also when that role is not configured at all, with --quiet
+    or --online when none is.
 
-    With --online, a line for each thing tried: ok, warn or fail, and what to do. Nothing is sent,
-    published, taken or created. Exit 1 when a role could not work or messages would be lost.
-    Whether a worker is paused is asked of the one on this computer; RabbitMQ knows only whether
-    anybody takes from the queue.
+    With --online, instead, a line for each thing tried: ok, warn or fail, and what to do; with
+    --json beside the configuration. Nothing is sent, published, taken or created. Exit 1 when a
+    role could not work or messages would be lost. Whether a worker is paused is asked of the one on
+    this computer; RabbitMQ knows only whether anybody takes from the queue.
 
     With --render, only that: the request that the worker would post, and for each --answer what
     would become of the message; without one, for each answer that the preset knows.
@@ -92,9 +93,12 @@ def check(  # noqa: PLR0913  an option each
     if answer:
         raise ConfigError("--answer: needs --render and the request that is answered")
     missing = _missing(settings, role)
+    if quiet:
+        _check_any(missing)
     findings = _examine(settings, missing, management_url, online=online)
     shown = [finding for finding in findings if not quiet or finding.result != "ok"]
-    _print(None if quiet else settings.masked(), missing, shown, as_json=as_json)
+    is_for_findings = quiet or (online and not as_json)
+    _print(None if is_for_findings else settings.masked(), missing, shown, as_json=as_json)
     if any(finding.result == "fail" for finding in findings):
         raise typer.Exit(EXIT_FAILED)
 
@@ -116,6 +120,12 @@ def _missing(settings: "Settings", role: RoleName | None) -> "dict[Role, str | N
     return missing
 
 
+def _check_any(missing: "dict[Role, str | None]") -> None:
+    """Raise ConfigError when no role is configured."""
+    if all(missing.values()):
+        raise ConfigError(*(f"{role}: {why}" for role, why in missing.items()))
+
+
 def _examine(
     settings: "Settings",
     missing: "dict[Role, str | None]",
@@ -131,8 +141,7 @@ def _examine(
     findings = examine_offline(settings, roles)
     if not online:
         return findings
-    if not roles:
-        raise ConfigError(*(f"{role}: {why}" for role, why in missing.items()))
+    _check_any(missing)
     return findings + asyncio.run(examine(settings, roles, management=management_url))
 
 

@@ -81,6 +81,7 @@ def sandbox(  # noqa: PLR0913  an option each
     ] = None,
 ) -> None:
     """Run a stand-in for the SMS service; _SANDBOX_HELP says the rest."""
+    _check_installed("sandbox")
     import asyncio
 
     import uvloop
@@ -105,6 +106,16 @@ def sandbox(  # noqa: PLR0913  an option each
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(service, host=host, port=port, announce=announce))
+
+
+def _check_installed(command: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise ConfigError(
+            f"{command}: the web server of the sandbox is not installed; pip install "
+            "'sms-bridge[sandbox]'"
+        )
 
 
 def _read_secret(file: Path, *, beside: str | None) -> str:
@@ -153,6 +164,7 @@ def demo(
     events: Annotated[int, typer.Option(help="Webhooks.", min=20)] = 200,
 ) -> None:
     """Run the whole flow on this computer: broker, sandbox, both roles, traffic, faults."""
+    _check_installed("demo")
     from bridge.sandbox.demo import run_demo
 
     sys.exit(run_demo(keep=keep, messages=messages, events=events))

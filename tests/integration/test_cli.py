@@ -910,6 +910,25 @@ async def test_the_sandboxs_secret_is_in_one_place(tmp_path: Path) -> None:
     assert b"secret cannot be read: No such file or directory" in missing.stderr
 
 
+@pytest.mark.parametrize("command", ["sandbox", "demo"])
+@pytest.mark.parametrize("missing", ["starlette", "uvicorn"])
+async def test_the_sandbox_says_what_to_install(command: str, missing: str) -> None:
+    """Without the extra `sandbox` both commands end with 2 and the line that installs it."""
+    program = (
+        f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['sms-bridge', {command!r}]; "
+        "from bridge.__main__ import main; main()"
+    )
+    result = await anyio.run_process(
+        [sys.executable, "-c", program], check=False, env=make_environ({})
+    )
+
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert result.stderr.decode() == (
+        f"sms-bridge: {command}: the web server of the sandbox is not installed; pip install "
+        "'sms-bridge[sandbox]'\n"
+    )
+
+
 async def test_a_taken_port_ends_the_sandbox(service: Service) -> None:
     """A sandbox whose port is in use ends at once with 1, as a role does, and one line."""
     result = await run_program("sandbox", "--port", str(httpx.URL(service.url).port))
