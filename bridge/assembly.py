@@ -129,6 +129,7 @@ class Assembly:
             "queue": settings.worker.queue,
             "paused": pace.paused or ("broker_blocked" if pace.broker_blocked else None),
             "pauses": pace.pauses.facts(),
+            "outage_suspected": pace.is_outage_suspected,
             "paused_by_operator": _shown(worker.operator_pause.note),
             "retry_after_seconds": round(max(0.0, pace.gate.closed_seconds), 1),
             "peers": peers.count if peers.is_up else None,

@@ -83,6 +83,7 @@ def _sentences(status: "Status") -> Iterator[str]:
     yield from _operators_pause(status)
     yield from _own_pauses(status)
     yield from _slowed_down(status)
+    yield from _suspected(status)
     yield from _unanswered(status)
 
 
@@ -121,6 +122,15 @@ def _slowed_down(status: "Status") -> Iterator[str]:
         yield (
             f"SLOWED DOWN  {len(slow)} of {_how_many(len(waits))}, by a 429 of the service, for "
             f"{format_age(max(slow))} more"
+        )
+
+
+def _suspected(status: "Status") -> Iterator[str]:
+    suspecting = sum(worker.outage_suspected is True for _, worker in status.workers)
+    if suspecting:
+        yield (
+            f"OUTAGE SUSPECTED  {suspecting} of {_how_many(len(status.workers))}, where request "
+            "after request fails"
         )
 
 

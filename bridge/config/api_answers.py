@@ -9,11 +9,13 @@ from bridge.config.fields import ErrorCode, List, Map, Pointer, write_number
 from bridge.config.section import Section
 from bridge.pointers import is_like_a_number
 
-# What a code of the service's own means for the message; behind `setup:` the reason of the pause.
+# What a code of the service's own means for the message; behind `setup:` the reason of the pause,
+# behind `slow_down:` who alone has to wait.
 ErrorFate = Literal[
     "refused",
     "retry",
     "slow_down",
+    "slow_down:sender",
     "setup:credentials_rejected",
     "setup:insufficient_funds",
     "setup:misconfigured",

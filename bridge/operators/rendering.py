@@ -14,7 +14,7 @@ from bridge.config.api_answers import AcceptedSettings, ErrorFate
 from bridge.config.presets import code_meanings, documented_answers
 from bridge.errors import ConfigError, InvalidMessageError
 from bridge.outbound.envelope import Envelope
-from bridge.outbound.fates import Fate, PauseReason
+from bridge.outbound.fates import About, Fate, PauseReason
 from bridge.outbound.posting.connection import Header, Reply
 from bridge.outbound.posting.shape import Shape, shape_from
 from bridge.outbound.request import parse_request
@@ -105,7 +105,7 @@ def _judge(
     settings: Settings, shape: Shape, status: int, body: bytes, means: str | None = None
 ) -> RenderedAnswer:
     judged = shape.judge(Reply(status, (), body))
-    becomes = _becomes(judged.fate, judged.pause, settings)
+    becomes = _becomes(judged.fate, judged.pause or judged.about, settings)
     means = means or judged.meaning
     return RenderedAnswer(status=status, code=judged.code, means=means, becomes=becomes)
 
@@ -149,8 +149,10 @@ def _by_code_alone(
     ]
 
 
-def _read_fate(fate: ErrorFate) -> tuple[Fate, PauseReason | None]:
+def _read_fate(fate: ErrorFate) -> tuple[Fate, PauseReason | About | None]:
     match fate:
+        case "slow_down:sender":
+            return Fate.SLOW_DOWN, "sender"
         case "refused" | "retry" | "slow_down":
             return Fate(fate), None
         case "setup:credentials_rejected":
@@ -163,7 +165,7 @@ def _read_fate(fate: ErrorFate) -> tuple[Fate, PauseReason | None]:
             assert_never(fate)
 
 
-def _becomes(fate: Fate, pause: PauseReason | None, settings: Settings) -> str:
+def _becomes(fate: Fate, more: PauseReason | About | None, settings: Settings) -> str:
     match fate:
         case Fate.SENT:
             return "sent"
@@ -172,11 +174,11 @@ def _becomes(fate: Fate, pause: PauseReason | None, settings: Settings) -> str:
         case Fate.RETRY | Fate.NOT_SENT:
             return "tried again later"
         case Fate.SLOW_DOWN:
-            return "the worker slows down"
+            return "its sender alone waits" if more == "sender" else "the worker slows down"
         case Fate.SETUP:
-            return f"the worker pauses: {pause}"
+            return f"the worker pauses: {more}"
         case Fate.AMBIGUOUS:
-            return f"tried again later; the worker pauses if all get it: {pause}"
+            return f"tried again later; the worker pauses if all get it: {more}"
         case Fate.UNCERTAIN if settings.worker.on_uncertain == "park":
             return "dead letter: uncertain"
         case Fate.UNCERTAIN:

@@ -76,7 +76,7 @@ def meaning_of(
         case "misconfigured":
             remedy = (
                 "correct sms_api.base_url, or what the service's code is about: the log's line "
-                "`paused` has it"
+                "`paused` has it; one about single numbers belongs into sms_api.response.errors"
             )
             return "the SMS API is elsewhere, or refuses what sms_api says", remedy
         case "tls_failed":

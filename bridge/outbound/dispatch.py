@@ -127,8 +127,10 @@ class Dispatcher:
             early = await self._wait_until_due(delivery, envelope.not_before)
             if early is not None:
                 return early
+        if self._pace.holds_senders and (held := self._wait_of_sender(request.sender)) is not None:
+            return held
         if self._pace.is_wary:
-            away_seconds = await self._pace.admit(delivery, request.to)
+            away_seconds = await self._pace.admit(delivery, request.to, request.sender)
             if away_seconds is not None:
                 why = self._pace.paused or "it looks like an outage"
                 detail = f"the worker is paused: {why}"
@@ -136,6 +138,14 @@ class Dispatcher:
         if delivery.is_urgent:
             return self._put_off(self._rates.urgent_seconds_on_ladder(request.sender))
         return self._put_off_to_its_turn(delivery, request.sender)
+
+    def _wait_of_sender(self, sender: str) -> Retried | None:
+        """Have a message wait on the ladder while its sender has to wait and others go on."""
+        seconds = self._pace.sender_closed_seconds(sender)
+        if seconds <= 0:
+            return None
+        detail = "the SMS API has asked its sender for a wait"
+        return put_off("rate_limited", self._policy, detail=detail, wait_seconds=seconds)
 
     def _expired(self, delivery: Delivery) -> Dead | None:
         now, envelope, max_age = self._now(), delivery.envelope, self._max_age_seconds
@@ -196,7 +206,7 @@ class Dispatcher:
             while True:
                 if not self._pace.is_open:
                     with delivery.waits("pace"):
-                        await self._pace.until_open()
+                        await self._pace.until_open(key)
                 slot = self._capacity.free_slot() or await self._capacity.slot(
                     delivery.waits, is_urgent=delivery.is_urgent
                 )
@@ -210,16 +220,24 @@ class Dispatcher:
                         token.spend()
                         request_number = self._pace.begin(key)
                         slot.begin()
-                        slot.answer = answer = await self._sender.send(request, delivery)
+                        try:
+                            answer = await self._sender.send(request, delivery)
+                        finally:
+                            self._pace.end(request_number)
+                        slot.answer = answer = self._pace.attribute(
+                            answer,
+                            delivery,
+                            request.to,
+                            request.sender,
+                            request_number=request_number,
+                        )
                         if self._capacity.until_ack and answer.fate in _MAY_BE_SENT:
                             delivery.give_slot_back = slot.keep()
                 if not may_go:
                     continue
                 # After most slots are given back: when this begins a pause, who waited for the slot
                 # becomes the probe before the consumer looks whether it has to take one.
-                outcome = self._pace.rule(
-                    answer, delivery, request.to, request_number=request_number
-                )
+                outcome = self._pace.rule(answer, delivery, request.to, request.sender)
                 if outcome is None or isinstance(outcome, Retried):
                     # It is sent again anyway.
                     delivery.free_slot()

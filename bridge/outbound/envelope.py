@@ -76,6 +76,7 @@ class Envelope(NamedTuple):
 
     `try_of` tells the copies of one publish from those of the next one with the same id. `turn_at`:
     when the limit of its sender lets it through, if it waits on the ladder for that.
+    `put_off_for` is the reason for which it was on the ladder last.
     `has_been_copied`: what is to replace it may be there already, without a confirm, or have been
     made by another worker.
     """
@@ -93,6 +94,7 @@ class Envelope(NamedTuple):
     copies: int = 0
     try_of: str = ""
     turn_at: float | None = None
+    put_off_for: str | None = None
     has_been_copied: bool = False
     trace: TraceHeaders = ()
 
@@ -171,6 +173,7 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
         attempts=max(bare.attempts, _read_count(headers, ATTEMPTS)),
         uncertain_attempts=max(bare.uncertain_attempts, _read_count(headers, UNCERTAIN_ATTEMPTS)),
         turn_at=_read_moment(headers, TURN_AT),
+        put_off_for=_read_word(headers, REASON),
     )
 
 
@@ -242,6 +245,11 @@ def _read_text(headers: dict[str, Any], name: str) -> str | None:
     if value is None or (isinstance(value, str) and value):
         return value
     raise InvalidMessageError(f"{name}: must be a text")
+
+
+def _read_word(headers: dict[str, Any], name: str) -> str | None:
+    value = headers.get(name)
+    return value if isinstance(value, str) else None
 
 
 def _read_count(headers: dict[str, Any], name: str) -> int:

@@ -5,17 +5,20 @@
 | 2xx                                                 | SENT      | ack                            |
 | 400 413 414 415 422 431 451, other 4xx              | REFUSED   | dead letter `refused`          |
 | 401 402 407 426 511, 3xx, TLS                       | SETUP     | the worker pauses; no attempt  |
-|                                                     |           | is burned                      |
+|                                                     |           | is burned; `evidence`          |
 | 403 404 405 410 501 505                             | AMBIGUOUS | up the ladder, no attempt is   |
 |                                                     |           | burned; `evidence` decides     |
 | 408 409 421 425                                     | RETRY     | up the ladder                  |
 | 429                                                 | SLOW_DOWN | the worker slows down; no      |
-|                                                     |           | attempt is burned              |
+|                                                     |           | attempt is burned; `evidence`  |
 | 503 with Retry-After, 521 523 525 526 530           | RETRY     | up the ladder                  |
 | other 5xx, anything that is no status               | UNCERTAIN | up the ladder with the same    |
 |                                                     |           | key, a few times; or `park`    |
 | nothing; the request never left                     | NOT_SENT  | again at once, then the ladder |
 | nothing; the request may have arrived               | UNCERTAIN | as above                       |
+
+`evidence` may show that 401, 402, 429 or 503 with Retry-After is about one message: then that one
+goes up the ladder alone and burns an attempt. If it is about one sender, only that sender waits.
 """
 
 from enum import Enum
@@ -67,9 +70,12 @@ RetryReason = Literal[
     "uncertain",
     "paused",
     "ambiguous",
+    "singled_out",
     "not_before",
     "ordering",
 ]
+# Whom an answer speaks of, when that is not everybody.
+About = Literal["message", "sender"]
 # Why a worker makes a message a dead letter.
 WorkersDeadReason = Literal[
     "invalid", "refused", "expired", "exhausted", "uncertain", "internal_error"
@@ -91,6 +97,7 @@ class Answer(NamedTuple):
     `by_code`: the settings say of that word what it means. `meaning` says so to people, in our
     words, where the preset explains it.
     `is_page`: a page for a browser stood behind a status that counts as a yes.
+    `about`: the one message or sender that the answer is about; None when it may be about all.
     """
 
     fate: Fate
@@ -105,10 +112,13 @@ class Answer(NamedTuple):
     by_code: bool = False
     is_page: bool = False
     meaning: str | None = None
+    about: About | None = None
 
     @property
     def counts_as_outage(self) -> bool:
         """Whether the service itself looks down: 5xx, time-outs, no connection."""
+        if self.about is not None:
+            return False
         match self.fate:
             case Fate.SENT | Fate.REFUSED | Fate.SETUP | Fate.AMBIGUOUS | Fate.SLOW_DOWN:
                 return False
@@ -137,19 +147,37 @@ class Answer(NamedTuple):
                 assert_never(self.fate)
 
     @property
-    def is_setup_by_code(self) -> bool:
-        """Whether a code speaks of the set-up, be it that of the message's sender only."""
-        return self.by_code and self.fate is Fate.SETUP
+    def may_be_about_one(self) -> bool:
+        """Whether evidence may show that it is about one message or sender, and not about all."""
+        match self.fate:
+            case Fate.SLOW_DOWN:
+                return True
+            case Fate.SETUP:
+                return self.by_code or self.status in _SETUP_OR_ONE
+            case Fate.RETRY:
+                return self.status == 503  # noqa: PLR2004
+            case Fate.SENT | Fate.REFUSED | Fate.AMBIGUOUS | Fate.UNCERTAIN | Fate.NOT_SENT:
+                return False
+            case _:
+                assert_never(self.fate)
+
+    @property
+    def is_unknown_refusal(self) -> bool:
+        """Whether it refuses with a 4xx and a code of which nobody has said what it means."""
+        is_unknown = self.code is not None or self.status not in _SAYS_NO
+        return self.fate is Fate.REFUSED and not self.by_code and is_unknown
 
     @property
     def counts_as_overload(self) -> bool:
         """Whether the service may have had too much at once: 429, 503, 504, time-outs."""
-        return self.status in _OVERLOADED or self.result == "timeout"
+        return self.about is None and (self.status in _OVERLOADED or self.result == "timeout")
 
 
 _OVERLOADED = frozenset({429, 503, 504})
 _CREDENTIALS = frozenset({401, 403, 407, 511})
 _MISCONFIGURED = frozenset({404, 405, 410, 426, 501, 505})
+_SETUP_OR_ONE = frozenset({401, 402})
+_SAYS_NO = frozenset({400, 413, 414, 415, 422, 431, 451})
 _AMBIGUOUS = frozenset({403, 404, 405, 410, 501, 505})
 _RETRY = frozenset({408, 409, 421, 425})
 _ORIGIN_NOT_REACHED = frozenset({521, 523, 525, 526, 530})

@@ -205,6 +205,11 @@ class WorkerMetrics(Catalogue):
             "sms_bridge_worker_pauses_total", "Pauses begun.", ("reason",), get_args(PauseReason)
         )
 
+        self.outage_suspected = self._gauge(
+            "sms_bridge_worker_outage_suspected",
+            "1 while ten requests in a row or more have failed and no outage is certain yet.",
+        )
+
     def _sorting(self) -> None:
         self.sorted = self._counter(
             "sms_bridge_worker_messages_sorted_total",

@@ -113,8 +113,10 @@ def decide(
     """Turn the answer to a delivery's attempt into its outcome.
 
     `attempts` and `uncertain_attempts` are those before this one. SETUP, AMBIGUOUS and SLOW_DOWN
-    burn nothing: the fault need not be the message's.
+    burn nothing, for the fault need not be the message's, unless evidence shows that it is.
     """
+    if answer.about == "message":
+        return _try_again_if_any_left("singled_out", answer, policy, attempts)
     match answer.fate:
         case Fate.SENT:
             return Sent(status=answer.status or 0, provider_id=answer.provider_id)
@@ -130,11 +132,18 @@ def decide(
                 return _dead("uncertain", answer)
             return _try_again("uncertain", answer, policy, attempts)
         case Fate.RETRY | Fate.NOT_SENT:
-            if attempts + 1 >= policy.max_attempts:
-                return _dead("exhausted", answer)
-            return _try_again(_reason_to_try_again(answer.result), answer, policy, attempts)
+            reason = _reason_to_try_again(answer.result)
+            return _try_again_if_any_left(reason, answer, policy, attempts)
         case _:
             assert_never(answer.fate)
+
+
+def _try_again_if_any_left(
+    reason: RetryReason, answer: Answer, policy: Policy, attempts: int
+) -> Outcome:
+    if attempts + 1 >= policy.max_attempts:
+        return _dead("exhausted", answer)
+    return _try_again(reason, answer, policy, attempts)
 
 
 def _try_again(reason: RetryReason, answer: Answer, policy: Policy, attempts: int) -> Retried:

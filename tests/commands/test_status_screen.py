@@ -47,6 +47,7 @@ def worker(address: str, *pauses: Pause, **facts: Any) -> Process:
     usual: dict[str, Any] = {
         "queue": "sms.outbound",
         "pauses": pauses,
+        "outage_suspected": False,
         "retry_after_seconds": 0.0,
         "is_consuming": True,
         "held": 50,
@@ -195,6 +196,15 @@ def test_what_the_service_asked_for() -> None:
         "SLOWED DOWN  1 of 2 workers, by a 429 of the service, for 12s more"
     ]
     assert "slowed down" in screen(slow)
+
+
+def test_a_suspected_outage() -> None:
+    """That messages which have failed are held back is told, though nothing is paused."""
+    suspecting = worker("10.0.0.8:9090", outage_suspected=True)
+
+    assert sentences(TWO[0], suspecting) == [
+        "OUTAGE SUSPECTED  1 of 2 workers, where request after request fails"
+    ]
 
 
 def test_the_broker_is_silent() -> None:

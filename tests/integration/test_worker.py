@@ -257,6 +257,7 @@ async def test_a_paused_worker_stays_ready(locked: Locked) -> None:
         "paused": "credentials_rejected",
         "pauses": [{"reason": "credentials_rejected", "status": 401, "code": None}],
         "paused_by_operator": None,
+        "outage_suspected": False,
         "retry_after_seconds": 0.0,
         "peers": 0,
     }

@@ -55,7 +55,7 @@ def test_an_id_has_the_form_of_its_example(example: str, pattern: str) -> None:
     [
         ("the person has answered STOP", "21610"),
         ("21610", "21610"),
-        ("slow_down", "21611"),
+        ("slow_down:sender", "21611"),
         ("setup:credentials_rejected", "20003"),
         ("uncertain", "20500"),
     ],

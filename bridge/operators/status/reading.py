@@ -120,6 +120,7 @@ def _describe_worker(facts: WorkerFacts, reading: Reading, before: Reading | Non
     return Worker(
         queue=facts.queue,
         pauses=[Pause(**pause.model_dump()) for pause in facts.all_pauses],
+        outage_suspected=facts.outage_suspected,
         retry_after_seconds=facts.retry_after_seconds,
         is_consuming=scrape.total("sms_bridge_worker_consumer_up") > 0,
         held=int(scrape.total("sms_bridge_worker_messages_in_progress")),

@@ -75,11 +75,14 @@ class Worker:
 
     `held` are the deliveries that it has taken and not settled, `in_flight` the requests that wait
     for the service's answer, and `oldest_seconds` is how long ago the oldest held one was
-    published. `retry_after_seconds` is for how much longer the service wants no request.
+    published. `outage_suspected`: so many requests have failed in a row that messages that have
+    failed are held back; not known of an earlier version. `retry_after_seconds` is for how much
+    longer the service wants no request.
     """
 
     queue: str
     pauses: Sequence[Pause]
+    outage_suspected: bool | None
     retry_after_seconds: float
     is_consuming: bool
     held: int

@@ -4,23 +4,19 @@
 """
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from bridge.outbound.delivery import MAX_HOLD_SECONDS
-from bridge.outbound.fates import Answer, Fate, PauseReason
+from bridge.outbound.fates import About, Answer, Fate, PauseReason
 from bridge.outbound.pausing.evidence import Evidence
 from bridge.outbound.pausing.gate import Gate
 from bridge.outbound.pausing.outage import OutageWatch
+from bridge.outbound.pausing.pause import Pause
 
 # After this many ambiguous answers in a row, whichever messages got them, a pause is due.
 MAX_AMBIGUOUS_IN_A_ROW: Final = 3
-
-
-class Finding(NamedTuple):
-    """What an answer means, and the reason for the pause that is due after it, if one is."""
-
-    answer: Answer
-    pause: PauseReason | None = None
+# After the same unknown refusal of so many messages in a row it is the set-up that is refused.
+MAX_REFUSED_IN_A_ROW: Final = 10
 
 
 class Diagnosis:
@@ -38,6 +34,11 @@ class Diagnosis:
         self._clock = clock
         self._ambiguous_in_a_row = 0
         self._ambiguous_since = 0.0
+        # The unknown refusal that was answered last, and the messages that got it in a row.
+        self._refusal: tuple[int | None, str | None] = (None, None)
+        self._refused: set[str] = set()
+        # The number to which a message got the only 429 since the last acceptance.
+        self._limited_recipient: str | None = None
         # When the service last accepted a message of this worker.
         self.accepted_at: float | None = None
 
@@ -50,6 +51,14 @@ class Diagnosis:
     def is_outage(self) -> bool:
         """Whether it has lasted."""
         return self._outage.is_certain
+
+    def may_hold_back(self, key: str) -> bool:
+        """Whether a message that has failed is to wait, this once, for an outage to be certain."""
+        return self._outage.may_hold_back(key)
+
+    def is_asked_to_wait(self, recipient: str) -> bool:
+        """Whether messages to a number were the only ones that got a 429 lately."""
+        return recipient == self._limited_recipient
 
     def unaccepted_since(self, reason: PauseReason) -> float:
         """Return since when what speaks for a pause that is due has not been refuted."""
@@ -65,55 +74,135 @@ class Diagnosis:
         """Return how many ambiguous answers in a row a message has got, as far as is known."""
         return self._evidence.times(key)
 
+    @property
+    def has_subjects(self) -> bool:
+        """Whether there are messages whose last answer may be about them alone."""
+        return self._evidence.is_counting
+
+    def is_subject(self, key: str) -> bool:
+        """Whether the last answer to a message may be about that message alone."""
+        return self._evidence.is_counting and self._evidence.is_subject(key)
+
+    def about(self, key: str, recipient: str, sender: str) -> About | None:
+        """Say what another such answer to a message would be about; None: about all."""
+        return self._evidence.about(key, recipient, sender)
+
     def begin(self, key: str) -> int:
-        """Note that a request leaves; `learn` wants the number that is returned."""
+        """Note that a request leaves; `attribute` wants the number that is returned."""
         return self._evidence.begin(key)
 
-    def learn(
-        self, answer: Answer, key: str, recipient: str, *, request_number: int, is_paused: bool
-    ) -> Finding:
-        """Note the answer to a request, and say what it means: it may be the message's own fault.
+    def attribute(
+        self,
+        answer: Answer,
+        key: str,
+        recipient: str,
+        sender: str,
+        *,
+        request_number: int,
+        is_known: bool,
+        pause: Pause | None,
+    ) -> Answer:
+        """Note the answer to a request, and say what it means: it may be about its message alone.
 
-        In a pause it is not certain that the set-up is as it was when evidence was found, so that
-        no message is found guilty.
+        `is_known`: another worker has found out that it is. In a pause it is not certain that the
+        set-up is as it was when evidence was found, so that no message is found guilty; and what
+        is refused as the message was that began the pause is refused for the same cause.
         """
         if answer.fate is Fate.SENT:
-            self._note_acceptance(key, recipient, request_number)
-            return Finding(answer)
-        if answer.fate is Fate.AMBIGUOUS or answer.is_setup_by_code:
+            self._evidence.accept(key, recipient, sender, request_number=request_number)
+            self._refused.clear()
+            self._limited_recipient = None
+            return answer
+        if answer.fate is Fate.REFUSED:
+            answer = self._judge_refusal(answer, key, pause)
+        if answer.fate is Fate.AMBIGUOUS:
             is_proven = self._evidence.suspect(key, recipient, request_number=request_number)
-            if is_proven and not is_paused:
-                answer = _of_the_message_alone(answer)
+            return _of_the_message(answer) if is_proven and pause is None else answer
+        if answer.may_be_about_one and answer.about is None:
+            about = self._evidence.find_subject(
+                key, recipient, sender, request_number=request_number, is_known=is_known
+            )
+            return answer if about is None or pause is not None else _about(answer, about)
+        if answer.fate is Fate.REFUSED:
+            self._evidence.clear(key)
+        return answer
+
+    def _judge_refusal(self, answer: Answer, key: str, pause: Pause | None) -> Answer:
+        """Doubt a refusal that nobody knows and that message after message gets."""
+        if not answer.is_unknown_refusal:
+            self._refused.clear()
+            return answer
+        refusal = answer.status, answer.code
+        if refusal != self._refusal:
+            self._refusal = refusal
+            self._refused.clear()
+        if len(self._refused) < MAX_REFUSED_IN_A_ROW:
+            self._refused.add(key)
+            is_as_in_pause = pause is not None and pause.status == answer.status
+            if len(self._refused) < MAX_REFUSED_IN_A_ROW and not is_as_in_pause:
+                return answer
+        detail = f"{answer.detail}, as to every message before it"
+        return answer._replace(fate=Fate.AMBIGUOUS, pause="misconfigured", detail=detail)
+
+    def learn(
+        self, answer: Answer, recipient: str, *, pause: PauseReason | None
+    ) -> PauseReason | None:
+        """Note what an attributed answer tells of the service; return the pause that is due."""
+        if answer.fate is Fate.SENT:
+            self._note_acceptance()
+            return None
         if answer.counts_as_outage:
             self._outage.note_failure()
-            return Finding(answer, "outage" if self._outage.is_certain else None)
+            return "outage" if self._outage.is_certain else None
         self._outage.note_answer()
-        return Finding(answer, self._due_after(answer, key))
+        return self._due_after(answer, recipient, pause)
 
-    def _note_acceptance(self, key: str, recipient: str, request_number: int) -> None:
+    def _note_acceptance(self) -> None:
         self.accepted_at = now = self._clock()
         self._ambiguous_in_a_row = 0
         self._gate.note_acceptance()
         self._outage.note_acceptance(now)
-        self._evidence.accept(key, recipient, request_number=request_number)
 
-    def _due_after(self, answer: Answer, key: str) -> PauseReason | None:
+    def _due_after(
+        self, answer: Answer, recipient: str, pause: PauseReason | None
+    ) -> PauseReason | None:
+        if answer.about is not None:
+            return None
         match answer.fate:
-            case Fate.REFUSED:
-                self._evidence.clear(key)
             case Fate.SLOW_DOWN:
-                if self._gate.close(answer.retry_after_seconds) > MAX_HOLD_SECONDS:
-                    return "rate_limited"
+                return self._slow_down(answer.retry_after_seconds, recipient, pause)
             case Fate.AMBIGUOUS:
                 if not self._ambiguous_in_a_row:
                     self._ambiguous_since = self._clock()
                 self._ambiguous_in_a_row += 1
-                return answer.pause if self._ambiguous_in_a_row >= MAX_AMBIGUOUS_IN_A_ROW else None
+                is_due = self._ambiguous_in_a_row >= MAX_AMBIGUOUS_IN_A_ROW
+                return answer.pause if is_due or self._is_refused_in_a_row else None
             case Fate.SETUP:
                 return answer.pause
-            case Fate.SENT | Fate.RETRY | Fate.UNCERTAIN | Fate.NOT_SENT:
+            case Fate.SENT | Fate.REFUSED | Fate.RETRY | Fate.UNCERTAIN | Fate.NOT_SENT:
                 pass  # It speaks of nothing but its message or of an outage, or is noted.
         return None
+
+    @property
+    def _is_refused_in_a_row(self) -> bool:
+        return len(self._refused) >= MAX_REFUSED_IN_A_ROW
+
+    def _slow_down(
+        self, retry_after_seconds: float | None, recipient: str, pause: PauseReason | None
+    ) -> PauseReason | None:
+        """Close the gate, unless a long wait has been asked of messages to one number only.
+
+        Then the pause begins all the same, and its first probe, which is another message where
+        there is one, finds out whether the wait is for all.
+        """
+        is_first = self._limited_recipient is None and pause != "rate_limited"
+        is_of_one = is_first or self._limited_recipient == recipient
+        if is_first:
+            self._limited_recipient = recipient
+        if is_of_one and (retry_after_seconds or 0.0) > MAX_HOLD_SECONDS:
+            return "rate_limited"
+        is_long = self._gate.close(retry_after_seconds) > MAX_HOLD_SECONDS
+        return "rate_limited" if is_long else None
 
     def forget_outage(self) -> None:
         """Begin to look for an outage anew: that nothing was accepted was not the service's."""
@@ -122,17 +211,23 @@ class Diagnosis:
     def start_anew(self) -> None:
         """Forget what spoke for a pause: it is over."""
         self._ambiguous_in_a_row = 0
+        self._refused.clear()
+        self._limited_recipient = None
         self._outage.start_anew()
 
     def renew_key(self) -> None:
         """Forget what was answered to another API key, for it says nothing of the one from now."""
         self._ambiguous_in_a_row = 0
+        self._refused.clear()
         self._evidence.renew()
 
 
-def _of_the_message_alone(answer: Answer) -> Answer:
-    if answer.fate is Fate.SETUP:
-        # It waits until that is mended, and holds up no other: they are taken.
-        return answer._replace(pause=None)
+def _of_the_message(answer: Answer) -> Answer:
     detail = f"{answer.detail}, twice, and took another message between"
     return answer._replace(fate=Fate.REFUSED, pause=None, detail=detail)
+
+
+def _about(answer: Answer, about: About) -> Answer:
+    others = "other messages" if about == "message" else "messages of other senders"
+    detail = f"{answer.detail}, again, and takes {others}"
+    return answer._replace(about=about, pause=None, detail=detail)

@@ -1,6 +1,7 @@
 """Closed for a while after a 429: for `Retry-After`, or for a wait of our own choice."""
 
 import random
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
@@ -14,6 +15,7 @@ MAX_DOUBLINGS: Final = 6
 MAX_JITTER: Final = 1.1
 # No worker is asked for more.
 MAX_CLOSED_SECONDS: Final = MAX_RETRY_AFTER_SECONDS * MAX_JITTER
+MAX_SENDERS: Final = 1000
 
 
 class Gate:
@@ -58,3 +60,42 @@ class Gate:
     def note_acceptance(self) -> None:
         """Start again with the shortest wait of our own."""
         self._slow_downs = 0
+
+
+class SenderGates:
+    """The gates of the senders that have to wait while others go on; bounded, the oldest go first.
+
+    A sender's gate is there from its first closing to its next accepted message.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._gates: OrderedDict[str, Gate] = OrderedDict()
+        # Whether `closed_seconds` has to be asked; read for each message.
+        self.are_any = False
+
+    def closed_seconds(self, sender: str) -> float:
+        """How long a sender has to wait; zero or less when it does not."""
+        gate = self._gates.get(sender)
+        return 0.0 if gate is None else gate.closed_seconds
+
+    def close(self, sender: str, retry_after_seconds: float | None) -> float:
+        """Have a sender wait, and return for how many seconds."""
+        gate = self._gates.get(sender)
+        if gate is None:
+            gate = self._gates[sender] = Gate(self._clock)
+            if len(self._gates) > MAX_SENDERS:
+                self._gates.popitem(last=False)
+        gate.close(retry_after_seconds)
+        self.are_any = True
+        return gate.closed_seconds
+
+    def note_acceptance(self, sender: str) -> None:
+        """Note that a message of the sender was accepted."""
+        if self.are_any and self._gates.pop(sender, None) is not None:
+            self.are_any = bool(self._gates)
+
+    def renew(self) -> None:
+        """Let all senders go: the API key has changed."""
+        self._gates.clear()
+        self.are_any = False

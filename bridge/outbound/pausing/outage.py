@@ -5,6 +5,8 @@ from typing import Final
 
 # How many requests in a row must have failed.
 OUTAGE_REQUESTS: Final = 10
+# Of more messages none is held back while an outage is suspected.
+MAX_HELD_BACK: Final = 10_000
 
 
 class OutageWatch:
@@ -14,6 +16,7 @@ class OutageWatch:
         self._after_seconds = after_seconds
         self._clock = clock
         self._failures = 0
+        self._held_back: set[str] = set()
         # Or when the count began.
         self.last_accepted_at = clock()
 
@@ -27,20 +30,32 @@ class OutageWatch:
         """Whether it has lasted for long enough."""
         return self.is_likely and self._clock() - self.last_accepted_at >= self._after_seconds
 
+    def may_hold_back(self, key: str) -> bool:
+        """Whether a message that has failed may be held back now, and note that it is: once."""
+        if not self.is_likely or key in self._held_back or len(self._held_back) >= MAX_HELD_BACK:
+            return False
+        self._held_back.add(key)
+        return True
+
     def note_failure(self) -> None:
         """Note that the service looked down: 5xx, a time-out, no connection."""
         self._failures += 1
 
     def note_answer(self) -> None:
         """Note that it answered otherwise."""
-        self._failures = 0
+        self._refute()
 
     def note_acceptance(self, now: float) -> None:
         """Note that it accepted a message."""
-        self._failures = 0
+        self._refute()
         self.last_accepted_at = now
 
     def start_anew(self) -> None:
         """Forget what was before: a pause is over."""
-        self._failures = 0
+        self._refute()
         self.last_accepted_at = self._clock()
+
+    def _refute(self) -> None:
+        self._failures = 0
+        if self._held_back:
+            self._held_back.clear()

@@ -95,6 +95,8 @@ class Pause:
         self.reason = reason
         self.status: int | None = None
         self.unaccepted_since = clock()
+        # When the time is over for which the service wants no request.
+        self.asked_until = 0.0
         self._gate = gate
         self._changed = changed
         self._is_probed_elsewhere = is_probed_elsewhere

@@ -275,6 +275,8 @@ def _by_code(fate: ErrorFate, status: int, code: str | None, wait_seconds: float
             return answer._replace(fate=Fate.RETRY, result=result)
         case "slow_down":
             return answer._replace(fate=Fate.SLOW_DOWN, result="rate_limited")
+        case "slow_down:sender":
+            return answer._replace(fate=Fate.SLOW_DOWN, result="rate_limited", about="sender")
         case "setup:credentials_rejected":
             return _setup(answer, "credentials_rejected")._replace(result="unauthorized")
         case "setup:insufficient_funds":

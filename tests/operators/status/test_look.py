@@ -42,6 +42,7 @@ def process(**facts: Any) -> Process:
     usual: dict[str, Any] = {
         "queue": "q",
         "pauses": (),
+        "outage_suspected": False,
         "retry_after_seconds": 0.0,
         "is_consuming": True,
         "held": 0,

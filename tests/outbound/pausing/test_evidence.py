@@ -13,7 +13,7 @@ def evidence() -> Evidence:
 
 def accepted(evidence: Evidence, key: str = "good", to: str = "") -> None:
     """Send a message that is accepted; `to` is its own number, if it is not named."""
-    evidence.accept(key, to or key, request_number=evidence.begin(key))
+    evidence.accept(key, to or key, "A", request_number=evidence.begin(key))
 
 
 def suspected(evidence: Evidence, key: str = "bad", to: str = "") -> bool:
@@ -52,7 +52,7 @@ def test_acceptance_of_what_left_before_the_first_answer(evidence: Evidence) -> 
     """What was in flight at the first answer may have been taken before the key was revoked."""
     in_flight = evidence.begin("good")
     suspected(evidence)
-    evidence.accept("good", "good", request_number=in_flight)
+    evidence.accept("good", "good", "A", request_number=in_flight)
 
     assert not suspected(evidence)
 
@@ -61,7 +61,7 @@ def test_acceptance_after_the_second_try_has_left(evidence: Evidence) -> None:
     """What is accepted after the second try has left may profit from a key that is back."""
     suspected(evidence)
     second, good = evidence.begin("bad"), evidence.begin("good")
-    evidence.accept("good", "good", request_number=good)
+    evidence.accept("good", "good", "A", request_number=good)
 
     assert not evidence.suspect("bad", "bad", request_number=second)
 
@@ -71,7 +71,7 @@ def test_acceptance_counts_between_the_last_two_tries(evidence: Evidence) -> Non
     suspected(evidence)
     good = evidence.begin("good")
     suspected(evidence)
-    evidence.accept("good", "good", request_number=good)
+    evidence.accept("good", "good", "A", request_number=good)
 
     assert not suspected(evidence)
 
@@ -111,7 +111,7 @@ def test_acceptance_with_the_old_key(evidence: Evidence) -> None:
     old = evidence.begin("good")
     evidence.renew()
     suspected(evidence)
-    evidence.accept("good", "good", request_number=old)
+    evidence.accept("good", "good", "A", request_number=old)
 
     assert not suspected(evidence)
 
@@ -149,7 +149,7 @@ def test_acceptance_of_what_left_while_the_first_try_was_under_way(evidence: Evi
     """What left before the first answer had come proves nothing either."""
     bad, good = evidence.begin("bad"), evidence.begin("good")
     evidence.suspect("bad", "bad", request_number=bad)
-    evidence.accept("good", "good", request_number=good)
+    evidence.accept("good", "good", "A", request_number=good)
 
     assert not suspected(evidence)
 
@@ -159,6 +159,6 @@ def test_late_acceptance_takes_no_evidence_away(evidence: Evidence) -> None:
     old = evidence.begin("slow")
     suspected(evidence)
     accepted(evidence)
-    evidence.accept("slow", "slow", request_number=old)
+    evidence.accept("slow", "slow", "A", request_number=old)
 
     assert suspected(evidence)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from bridge.config import RateLimitSettings
-from bridge.outbound.delivery import MAX_HOLD_SECONDS
+from bridge.outbound.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.outbound.fates import Answer, PauseReason, judge_failure, judge_status
 from bridge.outbound.outcomes import Dead, Outcome, Policy, Retried, Sent
 from bridge.outbound.pausing.outage import OUTAGE_REQUESTS
-from bridge.outbound.pausing.pace import PATIENCE_SECONDS, Pace
+from bridge.outbound.pausing.pace import BEHIND_SECONDS, PATIENCE_SECONDS, Pace
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
 from tests.ears import Ears
@@ -49,7 +49,7 @@ class World(LeapingWorld):
 
         async def one() -> None:
             async with pace.rates.token(sender, make_delivery().waits) as token:
-                await pace.until_open()
+                await pace.until_open(fresh())
                 token.spend()
 
         return self.moments(one() for _ in range(number))
@@ -83,10 +83,28 @@ def fresh() -> str:
     return f"m{next(_serials)}"
 
 
-def rule(pace: Pace, answer: Answer, key: str, to: str = "", **envelope: Any) -> Outcome | None:
+def rule(
+    pace: Pace, answer: Answer, key: str, to: str = "", sender: str = "A", **envelope: Any
+) -> Outcome | None:
     """Send a message, and return what its answer means; `to` is its own number if unnamed."""
-    delivery = make_delivery(key, **envelope)
-    return pace.rule(answer, delivery, to or key, request_number=pace.begin(key))
+    return ruled(pace, answer, make_delivery(key, **envelope), to, sender)
+
+
+def ruled(
+    pace: Pace,
+    answer: Answer,
+    delivery: Delivery,
+    to: str = "",
+    sender: str = "A",
+    *,
+    began: int | None = None,
+) -> Outcome | None:
+    """Say what the answer to a delivery means, of a request that begins now or `began` before."""
+    key = delivery.envelope.key
+    number = pace.begin(key) if began is None else began
+    pace.end(number)
+    answer = pace.attribute(answer, delivery, to or key, sender, request_number=number)
+    return pace.rule(answer, delivery, to or key, sender)
 
 
 def note(pace: Pace, answer: Answer, times: int = 1) -> None:
@@ -123,6 +141,11 @@ def test_paused_worker_keeps_its_share(world: World) -> None:
 
 
 # --- Retry-After ---------------------------------------------------------------------------------
+
+
+def ask_for_long(pace: Pace, seconds: float) -> None:
+    """Have messages to two numbers answered 429 with a wait that nothing can be held for."""
+    note(pace, status(429, wait=seconds), 2)
 
 
 @pytest.mark.parametrize("asked", [0.5, 3, 30, 50])
@@ -269,7 +292,7 @@ def admit(
     pace: Pace, key: str = "m", to: str = "", *, attempts: int = 0
 ) -> Coroutine[Any, Any, float | None]:
     """Ask whether a message may go; `to` is its own number if unnamed."""
-    return pace.admit(make_delivery(key, attempts=attempts), to or key)
+    return pace.admit(make_delivery(key, attempts=attempts), to or key, "A")
 
 
 def is_probe(pace: Pace, key: str) -> bool:
@@ -281,7 +304,7 @@ def test_nothing_is_held_for_a_long_wait(world: World) -> None:
     """In a wait that is too long to hold anything a message learns when to come again."""
     for _ in range(RUNS):
         pace = world.pace()
-        note(pace, status(429, wait=600))
+        ask_for_long(pace, 600)
         before = world.loop.time()
 
         assert (world.run(admit(pace)), pace.probes_wanted) == (pytest.approx(630, abs=30), 0)
@@ -291,7 +314,7 @@ def test_nothing_is_held_for_a_long_wait(world: World) -> None:
 def test_long_wait_that_is_over_needs_no_probe(world: World) -> None:
     """A worker that nobody sends anything to goes on when the time that was asked for is over."""
     pace = world.pace()
-    note(pace, status(429, wait=600))
+    ask_for_long(pace, 600)
     world.passes(599)
     pace.reopen()
     early = pace.paused
@@ -304,7 +327,7 @@ def test_long_wait_that_is_over_needs_no_probe(world: World) -> None:
 def test_long_wait_is_not_over_before_its_probe(world: World) -> None:
     """Whoever waits to probe finds out whether the service takes anything again."""
     pace = world.pace()
-    note(pace, status(429, wait=600))
+    ask_for_long(pace, 600)
     # Of a tenth more at most the last minute is left.
     world.passes(600)
     world.run(admit(pace))
@@ -331,7 +354,7 @@ def test_probe_of_a_long_wait_is_not_early(world: World) -> None:
     waits = []
     for _ in range(RUNS):
         pace = world.pace()
-        note(pace, status(429, wait=600))
+        ask_for_long(pace, 600)
         asked = world.loop.time()
         while (away := world.run(admit(pace))) is not None:
             world.passes(away - 1)
@@ -344,7 +367,7 @@ def test_429_of_the_probe_is_honoured(world: World) -> None:
     """When the probe is answered with another long wait, the next probe waits for it."""
     for _ in range(RUNS):
         pace = world.pace()
-        note(pace, status(429, wait=600))
+        ask_for_long(pace, 600)
         world.passes(600)
         world.run(admit(pace))
         note(pace, status(429, wait=300))
@@ -485,28 +508,41 @@ def test_fault_of_the_setup_pauses(world: World, answer: Answer, reason: str) ->
     assert pace.paused == reason
 
 
-def test_code_of_the_setup_may_be_of_one_sender(world: World) -> None:
-    """A message that gets such a code again, after another one was taken, holds up no other.
+@pytest.mark.parametrize(
+    "answer",
+    [status(401), status(402), status(402)._replace(status=200, code="7", by_code=True)],
+    ids=["401", "402", "by code"],
+)
+def test_fault_of_the_setup_may_be_one_messages(world: World, answer: Answer) -> None:
+    """A message that gets such an answer again, after another one was taken, holds up no other.
 
-    It waits on the ladder, a step higher each time, and uses up no attempt. A status speaks of all.
+    It goes up the ladder alone, uses up its attempts, and so does another one to its number.
     """
-    coded = status(402)._replace(code="7", by_code=True)
-    pace, by_status = world.pace(), world.pace()
-    for one, answer in ((pace, coded), (by_status, status(402))):
-        assert rule(one, answer, "own") is None
-        assert one.paused == "insufficient_funds"
-        rule(one, ACCEPTED, "other")
-        one.resume()
-    again = rule(pace, coded, "own")
+    pace = world.pace()
+    assert rule(pace, answer, "own", "bad") is None
+    rule(pace, ACCEPTED, "other")
+    pace.resume()
+    outcomes = [rule(pace, answer, key, "bad", attempts=2) for key in ("own", "next", "own")]
+    assert [reason(outcome) for outcome in outcomes] == ["singled_out"] * 3
+    assert [delay(outcome) for outcome in outcomes] == [120.0] * 3
+    assert not pace.is_holding
+    last = rule(pace, answer, "own", "bad", attempts=5)
+    assert reason(last) == "exhausted"
+    # For a message to another number it is new.
+    rule(pace, answer, "new")
+    assert pace.is_holding
 
-    assert isinstance(again, Retried)
-    assert (again.delay_seconds, again.burned, again.code) == (30.0, False, "7")
-    assert pace.paused is None
-    assert rule(by_status, status(402), "own") is None
-    assert by_status.paused == "insufficient_funds"
-    # For another message it is new.
-    rule(pace, coded, "next")
-    assert pace.paused == "insufficient_funds"
+
+@pytest.mark.parametrize("code", [407, 426, 511, 302])
+def test_some_faults_of_the_setup_are_never_one_messages(world: World, code: int) -> None:
+    """What a proxy answers, or another address, speaks of no message, whatever was taken."""
+    pace = world.pace()
+    rule(pace, status(code), "own")
+    rule(pace, ACCEPTED, "other")
+    pace.resume()
+
+    assert rule(pace, status(code), "own") is None
+    assert pace.paused is not None
 
 
 def test_pause_is_shown(world: World) -> None:
@@ -988,6 +1024,36 @@ def test_an_hour_of_failures_costs_a_handful(world: World, monkeypatch: pytest.M
     assert dead <= 22
 
 
+def test_a_suspected_outage_holds_a_message_once(world: World) -> None:
+    """However long `worker.outage_after` is, a message waits one more step, and no second one."""
+    pace = world.pace()
+    note(pace, ACCEPTED)
+    note(pace, FAILED, 10)
+
+    assert [world.run(admit(pace, "m", attempts=1)) for _ in range(3)] == [0, None, None]
+    waited = pace.admit(make_delivery("n", attempts=1, put_off_for="paused"), "n", "A")
+    assert world.run(waited) is None
+    # In another one it may wait again.
+    note(pace, ACCEPTED)
+    note(pace, FAILED, 10)
+    assert world.run(admit(pace, "m", attempts=1)) == 0
+
+
+def test_suspected_outage_is_shown(world: World, ears: Ears) -> None:
+    """It is seen in the metrics and told once, until it is refuted or becomes a pause."""
+    pace = world.pace()
+    note(pace, ACCEPTED)
+    note(pace, FAILED, 9)
+    assert not pace.is_outage_suspected
+    note(pace, FAILED, 5)
+    assert (pace.is_outage_suspected, world.value("outage_suspected")) == (True, 1)
+    assert ears.heard("outage_suspected") == [{"failures": OUTAGE_REQUESTS}]
+
+    world.passes(OUTAGE_AFTER)
+    note(pace, FAILED)
+    assert (pace.paused, world.value("outage_suspected")) == ("outage", 0)
+
+
 # --- Ambiguous answers ----------------------------------------------------------------------------
 
 
@@ -1124,13 +1190,13 @@ def test_key_revoked_under_load(world: World) -> None:
     late_began = pace.begin("late")
     for _ in range(2):
         outcomes = [
-            pace.rule(FORBIDDEN, message, message.envelope.key, request_number=moment)
+            ruled(pace, FORBIDDEN, message, began=moment)
             for message, moment in zip(messages, began, strict=True)
         ]
         # The one that is held is the probe.
         assert {reason(outcome) for outcome in outcomes} == {"ambiguous", "held"}
         # It was sent before the key was revoked, by a slow backend.
-        pace.rule(ACCEPTED, late, "late", request_number=late_began)
+        ruled(pace, ACCEPTED, late, began=late_began)
         began = [pace.begin(message.envelope.key) for message in messages]
 
     assert pace.paused == "credentials_rejected"
@@ -1184,6 +1250,270 @@ def test_suspect_that_comes_back_does_not_take_the_place_of_others(world: World)
     assert not claims(world, pace, "two")
     assert claims(world, pace, "good")
     assert not claims(world, pace, "three")
+
+
+# --- Limits of one message, and of one sender -----------------------------------------------------
+
+LIMITED = status(429, wait=20)
+
+
+def test_limit_of_one_number(world: World) -> None:
+    """A message that gets a 429 again while others are taken goes up the ladder alone."""
+    pace = world.pace()
+    assert rule(pace, LIMITED, "bad") is None
+    world.passes(30)
+    note(pace, ACCEPTED, 3)
+    again = rule(pace, LIMITED, "bad")
+
+    assert isinstance(again, Retried)
+    assert (again.reason, again.burned, again.delay_seconds) == ("singled_out", True, 30.0)
+    # Nobody waits for it, nor for another message to its number.
+    assert reason(rule(pace, LIMITED, "next", "bad")) == "singled_out"
+    assert pace.is_open
+    assert reason(rule(pace, LIMITED, "bad", attempts=5)) == "exhausted"
+
+
+def test_limit_for_all_is_no_messages_own(world: World) -> None:
+    """However often a message gets a 429, it is not its own while others get many as well."""
+    pace = world.pace()
+    for _ in range(20):
+        assert rule(pace, status(429), "unlucky") is None
+        note(pace, status(429), 2)
+        world.passes(120)
+        note(pace, ACCEPTED, 10)
+
+
+def test_few_limited_numbers_are_told_from_a_limit_for_all(world: World) -> None:
+    """Three numbers with limits of their own do not hide each other among many that are taken."""
+    pace = world.pace()
+    bad = ("one", "two", "three")
+    for key in bad:
+        rule(pace, LIMITED, key)
+    world.passes(30)
+    note(pace, ACCEPTED, 30)
+
+    assert [reason(rule(pace, LIMITED, key)) for key in bad] == ["singled_out"] * 3
+
+
+def test_limit_of_one_sender(world: World) -> None:
+    """When only other senders' messages are taken, its sender alone waits, unburned."""
+    pace = world.pace()
+    rule(pace, LIMITED, "first", sender="slow")
+    world.passes(30)
+    for _ in range(3):
+        rule(pace, ACCEPTED, fresh(), sender="fast")
+    outcome = rule(pace, LIMITED, "second", sender="slow")
+
+    assert isinstance(outcome, Retried)
+    assert (outcome.reason, outcome.burned) == ("rate_limited", False)
+    assert 20 <= pace.sender_closed_seconds("slow") <= 22
+    assert pace.sender_closed_seconds("fast") == 0
+    assert pace.is_open
+    # The first message of the sender that is taken ends its wait.
+    rule(pace, ACCEPTED, "third", sender="slow")
+    assert not pace.holds_senders
+
+
+def test_code_that_speaks_of_a_sender(world: World) -> None:
+    """A code that is known to be about the sender holds that sender at once, longer each time."""
+    answer = status(429)._replace(status=400, code="21611", by_code=True, about="sender")
+    pace, waits = world.pace(), []
+    for _ in range(8):
+        assert reason(rule(pace, answer, fresh(), sender="slow")) == "rate_limited"
+        waits.append(pace.sender_closed_seconds("slow"))
+        world.passes(70)
+
+    assert all(
+        step <= wait <= step * 1.1 + 0.001
+        for wait, step in zip(waits, [1, 2, 4, 8, 16, 32, 60, 60], strict=True)
+    )
+    assert pace.is_open
+    assert pace.paused is None
+
+
+def test_long_wait_of_one_number_is_checked(world: World) -> None:
+    """A long wait that one number is asked for is checked with another one after a second."""
+    pace = world.pace()
+    assert delay(rule(pace, status(429, wait=900), "bad")) == 120.0
+    assert pace.paused == "rate_limited"
+    pace.reopen()
+    assert pace.paused == "rate_limited"
+
+    assert 0.8 <= world.seconds(admit(pace, "good")) <= 1
+    rule(pace, ACCEPTED, "good")
+    assert not pace.is_holding
+    assert reason(rule(pace, status(429, wait=900), "bad")) == "singled_out"
+
+
+def test_long_wait_of_one_number_is_kept_when_another_is_asked_for_it(world: World) -> None:
+    """When the message that checks it gets a 429 too, the wait is for all."""
+    pace = world.pace()
+    rule(pace, status(429, wait=600), "bad")
+    # It is not asked for the same number before its time.
+    assert world.run(admit(pace, "another", to="bad")) == pytest.approx(600)
+    world.run(admit(pace, "other"))
+    rule(pace, status(429, wait=600), "other")
+    pace.give_up_probe("other")
+
+    assert pace.probes_wanted == 0
+    assert world.run(admit(pace, "next")) == pytest.approx(630, abs=30)
+
+
+def test_long_wait_of_one_number_ends_without_another_message(world: World) -> None:
+    """Where nothing else is sent, the pause is over when the time has passed."""
+    pace = world.pace()
+    rule(pace, status(429, wait=600), "bad")
+    pace.give_up_probe("bad")
+    world.passes(599)
+    pace.reopen()
+    assert pace.paused == "rate_limited"
+
+    world.passes(2)
+    pace.reopen()
+    assert pace.paused is None
+
+
+def test_limited_message_goes_behind_others(world: World) -> None:
+    """After the wait others go first, so that their answers show whether it is for all."""
+    pace, left = world.pace(), []
+    rule(pace, status(429, wait=5), "bad")
+
+    async def go(key: str) -> None:
+        await pace.admit(make_delivery(key, clock=world.loop.time), key, "A")
+        await pace.until_open(key)
+        number = pace.begin(key)
+        await asyncio.sleep(0.3)
+        left.append(key)
+        pace.end(number)
+        answer = status(429, wait=5) if key == "bad" else ACCEPTED
+        delivery = make_delivery(key)
+        answer = pace.attribute(answer, delivery, key, "A", request_number=number)
+        pace.rule(answer, delivery, key, "A")
+
+    async def both() -> None:
+        await asyncio.gather(go("bad"), go("good"))
+
+    assert world.seconds(both()) < 5.5 + 2 * 0.3 + 0.1
+    assert left == ["good", "bad"]
+    assert pace.is_open
+
+
+def test_limited_message_that_is_alone_does_not_wait_for_others(world: World) -> None:
+    """Where nothing else is sent, a message goes as soon as the wait is over."""
+    pace = world.pace()
+    rule(pace, status(429, wait=5), "only")
+
+    assert world.seconds(admit(pace, "only")) <= 5.5 + 0.1
+
+
+def test_limited_message_does_not_wait_for_others_for_long(world: World) -> None:
+    """Others that are answered late hold it up for some seconds at most."""
+    pace = world.pace()
+    rule(pace, status(429, wait=5), "bad")
+    pace.begin("slow")
+
+    assert world.seconds(admit(pace, "bad")) <= 5.5 + BEHIND_SECONDS + 0.1
+
+
+def test_other_worker_has_singled_it_out(world: World) -> None:
+    """A copy says that another worker has found out: nobody waits here for its first 429."""
+    pace = world.pace()
+    outcome = rule(pace, LIMITED, "bad", put_off_for="singled_out", attempts=1)
+
+    assert reason(outcome) == "singled_out"
+    assert pace.is_open
+
+
+def test_503_of_one_message_is_no_outage(world: World) -> None:
+    """A 503 with a wait that one message gets again, while others are taken, is its own."""
+    pace = world.pace()
+    rule(pace, status(503, wait=5), "bad")
+    note(pace, ACCEPTED)
+
+    assert reason(rule(pace, status(503, wait=5), "bad")) == "singled_out"
+
+
+def test_nobody_is_singled_out_in_a_pause(world: World) -> None:
+    """While the set-up is in doubt what was taken before proves nothing."""
+    pace = world.pace()
+    rule(pace, LIMITED, "bad")
+    note(pace, ACCEPTED)
+    pace.pause("misconfigured")
+
+    assert reason(rule(pace, LIMITED, "bad")) == "rate_limited"
+
+
+# --- A refusal that nobody knows ------------------------------------------------------------------
+
+UNKNOWN = status(400)._replace(code="4711")
+
+
+def test_same_unknown_refusal_in_a_row(world: World) -> None:
+    """The tenth message that is refused with the same unknown code is put off, and all pauses."""
+    pace = world.pace()
+    outcomes = [rule(pace, UNKNOWN, fresh()) for _ in range(12)]
+
+    assert [reason(outcome) for outcome in outcomes] == [
+        *["refused"] * 9,
+        "held",
+        *["ambiguous"] * 2,
+    ]
+    assert pace.paused == "misconfigured"
+
+
+@pytest.mark.parametrize(
+    "between",
+    [ACCEPTED, status(400)._replace(code="4712"), status(400)._replace(code="1", by_code=True)],
+    ids=["accepted", "another code", "a known code"],
+)
+def test_refusals_must_be_in_a_row(world: World, between: Answer) -> None:
+    """What shows that the service looks at each message starts the count anew."""
+    pace = world.pace()
+    note(pace, UNKNOWN, 9)
+    note(pace, between)
+    note(pace, UNKNOWN, 8)
+
+    assert pace.paused is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [status(400), status(422), UNKNOWN._replace(by_code=True)],
+    ids=["400", "422", "a known code"],
+)
+def test_known_refusals_are_the_messages_own(world: World, answer: Answer) -> None:
+    """However many messages get one, they are refused."""
+    pace = world.pace()
+
+    assert {reason(rule(pace, answer, fresh())) for _ in range(30)} == {"refused"}
+
+
+def test_unknown_status_without_a_code_is_an_unknown_refusal(world: World) -> None:
+    """Where no code is given the status stands for it."""
+    pace = world.pace()
+    note(pace, status(418), 10)
+
+    assert pace.paused == "misconfigured"
+
+
+def test_one_message_again_and_again_is_no_row(world: World) -> None:
+    """It takes ten messages."""
+    pace = world.pace()
+    for _ in range(30):
+        rule(pace, UNKNOWN, "same")
+
+    assert pace.paused is None
+
+
+def test_probe_that_is_refused_so_ends_no_pause(world: World) -> None:
+    """Neither here, nor where another worker has begun the pause with the same status."""
+    here, elsewhere = world.pace(), world.pace()
+    note(here, UNKNOWN, 10)
+    elsewhere.join("misconfigured", since=world.loop.time(), status=400)
+    for pace in (here, elsewhere):
+        world.run(admit(pace, "probe"))
+        assert reason(rule(pace, UNKNOWN, "probe")) == "held"
+        assert pace.paused == "misconfigured"
 
 
 # --- A broker that stores nothing ----------------------------------------------------------------
@@ -1322,7 +1652,7 @@ def test_slow_down_does_not_hold_a_message_for_ever(world: World) -> None:
     for held_seconds in (MAX_HOLD_SECONDS, MAX_HOLD_SECONDS + 1):
         pace, delivery = world.pace(), make_delivery("m", clock=world.loop.time)
         world.passes(held_seconds)
-        outcomes.append(pace.rule(status(429), delivery, "m", request_number=pace.begin("m")))
+        outcomes.append(ruled(pace, status(429), delivery))
 
     assert outcomes == [None, Retried("rate_limited", 5.0, "the SMS API answered 429", status=429)]
 
@@ -1341,10 +1671,10 @@ def test_slow_down_after_doubts_takes_the_first_step(world: World) -> None:
     pace = world.pace()
     delivery = make_delivery("m", clock=world.loop.time)
     for _ in range(2):
-        pace.rule(NOT_FOUND, delivery, "m", request_number=pace.begin("m"))
+        ruled(pace, NOT_FOUND, delivery)
     world.passes(MAX_HOLD_SECONDS + 1)
 
-    assert delay(pace.rule(status(429), delivery, "m", request_number=pace.begin("m"))) == 5
+    assert delay(ruled(pace, status(429), delivery)) == 5
 
 
 @pytest.mark.parametrize("answer", [status(302), NOT_FOUND], ids=["302", "404"])
@@ -1362,7 +1692,7 @@ def test_probe_is_not_held_for_ever(world: World) -> None:
     pace, delivery = paused(world), make_delivery("m", clock=world.loop.time)
     world.passes(MAX_HOLD_SECONDS + 1)
 
-    assert pace.rule(status(302), delivery, "m", request_number=pace.begin("m")) == Retried(
+    assert ruled(pace, status(302), delivery) == Retried(
         "paused", 5.0, "the SMS API answered 302", status=302
     )
 
@@ -1454,11 +1784,11 @@ def test_first_probe_waits_though_no_key_is_new(world: World) -> None:
 def test_wait_to_probe_is_measured(world: World) -> None:
     """What a message waits for in a pause is the probe; without a pause it waits for nothing."""
     pace, delivery = world.pace(), make_delivery("m", clock=world.loop.time)
-    world.run(pace.admit(delivery, "m"))
+    world.run(pace.admit(delivery, "m", "A"))
     assert delivery.waited_seconds == {}
 
     pace.pause("misconfigured")
-    waited = world.seconds(pace.admit(delivery, "m"))
+    waited = world.seconds(pace.admit(delivery, "m", "A"))
     assert delivery.waited_seconds == {"probe": pytest.approx(waited)}
 
 

@@ -11,6 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from bridge.config import SmsApiSettings
+from bridge.outbound.delivery import MAX_HOLD_SECONDS
 from bridge.outbound.peers.joint_pause import (
     SILENCE_SECONDS,
     SILENCE_SPREAD_SECONDS,
@@ -447,13 +448,18 @@ def test_the_set_up_is_named_by_all_that_is_sent_with() -> None:
 
 @pytest.mark.parametrize("asked", [3.0, 30.0, 90.0])
 def test_a_wait_that_one_was_asked_for_is_kept_by_all(world: World, asked: float) -> None:
-    """After a 429 no worker posts before its time, but what had left; then all go on."""
+    """After a 429 no worker posts before its time, but what had left; then all go on.
+
+    A long wait is checked once: it may be one number's own.
+    """
     limited_at: list[float] = []
+    checks = 1 if asked > MAX_HOLD_SECONDS else 0
 
     def answer(_worker: int, now: float) -> tuple[int, float | None]:
         if now > world.began + 3 and not limited_at:
             limited_at.append(now - world.began)
-            return 429, asked
+        if limited_at and now < world.began + limited_at[0] + (asked if checks else HEARD_SECONDS):
+            return 429, world.began + limited_at[0] + asked - now
         return 200, None
 
     async def story() -> None:
@@ -464,7 +470,7 @@ def test_a_wait_that_one_was_asked_for_is_kept_by_all(world: World, asked: float
 
         (began,) = limited_at
         inside = [at for at in world.posts() if began + HEARD_SECONDS < at < began + asked]
-        assert inside == []
+        assert len(inside) <= checks
         assert world.sent == 5000
 
     world.play(story())

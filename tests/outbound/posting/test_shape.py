@@ -79,7 +79,8 @@ def answered(status: int, body: object = None, **headers: str) -> Reply:
 
 def fate_of(answer: Answer) -> str:
     """Write a fate as `response.errors` does."""
-    return f"setup:{answer.pause}" if answer.fate is Fate.SETUP else answer.fate.value
+    more = answer.pause if answer.fate is Fate.SETUP else answer.about
+    return answer.fate.value if more is None else f"{answer.fate.value}:{more}"
 
 
 # --- The shape that the bridge was made for -------------------------------------------------------
@@ -593,6 +594,7 @@ def test_what_was_taken_in_part(statuses: list[str], *, in_part: bool) -> None:
         ("refused", "rejected"),
         ("retry", "rejected"),
         ("slow_down", "rate_limited"),
+        ("slow_down:sender", "rate_limited"),
         ("setup:credentials_rejected", "unauthorized"),
         ("setup:insufficient_funds", "rejected"),
         ("setup:misconfigured", "rejected"),
