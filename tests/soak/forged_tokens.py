@@ -106,12 +106,12 @@ def _several(
         f"{bearer}{token}=",
         f"{bearer}{begin}.{claimed}{'A' * 9000}.{digest}",
         f"Basic {token}",
-        f"bearer {token}",
+        f"bearer{token}",
         f"Bearer Bearer {token}",
         f"JWT {token}",
         f'"{token}"',
     ]
-    values += [token, f"Bearer  {token}"] if bearer else [f"Bearer {token}"]
+    values += [token, f"Basic {token}"] if bearer else [f"Bearer {token}", f"bearer {token}"]
     return genuine.headed(rng.choice(values))
 
 

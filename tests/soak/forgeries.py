@@ -125,6 +125,9 @@ def _meaning(scheme: Scheme, value: str) -> list[str]:
     White space around a value or an entry, the case of hex, and entries of versions that are not
     known mean nothing; `v1` and the time do.
     """
+    if scheme.header == "Authorization":
+        # The name of the login's scheme has no case (RFC 9110, 11.1).
+        value = re.sub(r"^[ \t]*bearer[ \t]+", "Bearer ", value, flags=re.IGNORECASE)
     between, mark = LISTED.get(scheme.format, ("\n", ""))
     entries = [entry.strip(" \t") for entry in value.strip(" \t").split(between)]
     known = [entry for entry in entries if entry.startswith((mark, "t="))]

@@ -194,7 +194,7 @@ BROKEN: dict[str, list[tuple[Any, str, Any]]] = {
     "does not sign the id": [(signature, "build_content", _content_without("event_id"))],
     "does not sign the nonce": [(signature, "build_content", _content_without("nonce"))],
     "does not sign the form": [(signature, "build_content", _content_without("params"))],
-    "does not look where a form is cut": [(form_parameters, "_check_cuts", _nothing)],
+    "does not look where a form is cut": [(signed_content, "check_row", _nothing)],
     "does not look which names a form has": [(form_parameters, "_check_names", _nothing)],
     "takes a form for anything": [(form_parameters, "is_form_type", lambda _type: True)],
     "takes any token": [(json_web_tokens, "_signed_claims", _claims_of_anybody)],
