@@ -83,6 +83,7 @@ class RequestSettings(Section):
 
     body: Literal["json", "form"] = "json"
     to_format: Literal["e164", "digits"] = "e164"
+    short_codes: bool = False
     fields: Annotated[dict[PutPointer, JsonValue], Map, Field(min_length=1, max_length=100)] = (
         _FIELDS
     )

@@ -67,7 +67,9 @@ def render(settings: Settings, body: str, answers: Sequence[str] = ()) -> Render
         key=MESSAGE_ID, message_id=MESSAGE_ID, published_at=None, first_delivered_at=0
     )
     try:
-        asked = shape.encode(parse_request(body.encode(), settings.worker), envelope)
+        short_codes = settings.sms_api.request.short_codes
+        read = parse_request(body.encode(), settings.worker, short_codes=short_codes)
+        asked = shape.encode(read, envelope)
     except (InvalidMessageError, UnicodeEncodeError) as error:
         why = str(error) if isinstance(error, InvalidMessageError) else "is not UTF-8"
         raise ConfigError(f"--render: {why}") from None

@@ -57,7 +57,8 @@ async def send(
     there was no outcome within `wait_seconds`.
     """
     body = json.dumps({name: value for name, value in request.items() if value is not None})
-    parse_request(body.encode(), settings.worker)
+    short_codes = settings.sms_api.request.short_codes
+    parse_request(body.encode(), settings.worker, short_codes=short_codes)
     message_id = str(uuid.uuid4())
     async with open_session(settings) as (connection, channel):
         replies = None if wait_seconds is None else await _open_replies(channel)

@@ -33,7 +33,7 @@ MOST_WAIT_SECONDS: Final = 600.0
 class Line:
     """Takes one delivery from its claim to its ack.
 
-    `spans` is None where none are exported.
+    `spans` is None where none are exported. `short_codes`: whether they are recipients.
     """
 
     def __init__(
@@ -45,9 +45,10 @@ class Line:
         settler: Settler,
         announcer: Announcer,
         spans: WorkerSpans | None,
+        short_codes: bool,
     ) -> None:
         self._settings = settings
-        self._reader = RequestReader(settings)
+        self._reader = RequestReader(settings, short_codes=short_codes)
         self._claims = claims
         self._ledger = claims.ledger
         self._dispatcher = dispatcher

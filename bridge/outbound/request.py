@@ -1,5 +1,6 @@
 """What a send request is: its form, and how strictly it is read."""
 
+import codecs
 import json
 import math
 import re
@@ -18,7 +19,13 @@ BYTES_PER_CHARACTER = 12
 OTHER_MEMBERS_BYTES = 4096
 
 To = Annotated[str, StringConstraints(pattern=r"^\+[1-9][0-9]{3,14}$")]
-Text = Annotated[str, StringConstraints(min_length=1)]
+ToOrShortCode = Annotated[str, StringConstraints(pattern=r"^(\+[1-9][0-9]{3,14}|[0-9]{3,8})$")]
+# Of control characters only TAB, LF and CR. Others are no part of any text: a service would cut it
+# there, or refuse it with an error that tells nobody why.
+Text = Annotated[
+    str,
+    StringConstraints(min_length=1, pattern=r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*$"),
+]
 
 
 class SendRequest(BaseModel):
@@ -45,16 +52,39 @@ class OpenSendRequest(SendRequest):
     model_config = ConfigDict(extra="allow")
 
 
-class RequestReader:
-    """Reads bodies strictly and fills in the default sender."""
+class ShortCodeRequest(SendRequest):
+    """One text to one number or short code."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    to: Annotated[
+        ToOrShortCode,
+        Field(description="+ and 4 to 15 digits, the first not 0; or a short code, 3 to 8 digits"),
+    ]
+
+
+class OpenShortCodeRequest(ShortCodeRequest):
+    """One to a number or short code with members of the service's own."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class RequestReader:
+    """Reads bodies strictly and fills in the default sender.
+
+    `short_codes`: the service sends to those as well (`sms_api.request.short_codes`).
+    """
+
+    def __init__(self, settings: WorkerSettings, *, short_codes: bool = False) -> None:
         # Read for each message; an attribute of a model takes ten times as long as one of ours.
         self._longest = settings.max_text_length
         self._most_bytes = max(
             MIN_BODY_LIMIT_BYTES, self._longest * BYTES_PER_CHARACTER + OTHER_MEMBERS_BYTES
         )
-        self._model = OpenSendRequest if settings.extra_fields == "forward" else SendRequest
+        closed, open_ = (
+            (ShortCodeRequest, OpenShortCodeRequest)
+            if short_codes
+            else (SendRequest, OpenSendRequest)
+        )
+        self._model = open_ if settings.extra_fields == "forward" else closed
         self._default_sender = settings.default_from
 
     def read(self, body: bytes | bytearray) -> SendRequest:
@@ -65,7 +95,7 @@ class RequestReader:
             request = self._model.model_validate_json(body)
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
-            raise InvalidMessageError(_describe(first)) from None
+            raise InvalidMessageError(_describe(first, body)) from None
         if request.model_extra or not _has_texts_only(body, len(request.model_fields_set)):
             _refuse_ambiguity(body)
         if not request.sender:
@@ -77,9 +107,11 @@ class RequestReader:
         return request
 
 
-def parse_request(body: bytes | bytearray, settings: WorkerSettings) -> SendRequest:
+def parse_request(
+    body: bytes | bytearray, settings: WorkerSettings, *, short_codes: bool = False
+) -> SendRequest:
     """Read one body as a `RequestReader` of these settings does."""
-    return RequestReader(settings).read(body)
+    return RequestReader(settings, short_codes=short_codes).read(body)
 
 
 def _has_texts_only(body: bytes | bytearray, members: int) -> bool:
@@ -118,7 +150,6 @@ def _refuse_ambiguity(body: bytes | bytearray) -> None:
 
 
 _FAULTS = {
-    "json_invalid": "is not UTF-8 JSON, or is nested too deep",
     "model_type": "must be a JSON object",
     "missing": "is missing",
     "extra_forbidden": "unknown member; allowed are to, from, text",
@@ -130,15 +161,34 @@ _FAULTS = {
 _PATTERN_FAULTS = {
     "to": "must be + and 4 to 15 digits, the first not 0",
     "from": "must not hold control characters",
+    "text": "must hold no control characters but tab, line feed and carriage return",
+}
+_BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF8: "begins with a byte-order mark; write UTF-8 without one",
+    codecs.BOM_UTF16_LE: "is UTF-16; write UTF-8",
+    codecs.BOM_UTF16_BE: "is UTF-16; write UTF-8",
 }
 
 
-def _describe(error: ErrorDetails) -> str:
+def _describe(error: ErrorDetails, body: bytes | bytearray) -> str:
     # pydantic's own texts may quote what they refuse.
+    if error["type"] == "json_invalid":
+        return f"body: {_why_no_json(error, body)}"
     field = printable(str(error["loc"][0])) if error["loc"] else "body"
     faults = _PATTERN_FAULTS if error["type"] == "string_pattern_mismatch" else _FAULTS
     key = field if faults is _PATTERN_FAULTS else error["type"]
     return f"{field}: {faults.get(key, 'is not valid')}"
+
+
+def _why_no_json(error: ErrorDetails, body: bytes | bytearray) -> str:
+    if not body.strip():
+        return "is empty"
+    for mark, why in _BYTE_ORDER_MARKS.items():
+        if body.startswith(mark):
+            return why
+    if str(error.get("ctx", {}).get("error", "")).startswith("recursion limit"):
+        return "is nested too deep"
+    return "is not UTF-8 JSON"
 
 
 def printable(name: str, otherwise: str = "a member") -> str:

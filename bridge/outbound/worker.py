@@ -105,7 +105,7 @@ class Worker:
         is_deduplicating = own.deduplicate is not None and peers.is_enabled
         self._deduplication = Deduplication(peers, self._ledger.sent) if is_deduplicating else None
         self._claims = self._make_claims()
-        self._line = self._make_line(publisher)
+        self._line = self._make_line(publisher, short_codes=settings.sms_api.request.short_codes)
         self._sharing = self._make_sharing()
         limit = metrics.concurrency_limit.labels(own.queue)
         limit.set_function(lambda: self._capacity.limit)
@@ -183,7 +183,7 @@ class Worker:
             pace=self._pace,
         )
 
-    def _make_line(self, publisher: Publisher) -> Line:
+    def _make_line(self, publisher: Publisher, *, short_codes: bool) -> Line:
         return Line(
             self._settings,
             claims=self._claims,
@@ -191,6 +191,7 @@ class Worker:
             settler=self._settler,
             announcer=Announcer(publisher, outcome_exchange=self._settings.outcome_exchange),
             spans=self._sender.spans,
+            short_codes=short_codes,
         )
 
     @property

@@ -17,6 +17,10 @@ Values = Mapping[str, object]
 # Lone surrogates are refused because no UTF-8 can show them.
 _FORMATS: Final = {
     "to": (re.compile(r"\+[1-9][0-9]{3,14}"), "must be + and 4 to 15 digits, the first not 0"),
+    "short_codes": (
+        re.compile(r"\+[1-9][0-9]{3,14}|[0-9]{3,8}"),
+        "must be + and 4 to 15 digits, the first not 0, or a short code of 3 to 8 digits",
+    ),
     "digits": (re.compile(r"[1-9][0-9]{3,14}"), "must be 4 to 15 digits, the first not 0, no +"),
     "from": (
         re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,32}"),
@@ -122,13 +126,19 @@ def read_object(body: bytes) -> dict[str, Any] | None:
 
 
 def find_fault(
-    name: Literal["to", "from", "text"], values: Values, *, digits: bool = False
+    name: Literal["to", "from", "text"],
+    values: Values,
+    *,
+    to_form: Literal["to", "digits", "short_codes"] = "to",
 ) -> str | None:
-    """Say what is wrong with a value, or return None; `digits` is a number without its +."""
+    """Say what is wrong with a value, or return None.
+
+    `to_form`: `digits` is a number without its +, `short_codes` takes those as well.
+    """
     if name not in values:
         return "is missing"
     value = values[name]
     if not isinstance(value, str):
         return "must be a string"
-    pattern, rule = _FORMATS["digits" if digits and name == "to" else name]
+    pattern, rule = _FORMATS[to_form if name == "to" else name]
     return None if pattern.fullmatch(value) else rule

@@ -51,6 +51,12 @@ class Service:
         self._answers = Answers(self.settings)
         self._is_generic = preset == "generic"
         self._digits = self.settings.request.to_format == "digits"
+        short_codes: Literal["to", "short_codes"] = (
+            "short_codes" if self.settings.request.short_codes else "to"
+        )
+        self._to_form: Literal["to", "digits", "short_codes"] = (
+            "digits" if self._digits else short_codes
+        )
         kind, _, place = self.settings.idempotency.partition(":")
         self._key_header = place.lower() if kind == "header" else None
         fields = self.settings.request.fields
@@ -104,7 +110,7 @@ class Service:
 
     def _number(self, values: Values) -> str | None:
         """Return the number that a request is for, with its +, or None without a usable one."""
-        if find_fault("to", values, digits=self._digits):
+        if find_fault("to", values, to_form=self._to_form):
             return None
         return f"+{values['to']}" if self._digits else str(values["to"])
 
@@ -113,7 +119,7 @@ class Service:
             kind = "a form" if self._is_form else "a JSON object"
             return self._refuse(f"body: must be {kind} in UTF-8", missing="to")
         for name in self._needed():
-            if fault := find_fault(name, values, digits=self._digits):
+            if fault := find_fault(name, values, to_form=self._to_form):
                 missing = None if name in values else name
                 return self._refuse(f"{self._names[name]}: {fault}", missing=missing)
         return None

@@ -30,6 +30,7 @@ DEFAULTS: dict[str, Any] = {
     "sms_api.auth.username_file": None,
     "sms_api.request.body": "json",
     "sms_api.request.to_format": "e164",
+    "sms_api.request.short_codes": False,
     "sms_api.request.fields": {"/to": "{to}", "/from": "{from}", "/text": "{text}"},
     "sms_api.request.headers": {},
     "sms_api.idempotency": "header:Idempotency-Key",

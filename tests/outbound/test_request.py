@@ -65,6 +65,28 @@ def test_number(number: str) -> None:
     assert parse({**GOOD, "to": number}).to == number
 
 
+@each_mode
+@pytest.mark.parametrize("code", ["110", "40404", "12345678"])
+def test_short_code(code: str, mode: WorkerSettings) -> None:
+    """A short code is a recipient where the service sends to those, and nowhere else."""
+    body = json.dumps({**GOOD, "to": code}).encode()
+
+    assert parse_request(body, mode, short_codes=True).to == code
+    assert refusal(body, mode).startswith("to: must be +")
+
+
+@pytest.mark.parametrize(
+    "to", ["12", "123456789", "4040a", "", "+110", "٤٠٤٠٤", "404 04", "40404\n"]
+)
+def test_no_short_code(to: str) -> None:
+    """Other digits are none, and a number keeps its form."""
+    body = json.dumps({**GOOD, "to": to}).encode()
+    with pytest.raises(InvalidMessageError):
+        parse_request(body, DEFAULTS, short_codes=True)
+    good = json.dumps(GOOD).encode()
+    assert parse_request(good, DEFAULTS, short_codes=True).to == NUMBER
+
+
 @pytest.mark.parametrize("sender", ["A", "x" * 32, "Grüße", "+49170", "a b", "😀"])
 def test_sender(sender: str) -> None:
     """A sender is 1 to 32 characters."""
@@ -77,7 +99,6 @@ TEXTS = {
     "longest of emoji": "😀" * 1600,
     "emoji": "👩\u200d👩\u200d👧",
     "lines": "a\r\nb\tc",
-    "NUL": "a\0b",
     "blank": " ",
     "byte-order mark inside": "a\ufeffb",
     "right to left": "\u202eabc",
@@ -86,7 +107,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_text(text: str) -> None:
-    """A text of 1 to 1,600 characters is passed on unchanged, whatever is in it."""
+    """A text of 1 to 1,600 characters is passed on unchanged."""
     assert sent({**GOOD, "text": text})["text"] == text
 
 
@@ -282,6 +303,11 @@ MISSHAPEN: dict[str, object] = {
     "sender with a NUL": {**GOOD, "from": "Canary\0"},
     "sender with DEL": {**GOOD, "from": "Canary\x7f"},
     "sender with a C1 control": {**GOOD, "from": "Canary\x85"},
+    **{
+        f"text with {ord(control):#04x}": {**GOOD, "text": f"Canary{control}words"}
+        for control in "\0\x01\x08\x0b\x0c\x0e\x1b\x1f\x7f\x80\x85\x9f"
+    },
+    "text that is a control": {**GOOD, "text": "\0"},
     "text as a number": {**GOOD, "text": 123456789},
     "text as a list": {**GOOD, "text": [WORDS]},
     "text as null": {**GOOD, "text": None},
@@ -342,7 +368,18 @@ FIELDS: dict[str, tuple[object, str]] = {
     "from too long": ({**GOOD, "from": "x" * 33}, "from: is too long"),
     "text": ({**GOOD, "text": ""}, "text: is empty"),
     "object": ([], "body: must be a JSON object"),
+    "control character": (
+        {**GOOD, "text": "a\0b"},
+        "text: must hold no control characters but tab, line feed and carriage return",
+    ),
     "JSON": (b"{", "body: is not UTF-8 JSON"),
+    "nothing": (b"", "body: is empty"),
+    "white space": (b" \r\n\t", "body: is empty"),
+    "byte-order mark": (b"\xef\xbb\xbf" + TEXT.encode(), "body: begins with a byte-order mark"),
+    "byte-order mark alone": (b"\xef\xbb\xbf", "body: begins with a byte-order mark"),
+    "UTF-16": (TEXT.encode("utf-16"), "body: is UTF-16; write UTF-8"),
+    "deep nesting": (deep(1000), "body: is nested too deep"),
+    "deep objects": (b'{"a":' * 1000 + b"1" + b"}" * 1000, "body: is nested too deep"),
     "twice": (TWICE["to"], "to: is there twice"),
     "size": (b"{" * 10_000_000, "body: larger than"),
 }
