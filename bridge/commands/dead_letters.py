@@ -47,10 +47,10 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog=(
-        "The queue is <worker.queue>.dead. A look gives every message back, which RabbitMQ "
-        "counts; one that has come back four times is put to the end of its queue as a fresh "
-        "copy, so that no delivery limit ever drops it. The user needs the permissions to read "
-        "<worker.queue>.dead and to write amq.default."
+        "The queue is <worker.queue>.dead. A look gives every message back, which RabbitMQ counts "
+        "up to version 4.2; one that has come back four times is put to the end of its queue as a "
+        "fresh copy, so that no delivery limit ever drops it. The user needs the permissions to "
+        "read <worker.queue>.dead and to write amq.default; without them nothing is taken."
     ),
 )
 
@@ -84,20 +84,25 @@ def list_letters(  # noqa: PLR0913  an option each
 
     wanted, seen = make_filter(reason, ids, older_than, newer_than), RememberedIds()
 
+    def read(letter: "DeadLetter") -> tuple[str, bool] | None:
+        if not wanted.takes(letter, now=time.time()):
+            return None
+        is_repeat = seen.knows(letter)
+        seen.add(letter)
+        return format_letter(letter, as_json=as_json, reveal=reveal), is_repeat
+
     async def show(queue: "DeadLetterQueue") -> None:
         shown = repeats = 0
         # Whatever is delivered counts as looked at, so ask for no more than is shown.
         at_most = limit if wanted.takes_all else None
-        async with aclosing(queue.letters(at_most)) as letters:
-            async for letter in letters:
-                if wanted.takes(letter, now=time.time()):
+        async with aclosing(queue.look(read, at_most)) as rows:
+            async for row in rows:
+                if row is not None:
                     if not (shown or as_json):
                         typer.echo(format_head())
-                    typer.echo(format_letter(letter, as_json=as_json, reveal=reveal))
+                    typer.echo(row[0])
                     shown += 1
-                    repeats += seen.knows(letter)
-                    seen.add(letter)
-                await queue.keep(letter)
+                    repeats += row[1]
                 if shown == limit:
                     break
         await queue.finish()
@@ -125,12 +130,14 @@ def show(
     """
     from bridge.operators.dead_letters.records import as_record, mask_record
 
+    def read(letter: "DeadLetter") -> "DeadLetter | None":
+        return letter if letter.message_id == message_id else None
+
     async def find(queue: "DeadLetterQueue") -> "DeadLetter | None":
         found = None
-        async with aclosing(queue.letters()) as letters:
+        async with aclosing(queue.look(read)) as letters:
             async for letter in letters:
-                await queue.keep(letter)
-                if letter.message_id == message_id:
+                if letter is not None:
                     found = letter
                     break
         await queue.finish()

@@ -24,20 +24,17 @@ app = typer.Typer()
 
 @app.command(
     epilog=examples(
-        'sms-bridge drain --to-dead --reason "wrong text"      # says what it would do',
-        'sms-bridge drain --to-dead --reason "wrong text" --yes',
-        'sms-bridge drain --to-dead --reason "wrong text" --limit 1 --yes',
+        'sms-bridge drain --reason "wrong text"      # says what it would do',
+        'sms-bridge drain --reason "wrong text" --yes',
+        'sms-bridge drain --reason "wrong text" --limit 1 --yes',
     )
 )
 def drain(  # noqa: PLR0913  an option each
     context: typer.Context,
     *,
-    to_dead: Annotated[
+    to_dead: Annotated[  # noqa: ARG001  accepted, and needless: there is no other place
         bool,
-        typer.Option(
-            "--to-dead",
-            help="To <worker.queue>.dead; there is no other place, say it nevertheless.",
-        ),
+        typer.Option("--to-dead", hidden=True),
     ] = False,
     reason: Annotated[
         str,
@@ -71,8 +68,6 @@ def drain(  # noqa: PLR0913  an option each
 
     from bridge.topology.paused_queue import checked_reason
 
-    if not to_dead:
-        raise ConfigError("--to-dead is missing: what waits goes there; nothing is just deleted")
     if dry_run and yes:
         raise ConfigError("--dry-run and --yes: only one of them")
     try:

@@ -19,6 +19,7 @@ class NewLinesFile:
         self._path = path
         self._option = option
         self._descriptor: int | None = None
+        self._is_empty = True
 
     def __enter__(self) -> Self:
         return self
@@ -29,23 +30,32 @@ class NewLinesFile:
 
     def make(self) -> None:
         """Make the file if it is not made; raise BridgeError as `write` does."""
-        self._write(b"")
+        self._write(())
 
     def write(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Write records, a line each, and return when they are on the disk.
 
         Raises BridgeError when they cannot be, or when there is a file of that name already.
         """
-        self._write("".join(json.dumps(record) + "\n" for record in records).encode("ascii"))
+        # One after the other: a record may have megabytes.
+        self._write(f"{json.dumps(record)}\n".encode("ascii") for record in records)
 
-    def _write(self, content: bytes) -> None:
+    def remove_if_empty(self) -> None:
+        """Remove the file when nothing was written to it."""
+        if self._descriptor is not None and self._is_empty:
+            self._path.unlink(missing_ok=True)
+
+    def _write(self, lines: Iterable[bytes]) -> None:
         try:
             if self._descriptor is None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
                 self._descriptor = os.open(self._path, flags, 0o600)
                 _sync_folder(self._path.parent)
-            while content:
-                content = content[os.write(self._descriptor, content) :]
+            for line in lines:
+                content = memoryview(line)
+                while content:
+                    content = content[os.write(self._descriptor, content) :]
+                self._is_empty = False
             os.fsync(self._descriptor)
         except OSError as error:
             raise BridgeError(

@@ -1,13 +1,13 @@
-"""What commands that move messages share: a queue that is there, what arrives, confirmed copies."""
+"""What commands that move messages share: a queue that is there, confirmed copies."""
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from bridge import __version__
-from bridge.amqp.channels import RPC_TIMEOUT_SECONDS
-from bridge.amqp.client import Channel, ChannelAccessRefused, Connection, ConsumerCallback
+from bridge.amqp.client import ChannelAccessRefused, Connection
 from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
@@ -17,14 +17,8 @@ from bridge.errors import BrokerError, PublishError
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.topology.queue_sizes import QueueSizes, ask_queue
 
-T = TypeVar("T")
-
 # How many messages are moved at the same time.
 IN_FLIGHT: Final = 50
-# After this long without a delivery, check whether another consumer has emptied the queue; give up
-# after this many checks of a queue that is not empty.
-IDLE_SECONDS: Final = 2.0
-IDLE_LOOKS: Final = 5
 PUBLISH_SECONDS: Final = 10.0
 # How long to wait for the broker's reason, which comes after the channel has ended.
 REFUSAL_SECONDS: Final = 1.0
@@ -49,86 +43,8 @@ async def read_existing_queue(connection: Connection, name: str) -> QueueSizes:
     return sizes
 
 
-class Arrivals(Generic[T]):
-    """What is delivered on a channel, one after the other, until nobody wants more."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        # None wakes the reader for something else: an end, or that of the consumer or the channel.
-        self._arrived: asyncio.Queue[T | None] = asyncio.Queue()
-        self._has_ended = False
-        channel.closing.add_done_callback(lambda _: self._arrived.put_nowait(None))
-        channel.on_consumer_cancel_callbacks.add(lambda _: self._arrived.put_nowait(None))
-
-    async def consume(self, queue: str, *, prefetch: int, callback: ConsumerCallback) -> str:
-        """Begin a consumer of a queue, which hands on to `add`, and return its tag.
-
-        Raises BrokerError when the user may not read the queue, or else aiormq's error or
-        TimeoutError.
-        """
-        try:
-            async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
-                await self._channel.basic_qos(prefetch_count=prefetch)
-                consumer = await self._channel.basic_consume(queue, callback)
-        except ChannelAccessRefused:
-            raise BrokerError(
-                f"queue {queue}: no permission to read; grant it with rabbitmqctl "
-                "set_permissions, or name a user that may in rabbitmq.username"
-            ) from None
-        return consumer.consumer_tag or ""
-
-    def add(self, message: T) -> None:
-        """Take note of a delivery."""
-        self._arrived.put_nowait(message)
-
-    def end(self) -> None:
-        """Want no more: `next` returns None from now on."""
-        self._has_ended = True
-        self._arrived.put_nowait(None)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether all that has arrived is taken."""
-        return self._arrived.empty()
-
-    async def next(self, queue: str) -> T | None:
-        """Return the next delivery of a queue, or None when there are no more or none are wanted.
-
-        Raises BrokerError when the broker ends it, or delivers nothing of what the queue has.
-        """
-        for _ in range(IDLE_LOOKS):
-            if self._has_ended:
-                return None
-            try:
-                async with asyncio.timeout(IDLE_SECONDS):
-                    message = await self._arrived.get()
-            except TimeoutError:
-                if await self._nothing_is_ready(queue):
-                    return None
-                continue
-            if message is not None or self._has_ended:
-                return message
-            raise BrokerError(f"queue {queue}: the broker ended the consumer; run it again")
-        # Of a quorum queue the broker does not tell whether it is that.
-        raise BrokerError(
-            f"queue {queue}: the broker delivers nothing; when another consumer has it for itself "
-            "(x-single-active-consumer), stop that one, workers with `sms-bridge pause`, and run "
-            "this again, else look at the broker's log"
-        )
-
-    def rest(self) -> list[T]:
-        """Return at once whatever else has arrived."""
-        found = []
-        while not self._arrived.empty():
-            message = self._arrived.get_nowait()
-            if message is not None:
-                found.append(message)
-        return found
-
-    async def _nothing_is_ready(self, queue: str) -> bool:
-        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
-            answer = await self._channel.queue_declare(queue, passive=True)
-        return not answer.message_count
+class CopyRefusedError(BrokerError):
+    """The broker has refused to store a copy, as a full queue does."""
 
 
 class Copies:
@@ -139,15 +55,42 @@ class Copies:
         self._serving = serving
 
     async def store(self, body: Body, *, queue: str, properties: Properties) -> None:
-        """Return when a copy is stored; raise BrokerError, with the broker's words, when not."""
+        """Return when a copy is stored; raise BrokerError, with the broker's words, when not.
+
+        CopyRefusedError: the broker itself has refused it.
+        """
         try:
             await self.publisher.publish(
                 body, exchange="", routing_key=queue, properties=properties
             )
         except PublishError as error:
+            what_to_do = "nothing is lost, mend it and run this again"
+            if error.fault == "nacked":
+                raise CopyRefusedError(
+                    f"queue {queue}: not stored: {error}: it is full (max-length), or has no "
+                    f"leader; {what_to_do}"
+                ) from None
+            why = await self._why_not_stored(error)
+            raise BrokerError(f"queue {queue}: not stored: {why}; {what_to_do}") from None
+
+    async def check(self, queue: str) -> None:
+        """Raise BrokerError when this user, or the broker in an alarm, can publish no copy now.
+
+        Asked with a message that no queue takes and that comes back. Whether a queue is full only
+        the first copy for it can tell: a probe that it takes would stay in it, behind all others.
+        """
+        nobody = f"{queue}.{uuid.uuid4().hex}"
+        try:
+            await self.publisher.publish(
+                b"", exchange="", routing_key=nobody, properties=Properties(message_id=nobody)
+            )
+        except PublishError as error:
+            if error.fault == "returned":
+                return
             why = await self._why_not_stored(error)
             raise BrokerError(
-                f"queue {queue}: not stored: {why}; nothing is lost, mend it and run this again"
+                f"queue {queue}: a copy is not stored: {why}; nothing was taken, nothing is lost, "
+                "mend it and run this again"
             ) from None
 
     async def _why_not_stored(self, error: PublishError) -> str:

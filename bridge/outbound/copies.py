@@ -184,6 +184,16 @@ def moved_properties(properties: Properties) -> Properties:
     return moved
 
 
+def renewed_properties(properties: Properties, *, is_repeated: bool, max_bytes: int) -> Properties:
+    """Make the properties of a request that is put to the end of its queue, without a count.
+
+    `is_repeated`: somebody may have sent it, which the broker no longer tells of the copy.
+    """
+    renewed = moved_properties(properties)
+    own: dict[str, Any] = {REPEATED: True} if is_repeated else {}
+    return _fitted(renewed, renewed.headers or {}, own, max_bytes)
+
+
 def replayed_properties(properties: Properties) -> Properties:
     """Make the properties with which a dead letter starts anew: no attempts, the same key.
 

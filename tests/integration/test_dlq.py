@@ -247,8 +247,8 @@ async def test_a_plain_look_would_lose_dead_letters(graveyard: Graveyard, amqp_u
 async def test_more_are_listed_than_are_held_at_once(
     graveyard: Graveyard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each letter of a queue that is longer than the prefetch is shown once, in order."""
-    monkeypatch.setattr(dead_letter_queue, "PREFETCH", 20)
+    """Each letter of a queue that is longer than a round is shown once, in order."""
+    monkeypatch.setattr(dead_letter_queue, "MAX_ROUND", 20)
     ids = [await graveyard.bury() for _ in range(105)]
 
     found = await _look(graveyard)

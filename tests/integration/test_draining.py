@@ -35,7 +35,7 @@ from tests.integration.conftest import (
 
 BODY = b'{"to": "+491713920010", "from": "Acme", "text": "Zikadensommer"}'
 REASON = "wrong text in the campaign of 2026-11-22"
-COMMAND = ("drain", "--to-dead", "--reason", REASON)
+COMMAND = ("drain", "--reason", REASON)
 QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
 # Long enough that nothing comes back from it by itself.
 LADDER = ("10m", "1h")
@@ -189,13 +189,12 @@ async def test_it_counts_for_a_script(campaign: Campaign) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--reason", REASON), "--to-dead is missing"),
-        (("--to-dead",), "Missing option '--reason'"),
-        (("--to-dead", "--reason", "call +49 171 39200 99"), "phone number"),
-        (("--to-dead", "--reason", " "), "--reason: is empty"),
-        (("--to-dead", "--reason", REASON, "--dry-run", "--yes"), "only one of them"),
+        ((), "Missing option '--reason'"),
+        (("--reason", "call +49 171 39200 99"), "phone number"),
+        (("--reason", " "), "--reason: is empty"),
+        (("--reason", REASON, "--dry-run", "--yes"), "only one of them"),
     ],
-    ids=["where to", "no reason", "a number", "an empty reason", "both"],
+    ids=["no reason", "a number", "an empty reason", "both"],
 )
 async def test_what_is_not_clear_is_refused(
     campaign: Campaign, options: tuple[str, ...], said: str
@@ -208,6 +207,15 @@ async def test_what_is_not_clear_is_refused(
     assert result.returncode == 2
     assert said in result.stderr.decode()
     await campaign.amqp.until_count(campaign.queue, 1)
+
+
+async def test_where_to_may_be_said(campaign: Campaign) -> None:
+    """`--to-dead`, which says what happens anyway, is accepted as before."""
+    await campaign.publish(1)
+    result = await campaign.run("--to-dead")
+
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert "would move 1 of 1" in result.stdout.decode()
 
 
 # What it does

@@ -107,7 +107,7 @@ async def test_the_user_may_do_its_work_and_no_more(
         with pytest.raises(aiormq.exceptions.ChannelAccessRefused):
             await (await user.channel()).declare_queue("other")
         file = str(tmp_path / "drained.jsonl")
-        drain = ("drain", "--to-dead", "--reason", "wrong text", "--yes", "--file", file)
+        drain = ("drain", "--reason", "wrong text", "--yes", "--file", file)
         drained = await run_program(*drain, settings=as_user)
         assert (drained.returncode, drained.stderr) == (0, b"")
         assert "sms.outbound.retry.1h 1" in drained.stdout.decode()

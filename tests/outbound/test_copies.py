@@ -7,7 +7,7 @@ import pytest
 
 from bridge.amqp.properties import Properties, write_properties
 from bridge.amqp.publisher import USUAL_PROPERTIES_BYTES
-from bridge.outbound.copies import sorted_properties
+from bridge.outbound.copies import renewed_properties, sorted_properties
 from bridge.outbound.envelope import bare_envelope, read_envelope
 
 NOW = 1_800_000_000.0
@@ -92,3 +92,18 @@ def test_what_fills_a_frame_still_fits() -> None:
 
     assert len(write_properties(copy)) <= 4096
     assert {"x-own", EXPIRES_AT} <= set(copy.headers or {})
+
+
+@pytest.mark.parametrize("is_repeated", [True, False])
+def test_what_is_renewed_tells_that_it_came_back(*, is_repeated: bool) -> None:
+    """The broker tells of a fresh copy neither that somebody had it nor how often it came back."""
+    headers = {"x-delivery-count": 4, "x-acquired-count": 9, "own": 1}
+    renewed = renewed_properties(
+        Properties(message_id="a", headers=headers, priority=3),
+        is_repeated=is_repeated,
+        max_bytes=USUAL_PROPERTIES_BYTES,
+    )
+
+    own = {"x-sms-bridge-repeated": True} if is_repeated else {}
+    assert renewed.headers == {"own": 1} | own
+    assert (renewed.message_id, renewed.priority) == ("a", 3)

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from bridge.errors import BridgeError
 from bridge.operators.dead_letters.letter import DeadLetter
 from bridge.operators.dead_letters.order import Order, Tally
 from bridge.operators.dead_letters.queue import DeadLetterQueue
@@ -26,6 +27,10 @@ async def discard(queue: DeadLetterQueue, file: Path, order: Order) -> Tally:
     batch: list[DeadLetter] = []
     with contextlib.ExitStack() as stack:
         backup = stack.enter_context(NewLinesFile(file, option="--to"))
+        if order.apply:
+            # Before anything is taken: what cannot be written down stays where it is.
+            backup.make()
+            stack.callback(backup.remove_if_empty)
         async with contextlib.aclosing(queue.letters()) as letters:
             async for letter in letters:
                 order.step()
@@ -45,8 +50,13 @@ async def discard(queue: DeadLetterQueue, file: Path, order: Order) -> Tally:
 
 
 async def _remove(queue: DeadLetterQueue, backup: NewLinesFile, batch: list[DeadLetter]) -> None:
-    if batch:
-        backup.write(as_record(letter) for letter in batch)
+    try:
+        if batch:
+            backup.write(as_record(letter) for letter in batch)
+    except BridgeError:
+        for letter in batch:
+            await queue.keep(letter)
+        raise
     for letter in batch:
         await queue.remove(letter)
     batch.clear()

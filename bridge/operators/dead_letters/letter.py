@@ -4,8 +4,9 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from bridge.amqp.client import DeliveredMessage
-from bridge.amqp.properties import Properties, of_client
+from bridge.amqp.properties import Properties
+from bridge.amqp.wire import LARGE_BODY_BYTES, Body
+from bridge.operators.rounds import Taken
 from bridge.outbound import envelope
 from bridge.outbound.envelope import read_moment
 
@@ -14,9 +15,7 @@ from bridge.outbound.envelope import read_moment
 class DeadLetter:
     """One message of the dead-letter queue. Moments are unix seconds."""
 
-    tag: int
-    body: bytes
-    properties: Properties
+    taken: Taken
     message_id: str | None
     reason: str | None
     detail: str | None
@@ -27,7 +26,21 @@ class DeadLetter:
     meaning: str | None
     dead_at: float | None
     expires_at: float | None
-    looks: int
+
+    @property
+    def body(self) -> Body:
+        """The body of the request, byte for byte."""
+        return self.taken.body
+
+    @property
+    def properties(self) -> Properties:
+        """What it came with."""
+        return self.taken.properties
+
+    @property
+    def looks(self) -> int:
+        """How often a quorum queue has counted that it came back."""
+        return self.taken.looks
 
     @property
     def may_be_sent(self) -> bool:
@@ -36,7 +49,9 @@ class DeadLetter:
 
     @property
     def to(self) -> str | None:
-        """The number, when the body has one."""
+        """The number, when the body has one; what is too large for a request is not read."""
+        if len(self.body) > LARGE_BODY_BYTES:
+            return None
         try:
             document = json.loads(self.body)
         except (ValueError, RecursionError):
@@ -45,14 +60,12 @@ class DeadLetter:
         return number if isinstance(number, str) else None
 
 
-def read_dead_letter(message: DeliveredMessage) -> DeadLetter:
+def read_dead_letter(message: Taken) -> DeadLetter:
     """Read a dead letter's headers; one that is not in the form that we write counts as missing."""
-    properties = of_client(message.header.properties)
+    properties = message.properties
     headers = properties.headers or {}
     return DeadLetter(
-        tag=message.delivery_tag or 0,
-        body=message.body,
-        properties=properties,
+        taken=message,
         message_id=properties.message_id or None,
         reason=_text(headers.get(envelope.REASON)),
         detail=_text(headers.get(envelope.DETAIL)),
@@ -63,7 +76,6 @@ def read_dead_letter(message: DeliveredMessage) -> DeadLetter:
         meaning=_text(headers.get(envelope.MEANING)),
         dead_at=read_moment(headers, envelope.DEAD_AT),
         expires_at=read_moment(headers, envelope.EXPIRES_AT),
-        looks=_count(headers.get(envelope.DELIVERY_COUNT)) or 0,
     )
 
 

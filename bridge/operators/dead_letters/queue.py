@@ -1,54 +1,39 @@
 """The dead-letter queue, gone through from its oldest letter on; safe to kill at any point.
 
-A look takes the messages with a consumer, unacked, and gives them back by closing the channel.
-RabbitMQ has nothing more harmless: a quorum queue counts each time that a message comes back,
-whether by a closed channel, a nack (until 4.3), `basic.get` or the management API's "get
-messages", and drops what is over its delivery limit (20 by default since RabbitMQ 4.0). So a
-message that has come back `MAX_LOOKS` times is not given back but renewed: published to the end
-of the same queue, confirmed, then acked, which starts its count anew. No number of looks can drop
-a dead letter, unless the queue has a delivery limit of 4 or less.
+A look takes letters, unacked, and gives them back in their order. What that costs a letter on which
+version of RabbitMQ, and how one that was looked at often is renewed so that no delivery limit ever
+drops it, `rounds` says. While a command waits for whoever reads what it prints, every letter that
+it holds has come back fewer than `MAX_LOOKS` times.
 
-RabbitMQ counts only what it delivers, so `list` takes no more than it shows. Only unacked messages
-are kept in memory: at most one and a half times `PREFETCH`.
+Nothing is taken before it is known that copies can be published. RabbitMQ counts only what it
+delivers, so no more is taken than is shown. In memory are the letters of one round, up to
+`MAX_HELD_BYTES`, and those whose copies wait for a confirm, as many bytes again.
 """
 
 import asyncio
 import contextlib
-import math
-from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Final
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from typing import Final, TypeVar
 
-from bridge.amqp.channels import (
-    RPC_TIMEOUT_SECONDS,
-    close_channel,
-    open_channel,
-    wait_for_held_back_acks,
-)
-from bridge.amqp.client import (
-    AMQPError,
-    Channel,
-    ChannelInvalidStateError,
-    DeliveredMessage,
-)
 from bridge.amqp.properties import Properties
-from bridge.amqp.wire import Wire
 from bridge.config import Settings
 from bridge.errors import BridgeError, BrokerError
 from bridge.operators.dead_letters.letter import DeadLetter, read_dead_letter
 from bridge.operators.moving import (
     IN_FLIGHT,
-    Arrivals,
     Copies,
     open_connection,
     open_copies,
     read_existing_queue,
 )
+from bridge.operators.rounds import MAX_HELD_BYTES, MAX_LOOKS, Rounds, Taken, open_rounds
 from bridge.outbound.copies import moved_properties
 from bridge.topology.declarations import dead_queue
 
-PREFETCH: Final = 1000
-ACK_SECONDS: Final = 5.0
-MAX_LOOKS: Final = 4
+T = TypeVar("T")
+
+# A kill leaves at most so many letters in both queues.
+MAX_ROUND: Final = IN_FLIGHT
 
 
 class DeadLetterQueue:
@@ -58,33 +43,21 @@ class DeadLetterQueue:
     is in hand goes back when it is closed.
     """
 
-    def __init__(
-        self,
-        name: str,
-        channel: Channel,
-        wire: Wire,
-        copies: Copies,
-        *,
-        total: int,
-    ) -> None:
+    def __init__(self, name: str, rounds: Rounds, copies: Copies, *, total: int) -> None:
         self.name = name
         self.total = total
         self.done = 0
-        self._channel = channel
-        self._wire = wire
+        self._rounds = rounds
         self._copies = copies
-        self._arrivals: Arrivals[DeliveredMessage] = Arrivals(channel)
-        self._delivered = self._unacked = self._prefetch = 0
-        self._slots = asyncio.Semaphore(IN_FLIGHT)
-        self._moves: set[asyncio.Task[None]] = set()
+        self._gone = 0
+        self._moves: dict[asyncio.Task[None], int] = {}
         self._fault: BridgeError | None = None
         self._stopping = asyncio.Event()
-        self._last_ack_at = -math.inf
 
     def stop(self) -> None:
         """Take no more; what is being moved is finished."""
         self._stopping.set()
-        self._arrivals.end()
+        self._rounds.end()
 
     @property
     def is_stopped(self) -> bool:
@@ -97,111 +70,119 @@ class DeadLetterQueue:
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._stopping.wait()
 
-    async def letters(self, at_most: int | None = None) -> AsyncGenerator[DeadLetter, None]:
+    async def letters(
+        self, at_most: int | None = None, *, max_round: int = MAX_ROUND
+    ) -> AsyncGenerator[DeadLetter, None]:
         """Yield the letters, oldest first; give each to `keep`, `move` or `remove`, then `finish`.
 
-        Raises BrokerError when the broker ends it.
+        At most `max_round` are in hand, apart from those that are kept. Raises BrokerError when the
+        broker ends it, and before anything is taken when no copy could be published.
         """
-        total = self.total if at_most is None else min(self.total, at_most)
-        for _ in range(total):
-            await self._ask_for_more(total)
-            message = await self._arrivals.next(self.name)
-            if message is None:
+        async with contextlib.aclosing(self._walk(at_most, max_round)) as walk:
+            async for letter in walk:
+                if letter is not None:
+                    yield letter
+
+    async def look(
+        self, read: Callable[[DeadLetter], T], at_most: int | None = None
+    ) -> AsyncGenerator[T, None]:
+        """Yield what `read` makes of each letter, oldest first; all of them are kept."""
+        found: list[T] = []
+        async with contextlib.aclosing(self._walk(at_most, MAX_ROUND)) as walk:
+            async for letter in walk:
+                if letter is not None:
+                    await self.keep(letter)
+                    found.append(read(letter))
+                    continue
+                for one in found:
+                    yield one
+                found.clear()
+
+    async def _walk(
+        self, at_most: int | None, max_round: int
+    ) -> AsyncGenerator[DeadLetter | None, None]:
+        """Yield the letters, and None after each round, when all that it brought is settled."""
+        left = self.total if at_most is None else min(self.total, at_most)
+        size = 1
+        if left:
+            await self._rounds.check(self.name, self.name)
+        while left > 0 and not self.is_stopped and self._fault is None:
+            wanted = min(size, left)
+            count = 0
+            async with contextlib.aclosing(self._rounds.take(self.name, wanted)) as taken:
+                async for message in taken:
+                    count += 1
+                    yield read_dead_letter(message)
+            await self._settle()
+            yield None
+            if count < wanted:
                 return
-            yield read_dead_letter(message)
-
-    async def _ask_for_more(self, total: int) -> None:
-        # A letter that is kept stays unacked and takes up prefetch for good, so another consumer
-        # asks for the next ones.
-        if not self._arrivals.is_empty or self._delivered >= total:
-            return
-        if self._prefetch - self._unacked > PREFETCH // 2:
-            return
-        prefetch = min(PREFETCH, total - self._delivered)
-        await self._arrivals.consume(self.name, prefetch=prefetch, callback=self._on_delivery)
-        self._prefetch += prefetch
-
-    async def _on_delivery(self, message: DeliveredMessage) -> None:
-        self._delivered += 1
-        self._unacked += 1
-        self._arrivals.add(message)
+            left -= wanted
+            size = min(2 * size, max_round)
 
     async def keep(self, letter: DeadLetter) -> None:
         """Leave a letter in the queue; one that was looked at often is renewed."""
         if letter.looks >= MAX_LOOKS:
-            await self._start(letter, self.name, moved_properties(letter.properties), counts=False)
+            await self._start(letter, self._renew(letter))
 
     async def move(self, letter: DeadLetter, queue: str, properties: Properties) -> None:
         """Publish a letter to a queue, have that confirmed, then ack it; at most 50 at once.
 
         Returns when it has begun; `finish` tells what became of it.
         """
-        await self._start(letter, queue, properties, counts=True)
+        await self._start(letter, self._move(letter, queue, properties))
 
     async def remove(self, letter: DeadLetter) -> None:
-        """Ack a letter: it is gone."""
-        if not await self._ack(letter):
-            raise BrokerError(f"queue {self.name}: the broker is gone; run it again")
-        self.done += 1
+        """Take a letter away: it is gone when its round, or `finish`, has ended."""
+        self._count_as_gone(letter)
 
-    async def flush(self) -> None:
-        """Return when the broker has processed every ack; it forgets the others with the channel.
-
-        Raises TimeoutError, or aiormq's error when the channel has ended.
-        """
-        if self._last_ack_at == -math.inf:
-            return
-        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
-            await self._wire.acks_read(self._channel)
-        await wait_for_held_back_acks(self._last_ack_at)
-
-    async def _ack(self, letter: DeadLetter) -> bool:
-        try:
-            async with asyncio.timeout(ACK_SECONDS):
-                # Until it is written: a kill would undo an ack that is only queued.
-                await self._channel.basic_ack(letter.tag, wait=True)
-        except (AMQPError, ChannelInvalidStateError, TimeoutError):
-            return False
-        self._unacked -= 1
-        self._last_ack_at = asyncio.get_running_loop().time()
-        return True
+    def _count_as_gone(self, letter: DeadLetter) -> None:
+        self._rounds.settled(letter.taken)
+        self._gone += 1
 
     async def finish(self) -> None:
         """Wait for what is being moved; raise BridgeError when something could not be."""
-        while self._moves:
-            await asyncio.wait(set(self._moves))
+        await self._settle()
         if self._fault is not None:
             raise self._fault
 
-    async def _start(
-        self, letter: DeadLetter, queue: str, properties: Properties, *, counts: bool
-    ) -> None:
-        await self._slots.acquire()
-        if self._fault is not None:
-            self._slots.release()
-            return
-        task = asyncio.create_task(self._move(letter, queue, properties, counts=counts))
-        self._moves.add(task)
-        task.add_done_callback(self._moves.discard)
-        task.add_done_callback(lambda _: self._slots.release())
+    async def _settle(self) -> None:
+        while self._moves:
+            await asyncio.wait(set(self._moves))
+        await self._rounds.settle(self.name)
+        self.done += self._gone
+        self._gone = 0
 
-    async def _move(
-        self, letter: DeadLetter, queue: str, properties: Properties, *, counts: bool
-    ) -> None:
+    async def _start(self, letter: DeadLetter, moving: Coroutine[None, None, None]) -> None:
+        while self._moves and (
+            len(self._moves) >= IN_FLIGHT
+            or sum(self._moves.values()) + len(letter.body) > MAX_HELD_BYTES
+        ):
+            await asyncio.wait(set(self._moves), return_when=asyncio.FIRST_COMPLETED)
+        task = asyncio.create_task(moving)
+        self._moves[task] = len(letter.body)
+        task.add_done_callback(self._moves.pop)
+
+    async def _renew(self, letter: DeadLetter) -> None:
         try:
-            await self._copies.store(letter.body, queue=queue, properties=properties)
+            await self._rounds.renew(self.name, letter.taken)
         except BrokerError as error:
-            self._fault = error
-        else:
-            if await self._ack(letter):
-                self.done += counts
+            self._fault = self._fault or error
+
+    async def _move(self, letter: DeadLetter, queue: str, properties: Properties) -> None:
+        if self._fault is None:
+            try:
+                await self._copies.store(letter.body, queue=queue, properties=properties)
+            except BrokerError as error:
+                self._fault = error
             else:
-                self._fault = BrokerError(
-                    f"queue {self.name}: the broker is gone; some letters may be in both queues, "
-                    "with one key"
-                )
-        if self._fault is not None:
-            self._arrivals.end()
+                self._count_as_gone(letter)
+                return
+        await self._rounds.let_go(self.name, letter.taken)
+
+
+def _renewal(_: str, message: Taken) -> Properties:
+    return moved_properties(message.properties)
 
 
 @contextlib.asynccontextmanager
@@ -215,14 +196,12 @@ async def open_dead_letters(settings: Settings) -> AsyncIterator[DeadLetterQueue
         consuming = await stack.enter_async_context(open_connection(settings, "dead letters"))
         sizes = await read_existing_queue(consuming, name)
         copies = await stack.enter_async_context(open_copies(settings, "dead letters publish"))
-        channel = await open_channel(consuming)
-        queue = DeadLetterQueue(name, channel, consuming.wire, copies, total=sizes.ready)
+        rounds = await stack.enter_async_context(
+            open_rounds(settings, consuming, queue=name, copies=copies, renewal=_renewal)
+        )
+        queue = DeadLetterQueue(name, rounds, copies, total=sizes.ready)
         try:
             yield queue
         finally:
             with contextlib.suppress(BridgeError):
                 await queue.finish()
-            with contextlib.suppress(AMQPError, ChannelInvalidStateError, TimeoutError):
-                await queue.flush()
-        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
-            await close_channel(channel)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from bridge.amqp.properties import as_facts
+from bridge.amqp.wire import LARGE_BODY_BYTES, Body
 from bridge.operators.dead_letters.letter import DeadLetter
 from bridge.outbound import envelope
 
@@ -43,7 +44,7 @@ def as_summary(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def _body(body: bytes) -> dict[str, str]:
+def _body(body: Body) -> dict[str, str]:
     try:
         return {"body": body.decode("utf-8")}
     except UnicodeDecodeError:
@@ -103,6 +104,8 @@ def mask_record(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mask_body(body: str) -> str:
+    if len(body) > LARGE_BODY_BYTES:
+        return f"<{len(body)} characters>"
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):

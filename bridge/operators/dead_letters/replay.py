@@ -2,12 +2,16 @@
 
 import contextlib
 import time
+from typing import Final
 
 from bridge.operators.dead_letters.letter import DeadLetter
 from bridge.operators.dead_letters.order import Order, Tally
-from bridge.operators.dead_letters.queue import DeadLetterQueue
+from bridge.operators.dead_letters.queue import MAX_ROUND, DeadLetterQueue
 from bridge.operators.dead_letters.remembered_ids import RememberedIds
 from bridge.outbound.copies import replayed_properties
+
+# How long a letter is in hand at most because of a limit of so many a second.
+MAX_WAIT_SECONDS: Final = 0.1
 
 
 async def replay(queue: DeadLetterQueue, target: str, order: Order) -> Tally:
@@ -20,7 +24,11 @@ async def replay(queue: DeadLetterQueue, target: str, order: Order) -> Tally:
     """
     tally, taken = Tally(), RememberedIds()
     started = time.monotonic()
-    async with contextlib.aclosing(queue.letters()) as letters:
+    # What waits for its turn is better left in the queue.
+    max_round = MAX_ROUND
+    if order.apply and order.per_second is not None:
+        max_round = max(1, min(MAX_ROUND, int(order.per_second * MAX_WAIT_SECONDS)))
+    async with contextlib.aclosing(queue.letters(max_round=max_round)) as letters:
         async for letter in letters:
             order.step()
             if not _is_replayed(letter, order, tally, taken):
@@ -29,6 +37,7 @@ async def replay(queue: DeadLetterQueue, target: str, order: Order) -> Tally:
             if order.apply and order.per_second is not None:
                 await queue.wait(started + tally.total / order.per_second - time.monotonic())
             if queue.is_stopped:
+                await queue.keep(letter)
                 break
             tally.taken[letter.reason or "-"] += 1
             taken.add(letter)

@@ -2,31 +2,37 @@
 
 Round for round the copies are published and confirmed and written down, the messages acked, and who
 asked for their outcome is told.
+
+Before anything is taken it is known that the dead-letter queue exists and that copies can be
+published. That it is full the broker tells with the first copy only, so the first round is a single
+message: it goes back, and when it has come back often it is renewed (see `rounds`).
 """
 
 import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Final
 
 from bridge.amqp.client import Connection
+from bridge.amqp.properties import Properties
 from bridge.config import Settings
 from bridge.errors import BrokerError
 from bridge.operators.draining.move import Move, make_move
-from bridge.operators.draining.rounds import Rounds, Taken, open_rounds
 from bridge.operators.draining.waiting import Waiting, count_waiting
 from bridge.operators.lines_file import NewLinesFile
 from bridge.operators.moving import IN_FLIGHT, Copies, open_connection, open_copies
+from bridge.operators.rounds import Rounds, Taken, open_rounds
 from bridge.outbound.announcer import Announcer
-from bridge.topology.declarations import dead_queue
+from bridge.outbound.copies import renewed_properties
+from bridge.topology.declarations import dead_queue, retry_queue
 from bridge.topology.queue_sizes import read_queue
 
-# A kill leaves at most so many messages in both queues. The first round is a single one: what
-# cannot work, as without a permission, gives back no more.
+# A kill leaves at most so many messages in both queues.
 MAX_ROUND: Final = 256
-# After a round with more bytes the next one is smaller.
+# So many bytes are moved together, and after a round with more the next one is smaller.
 MAX_ROUND_BYTES: Final = 4 * 1024 * 1024
 
 
@@ -48,6 +54,7 @@ class Drain:
     ) -> None:
         worker = settings.worker
         self._worker = worker
+        self._target = dead_queue(worker.queue)
         self._connection = connection
         self._rounds = rounds
         self._copies = copies
@@ -81,15 +88,13 @@ class Drain:
         that is moved. Raises BridgeError; what is not moved by then is where it was.
         """
         file.make()
-        try:
-            for queue in self.waiting.ready:
-                sizes = await read_queue(self._connection, queue)
-                left = 0 if sizes is None else sizes.ready
-                if at_most is not None:
-                    left = min(left, at_most - self.done)
-                await self._empty(queue, left, reason, file, step)
-        finally:
-            await self._rounds.finish()
+        await self._rounds.check(self._worker.queue, self._target)
+        for queue in self.waiting.ready:
+            sizes = await read_queue(self._connection, queue)
+            left = 0 if sizes is None else sizes.ready
+            if at_most is not None:
+                left = min(left, at_most - self.done)
+            await self._empty(queue, left, reason, file, step)
 
     async def left(self) -> Waiting:
         """Count what waits by now."""
@@ -106,33 +111,72 @@ class Drain:
         size = 1
         while left > 0 and not self.is_stopped:
             wanted = min(size, left)
-            taken = await self._rounds.take(queue, wanted)
-            await self._move(queue, taken, reason, file)
-            for _ in taken:
+            moved: list[Move] = []
+            try:
+                sizes = await self._move_round(queue, wanted, reason, file, moved)
+            finally:
+                await self._settle(queue, moved)
+            for _ in moved:
                 step()
-            if len(taken) < wanted:
+            if len(sizes) < wanted:
                 return
             left -= wanted
-            size = _next_size(size, taken)
+            size = _next_size(size, sum(sizes))
+
+    async def _move_round(
+        self, queue: str, wanted: int, reason: str, file: NewLinesFile, moved: list[Move]
+    ) -> list[int]:
+        """Take a round and move what came, noted in `moved`; return the sizes of the bodies."""
+        sizes: list[int] = []
+        part: list[Taken] = []
+        part_bytes = 0
+        async with aclosing(self._rounds.take(queue, wanted)) as taken:
+            async for message in taken:
+                sizes.append(len(message.body))
+                part.append(message)
+                part_bytes += len(message.body)
+                if part_bytes > MAX_ROUND_BYTES:
+                    await self._move(queue, part, reason, file, moved)
+                    part, part_bytes = [], 0
+        await self._move(queue, part, reason, file, moved)
+        return sizes
 
     async def _move(
-        self, queue: str, taken: Sequence[Taken], reason: str, file: NewLinesFile
+        self,
+        queue: str,
+        part: Sequence[Taken],
+        reason: str,
+        file: NewLinesFile,
+        moved: list[Move],
     ) -> None:
         max_bytes = self._copies.publisher.max_properties_bytes
-        moves = [make_move(message, reason, max_bytes=max_bytes) for message in taken]
+        moves = [make_move(message, reason, max_bytes=max_bytes) for message in part]
         stored, fault = await self._store(moves)
-        file.write(move.as_record(queue) for move in stored)
-        await self._rounds.ack(queue, [move.message for move in stored])
-        self.moved[queue] += len(stored)
-        self.maybe_sent += sum(move.may_be_sent for move in stored)
+        tags = set()
+        try:
+            file.write(move.as_record(queue) for move in stored)
+            tags = {move.message.tag for move in stored}
+        finally:
+            for move in moves:
+                if move.message.tag in tags:
+                    self._rounds.settled(move.message)
+                    # Its body is needed no more.
+                    moved.append(replace(move, message=move.message._replace(body=b"")))
+                else:
+                    await self._rounds.let_go(queue, move.message)
         if fault is not None:
             raise fault
-        await self._announce(stored)
+
+    async def _settle(self, queue: str, moved: Collection[Move]) -> None:
+        """Have the broker forget what is moved, and tell who asked for the outcome."""
+        await self._rounds.settle(queue)
+        self.moved[queue] += len(moved)
+        self.maybe_sent += sum(move.may_be_sent for move in moved)
+        await self._announce(moved)
 
     async def _store(self, moves: Collection[Move]) -> tuple[list[Move], BrokerError | None]:
         """Publish the copies; return the moves whose copy is stored, and why others are not."""
         places = asyncio.Semaphore(IN_FLIGHT)
-        target = dead_queue(self._worker.queue)
         stored: dict[int, Move] = {}
         faults: list[BrokerError] = []
 
@@ -142,7 +186,7 @@ class Drain:
                     return
                 try:
                     await self._copies.store(
-                        move.message.body, queue=target, properties=move.properties
+                        move.message.body, queue=self._target, properties=move.properties
                     )
                 except BrokerError as error:
                     faults.append(error)
@@ -172,8 +216,7 @@ class Drain:
                 group.create_task(announce(move))
 
 
-def _next_size(size: int, taken: Collection[Taken]) -> int:
-    count_bytes = sum(len(message.body) for message in taken)
+def _next_size(size: int, count_bytes: int) -> int:
     if count_bytes > MAX_ROUND_BYTES:
         return max(1, size // 2)
     return size if 2 * count_bytes > MAX_ROUND_BYTES else min(2 * size, MAX_ROUND)
@@ -189,7 +232,29 @@ async def open_drain(settings: Settings) -> AsyncIterator[Drain]:
         connection = await stack.enter_async_context(open_connection(settings, "drain"))
         waiting = await count_waiting(connection, settings.worker)
         copies = await stack.enter_async_context(open_copies(settings, "drain publish"))
-        rounds = await stack.enter_async_context(open_rounds(connection))
+        retry_queues = {
+            retry_queue(settings.worker.queue, delay) for delay in settings.worker.retry_delays
+        }
+
+        def renewal(queue: str, message: Taken) -> Properties | None:
+            if queue in retry_queues:
+                # It would wait once more. Over its limit it goes to the main queue, not away.
+                return None
+            return renewed_properties(
+                message.properties,
+                is_repeated=message.redelivered,
+                max_bytes=copies.publisher.max_properties_bytes,
+            )
+
+        rounds = await stack.enter_async_context(
+            open_rounds(
+                settings,
+                connection,
+                queue=settings.worker.queue,
+                copies=copies,
+                renewal=renewal,
+            )
+        )
         yield Drain(
             settings,
             connection,

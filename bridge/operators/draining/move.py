@@ -7,7 +7,7 @@ from typing import Any
 
 from bridge.amqp.properties import Properties
 from bridge.errors import InvalidMessageError
-from bridge.operators.draining.rounds import Taken
+from bridge.operators.rounds import Taken
 from bridge.outbound.copies import copy_properties
 from bridge.outbound.envelope import (
     DEAD_AT,

@@ -4,6 +4,7 @@ import pytest
 
 from bridge.amqp.properties import Properties
 from bridge.operators.dead_letters.letter import DeadLetter, Filter
+from bridge.operators.rounds import Taken
 
 
 @pytest.mark.parametrize(
@@ -31,9 +32,7 @@ def test_a_filter_says_which_letters_are_meant(wanted: Filter, taken: set[str]) 
 
 def _letter(message_id: str, reason: str, *, dead_at: float | None) -> DeadLetter:
     return DeadLetter(
-        tag=1,
-        body=b"{}",
-        properties=Properties(),
+        taken=Taken(1, False, Properties(), b"{}"),
         message_id=message_id,
         reason=reason,
         detail=None,
@@ -44,5 +43,4 @@ def _letter(message_id: str, reason: str, *, dead_at: float | None) -> DeadLette
         meaning=None,
         dead_at=dead_at,
         expires_at=None,
-        looks=0,
     )

@@ -8,7 +8,7 @@ import pytest
 
 from bridge.amqp.properties import Properties
 from bridge.operators.draining.move import Move, make_move
-from bridge.operators.draining.rounds import Taken
+from bridge.operators.rounds import Taken
 
 BODY = b'{"to": "+491713920010", "from": "Acme", "text": "Zikadensommer"}'
 MAX_BYTES = 131_000
