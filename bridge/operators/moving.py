@@ -24,8 +24,8 @@ PUBLISH_SECONDS: Final = 10.0
 REFUSAL_SECONDS: Final = 1.0
 
 
-async def read_existing_queue(connection: Connection, name: str) -> QueueSizes:
-    """Read the sizes of a queue; raise BrokerError, with what to do, when there is none."""
+async def read_readable_queue(connection: Connection, name: str) -> QueueSizes:
+    """Read the sizes of a queue, which may not exist; raise BrokerError when they are not told."""
     try:
         sizes = await ask_queue(connection, name)
     except ChannelAccessRefused:
@@ -35,6 +35,12 @@ async def read_existing_queue(connection: Connection, name: str) -> QueueSizes:
         ) from None
     if sizes is None:
         raise BrokerError(f"queue {name}: it answers nothing; look at its leader and its nodes")
+    return sizes
+
+
+async def read_existing_queue(connection: Connection, name: str) -> QueueSizes:
+    """Read the sizes of a queue; raise BrokerError, with what to do, when there is none."""
+    sizes = await read_readable_queue(connection, name)
     if not sizes.exists:
         raise BrokerError(
             f"queue {name}: there is none; is worker.queue right? A worker makes it when it "

@@ -9,8 +9,11 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from yarl import URL
 
+from bridge.errors import BrokerError
+from bridge.operators.draining.waiting import find_waiting
 from bridge.operators.pausing import pause, resume
 from bridge.topology.declarations import worker_topology
 from bridge.topology.paused_queue import paused_queue
@@ -136,3 +139,18 @@ async def test_a_user_that_may_only_consume_and_publish(bench: Bench) -> None:
             f"queue {name}: not known if it exists" in told["topology_hidden"][0]["why"]
             for name in own
         )
+
+
+async def test_a_queue_that_may_not_be_counted_is_named(bench: Bench) -> None:
+    """A command that has to know what waits names the queue and the permission."""
+    hidden = await is_asked_for(bench)
+    async with open_link(bench, "operator") as connection:
+        topology = worker_topology(make_settings(bench.values()).worker)
+        assert await provide(connection, topology, "declare") == []
+    async with user(bench, "^$", r"^amq\.default$", f"^{bench.queue}(\\.dead)?$") as url:
+        counting = find_waiting(make_settings(bench.values(rabbitmq__url=[url])))
+        if hidden:
+            with pytest.raises(BrokerError, match=r"retry\.2s: the user has no permission on it"):
+                await counting
+        else:
+            assert (await counting).total == 0

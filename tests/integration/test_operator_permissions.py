@@ -91,7 +91,10 @@ async def test_the_user_may_do_its_work_and_no_more(
         main = await channel.get_queue(settings.worker.queue, ensure=False)
         message = await main.get()
         await message.ack()
-        as_user = {"rabbitmq.url": user_url}
+        as_user: dict[str, object] = {
+            "rabbitmq.url": user_url,
+            "worker.retry_delays": [*settings.worker.retry_delays],
+        }
         listed = await run_program("dlq", "list", "--json", settings=as_user)
         assert listed.returncode == 0, listed.stderr
         replayed = await run_program("dlq", "replay", "--yes", settings=as_user)

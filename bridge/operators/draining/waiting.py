@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 from bridge.amqp.client import Connection
 from bridge.config import Settings, WorkerSettings
-from bridge.errors import BrokerError
-from bridge.operators.moving import open_connection, read_existing_queue
+from bridge.operators.moving import open_connection, read_existing_queue, read_readable_queue
 from bridge.topology.declarations import dead_queue, retry_queue
-from bridge.topology.queue_sizes import read_queue
 from bridge.topology.sorted_queues import find_sorted_queues
 
 
@@ -47,10 +45,7 @@ async def count_waiting(connection: Connection, worker: WorkerSettings) -> Waiti
     ready = {}
     for delay in sorted(worker.retry_delays, reverse=True):
         name = retry_queue(worker.queue, delay)
-        sizes = await read_queue(connection, name)
-        if sizes is None:
-            raise BrokerError(f"queue {name}: it answers nothing; look at its leader and its nodes")
-        ready[name] = sizes.ready
+        ready[name] = (await read_readable_queue(connection, name)).ready
     main = await read_existing_queue(connection, worker.queue)
     ready[worker.queue] = main.ready
     # They may be left from before worker.priorities or worker.lanes was switched off.
