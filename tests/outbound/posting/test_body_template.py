@@ -17,6 +17,12 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 # Small alphabets, so that what needs an escape is met.
 ODD = st.text('aé"\\/~{}%&=+ #*\n\x00\U0001f600', max_size=6)
 WORDS = TEXT | ODD
+# Of control characters only these three.
+MESSAGE_TEXT = st.text(
+    st.characters(exclude_categories=["Cs", "Cc"], include_characters="\t\n\r"),
+    min_size=1,
+    max_size=12,
+)
 NAMES = WORDS.filter(
     lambda name: not (name == "*" or name.endswith("#") or name.isdecimal() or "needed" in name)
 )
@@ -43,7 +49,7 @@ MESSAGES = st.fixed_dictionaries(
     {
         "to": st.from_regex(r"\+[1-9][0-9]{3,14}", fullmatch=True),
         "from": st.text("Acme é+1", min_size=1, max_size=11),
-        "text": WORDS.filter(bool),
+        "text": MESSAGE_TEXT,
     }
 )
 KEYS = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=36)
