@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from bridge.config.presets import PRESETS, preset_settings
+from bridge.config.presets import PRESETS, needed_settings, preset_endpoint, preset_settings
+from bridge.inbound.schemes import PRESETS as SCHEMES
 from tests.chart.rendering import CHART, CI, render
 
 README = CHART / "README.md"
@@ -22,6 +23,7 @@ METADATA = CHART / "Chart.yaml"
 LICENSE = CHART / "LICENSE"
 RUNBOOKS = CHART / "files" / "runbooks.yaml"
 SMS_APIS = CHART / "files" / "sms-apis.yaml"
+NEEDS = CHART / "files" / "service-needs.yaml"
 DASHBOARDS = CHART / "files" / "dashboards"
 PROJECT = CHART.parents[1]
 RUNBOOKS_DOCUMENT = PROJECT / "docs" / "runbooks.md"
@@ -205,6 +207,26 @@ def sms_apis() -> str:
     return "\n".join(lines) + "\n"
 
 
+def service_needs() -> str:
+    """Make files/service-needs.yaml: what the program would refuse to start without.
+
+    `account` is what the service calls it, `public_url` whether it signs the address.
+    """
+    needs: dict[str, dict[str, Any]] = {}
+    for name in PRESETS:
+        scheme = SCHEMES[preset_endpoint(name).get("signature", {}).get("preset", "plain")]
+        needs[name] = {
+            key: value
+            for key, value in (
+                ("account", needed_settings(name).get("account")),
+                ("public_url", "{url}" in (scheme.signed_content or "") or None),
+            )
+            if value is not None
+        }
+    head = "# Made of the presets by `make chart-files`.\n"
+    return head + yaml.safe_dump(needs, sort_keys=False, width=100)
+
+
 def golden(name: str) -> str:
     """Render an example in a form that shows every change of an object in a review.
 
@@ -231,6 +253,7 @@ def files_of_the_chart() -> dict[Path, str]:
         RUNBOOKS: runbooks(),
         DASHBOARDS / "on-call.json": on_call(),
         SMS_APIS: sms_apis(),
+        NEEDS: service_needs(),
         LICENSE: licence,
     }
 

@@ -109,12 +109,27 @@ def test_defaults_alone_name_what_is_missing() -> None:
             "config and existingConfigMap are both set",
         ),
         (
-            merged(nested("smsApi.preset", "twilio"), nested("config.sms_api.preset", "telnyx")),
+            merged(nested("smsApi.preset", "telnyx"), nested("config.sms_api.preset", "generic")),
             "smsApi.preset and config.sms_api.preset are both set",
         ),
         (
             merged(nested("smsApi.account", "AC1"), nested("config.sms_api.account", "AC2")),
             "smsApi.account and config.sms_api.account are both set",
+        ),
+        # What the program would refuse as well, in a pod that cannot start.
+        (
+            nested("smsApi.preset", "twilio"),
+            "smsApi.account is empty: the preset twilio needs it, the Account SID",
+        ),
+        (
+            nested(
+                "webhook.endpoints", [{"path": "/t", "preset": "twilio", "existingSecret": "s"}]
+            ),
+            "config.public_url of the webhook.endpoints with the path /t is empty: twilio signs",
+        ),
+        (
+            nested("config.webhook.signature.preset", "plivo"),
+            "config.webhook.public_url is empty: plivo signs",
         ),
         (
             nested("config.sms_api.auth.username_file", "/x"),
@@ -339,7 +354,8 @@ def test_values_that_cannot_work_are_refused(values: Values, sentence: str) -> N
 @pytest.mark.parametrize("preset", PRESETS)
 def test_an_address_is_asked_for_where_the_preset_knows_none(preset: Preset, way: str) -> None:
     """smsApi.baseUrl may be left out where the preset has it; else the error names the preset."""
-    values = merged(MINIMAL, nested("smsApi.baseUrl", ""), nested(way, preset))
+    given = nested("smsApi", {"baseUrl": "", "account": "an-account"})
+    values = merged(MINIMAL, given, nested(way, preset))
     if preset_settings(preset)["base_url"] is not None:
         assert render(values)
     else:

@@ -518,6 +518,16 @@ def test_every_endpoint_is_reached(has_default: bool) -> None:  # noqa: FBT001
         assert "  orders (current)" in notes
 
 
+@pytest.mark.skipif(HELM is not None, reason="helm template leaves the notes out")
+def test_notes_name_each_secret_once() -> None:
+    """A Secret that both roles read is one line, with all the keys that are read of it."""
+    notes = render_files(CI["services"])["sms-bridge/templates/NOTES.txt"]
+    listed = notes.partition("The pods read these Secrets")[2].partition("Change one of them")[0]
+    names = re.findall(r"^  (\S+) \(", listed, re.MULTILINE)
+
+    assert len(names) == len(set(names)) > 1
+
+
 def selectors(manifest: Manifest) -> list[dict[str, str]]:
     """Pick the labels by which an object finds its pods."""
     spec = manifest["spec"]

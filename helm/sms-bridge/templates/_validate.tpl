@@ -1,7 +1,7 @@
 {{/* Every reason why these values cannot work, a sentence each, before anything is rendered. */}}
 {{- define "sms-bridge.validate" -}}
 {{- $faults := list }}
-{{- range $part := list "roles" "credentials" "tls" "settings" "stopping" "scaling" "endpoints" "exposure" "sandbox" "topology" }}
+{{- range $part := list "roles" "services" "credentials" "tls" "settings" "stopping" "scaling" "endpoints" "exposure" "sandbox" "topology" }}
 {{- range include (printf "sms-bridge.validate.%s" $part) $ | splitList "\n" }}
 {{- with trim . }}{{ $faults = append $faults . }}{{ end }}
 {{- end }}
@@ -40,6 +40,39 @@ smsApi.baseUrl is empty: the worker needs the address of the SMS service, which 
 {{- end }}
 {{- if and .Values.webhook.enabled (eq (int .Values.admin.port) (int .Values.webhook.containerPort)) }}
 admin.port and webhook.containerPort are both {{ .Values.admin.port }}: metrics must not be public.
+{{- end }}
+{{- end }}
+
+{{/* What the program would refuse to start without, as far as it stands in values. */}}
+{{- define "sms-bridge.validate.services" }}
+{{- $needs := .Files.Get "files/service-needs.yaml" | fromYaml }}
+{{- $preset := include "sms-bridge.smsApiPreset" . }}
+{{- $given := .Values.smsApi.account | default (.Values.config.sms_api | default dict).account }}
+{{- range .Values.worker.extraEnv }}
+{{- if eq (upper .name) "SMS_BRIDGE_SMS_API__ACCOUNT" }}{{ $given = .name }}{{ end }}
+{{- end }}
+{{- if and .Values.worker.enabled (not .Values.sandbox.enabled) (not .Values.existingConfigMap) (not .Values.worker.extraEnvFrom) (not $given) }}
+{{- with (get $needs $preset).account }}
+smsApi.account is empty: the preset {{ $preset }} needs it, {{ . }}.
+{{- end }}
+{{- end }}
+{{- if .Values.webhook.enabled }}
+{{- range $endpoint := include "sms-bridge.endpoints" . | fromJsonArray }}
+{{- $settings := $endpoint.config }}
+{{- $where := printf "config.public_url of the webhook.endpoints with the path %s" $endpoint.path }}
+{{- if $endpoint.isDefault }}
+{{- $where = "config.webhook.public_url" }}
+{{- $settings = ternary dict ($.Values.config.webhook | default dict) (or $.Values.sandbox.enabled (not (empty $.Values.existingConfigMap)) (not (empty $.Values.webhook.extraEnvFrom))) }}
+{{- range $.Values.webhook.extraEnv }}
+{{- if eq (upper .name) "SMS_BRIDGE_WEBHOOK__PUBLIC_URL" }}{{ $settings = dict }}{{ end }}
+{{- end }}
+{{- end }}
+{{- $signature := $settings.signature | default dict }}
+{{- $scheme := $signature.preset | default $settings.preset | default "generic" }}
+{{- if and (get $needs $scheme | default dict).public_url (not $settings.public_url) (not $signature.signed_content) }}
+{{ $where }} is empty: {{ $scheme }} signs the whole address that it calls, name it.
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 
