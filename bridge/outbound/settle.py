@@ -1,7 +1,8 @@
 """Settle a delivery: publish what replaces it, have that confirmed, report it, ack.
 
-This is the only place that acks what is sent, and nothing is ever nacked: `basic.nack` and a closed
-channel raise a quorum queue's delivery count, and a message that is over the limit is dropped.
+This is the only place that acks what is sent, and nothing is ever nacked: `basic.nack` (until
+RabbitMQ 4.3) and a closed channel raise a quorum queue's delivery count, and a message that is over
+the limit is dropped.
 """
 
 import asyncio
