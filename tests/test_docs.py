@@ -172,7 +172,8 @@ COMMANDS = list(PROGRAM.commands)
 # With the program's name, or as prose says it: `dlq list`. A pipe, a redirection or a comment
 # ends a command.
 COMMAND = re.compile(
-    rf"(?:^|`|bin/| -- ) *((?:sms-bridge|{'|'.join(COMMANDS)}) [^`|>;&#\n]+)", re.MULTILINE
+    rf"(?:^|`|bin/| -- ) *((?:sms-bridge|{'|'.join(COMMANDS)}) (?:(?! \d>)[^`|>;&#\n])+)",
+    re.MULTILINE,
 )
 
 
