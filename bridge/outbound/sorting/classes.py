@@ -5,8 +5,8 @@ from typing import Final
 from bridge.amqp.properties import Properties
 from bridge.outbound.envelope import PRIORITY
 
-# By the AMQP property, where no header says it: as quorum queues of RabbitMQ 4.0 to 4.2 divide their
-# two priorities.
+# By the AMQP property, where no header says it: as quorum queues of RabbitMQ 4.0 to 4.2 divide
+# their two priorities.
 URGENT_FROM_PRIORITY: Final = 5
 
 
