@@ -255,9 +255,18 @@ async def test_a_paused_worker_stays_ready(locked: Locked) -> None:
     assert facts == {
         "queue": locked.line.worker.entities[0],
         "paused": "credentials_rejected",
-        "pauses": [{"reason": "credentials_rejected", "status": 401, "code": None}],
+        "pauses": [
+            {
+                "reason": "credentials_rejected",
+                "status": 401,
+                "code": None,
+                "queue": None,
+                "fault": None,
+            }
+        ],
         "paused_by_operator": None,
         "outage_suspected": False,
+        "copies_refused": 0,
         "retry_after_seconds": 0.0,
         "peers": 0,
     }

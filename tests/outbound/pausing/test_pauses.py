@@ -28,9 +28,16 @@ def test_each_is_told_with_its_begin(world: LeapingWorld, ears: Ears) -> None:
     clock.now += 90
     pauses.begin("operator")
 
+    stored = {"queue": None, "fault": None}
     assert pauses.facts() == [
-        {"reason": "misconfigured", "since": BEGIN_TEXT, "status": 404, "code": "20003"},
-        {"reason": "operator", "since": "2030-03-17T17:48:10Z", "status": None, "code": None},
+        {"reason": "misconfigured", "since": BEGIN_TEXT, "status": 404, "code": "20003", **stored},
+        {
+            "reason": "operator",
+            "since": "2030-03-17T17:48:10Z",
+            "status": None,
+            "code": None,
+            **stored,
+        },
     ]
     assert world.value("paused", reason="misconfigured") == 1
     assert world.value("paused", reason="operator") == 1
