@@ -30,8 +30,8 @@ async def read_readable_queue(connection: Connection, name: str) -> QueueSizes:
         sizes = await ask_queue(connection, name)
     except ChannelAccessRefused:
         raise BrokerError(
-            f"queue {name}: the user has no permission on it; grant one with rabbitmqctl "
-            "set_permissions, or name a user that has one in rabbitmq.username"
+            f"queue {name}: no permission to read; grant it with rabbitmqctl "
+            "set_permissions, or name a user that may in rabbitmq.username"
         ) from None
     if sizes is None:
         raise BrokerError(f"queue {name}: it answers nothing; look at its leader and its nodes")
