@@ -50,7 +50,7 @@ env: $(STAMP)  ## set up .venv with what running needs; targets that need more a
 
 # What other targets have added stays: it is taken out, or renewed, by their own stamps.
 .venv/.synced: pyproject.toml uv.lock | $(filter .uv/bin/uv,$(UV))
-	$(UV) sync --locked --no-dev --inexact
+	$(UV) sync --locked --no-dev --extra sandbox --inexact
 	@touch $@
 
 .venv/.synced-for-tests: .venv/.synced

@@ -34,7 +34,7 @@ def clone(tmp_path: Path) -> Path:
 
 
 TESTS = "tests/amqp/test_stream_wire.py"
-RUNNING = "--locked --no-dev --inexact"
+RUNNING = "--locked --no-dev --extra sandbox --inexact"
 TESTING = "--locked --all-extras"
 
 
