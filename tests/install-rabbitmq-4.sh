@@ -31,7 +31,7 @@ erlang=$(for part in base crypto eldap inets mnesia os-mon parsetools public-key
     syntax-tools tools xmerl asn1; do echo "erlang-$part"; done)
 # shellcheck disable=SC2086  a list of packages
 (cd "$folder/debs" && apt-get -qq download rabbitmq-server $erlang libc6 libgcc-s1 libstdc++6 \
-    libsystemd0 libtinfo6 zlib1g libssl3t64 libcap2 libzstd1)
+    libsystemd0 libtinfo6 zlib1g libssl3t64 libcap2 libzstd1 libsctp1)
 for package in "$folder"/debs/*.deb; do dpkg -x "$package" "$folder"; done
 rm -rf "$folder/apt" "$folder/debs"
 
