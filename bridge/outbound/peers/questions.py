@@ -26,7 +26,7 @@ _MAX_DETAIL_CHARACTERS: Final = 500
 _MOMENT: Final = r"^([0-9]{1,12}\.[0-9]{3})?$"
 
 # What a retry and a dead letter both have, besides their detail.
-_SHARED: Final = ("reason", "status", "burned", "uncertain", "code")
+_SHARED: Final = ("reason", "status", "burned", "uncertain", "code", "meaning")
 
 _Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -80,6 +80,7 @@ class KeptOutcome(_Part):
     burned: bool = False
     uncertain: bool = False
     code: Annotated[str, Field(max_length=64)] | None = None
+    meaning: Annotated[str, Field(max_length=_MAX_DETAIL_CHARACTERS)] | None = None
 
 
 class KeptFacts(_Part):

@@ -281,7 +281,13 @@ def test_two_that_ask_for_one_id_send_it_once(make_team: MakeTeam, copies: int) 
 
 
 RETRIED = Retried(
-    reason="uncertain", delay_seconds=5.0, detail="no answer", status=500, burned=True, code="17"
+    reason="uncertain",
+    delay_seconds=5.0,
+    detail="no answer",
+    status=500,
+    burned=True,
+    code="17",
+    meaning="why",
 )
 DEAD = Dead(reason="refused", detail="it said no", status=400, burned=True)
 

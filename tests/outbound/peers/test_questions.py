@@ -65,6 +65,7 @@ def test_the_largest_messages_fit() -> None:
         burned=False,
         uncertain=False,
         code="c" * 64,
+        meaning="m" * 100,
     )
     envelope = Envelope(
         key="f" * 32,
