@@ -17,7 +17,7 @@ from bridge.amqp.channels import (
     open_channel,
     wait_for_held_back_acks,
 )
-from bridge.amqp.client import Connection, ConsumerCallback
+from bridge.amqp.client import ChannelAccessRefused, Connection, ConsumerCallback
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Body
 from bridge.deadline import Deadline
@@ -173,6 +173,9 @@ class Consumer:
                     wire.keep_alive()
                     await self._wait_for_change()
             await close_channel(channel)
+        except ChannelAccessRefused:
+            self._intake.refuse()
+            raise
         finally:
             session.over.set()
             self._intake.end()

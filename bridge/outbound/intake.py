@@ -55,6 +55,11 @@ class Intake:
         """Note that the session is over."""
         self._wire = None
 
+    def refuse(self) -> None:
+        """Note that the broker has refused to deliver, for which it is no message's fault."""
+        self._empty_sessions = 0
+        self._poison_suspected(0)
+
     def make(
         self,
         session: Session,

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from bridge.amqp.channels import ACKS_HELD_BACK_SECONDS, RPC_TIMEOUT_SECONDS
-from bridge.amqp.client import Connection
+from bridge.amqp.client import ChannelAccessRefused, Connection
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import DeliveryHandler
 from bridge.errors import BrokerError
@@ -44,6 +44,7 @@ class Channel:
         self.on_consumer_cancel_callbacks: set[Callable[[object], object]] = set()
         self.closing: asyncio.Future[None] = loop.create_future()
         self.hangs = False
+        self.fault: Exception | None = None
 
     @property
     def is_closed(self) -> bool:
@@ -54,6 +55,8 @@ class Channel:
         self.asked.append((method, fact))
         if self.hangs:
             await asyncio.Event().wait()
+        if self.fault is not None:
+            raise self.fault
 
     async def basic_qos(self, *, prefetch_count: int) -> None:
         """Set the prefetch."""
@@ -493,6 +496,23 @@ def test_sessions_that_bring_nothing_are_suspicious(world: World, ears: Ears) ->
 
     assert world.run(play()) == [0] * POISON_SESSIONS + [1, 0]
     assert ears.heard("protocol_poison_suspected") == [{"queue": "q"}] * 2
+
+
+def test_a_broker_that_refuses_to_deliver_casts_no_suspicion_on_a_message(
+    world: World, ears: Ears
+) -> None:
+    """A missing permission ends each connection too, and the log names it already."""
+
+    async def play() -> None:
+        for _ in range(2 * POISON_SESSIONS):
+            connection = world.connect()
+            world.channel.fault = ChannelAccessRefused("no read access to q")
+            with pytest.raises(ChannelAccessRefused):
+                await world.consumer.serve(connection)
+
+    world.run(play())
+    assert world.value("protocol_poison_suspected") == 0
+    assert ears.heard("protocol_poison_suspected") == []
 
 
 # Stop, resume, flush

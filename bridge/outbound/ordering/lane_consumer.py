@@ -20,7 +20,7 @@ from bridge.amqp.channels import (
     open_channel,
     wait_for_held_back_acks,
 )
-from bridge.amqp.client import Channel, Connection
+from bridge.amqp.client import Channel, ChannelAccessRefused, Connection
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Body, Wire
 from bridge.deadline import Deadline
@@ -172,6 +172,9 @@ class LaneConsumer:
                     await self._follow(connection)
                 self._wire.keep_alive()
                 await self._wait_for_change()
+        except ChannelAccessRefused:
+            self._intake.refuse()
+            raise
         finally:
             most_unacked = self.prefetch
             for lane in self._open.values():
