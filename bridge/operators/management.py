@@ -70,7 +70,8 @@ class Management:
         if answer.status_code == httpx.codes.NOT_FOUND:
             return None
         if answer.status_code != httpx.codes.OK:
-            what = {401: "wrong user or password, or the user lacks the tag `management`"}
+            # Of nodes it tells nothing to a user with the tag `management` alone.
+            what = {401: "wrong user or password, or the user lacks the tag `monitoring`"}
             raise BrokerError(what.get(answer.status_code, f"it answered {answer.status_code}"))
         try:
             return answer.json()
