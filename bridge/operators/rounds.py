@@ -41,6 +41,7 @@ from bridge.amqp.client import (
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Body, Wire
 from bridge.config import Settings
+from bridge.deadline import Deadline
 from bridge.errors import BridgeError, BrokerError
 from bridge.operators.moving import Copies, CopyRefusedError, open_copies
 from bridge.outbound.envelope import DELIVERY_COUNT
@@ -171,7 +172,7 @@ class Rounds:
         """
         self._round += 1
         try:
-            async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+            async with Deadline(RPC_TIMEOUT_SECONDS):
                 await self._channel.basic_qos(prefetch_count=count)
             consumer = await _consume(self._channel, queue, self._callback)
         except (AMQPError, ChannelInvalidStateError, TimeoutError):
@@ -228,7 +229,7 @@ class Rounds:
 
     async def _nothing_is_ready(self, queue: str) -> bool:
         try:
-            async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+            async with Deadline(RPC_TIMEOUT_SECONDS):
                 answer = await self._channel.queue_declare(queue, passive=True)
         except (AMQPError, ChannelInvalidStateError, TimeoutError):
             raise _is_gone(queue) from None
@@ -251,7 +252,7 @@ class Rounds:
             raise _is_gone(queue) from None
 
     async def _cancel(self, consumer: str) -> None:
-        async with asyncio.timeout(CANCEL_SECONDS):
+        async with Deadline(CANCEL_SECONDS):
             await self._channel.basic_cancel(consumer)
 
     def settled(self, message: Taken) -> None:
@@ -271,7 +272,7 @@ class Rounds:
         self._settled.clear()
         self._last_ack_at = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+            async with Deadline(RPC_TIMEOUT_SECONDS):
                 await self._wire.acks_read(self._channel)
         except (AMQPError, ChannelInvalidStateError, TimeoutError):
             raise _is_gone(queue) from None
@@ -315,7 +316,7 @@ class Rounds:
         last = self._last_of_each_nack()
         self._held.clear()
         try:
-            async with asyncio.timeout(CANCEL_SECONDS):
+            async with Deadline(CANCEL_SECONDS):
                 for tag in last:
                     await self._channel.basic_nack(tag, multiple=True, requeue=True)
                 if last:
@@ -351,7 +352,7 @@ async def _consume(
 ) -> str:
     """Begin a consumer of a queue, and return its tag; BrokerError: the user may not read it."""
     try:
-        async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+        async with Deadline(RPC_TIMEOUT_SECONDS):
             consumer = await channel.basic_consume(queue, callback, arguments=dict(arguments or {}))
     except ChannelAccessRefused:
         raise BrokerError(
@@ -391,5 +392,5 @@ async def open_rounds(
                 await rounds.finish(queue)
             raise
         await rounds.finish(queue)
-    async with asyncio.timeout(RPC_TIMEOUT_SECONDS):
+    async with Deadline(RPC_TIMEOUT_SECONDS):
         await close_channel(channel)
