@@ -358,7 +358,9 @@ def _check_cuts(known: Parameters, form: Sequence[tuple[str, str]], query: str) 
             raise InvalidSignatureError("ambiguous")
         row += name + value
     offsets = [offset for offset, _ in cuts]
-    text = next((name for _, name in cuts if name in known.texts), None)
+    text_at, text = next(((at, name) for at, name in cuts if name in known.texts), (-1, None))
+    if text is not None:
+        _check_addresses(known, row, cuts, (text_at, text_at + len(text + dict(form)[text])))
     for found in _starts(known).finditer(row):
         place = bisect_right(offsets, found.start()) - 1
         offset, name = cuts[place] if place >= 0 else (-1, "")
@@ -366,11 +368,29 @@ def _check_cuts(known: Parameters, form: Sequence[tuple[str, str]], query: str) 
             continue
         if found.start() < len(query) and found[1] > known.required:
             continue
-        # A form has one text: the name of another can begin no parameter.
-        if text is not None and found[1] in known.texts:
+        # A form has one text: behind its name, that of another can begin no parameter.
+        if text is not None and found[1] in known.texts and found.start() > text_at:
             continue
         if found[1] > (name if text is None else min(name, text)):
             raise InvalidSignatureError("ambiguous")
+
+
+def _check_addresses(
+    known: Parameters, row: str, cuts: Sequence[tuple[int, str]], text: tuple[int, int]
+) -> None:
+    """Refuse a row in which the name of an address stands again behind that address.
+
+    Services have senders that do not begin as a number does: who is called Acme could have written
+    a text that ends with an address, and would be taken for a new parameter FromAcme.
+    """
+    offsets = {offset for offset, _ in cuts}
+    begin, end = text
+    for offset, name in cuts:
+        if name in known.addresses:
+            for place in re.finditer(name, row[offset + 1 :]):
+                again = offset + 1 + place.start()
+                if again not in offsets and not begin < again < end:
+                    raise InvalidSignatureError("ambiguous")
 
 
 @lru_cache(maxsize=16)

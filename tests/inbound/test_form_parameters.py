@@ -260,6 +260,77 @@ def test_a_form_that_is_cut_elsewhere_is_refused(changes: dict[str, str | None])
     assert is_refused({name: value for name, value in form.items() if value is not None})
 
 
+# A text with a number in it, of a sender that does not begin as a number does.
+NAMED_SENDER = INCOMING | {"Body": "YESFrom+447700900123", "From": "Acme"}
+SHORT_SENDER = NAMED_SENDER | {"From": "2020", "Zone": "1"}
+# With a text as the value of Body, where Text could be one, too.
+PLIVO_PLANTED = {
+    **{name: PLIVO_INCOMING[name] for name in ("From", "MessageUUID", "To", "Type", "Units")},
+    "Body": f"YESFrom447700900123MessageUUID{PLIVO_INCOMING['MessageUUID']}Texthello",
+    "Zone": "1",
+}
+AGREED = {"Body": "I do not agree. BodyI agree", "Zone": "1"}
+SPOOFS = {
+    "a sender as a new parameter": (
+        TWILIO,
+        NAMED_SENDER,
+        {"Body": "YES", "From": "+447700900123", "FromAcme": ""},
+    ),
+    "a sender as a part of another": (
+        TWILIO,
+        NAMED_SENDER,
+        {"Body": "YES", "From": "+447700900123FromAcme"},
+    ),
+    "a short sender": (
+        TWILIO,
+        SHORT_SENDER,
+        {"Body": "YES", "From": "+447700900123", "From2": "020"},
+    ),
+    "a text that begins later": (
+        TWILIO,
+        INCOMING | AGREED,
+        {"ApiVersion": "2010-04-01BodyI do not agree. ", "Body": "I agree"},
+    ),
+    "a text of Plivo that begins later": (
+        PLIVO,
+        PLIVO_INCOMING | {"Text": "No. TextYes", "Zone": "1"},
+        {"MessageUUID": f"{PLIVO_INCOMING['MessageUUID']}TextNo. ", "Text": "Yes"},
+    ),
+    "another text of Plivo": (
+        PLIVO,
+        PLIVO_PLANTED,
+        {
+            "Body": None,
+            "BodyYES": "",
+            "From": "447700900123",
+            "Text": f"helloFrom12025550101MessageUUID{PLIVO_INCOMING['MessageUUID']}",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("known", "genuine", "changes"), SPOOFS.values(), ids=SPOOFS.keys())
+def test_no_text_names_its_sender_or_loses_its_begin(
+    known: Parameters, genuine: dict[str, str], changes: dict[str, str | None]
+) -> None:
+    """What a stranger wrote is no sender, nor a shorter text, in a form with something unusual."""
+    recut = {k: v for k, v in {**genuine, **changes}.items() if v is not None}
+
+    assert signed_row(list(recut.items())) == signed_row(list(genuine.items()))
+    assert is_refused(recut, known)
+
+
+UNUSUAL: tuple[dict[str, str], ...] = ({"Zone": "1"}, {"From": "Acme"}, {"From": "2020"})
+
+
+@pytest.mark.parametrize("changes", UNUSUAL)
+@pytest.mark.parametrize("text", ORDINARY)
+def test_ordinary_texts_are_taken_in_unusual_forms(text: str, changes: dict[str, str]) -> None:
+    """What people write is taken beside a new parameter, and of a sender that has a name."""
+    assert row_of(INCOMING | {"Body": text} | changes)
+    assert row_of(PLIVO_INCOMING | {"Text": text} | changes, PLIVO)
+
+
 def test_two_texts_are_refused() -> None:
     """Plivo sends a text as Text, or with media as Body: one could be a part of the other."""
     assert is_refused(PLIVO_INCOMING | {"Body": "hello"}, PLIVO)
