@@ -767,7 +767,9 @@ def test_answer_is_read_however_it_is_packed_and_written(name: str) -> None:
     assert (answer.fate, answer.provider_id) == (Fate.SENT, "m1")
 
 
-@pytest.mark.parametrize("body", ["OK: 12345".encode("utf-16"), gzip.compress(b"OK: 12345")])
+@pytest.mark.parametrize(
+    "body", ["OK: 12345".encode("utf-16"), gzip.compress(b"OK: 12345")], ids=["UTF-16", "gzip"]
+)
 def test_words_are_read_so_too(body: bytes) -> None:
     """Plain text is no less packed and written in another charset than JSON."""
     settings = {"body": "text", "accepted": {"pointer": "/0", "values": ["OK"]}}
