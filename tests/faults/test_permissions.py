@@ -154,3 +154,15 @@ async def test_a_queue_that_may_not_be_counted_is_named(bench: Bench) -> None:
                 await counting
         else:
             assert (await counting).total == 0
+
+
+async def test_a_reason_is_kept_by_a_user_that_may_not_read_it(bench: Bench) -> None:
+    """Whoever pauses is told what was stored; others may read it."""
+    admin = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
+    await bench.declare_main()
+    async with user(bench, ".*", ".*", r"^(?!.*\.paused$)") as url:
+        paused = await pause(make_settings(bench.values(rabbitmq__url=[url])), "wrong text")
+    again = await pause(admin, None)
+    assert await resume(admin)
+
+    assert [one.note.reason for one in (paused, again) if one.note] == ["wrong text"] * 2
