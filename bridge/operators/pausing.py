@@ -64,7 +64,7 @@ async def pause(settings: Settings, reason: str | None) -> Paused:
             await _make(connection, paused_queue(queue))
         # In an alarm of the broker nothing is read on a connection that has published.
         is_left = await _leave(channel, queue, note)
-        # That of another `pause` may be there first. One that may not be read is there all the same.
+        # Another `pause` may have left its own first. What may not be read is there all the same.
         kept = (await _read_note(connection, queue) or note) if is_left else None
         return Paused(kept, is_new=before is None)
 
