@@ -333,9 +333,13 @@ async def test_who_joins_again_leaves_nothing_behind(
         await until(lambda: len(channels) == 1, what="one channel")
 
 
-@pytest.mark.parametrize("readable", ["", r"|.*\.workers"], ids=["bind", "consume"])
+@pytest.mark.parametrize(
+    ("write", "read"),
+    [(".*", "^nothing$"), (".*", r"^.*\.workers$"), (r"^(?!.*\.workers$)", ".*")],
+    ids=["bind", "consume", "speak"],
+)
 async def test_who_may_not_join_leaves_nothing_behind(
-    managed_broker: Broker, queue: str, readable: str, monkeypatch: pytest.MonkeyPatch
+    managed_broker: Broker, queue: str, write: str, read: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of tries to join that are refused on the way no queue is left, and one warning is given."""
     monkeypatch.setattr(peers_exchange, "REFUSED_SECONDS", 0.1)
@@ -350,7 +354,7 @@ async def test_who_may_not_join_leaves_nothing_behind(
         )
         return not [name for name in listed.split() if name.startswith(f"{queue}.workers")]
 
-    with listening() as ears, account(managed_broker, ".*", ".*", f"^(nothing{readable})$") as url:
+    with listening() as ears, account(managed_broker, ".*", write, read) as url:
         async with at_work(alone, url) as connection:
             await until(lambda: alone.peers.joins > 10, what="ten tries")
             monkeypatch.setattr(peers_exchange, "REFUSED_SECONDS", SECONDS)

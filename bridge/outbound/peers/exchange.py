@@ -246,7 +246,6 @@ class Peers:
 
     def _begin(self, connection: Connection, *, is_alone: bool) -> None:
         self._connection = connection
-        self._last_fault = ""
         self._has_passed_once = False
         self._is_refused = False
         self._next_look_at = self._clock() + LOOK_SECONDS
@@ -332,7 +331,9 @@ class Peers:
 
     def _hear(self, message: Message) -> None:
         if message.worker_id == self.worker_id:
+            # Only now all works: who may not publish to the exchange has joined as well.
             self._outbox.note_echo()
+            self._last_fault = ""
             return
         if message.kind == Bye.kind:
             self.roster.leave(message.worker_id)
