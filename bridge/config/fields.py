@@ -27,9 +27,9 @@ _SIGNED: Final = r"\{(body|url)\}"
 _CODE: Final = r"^[!-~]{1,64}$"
 _PREFIX: Final = r"^[ -~]{0,64}$"
 _HEADER_VALUE: Final = re.compile(r"[!-~](?:[ -~]{0,998}[!-~])?")
-# A request's path is compared decoded.
 # RFC 9110, 8.3.1.
 CONTENT_TYPE: Final = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+(; ?[ -~]{1,60})?$"
+# A request's path is compared decoded.
 _PATH: Final = r"^/[^?#%{}\s]*$"
 HALF_CHARACTER: Final = "holds half of a surrogate pair; write the whole character"
 # RFC 9110, 5.6.2.

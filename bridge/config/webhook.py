@@ -214,6 +214,18 @@ class WebhookSettings(EndpointSettings):
         """The types that metrics and logs may name, of every endpoint."""
         return tuple(dict.fromkeys(t for one in self.all_endpoints for t in one.known_types))
 
+    def response_seconds(self, endpoint: EndpointSettings) -> float:
+        """Return within which time an endpoint's webhooks are answered.
+
+        What the default endpoint has from its preset is right for that service alone: others may
+        not wait for as long.
+        """
+        if endpoint.response_timeout_seconds is not None:
+            return endpoint.response_timeout_seconds
+        own = self.response_timeout_seconds
+        of_preset = preset_endpoint(self.preset).get("response_timeout_seconds")
+        return DEFAULT_RESPONSE_SECONDS if own == of_preset else own
+
     def endpoint_faults(self) -> Iterator[str]:
         """Yield what keeps the endpoints from standing beside each other."""
         taken: dict[str, str] = {}

@@ -136,15 +136,19 @@ def name_event(
 
 
 def inflate(body: bytes, content_encoding: str) -> bytes:
-    """Undo gzip or deflate, to read what a body holds; return nothing for more than is read."""
+    """Undo gzip or deflate, to read what a body holds; return nothing for more than is read.
+
+    A body that is not compressed, whatever its header says, stays as it is: a proxy may have
+    inflated it. Of several streams in a row not a first part is read alone.
+    """
     if content_encoding.strip().lower() not in _INFLATED:
         return body
     inflating = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
         plain = inflating.decompress(body, MAX_INFLATED_BYTES)
     except zlib.error:
-        return b""
-    return plain if inflating.eof else b""
+        return body
+    return plain if inflating.eof and not inflating.unused_data else b""
 
 
 def read_body(body: bytes, content_type: str | None) -> Any:  # noqa: ANN401  JSON

@@ -69,9 +69,7 @@ def _is_asked_again(endpoint: Endpoint) -> bool:
 
 def _seconds_for(endpoint: Endpoint, settings: WebhookSettings) -> float:
     """Return within which time an endpoint's webhooks are answered, with the reserve kept back."""
-    own = endpoint.settings.response_timeout_seconds
-    seconds = settings.response_timeout_seconds if own is None else own
-    return max(seconds - RESPONSE_RESERVE_SECONDS, 0.0)
+    return max(settings.response_seconds(endpoint.settings) - RESPONSE_RESERVE_SECONDS, 0.0)
 
 
 class Unconfirmed:

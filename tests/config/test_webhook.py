@@ -271,6 +271,27 @@ def test_what_each_service_wants_as_answer(preset: str, expected: object) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("default", "of_default", "of_others"),
+    [
+        ({"preset": "twilio"}, 10, 2.5),
+        ({"preset": "telnyx"}, 1.8, 2.5),
+        ({"preset": "twilio", "response_timeout_seconds": 4}, 4, 4),
+        ({"preset": "vonage"}, 2.5, 2.5),
+        ({"response_timeout_seconds": 4}, 4, 4),
+    ],
+)
+def test_a_presets_time_to_answer_is_its_endpoints_alone(
+    load: Load, default: dict[str, Any], of_default: float, of_others: float
+) -> None:
+    """What one service waits for is nothing to the others; what somebody has set holds for all."""
+    address = {"public_url": "https://sms.example.com/webhooks"}
+    found = webhook(load, secret_files=FILES, **address, **default, endpoints=[OTHER])
+    times = [found.response_seconds(endpoint) for endpoint in found.all_endpoints]
+
+    assert times == [of_default, of_others]
+
+
 def test_a_health_path_is_no_endpoints(faults: Faults) -> None:
     """One path is either a service's or a load balancer's."""
     (said,) = faults({"webhook": {"health_path": "/webhooks", "secrets": ["a"]}})

@@ -1,7 +1,9 @@
 """What a verified webhook is called: any body has a routing key, and properties that AMQP takes."""
 
+import gzip
 import hashlib
 import json
+import zlib
 from typing import Any
 from urllib.parse import urlencode
 
@@ -223,3 +225,25 @@ def test_a_long_type_is_cut_at_a_whole_character(kind: str) -> None:
     assert told is not None
     assert kind.startswith(told)
     assert 252 <= len(told.encode()) <= 255 or told == kind
+
+
+DOCUMENT = b'{"type": "message.received", "id": "1"}'
+COMPRESSED = {
+    "gzip": (gzip.compress(DOCUMENT), "gzip", "message.received"),
+    "deflate": (zlib.compress(DOCUMENT), "deflate", "message.received"),
+    "inflated on the way": (DOCUMENT, "gzip", "message.received"),
+    "cut off": (gzip.compress(DOCUMENT)[:-9], "gzip", None),
+    "two of them": (gzip.compress(DOCUMENT) + gzip.compress(DOCUMENT), "gzip", None),
+    "a bomb": (gzip.compress(DOCUMENT + b" " * 2**21), "gzip", None),
+}
+
+
+@pytest.mark.parametrize(("body", "encoding", "kind"), COMPRESSED.values(), ids=COMPRESSED.keys())
+def test_a_compressed_body_is_read_whole_or_not_at_all(
+    body: bytes, encoding: str, kind: str | None
+) -> None:
+    """A header that a proxy has left on a body that it inflated hides nothing."""
+    ours = EndpointSettings(path="/webhooks")
+    event = name_event(body, "application/json", Verified(0, None, None), ours, encoding)
+
+    assert (event.type, event.event_id, event.body) == (kind, kind and "1", body)
