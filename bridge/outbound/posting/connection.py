@@ -174,16 +174,18 @@ class Connection(asyncio.Protocol):
         if self._parser is None or self._waiter is None:
             self.close()
             return
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._reusable = False
-            # A parser that has failed once fails with all that follows, too.
-            if not self._complete and self._read_leniently(data):
-                self._finish(AttemptError("not_http"))
-            return
-        if not self._complete:
-            self._keep(data)
+        if self._lenient is None:
+            try:
+                self._parser.feed_data(data)
+            except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+                self._reusable = False
+            else:
+                if not self._complete:
+                    self._keep(data)
+                return
+        # Never both: behind a 101 the parser would begin anew in the middle of the answer.
+        if not self._complete and self._read_leniently(data):
+            self._finish(AttemptError("not_http"))
 
     def _keep(self, data: bytes) -> None:
         self._unended.append(data)

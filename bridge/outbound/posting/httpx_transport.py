@@ -7,7 +7,7 @@ that it means the same with a proxy and without.
 import contextlib
 import ssl
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
@@ -50,12 +50,13 @@ class HttpxTransport:
         CONNECT speaks of the way to the server, and is `proxy_failed`.
         """
         answer = LenientReader(MAX_ANSWER_BYTES)
+        diversion = _Diversion(answer)
         request = httpx.Request(
             "POST",
             url,
             headers=[*common, *headers],
             content=body,
-            extensions={"timeout": self._timeouts, "trace": _Diversion(answer)},
+            extensions={"timeout": self._timeouts, "trace": diversion},
         )
         connection = httpx.AsyncHTTPTransport(
             proxy=self._proxy, verify=self._tls, trust_env=False, http2=False
@@ -68,7 +69,10 @@ class HttpxTransport:
             if isinstance(error, httpx.ProxyError) and str(error).startswith("407 "):
                 return Reply(407)
             if answer.status is None:
-                raise AttemptError(_fault_of(error)) from error
+                fault = _fault_of(error)
+                raise AttemptError(
+                    fault if diversion.is_asked else _BEFORE_THE_POST.get(fault, fault)
+                ) from error
         finally:
             with contextlib.suppress(Exception):
                 await connection.aclose()
@@ -79,16 +83,16 @@ class _Diversion:
     """Leads the answer to the POST into a reader; httpx sees a connection that ends.
 
     Follows httpx's trace of the request: each stream that it opens, with TLS or without, and the
-    moment at which it begins to write the POST and not a CONNECT.
+    moment at which it begins to write the POST and not a CONNECT: `is_asked` from then on.
     """
 
     def __init__(self, answer: LenientReader) -> None:
         self._answer = answer
-        self._is_asked = False
+        self.is_asked = False
 
     async def __call__(self, event: str, info: dict[str, Any]) -> None:
         if event == "http11.send_request_headers.started":
-            self._is_asked = info["request"].method == b"POST"
+            self.is_asked = info["request"].method == b"POST"
         elif event.endswith((".connect_tcp.complete", ".start_tls.complete")):
             self._divert(info["return_value"])
 
@@ -96,7 +100,7 @@ class _Diversion:
         read = stream.read
 
         async def divert(max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
-            if not self._is_asked:
+            if not self.is_asked:
                 data: bytes = await read(max_bytes, timeout=timeout)
                 return data
             while not self._answer.is_complete:
@@ -107,6 +111,14 @@ class _Diversion:
             return b""
 
         stream.read = divert
+
+
+# Of a tunnel that breaks off, answers nonsense or says nothing, before the POST was begun.
+_BEFORE_THE_POST: Final[dict[AttemptFault, AttemptFault]] = {
+    "answer_timeout": "connect_timeout",
+    "connection_lost": "proxy_failed",
+    "not_http": "proxy_failed",
+}
 
 
 def _fault_of(error: httpx.HTTPError | OSError) -> AttemptFault:

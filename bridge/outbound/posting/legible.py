@@ -14,10 +14,23 @@ from bridge.outbound.posting.connection import MAX_ANSWER_BYTES, Reply
 # zlib's words for "with gzip's or zlib's own header" and for "with none": `deflate` is either.
 _WITH_HEADER: Final = 32 + zlib.MAX_WBITS
 _WITHOUT_HEADER: Final = -zlib.MAX_WBITS
+_GZIP: Final = b"\x1f\x8b"
 _PACKED: Final = frozenset(("gzip", "x-gzip", "deflate"))
+# Nobody packs more often, and each time costs as much as the first.
+_MOST_CODINGS: Final = 4
 _CHARSET: Final = re.compile(r""";\s*charset\s*=\s*["']?([A-Za-z0-9_.:-]{1,40})""", re.IGNORECASE)
-# Python's own, which are no charsets, and cost more time than their size tells.
-_NO_CHARSETS: Final = frozenset(("idna", "punycode", "undefined"))
+# Besides UTF-8. Python has codecs that are no charsets, finds them by many a spelling, remembers
+# each name that it was ever asked for, and some take far longer than their input is long.
+_CHARSETS: Final = frozenset(
+    (
+        *("utf-16", "utf-16le", "utf-16be", "utf-32", "utf-32le", "utf-32be", "latin1", "latin-1"),
+        *(f"iso-8859-{n}" for n in range(1, 17) if n != 12),  # noqa: PLR2004  there is none
+        *(f"{name}125{n}" for name in ("windows-", "cp") for n in range(9)),
+        *("cp437", "cp850", "cp874", "ibm437", "ibm850", "koi8-r", "koi8-u", "macintosh"),
+        *("big5", "euc-jp", "euc-kr", "gb18030", "gb2312", "gbk", "iso-2022-jp", "iso-2022-kr"),
+        *("ks_c_5601-1987", "shift_jis", "sjis", "tis-620"),
+    )
+)
 _PAGE: Final = re.compile(rb"<(?:!doctype\s+html|html)\b", re.IGNORECASE)
 
 
@@ -29,9 +42,9 @@ def legible_body(reply: Reply) -> bytes:
     return _in_utf8(_unpacked(reply), " ".join(reply.header_values("Content-Type")))
 
 
-def is_page(reply: Reply) -> bool:
-    """Whether the body is a page for a browser: HTML by its first words, or as it is declared."""
-    body = legible_body(reply).lstrip()
+def is_page(reply: Reply, legible: bytes) -> bool:
+    """Whether a legible body is a page for a browser: HTML by its first words, or as declared."""
+    body = legible.lstrip()
     if _PAGE.match(body):
         return True
     is_html = any("html" in kind.lower() for kind in reply.header_values("Content-Type"))
@@ -43,31 +56,49 @@ def _unpacked(reply: Reply) -> bytes:
     body = reply.body
     said = ",".join(reply.header_values("Content-Encoding")).lower().split(",")
     # The last one was applied last.
-    for coding in reversed([one.strip() for one in said]):
+    for coding in reversed([one.strip() for one in said[-_MOST_CODINGS:]]):
         if coding in _PACKED:
             body = _inflated(body)
     return body
 
 
 def _inflated(body: bytes) -> bytes:
-    for form in (_WITH_HEADER, _WITHOUT_HEADER):
+    try:
+        return _with_header(body)
+    except zlib.error:
+        pass
+    bare = zlib.decompressobj(_WITHOUT_HEADER)
+    try:
+        unpacked = bare.decompress(body, MAX_ANSWER_BYTES)
+    except zlib.error:
+        return body
+    # The start of many a text is that of such a stream, too, but not its end.
+    is_whole = bare.eof or len(unpacked) == MAX_ANSWER_BYTES
+    return unpacked if is_whole or len(body) >= MAX_ANSWER_BYTES else body
+
+
+def _with_header(body: bytes) -> bytes:
+    """Unpack one stream after the other, for gzip's may be several (RFC 1952, 2.2)."""
+    unpacked = b""
+    while len(unpacked) < MAX_ANSWER_BYTES:
+        stream = zlib.decompressobj(_WITH_HEADER)
         try:
-            return zlib.decompressobj(form).decompress(body, MAX_ANSWER_BYTES)
+            unpacked += stream.decompress(body, MAX_ANSWER_BYTES - len(unpacked))
         except zlib.error:
-            continue
-    return body
+            # What follows the first one may be none.
+            if not unpacked:
+                raise
+            break
+        body = stream.unused_data
+        if not body.startswith(_GZIP):
+            break
+    return unpacked
 
 
 def _in_utf8(body: bytes, content_type: str) -> bytes:
     # A byte-order mark, or the NULs of UTF-16 and UTF-32, prove more than what is declared.
     charset: str = json.detect_encoding(body)
     declared = _CHARSET.search(content_type)
-    if charset == "utf-8" and declared is not None:
+    if charset == "utf-8" and declared is not None and declared[1].lower() in _CHARSETS:
         charset = declared[1].lower()
-    if charset in _NO_CHARSETS or "escape" in charset:
-        charset = "utf-8"
-    try:
-        text = body.decode(charset, "replace")
-    except (LookupError, UnicodeError, ValueError):
-        text = body.decode("utf-8", "replace")
-    return text.encode("utf-8", "replace")
+    return body.decode(charset, "replace").encode("utf-8", "replace")

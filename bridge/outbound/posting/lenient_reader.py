@@ -17,9 +17,15 @@ _STATUS_LINE: Final = re.compile(
 )
 _END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
 _FOLD: Final = re.compile(rb"\r?\n[ \t]+")
-_CHUNK_SIZE: Final = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\n]*)?\r?\n")
-# What may become one when more arrives; its extensions are no longer than that.
-_START_OF_SIZE: Final = re.compile(rb"[ \t]*[0-9A-Fa-f]{0,15}[ \t]*(?:;[^\n]{0,4096})?\r?")
+_LINE_ENDS: Final = re.compile(rb"[\r\n]*+")
+# All repeats are possessive and bounded: a service must not choose how long it takes to read them.
+_CHUNK_SIZE: Final = re.compile(
+    rb"[ \t]{0,64}+([0-9A-Fa-f]{1,15})[ \t]{0,64}+(?:;[^\n]{0,4096}+)?+\r?\n"
+)
+# What may become one when more arrives.
+_START_OF_SIZE: Final = re.compile(
+    rb"[ \t]{0,64}+[0-9A-Fa-f]{0,15}+[ \t]{0,64}+(?:;[^\n]{0,4096}+)?+\r?"
+)
 _LENGTH: Final = re.compile(rb"[0-9]{1,15}")
 # These answers never have a body.
 _BODILESS: Final = frozenset((204, 304))
@@ -49,7 +55,8 @@ class LenientReader:
 
     def feed(self, data: bytes | bytearray) -> None:
         """Read on; what follows the end of the answer is ignored."""
-        self._unread += data
+        if not self.is_complete:
+            self._unread += data
         while not self.is_complete and self._step():
             pass
 
@@ -61,8 +68,12 @@ class LenientReader:
             return self._read_size()
         return self._read_body()
 
+    def _skip_line_ends(self) -> None:
+        if (ends := _LINE_ENDS.match(self._unread)) is not None:
+            del self._unread[: ends.end()]
+
     def _read_head(self) -> bool:
-        del self._unread[: len(self._unread) - len(self._unread.lstrip(b"\r\n"))]
+        self._skip_line_ends()
         line = _STATUS_LINE.match(self._unread)
         if line is None:
             self.is_complete = b"\n" in self._unread or len(self._unread) > self._head_bytes_left
@@ -95,7 +106,7 @@ class LenientReader:
             int(one)
             for name, value in said
             if name == b"content-length"
-            for one in re.split(rb"[ \t]*,[ \t]*", value)
+            for one in map(bytes.strip, value.split(b","))
             if _LENGTH.fullmatch(one)
         ]
         # Of lengths that differ the longest: to wait for more than there is loses nothing.
@@ -104,7 +115,7 @@ class LenientReader:
         self.is_complete = is_empty or self.status in _BODILESS
 
     def _read_size(self) -> bool:
-        del self._unread[: len(self._unread) - len(self._unread.lstrip(b"\r\n"))]
+        self._skip_line_ends()
         size = _CHUNK_SIZE.match(self._unread)
         if size is None:
             if _START_OF_SIZE.fullmatch(self._unread):

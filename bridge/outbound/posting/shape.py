@@ -123,15 +123,20 @@ class Shape:
 
     def judge(self, reply: Reply) -> Answer:
         """Say what an answer means; nothing that the service wrote is in the detail."""
-        document = self._read_words(reply) if self._is_text else read_document(reply.body)
-        if document is NOT_JSON and reply.body:
-            document = read_document(legible_body(reply))
+        legible = b""
+        document = NOT_JSON if self._is_text else read_document(reply.body)
+        if document is NOT_JSON:
+            legible = legible_body(reply) if reply.body else b""
+            if self._is_text:
+                document = read_words(legible)
+            elif legible != reply.body:
+                document = read_document(legible)
         found = None if self._yes_pointer is None else find_all(document, self._yes_pointer)
         if reply.status in self._accepted and (found is None or self._all_say_yes(found)):
             # The way of nearly every answer: no call that it can do without.
             provider_id = find_id(document, self._id_pointers)
             answer = Answer(Fate.SENT, "success", "accepted", reply.status, provider_id=provider_id)
-            if found is None and (document is NOT_JSON or self._is_text) and is_page(reply):
+            if found is None and legible and is_page(reply, legible):
                 return answer._replace(is_page=True)
             return answer
         if found is None:
@@ -147,9 +152,6 @@ class Shape:
         code = str(answer.status) if answer.code is None else answer.code
         meaning = None if answer.fate is Fate.SENT else self._meanings.get(code)
         return answer if meaning is None else answer._replace(meaning=meaning)
-
-    def _read_words(self, reply: Reply) -> list[str]:
-        return read_words(legible_body(reply))
 
     def _all_say_yes(self, found: Sequence[Any]) -> bool:
         for value in found:  # a loop, because a generator costs more

@@ -2,6 +2,7 @@
 
 import base64
 import cProfile
+import encodings
 import gzip
 import json
 import pstats
@@ -24,7 +25,7 @@ from bridge.errors import ConfigError, InvalidMessageError
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Answer, Fate
 from bridge.outbound.posting.connection import MAX_ANSWER_BYTES, Header, Reply
-from bridge.outbound.posting.legible import legible_body
+from bridge.outbound.posting.legible import _CHARSETS, legible_body
 from bridge.outbound.posting.shape import ApiRequest, Shape, shape_from
 from bridge.outbound.request import OpenSendRequest, SendRequest, parse_request
 from bridge.pointers import find_id
@@ -732,6 +733,7 @@ LATIN, WIDE = (
     {"Content-Type": f"application/json; charset={charset}"} for charset in ("ISO-8859-1", "utf-16")
 )
 RAW = zlib.compress(SAYS.encode(), wbits=-15)
+MEMBERS = (b"", SAYS.encode()[:9], SAYS.encode()[9:])
 LEGIBLE: dict[str, tuple[bytes, dict[str, str]]] = {
     "as it should be": (SAYS.encode(), {}),
     "a byte-order mark": (SAYS.encode("utf-8-sig"), {}),
@@ -749,6 +751,7 @@ LEGIBLE: dict[str, tuple[bytes, dict[str, str]]] = {
     "deflate without its header": (RAW, DEFLATE),
     "gzip twice": (gzip.compress(gzip.compress(SAYS.encode())), {"Content-Encoding": "gzip, gzip"}),
     "gzip of UTF-16": (gzip.compress(SAYS.encode("utf-16")), GZIP | WIDE),
+    "gzip in several members": (b"".join(map(gzip.compress, MEMBERS)), GZIP),
     "declared gzip, and none": (SAYS.encode("utf-8-sig"), GZIP),
 }
 
@@ -787,14 +790,54 @@ def test_bomb_is_not_unpacked() -> None:
     assert shape(**BY_BODY).judge(bomb).fate is Fate.UNCERTAIN
 
 
-@pytest.mark.parametrize("charset", ["idna", "punycode", "unicode_escape", "undefined", "utf-7"])
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+@pytest.mark.parametrize("text", [b"sent", b"code=2", b"queued"])
+def test_text_that_is_declared_packed_and_is_not(text: bytes, coding: str) -> None:
+    """What begins like a packed stream and never ends as one is the text that it was."""
+    assert legible_body(reply_of(text, {"Content-Encoding": coding})) == text
+
+
+NO_CHARSETS = ("idna", "punycode", "-punycode", "_punycode", "unicode_escape", "undefined", "utf-7")
+
+
+@pytest.mark.parametrize("charset", NO_CHARSETS)
 def test_no_charset_costs_time_or_raises(charset: str) -> None:
-    """Whatever a service declares, a body of the longest size is read at once."""
+    """Whatever a service declares, a body of the longest size is read at once, as UTF-8."""
     declared = {"Content-Type": f"text/plain; charset={charset}"}
     started = time.process_time()
-    legible_body(reply_of(b"xn--\xff\\u12" * (MAX_ANSWER_BYTES // 10), declared))
+    read = legible_body(reply_of(b"a" * (MAX_ANSWER_BYTES - 12) + rb"-\u0041+AEE-", declared))
 
     assert time.process_time() - started < 1
+    assert read.endswith(rb"-\u0041+AEE-")
+
+
+def test_unknown_charsets_are_not_remembered() -> None:
+    """Python keeps each name that it looks for; a service must not fill the memory with them."""
+    known = len(encodings._cache)
+    for number in range(100):
+        declared = {"Content-Type": f"text/plain; charset=x-{number}"}
+        legible_body(reply_of(b"OK", declared))
+
+    assert len(encodings._cache) <= known + 1
+
+
+@pytest.mark.parametrize(("times", "fate"), [(4, Fate.SENT), (5, Fate.UNCERTAIN)])
+def test_codings_without_end_are_not_followed(times: int, fate: Fate) -> None:
+    """Each coding costs as much as the first: a few are followed, more are nobody's."""
+    packed = SAYS.encode()
+    for _ in range(times):
+        packed = gzip.compress(packed)
+    answer = reply_of(packed, {"Content-Encoding": ", ".join(["gzip"] * times)})
+
+    assert shape(**BY_BODY).judge(answer).fate is fate
+
+
+@pytest.mark.parametrize("charset", sorted(_CHARSETS))
+def test_each_charset_is_one(charset: str) -> None:
+    """Python knows each that is listed, and reads whatever is written in it."""
+    declared = {"Content-Type": f"text/plain; charset={charset}"}
+
+    assert legible_body(reply_of(b"<\xff\xfe" + bytes(range(1, 256)) * 9, declared))
 
 
 PAGES: dict[str, tuple[bytes, dict[str, str], bool]] = {

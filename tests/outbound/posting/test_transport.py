@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -768,6 +769,16 @@ NO_STATUS_LINES: dict[str, tuple[bytes, int | Fate]] = {
     "in a 100 without end": (b"HTTP/1.1 100 Continue\r\n" + QUOTES, Fate.UNCERTAIN),
     "of a status that is none": (b"HTTP/1.1 20 OK\r\n" + QUOTES + b"\r\n", Fate.UNCERTAIN),
 }
+
+
+async def test_no_status_line_in_the_middle_is_one_behind_a_101() -> None:
+    """The parser begins anew behind a 101, wherever the next packet begins; the answer does not."""
+    upgrade = b"HTTP/1.1 101 Oh\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n"
+    pieces = (upgrade + b"HTTP/1.1 500 Oh\r\n", QUOTES + b"Content-Length: 0\r\n\r\n")
+    async with serving(answering(*pieces)) as site:
+        transport, url = direct(site)
+        async with aclosing(transport), asyncio.timeout(GUARD_SECONDS / 2):
+            assert await fate_of(transport, url) == 500
 
 
 @every_way
@@ -1708,9 +1719,11 @@ def test_no_exception_of_httpx_is_missing() -> None:
 
 
 async def failing(error: Exception, monkeypatch: pytest.MonkeyPatch) -> AttemptError:
-    """Post over httpx, which raises this, and return what comes of it."""
+    """Post over httpx, which raises this while it posts, and return what comes of it."""
 
-    async def fail(*_: object) -> httpx.Response:
+    async def fail(_: object, request: httpx.Request) -> httpx.Response:
+        begun = {"request": SimpleNamespace(method=b"POST")}
+        await request.extensions["trace"]("http11.send_request_headers.started", begun)
         raise error
 
     monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", fail)
@@ -1817,14 +1830,23 @@ async def test_tunnel_that_wants_a_login_pauses_the_worker() -> None:
     assert judge_status(reply.status, retry_after_seconds=None).pause == "credentials_rejected"
 
 
+async def talk_nonsense(peer: Peer) -> None:
+    """Be no proxy."""
+    await peer.head()
+    peer.say(b"SSH-2.0-nonsense\r\n")
+
+
 @pytest.mark.parametrize(
-    "script", [never_read, hang_up, hang_up_hard], ids=["silent", "close", "reset"]
+    "script",
+    [never_read, hang_up, hang_up_hard, talk_nonsense],
+    ids=["silent", "close", "reset", "nonsense"],
 )
-async def test_proxy_that_breaks_off_is_at_worst_uncertain(script: Script) -> None:
-    """A tunnel that does not come about is not sent or uncertain, within the deadline."""
+async def test_tunnel_that_does_not_come_about_is_not_sent(script: Script) -> None:
+    """Before the POST is begun nothing of it can have arrived, whatever the proxy does."""
     async with serving(script) as proxy:
         transport = httpx_transport(proxy=proxy.origin, timeout_seconds=SHORT_SECONDS)
         async with aclosing(transport):
             fate = await fate_of(transport, "https://api.test/v1/messages")
 
-    assert fate in {Fate.NOT_SENT, Fate.UNCERTAIN}
+        assert all(BODY not in peer.received for peer in proxy.peers)
+    assert fate is Fate.NOT_SENT
