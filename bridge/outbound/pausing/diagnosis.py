@@ -124,7 +124,7 @@ class Diagnosis:
             )
             return answer if about is None or pause is not None else _about(answer, about)
         if answer.fate is Fate.REFUSED:
-            self._evidence.clear(key)
+            self._evidence.clear(key, recipient)
         return answer
 
     def _judge_refusal(self, answer: Answer, key: str, pause: Pause | None) -> Answer:

@@ -7,8 +7,8 @@ the second try left; what was in flight when a key was revoked proves nothing.
 
 A 401, 402, 429 or 503 with `Retry-After` is about one message when that message, or its number,
 gets one again while other messages of its sender are accepted. It is about one sender when only
-other senders' messages are accepted. Of a limit that holds for all, others get many such answers
-too, so that no more than a tenth of theirs may be.
+other senders' messages are accepted since the sender's first such answer. Of a limit that holds for
+all, others get many such answers too, so that no more than a tenth of theirs may be.
 """
 
 from collections import OrderedDict
@@ -112,6 +112,7 @@ class Evidence:
             self._suspects.pop(key, None)
         if self.is_counting:
             self._count_acceptance(sender, request_number)
+            self._senders.pop(sender, None)
             self._messages.pop(key, None)
             self._numbers.pop(recipient, None)
             self._stop_counting_if_over()
@@ -222,10 +223,13 @@ class Evidence:
 
     # What ends it
 
-    def clear(self, key: str) -> None:
-        """Forget a message: its fate is known."""
+    def clear(self, key: str, recipient: str) -> None:
+        """Forget a message that is refused, and that its number had to wait."""
         self._suspects.pop(key, None)
-        self._messages.pop(key, None)
+        if self.is_counting:
+            self._messages.pop(key, None)
+            self._numbers.pop(recipient, None)
+            self._stop_counting_if_over()
 
     def renew(self) -> None:
         """Forget all: the key has changed, and for the new one nothing is known."""

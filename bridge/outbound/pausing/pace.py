@@ -208,10 +208,14 @@ class Pace:
     async def _let_others_pass(self, delivery: Delivery, recipient: str, sender: str) -> bool:
         """Have a message that got a 429 wait behind others; say whether it has waited.
 
-        Were it the first one each time, it would never be known whether the wait is for all.
+        Were it the first one each time, it would never be known whether the wait is for all. While
+        one wait follows the other it goes in the end all the same, not after all others.
         """
         has_waited = False
-        while (wait := self._seconds_behind(delivery.envelope.key, recipient, sender)) > 0:
+        while delivery.held_seconds <= MAX_HOLD_SECONDS:
+            wait = self._seconds_behind(delivery.envelope.key, recipient, sender)
+            if wait <= 0:
+                break
             has_waited = True
             self._next_answer.clear()
             with delivery.waits("pace"):

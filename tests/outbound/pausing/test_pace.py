@@ -1314,6 +1314,33 @@ def test_limit_of_one_sender(world: World) -> None:
     assert not pace.holds_senders
 
 
+def test_a_sender_that_is_taken_since_is_not_the_limited_one(world: World) -> None:
+    """A limit for all, long after one number of a sender had to wait, is not that sender's."""
+    pace = world.pace()
+    rule(pace, LIMITED, "bad")
+    world.passes(30)
+    for _ in range(100):
+        rule(pace, ACCEPTED, fresh())
+        rule(pace, ACCEPTED, fresh(), sender="B")
+    rule(pace, LIMITED, "later")
+
+    assert not pace.is_open
+    assert not pace.holds_senders
+
+
+def test_a_number_that_is_answered_otherwise_is_not_the_limited_one(world: World) -> None:
+    """A limit for all, long after a number that had to wait was refused, is not the number's."""
+    pace = world.pace()
+    rule(pace, LIMITED, "first", "bad")
+    world.passes(30)
+    note(pace, ACCEPTED, 100)
+    rule(pace, status(422), "first", "bad")
+    assert not pace.is_wary
+
+    assert rule(pace, LIMITED, "second", "bad") is None
+    assert not pace.is_open
+
+
 def test_code_that_speaks_of_a_sender(world: World) -> None:
     """A code that is known to be about the sender holds that sender at once, longer each time."""
     answer = status(429)._replace(status=400, code="21611", by_code=True, about="sender")
@@ -1413,6 +1440,25 @@ def test_limited_message_does_not_wait_for_others_for_long(world: World) -> None
     pace.begin("slow")
 
     assert world.seconds(admit(pace, "bad")) <= 5.5 + BEHIND_SECONDS + 0.1
+
+
+def test_limited_message_does_not_wait_through_one_wait_after_the_other(world: World) -> None:
+    """Under a limit for all that is never over for long, a message is not held after all others."""
+    pace = world.pace()
+    rule(pace, status(429, wait=1), "bad")
+
+    async def others() -> None:
+        for _ in range(200):
+            await asyncio.sleep(1)
+            note(pace, status(429, wait=1))
+            pace.begin(fresh())
+
+    async def both() -> None:
+        busy = asyncio.create_task(others())
+        await pace.admit(make_delivery("bad", clock=world.loop.time), "bad", "A")
+        busy.cancel()
+
+    assert world.seconds(both()) <= MAX_HOLD_SECONDS + 2
 
 
 def test_other_worker_has_singled_it_out(world: World) -> None:
