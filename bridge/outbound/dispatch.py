@@ -15,7 +15,7 @@ from bridge.outbound.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.fates import Fate
 from bridge.outbound.lanes import Lanes
-from bridge.outbound.limits.capacity import Capacity
+from bridge.outbound.limits.capacity import Capacity, Slot
 from bridge.outbound.metrics import WorkerMetrics
 from bridge.outbound.outcomes import Dead, Outcome, Policy, Retried, Sent, put_off
 from bridge.outbound.pausing.pace import Pace
@@ -207,9 +207,7 @@ class Dispatcher:
                 if not self._pace.is_open:
                     with delivery.waits("pace"):
                         await self._pace.until_open(key)
-                slot = self._capacity.free_slot() or await self._capacity.slot(
-                    delivery.waits, is_urgent=delivery.is_urgent
-                )
+                slot = self._capacity.free_slot() or await self._slot(delivery)
                 with slot:
                     if not self._pace.lets_through(key) or self._expired(delivery) is not None:
                         return None
@@ -242,6 +240,14 @@ class Dispatcher:
                     # It is sent again anyway.
                     delivery.free_slot()
                 return outcome
+
+    async def _slot(self, delivery: Delivery) -> Slot:
+        """Wait for a slot, as one that is about to go."""
+        is_other = self._pace.line_up(delivery.envelope.key)
+        try:
+            return await self._capacity.slot(delivery.waits, is_urgent=delivery.is_urgent)
+        finally:
+            self._pace.leave_line(is_other=is_other)
 
     def _count_acceptance(self, delivery: Delivery, request: SendRequest, outcome: Outcome) -> None:
         if not isinstance(outcome, Sent):

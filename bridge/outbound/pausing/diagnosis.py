@@ -83,6 +83,10 @@ class Diagnosis:
         """Whether the last answer to a message may be about that message alone."""
         return self._evidence.is_counting and self._evidence.is_subject(key)
 
+    def is_subject_again(self, key: str) -> bool:
+        """Whether that is so of more than one answer to it."""
+        return self._evidence.is_subject_again(key)
+
     def about(self, key: str, recipient: str, sender: str) -> About | None:
         """Say what another such answer to a message would be about; None: about all."""
         return self._evidence.about(key, recipient, sender)

@@ -53,7 +53,6 @@ class _Subject:
     accepted: int
     refused: int
     own: int = 0
-    is_singled_out: bool = False
 
     def is_shown_by(self, accepted: int, refused: int, accepted_at: int) -> bool:
         """Whether what others have got by now shows that the answers are about this one."""
@@ -88,6 +87,8 @@ class Evidence:
 
     def _start_counting(self) -> None:
         self._all = _Tally()
+        # The number of the latest accepted request, its sender, and the latest one of any other.
+        self._latest_at, self._latest_sender, self._other_at = 0, "", 0
         self._tallies: OrderedDict[str, _Tally] = OrderedDict()
         # Whether there is anything that what is accepted would speak of.
         self.is_counting = False
@@ -143,49 +144,49 @@ class Evidence:
         """Whether the last answer to a message may be about that message alone."""
         return key in self._messages
 
+    def is_subject_again(self, key: str) -> bool:
+        """Whether that is so of more than one answer to it."""
+        subject = self._messages.get(key)
+        return subject is not None and subject.own > 0
+
     def about(self, key: str, recipient: str, sender: str) -> About | None:
         """Say what such an answer to a message would be about by now; None: about all."""
         if not self.is_counting:
             return None
-        if self._shown(key, recipient, sender):
+        if self._is_shown(key, recipient, sender):
             return "message"
         subject = self._senders.get(sender)
         if subject is None:
             return None
         own = self._tallies.get(sender, _NOTHING)
-        others = (tally for name, tally in self._tallies.items() if name != sender)
-        others_at = max((tally.accepted_at for tally in others), default=0)
+        others_at = self._other_at if sender == self._latest_sender else self._latest_at
         is_shown = subject.is_shown_by(
             self._all.accepted - own.accepted, self._all.refused - own.refused, others_at
         )
         return "sender" if is_shown else None
 
-    def _shown(self, key: str, recipient: str, sender: str) -> list[_Subject]:
-        """Return what is shown to be singled out: the message, its recipient's number, or both."""
+    def _is_shown(self, key: str, recipient: str, sender: str) -> bool:
+        """Whether the message, or its recipient's number, is shown to be singled out."""
         own = self._tallies.get(sender, _NOTHING)
         subjects = (self._messages.get(key), self._numbers.get(recipient))
-        return [
-            subject
+        return any(
+            subject is not None and subject.is_shown_by(own.accepted, own.refused, own.accepted_at)
             for subject in subjects
-            if subject is not None
-            and (
-                subject.is_singled_out
-                or subject.is_shown_by(own.accepted, own.refused, own.accepted_at)
-            )
-        ]
+        )
 
     def find_subject(
         self, key: str, recipient: str, sender: str, *, request_number: int, is_known: bool
     ) -> About | None:
         """Note such an answer to a message, and say what it is about; None: about all.
 
-        `is_known`: another worker has found out that such answers are about this message.
+        `is_known`: another worker has found out that such answers are about this message; what this
+        one has seen of it itself comes before that. Each answer is judged by what others have got
+        by then, since a limit for all may have begun after a message was singled out.
         """
         if request_number <= self._key_changed_at:
             return None
         found = self.about(key, recipient, sender)
-        for subject in self._shown(key, recipient, sender):
-            subject.is_singled_out = True
+        is_known = is_known and key not in self._messages
         self.is_counting = True
         own = self._tally(sender)
         own.refused += 1
@@ -196,23 +197,29 @@ class Evidence:
         if sender not in self._senders:
             _note(self._senders, sender, self._requests, accepted, refused, MAX_SENDERS)
         self._remember(recipient)
-        if is_known and found is None:
-            self._messages[key].is_singled_out = True
-            return "message"
-        return found
+        return "message" if is_known and found is None else found
 
     def _count_acceptance(self, sender: str, request_number: int) -> None:
         own = self._tally(sender)
         own.accepted += 1
         own.accepted_at = max(own.accepted_at, request_number)
         self._all.accepted += 1
+        if sender == self._latest_sender:
+            self._latest_at = max(self._latest_at, request_number)
+        elif request_number > self._latest_at:
+            self._other_at = self._latest_at
+            self._latest_at, self._latest_sender = request_number, sender
+        else:
+            self._other_at = max(self._other_at, request_number)
 
     def _tally(self, sender: str) -> _Tally:
         tally = self._tallies.get(sender)
-        if tally is None:
-            tally = self._tallies[sender] = _Tally()
-            if len(self._tallies) > MAX_SENDERS:
-                self._tallies.popitem(last=False)
+        if tally is not None:
+            self._tallies.move_to_end(sender)
+            return tally
+        tally = self._tallies[sender] = _Tally()
+        if len(self._tallies) > MAX_SENDERS:
+            self._tallies.popitem(last=False)
         return tally
 
     def _stop_counting_if_over(self) -> None:

@@ -69,9 +69,10 @@ class Pace:
         )
         self._pause: Pause | None = None
         self._resumed_at = 0.0
-        # Messages that nothing speaks against: those under way, while it matters, and at the gate.
+        # Messages that nothing speaks against: those under way, while it matters, and those that
+        # are about to go, at the gate or next to get a slot.
         self._under_way: set[int] = set()
-        self._at_gate = 0
+        self._about_to_go = 0
         self._next_answer = asyncio.Event()
         self._is_suspicion_told = False
         metrics.outage_suspected.set_function(lambda: float(self.is_outage_suspected))
@@ -233,7 +234,7 @@ class Pace:
             return 0.0
         if (closed := self.gate.closed_seconds) > 0:
             return closed + LEAVING_SECONDS
-        if not self._at_gate and not self._under_way:
+        if not self._are_others_at_hand:
             return 0.0
         return max(self.gate.opens_at, self._resumed_at) + BEHIND_SECONDS - self._clock()
 
@@ -255,14 +256,28 @@ class Pace:
         A pause that begins meanwhile ends the wait, and is for the caller to look at.
         """
         await self._unstored.over()
-        is_subject = self._diagnosis.is_subject(key)
-        self._at_gate += not is_subject
+        is_other = self.line_up(key)
         try:
             while self._pause is None and (closed := self.gate.closed_seconds) > 0:
                 self._metrics.throttled.labels("retry_after").inc(closed)
                 await asyncio.sleep(closed)
         finally:
-            self._at_gate -= not is_subject
+            self.leave_line(is_other=is_other)
+
+    def line_up(self, key: str) -> bool:
+        """Note that a message is about to go; `leave_line` wants to know what is returned."""
+        is_other = not self._diagnosis.is_subject(key)
+        self._about_to_go += is_other
+        return is_other
+
+    def leave_line(self, *, is_other: bool) -> None:
+        """Note that a message goes, or does not go."""
+        self._about_to_go -= is_other
+
+    @property
+    def _are_others_at_hand(self) -> bool:
+        """Whether there are messages whose answers may show that a wait is not for all."""
+        return self._about_to_go > 0 or bool(self._under_way)
 
     def lets_through(self, key: str) -> bool:
         """Whether a message that was admitted may still go: no pause has begun but as its probe."""
@@ -324,7 +339,10 @@ class Pace:
             case Fate.SLOW_DOWN | Fate.SETUP if answer.about is not None:
                 return self._decide(answer, delivery.envelope, is_spared=False)
             case Fate.SLOW_DOWN:
-                can_be_held = pause is None
+                # Where nothing else is at hand it makes room, once it has had one more try.
+                is_in_the_way = self._diagnosis.is_subject_again(key)
+                is_in_the_way = is_in_the_way and not self._are_others_at_hand
+                can_be_held = pause is None and not is_in_the_way
             case Fate.SETUP | Fate.AMBIGUOUS:
                 can_be_held = pause is not None and pause.keep(key)
                 if pause is None:

@@ -162,3 +162,20 @@ def test_late_acceptance_takes_no_evidence_away(evidence: Evidence) -> None:
     evidence.accept("slow", "slow", "A", request_number=old)
 
     assert suspected(evidence)
+
+
+def test_sender_is_shown_by_other_senders_only(evidence: Evidence) -> None:
+    """What is accepted of others after a sender's first such answer shows that it is the sender's.
+
+    Whichever sender was accepted last, and however late an older request of another one is.
+    """
+    for sender in ("B", "C"):
+        old = evidence.begin(sender)
+        number = evidence.begin("bad")
+        evidence.find_subject("bad", "bad", "A", request_number=number, is_known=False)
+        evidence.accept("old", "old", sender, request_number=old)
+        assert evidence.about("new", "new", "A") is None
+        evidence.accept("good", "good", sender, request_number=evidence.begin("good"))
+        assert evidence.about("new", "new", "A") == "sender"
+        evidence.accept("own", "own", "A", request_number=evidence.begin("own"))
+        assert evidence.about("new", "new", "A") is None

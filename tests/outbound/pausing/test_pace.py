@@ -1277,10 +1277,39 @@ def test_limit_for_all_is_no_messages_own(world: World) -> None:
     """However often a message gets a 429, it is not its own while others get many as well."""
     pace = world.pace()
     for _ in range(20):
-        assert rule(pace, status(429), "unlucky") is None
+        assert reason(rule(pace, status(429), "unlucky")) in {"held", "rate_limited"}
         note(pace, status(429), 2)
         world.passes(120)
         note(pace, ACCEPTED, 10)
+
+
+def test_limit_for_all_after_a_message_was_singled_out(world: World) -> None:
+    """A message that was singled out burns no attempt when others get many such answers by now."""
+    pace = world.pace()
+    rule(pace, LIMITED, "bad")
+    note(pace, ACCEPTED, 20)
+    assert reason(rule(pace, LIMITED, "bad")) == "singled_out"
+    note(pace, status(429), 5)
+    outcome = rule(pace, LIMITED, "bad", put_off_for="singled_out", attempts=1)
+
+    assert isinstance(outcome, Retried)
+    assert (outcome.reason, outcome.burned) == ("rate_limited", False)
+    assert not pace.is_open
+
+
+def test_limited_message_makes_room_for_others(world: World) -> None:
+    """A message that gets a 429 again, with nothing else at hand, is held no more."""
+    pace = world.pace()
+    assert rule(pace, LIMITED, "bad") is None
+    world.passes(30)
+    other = pace.line_up("other")
+    assert rule(pace, LIMITED, "bad") is None
+    pace.leave_line(is_other=other)
+    world.passes(30)
+    outcome = rule(pace, LIMITED, "bad")
+
+    assert isinstance(outcome, Retried)
+    assert (outcome.reason, outcome.burned) == ("rate_limited", False)
 
 
 def test_few_limited_numbers_are_told_from_a_limit_for_all(world: World) -> None:
