@@ -188,6 +188,9 @@ READ: dict[str, bytes] = {
     "nesting": whole(nested(20_000)),
     "blanks behind a chunk's size": CHUNKS % (b"", len(YES), b"  ", YES),
     "length beside chunked": CHUNKS % (LENGTH, len(YES), b"", YES),
+    "thousands of blanks for a chunk's size": (
+        b"Transfer-Encoding: chunked\r\n" + whole(b" " * 20_000 + YES)
+    ),
     "length twice": LENGTH * 2 + b"\r\n" + YES,
     "identity": b"Transfer-Encoding: identity\r\n" + LENGTH + b"\r\n" + YES,
     "bare LF": (CREATED + LENGTH + b"\r\n").replace(b"\r", b"") + YES,
