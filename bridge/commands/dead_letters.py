@@ -48,8 +48,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     epilog=(
         "The queue is <worker.queue>.dead. A look gives every message back, which RabbitMQ counts "
-        "up to version 4.2; one that has come back four times is put to the end of its queue as a "
-        "fresh copy, so that no delivery limit ever drops it. The user needs the permissions to "
+        "up to version 4.2; one that has come back before is put to the end of its queue as a "
+        "fresh copy, so that no delivery limit drops it. The user needs the permissions to "
         "read <worker.queue>.dead and to write amq.default; without them nothing is taken."
     ),
 )

@@ -4,9 +4,10 @@ RabbitMQ has no harmless look at a message. A quorum queue counts each time that
 drops what is over its delivery limit, 20 by default since RabbitMQ 4.0. Until 4.2 a nack counts, a
 closed channel, a lost connection, `basic.get` and the management API's "get messages" as well; from
 4.3 on a nack does not, the others do. So a message that is not wanted is nacked, in its order, and
-one that has come back `MAX_LOOKS` times is renewed instead: published to the end of its queue,
+one that has come back `max_looks` times is renewed instead: published to the end of its queue,
 confirmed, then acked, which starts its count anew. A kill between the confirm and the ack leaves it
-there twice, with one id. With a delivery limit of 4 or less this is too late.
+there twice, with one id. With a delivery limit below `max_looks` this is too late; a kill before
+the confirm counts as one more.
 
 Never one more is taken than is wanted. A consumer with a prefetch is given a new message for each
 that it acks, so each round has a consumer of its own, whose prefetch is the size of the round, and
@@ -46,8 +47,6 @@ from bridge.errors import BridgeError, BrokerError
 from bridge.operators.moving import Copies, CopyRefusedError, open_copies
 from bridge.outbound.envelope import DELIVERY_COUNT
 
-# How often a message may have come back before it is renewed.
-MAX_LOOKS: Final = 4
 # How many bytes may have arrived before the connection is not read; one message may be larger.
 MAX_HELD_BYTES: Final = 4 * 1024 * 1024
 # After this long without a delivery, check whether another consumer has emptied the queue; give up
@@ -93,6 +92,7 @@ class Rounds:
         *,
         copies: Copies,
         renewal: Renewal,
+        max_looks: int,
     ) -> None:
         self._settings = settings
         self._connection = connection
@@ -100,6 +100,7 @@ class Rounds:
         self._wire: Wire = connection.wire
         self._copies = copies
         self._renewal = renewal
+        self._max_looks = max_looks
         self._fresh = asyncio.Lock()
         self._callback: ConsumerCallback = _take_nothing
         # None wakes the reader: for an end, or that of the consumer or the channel.
@@ -285,9 +286,17 @@ class Rounds:
         with suppress(BrokerError):
             await self.renew(queue, message)
 
-    async def renew(self, queue: str, message: Taken) -> None:
-        """Renew a message if it has come back often; raise BrokerError when it cannot be."""
-        if message.looks < MAX_LOOKS:
+    def is_due(self, message: Taken) -> bool:
+        """Say whether a message has come back so often that it is to be renewed."""
+        return message.looks >= self._max_looks
+
+    async def renew(self, queue: str, message: Taken, *, to_keep_order: bool = False) -> None:
+        """Renew a message if it has come back often; raise BrokerError when it cannot be.
+
+        `to_keep_order`: also if not, unless the queue refuses it, as a full one does.
+        """
+        is_due = self.is_due(message)
+        if not (is_due or to_keep_order):
             return
         properties = self._renewal(queue, message)
         if properties is None:
@@ -295,6 +304,8 @@ class Rounds:
         try:
             await self._copies.store(message.body, queue=queue, properties=properties)
         except CopyRefusedError:
+            if not is_due:
+                return
             await self._renew_afresh(queue, message, properties)
         self.settled(message)
 
@@ -375,14 +386,22 @@ def _is_gone(queue: str) -> BrokerError:
 
 @asynccontextmanager
 async def open_rounds(
-    settings: Settings, connection: Connection, *, queue: str, copies: Copies, renewal: Renewal
+    settings: Settings,
+    connection: Connection,
+    *,
+    queue: str,
+    copies: Copies,
+    renewal: Renewal,
+    max_looks: int,
 ) -> AsyncIterator[Rounds]:
     """Open a channel to take messages on; what is in hand at the end is given back.
 
-    `queue` is the one that an error names.
+    `queue` is the one that an error names. What has come back `max_looks` times is renewed.
     """
     channel = await open_channel(connection)
-    rounds = Rounds(settings, connection, channel, copies=copies, renewal=renewal)
+    rounds = Rounds(
+        settings, connection, channel, copies=copies, renewal=renewal, max_looks=max_looks
+    )
     with rounds.consuming():
         try:
             yield rounds

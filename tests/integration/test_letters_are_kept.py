@@ -279,6 +279,23 @@ async def test_a_look_costs_nothing(queues: Queues, command: tuple[str, ...]) ->
     assert Counter(await queues.left(queues.dead)) == Counter(queues.ids)
 
 
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_a_low_limit_drops_no_letter(queues: Queues, limit: int) -> None:
+    """Looks at a part and at the whole drop nothing; those at the whole keep the order."""
+    await queues.declare(queues.dead, x_delivery_limit=limit)
+    await queues.fill(queues.dead, LETTERS)
+    for _ in range(limit + 3):
+        assert (await queues.run("dlq", "list", "--reason", "expired")).returncode == 0
+    result = await queues.run("dlq", "list", "--json", "--limit", str(LETTERS))
+    shown = [json.loads(line)["message_id"] for line in result.stdout.splitlines()]
+    for command in (("list", "--limit", "7"), ("replay",), ("discard",), ("list", "--limit", "9")):
+        for _ in range(2):
+            assert (await queues.run("dlq", *command)).returncode == 0
+
+    assert shown == queues.ids
+    assert Counter(await queues.left(queues.dead)) == Counter(queues.ids)
+
+
 async def test_looks_keep_the_order(queues: Queues) -> None:
     """Letters that were looked at stay in their order, the oldest first."""
     await queues.fill(queues.dead, 2 * LETTERS)

@@ -2,8 +2,9 @@
 
 A look takes letters, unacked, and gives them back in their order. What that costs a letter on which
 version of RabbitMQ, and how one that was looked at often is renewed so that no delivery limit ever
-drops it, `rounds` says. While a command waits for whoever reads what it prints, every letter that
-it holds has come back fewer than `MAX_LOOKS` times.
+drops it, `rounds` says. While a command waits for whoever reads what it prints, no letter that it
+holds has come back before. Behind the first letter that is renewed all others that are kept are
+renewed too, so that a look at the whole queue leaves the letters in their order.
 
 Nothing is taken before it is known that copies can be published. RabbitMQ counts only what it
 delivers, so no more is taken than is shown. In memory are the letters of one round, up to
@@ -26,7 +27,7 @@ from bridge.operators.moving import (
     open_copies,
     read_existing_queue,
 )
-from bridge.operators.rounds import MAX_HELD_BYTES, MAX_LOOKS, Rounds, Taken, open_rounds
+from bridge.operators.rounds import MAX_HELD_BYTES, Rounds, Taken, open_rounds
 from bridge.outbound.copies import moved_properties
 from bridge.topology.declarations import dead_queue
 
@@ -34,6 +35,8 @@ T = TypeVar("T")
 
 # A kill leaves at most so many letters in both queues.
 MAX_ROUND: Final = IN_FLIGHT
+# A letter is renewed when it has come back once: no delivery limit is too low for that, but 0.
+MAX_LOOKS: Final = 1
 
 
 class DeadLetterQueue:
@@ -53,6 +56,7 @@ class DeadLetterQueue:
         self._moves: dict[asyncio.Task[None], int] = {}
         self._fault: BridgeError | None = None
         self._stopping = asyncio.Event()
+        self._has_renewed = False
 
     def stop(self) -> None:
         """Take no more; what is being moved is finished."""
@@ -121,8 +125,9 @@ class DeadLetterQueue:
             size = min(2 * size, max_round)
 
     async def keep(self, letter: DeadLetter) -> None:
-        """Leave a letter in the queue; one that was looked at often is renewed."""
-        if letter.looks >= MAX_LOOKS:
+        """Leave a letter in the queue; one that was looked at before is renewed."""
+        if self._has_renewed or self._rounds.is_due(letter.taken):
+            self._has_renewed = True
             await self._start(letter, self._renew(letter))
 
     async def move(self, letter: DeadLetter, queue: str, properties: Properties) -> None:
@@ -165,7 +170,7 @@ class DeadLetterQueue:
 
     async def _renew(self, letter: DeadLetter) -> None:
         try:
-            await self._rounds.renew(self.name, letter.taken)
+            await self._rounds.renew(self.name, letter.taken, to_keep_order=True)
         except BrokerError as error:
             self._fault = self._fault or error
 
@@ -197,7 +202,14 @@ async def open_dead_letters(settings: Settings) -> AsyncIterator[DeadLetterQueue
         sizes = await read_existing_queue(consuming, name)
         copies = await stack.enter_async_context(open_copies(settings, "dead letters publish"))
         rounds = await stack.enter_async_context(
-            open_rounds(settings, consuming, queue=name, copies=copies, renewal=_renewal)
+            open_rounds(
+                settings,
+                consuming,
+                queue=name,
+                copies=copies,
+                renewal=_renewal,
+                max_looks=MAX_LOOKS,
+            )
         )
         queue = DeadLetterQueue(name, rounds, copies, total=sizes.ready)
         try:

@@ -32,6 +32,9 @@ from bridge.topology.queue_sizes import read_queue
 
 # A kill leaves at most so many messages in both queues.
 MAX_ROUND: Final = 256
+# How often a message may have come back before it is renewed. Only the first one of a run that
+# cannot work comes back: it may have been a worker's before, and to renew it costs it its place.
+MAX_LOOKS: Final = 4
 # So many bytes are moved together, and after a round with more the next one is smaller.
 MAX_ROUND_BYTES: Final = 4 * 1024 * 1024
 
@@ -253,6 +256,7 @@ async def open_drain(settings: Settings) -> AsyncIterator[Drain]:
                 queue=settings.worker.queue,
                 copies=copies,
                 renewal=renewal,
+                max_looks=MAX_LOOKS,
             )
         )
         yield Drain(
