@@ -120,8 +120,12 @@ class LonePublication(Publication):
 
     @property
     def may_be_stored(self) -> bool:
-        """Whether the broker may have stored it: it has not, if it ended the channel for it."""
-        return self.refusal is None and super().may_be_stored
+        """Whether the broker may have stored it: it has not, if it ended the channel for it.
+
+        One that ended the whole connection may have done so for another message.
+        """
+        is_certain = self.refusal is not None and self.refusal.is_certain
+        return not is_certain and super().may_be_stored
 
     @property
     def confirm(self) -> "asyncio.Future[Confirm]":

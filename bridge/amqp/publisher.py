@@ -67,6 +67,9 @@ class Publisher:
         # How often the broker has ended the channel because of a message that it refuses: every one
         # that was in flight then is suspected, and is to be published alone.
         self.refusals = 0
+        # Bodies of so many bytes are published alone: the broker has refused one of this size, and
+        # would end the channel, with all that is in flight there, for each of the others as well.
+        self._alone_from = LARGE_BODY_BYTES + 1
 
     async def serve(self, connection: Connection) -> None:
         """Publish on this connection until its channel ends; `Link.run` calls it.
@@ -207,6 +210,10 @@ class Publisher:
             raise
         return Publication(self._metrics, label, routing_key, confirm, started)
 
+    def goes_alone(self, body: Body) -> bool:
+        """Whether a body is so large that `write_alone` has to publish it."""
+        return len(body) >= self._alone_from
+
     async def write_alone(
         self, body: Body, *, routing_key: str, properties: Properties, deadline: float
     ) -> LonePublication:
@@ -232,7 +239,9 @@ class Publisher:
             except ValueError:
                 self._metrics.published.labels("default", "error").inc()
                 raise _does_not_fit() from None
-            watching = self._watch(publication, channel, publishing, answer, stack.pop_all())
+            watching = self._watch(
+                publication, channel, publishing, answer, stack.pop_all(), len(body)
+            )
             task = asyncio.create_task(watching)
         self._alone.add(task)
         task.add_done_callback(self._alone.discard)
@@ -259,10 +268,12 @@ class Publisher:
         publishing: PublishingChannel,
         answer: "asyncio.Future[Confirm]",
         stack: ExitStack,
+        size: int,
     ) -> None:
         """Wait for what the broker says of a message that is alone on its channel, and pass it on.
 
-        A channel that waits for a leader which is gone is given up, as in `serve`.
+        A channel that waits for a leader which is gone is given up, as in `serve`. `size` is that
+        of the body.
         """
         closing = channel.closing
         try:
@@ -270,7 +281,11 @@ class Publisher:
                 await self._until_known(publishing, {answer, closing, publication.confirm})
                 if answer.done() and answer.result() == "error":
                     await asyncio.wait({closing}, timeout=REASON_SECONDS)
-            publication.refusal = refusal_on(channel)
+            publication.refusal = refusal = refusal_on(channel)
+            if refusal is not None and refusal.is_certain:
+                self._alone_from = min(self._alone_from, size)
+            elif answer.done() and answer.result() == "confirmed":
+                self._alone_from = min(max(self._alone_from, size + 1), LARGE_BODY_BYTES + 1)
             resolve(publication.confirm, answer.result() if answer.done() else "error")
         finally:
             resolve(publication.confirm, "error")
@@ -294,7 +309,7 @@ class Publisher:
     ) -> Publication | None:
         """Write a message if nothing keeps it waiting; None says that `write` has to see to it."""
         channel = self._channel
-        if channel is None or len(body) > LARGE_BODY_BYTES:
+        if channel is None or self.goes_alone(body):
             return None
         if channel.awaited(properties.message_id) is not None:
             return None

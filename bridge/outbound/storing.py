@@ -8,7 +8,7 @@ from typing import Final
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import Publisher
-from bridge.amqp.wire import LARGE_BODY_BYTES, Body
+from bridge.amqp.wire import Body
 from bridge.errors import BrokerError, CopyRefusedError, PublishError, PublishFault, Refusal
 from bridge.logs import Log
 from bridge.outbound.delivery import Delivery
@@ -40,7 +40,7 @@ class Storing:
 
     A copy that was in flight when the broker ended the channel may be the cause: it is published
     again on a channel of its own, where what the broker says is about this copy alone. A large one
-    is from the first.
+    is from the first, and so is one as large as another that the broker has refused.
     """
 
     def __init__(
@@ -71,7 +71,13 @@ class Storing:
         """
         wait, clock = FIRST_WAIT_SECONDS, asyncio.get_running_loop().time
         give_up_at = clock() + MAX_UNCONFIRMED_SECONDS
-        tries = _Tries(delivery, queue, make_properties, self._publisher.refusals)
+        tries = _Tries(
+            delivery,
+            queue,
+            make_properties,
+            self._publisher.refusals,
+            is_alone=self._publisher.goes_alone(delivery.body),
+        )
         with self._held_up(queue) as note_held_up:
             while (error := await self._try(tries)) is not None:
                 if error.refusal is None:
@@ -111,7 +117,7 @@ class Storing:
             queue=queue,
             bytes=len(delivery.body),
             why=refusal.why,
-            remedy="the message stays unacked; raise what the broker takes (max_message_size), or "
+            remedy="the message stays unacked; raise max_message_size and restart the broker, or "
             "stop the worker and take the message out of its queue",
             holds_up_others=is_one_too_many or None,
         )
@@ -186,12 +192,14 @@ class _Tries:
         queue: str,
         make_properties: MakeProperties,
         refusals_before: int,
+        *,
+        is_alone: bool,
     ) -> None:
         self.delivery = delivery
         self.queue = queue
         self.make_properties = make_properties
         self.refusals_before = refusals_before
-        self.is_alone = len(delivery.body) > LARGE_BODY_BYTES
+        self.is_alone = is_alone
         self._connections_ended = 0
 
     def proves(self, refusal: Refusal) -> bool:

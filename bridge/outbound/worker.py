@@ -197,7 +197,8 @@ class Worker:
     @property
     def copies_refused(self) -> int:
         """How many messages stay unacked, because the broker refuses their copies."""
-        return self._ledger.set_aside_count
+        moving = 0 if self.sorter is None else self.sorter.mover.ledger.set_aside_count
+        return self._ledger.set_aside_count + moving
 
     async def serve(self, connection: Connection) -> None:
         """Declare the topology and consume on this connection; `Link.run` calls it."""

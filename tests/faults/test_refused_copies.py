@@ -106,6 +106,43 @@ async def test_two_workers_do_not_pass_it_on(bench: Bench) -> None:
         assert await other.stop() == 0
 
 
+async def test_many_of_them_end_one_connection(bench: Bench) -> None:
+    """After the first, others of that size are known: nothing waits for a connection again."""
+    numbers, large = make_numbers(10), make_numbers(6)
+    bench.service.misbehave(*({**REFUSED, "to": number} for number in large))
+    await bench.declare_main()
+    await limit_messages(bench, USUAL_LIMIT)
+    for number in large:
+        body = json.dumps({"to": number, "from": "Acme", "text": "x" * 1500}).encode()
+        await bench.amqp.publish(bench.queue, body, message_id=f"id-{number}")
+    async with limited(bench, 1000), bench.worker(worker__concurrency=1) as live:
+        await eventually(lambda: aside(live) == 6, what="all set aside")
+        await bench.until_taken(await bench.publish(numbers))
+        await live.until_linked()
+        bench.proxy.cut(CONSUME_LINK)
+        await eventually(lambda: len(refused_ids(live)) == 12, what="all refused again")
+        await eventually(lambda: aside(live) == 6, what="all set aside again")
+
+        opened = [line["link"] for line in live.logged("broker_connected")]
+        assert opened.count(PUBLISH_LINK) == 2
+        assert len(live.logged("paused")) == 1
+        assert bench.extra_posts(large) == {}
+        assert await live.stop() == 0
+
+
+async def test_one_that_cannot_be_sorted_is_counted(bench: Bench) -> None:
+    """Its copy to the queue of its class is refused as well."""
+    await bench.declare_main()
+    await limit_messages(bench, USUAL_LIMIT)
+    await bench.amqp.publish(bench.queue, b"x" * 200_000, message_id="too-large")
+    async with limited(bench, 100_000), bench.worker(worker__priorities="on") as live:
+        await eventually(lambda: aside(live) == 1, what="set aside")
+        await bench.until_taken(await bench.publish(5))
+
+        assert await readiness(live) == (200, 1)
+        assert await live.stop() == 0
+
+
 @pytest.mark.parametrize("ids", [True, False], ids=["with_id", "without_id"])
 async def test_what_was_decided_about_it_stays(bench: Bench, *, ids: bool) -> None:
     """It comes again with each connection and is POSTed once; when it is taken, it is replaced."""

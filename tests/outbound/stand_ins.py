@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import LonePublication, Publication
+from bridge.amqp.wire import LARGE_BODY_BYTES
 from bridge.errors import Confirm, PublishError, PublishFault, Refusal
 from bridge.metrics import BridgeMetrics, new_registry
 from bridge.outbound.entry import entry_of
@@ -54,7 +55,12 @@ class Broker:
         # How the broker ends the channel of each copy that is published alone, in their order.
         self.refusals = 0
         self.refused_alone: list[Refusal | None] = []
+        self.alone_from = LARGE_BODY_BYTES + 1
         self._by_id: dict[str | None, asyncio.Future[Confirm]] = {}
+
+    def goes_alone(self, body: bytes) -> bool:
+        """Publish large bodies alone, and those that are as large as another that was refused."""
+        return len(body) >= self.alone_from
 
     def abandon(self, message_id: str) -> None:
         """Let the next message with this id be written."""

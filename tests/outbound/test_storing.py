@@ -282,3 +282,17 @@ def test_when_too_many_stay_unacked_the_others_wait(world: World) -> None:
     world.run(world.store(large_delivery(world)))
 
     assert world.told == ["block"] * 3 + ["unblock"]
+
+
+@pytest.mark.parametrize(("refusal", "is_marked"), [(TOO_LARGE, False), (ENDED, True)])
+def test_what_the_broker_may_have_stored_before_it_ended_the_connection(
+    world: World, refusal: Refusal, *, is_marked: bool
+) -> None:
+    """It may have ended that for another message; a channel it ends for the copy alone."""
+    delivery = large_delivery(world)
+    world.broker.refused_alone = [refusal]
+    world.has_room_aside = False
+
+    world.run(world.store(delivery))
+
+    assert delivery.envelope.has_been_copied is is_marked
