@@ -3,7 +3,7 @@
 from bridge.config import WorkerSettings
 from bridge.outbound.acceptances import Accepted
 from bridge.outbound.delivery import Delivery
-from bridge.outbound.entry import Entry, find_entry_in
+from bridge.outbound.entry import Entry, EntryOf
 from bridge.outbound.ledger import Claim, Kept, Ledger, Repeat
 from bridge.outbound.pausing.pace import Pace
 from bridge.outbound.peers.asking import Asker
@@ -27,10 +27,11 @@ class Claims:
         repeated_copies: RepeatedCopies,
         deduplication: Deduplication | None,
         pace: Pace,
+        entry_of: EntryOf,
     ) -> None:
         self.is_stopping = False
         self.ledger = ledger
-        self._find_entry = find_entry_in(settings)
+        self._find_entry = entry_of
         self._is_sorted = bool(queues_behind(settings))
         self._asker = asker
         self._repeated_copies = repeated_copies

@@ -30,11 +30,14 @@ class Entry(NamedTuple):
 EntryOf = Callable[[Envelope, Body], Entry]
 
 
-def find_entry_in(settings: WorkerSettings) -> EntryOf:
-    """Return how a message is known: by its id and body, or by its text and number."""
+def find_entry_in(settings: WorkerSettings, *, short_codes: bool) -> EntryOf:
+    """Return how a message is known: by its id and body, or by its text and number.
+
+    `short_codes`: whether they are recipients.
+    """
     if settings.deduplicate_by != "text":
         return entry_of
-    reader = RequestReader(settings)
+    reader = RequestReader(settings, short_codes=short_codes)
 
     def by_text(envelope: Envelope, body: Body) -> Entry:
         with contextlib.suppress(Exception):  # it is found out again when it is dispatched

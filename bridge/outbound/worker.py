@@ -69,7 +69,8 @@ class Worker:
         self._ledger = Ledger(
             heartbeat_seconds=settings.rabbitmq.heartbeat_seconds, window_seconds=own.deduplicate
         )
-        self._repeated_copies = RepeatedCopies(peers, self._ledger, entry_of=find_entry_in(own))
+        self._entry_of = find_entry_in(own, short_codes=settings.sms_api.request.short_codes)
+        self._repeated_copies = RepeatedCopies(peers, self._ledger, entry_of=self._entry_of)
         self._settler = Settler(
             own,
             publisher=publisher,
@@ -181,6 +182,7 @@ class Worker:
             repeated_copies=self._repeated_copies,
             deduplication=self._deduplication,
             pace=self._pace,
+            entry_of=self._entry_of,
         )
 
     def _make_line(self, publisher: Publisher, *, short_codes: bool) -> Line:

@@ -1,8 +1,18 @@
 """Which message a delivery is: by its id and body, or by what is to be sent to whom."""
 
+import json
+
 import pytest
 
-from bridge.outbound.entry import Entry, entry_of, entry_of_text, pack_entry, unpack_entry
+from bridge.config import WorkerSettings
+from bridge.outbound.entry import (
+    Entry,
+    entry_of,
+    entry_of_text,
+    find_entry_in,
+    pack_entry,
+    unpack_entry,
+)
 from bridge.outbound.envelope import Envelope
 from bridge.outbound.request import OpenSendRequest, SendRequest
 
@@ -40,6 +50,15 @@ def test_equal_texts_are_one_message_whatever_their_ids() -> None:
     """By its text a message without an id is as good as named."""
     assert by_text("a") == by_text("b") == by_text(None)
     assert by_text().has_id
+
+
+def test_equal_texts_to_a_short_code_are_one_message() -> None:
+    """Where the service sends to short codes."""
+    settings = WorkerSettings.model_validate({"deduplicate": "1h", "deduplicate_by": "text"})
+    body = json.dumps(MEMBERS | {"to": "12345"}).encode()
+    find_entry = find_entry_in(settings, short_codes=True)
+
+    assert find_entry(envelope("a"), body).message == find_entry(envelope("b"), body).message
 
 
 @pytest.mark.parametrize("member", ["to", "from", "text", "reference"])
