@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bridge.amqp.client import AbstractChannel, AMQPError, Connection
+from bridge.amqp.client import AbstractChannel, AMQPError, ChannelInvalidStateError, Connection
 from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.config import Settings
 from bridge.errors import BrokerError
@@ -15,7 +15,7 @@ async def open_session(settings: Settings) -> AsyncIterator[tuple[Connection, Ab
     connection = await open_first_connection(settings.rabbitmq, name="cli")
     try:
         yield connection, await connection.channel(on_return_raises=True)
-    except AMQPError as error:
+    except (AMQPError, ChannelInvalidStateError) as error:  # the latter of what ended before
         raise BrokerError(f"the broker ended the conversation: {type(error).__name__}") from None
     finally:
         await close_quietly(connection)

@@ -114,8 +114,14 @@ async def _outcome(
 
 
 async def _take_reply(replies: AbstractQueue) -> AbstractIncomingMessage | None:
-    async with Deadline(RPC_TIMEOUT_SECONDS):
-        return await replies.get(fail=False, no_ack=True, timeout=None)
+    try:
+        async with Deadline(RPC_TIMEOUT_SECONDS):
+            return await replies.get(fail=False, no_ack=True, timeout=None)
+    except TimeoutError:
+        raise BrokerError(
+            f"no answer from the broker within {RPC_TIMEOUT_SECONDS:g} s; look at its nodes; a "
+            "request whose id was printed stays queued"
+        ) from None
 
 
 class _Silence:

@@ -29,6 +29,7 @@ from bridge.__main__ import app
 from bridge.config import Settings, load_settings
 from bridge.errors import BrokerError
 from bridge.operators import send
+from bridge.operators.broker_session import open_session
 from bridge.operators.worker_status import read_worker_status
 from bridge.sandbox.broker import Broker
 from tests.accounts import account
@@ -439,6 +440,33 @@ async def test_send_gives_up_waiting(amqp: Amqp, amqp_url: str, canaries: Canari
     assert len(result.stderr.splitlines()) == 1
     # The id is what the user has to look for it.
     assert str(stored.message_id) in (result.stdout + result.stderr).decode()
+
+
+async def test_a_broker_that_stops_ends_a_command_with_a_sentence(amqp_url: str) -> None:
+    """Also where the command asks it for more before it knows."""
+    settings = Settings.model_validate({"rabbitmq": {"url": amqp_url}})
+
+    async def ask_when_it_has_ended() -> None:
+        async with open_session(settings) as (connection, channel):
+            replies = await channel.declare_queue(exclusive=True)
+            assert connection.transport is not None
+            await connection.transport.connection.close()
+            await replies.get(fail=False)
+
+    with pytest.raises(BrokerError, match="the broker ended the conversation"):
+        await ask_when_it_has_ended()
+
+
+async def test_a_broker_that_hangs_is_no_lack_of_an_outcome(
+    amqp_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`send --wait` says that the broker gives no answer, and not that its time was over."""
+    monkeypatch.setattr(send, "RPC_TIMEOUT_SECONDS", 0)
+    settings = Settings.model_validate({"rabbitmq": {"url": amqp_url}})
+    async with open_session(settings) as (_, channel):
+        replies = await channel.declare_queue(exclusive=True)
+        with pytest.raises(BrokerError, match="no answer from the broker"):
+            await send._take_reply(replies)
 
 
 async def test_send_gives_up_in_time_while_it_looks_for_the_reason(
