@@ -6,6 +6,7 @@ differs in what Python does before the first line of ours runs, and after the la
 says of that is said of a program that is started (`PROGRAM` of the tests' conftest.py).
 """
 
+import asyncio
 import importlib
 import json
 import multiprocessing
@@ -135,9 +136,12 @@ class ForkedChild(Child):
 
 
 async def run_forked(
-    args: Sequence[str], *, given: bytes, environ: Mapping[str, str]
+    args: Sequence[str], *, given: bytes, environ: Mapping[str, str], seconds: float | None = None
 ) -> CompletedProcess[bytes]:
-    """Run a command to its end; it is killed when this is cancelled."""
+    """Run a command to its end; it is killed when this is cancelled.
+
+    It may take so many seconds from when it is forked: whoever forks first waits for the imports.
+    """
     with ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in _Streams._fields]
         files[0].write(given)
@@ -145,7 +149,8 @@ async def run_forked(
         streams = _Streams(*(file.fileno() for file in files))
         forked = _Forked(args, environ=environ, streams=streams, folder=Path.cwd())
         try:
-            await anyio.wait_readable(forked.sentinel)
+            async with asyncio.timeout(seconds):
+                await anyio.wait_readable(forked.sentinel)
         finally:
             forked.send_signal(signal.SIGKILL)
             code = forked.wait()

@@ -111,8 +111,8 @@ async def run_program(
     *args: str, settings: Mapping[str, object] | None = None, given: bytes = b""
 ) -> CompletedProcess[bytes]:
     """Run a command of the program to its end."""
-    async with asyncio.timeout(SECONDS):
-        return await run_forked(args, given=given, environ=make_environ(settings or {}))
+    environ = make_environ(settings or {})
+    return await run_forked(args, given=given, environ=environ, seconds=SECONDS)
 
 
 async def run_process(
