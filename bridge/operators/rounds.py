@@ -57,6 +57,9 @@ IDLE_LOOKS: Final = 5
 CANCEL_SECONDS: Final = 60.0
 # RabbitMQ 3 keeps so many messages of one nack in their order, and no more.
 NACKED_TOGETHER: Final = 32
+# So many nacks go out before the broker gets time to pass them on. RabbitMQ 3 hands a quorum queue
+# 32 commands at once; it holds back any others, and the messages of those lose their order.
+NACKS_AT_ONCE: Final = 16
 
 
 class Taken(NamedTuple):
@@ -326,16 +329,17 @@ class Rounds:
         await self.settle(queue)
         last = self._last_of_each_nack()
         self._held.clear()
-        try:
-            async with Deadline(CANCEL_SECONDS):
-                for tag in last:
-                    await self._channel.basic_nack(tag, multiple=True, requeue=True)
-                if last:
+        for start in range(0, len(last), NACKS_AT_ONCE):
+            await wait_for_held_back_acks(self._last_ack_at)
+            try:
+                async with Deadline(CANCEL_SECONDS):
+                    for tag in last[start : start + NACKS_AT_ONCE]:
+                        await self._channel.basic_nack(tag, multiple=True, requeue=True)
                     await self._wire.acks_read(self._channel)
-        except (AMQPError, ChannelInvalidStateError, TimeoutError):
-            raise _is_gone(queue) from None
-        if len(last) > NACKED_TOGETHER // 2:
-            self._last_ack_at = asyncio.get_running_loop().time()
+            except (AMQPError, ChannelInvalidStateError, TimeoutError):
+                raise _is_gone(queue) from None
+            if len(last) > NACKS_AT_ONCE:
+                self._last_ack_at = asyncio.get_running_loop().time()
         await wait_for_held_back_acks(self._last_ack_at)
 
     def _last_of_each_nack(self) -> list[int]:

@@ -307,6 +307,14 @@ async def test_looks_keep_the_order(queues: Queues) -> None:
     assert await queues.left(queues.dead) == queues.ids
 
 
+async def test_looks_at_many_keep_the_order(queues: Queues) -> None:
+    """More nacks go back than RabbitMQ 3 hands a quorum queue at once, 32 letters each."""
+    await queues.fill(queues.dead, 1100)
+    assert (await queues.run("dlq", "list", "--reason", "expired")).returncode == 0
+
+    assert await queues.left(queues.dead) == queues.ids
+
+
 async def test_a_slow_replay_is_killed_often(queues: Queues, launcher: Launcher) -> None:
     """Killed each time after the first letters, `dlq replay --rate` loses none."""
     await queues.fill(queues.dead, LETTERS)
