@@ -24,6 +24,7 @@ NOTHING_TO_SHOW = {
     "Secret files read again",
     "Age of signatures (p99)",
     "Lag of events (p95)",
+    "web page that counts as sent",
     # Nor is the memory of these processes limited.
     "limit of {{instance}}",
 }
