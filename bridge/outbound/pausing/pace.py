@@ -213,11 +213,15 @@ class Pace:
         one wait follows the other it goes in the end all the same, not after all others.
         """
         has_waited = False
+        counted_to = 0.0
         while delivery.held_seconds <= MAX_HOLD_SECONDS:
             wait = self._seconds_behind(delivery.envelope.key, recipient, sender)
             if wait <= 0:
                 break
             has_waited = True
+            if (since := max(self._clock(), counted_to)) < self.gate.opens_at:
+                counted_to = self.gate.opens_at
+                self._metrics.throttled.labels("retry_after").inc(counted_to - since)
             self._next_answer.clear()
             with delivery.waits("pace"):
                 try:
