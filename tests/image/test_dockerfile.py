@@ -109,7 +109,8 @@ def locked_for_the_image(machine: str, python: str) -> dict[str, list[str]]:
     }
     found: dict[str, list[str]] = {}
     # A package that is asked for with extras needs what they need, too.
-    waiting: list[tuple[str, tuple[str, ...]]] = [("sms-bridge", ())]
+    ours = tuple(packages["sms-bridge"]["optional-dependencies"])
+    waiting: list[tuple[str, tuple[str, ...]]] = [("sms-bridge", ours)]
     seen = set(waiting)
     while waiting:
         name, extras = waiting.pop()

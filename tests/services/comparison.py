@@ -201,7 +201,9 @@ async def assert_reads_the_same(service: Service, stub: Stub, name: str) -> None
 
 def fate_of(answer: Answer) -> str:
     """Write a fate as `response.errors` does."""
-    return f"setup:{answer.pause}" if answer.fate is Fate.SETUP else answer.fate.value
+    if answer.fate is Fate.SETUP:
+        return f"setup:{answer.pause}"
+    return answer.fate.value if answer.about is None else f"{answer.fate.value}:{answer.about}"
 
 
 async def assert_carries_the_key(

@@ -52,8 +52,8 @@ class Pauses:
         self._metrics.paused.labels(reason).set(1)
         self._metrics.paused_since.labels(reason).set(begun.since)
         self._metrics.pauses.labels(reason).inc()
-        facts = {} if unstored is None else unstored._asdict()
-        log.warning("paused", reason=reason, status=status, code=code, **facts)
+        queue, fault = unstored or (None, None)
+        log.warning("paused", reason=reason, status=status, code=code, queue=queue, fault=fault)
 
     def note_unstored(self, reason: PauseReason, unstored: Unstored) -> None:
         """Note what the broker does not store by now, in a pause that is on."""
