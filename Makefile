@@ -152,9 +152,9 @@ test-failed: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run what fail
 # Everything whose result depends on the broker's release: the faults, and the integration tests of
 # the roles, their queues and the operators' commands.
 ON_EACH_RABBITMQ := tests/faults $(patsubst %,tests/integration/test_%.py,broker_metrics \
-    check_online connecting counting dlq draining lane_consumer lifecycle operator_permissions \
-    pausing peers plain_wire queue_sizes receipts sorter_lock status topology_cli upgrading webhook \
-    wires worker)
+    check_online connecting counting dlq draining lane_consumer letters_are_kept lifecycle \
+    operator_permissions pausing peers plain_wire queue_sizes receipts sorter_lock status \
+    topology_cli upgrading webhook wires worker)
 test-rabbitmq-4:  ## run the tests that depend on the broker once more, on RabbitMQ 4.3
 	$(MAKE) --no-print-directory test RABBITMQ=4 TESTS="$(ON_EACH_RABBITMQ)"
 
