@@ -129,7 +129,7 @@ class LonePublication(Publication):
 
     @property
     def confirm(self) -> "asyncio.Future[Confirm]":
-        """What is known of it, to be resolved by whoever watches its channel."""
+        """The confirm, which the task that watches the channel resolves."""
         return self._confirm
 
     async def stored(self, deadline: float) -> None:

@@ -67,8 +67,8 @@ class Publisher:
         # How often the broker has ended the channel because of a message that it refuses: every one
         # that was in flight then is suspected, and is to be published alone.
         self.refusals = 0
-        # Bodies of so many bytes are published alone: the broker has refused one of this size, and
-        # would end the channel, with all that is in flight there, for each of the others as well.
+        # Bodies of at least this many bytes are published alone: the broker has refused one of this
+        # size, and each further one would end the channel with everything in flight on it.
         self._alone_from = LARGE_BODY_BYTES + 1
 
     async def serve(self, connection: Connection) -> None:

@@ -217,8 +217,8 @@ class WebhookSettings(EndpointSettings):
     def response_seconds(self, endpoint: EndpointSettings) -> float:
         """Return within which time an endpoint's webhooks are answered.
 
-        What the default endpoint has from its preset is right for that service alone: others may
-        not wait for as long.
+        A preset's time fits its own service alone: the services of other endpoints may not wait
+        as long.
         """
         if endpoint.response_timeout_seconds is not None:
             return endpoint.response_timeout_seconds

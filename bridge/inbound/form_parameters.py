@@ -189,7 +189,7 @@ def signed_row(pairs: Sequence[tuple[str, str]]) -> str:
 def check_row(known: Parameters, pairs: Sequence[tuple[str, str]], query: bytes) -> None:
     """Raise InvalidSignatureError `ambiguous` when the row, behind this query, has another reading.
 
-    To read a long row takes time: only for who has signed it.
+    A long row takes time to read: call this only after the signature is verified.
     """
     form = sorted(pairs)
     row = query.decode() + signed_row(form)
@@ -214,7 +214,7 @@ _Reading = tuple[int, list[tuple[str, str]]]
 
 
 class _Seen(NamedTuple):
-    """What a reading has had so far, as far as it decides over what may follow."""
+    """The parameters read so far, as far as they decide which may follow."""
 
     needed: frozenset[str] = frozenset()
     has_text: bool = False
@@ -234,7 +234,7 @@ class _Reader:
         self._has_query = has_query
         self._needed = frozenset((known.required, *known.addresses))
         self._steps = 0
-        # What has no reading, so that nothing is read twice.
+        # Positions without a reading, so that no position is read twice.
         self._dead: set[tuple[int, str, _Seen]] = set()
         found: dict[int, list[tuple[str, str]]] = {}
         for pattern, name in _finders(known).items():

@@ -176,7 +176,7 @@ PRESETS: Final[Mapping[SignaturePreset, Scheme]] = MappingProxyType(
             encoding="base64",
             signed_content="{timestamp}\n{url}\n{body_sha256}",
             timestamp_from="messagebird-request-timestamp",
-            # What Bird sends again has the time of the first attempt, for up to a day.
+            # Bird's repeats carry the time of the first attempt, for up to a day.
             tolerance_seconds=86400.0,
         ),
     }

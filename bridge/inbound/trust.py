@@ -35,7 +35,7 @@ _REMEDIES: Final[Mapping[SignatureFault, str]] = {
 
 @dataclass(slots=True)
 class _State:
-    """What became of the webhooks of one endpoint since the last genuine one."""
+    """Counts the refused webhooks of one endpoint since the last genuine one."""
 
     verified_at: float = -QUIET_SECONDS
     refused: int = 0

@@ -44,7 +44,7 @@ log = Log(__name__)
 MAX_UNROUTABLE: Final = 100
 # Kept back from the time for a response, so that it arrives in time.
 RESPONSE_RESERVE_SECONDS: Final = 0.1
-# What a service that repeats no 401 may have sent: by the scheme that was before, or late.
+# Failures that a genuine webhook can have: signed by an earlier scheme, or delivered late.
 _UNREADABLE: Final = frozenset(("missing", "malformed", "stale", "future"))
 
 

@@ -155,7 +155,7 @@ class RefusedEndpoint(BaseModel):
 
 
 class WebhookFacts(BaseModel):
-    """What a receiver says of itself."""
+    """A receiver's own facts, from /readyz."""
 
     refused: Annotated[tuple[RefusedEndpoint, ...], Field(max_length=51)] = ()
 

@@ -55,10 +55,10 @@ IDLE_SECONDS: Final = 2.0
 IDLE_LOOKS: Final = 5
 # How long a consumer may take to end: what the broker has sent before comes first.
 CANCEL_SECONDS: Final = 60.0
-# RabbitMQ 3 keeps so many messages of one nack in their order, and no more.
+# RabbitMQ 3 keeps the order of at most 32 messages in one nack.
 NACKED_TOGETHER: Final = 32
-# So many nacks go out before the broker gets time to pass them on. RabbitMQ 3 hands a quorum queue
-# 32 commands at once; it holds back any others, and the messages of those lose their order.
+# After this many nacks the broker gets time to pass them on. RabbitMQ 3 hands a quorum queue 32
+# commands at once and holds back the rest, whose messages lose their order.
 NACKS_AT_ONCE: Final = 16
 
 

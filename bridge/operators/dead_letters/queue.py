@@ -33,7 +33,7 @@ from bridge.topology.declarations import dead_queue
 
 T = TypeVar("T")
 
-# A kill leaves at most so many letters in both queues.
+# A kill leaves at most one round of letters in both queues.
 MAX_ROUND: Final = IN_FLIGHT
 # A letter is renewed when it has come back once: no delivery limit is too low for that, but 0.
 MAX_LOOKS: Final = 1

@@ -30,12 +30,12 @@ from bridge.outbound.copies import renewed_properties
 from bridge.topology.declarations import dead_queue, retry_queue
 from bridge.topology.queue_sizes import read_queue
 
-# A kill leaves at most so many messages in both queues.
+# A kill leaves at most one round of messages in both queues.
 MAX_ROUND: Final = 256
 # How often a message may have come back before it is renewed. Only the first one of a run that
 # cannot work comes back: it may have been a worker's before, and to renew it costs it its place.
 MAX_LOOKS: Final = 4
-# So many bytes are moved together, and after a round with more the next one is smaller.
+# A round moves about this many bytes; a round with more makes the next one smaller.
 MAX_ROUND_BYTES: Final = 4 * 1024 * 1024
 
 
