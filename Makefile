@@ -38,7 +38,7 @@ export PATH := $(CURDIR)/$(RABBITMQ_4)/bin:$(PATH)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env compiled broker rabbitmq-4 prometheus amqp-tools browser demo collect test test-failed test-fast test-changed test-compiled test-plain-wire test-rabbitmq-4 \
+.PHONY: help env compiled broker rabbitmq-4 prometheus amqp-tools browser demo collect test test-failed test-fast test-compiled test-plain-wire test-rabbitmq-4 \
     examples upgrade-check soak soak-table soak-lanes soak-cluster soak-scaling side-by-side scenes adaptive priorities simulate pace soak-webhook soak-hour forgeries mutants pictures nginx redpanda-connect go-contestants perf-test otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
@@ -140,7 +140,7 @@ $(1)/pytest $(IN_PARALLEL) -m 'not serial' $(2) || [ $$? -eq 5 ]
 $(1)/pytest $(APART) $(2) || [ $$? -eq 5 ]
 endef
 
-test: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/outbound PROCESSES=6)
+test: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run all tests, those with a real RabbitMQ and Prometheus too (TESTS=tests/unit/worker PROCESSES=6)
 	$(call run_tests,$(BIN),$(TESTS))
 
 test-failed: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run what failed in the last `make test` once more, one at a time, and what that did not come to
@@ -167,7 +167,7 @@ collect: $(DEV_STAMP)  ## read all tests, and count those of each file
 # single ones may be handed on to whoever is done.
 test-fast: PROCESSES = 3
 test-fast: IN_PARALLEL = -n $(PROCESSES) --dist worksteal
-test-fast: $(DEV_STAMP)  ## run the tests that need no broker and no Prometheus, and no seconds of waiting (TESTS=tests/outbound)
+test-fast: $(DEV_STAMP)  ## run the tests that need no broker and no Prometheus, and no seconds of waiting (TESTS=tests/unit/worker)
 	$(BIN)/pytest $(IN_PARALLEL) -m 'not slow and not serial' $(TESTS) \
 	    --ignore tests/browser --ignore tests/faults --ignore tests/integration --ignore tests/cluster
 
@@ -178,11 +178,6 @@ test-compiled:  ## run those of test-fast that concern what is compiled, on the 
 	$(MAKE) --no-print-directory test-fast COMPILED=1 TESTS="$(COMPILED_TESTS)"
 
 SINCE ?= origin/main
-test-changed: $(DEV_STAMP)  ## run the tests that what differs from a commit concerns (SINCE=origin/main)
-	@tests=$$($(BIN)/python -m tests.changed $(SINCE)) || exit; \
-	echo "What differs from $(SINCE) concerns $${tests:-no test}."; \
-	[ -z "$$tests" ] || $(MAKE) --no-print-directory test TESTS="$$tests"
-
 test-plain-wire: export SMS_BRIDGE_TEST_WIRE := plain
 test-plain-wire: $(DEV_STAMP) broker  ## run the roles' integration tests on the wire through aiormq
 	$(call run_tests,$(BIN),$(addprefix tests/integration/test_,worker.py webhook.py lifecycle.py))
@@ -218,51 +213,51 @@ WORKERS ?= 1
 FAULTS ?= 100
 IDS ?= on
 soak: $(DEV_STAMP) broker  ## random faults for about 20 minutes, then count what is lost or sent twice (MESSAGES=50000 SEED=1 WORKERS=1 FAULTS=100 IDS=half)
-	$(BIN)/python tests/soak/run.py --messages $(MESSAGES) --seed $(SEED) --workers $(WORKERS) --faults $(FAULTS) --ids $(IDS)
+	$(BIN)/python soak/run.py --messages $(MESSAGES) --seed $(SEED) --workers $(WORKERS) --faults $(FAULTS) --ids $(IDS)
 
 COUNTS ?= 1 2 3 8
 soak-table: $(DEV_STAMP) broker  ## short soaks with 1, 2, 3 and 8 workers, half of the messages without an id, in twelve minutes (COUNTS="1 8" SEED=1 WRITE=1)
-	$(BIN)/python tests/soak/table.py --workers $(COUNTS) --seed $(SEED) $(if $(WRITE),--write)
+	$(BIN)/python soak/table.py --workers $(COUNTS) --seed $(SEED) $(if $(WRITE),--write)
 
 soak-cluster: $(DEV_STAMP) broker  ## lose nodes of a RabbitMQ cluster of three under traffic, in six minutes (SEED=1 WORKERS=1 RABBITMQ=4 ONLY=frozen WRITE=1)
-	$(BIN)/python tests/soak/cluster.py --seed $(SEED) --workers $(WORKERS) $(if $(ONLY),--only "$(ONLY)") $(if $(WRITE),--write)
+	$(BIN)/python soak/cluster.py --seed $(SEED) --workers $(WORKERS) $(if $(ONLY),--only "$(ONLY)") $(if $(WRITE),--write)
 
 soak-lanes: MESSAGES = 20000
 soak-lanes: $(DEV_STAMP) broker  ## order across workers while they come, go and are killed, in five minutes (MESSAGES=20000 SEED=1; RATES=1 measures the throughput instead, in five minutes, WRITE=1 puts that into the docs)
-	$(BIN)/python $(if $(RATES),tests/soak/lane_rates.py $(if $(WRITE),--write),tests/soak/lanes.py --messages $(MESSAGES) --seed $(SEED))
+	$(BIN)/python $(if $(RATES),soak/lane_rates.py $(if $(WRITE),--write),soak/lanes.py --messages $(MESSAGES) --seed $(SEED))
 
 WAVES ?= 4
 soak-scaling: MESSAGES = 6000
 soak-scaling: $(DEV_STAMP) broker  ## scale workers by the chart's ScaledObject, from none to five and back, in at most a quarter of an hour (MESSAGES=6000 WAVES=4 SEED=1)
-	$(BIN)/python tests/soak/scaling.py --messages $(MESSAGES) --waves $(WAVES) --seed $(SEED)
+	$(BIN)/python soak/scaling.py --messages $(MESSAGES) --waves $(WAVES) --seed $(SEED)
 
 side-by-side: $(DEV_STAMP) broker  ## the usual ways to lose messages beside ours, in five minutes (WRITE=1 puts it into the docs)
-	$(BIN)/python tests/soak/side_by_side.py $(if $(WRITE),--write)
+	$(BIN)/python soak/side_by_side.py $(if $(WRITE),--write)
 
 scenes: $(DEV_STAMP) broker  ## long proofs of single promises, in half an hour (SCENES="sigterm kill" WRITE=1)
-	$(BIN)/python tests/soak/scenes.py $(SCENES) $(if $(WRITE),--write)
+	$(BIN)/python soak/scenes.py $(SCENES) $(if $(WRITE),--write)
 
 priorities: $(DEV_STAMP) broker  ## one-time codes behind 100,000 texts, with worker.priorities, in two minutes (WRITE=1 puts it into the docs)
-	$(BIN)/python tests/bench/priorities.py $(if $(WRITE),--write)
+	$(BIN)/python bench/priorities.py $(if $(WRITE),--write)
 
 adaptive: $(DEV_STAMP) broker  ## worker.concurrency: auto beside fixed values, on an API that changes, in a quarter of an hour (WRITE=1 puts it into the docs)
-	$(BIN)/python tests/soak/adaptive.py $(if $(WRITE),--write)
+	$(BIN)/python soak/adaptive.py $(if $(WRITE),--write)
 
 PLAYED ?= 3 8 100
 simulate: $(DEV_STAMP)  ## play workers on a clock that leaps: one pause, one pace, in three minutes (PLAYED="3 8 100" SEED=1)
 	$(BIN)/python tests/simulation/run.py --workers $(PLAYED) --seed $(SEED)
 
 pace: $(DEV_STAMP) broker  ## a shared limit while real workers are started, stopped and killed, in three minutes (WRITE=1 puts it into the docs)
-	$(BIN)/python tests/soak/pace.py $(if $(WRITE),--write)
+	$(BIN)/python soak/pace.py $(if $(WRITE),--write)
 
 EVENTS ?= 100000
 KILLS ?= 20
 soak-webhook: $(DEV_STAMP) broker  ## webhooks while the secret is rotated and the broker killed, then count what is refused or lost (EVENTS=100000 KILLS=20 SEED=1)
-	$(BIN)/python tests/soak/webhook.py --events $(EVENTS) --kills $(KILLS) --seed $(SEED)
+	$(BIN)/python soak/webhook.py --events $(EVENTS) --kills $(KILLS) --seed $(SEED)
 
 soak-hour: MINUTES ?= 60
 soak-hour: $(DEV_STAMP) broker  ## a worker and a receiver under faults and strangers for an hour, which may neither end nor grow; CALM=1 leaves the faults out, so that connections live as long (COMPILED=1 MINUTES=60 SEED=1 CALM=1)
-	$(BIN)/python tests/soak/hour.py --minutes $(MINUTES) --seed $(SEED) $(if $(CALM),--calm)
+	$(BIN)/python soak/hour.py --minutes $(MINUTES) --seed $(SEED) $(if $(CALM),--calm)
 
 MODULES ?= signature envelope fates ledger outcomes pace diagnosis retry_after settle
 mutants: $(DEV_STAMP)  ## break these modules in small ways, and list what their unit tests do not notice, in at most an hour (MODULES="fates pace")
@@ -273,7 +268,7 @@ mutants: $(DEV_STAMP)  ## break these modules in small ways, and list what their
 
 COUNT ?= 1000000
 forgeries: $(DEV_STAMP)  ## forge so many signed webhooks, of which none may be accepted (COUNT=1000000 SEED=1)
-	$(BIN)/python tests/soak/forgeries.py --count $(COUNT) --seed $(SEED)
+	$(BIN)/python soak/forgeries.py --count $(COUNT) --seed $(SEED)
 
 WITHOUT_SERVERS := Install nginx and h2load (packages nginx-light and nghttp2-client, or nginx and nghttp2).
 SERVERS := for program in nginx h2load; do \
@@ -283,7 +278,7 @@ nginx:  ## install nginx and h2load for the benchmark, unless they are there
 	$(call apt_install,nginx-light nghttp2-client,$(WITHOUT_SERVERS))
 
 # Redpanda Connect is built from its Go modules, once, with the parts that the benchmark needs.
-CONNECT := tests/bench/contestants/redpanda_connect
+CONNECT := bench/contestants/redpanda_connect
 redpanda-connect: .bench/redpanda-connect  ## build it for the benchmark, where Go is installed
 
 .bench/redpanda-connect: $(wildcard $(CONNECT)/go.* $(CONNECT)/*.go)
@@ -295,7 +290,7 @@ redpanda-connect: .bench/redpanda-connect  ## build it for the benchmark, where 
 	fi
 
 # The worker and the receiver in Go, a few seconds once their modules are there.
-GO_CONTESTANTS := tests/bench/contestants/go
+GO_CONTESTANTS := bench/contestants/go
 go-contestants: .bench/go  ## build the contestants in Go for the benchmark, where Go is installed
 
 .bench/go: $(wildcard $(GO_CONTESTANTS)/go.* $(GO_CONTESTANTS)/*/*.go)
@@ -307,7 +302,7 @@ go-contestants: .bench/go  ## build the contestants in Go for the benchmark, whe
 	fi
 
 # RabbitMQ's own load generator, as Maven has it.
-PERF_TEST := tests/bench/contestants/perf_test
+PERF_TEST := bench/contestants/perf_test
 perf-test: .bench/perf-test  ## fetch it for the benchmark, where Java and Maven are installed
 
 .bench/perf-test: $(PERF_TEST)/pom.xml
@@ -336,14 +331,14 @@ ifneq ($(and $(COMPILED),$(filter bench,$(MAKECMDGOALS))),)
 $(error This runs the compiled modules and the plain ones: leave COMPILED out)
 endif
 bench: $(BENCH_STAMP) $(if $(shell command -v $(CC) 2>/dev/null),.compiled/.synced) broker nginx redpanda-connect go-contestants perf-test  ## our programs beside the alternatives, into docs/benchmarks.md (SCENES="http receivers" ROUNDS=5 MILLION=1 MINUTES=10)
-	$(BIN)/python tests/bench/run.py $(or $(SCENES),all) --rounds $(ROUNDS) \
+	$(BIN)/python bench/run.py $(or $(SCENES),all) --rounds $(ROUNDS) \
 	    $(if $(MILLION),--million) $(if $(MINUTES),--minutes $(MINUTES))
 
 bench-guard: $(BENCH_STAMP) broker nginx  ## fail when our worker has lost its speed; takes half a minute
-	$(BIN)/python tests/bench/run.py guard
+	$(BIN)/python bench/run.py guard
 
 bench-profile: $(BENCH_STAMP) broker nginx  ## where our programs spend their time
-	$(BIN)/python tests/bench/run.py profile
+	$(BIN)/python bench/run.py profile
 
 # Built once from their Go modules, which takes about ten minutes, those of the cluster another
 # fifteen, and kept over clones.

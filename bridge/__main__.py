@@ -14,10 +14,10 @@ import typer
 import typer.core
 from typer._completion_classes import completion_init
 
-from bridge.commands.catalogue import ENTRIES, Catalogue
-from bridge.commands.completion import InstallCompletion, ShowCompletion
-from bridge.commands.options import ConfigFile
-from bridge.commands.output import UNWRITABLE, explain_unwritable
+from bridge.cli.catalogue import ENTRIES, Catalogue
+from bridge.cli.completion import InstallCompletion, ShowCompletion
+from bridge.cli.options import ConfigFile
+from bridge.cli.output import UNWRITABLE, explain_unwritable
 from bridge.errors import BridgeError, ConfigError, InvalidMessageError
 from bridge.exit_codes import EXIT_FAILED, EXIT_USAGE
 

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import uvloop
 
-from bridge import __version__, garbage
-from bridge.assembly import ADMIN_LISTENER, WEBHOOK_LISTENER, Assembly
+from bridge import __version__, gc_tuning
 from bridge.config import Role, Settings
 from bridge.exit_codes import EXIT_CLEAN, EXIT_DRAIN_TIMED_OUT, EXIT_FAILED
-from bridge.log_setup import log_loop_faults
-from bridge.logs import Log
 from bridge.start_checks import check_start
+from bridge.telemetry.log_setup import log_loop_faults
+from bridge.telemetry.logs import Log
+from bridge.wiring import ADMIN_LISTENER, WEBHOOK_LISTENER, Wiring
 
 log = Log(__name__)
 
@@ -38,10 +38,10 @@ def run(settings: Settings, roles: Collection[Role]) -> int:
 async def _run(settings: Settings, roles: Collection[Role]) -> int:
     bridge = Bridge(settings, roles)
     # Modules, settings and the roles live until the process ends.
-    garbage.begin()
+    gc_tuning.begin()
     stop = asyncio.Event()
     _own_signals(stop)
-    collecting = asyncio.create_task(garbage.collect_when_quiet())
+    collecting = asyncio.create_task(gc_tuning.collect_when_quiet())
     try:
         return await bridge.run(stop)
     finally:
@@ -64,21 +64,21 @@ def _own_signals(stop: asyncio.Event) -> None:
 
 
 class Bridge:
-    """One process: `assembly` holds what it is made of."""
+    """One process: `wiring` holds what it is made of."""
 
     def __init__(self, settings: Settings, roles: Collection[Role]) -> None:
         check_start(settings, roles)
         self._settings = settings
-        self.assembly = Assembly(settings, roles)
+        self.wiring = Wiring(settings, roles)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self, stop: asyncio.Event) -> int:
         """Run everything until `stop` is set, or until a part of it fails; then drain."""
         log_loop_faults(asyncio.get_running_loop())
         self._tasks = {
-            name: asyncio.create_task(part()) for name, part in self.assembly.parts.items()
+            name: asyncio.create_task(part()) for name, part in self.wiring.parts.items()
         }
-        self.assembly.health.live["tasks"] = lambda: not self._ended()
+        self.wiring.health.live["tasks"] = lambda: not self._ended()
         self._log_start()
         waiting = asyncio.create_task(stop.wait())
         await asyncio.wait({waiting, *self._tasks.values()}, return_when=asyncio.FIRST_COMPLETED)
@@ -91,13 +91,13 @@ class Bridge:
         return EXIT_CLEAN if clean else EXIT_DRAIN_TIMED_OUT
 
     def _log_start(self) -> None:
-        webhook = self.assembly.webhook_listener
+        webhook = self.wiring.webhook_listener
         log.info(
             "started",
             version=__version__,
-            worker=self.assembly.worker is not None,
+            worker=self.wiring.worker is not None,
             webhook_port=None if webhook is None else webhook.port,
-            admin_port=self.assembly.admin_listener.port,
+            admin_port=self.wiring.admin_listener.port,
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
 
@@ -114,19 +114,19 @@ class Bridge:
 
     async def _drain(self) -> bool:
         """Drain both roles; return whether all that was held could be settled in time."""
-        self.assembly.health.is_draining = True
-        self.assembly.metrics.shutdown_timestamp.set(time.time())
+        self.wiring.health.is_draining = True
+        self.wiring.metrics.shutdown_timestamp.set(time.time())
         drained = await asyncio.gather(self._drain_worker(), self._drain_webhook())
         return all(drained)
 
     async def _drain_worker(self) -> bool:
-        worker = self.assembly.worker
+        worker = self.wiring.worker
         if worker is None:
             return True
         return await worker.drain(self._settings.worker.shutdown_timeout_seconds)
 
     async def _drain_webhook(self) -> bool:
-        listener = self.assembly.webhook_listener
+        listener = self.wiring.webhook_listener
         if listener is None:
             return True
         listener.stop()
@@ -137,11 +137,11 @@ class Bridge:
 
     async def _close(self, *others: asyncio.Task[Any]) -> None:
         """Cancel all that still runs; the admin port, which answers probes, ends by itself."""
-        self.assembly.admin_listener.stop()
+        self.wiring.admin_listener.stop()
         tasks = [task for name, task in self._tasks.items() if name != ADMIN_LISTENER]
         for task in (*tasks, *others):
             task.cancel()
         await asyncio.wait({*self._tasks.values(), *others}, timeout=CLOSE_SECONDS)
-        if self.assembly.worker is not None:
+        if self.wiring.worker is not None:
             with contextlib.suppress(Exception):
-                await self.assembly.worker.aclose()
+                await self.wiring.worker.aclose()

@@ -12,8 +12,8 @@ from typing import Final, NoReturn
 from pydantic import SecretStr
 
 from bridge.errors import ConfigError
-from bridge.logs import Log
-from bridge.metrics import BridgeMetrics
+from bridge.telemetry.logs import Log
+from bridge.telemetry.metrics import BridgeMetrics
 
 log = Log(__name__)
 

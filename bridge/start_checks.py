@@ -8,11 +8,11 @@ from bridge.config import Role, Settings, WebhookSettings
 from bridge.config.webhook import DEFAULT_ENDPOINT
 from bridge.credentials import Credential, load_authorities
 from bridge.errors import ConfigError
-from bridge.outbound.posting.shape import shape_from
-from bridge.tracing.spans import is_exporter_installed
+from bridge.telemetry.tracing.spans import is_exporter_installed
+from bridge.worker.service.shape import shape_from
 
 if TYPE_CHECKING:
-    from bridge.inbound.endpoint import Endpoint
+    from bridge.webhook.endpoint import Endpoint
 
 
 def check_start(settings: Settings, roles: Collection[Role]) -> None:
@@ -49,7 +49,7 @@ def check_roles(settings: Settings, roles: Collection[Role]) -> dict[Role, str |
     missing = {role: None if any(parts[role]) else _why_missing(role) for role in roles}
     check_start(settings, [role for role, why in missing.items() if why is None])
     if missing.get("webhook"):
-        from bridge.inbound.schemes import scheme_from
+        from bridge.webhook.schemes import scheme_from
 
         scheme_from(webhook.signature, webhook.public_url)
     return missing
@@ -59,7 +59,7 @@ def _why_missing(role: Role) -> str:
     """Say of a role that nobody has configured what it needs."""
     if role == "worker":
         return "sms_api.base_url: is missing; the worker needs it"
-    from bridge.inbound.endpoint import lacks_secrets
+    from bridge.webhook.endpoint import lacks_secrets
 
     return lacks_secrets(DEFAULT_ENDPOINT)
 
@@ -81,7 +81,7 @@ def webhook_endpoints(settings: WebhookSettings) -> "list[Endpoint]":
 
     Raises ConfigError with the faults of all of them.
     """
-    from bridge.inbound.endpoint import Endpoint
+    from bridge.webhook.endpoint import Endpoint
 
     endpoints: list[Endpoint] = []
     faults: list[str] = []

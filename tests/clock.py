@@ -6,8 +6,8 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context
 from typing import Any, TypeVarTuple
 
-from bridge.metrics import Registry, new_registry
-from bridge.outbound.metrics import WorkerMetrics
+from bridge.telemetry.metrics import Registry, new_registry
+from bridge.worker.metrics import WorkerMetrics
 
 _Arguments = TypeVarTuple("_Arguments")
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from bridge.amqp.properties import Properties
-from bridge.outbound.delivery import Delivery
-from bridge.outbound.envelope import Envelope
-from bridge.outbound.session import Session
+from bridge.worker.delivery import Delivery
+from bridge.worker.envelope import Envelope
+from bridge.worker.session import Session
 
 
 def make_delivery(

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from bridge.log_lines import Facts
-from bridge.logs import outputs
+from bridge.telemetry.log_lines import Facts
+from bridge.telemetry.logs import outputs
 
 
 class Line(NamedTuple):

@@ -20,7 +20,7 @@ from typer.main import get_command
 
 from bridge import exit_codes
 from bridge.__main__ import app
-from bridge.outbound.fates import DeadReason, PauseReason, RetryReason
+from bridge.worker.fates import DeadReason, PauseReason, RetryReason
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))

@@ -8,19 +8,19 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
-from bridge.config import Settings
-from bridge.inbound.receipts import Delivery
-from bridge.operators.message_models import (
+from bridge.admin.message_models import (
     DeadLetterHeaders,
     EventHeaders,
     EventProperties,
     OutcomeEvent,
     RequestHeaders,
 )
-from bridge.outbound import envelope
-from bridge.outbound.fates import DeadReason, FinalOutcome
-from bridge.outbound.request import SendRequest
+from bridge.config import Settings
 from bridge.outcome_event import ReceiptOutcome
+from bridge.webhook.receipts import Delivery
+from bridge.worker import envelope
+from bridge.worker.fates import DeadReason, FinalOutcome
+from bridge.worker.request import SendRequest
 
 PAGE = (Path(__file__).parent.parent / "docs" / "reference.md").read_text(encoding="utf-8")
 # A section's tables, each by what its first column is of.

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.tracing.spans import Attributes, Span, SpanKind
-from bridge.tracing.trace_headers import TraceHeaders
+from bridge.telemetry.tracing.spans import Attributes, Span, SpanKind
+from bridge.telemetry.tracing.trace_headers import TraceHeaders
 
 
 class Told(Span):

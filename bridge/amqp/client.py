@@ -33,7 +33,7 @@ from aiormq.exceptions import (
 )
 
 from bridge.amqp.wire import Wire
-from bridge.logs import Log
+from bridge.telemetry.logs import Log
 
 __all__ = [
     "AMQPConnectionError",

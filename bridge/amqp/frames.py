@@ -4,7 +4,7 @@ Nothing here does I/O. The terms are those of AMQP 0-9-1, 2.3.5 and 4.2; confirm
 extension of it.
 
 Why our own: pamqp makes an object for each frame, and `StreamWire` would need three of them for
-each message; its docstring has the figures of `python -m tests.bench.wires`. To swap pamqp in, have
+each message; its docstring has the figures of `python -m bench.wires`. To swap pamqp in, have
 `feed` take what `pamqp.frame.unmarshal` returns, and write with `pamqp.frame.marshal`: the tests of
 this module compare with both.
 """

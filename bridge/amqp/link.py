@@ -19,8 +19,8 @@ from bridge.amqp.connecting import close_quietly, host_of, open_connection, open
 from bridge.amqp.wire import Wire
 from bridge.config import RabbitMQSettings
 from bridge.errors import BrokerError, ConnectError
-from bridge.logs import Log
-from bridge.metrics import BridgeMetrics
+from bridge.telemetry.logs import Log
+from bridge.telemetry.metrics import BridgeMetrics
 
 log = Log(__name__)
 

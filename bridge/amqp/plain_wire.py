@@ -5,7 +5,7 @@ It is there for the day on which a new version of a client library breaks `Strea
 sent last and once, a publish is mandatory and confirmed. What is weaker:
 
 - speed: a publish with its confirm takes ten times the CPU time, a delivery with its ack eight
-  times (103 µs for 10, 66 µs for 8; `python -m tests.bench.wires`), a message through the worker
+  times (103 µs for 10, 66 µs for 8; `python -m bench.wires`), a message through the worker
   1.8 times: 1.26 times the bare loop's messages per CPU second for 2.26, so that
   `SMS_BRIDGE_WIRE=plain make bench-guard` fails;
 - memory: aiormq reads whatever the broker sends, so only the prefetch bounds the bodies that are
@@ -43,7 +43,7 @@ from bridge.amqp.frames import CONTENT_HEADER_START, content_header, is_mandator
 from bridge.amqp.properties import Properties, for_client, of_client
 from bridge.amqp.wire import Body, DeliveryHandler
 from bridge.errors import Confirm
-from bridge.logs import Log
+from bridge.telemetry.logs import Log
 
 log = Log(__name__)
 

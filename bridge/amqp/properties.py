@@ -3,9 +3,9 @@
 Why our own: pamqp ends the connection over a text that is no UTF-8 or a time in milliseconds, so
 that one such message stops the queue (`field_values.tolerate_broken_properties` has the list); and
 reading those of one message takes it twice the CPU time, 5.2 µs for 2.7: `python -m
-tests.bench.wires`. To swap pamqp in, leave `tolerate_broken_properties` out, and read with
-`ClientProperties.unmarshal` and write with `.marshal`; tests/amqp/test_properties.py shows what
-breaks then.
+bench.wires`. To swap pamqp in, leave `tolerate_broken_properties` out, and read with
+`ClientProperties.unmarshal` and write with `.marshal`; tests/unit/amqp/test_properties.py shows
+what breaks then.
 """
 
 import struct

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final, assert_never
 
 from bridge.errors import Confirm, PublishError, PublishFault, Refusal
-from bridge.metrics import BridgeMetrics
+from bridge.telemetry.metrics import BridgeMetrics
 
 # Within this many iterations of the event loop, asyncio's or uvloop's, a confirm that has arrived
 # is read and handed to whoever waits for it.

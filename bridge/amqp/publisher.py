@@ -13,8 +13,8 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.publication import LonePublication, Publication, not_stored, resolve
 from bridge.amqp.wire import LARGE_BODY_BYTES, Body, Progress, PublishingChannel
 from bridge.errors import Confirm, PublishError, Refusal
-from bridge.logs import Log
-from bridge.metrics import BridgeMetrics
+from bridge.telemetry.logs import Log
+from bridge.telemetry.metrics import BridgeMetrics
 
 log = Log(__name__)
 

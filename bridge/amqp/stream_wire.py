@@ -7,7 +7,7 @@ unchanged.
 Why our own: for each delivery aiormq makes three frame objects, six passes through queues and a
 task, and as much for each publish, which costs more than all that the bridge does with the message.
 A publish with its confirm takes a twelfth of the CPU time here, a delivery with its ack an eighth
-(5 µs for 65, 6 µs for 52; `python -m tests.bench.wires`). And aiormq reads whatever comes: only
+(5 µs for 65, 6 µs for 52; `python -m bench.wires`). And aiormq reads whatever comes: only
 below it can reading stop while too many bytes are held. To swap it for `PlainWire`, set
 `SMS_BRIDGE_WIRE=plain`.
 """

@@ -2,7 +2,7 @@
 
 There are two behind one interface. `StreamWire` reads and writes their frames past aiormq, which
 costs a tenth; `PlainWire` has aiormq do it, and leans on nothing but what aiormq documents.
-`python -m tests.bench.wires` measures both.
+`python -m bench.wires` measures both.
 """
 
 import asyncio

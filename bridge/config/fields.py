@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints
 
 from bridge.config.durations import format_duration, parse_duration
-from bridge.pointers import EACH, FRAGMENT, split_pointer
+from bridge.json_pointer import EACH, FRAGMENT, split_pointer
 
 MAX_CONCURRENCY: Final = 5000
 MAX_RETRY_DELAY_SECONDS: Final = 3650 * 86400

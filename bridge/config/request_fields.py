@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 from bridge.config.fields import check_whole_characters
 from bridge.config.spelling import did_you_mean
-from bridge.pointers import split_pointer
+from bridge.json_pointer import split_pointer
 
 Placeholder = Literal["to", "from", "text", "key", "encoding", "account", "secret"]
 PLACEHOLDERS: Final[tuple[Placeholder, ...]] = get_args(Placeholder)

@@ -16,7 +16,7 @@ from bridge.errors import BridgeError
 from bridge.sandbox.scoreboard import IN_PROGRESS
 from bridge.sandbox.stage import Stage, queues_of
 from bridge.sandbox.traffic import MARKER, Request, Seen, Webhook
-from bridge.scrape import Scrape
+from bridge.telemetry.scrape import Scrape
 from bridge.topology.declarations import dead_queue
 
 # Spread over some seconds, so that there is something to watch and latencies are no backlog's.

@@ -14,9 +14,9 @@ from pydantic import SecretStr
 from bridge.config import SmsApiSettings
 from bridge.config.presets import documented_answers
 from bridge.config.spelling import did_you_mean
-from bridge.outbound.posting.connection import Reply
-from bridge.outbound.posting.shape import shape_from
-from bridge.pointers import split_pointer
+from bridge.json_pointer import split_pointer
+from bridge.worker.service.connection import Reply
+from bridge.worker.service.shape import shape_from
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # Shorter runs may be what the service's ids have in common, such as a time.

@@ -47,7 +47,7 @@ from bridge.sandbox.traffic import (
     plan_requests,
     plan_webhooks,
 )
-from bridge.scrape import Scrape
+from bridge.telemetry.scrape import Scrape
 
 # The demo takes this long at most, from its start to its end.
 DEMO_SECONDS: Final = 110

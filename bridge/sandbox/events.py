@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, get_args
 from urllib.parse import urlencode
 
 from bridge.config.presets import Preset, documented_webhooks
-from bridge.inbound.receipts import Delivery
 from bridge.sandbox.answers import like
 from bridge.sandbox.messages import Message
 from bridge.sandbox.visitors import FORM, JSON
+from bridge.webhook.receipts import Delivery
 
 
 class Event(NamedTuple):

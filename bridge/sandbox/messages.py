@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, NamedTuple
 
-from bridge.outbound.segments import count_segments
 from bridge.sandbox.exchanges import Exchange
+from bridge.worker.segments import count_segments
 
 # What a request says where its service wants `to`, `from`, `text` and the key.
 Values = Mapping[str, object]

@@ -8,7 +8,7 @@ from typing import Final
 from rich.table import Table
 
 from bridge.sandbox.traffic import Request, Seen, Webhook
-from bridge.scrape import Scrape
+from bridge.telemetry.scrape import Scrape
 
 PROCESSED: Final = "sms_bridge_worker_messages_processed_total"
 IN_PROGRESS: Final = "sms_bridge_worker_messages_in_progress"

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from bridge.http_server.listener import bind
+from bridge.http.listener import bind
 
 T = TypeVar("T")
 

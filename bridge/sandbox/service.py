@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 from bridge.config import SmsApiSettings
 from bridge.config.presets import Preset
 from bridge.config.request_fields import Slot, build_document, parse_text, slots_of
-from bridge.pointers import split_pointer
+from bridge.json_pointer import split_pointer
 from bridge.sandbox.answers import Answer, Answers
 from bridge.sandbox.faults import Fault
 from bridge.sandbox.messages import Message, Values, find_fault, read_object

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 from bridge.config import EndpointSettings
 from bridge.config.presets import Preset
 from bridge.errors import ConfigError
-from bridge.inbound.ed25519 import make_pair
-from bridge.inbound.schemes import Scheme, decode_secret, scheme_from
-from bridge.inbound.signature import Signed, sign
+from bridge.webhook.ed25519 import make_pair
+from bridge.webhook.schemes import Scheme, decode_secret, scheme_from
+from bridge.webhook.signature import Signed, sign
 
 _SECRET_BYTES: Final = 32
 

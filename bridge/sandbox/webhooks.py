@@ -11,10 +11,10 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from bridge.errors import ConfigError
-from bridge.inbound.receipts import Delivery
-from bridge.inbound.signature import Signed
 from bridge.sandbox.events import Event
 from bridge.sandbox.messages import format_time
+from bridge.webhook.receipts import Delivery
+from bridge.webhook.signature import Signed
 
 MAX_WEBHOOKS_IN_FLIGHT: Final = 50
 # Longer than any receiver takes that answers within its own deadline.

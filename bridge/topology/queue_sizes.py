@@ -18,7 +18,7 @@ from bridge.amqp.client import (
     Connection,
 )
 from bridge.deadline import Deadline
-from bridge.logs import Log
+from bridge.telemetry.logs import Log
 
 log = Log(__name__)
 

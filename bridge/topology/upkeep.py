@@ -9,8 +9,8 @@ from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channe
 from bridge.amqp.client import Channel, ChannelClosed, ChannelPreconditionFailed, Connection
 from bridge.config import TopologyMode
 from bridge.deadline import Deadline
-from bridge.logs import Log
-from bridge.metrics import BridgeMetrics
+from bridge.telemetry.logs import Log
+from bridge.telemetry.metrics import BridgeMetrics
 from bridge.topology.comparison import compare, compare_one, refusal
 from bridge.topology.declarations import Binding, Entity, Exchange, Queue, Topology, name_of
 from bridge.topology.differences import (

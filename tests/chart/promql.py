@@ -13,9 +13,7 @@ from typing import Any
 import yaml
 
 from bridge.config import Settings
-from bridge.inbound.metrics import WebhookMetrics
-from bridge.metrics import BridgeMetrics, new_registry
-from bridge.outbound.metrics import WorkerMetrics
+from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from bridge.topology.declarations import (
     bridge_topology,
     dead_queue,
@@ -25,6 +23,8 @@ from bridge.topology.declarations import (
     retry_queue,
     urgent_queue,
 )
+from bridge.webhook.metrics import WebhookMetrics
+from bridge.worker.metrics import WorkerMetrics
 from tests.chart.rendering import MINIMAL, merged, of_kind, render
 
 FILES = Path(__file__).parents[2] / "helm" / "sms-bridge" / "files"

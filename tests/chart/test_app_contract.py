@@ -12,14 +12,14 @@ import typer
 import yaml
 
 from bridge.__main__ import app as cli
+from bridge.admin import topology_formats
 from bridge.config import ENV_PREFIX, Role, Settings, load_settings
 from bridge.config.settings import known_keys
-from bridge.http_server.admin import Health, admin_handler
-from bridge.http_server.request import Request
-from bridge.http_server.response import Response
-from bridge.metrics import BridgeMetrics, new_registry
-from bridge.operators import topology_formats
+from bridge.http.admin import Health, admin_handler
+from bridge.http.request import Request
+from bridge.http.response import Response
 from bridge.start_checks import check_roles
+from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from bridge.topology.declarations import (
     Topology,
     bridge_topology,

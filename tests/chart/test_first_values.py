@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bridge.admin.wizard.documents import write_document
+from bridge.admin.wizard.drafts import secrets_to_make
+from bridge.admin.wizard.interview import Interview
+from bridge.admin.wizard.questions import QUESTIONS, Answers, Name, is_signed
 from bridge.config import load_settings
 from bridge.config.presets import PRESETS, Preset
-from bridge.operators.wizard.documents import write_document
-from bridge.operators.wizard.drafts import secrets_to_make
-from bridge.operators.wizard.interview import Interview
-from bridge.operators.wizard.questions import QUESTIONS, Answers, Name, is_signed
 from bridge.start_checks import check_roles
 from tests.chart.rendering import MOUNTED, ROLES, config, deployment, of_kind, render, secret_files
 

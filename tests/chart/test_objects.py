@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from bridge.config import SignatureSettings
-from bridge.inbound.schemes import scheme_from
-from bridge.inbound.signature import sign
+from bridge.webhook.schemes import scheme_from
+from bridge.webhook.signature import sign
 from tests.chart.rendering import (
     APP_VERSION,
     CI,

@@ -18,8 +18,8 @@ import yaml
 
 from bridge.__main__ import app as cli
 from bridge.config import load_settings
-from bridge.inbound.endpoint import Endpoint
-from bridge.inbound.signature import verify
+from bridge.webhook.endpoint import Endpoint
+from bridge.webhook.signature import verify
 from tests.chart.rendering import (
     CI,
     HELM,

@@ -22,13 +22,13 @@ from bridge.amqp.client import Connection
 from bridge.amqp.connecting import open_connection
 from bridge.app import Bridge
 from bridge.config import Role, Settings
-from bridge.outbound.worker import Worker
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.faults import Fault
 from bridge.sandbox.memory import Memory
 from bridge.sandbox.messages import Attempt, Message
 from bridge.sandbox.routes import create_app
 from bridge.sandbox.server import serve
+from bridge.worker.worker import Worker
 from tests.ears import Ears, listening
 from tests.faults.amqp_proxy import CONFIRM_SELECT_OK, AmqpProxy, open_amqp_proxy
 from tests.unnamed import NO_ID
@@ -161,19 +161,19 @@ class Live:
     @property
     def worker(self) -> Worker:
         """Its worker."""
-        assert self.bridge.assembly.worker is not None
-        return self.bridge.assembly.worker
+        assert self.bridge.wiring.worker is not None
+        return self.bridge.wiring.worker
 
     @property
     def webhook_url(self) -> str:
         """Where webhooks go."""
-        assert self.bridge.assembly.webhook_listener is not None
-        return f"http://127.0.0.1:{self.bridge.assembly.webhook_listener.port}/webhooks"
+        assert self.bridge.wiring.webhook_listener is not None
+        return f"http://127.0.0.1:{self.bridge.wiring.webhook_listener.port}/webhooks"
 
     @property
     def admin_url(self) -> str:
         """Where probes go."""
-        return f"http://127.0.0.1:{self.bridge.assembly.admin_listener.port}"
+        return f"http://127.0.0.1:{self.bridge.wiring.admin_listener.port}"
 
     @property
     def paused(self) -> set[str]:
@@ -189,7 +189,7 @@ class Live:
     def _samples(self, name: str) -> list[tuple[dict[str, str], float]]:
         return [
             (sample.labels, sample.value)
-            for family in self.bridge.assembly.registry.restricted_registry([name]).collect()
+            for family in self.bridge.wiring.registry.restricted_registry([name]).collect()
             for sample in family.samples
         ]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.outbound.ledger import COMES_AGAIN_SECONDS
 from bridge.sandbox.faults import Fault
 from bridge.sandbox.processes import Child, guarded
+from bridge.worker.ledger import COMES_AGAIN_SECONDS
 from tests.faults.amqp_proxy import ACK, CONFIRM_SELECT_OK, PUBLISH
 from tests.faults.bench import (
     CONSUME_LINK,
@@ -123,7 +123,7 @@ async def test_drain_carries_out_what_is_decided(bench: Bench, seconds: float) -
         numbers = await bench.publish(3)
         await eventually(copies.sprung.is_set, what="copies that are not confirmed")
         stopping = asyncio.create_task(live.stop())
-        await eventually(lambda: live.bridge.assembly.health.is_draining, what="the drain")
+        await eventually(lambda: live.bridge.wiring.health.is_draining, what="the drain")
         away = bench.proxy.trap("broker", CONFIRM_SELECT_OK, "cut", again=True, link=PUBLISH_LINK)
         asyncio.get_running_loop().call_later(seconds, bench.proxy.traps.remove, away)
         # In this order, so that no delivery can be acked when its copy is refused.

@@ -9,11 +9,11 @@ from aio_pika.abc import AbstractIncomingMessage
 from pamqp.common import FieldTable
 from yarl import URL
 
-from bridge.commands.status_screen import format_status
-from bridge.operators.admin_port import AdminPort
-from bridge.operators.doctor import examine
-from bridge.operators.status.look import Looker
-from bridge.operators.worker_status import read_worker_status
+from bridge.admin.admin_port import AdminPort
+from bridge.admin.doctor import examine
+from bridge.admin.status.look import Looker
+from bridge.admin.worker_status import read_worker_status
+from bridge.cli.status_screen import format_status
 from tests.alarms import memory_alarm
 from tests.faults.bench import (
     CONSUME_LINK,

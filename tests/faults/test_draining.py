@@ -8,12 +8,12 @@ from pathlib import Path
 import aio_pika
 import pytest
 
+from bridge.admin import moving
+from bridge.admin.draining.drain import MAX_ROUND, open_drain
+from bridge.admin.lines_file import NewLinesFile
 from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.config import Settings
 from bridge.errors import BrokerError
-from bridge.operators import moving
-from bridge.operators.draining.drain import MAX_ROUND, open_drain
-from bridge.operators.lines_file import NewLinesFile
 from bridge.topology.declarations import worker_topology
 from bridge.topology.upkeep import provide
 from tests.alarms import memory_alarm

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from bridge.operators.checks.consumers import check_consumers
-from bridge.operators.checks.set_up import ConnectedBroker, SetUp
-from bridge.operators.finding import Finding
-from bridge.outbound.ordering.lane_consumer import LaneConsumer
+from bench.usage import read_run_delay
+from bridge.admin.checks.consumers import check_consumers
+from bridge.admin.checks.set_up import ConnectedBroker, SetUp
+from bridge.admin.finding import Finding
 from bridge.sandbox.processes import guarded
-from tests.bench.usage import read_run_delay
+from bridge.worker.ordering.lane_consumer import LaneConsumer
 from tests.faults.amqp_proxy import ACK, PUBLISH
 from tests.faults.bench import (
     CONSUME_LINK,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bridge.outbound.limits.adaptive_limit import FIRST_LIMIT
+from bridge.worker.limits.adaptive_limit import FIRST_LIMIT
 from tests.faults.amqp_proxy import (
     ACK,
     CHANNEL_CLOSE,

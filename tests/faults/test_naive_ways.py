@@ -30,16 +30,16 @@ from bridge.amqp.properties import ClientProperties, Properties
 from bridge.amqp.publisher import Publisher
 from bridge.config import RabbitMQSettings, SmsApiSettings, WorkerSettings
 from bridge.errors import AttemptError, PublishError
-from bridge.metrics import BridgeMetrics, new_registry
-from bridge.outbound.fates import Answer, Fate
-from bridge.outbound.metrics import WorkerMetrics
-from bridge.outbound.posting.connection import Reply
-from bridge.outbound.posting.sender import Sender
-from bridge.outbound.posting.shape import shape_from
-from bridge.outbound.posting.transport import open_transport
-from bridge.outbound.request import SendRequest
 from bridge.sandbox.processes import free_ports
+from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from bridge.topology.declarations import worker_topology
+from bridge.worker.fates import Answer, Fate
+from bridge.worker.metrics import WorkerMetrics
+from bridge.worker.request import SendRequest
+from bridge.worker.service.connection import Reply
+from bridge.worker.service.sender import Sender
+from bridge.worker.service.shape import shape_from
+from bridge.worker.service.transport import open_transport
 from tests.deliveries import make_delivery
 from tests.faults.bench import (
     CONSUME_LINK,

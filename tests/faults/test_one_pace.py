@@ -12,10 +12,10 @@ from typing import Any, Final
 import pytest
 
 from bridge.sandbox.processes import Guard, guarded
+from soak.pace import Worker, scale
 from tests.faults.bench import SECONDS, Bench, eventually, make_environ
 from tests.forked import ForkedChild
 from tests.simulation.windows import most_in
-from tests.soak.pace import Worker, scale
 
 # What is sent in a second is measured.
 # A limit and its burst, of all workers; and for how long nothing is sent before it, in which each

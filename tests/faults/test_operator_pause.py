@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from yarl import URL
 
+from bridge.admin.pausing import find_pause, pause, resume
 from bridge.amqp.connecting import ATTEMPT_DELAY_SECONDS, close_quietly, open_first_connection
 from bridge.errors import BrokerError
-from bridge.operators.pausing import find_pause, pause, resume
 from bridge.topology.paused_queue import PROBE_SECONDS, paused_queue, probe
 from tests.alarms import memory_alarm
 from tests.faults.amqp_proxy import CHANNEL_CLOSE, PUBLISH, Method
@@ -147,7 +147,7 @@ async def test_a_node_that_does_not_know_yet(bench: Bench, monkeypatch: pytest.M
     longer has been ended. Takes those seconds.
     """
     stale_seconds = 4
-    monkeypatch.setattr("bridge.outbound.pausing.operator_pause.STALE_SECONDS", stale_seconds)
+    monkeypatch.setattr("bridge.worker.pausing.operator_pause.STALE_SECONDS", stale_seconds)
     elsewhere = str(URL(bench.broker.url).with_path("/stale"))
     await asyncio.to_thread(bench.broker.ctl, "add_vhost", "stale")
     await asyncio.to_thread(

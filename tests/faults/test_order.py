@@ -43,7 +43,7 @@ async def test_followers_come_back_soon_after_their_leader(
 
     Takes the two steps of the ladder, of which the second must be long to tell them apart.
     """
-    monkeypatch.setattr("bridge.outbound.settle.random.uniform", lambda _, most: most)
+    monkeypatch.setattr("bridge.worker.settle.random.uniform", lambda _, most: most)
     (number,) = make_numbers(1)
     bench.service.misbehave({"status": 425, "count": 2})
     async with bench.worker(worker__ordering="recipient", worker__retry_delays=["1s", "8s"]):

@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 import pytest
 from yarl import URL
 
+from bridge.admin.draining.waiting import find_waiting
+from bridge.admin.pausing import pause, resume
 from bridge.errors import BrokerError
-from bridge.operators.draining.waiting import find_waiting
-from bridge.operators.pausing import pause, resume
 from bridge.topology.declarations import worker_topology
 from bridge.topology.paused_queue import paused_queue
 from bridge.topology.upkeep import provide

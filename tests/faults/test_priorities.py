@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from bridge.operators.checks.consumers import check_consumers
-from bridge.operators.checks.set_up import ConnectedBroker, SetUp
-from bridge.operators.draining.waiting import find_waiting
-from bridge.operators.status.look import Looker
-from bridge.outbound.sorting.mover import PREFETCH
+from bridge.admin.checks.consumers import check_consumers
+from bridge.admin.checks.set_up import ConnectedBroker, SetUp
+from bridge.admin.draining.waiting import find_waiting
+from bridge.admin.status.look import Looker
 from bridge.sandbox.processes import guarded
+from bridge.worker.sorting.mover import PREFETCH
 from tests.faults.amqp_proxy import ACK, DELIVER, PUBLISH
 from tests.faults.bench import (
     PROGRAM,

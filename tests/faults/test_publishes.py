@@ -15,7 +15,7 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import MAX_UNWRITTEN_BYTES, Publisher
 from bridge.amqp.stream_wire import StreamPublishing
 from bridge.errors import PublishError
-from bridge.metrics import BridgeMetrics, new_registry
+from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from tests.faults.amqp_proxy import (
     ACK,
     CHANNEL_CLOSE,

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
-from bridge.outbound.envelope import REPEATED
-from bridge.outbound.limits.capacity import SLOTS_PER_SPARE
-from bridge.outbound.peers.beats import BEAT_SECONDS, PRESENT
+from bridge.worker.cluster.beats import BEAT_SECONDS, PRESENT
+from bridge.worker.envelope import REPEATED
+from bridge.worker.limits.capacity import SLOTS_PER_SPARE
 from tests.alarms import memory_alarm
 from tests.faults.amqp_proxy import ACK, CONSUME, PUBLISH, AmqpProxy, Trap, open_amqp_proxy
 from tests.faults.bench import (

@@ -259,7 +259,7 @@ async def test_a_suspected_outage_holds_a_message_for_one_step(
         suspected = "sms_bridge_worker_outage_suspected"
         await eventually(lambda: live.metric(suspected) == 1, what="suspected")
         assert live.paused == set()
-        facts = live.bridge.assembly.health.facts["worker"]()
+        facts = live.bridge.wiring.health.facts["worker"]()
         assert isinstance(facts, dict)
         assert facts["outage_suspected"] is True
         assert len(live.logged("outage_suspected")) == 1

@@ -9,12 +9,12 @@ import aio_pika
 import pytest
 from yarl import URL
 
-from bridge.commands.status_screen import format_status
+from bridge.admin.admin_port import AdminPort
+from bridge.admin.pausing import pause, resume
+from bridge.admin.status.broker import ANSWER_SECONDS, CONNECT_SECONDS, BrokerReader
+from bridge.admin.status.look import Looker
+from bridge.cli.status_screen import format_status
 from bridge.errors import BrokerError
-from bridge.operators.admin_port import AdminPort
-from bridge.operators.pausing import pause, resume
-from bridge.operators.status.broker import ANSWER_SECONDS, CONNECT_SECONDS, BrokerReader
-from bridge.operators.status.look import Looker
 from tests.alarms import memory_alarm
 from tests.faults.bench import Bench, eventually, make_settings
 

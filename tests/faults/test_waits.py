@@ -2,8 +2,8 @@
 
 import pytest
 
-from bridge.outbound.delivery import WaitCause
-from bridge.outbound.limits.adaptive_limit import FIRST_LIMIT
+from bridge.worker.delivery import WaitCause
+from bridge.worker.limits.adaptive_limit import FIRST_LIMIT
 from tests.faults.bench import Bench, Live
 
 SUM = "sms_bridge_worker_wait_duration_seconds_sum"

@@ -15,12 +15,12 @@ import httpx
 import pytest
 from yarl import URL
 
+from bridge.admin.checks.certificates import judge_certificate
+from bridge.admin.checks.connections import read_certificate
+from bridge.admin.doctor import examine
+from bridge.admin.finding import Finding
 from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.config import Role, Settings
-from bridge.operators.checks.certificates import judge_certificate
-from bridge.operators.checks.connections import read_certificate
-from bridge.operators.doctor import examine
-from bridge.operators.finding import Finding
 from bridge.sandbox.broker import Broker
 from bridge.topology.declarations import bridge_topology
 from bridge.topology.upkeep import provide

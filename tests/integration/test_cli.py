@@ -26,11 +26,11 @@ from pamqp.commands import Basic
 
 from bridge import is_compiled
 from bridge.__main__ import app
+from bridge.admin import send
+from bridge.admin.broker_session import open_session
+from bridge.admin.worker_status import read_worker_status
 from bridge.config import Settings, load_settings
 from bridge.errors import BrokerError
-from bridge.operators import send
-from bridge.operators.broker_session import open_session
-from bridge.operators.worker_status import read_worker_status
 from bridge.sandbox.broker import Broker
 from tests.accounts import account
 from tests.alarms import memory_alarm

@@ -21,18 +21,18 @@ import aio_pika
 import anyio
 import pytest
 
+from bridge.admin.dead_letters import queue as dead_letter_queue
+from bridge.admin.dead_letters import remembered_ids
+from bridge.admin.dead_letters.discard import discard
+from bridge.admin.dead_letters.letter import Filter
+from bridge.admin.dead_letters.order import Order, Tally
+from bridge.admin.dead_letters.queue import open_dead_letters
+from bridge.admin.dead_letters.records import as_record
+from bridge.admin.dead_letters.replay import replay
+from bridge.admin.moving import IN_FLIGHT
 from bridge.amqp.field_values import tolerate_broken_properties
 from bridge.config import Settings
 from bridge.errors import BridgeError
-from bridge.operators.dead_letters import queue as dead_letter_queue
-from bridge.operators.dead_letters import remembered_ids
-from bridge.operators.dead_letters.discard import discard
-from bridge.operators.dead_letters.letter import Filter
-from bridge.operators.dead_letters.order import Order, Tally
-from bridge.operators.dead_letters.queue import open_dead_letters
-from bridge.operators.dead_letters.records import as_record
-from bridge.operators.dead_letters.replay import replay
-from bridge.operators.moving import IN_FLIGHT
 from bridge.sandbox.broker import Broker
 from tests.accounts import account
 from tests.integration.conftest import (

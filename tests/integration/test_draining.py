@@ -17,8 +17,8 @@ from typing import Any
 import aio_pika
 import pytest
 
+from bridge.admin.draining.drain import MAX_ROUND
 from bridge.config import WorkerSettings
-from bridge.operators.draining.drain import MAX_ROUND
 from bridge.sandbox.broker import Broker
 from bridge.topology.declarations import worker_topology
 from tests.accounts import account, permit

@@ -9,17 +9,17 @@ import pytest
 
 from bridge.amqp.client import Connection
 from bridge.errors import BrokerError
-from bridge.outbound.consumer import Gauges
-from bridge.outbound.delivery import Delivery
-from bridge.outbound.ordering.lane_consumer import (
+from bridge.topology.declarations import lane_arguments, lane_queue
+from bridge.worker.consumer import Gauges
+from bridge.worker.delivery import Delivery
+from bridge.worker.ordering.lane_consumer import (
     LEAST_HELD_OF_EACH,
     MOST_HELD,
     Calls,
     LaneConsumer,
 )
-from bridge.outbound.ordering.share import LaneShare
-from bridge.outbound.session import Session
-from bridge.topology.declarations import lane_arguments, lane_queue
+from bridge.worker.ordering.share import LaneShare
+from bridge.worker.session import Session
 from tests.integration.conftest import Amqp, connected, eventually, unique
 
 LANES = 4

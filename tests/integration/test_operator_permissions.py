@@ -10,12 +10,12 @@ import yaml
 
 from bridge.amqp.client import Connection
 from bridge.config import Settings, load_settings
-from bridge.metrics import new_registry
-from bridge.outbound.metrics import WorkerMetrics
-from bridge.outbound.peers.exchange import Peers
 from bridge.sandbox.broker import Broker
+from bridge.telemetry.metrics import new_registry
 from bridge.topology.declarations import Topology, webhook_topology, worker_topology
 from bridge.topology.upkeep import provide
+from bridge.worker.cluster.exchange import Peers
+from bridge.worker.metrics import WorkerMetrics
 from tests.accounts import account, virtual_host
 from tests.chart.rendering import CI, MOUNTED, config, merged, nested, of_kind, render
 from tests.integration.conftest import connected, eventually, run_program

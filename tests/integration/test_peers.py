@@ -12,14 +12,14 @@ import pytest
 
 from bridge.amqp.channels import open_channel
 from bridge.amqp.client import ChannelNotFoundEntity, Connection
-from bridge.metrics import Registry, new_registry
-from bridge.outbound.metrics import WorkerMetrics
-from bridge.outbound.peers import exchange as peers_exchange
-from bridge.outbound.peers import fanout
-from bridge.outbound.peers.beats import REMEMBERED
-from bridge.outbound.peers.exchange import LEAVING_SECONDS, REFUSED_SECONDS, Peers
-from bridge.outbound.peers.messages import Facts, Hello
 from bridge.sandbox.broker import Broker
+from bridge.telemetry.metrics import Registry, new_registry
+from bridge.worker.cluster import exchange as peers_exchange
+from bridge.worker.cluster import fanout
+from bridge.worker.cluster.beats import REMEMBERED
+from bridge.worker.cluster.exchange import LEAVING_SECONDS, REFUSED_SECONDS, Peers
+from bridge.worker.cluster.messages import Facts, Hello
+from bridge.worker.metrics import WorkerMetrics
 from tests.accounts import account
 from tests.alarms import memory_alarm
 from tests.ears import listening
@@ -129,7 +129,7 @@ async def test_the_first_of_all_waits_for_nobody(
 ) -> None:
     """A worker whose exchange was not there begins at once, not when others could have answered."""
     for name in ("ACQUAINTING_SECONDS", "MOST_ACQUAINTING_SECONDS"):
-        monkeypatch.setattr(f"bridge.outbound.peers.exchange.{name}", 3600)
+        monkeypatch.setattr(f"bridge.worker.cluster.exchange.{name}", 3600)
     first = Colleague(queue)
     async with at_work(first, amqp_url), asyncio.timeout(20):
         await first.peers.until_acquainted()
@@ -140,7 +140,7 @@ async def test_who_comes_later_waits_for_answers(
 ) -> None:
     """A worker that finds the exchange has heard the others by the time that it begins."""
     for name in ("ALONE_SECONDS", "MOST_ACQUAINTING_SECONDS"):
-        monkeypatch.setattr(f"bridge.outbound.peers.exchange.{name}", 3600)
+        monkeypatch.setattr(f"bridge.worker.cluster.exchange.{name}", 3600)
     async with team(queue, amqp_url, 1) as (first,):
         await first.until_up()
         newcomer = Colleague(queue)
@@ -165,7 +165,7 @@ async def test_one_of_an_earlier_version_is_answered(
     amqp: Amqp, amqp_url: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hello that names no queue is answered where all hear it; beats follow each second."""
-    monkeypatch.setattr("bridge.outbound.peers.exchange.LOOK_SECONDS", 3600)
+    monkeypatch.setattr("bridge.worker.cluster.exchange.LOOK_SECONDS", 3600)
     async with team(queue, amqp_url, 1) as (first,):
         await first.until_up()
         exchange = await amqp.channel.get_exchange(f"{queue}.workers", ensure=False)
@@ -325,7 +325,7 @@ async def test_who_joins_again_leaves_nothing_behind(
         channels = connection.transport.connection.channels
         await alone.until_up()
         with monkeypatch.context() as short_of_time:
-            short_of_time.setattr("bridge.outbound.peers.outbox.SAY_SECONDS", 0)
+            short_of_time.setattr("bridge.worker.cluster.outbox.SAY_SECONDS", 0)
             alone.peers.tell(Word(text="Hi"))
             await until(lambda: alone.peers.joins > 2, what="another join")
         await alone.until_up()

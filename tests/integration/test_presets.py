@@ -18,9 +18,9 @@ import yaml
 
 from bridge.config import SmsApiSettings
 from bridge.config.presets import PRESETS, Preset, documented_webhooks
-from bridge.inbound.event import read_body
 from bridge.sandbox.answers import Answer, Answers
 from bridge.sandbox.processes import free_ports
+from bridge.webhook.event import read_body
 from tests.integration.conftest import (
     Amqp,
     Canaries,

@@ -10,10 +10,10 @@ from pydantic import SecretStr
 from bridge.amqp.client import Connection
 from bridge.amqp.connecting import open_connection
 from bridge.config import Settings
-from bridge.inbound.metrics import WebhookMetrics
-from bridge.inbound.own_queue import watched
-from bridge.metrics import Registry, new_registry
+from bridge.telemetry.metrics import Registry, new_registry
 from bridge.topology.queue_sizes import QueueSizes, read_queue
+from bridge.webhook.metrics import WebhookMetrics
+from bridge.webhook.own_queue import watched
 from tests.integration.conftest import Amqp, eventually, unique
 
 EVENTS = 3

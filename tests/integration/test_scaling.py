@@ -7,9 +7,9 @@ import pytest
 
 from bridge.sandbox.broker import Broker
 from bridge.sandbox.processes import Guard
+from soak.rig import Stand
+from soak.scaling import Plan, deployed, play
 from tests.faults.bench import eventually, open_service
-from tests.soak.rig import Stand
-from tests.soak.scaling import Plan, deployed, play
 
 # Far longer than anything takes that is waited for here, for a busy computer.
 PATIENCE_SECONDS = 90

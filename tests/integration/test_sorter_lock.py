@@ -9,9 +9,9 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage
 
 from bridge.amqp.client import Connection
-from bridge.outbound.ordering import sorter_lock
-from bridge.outbound.ordering.share import LaneShare
-from bridge.outbound.ordering.sorter_lock import SorterLock
+from bridge.worker.ordering import sorter_lock
+from bridge.worker.ordering.share import LaneShare
+from bridge.worker.ordering.sorter_lock import SorterLock
 from tests.ears import listening
 from tests.integration.conftest import Amqp, connected, eventually, unique
 

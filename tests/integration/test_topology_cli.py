@@ -11,9 +11,9 @@ import aiormq
 import pytest
 import yaml
 
+from bridge.admin.topology_formats import custom_resources, definitions, plain, rows
 from bridge.config import Settings
 from bridge.config.fields import MAX_RETRY_DELAY_SECONDS
-from bridge.operators.topology_formats import custom_resources, definitions, plain, rows
 from bridge.sandbox.broker import Broker
 from bridge.topology.declarations import Topology, bridge_topology
 from tests.integration.conftest import open_amqp, run_program, run_programs, unique

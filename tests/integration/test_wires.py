@@ -19,8 +19,8 @@ from bridge.amqp.stream_wire import StreamWire
 from bridge.amqp.wire import Body, PublishingChannel
 from bridge.config.environment import WIRE_VARIABLE
 from bridge.errors import Confirm
-from bridge.metrics import BridgeMetrics, new_registry
 from bridge.sandbox.broker import Broker
+from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from tests.alarms import memory_alarm
 from tests.integration.conftest import SECONDS, Amqp, connected, eventually, unique
 
@@ -216,7 +216,7 @@ async def test_a_delivery_that_cannot_be_taken_ends_its_channel(
 ) -> None:
     """It is not left unacked on a channel that goes on: the broker delivers it again.
 
-    On the other wire the connection ends: tests/amqp/test_stream_wire.py.
+    On the other wire the connection ends: tests/unit/amqp/test_stream_wire.py.
     """
     channel = await open_channel(connection)
 

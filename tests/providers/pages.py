@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from bridge.admin.rendering import Rendering, render
 from bridge.config import EndpointSettings, Settings, load_settings
 from bridge.config.presets import PRESETS, Preset, documented_webhooks, webhook_repeats
-from bridge.inbound.event import name_event, read_body
-from bridge.inbound.receipts import Receipt, read_receipts
-from bridge.inbound.schemes import PRESETS as SCHEMES
-from bridge.inbound.signature import Verified
-from bridge.operators.rendering import Rendering, render
+from bridge.webhook.event import name_event, read_body
+from bridge.webhook.receipts import Receipt, read_receipts
+from bridge.webhook.schemes import PRESETS as SCHEMES
+from bridge.webhook.signature import Verified
 
 PROJECT: Final = Path(__file__).parents[2]
 FOLDER: Final = PROJECT / "docs" / "providers"

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from bridge.config.presets import Preset, documented_answers, needed_settings
-from bridge.inbound.schemes import scheme_from
-from bridge.outbound.posting.shape import shape_from
+from bridge.webhook.schemes import scheme_from
+from bridge.worker.service.shape import shape_from
 from tests.providers.pages import (
     CLIENTS,
     FOLDER,

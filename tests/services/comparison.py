@@ -16,11 +16,11 @@ from urllib.parse import quote
 from bridge.amqp.properties import Properties
 from bridge.config import SmsApiSettings, WorkerSettings
 from bridge.config.presets import Preset, documented_answers, preset_settings
-from bridge.outbound.envelope import bare_envelope
-from bridge.outbound.fates import Answer, Fate
-from bridge.outbound.posting.shape import shape_from
-from bridge.outbound.posting.transport import open_transport
-from bridge.outbound.request import parse_request
+from bridge.worker.envelope import bare_envelope
+from bridge.worker.fates import Answer, Fate
+from bridge.worker.request import parse_request
+from bridge.worker.service.shape import shape_from
+from bridge.worker.service.transport import open_transport
 from tests.services.stub import Recorded, Stub, Told, in_json
 
 ACCOUNT = "AC00000000000000000000000000000001"

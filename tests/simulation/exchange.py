@@ -5,9 +5,9 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from bridge.outbound.peers.beats import Beats
-from bridge.outbound.peers.exchange import LOOK_SECONDS
-from bridge.outbound.peers.messages import (
+from bridge.worker.cluster.beats import Beats
+from bridge.worker.cluster.exchange import LOOK_SECONDS
+from bridge.worker.cluster.messages import (
     Beat,
     Facts,
     Hello,
@@ -16,7 +16,7 @@ from bridge.outbound.peers.messages import (
     read_message,
     write_message,
 )
-from bridge.outbound.peers.roster import Roster
+from bridge.worker.cluster.roster import Roster
 
 LATENCY_SECONDS: Final = 0.002
 

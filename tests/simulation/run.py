@@ -9,7 +9,7 @@ import logging
 import sys
 from typing import Final, NamedTuple
 
-from bridge.outbound.peers.beats import MAX_BEAT_SECONDS
+from bridge.worker.cluster.beats import MAX_BEAT_SECONDS
 from tests.simulation.windows import fewest_in, most_in
 from tests.simulation.world import World
 

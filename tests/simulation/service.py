@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from bridge.outbound.fates import Answer, judge_failure, judge_status
+from bridge.worker.fates import Answer, judge_failure, judge_status
 
 POST_SECONDS: Final = 0.02
 

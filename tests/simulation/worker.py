@@ -1,23 +1,23 @@
-"""One worker: what `bridge.outbound.worker` does with the same objects, without a broker."""
+"""One worker: what `bridge.worker.worker` does with the same objects, without a broker."""
 
 import asyncio
 import contextlib
 from typing import Any, Final, cast
 
 from bridge.config import WorkerSettings
-from bridge.metrics import new_registry
-from bridge.outbound.delivery import Delivery
-from bridge.outbound.dispatch import Dispatcher
-from bridge.outbound.fates import Answer
-from bridge.outbound.limits.capacity import Capacity
-from bridge.outbound.metrics import WorkerMetrics
-from bridge.outbound.outcomes import Dead, Policy, Retried, Sent
-from bridge.outbound.pausing.pace import Pace
-from bridge.outbound.peers.exchange import ACQUAINTING_SECONDS, ALONE_SECONDS, Peers
-from bridge.outbound.peers.joint_pause import JointPause
-from bridge.outbound.peers.sharing import Sharing
-from bridge.outbound.posting.sender import Sender
-from bridge.outbound.request import SendRequest
+from bridge.telemetry.metrics import new_registry
+from bridge.worker.cluster.exchange import ACQUAINTING_SECONDS, ALONE_SECONDS, Peers
+from bridge.worker.cluster.joint_pause import JointPause
+from bridge.worker.cluster.sharing import Sharing
+from bridge.worker.delivery import Delivery
+from bridge.worker.dispatch import Dispatcher
+from bridge.worker.fates import Answer
+from bridge.worker.limits.capacity import Capacity
+from bridge.worker.metrics import WorkerMetrics
+from bridge.worker.outcomes import Dead, Policy, Retried, Sent
+from bridge.worker.pausing.pace import Pace
+from bridge.worker.request import SendRequest
+from bridge.worker.service.sender import Sender
 from tests.deliveries import make_delivery
 from tests.simulation.exchange import Exchange, SimulatedPeers, start
 from tests.simulation.queue import Message, Queue

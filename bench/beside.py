@@ -1,0 +1,139 @@
+"""Our worker in several settings at the same time, each with a queue and an API of its own.
+
+What slows the machine down for a while slows down all of them, so that their ratios are far
+steadier than those of runs one after the other.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+from bench.api import Api
+from bench.errors import BenchError
+from bench.lineup import Contestant, Task
+from bench.options import Row
+from bench.outbound import WARM_UP, check_posts
+from bench.rig import Program, Rig
+from bench.spans import CountingReceiver, traced_to
+from bridge.config import ENV_PREFIX
+
+POLL_SECONDS: Final = 0.05
+RUN_SECONDS: Final = 600
+SPANS_PER_MESSAGE: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one worker showed while all were at work, its exporting thread included."""
+
+    messages: int
+    cpu_rate: float
+    peak_mib: float
+    spans: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    messages: int
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    contestant: Contestant
+    queue: str
+    api: Api
+    program: Program
+
+    def look(self) -> _Mark:
+        return _Mark(self.api.count(), self.program.usage().cpu_seconds)
+
+
+def drain_beside(
+    rig: Rig, contestants: Sequence[Contestant], *, in_flight: int, messages: int
+) -> dict[str, Row]:
+    """Fill a queue for each, start all, and measure from when all are warm until one is done.
+
+    Raises BenchError when a message is not POSTed once, or a span of one does not arrive.
+    """
+    receivers = [CountingReceiver() for _ in contestants]
+    # All before the first worker starts.
+    for one in contestants:
+        rig.queues.make_outbound(messages, queue=_queue_of(one))
+    with ExitStack() as apis:
+        with ExitStack() as stack:
+            workers = [
+                stack.enter_context(_running(rig, one, receiver, apis, in_flight=in_flight))
+                for one, receiver in zip(contestants, receivers, strict=True)
+            ]
+            begun, ended = _measure(workers, messages)
+            for worker in workers:
+                worker.program.settle()
+            peaks = [worker.program.usage().peak_mib for worker in workers]
+        rows = {}
+        # The last spans come when a worker ends.
+        for worker, receiver, peak in zip(workers, receivers, peaks, strict=True):
+            _check(rig, worker, receiver, messages)
+            first, last = begun[worker.queue], ended[worker.queue]
+            rate = (last.messages - first.messages) / (last.cpu_seconds - first.cpu_seconds)
+            share = Share(last.messages - first.messages, rate, peak, receiver.count)
+            rows[worker.contestant.name] = asdict(share)
+    return rows
+
+
+@contextmanager
+def _running(
+    rig: Rig,
+    contestant: Contestant,
+    receiver: CountingReceiver,
+    apis: ExitStack,
+    *,
+    in_flight: int,
+) -> Iterator[_Worker]:
+    queue = _queue_of(contestant)
+    api = apis.enter_context(rig.api())
+    task = Task(amqp_url=rig.broker.url, api_url=api.url("http"), in_flight=in_flight)
+    own = {f"{ENV_PREFIX}WORKER__QUEUE": queue}
+    with traced_to(receiver, contestant.environ) as environ:
+        placed = replace(contestant, environ={**environ, **own})
+        with rig.running(placed, task) as program:
+            yield _Worker(contestant, queue, api, program)
+
+
+def _queue_of(contestant: Contestant) -> str:
+    return f"bench.{contestant.name.replace(' ', '-')}"
+
+
+def _measure(
+    workers: Sequence[_Worker], messages: int
+) -> tuple[dict[str, _Mark], dict[str, _Mark]]:
+    """Return what each had done when all were warm, and when the first was done."""
+    deadline = time.monotonic() + RUN_SECONDS
+    begun: dict[str, _Mark] = {}
+    ended: dict[str, _Mark] = {}
+    while True:
+        marks = {worker.queue: worker.look() for worker in workers}
+        counts = [mark.messages for mark in marks.values()]
+        if not begun and min(counts) >= messages * WARM_UP:
+            begun = marks
+        if not ended and max(counts) >= messages:
+            if not begun:
+                raise BenchError(f"not all were warm when one was done: {counts}; take more")
+            ended = marks
+        if min(counts) >= messages:
+            return begun, ended
+        if time.monotonic() > deadline:
+            raise BenchError(f"of {messages} messages the workers have POSTed {counts}")
+        time.sleep(POLL_SECONDS)
+
+
+def _check(rig: Rig, worker: _Worker, receiver: CountingReceiver, messages: int) -> None:
+    posts = worker.api.posts(messages)
+    check_posts(rig, worker.contestant, posts, messages, queue=worker.queue)
+    wanted = SPANS_PER_MESSAGE * sum(post.is_sampled for post in posts)
+    if receiver.count != wanted:
+        raise BenchError(
+            f"{worker.contestant.name}: of {wanted} spans {receiver.count} were exported"
+        )

@@ -1,0 +1,293 @@
+"""Who takes part, and how each is started: the bridge as shipped, and what people use instead.
+
+Every worker gets the same address, key and number in flight, every receiver the same secret and
+port, from its environment.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from bench.api import ACCOUNT
+from bench.queues import EXCHANGE, OUTBOUND
+from bridge import is_compiled
+from bridge.config import ENV_PREFIX
+from bridge.config.environment import WIRE_VARIABLE
+from bridge.config.presets import Preset
+
+FOLDER: Final = Path(__file__).parent / "contestants"
+BUILT: Final = Path(__file__).parents[2] / ".bench"
+# `make redpanda-connect` puts it there, `make go-contestants` the programs in Go, and
+# `make compiled` the bridge as the image has it.
+REDPANDA: Final = BUILT / "redpanda-connect"
+GO: Final = BUILT / "go"
+COMPILED: Final = BUILT.parent / ".compiled" / "bin" / "python"
+KEY: Final = "an-api-key-of-the-usual-length-0001"
+SECRET: Final = "a-webhook-secret-of-the-usual-length"
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One program. `share` is the part of a run's messages that is enough to measure it.
+
+    `environ` is its own beside what all get. `has_metrics`: it serves Prometheus on the port that
+    it is given, and is scraped.
+    """
+
+    name: str
+    what: str
+    command: tuple[str, ...]
+    share: float = 1.0
+    has_metrics: bool = False
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a program is to do in one run."""
+
+    amqp_url: str
+    api_url: str = "http://127.0.0.1:1"
+    ca_file: Path | None = None
+    in_flight: int = 1
+    port: int = 0
+
+
+OURS: Final = "sms-bridge"
+PLAIN: Final = "sms-bridge, plain"
+BARE: Final = "bare loop"
+STARLETTE: Final = "bare Starlette"
+
+
+def _script(name: str) -> tuple[str, ...]:
+    return (sys.executable, str(FOLDER / name))
+
+
+def _redpanda(configuration: str) -> tuple[str, ...]:
+    return (str(REDPANDA), "run", str(FOLDER / "redpanda_connect" / configuration))
+
+
+# What takes longer than a day.
+_WITHOUT: Final = (
+    "what the API refuses goes back to the queue after a second, without dead letters, a log of "
+    "each delivery, or a word on duplicates; when the broker goes away, it ends"
+)
+# Who runs where only one of ours does: as the image has it, where that could be compiled.
+MAIN: Final = OURS if COMPILED.exists() else PLAIN
+# Who runs where no other Python takes part: the plain one, and with COMPILED=1 the compiled one.
+HERE: Final = OURS if is_compiled() else PLAIN
+# Else Python would take the plain modules in the directory that it is started in.
+COMPILED_ENVIRON: Final = {"PYTHONSAFEPATH": "1"}
+_COMPILED_WORKER: Final = (str(COMPILED), "-m", "bridge", "worker")
+_PLAIN_WORKER: Final = (sys.executable, "-m", "bridge", "worker")
+# What runs a program of ours that is none of the contestants.
+PYTHON: Final = str(COMPILED) if MAIN == OURS else sys.executable
+_OUR_WORKER: Final = _COMPILED_WORKER if MAIN == OURS else _PLAIN_WORKER
+
+WORKERS: Final = (
+    Contestant(
+        OURS,
+        "`sms-bridge worker` as the image has it, its hot path compiled: every guarantee, a log "
+        "line for each delivery, metrics",
+        _COMPILED_WORKER,
+        has_metrics=True,
+        environ=COMPILED_ENVIRON,
+    ),
+    Contestant(
+        PLAIN,
+        "the same without compiled modules, as any other installation has it",
+        _PLAIN_WORKER,
+        has_metrics=True,
+    ),
+    Contestant(
+        BARE,
+        "aio-pika and aiohttp on uvloop, pydantic, two metrics; no retry, no log: "
+        "any failure loses the message",
+        _script("bare_loop.py"),
+    ),
+    Contestant(
+        "naive",
+        "aio-pika, `httpx.AsyncClient`, tenacity, pydantic",
+        _script("naive.py"),
+        share=0.15,
+    ),
+    Contestant("FastStream", "FastStream and httpx", _script("faststream_worker.py"), share=0.15),
+    Contestant(
+        "expert's loop",
+        "aiormq without aio-pika, aiohttp, uvloop, pydantic: one pool of tasks, acks together, "
+        f"metrics; {_WITHOUT}",
+        _script("aiormq_worker.py"),
+        has_metrics=True,
+    ),
+    Contestant(
+        "Go program",
+        "amqp091-go and net/http: a goroutine for each request in flight, acks together, metrics; "
+        f"{_WITHOUT}",
+        (str(GO / "worker"),),
+        has_metrics=True,
+    ),
+    Contestant(
+        "Redpanda Connect",
+        "`amqp_0_9` to `http_client`, near defaults, in Go; metrics",
+        _redpanda("worker.yaml"),
+        has_metrics=True,
+    ),
+)
+
+
+def _with_preset(preset: Preset, what: str) -> Contestant:
+    environ = {
+        "SMS_API__PRESET": preset,
+        "SMS_API__ACCOUNT": ACCOUNT,
+        # By it the API tells messages apart.
+        "SMS_API__IDEMPOTENCY": "header:Idempotency-Key",
+    }
+    return Contestant(
+        preset,
+        what,
+        _OUR_WORKER,
+        has_metrics=True,
+        environ={f"{ENV_PREFIX}{name}": value for name, value in environ.items()}
+        | COMPILED_ENVIRON,
+    )
+
+
+DEFAULT_PRESET: Final[Preset] = "generic"
+SHAPES: Final = (
+    _with_preset(DEFAULT_PRESET, "JSON, Bearer; any 2xx is yes"),
+    _with_preset("telnyx", "JSON, Bearer; any 2xx is yes"),
+    _with_preset("twilio", "a form, Basic; 201 is yes"),
+    _with_preset("vonage-sms", "a form that names the encoding, Basic; the body says yes"),
+)
+UNTRACED: Final = "none"
+
+
+TRACED: Final = (
+    Contestant(UNTRACED, "as shipped", _OUR_WORKER, has_metrics=True, environ=COMPILED_ENVIRON),
+    *(
+        Contestant(
+            name,
+            f"`tracing.sample_ratio: {ratio}`",
+            _OUR_WORKER,
+            has_metrics=True,
+            environ={f"{ENV_PREFIX}TRACING__SAMPLE_RATIO": ratio, **COMPILED_ENVIRON},
+        )
+        for name, ratio in (("a tenth of all messages", "0.1"), ("all messages", "1"))
+    ),
+)
+
+
+# `make perf-test` puts it there.
+PERF_TEST: Final = BUILT / "perf-test"
+# To Java's client a URL that ends with the slash names a virtual host without a name.
+_PERF_TEST_COMMAND: Final = (
+    f"exec java -cp '{PERF_TEST}/*' com.rabbitmq.perf.PerfTest --qos 100 --producers 0 "
+    '--predeclared --queue "$BENCH_QUEUE" --uri "${BENCH_AMQP_URL}%2f"'
+)
+BROKER_LIMIT: Final = Contestant(
+    "RabbitMQ's PerfTest",
+    "consumers in Java that ack each message and POST nothing, 100 unacked each: what the broker "
+    "hands out at most",
+    (
+        "/bin/sh",
+        "-c",
+        _PERF_TEST_COMMAND,
+    ),
+)
+
+_WITHOUT_REPEATS: Final = (
+    "without a log of each webhook, or a word on repeats; when the broker goes away, it ends"
+)
+RECEIVERS: Final = (
+    Contestant(
+        OURS,
+        "`sms-bridge webhook` as the image has it, its hot path compiled: every guarantee, a log "
+        "line for each webhook, metrics",
+        (str(COMPILED), "-m", "bridge", "webhook"),
+        has_metrics=True,
+        environ=COMPILED_ENVIRON,
+    ),
+    Contestant(
+        PLAIN,
+        "the same without compiled modules, as any other installation has it",
+        (sys.executable, "-m", "bridge", "webhook"),
+        has_metrics=True,
+    ),
+    Contestant(
+        STARLETTE,
+        "verifies, publishes mandatory and persistent, waits for the confirm; uvicorn on uvloop",
+        _script("starlette_webhook.py"),
+    ),
+    Contestant("FastAPI", "FastAPI and aio-pika on uvicorn", _script("fastapi_webhook.py")),
+    Contestant(
+        "Granian",
+        "Granian (a server in Rust, RSGI) and aiormq on uvloop: verifies, publishes mandatory and "
+        f"persistent, waits for the confirm; metrics; {_WITHOUT_REPEATS}",
+        _script("granian_webhook.py"),
+        has_metrics=True,
+    ),
+    Contestant(
+        "Go program",
+        "net/http and amqp091-go: verifies, publishes mandatory and persistent, waits for the "
+        f"confirm; metrics; {_WITHOUT_REPEATS}",
+        (str(GO / "webhook"),),
+        has_metrics=True,
+    ),
+    Contestant(
+        "Redpanda Connect",
+        "`http_server` to `amqp_0_9`, near defaults, in Go; metrics",
+        _redpanda("webhook.yaml"),
+        has_metrics=True,
+    ),
+)
+
+
+def present(contestants: tuple[Contestant, ...]) -> list[Contestant]:
+    """Return those that can be started here."""
+    return [one for one in contestants if Path(one.command[0]).exists()]
+
+
+def named(name: str) -> Contestant:
+    """Return the worker of that name."""
+    return next(one for one in WORKERS if one.name == name)
+
+
+def environ_for(task: Task, metrics_port: int) -> Mapping[str, str]:
+    """Make the environment of a process; each program finds its own settings there."""
+    # Only the wire may be chosen, to measure one beside the other.
+    others = {
+        k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX) or k == WIRE_VARIABLE
+    }
+    ours = {
+        "RABBITMQ__URL": task.amqp_url,
+        "SMS_API__BASE_URL": task.api_url,
+        "SMS_API__KEY": KEY,
+        "WORKER__CONCURRENCY": str(task.in_flight),
+        "WEBHOOK__HOST": "127.0.0.1",
+        "WEBHOOK__PORT": str(task.port),
+        "WEBHOOK__SECRETS": f'["{SECRET}"]',
+        "ADMIN__HOST": "127.0.0.1",
+        "ADMIN__PORT": str(metrics_port),
+    }
+    theirs = {
+        "AMQP_URL": task.amqp_url,
+        "API_URL": task.api_url,
+        "API_KEY": KEY,
+        "IN_FLIGHT": str(task.in_flight),
+        "QUEUE": OUTBOUND,
+        "EXCHANGE": EXCHANGE,
+        "SECRET": SECRET,
+        "PORT": str(task.port),
+        "METRICS_PORT": str(metrics_port),
+    }
+    # Whom to trust: OpenSSL, httpx and Go all look there.
+    trust = {} if task.ca_file is None else {"SSL_CERT_FILE": str(task.ca_file)}
+    return {
+        **others,
+        **{f"{ENV_PREFIX}{name}": value for name, value in ours.items()},
+        **{f"BENCH_{name}": value for name, value in theirs.items()},
+        **trust,
+    }

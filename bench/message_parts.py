@@ -1,0 +1,303 @@
+"""What each part of the way of one message does in our worker, for callgrind to count.
+
+    valgrind --tool=callgrind --dump-before=getpriority python -m bench.message_parts
+
+Each part is done `MESSAGES` times by the worker's own objects; broker, network and output are
+stand-ins that do nothing. A part ends with a call of `getpriority`, which nothing else calls: there
+callgrind writes what it has counted since the last one. Prints the parts' names as JSON, None for
+what is no part.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final, cast
+from unittest import mock
+
+import uvloop
+
+from bench.lineup import KEY
+from bench.queues import OUTBOUND, TEXT, name_message
+from bridge.amqp import frames
+from bridge.amqp.client import Channel
+from bridge.amqp.demultiplexer import Demultiplexer
+from bridge.amqp.frames import CONTENT_HEADER_START, Deliveries
+from bridge.amqp.properties import Properties, write_properties
+from bridge.amqp.publisher import Publisher
+from bridge.amqp.wire import Body, DeliveryHandler, Wire
+from bridge.config import Settings, SmsApiSettings
+from bridge.telemetry.log_setup import configure_logging
+from bridge.telemetry.metrics import new_registry
+from bridge.topology.upkeep import Upkeep
+from bridge.worker.cluster.exchange import Peers
+from bridge.worker.delivery import Delivery
+from bridge.worker.envelope import read_envelope
+from bridge.worker.fates import Answer
+from bridge.worker.held import HeldDeliveries
+from bridge.worker.intake import Intake
+from bridge.worker.metrics import WorkerMetrics
+from bridge.worker.outcomes import Policy, Sent
+from bridge.worker.pausing.pace import Pace
+from bridge.worker.request import SendRequest
+from bridge.worker.service import transport as posting
+from bridge.worker.service.connection import Connection
+from bridge.worker.service.sender import Sender
+from bridge.worker.service.shape import shape_from
+from bridge.worker.service.transport import open_transport
+from bridge.worker.session import Session
+from bridge.worker.settle import accepted
+from bridge.worker.worker import Worker
+
+MESSAGES: Final = 200
+# As many deliveries as the broker's answers to some acks bring at once.
+AT_ONCE: Final = 10
+ALL: Final = "all of it"
+ANSWER: Final = (
+    b"HTTP/1.1 202 Accepted\r\nServer: nginx\r\nDate: Sun, 22 Nov 2026 21:00:00 GMT\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 43\r\nConnection: keep-alive\r\n\r\n"
+    b'{"id": "0123456789abcdef0123456789abcdef"}\n'
+)
+_DELIVERED_BY: Final = b"\x05ctag1"
+_CHANNEL: Final = 1
+
+
+class _Wire:
+    """Writes acks to nobody."""
+
+    is_reading = True
+
+    def ack(self, channel: Channel, delivery_tag: int, *, multiple: bool = False) -> None:
+        frames.ack_frame(channel.number, delivery_tag, multiple=multiple)
+
+
+class _Channel:
+    number = _CHANNEL
+    is_closed = False
+
+
+class _Upkeep:
+    is_usable = True
+
+
+class Output:
+    """Takes lines, and drops them."""
+
+    def write(self, _text: str) -> None:
+        """Take a line."""
+
+    def isatty(self) -> bool:
+        """Say that nobody is looking."""
+        return False
+
+
+class Counted:
+    """The parts that have been done, in the order in which callgrind has written their counts."""
+
+    def __init__(self) -> None:
+        self._parts: list[str | None] = []
+
+    def end(self, part: str | None) -> None:
+        """End a part; without a name it is none."""
+        self._parts.append(part)
+        os.getpriority(os.PRIO_PROCESS, 0)
+
+    def tell(self) -> None:
+        """Print the names of the parts, as JSON."""
+        sys.stdout.write(json.dumps(self._parts))
+
+
+class _Api(asyncio.Transport):
+    """Answers each request in the next iteration of the event loop."""
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        self._ours, self._theirs = socket.socketpair()
+        super().__init__({"socket": self._ours})
+        self._protocol = protocol
+
+    def write(self, _data: object) -> None:
+        asyncio.get_running_loop().call_soon(self._protocol.data_received, ANSWER)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        """End nothing: valgrind may take so long that a connection has idled for too long."""
+
+
+async def _connect(make: Callable[[], Connection], *_: object, **__: object) -> tuple[None, Any]:
+    connection = make()
+    connection.connection_made(_Api(connection))
+    return None, connection
+
+
+class _Service:
+    """Stands in for the sender, where only what is around it is counted."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    async def send(self, _request: SendRequest, _delivery: Delivery) -> Answer:
+        return self._answer
+
+
+class Bench:
+    """A worker whose parts are called one by one."""
+
+    def __init__(self) -> None:
+        configure_logging("info", "json", stream=Output())
+        api = SmsApiSettings.model_validate({"base_url": "http://127.0.0.1:1", "key": KEY})
+        settings = Settings(sms_api=api)
+        metrics = WorkerMetrics(new_registry(), queue=OUTBOUND, retry_queues=[], dead="dead")
+        self.pace = Pace(
+            settings.worker.rate_limit,
+            policy=Policy.of(settings.worker),
+            outage_after_seconds=settings.worker.outage_after,
+            metrics=metrics,
+        )
+        self.shape = shape_from(api)
+        mock.patch.object(posting, "create_connection", _connect).start()
+        self.transport = open_transport(api, max_connections=AT_ONCE)
+        self.worker = Worker(
+            settings,
+            sender=Sender(self.shape, transport=self.transport, metrics=metrics),
+            pace=self.pace,
+            publisher=cast("Publisher", None),
+            upkeep=cast("Upkeep", _Upkeep()),
+            peers=Peers(OUTBOUND, is_enabled=False, metrics=metrics),
+            metrics=metrics,
+        )
+        self.session = Session(cast("Channel", _Channel()), cast("Wire", _Wire()))
+        self.intake = Intake(OUTBOUND, poison_suspected=lambda _: None, changed=asyncio.Event())
+        self.metrics = metrics
+        self.counted = Counted()
+        self.end = self.counted.end
+        self._made = 0
+
+    def deliveries(self) -> list[bytes]:
+        """Write deliveries as the broker does, some at a time."""
+        made = [self._delivery() for _ in range(MESSAGES)]
+        return [b"".join(made[at : at + AT_ONCE]) for at in range(0, MESSAGES, AT_ONCE)]
+
+    def _delivery(self) -> bytes:
+        self._made += 1
+        body = json.dumps({"to": f"+9997{self._made:09d}", "from": "Acme", "text": TEXT}).encode()
+        properties = Properties(
+            content_type="application/json",
+            delivery_mode=2,
+            message_id=name_message(self._made),
+            timestamp=datetime.now(UTC),
+        )
+        tag = frames._TAG_AND_BITS.pack(self._made, 0)
+        name = bytes((len(OUTBOUND),)) + OUTBOUND.encode()
+        method = frames._DELIVER + _DELIVERED_BY + tag + b"\0" + name
+        header = CONTENT_HEADER_START.pack(60, 0, len(body)) + write_properties(properties)
+        written = enumerate((method, header, body), 1)
+        return b"".join(frames._frame(kind, _CHANNEL, payload) for kind, payload in written)
+
+    def read(self, chunks: list[bytes], take: DeliveryHandler) -> None:
+        """Have the wire read what the broker has written."""
+        protocol = Demultiplexer(asyncio.StreamReader(), {_CHANNEL: Deliveries(take)}, lambda: 0.0)
+        for chunk in chunks:
+            protocol.data_received(chunk)
+
+    def take(self, tag: int, redelivered: bool, properties: Properties, body: Body) -> None:  # noqa: FBT001
+        """Take a delivery as the consumer does."""
+        made = self.intake.make(self.session, tag, properties, body, redelivered=redelivered)
+        self.worker._held.take(made)
+
+    async def all_of_it(self) -> None:
+        """Take deliveries from their bytes to their ack."""
+        for chunk in self.deliveries():
+            self.read([chunk], self.take)
+            await self.worker._held.all_done()
+        self.end(None)
+        chunks = self.deliveries()
+        self.end(None)
+        for chunk in chunks:
+            self.read([chunk], self.take)
+            while self.worker._held.count:  # noqa: ASYNC110  an event would be counted too
+                await asyncio.sleep(0)
+        self.end(ALL)
+
+    async def one_by_one(self) -> None:
+        """Do the same part by part."""
+        taken: list[tuple[int, bool, Properties, Body]] = []
+        chunks = self.deliveries()
+        self.end(None)
+        self.read(chunks, lambda *delivered: taken.append(delivered))
+        self.end("frames and properties are read")
+        deliveries = [
+            self.intake.make(self.session, tag, properties, body, redelivered=redelivered)
+            for tag, redelivered, properties, body in taken
+        ]
+        self.end("the delivery is made of them")
+        await self._begin_tasks(deliveries)
+        await self._settle(deliveries, await self._dispatch(deliveries))
+
+    async def _begin_tasks(self, deliveries: list[Delivery]) -> None:
+        async def process(_: Delivery) -> None:
+            pass
+
+        held = HeldDeliveries(OUTBOUND, process=process, metrics=self.metrics)
+        self.end(None)
+        for at in range(0, MESSAGES, AT_ONCE):
+            for delivery in deliveries[at : at + AT_ONCE]:
+                held.take(delivery)
+            while held.count:  # noqa: ASYNC110  an event would be counted too
+                await asyncio.sleep(0)
+        self.end("it is counted, and has its task")
+
+    async def _dispatch(self, deliveries: list[Delivery]) -> Sent:
+        reader, dispatcher = self.worker._line._reader, self.worker._dispatcher
+        self.end(None)
+        requests = []
+        for delivery in deliveries:
+            delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
+            requests.append(reader.read(delivery.body))
+        self.end("the request is read")
+        pairs = [*zip(requests, deliveries, strict=True)]
+        self.end(None)
+        encoded = [self.shape.encode(request, delivery.envelope) for request, delivery in pairs]
+        self.end("the POST is written")
+        replies = [
+            await self.transport.post(one.url, one.headers, one.body, one.common) for one in encoded
+        ]
+        self.end("it is posted, and the answer parsed, without the socket")
+        answers = [self.shape.judge(reply) for reply in replies]
+        self.end("the answer is judged")
+        dispatcher._sender = cast("Sender", _Service(answers[0]))
+        self.end(None)
+        for request, delivery in pairs:
+            await dispatcher.outcome_of(delivery, request)
+            delivery.free_slot()
+        self.end("whether it may go, and what the answer says of the service")
+        return Sent(202, answers[0].provider_id)
+
+    async def _settle(self, deliveries: list[Delivery], sent: Sent) -> None:
+        claims, settler = self.worker._claims, self.worker._settler
+        self.end(None)
+        for delivery in deliveries:
+            entry = claims.entry_of(delivery)
+            claim = await claims.claim(delivery, entry)
+            acceptance = accepted(delivery.envelope, sent, 0.0)
+            claims.settle(cast("Any", claim), entry, acceptance, acked=True)
+        self.end("it is claimed and settled in the ledger")
+        for delivery in deliveries:
+            settler.ack(delivery, sent)
+        self.end("its end is counted, logged and acked")
+
+
+async def main() -> None:
+    """Do all of it, then each part."""
+    bench = Bench()
+    await bench.all_of_it()
+    await bench.one_by_one()
+    bench.counted.tell()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

@@ -1,0 +1,228 @@
+"""Runs of workers: a full queue drained, by one or several, and the first POST."""
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from bench.api import Api, Kind, Post
+from bench.errors import BenchError
+from bench.lineup import Contestant, Task
+from bench.queues import OUTBOUND
+from bench.rig import Program, Rig
+
+# What comes first is left out: connections are opened, caches filled.
+WARM_UP: Final = 0.1
+POLL_SECONDS: Final = 0.02
+START_SECONDS: Final = 60
+# No worker is slower than this by far, on any machine.
+SLOWEST_PER_SECOND: Final = 10
+IN_FLIGHT: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """What one run showed.
+
+    Rates are messages per second of the clock, of its CPU time and of the broker's.
+    """
+
+    messages: int
+    wall_rate: float
+    cpu_rate: float
+    broker_cpu_rate: float
+    peak_mib: float
+    connections: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What several processes on one queue showed together.
+
+    Rates are messages per second of the clock, of their CPU time and of the broker's.
+    """
+
+    wall_rate: float
+    cpu_rate: float
+    broker_cpu_rate: float
+    peak_mib: float
+
+
+def drain(
+    rig: Rig,
+    contestant: Contestant,
+    *,
+    kind: Kind,
+    in_flight: int,
+    messages: int,
+    warm_up: float = WARM_UP,
+) -> Drain:
+    """Fill the queue, start the worker, measure until the API has every message.
+
+    `warm_up` is the share of the messages that is left out of the CPU time. Raises BenchError when
+    a message is not POSTed once, or not acked.
+    """
+    rig.queues.make_outbound(messages)
+    with rig.api() as api:
+        with rig.running(contestant, task_of(rig, api, kind, in_flight)) as program:
+            cpu_rate, broker_cpu_rate = _follow(rig, api, program, messages, warm_up)
+            program.settle()
+            peak_mib = program.usage().peak_mib
+        posts = api.posts(messages)
+    check_posts(rig, contestant, posts, messages)
+    return Drain(
+        messages=messages,
+        wall_rate=_wall_rate(posts),
+        cpu_rate=cpu_rate,
+        broker_cpu_rate=broker_cpu_rate,
+        peak_mib=peak_mib,
+        connections=len({post.connection for post in posts}),
+    )
+
+
+def share(
+    rig: Rig,
+    contestant: Contestant,
+    *,
+    kind: Kind,
+    in_flight: int,
+    messages: int,
+    processes: int,
+) -> Share:
+    """Start all processes on an empty queue, fill it, and measure until the API has every message.
+
+    They are frozen while it is filled, so that all begin at once, however many there are.
+    Raises BenchError when a message is not POSTed once, or not acked.
+    """
+    rig.queues.make_outbound()
+    with rig.api() as api:
+        task = task_of(rig, api, kind, in_flight // processes)
+        with rig.running(contestant, task, times=processes) as program:
+            wait_for_consumers(rig, contestant, processes)
+            with program.frozen():
+                rig.queues.fill_outbound(messages)
+                before, broker_before = program.usage(), rig.broker_usage()
+            _wait_for_count(api, program, messages, time.monotonic() + _longest(messages))
+            program.settle()
+            after, broker_after = program.usage(), rig.broker_usage()
+        posts = api.posts(messages)
+    check_posts(rig, contestant, posts, messages)
+    return Share(
+        wall_rate=_wall_rate(posts),
+        cpu_rate=messages / (after.cpu_seconds - before.cpu_seconds),
+        broker_cpu_rate=messages / (broker_after.cpu_seconds - broker_before.cpu_seconds),
+        peak_mib=after.peak_mib,
+    )
+
+
+def consume(rig: Rig, contestant: Contestant, *, messages: int, processes: int) -> Share:
+    """Fill the queue, and measure while a program takes and acks everything, and POSTs nothing.
+
+    The rates leave out what goes before the first tenth is taken.
+    """
+    rig.queues.make_outbound(messages)
+    task = Task(amqp_url=rig.broker.url)
+    with rig.running(contestant, task, times=processes) as program:
+        deadline = time.monotonic() + _longest(messages)
+        first = _wait_until_left(rig, program, round(messages * (1 - WARM_UP)), deadline)
+        begun, before, broker_before = time.monotonic(), program.usage(), rig.broker_usage()
+        last = _wait_until_left(rig, program, 0, deadline)
+        seconds, after, broker_after = time.monotonic() - begun, program.usage(), rig.broker_usage()
+    taken = first - last
+    return Share(
+        wall_rate=taken / seconds,
+        cpu_rate=taken / (after.cpu_seconds - before.cpu_seconds),
+        broker_cpu_rate=taken / (broker_after.cpu_seconds - broker_before.cpu_seconds),
+        peak_mib=after.peak_mib,
+    )
+
+
+def first_post(rig: Rig, contestant: Contestant) -> float:
+    """Start a worker with one message in the queue; return the seconds until its POST.
+
+    Nobody scrapes it meanwhile.
+    """
+    rig.queues.make_outbound(1)
+    with rig.api() as api:
+        started = time.time()
+        task = task_of(rig, api, "http", 1)
+        with rig.running(contestant, task, is_scraped=False) as program:
+            _wait_for_count(api, program, 1, time.monotonic() + START_SECONDS)
+            program.settle()
+        return api.posts(1)[0].at - started
+
+
+def task_of(rig: Rig, api: Api, kind: Kind, in_flight: int) -> Task:
+    """Say what a worker is to do."""
+    return Task(
+        amqp_url=rig.broker.url,
+        api_url=api.url(kind),
+        ca_file=rig.certificate.ca_file if kind == "https" else None,
+        in_flight=in_flight,
+    )
+
+
+def _follow(
+    rig: Rig, api: Api, program: Program, messages: int, warm_up: float
+) -> tuple[float, float]:
+    """Return the messages per CPU second, and per that of the broker, after the warm-up."""
+    deadline = time.monotonic() + _longest(messages)
+    first = _wait_for_count(api, program, round(messages * warm_up), deadline)
+    before, broker_before = program.usage(), rig.broker_usage()
+    last = _wait_for_count(api, program, messages, deadline)
+    after, broker_after = program.usage(), rig.broker_usage()
+    return (
+        (last - first) / (after.cpu_seconds - before.cpu_seconds),
+        (last - first) / (broker_after.cpu_seconds - broker_before.cpu_seconds),
+    )
+
+
+def _longest(messages: int) -> float:
+    return START_SECONDS + messages / SLOWEST_PER_SECOND
+
+
+def wait_for_consumers(rig: Rig, contestant: Contestant, count: int = 1) -> None:
+    """Wait until so many of its processes consume; raises BenchError when they do not."""
+    if not rig.queues.wait_for_consumers(count, seconds=START_SECONDS):
+        raise BenchError(f"{contestant.name} does not consume")
+
+
+def _wait_until_left(rig: Rig, program: Program, wanted: int, deadline: float) -> int:
+    while (count := rig.queues.count(OUTBOUND)) > wanted:
+        program.usage()
+        if time.monotonic() > deadline:
+            raise BenchError(f"{program.name} has left {count} messages")
+        time.sleep(POLL_SECONDS)
+    return count
+
+
+def _wait_for_count(api: Api, program: Program, wanted: int, deadline: float) -> int:
+    while (count := api.count()) < wanted:
+        program.usage()
+        if time.monotonic() > deadline:
+            raise BenchError(f"{program.name} has POSTed {count} messages of {wanted}")
+        time.sleep(POLL_SECONDS)
+    return count
+
+
+def check_posts(
+    rig: Rig, contestant: Contestant, posts: list[Post], messages: int, *, queue: str = OUTBOUND
+) -> None:
+    """Raise BenchError when a message was not POSTed once and accepted, or not acked."""
+    ids = {post.message_id for post in posts}
+    accepted = sum(post.status in range(200, 300) for post in posts)
+    left = rig.queues.count(queue)
+    if not len(ids) == len(posts) == accepted == messages or left:
+        raise BenchError(
+            f"{contestant.name}: of {messages} messages {len(ids)} were POSTed, "
+            f"in {len(posts)} POSTs, {accepted} accepted; {left} are left in the queue"
+        )
+
+
+def _wall_rate(posts: list[Post]) -> float:
+    warm = _warm(posts)
+    return (len(warm) - 1) / (warm[-1].at - warm[0].at)
+
+
+def _warm(posts: list[Post]) -> list[Post]:
+    posts = sorted(posts, key=lambda post: post.at)
+    return posts[round(len(posts) * WARM_UP) :]

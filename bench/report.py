@@ -1,0 +1,271 @@
+"""The results for people: tables in a terminal, `docs/benchmarks.md`, plots beside it."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from bench.gain import compiled_and_plain
+from bench.latency import PERCENTS
+from bench.lineup import BROKER_LIMIT, OURS, PLAIN, RECEIVERS, WORKERS
+from bench.options import Results, Row
+
+mpl.use("svg")
+
+DOCS: Final = Path(__file__).parents[2] / "docs"
+PAGE: Final = DOCS / "benchmarks.md"
+FOLDER: Final = DOCS / "benchmarks"
+RESULTS: Final = FOLDER / "results.json"
+BEGIN: Final = "<!-- written by make bench: begin -->"
+END: Final = "<!-- written by make bench: end -->"
+
+# What differs from one run of the program to the next.
+_MOMENT: Final = ("date", "commit", "load before the first run")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A heading, and how a row shows there."""
+
+    heading: str
+    show: Callable[[Row], str]
+
+
+def _number(key: str, form: str = ",.0f", unit: str = "") -> Callable[[Row], str]:
+    return lambda row: f"{row[key]:{form}}{unit}" if key in row else ""
+
+
+def _ratio(row: Row) -> str:
+    return f"{row['ratio']:.2f} ({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
+
+
+def _cost(row: Row) -> str:
+    return f"{row['cpu_ms']:.3f} ms ({row['cpu_ms_min']:.3f} to {row['cpu_ms_max']:.3f})"
+
+
+_NAME: Final = Column("", lambda row: str(row["name"]))
+_CPU: Final = Column("per CPU second", _number("cpu_rate"))
+_WALL: Final = Column("per second", _number("wall_rate"))
+_BROKER: Final = Column("per CPU second of the broker", _number("broker_cpu_rate"))
+_MEMORY: Final = Column("peak memory", _number("peak_mib", unit=" MiB"))
+_CONNECTIONS: Final = Column("connections", _number("connections"))
+_LATENCY: Final = (
+    _NAME,
+    Column("capacity", _number("capacity", unit=" per second")),
+    *(
+        Column(f"{quantile} at {percent} %", _number(f"{quantile}_ms_at_{percent}", ",.1f", " ms"))
+        for percent in PERCENTS
+        for quantile in ("p50", "p99")
+    ),
+)
+_TO_BARE: Final = Column("to the bare loop", _ratio)
+_INSTRUCTIONS: Final = (
+    Column("part", lambda row: str(row["name"])),
+    Column("plain", _number("plain")),
+    Column("compiled", _number("instructions")),
+    Column("of all, compiled", _number("share", ".0%")),
+)
+
+TITLES: Final = {
+    "http": "Workers: the API answers at once, 100 in flight",
+    "https": "Workers: the same over HTTPS (TLS 1.3)",
+    "slow-api": "Workers: the API answers after 100 ms, 200 in flight (limit 2,000 per second)",
+    "receivers": "Webhook receivers: 64 connections",
+    "worker-latency": "Workers: from publishing to the API's answer, at parts of their capacity",
+    "receiver-latency": "Receivers: from the request to the answer, at parts of their capacity",
+    "pauses": "Our roles: how long the event loop stands still",
+    "shapes": "Our worker: the shapes of services",
+    "tracing": "Our worker: what spans cost, the three at the same time",
+    "long-queues": "Our worker: the length of the queue",
+    "several-workers": "Our worker: several processes on one queue",
+    "start-up": "From the start of the process to its first POST",
+    "log-line": "The log line of one delivery",
+    "post": "One POST over our transport, and over httpx's",
+    "instructions": "Where the instructions of one message go, in our worker",
+    "webhook-instructions": "Where the instructions of one webhook go, in our receiver",
+}
+COLUMNS: Final[Mapping[str, Sequence[Column]]] = {
+    "http": (_NAME, _CPU, _TO_BARE, _WALL, _MEMORY),
+    "https": (_NAME, _CPU, _TO_BARE, _WALL, Column("POSTs", _number("messages")), _CONNECTIONS),
+    "slow-api": (
+        _NAME,
+        _WALL,
+        Column("of the limit", _number("of_limit", ".0%")),
+        _CPU,
+        _TO_BARE,
+        _MEMORY,
+    ),
+    "receivers": (_NAME, _CPU, Column("to bare Starlette", _ratio), _WALL, _MEMORY),
+    "worker-latency": _LATENCY,
+    "receiver-latency": _LATENCY,
+    "pauses": (
+        Column("role", lambda row: str(row["name"])),
+        Column("for", _number("minutes", ".1f", " minutes")),
+        Column("at", _number("rate", unit=" per second")),
+        Column("longest pause", _number("longest_ms", ".1f", " ms")),
+        Column("in it", lambda row: str(row["longest_why"])),
+        Column("most CPU time in one", _number("cpu_ms", ".1f", " ms")),
+        Column("in it", lambda row: str(row["cpu_why"])),
+        Column("CPU time of a search for garbage", _number("garbage_ms", ".1f", " ms")),
+        Column("of a part of a scrape", _number("scrape_ms", ".1f", " ms")),
+        Column("of reading the secrets", _number("secrets_ms", ".1f", " ms")),
+    ),
+    "shapes": (
+        Column("preset", lambda row: f"`{row['name']}`"),
+        Column("what", lambda row: str(row["what"])),
+        _CPU,
+        Column("to `generic`", _ratio),
+        _WALL,
+    ),
+    "tracing": (
+        Column("spans of", lambda row: str(row["name"])),
+        _CPU,
+        Column("to no spans", _ratio),
+        Column("spans that arrived", _number("spans")),
+        _MEMORY,
+    ),
+    "long-queues": (
+        Column("queued", lambda row: str(row["name"])),
+        Column("CPU time per message", _cost),
+        _WALL,
+        _BROKER,
+        _MEMORY,
+        Column("runs", _number("runs")),
+    ),
+    "several-workers": (
+        Column("processes", lambda row: str(row["name"])),
+        Column("40 in flight each, API of 100 ms: per second", _number("slow_wall_rate")),
+        Column("of the limit", _number("of_limit", ".0%")),
+        Column("100 in flight in all, instant API: per second", _number("wall_rate")),
+        _CPU,
+        _BROKER,
+        _MEMORY,
+    ),
+    "start-up": (_NAME, Column("seconds", _number("seconds", ".2f"))),
+    "log-line": (_NAME, Column("CPU time", _number("microseconds", ".1f", " µs"))),
+    "post": (_NAME, Column("CPU time", _number("microseconds", ".0f", " µs"))),
+    "instructions": _INSTRUCTIONS,
+    "webhook-instructions": _INSTRUCTIONS,
+}
+
+
+def load_results() -> Results:
+    """Read what earlier runs have left."""
+    if not RESULTS.exists():
+        return {}
+    results: Results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    return results
+
+
+def draw(console: Console, scene: str, rows: Sequence[Row]) -> None:
+    """Print one scene."""
+    table = Table(title=TITLES[scene], title_justify="left")
+    for index, column in enumerate(COLUMNS[scene]):
+        table.add_column(column.heading, justify="right" if index else "left")
+    for row in rows:
+        table.add_row(*(column.show(row) for column in COLUMNS[scene]))
+    console.print(table)
+
+
+def write(results: Results) -> None:
+    """Write the results, the plots, and the part of the page that is ours to write."""
+    FOLDER.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    plots = {scene: _plot(scene, results[scene]["rows"]) for scene in results if scene in _PLOTS}
+    text = PAGE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    parts = [BEGIN, *_page(results, plots), END]
+    PAGE.write_text(before + "\n\n".join(parts) + after, encoding="utf-8")
+
+
+def _page(results: Results, plots: Mapping[str, str]) -> Iterator[str]:
+    shown = [scene for scene in TITLES if scene in results]
+    for scene in shown:
+        yield f"## {TITLES[scene]}"
+        columns = COLUMNS[scene]
+        lines = [[column.heading for column in columns]]
+        lines.append(["---", *("---:" for _ in columns[1:])])
+        lines += [[column.show(row) for column in columns] for row in results[scene]["rows"]]
+        yield "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        if scene in plots:
+            yield f"![{TITLES[scene]}](benchmarks/{plots[scene]})"
+        yield _describe(results[scene])
+    yield from compiled_and_plain(results, titles=TITLES, compiled=OURS, plain=PLAIN)
+    yield "## Who is who"
+    yield "\n".join(f"- worker **{one.name}**: {one.what}." for one in WORKERS)
+    yield "\n".join(f"- receiver **{one.name}**: {one.what}." for one in RECEIVERS)
+    yield f"- beside several workers **{BROKER_LIMIT.name}**: {BROKER_LIMIT.what}."
+    yield "## On what"
+    versions = {scene: _list(results[scene]["environment"], but=_MOMENT) for scene in shown}
+    for text in dict.fromkeys(versions.values()):
+        scenes = ", ".join(f"`{scene}`" for scene in shown if versions[scene] == text)
+        yield f"{scenes}: {text}."
+
+
+def _describe(result: Mapping[str, Any]) -> str:
+    runs = sorted({row["runs"] for row in result["rows"]}, reverse=True)
+    counts = " or ".join(f"{count}" for count in runs)
+    moment = {name: result["environment"][name] for name in _MOMENT}
+    return f"Medians of {counts} interleaved runs; {_list(moment)}."
+
+
+def _list(facts: Mapping[str, str], but: Sequence[str] = ()) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items() if name not in but)
+
+
+# Plots
+
+
+def _plot(scene: str, rows: Sequence[Row]) -> str:
+    # The same numbers give the same file.
+    with mpl.rc_context({"svg.hashsalt": scene, "font.size": 9}):
+        figure = Figure(figsize=(7, 2.6), layout="constrained")
+        _PLOTS[scene](figure, rows)
+        name = f"{scene}.svg"
+        figure.savefig(FOLDER / name, metadata={"Date": None})
+    return name
+
+
+def _plot_rates(figure: Figure, rows: Sequence[Row]) -> None:
+    axes = figure.subplots()
+    ordered = sorted(rows, key=lambda row: float(row["cpu_rate"]))
+    colours = ["#d9534f" if row["name"] == OURS else "#8a99a8" for row in ordered]
+    bars = axes.barh(
+        [row["name"] for row in ordered], [row["cpu_rate"] for row in ordered], color=colours
+    )
+    axes.bar_label(bars, fmt="{:,.0f}", padding=3)
+    axes.set_xlabel("messages per CPU second")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.12)
+
+
+def _plot_curve(figure: Figure, rows: Sequence[Row]) -> None:
+    rows = [row for row in rows if row["name"] == f"{row['messages']:,}"]
+    panels = (("cpu_ms", "CPU time per message, ms"), ("peak_mib", "peak memory, MiB"))
+    for axes, (key, label) in zip(figure.subplots(1, 2), panels, strict=True):
+        axes.plot(
+            [row["messages"] for row in rows],
+            [row[key] for row in rows],
+            marker="o",
+            color="#d9534f",
+        )
+        axes.set_xscale("log")
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("queued messages")
+        axes.set_ylabel(label)
+        axes.spines[["top", "right"]].set_visible(False)
+
+
+_PLOTS: Final[Mapping[str, Callable[[Figure, Sequence[Row]], None]]] = {
+    "http": _plot_rates,
+    "https": _plot_rates,
+    "receivers": _plot_rates,
+    "long-queues": _plot_curve,
+}

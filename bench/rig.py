@@ -1,0 +1,130 @@
+"""What every bench runs on: a private RabbitMQ, a certificate, and programs that are started."""
+
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from bench.api import Api, Certificate, running_api
+from bench.errors import BenchError
+from bench.lineup import Contestant, Task, environ_for
+from bench.queues import Queues
+from bench.scraping import scraped
+from bench.usage import Usage, read_usage
+from bridge.sandbox.broker import Broker, private_broker
+from bridge.sandbox.processes import Child, Guard, free_ports, guarded
+
+GRACE_SECONDS: Final = 10
+SETTLE_SECONDS: Final = 10
+# Less than this is what a process uses that has nothing to do.
+QUIET_CPU_SECONDS: Final = 0.03
+QUIET_SECONDS: Final = 0.3
+
+
+class Rig:
+    """One broker for many runs; everything else is new for each run."""
+
+    def __init__(self, broker: Broker, folder: Path, guard: Guard) -> None:
+        self.broker = broker
+        self.queues = Queues(broker.url)
+        self.certificate = Certificate(folder)
+        self._folder = folder
+        self._guard = guard
+        self._runs = count(1)
+
+    def folder(self, name: str) -> Path:
+        """Name a folder that nothing else uses."""
+        return self._folder / f"{next(self._runs):03d}-{name.replace(' ', '-')}"
+
+    def broker_usage(self) -> Usage:
+        """Read what the broker has used."""
+        return read_usage([self.broker.pid])
+
+    @contextmanager
+    def api(self) -> Iterator[Api]:
+        """Run an API that has seen nothing."""
+        with running_api(self.folder("api"), self._guard, self.certificate) as api:
+            yield api
+
+    @contextmanager
+    def running(
+        self, contestant: Contestant, task: Task, *, times: int = 1, is_scraped: bool = True
+    ) -> Iterator["Program"]:
+        """Run a program, or several copies of it, its output in a file; scrape what has metrics."""
+        folder = self.folder(contestant.name)
+        folder.mkdir()
+        ports = free_ports(times)
+        children = [
+            Child(
+                contestant.command,
+                guard=self._guard,
+                log=folder / f"{number}.log",
+                environ={**environ_for(task, port), **contestant.environ},
+            )
+            for number, port in enumerate(ports)
+        ]
+        try:
+            with scraped(contestant.name, ports if contestant.has_metrics and is_scraped else []):
+                yield Program(contestant.name, children)
+        finally:
+            for child in children:
+                child.ask_to_end()
+            for child in children:
+                child.end(grace_seconds=GRACE_SECONDS)
+
+
+class Program:
+    """The processes of one contestant in one run."""
+
+    def __init__(self, name: str, children: list[Child]) -> None:
+        self.name = name
+        self._children = children
+
+    @property
+    def pid(self) -> int:
+        """The id of the first process."""
+        return self._children[0].pid
+
+    def usage(self) -> Usage:
+        """Read what all processes have used; raises BenchError when one has ended."""
+        for child in self._children:
+            if child.exit_code is not None:
+                raise BenchError(f"{self.name} ended ({child.exit_code}):\n{child.tail()}")
+        return read_usage(child.pid for child in self._children)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Have no process do anything meanwhile; its connections stay open."""
+        for child in self._children:
+            child.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for child in self._children:
+                child.signal(signal.SIGCONT)
+
+    def settle(self) -> None:
+        """Wait until it has no more to do, such as its last acks."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        before = self.usage().cpu_seconds
+        while time.monotonic() < deadline:
+            time.sleep(QUIET_SECONDS)
+            now = self.usage().cpu_seconds
+            if now - before < QUIET_CPU_SECONDS:
+                return
+            before = now
+
+
+@contextmanager
+def rigged(*, configuration: Sequence[str] = ()) -> Iterator[Rig]:
+    """Lend a rig, and leave nothing of it behind; `configuration` is the broker's."""
+    with (
+        tempfile.TemporaryDirectory(prefix="sms-bridge-bench-") as folder,
+        private_broker(configuration=configuration) as broker,
+        guarded() as guard,
+    ):
+        yield Rig(broker, Path(folder), guard)

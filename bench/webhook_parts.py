@@ -1,0 +1,191 @@
+"""What each part of the way of one webhook does in our receiver, for callgrind to count.
+
+    valgrind --tool=callgrind --dump-before=getpriority python -m bench.webhook_parts
+
+As `message_parts` does of a message: each part is done `MESSAGES` times by the receiver's own
+objects; broker, network and output are stand-ins that do nothing.
+"""
+
+import asyncio
+import hashlib
+import hmac
+from typing import Any, Final, cast
+
+import uvloop
+
+from bench.inbound import BODY
+from bench.lineup import SECRET
+from bench.message_parts import ALL, AT_ONCE, MESSAGES, Counted, Output
+from bridge.amqp import frames
+from bridge.amqp.client import Channel
+from bridge.amqp.demultiplexer import Demultiplexer
+from bridge.amqp.frames import Confirms
+from bridge.amqp.publisher import Publisher
+from bridge.amqp.stream_wire import StreamPublishing, StreamWire
+from bridge.config.webhook import WebhookSettings
+from bridge.http.connection import Connection
+from bridge.http.occupancy import Occupancy
+from bridge.http.parser import RequestParser
+from bridge.http.request import Request
+from bridge.http.response import Response, render
+from bridge.http.service import Hooks, Service
+from bridge.telemetry.log_setup import configure_logging
+from bridge.telemetry.metrics import BridgeMetrics, new_registry
+from bridge.topology.upkeep import Upkeep
+from bridge.webhook.endpoint import Endpoint
+from bridge.webhook.in_flight import Webhook
+from bridge.webhook.metrics import WebhookMetrics
+from bridge.webhook.webhook import Receiver, webhook_limits
+
+_CHANNEL: Final = 1
+_DATE: Final = b"date: Sun, 22 Nov 2026 21:00:00 GMT\r\n"
+REQUEST: Final = (
+    b"POST /webhooks HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nUser-Agent: h2load nghttp2/1.52.0\r\n"
+    b"Content-Length: %d\r\nContent-Type: application/json\r\nX-Service-Signature: %s\r\n\r\n%s"
+    % (len(BODY), hmac.new(SECRET.encode(), BODY, hashlib.sha256).hexdigest().encode(), BODY)
+)
+
+
+class _Peer(asyncio.Transport):
+    """The other side of a connection, which reads whatever is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = 0
+
+    def write(self, _data: object) -> None:
+        self.writes += 1
+
+    def is_closing(self) -> bool:
+        return False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Write at once, so that there is no buffer."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class _Channel:
+    number = _CHANNEL
+    max_content_size = 131_064
+
+
+class Bench:
+    """A receiver whose parts are called one by one."""
+
+    def __init__(self) -> None:
+        configure_logging("info", "json", stream=Output())
+        settings = WebhookSettings.model_validate({"secrets": [SECRET]})
+        registry = new_registry()
+        metrics = WebhookMetrics(registry, paths=[settings.path], event_types=["message.received"])
+        publisher = Publisher(_bridge_metrics(settings.exchange), timeout_seconds=3)
+        self._confirms = Confirms()
+        wire = StreamWire()
+        wire._transport = cast("Any", _Peer())
+        publisher._channel = StreamPublishing(wire, cast("Channel", _Channel()), self._confirms)
+        self._reading = Demultiplexer(
+            asyncio.StreamReader(), {_CHANNEL: self._confirms}, lambda: 0.0
+        )
+        self.endpoint = Endpoint(settings.all_endpoints[0])
+        self.receiver = Receiver(
+            settings,
+            endpoints=[self.endpoint],
+            publisher=publisher,
+            upkeep=cast("Upkeep", None),
+            metrics=metrics,
+        )
+        self.limits = webhook_limits(settings)
+        hooks = Hooks(judge=self.receiver.refusals.judge)
+        self._service = Service(self.receiver.answer, self.limits, hooks, _DATE)
+        self.counted = Counted()
+
+    async def all_of_it(self) -> None:
+        """Take requests from their bytes to the bytes of their responses."""
+        peers, connections = [], []
+        occupancy: Occupancy[Connection] = Occupancy(self.limits)
+        for _ in range(AT_ONCE):
+            connection = Connection(self._service, occupancy, asyncio.get_running_loop())
+            peers.append(_Peer())
+            connection.connection_made(peers[-1])
+            connections.append(connection)
+        size, written = len(REQUEST), 0
+        for times in (1, MESSAGES // AT_ONCE):
+            self.counted.end(None)
+            for _ in range(times):
+                for connection in connections:
+                    connection.get_buffer(-1)[:size] = REQUEST
+                    connection.buffer_updated(size)
+                # What was published leaves, and then its confirms come.
+                await asyncio.sleep(0)
+                self.confirm()
+                written += 1
+                while peers[-1].writes < written:  # noqa: ASYNC110  an event would be counted too
+                    await asyncio.sleep(0)
+        self.counted.end(ALL)
+
+    def confirm(self) -> None:
+        """Have the broker confirm all that waits, at once."""
+        tag = frames._TAG_AND_BITS.pack(self._confirms._last_tag, 1)
+        self._reading.data_received(frames._frame(frames.METHOD, _CHANNEL, frames._ACK + tag))
+
+    async def one_by_one(self) -> None:
+        """Do the same part by part."""
+        receiver, counted = self.receiver, self.counted
+        parser = RequestParser(self.limits, receiver.refusals.judge)
+        requests: list[Request] = []
+        counted.end(None)
+        for _ in range(MESSAGES):
+            parser.feed(memoryview(REQUEST))
+            requests.append(parser.requests.popleft())
+        counted.end("the request is parsed, and judged by its header")
+        webhooks = [receiver._in_flight.begin(one, self.endpoint) for one in requests]
+        counted.end("it is begun")
+        verified = [receiver._verify(webhook) for webhook in webhooks]
+        counted.end("its signature is verified")
+        for webhook, one in zip(webhooks, verified, strict=True):
+            receiver._name(webhook, one)
+        counted.end("the event is named")
+        self._end(webhooks)
+        self._publish(webhooks)
+        response = Response(200)
+        for _ in range(MESSAGES):
+            render(response, _DATE, keep_alive=True)
+        counted.end("the response is written")
+
+    def _end(self, webhooks: list[Webhook]) -> None:
+        self.counted.end(None)
+        for webhook in webhooks:
+            assert webhook.event is not None
+            self.receiver._accepted(webhook, webhook.event, is_new=True)
+        self.counted.end("its end is counted and logged")
+
+    def _publish(self, webhooks: list[Webhook]) -> None:
+        self.counted.end(None)
+        for webhook in webhooks:
+            assert webhook.event is not None
+            self.receiver._publish_at_once(webhook, webhook.event)
+        self.counted.end("it is published")
+
+
+def _bridge_metrics(exchange: str) -> BridgeMetrics:
+    return BridgeMetrics(
+        new_registry(),
+        component="webhook",
+        version="",
+        revision="",
+        exchanges=[exchange],
+        entities=[],
+    )
+
+
+async def main() -> None:
+    """Do all of it, then each part."""
+    bench = Bench()
+    await bench.all_of_it()
+    await bench.one_by_one()
+    bench.counted.tell()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

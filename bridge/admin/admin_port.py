@@ -1,0 +1,216 @@
+"""The admin ports of running roles: where they are, and what they say to whoever asks."""
+
+import asyncio
+import ipaddress
+import json
+import re
+import socket
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import httpx
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+
+from bridge.config import AdminSettings
+from bridge.deadline import Deadline
+from bridge.errors import BridgeError
+from bridge.telemetry.scrape import Scrape
+from bridge.topology.paused_queue import Note, read_body
+
+ANSWER_SECONDS: Final = 2.0
+# Many times what a role says: a worker's /metrics has less than 100 kB.
+MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
+# Where to reach a role that listens on every address.
+_LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\.?")
+_IN_BRACKETS: Final = re.compile(r"\[([^]]*)\](?::(\d{1,5}))?")
+_MAX_PORT: Final = 65535
+STRANGER: Final = "another program answers there"
+
+
+class AdminPort(NamedTuple):
+    """A port by the name or the address of its host."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        """Write it as in a URL: `10.0.0.7:9090`, `[::1]:9090`."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def local_port(settings: AdminSettings) -> AdminPort:
+    """Return where a role with these settings listens on this computer."""
+    return AdminPort(_LOOPBACK.get(settings.host, settings.host), settings.port)
+
+
+def parse_admin_port(text: str, default_port: int) -> AdminPort:
+    """Read `HOST`, `HOST:PORT`, `[IPV6]:PORT` or an IPv6 address.
+
+    Raises ValueError that says what is wrong, also when there is no port and none by default (0).
+    """
+    port: str | None = None
+    if (match := _IN_BRACKETS.fullmatch(text)) is not None:
+        host, port = match[1], match[2]
+        is_good = _is_address(host)
+    elif _is_address(text):
+        host, is_good = text, True
+    else:
+        host, colon, port = text.partition(":")
+        is_good = _HOST_NAME.fullmatch(host) is not None and (not colon or port.isdecimal())
+    if not is_good or (port and int(port) > _MAX_PORT):
+        raise ValueError("has to be HOST or HOST:PORT, an IPv6 address in brackets")
+    number = int(port) if port else default_port
+    if number == 0:
+        raise ValueError("wants a port, for admin.port is 0, any free one: HOST:PORT")
+    return AdminPort(host, number)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+async def addresses_of(name: AdminPort) -> list[AdminPort]:
+    """List all addresses that a name stands for, as that of a headless service does.
+
+    Those of one kind: where a process has an address of IPv4 and one of IPv6, it is to be asked
+    once. Raises BridgeError that says why there is none.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        async with Deadline(ANSWER_SECONDS):
+            found = await loop.getaddrinfo(name.host, name.port, type=socket.SOCK_STREAM)
+    except TimeoutError:
+        raise BridgeError(f"the name is not looked up within {ANSWER_SECONDS:g} s") from None
+    except (OSError, UnicodeError):
+        raise BridgeError("nobody knows the name") from None
+    hosts = {family: set[str]() for family in (socket.AF_INET, socket.AF_INET6)}
+    for family, *_, address in found:
+        if family in hosts:
+            hosts[family].add(str(address[0]))
+    chosen = hosts[socket.AF_INET] or hosts[socket.AF_INET6]
+    return [AdminPort(host, name.port) for host in sorted(chosen)]
+
+
+# What is said
+
+
+def _read_note(content: object) -> Note | None:
+    return read_body(json.dumps(content).encode())
+
+
+# Words of a closed set that may be a later version's.
+_Word = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,39}$")]
+_MOMENT: Final = r"^(19[7-9]|[2-9]\d\d)\d-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
+# Ten years: what a service may ask for, and far more than a worker heeds.
+_MOST_SECONDS: Final = 10 * 366 * 86400
+
+
+def _checked_moment(text: str) -> str:
+    """Return a moment; raise ValueError for one that no calendar has."""
+    datetime.fromisoformat(text)
+    return text
+
+
+class PauseFacts(BaseModel):
+    """One pause; since when is not known of a worker of an earlier version."""
+
+    reason: _Word
+    since: Annotated[str, Field(pattern=_MOMENT), AfterValidator(_checked_moment)] | None = None
+    status: Annotated[int, Field(ge=100, le=999)] | None = None
+    code: Annotated[str, Field(pattern="^[!-~]{1,64}$")] | None = None
+    queue: Annotated[str, Field(max_length=255)] | None = None
+    fault: _Word | None = None
+
+
+class WorkerFacts(BaseModel):
+    """What a worker says of itself. `paused` is one of `pauses`, or all that is known of them."""
+
+    queue: Annotated[str, Field(max_length=255)]
+    paused: _Word | None = None
+    pauses: Annotated[tuple[PauseFacts, ...], Field(max_length=50)] = ()
+    paused_by_operator: Annotated[Any, BeforeValidator(_read_note)] = None
+    outage_suspected: bool | None = None
+    retry_after_seconds: Annotated[float, Field(ge=0, le=_MOST_SECONDS, allow_inf_nan=False)] = 0.0
+
+    @property
+    def all_pauses(self) -> tuple[PauseFacts, ...]:
+        """Every pause that is known."""
+        if self.paused is None or self.pauses:
+            return self.pauses
+        return (PauseFacts(reason=self.paused),)
+
+
+class RefusedEndpoint(BaseModel):
+    """An endpoint at which every webhook of the last hour was refused."""
+
+    endpoint: Annotated[str, Field(pattern=r"^webhook(\.endpoints\.\d{1,2})?$")]
+    why: _Word
+    refused: int
+
+
+class WebhookFacts(BaseModel):
+    """A receiver's own facts, from /readyz."""
+
+    refused: Annotated[tuple[RefusedEndpoint, ...], Field(max_length=51)] = ()
+
+
+class Health(BaseModel):
+    """What /readyz says; `worker` and `webhook` are None where that role does not run."""
+
+    status: Literal["ok", "failing"]
+    checks: Annotated[dict[_Word, Literal["ok", "failing"]], Field(max_length=50)]
+    worker: WorkerFacts | None = None
+    webhook: WebhookFacts | None = None
+
+
+Client = httpx.AsyncClient
+
+
+def open_client() -> Client:
+    """Open what ports are asked with."""
+    return Client(trust_env=False, timeout=ANSWER_SECONDS)
+
+
+async def read_health(client: Client, port: AdminPort) -> Health:
+    """Read what a role says of itself; raise BridgeError when nobody or no role answers."""
+    try:
+        return Health.model_validate_json(await _read(client, port, "/readyz"))
+    except ValidationError:
+        raise BridgeError(STRANGER) from None
+
+
+async def read_metrics(client: Client, port: AdminPort) -> Scrape:
+    """Read what a role counts; raise BridgeError as `read_health` does."""
+    try:
+        return Scrape((await _read(client, port, "/metrics")).decode())
+    except ValueError:
+        raise BridgeError(STRANGER) from None
+
+
+async def _read(client: Client, port: AdminPort, page: str) -> bytes:
+    """Read a page within `ANSWER_SECONDS`; raise BridgeError that says why there is none."""
+    body = bytearray()
+    try:
+        async with (
+            Deadline(ANSWER_SECONDS),
+            client.stream("GET", f"http://{port}{page}") as answer,
+        ):
+            if answer.status_code not in {httpx.codes.OK, httpx.codes.SERVICE_UNAVAILABLE}:
+                raise BridgeError(STRANGER)
+            async for part in answer.aiter_raw():
+                body += part
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise BridgeError(STRANGER)
+    except (TimeoutError, httpx.TimeoutException):
+        raise BridgeError(f"no answer within {ANSWER_SECONDS:g} s") from None
+    except httpx.ConnectError:
+        raise BridgeError("no connection") from None
+    except (httpx.HTTPError, httpx.InvalidURL):
+        raise BridgeError(STRANGER) from None
+    return bytes(body)

@@ -1,0 +1,275 @@
+"""The machine-readable contract of messages: their JSON Schemas, and an AsyncAPI 3.0 document.
+
+Made from the models and the configuration in effect, so that names and limits are those of this
+installation.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pydantic import BaseModel
+from yarl import URL
+
+from bridge import __version__
+from bridge.admin.message_models import (
+    DeadLetterHeaders,
+    EventBody,
+    EventHeaders,
+    InboundEvent,
+    OutcomeEvent,
+    RequestHeaders,
+)
+from bridge.config import Settings, WorkerSettings
+from bridge.config.presets import documented_webhooks
+from bridge.topology.declarations import dead_queue, queues_behind, retry_queue
+from bridge.webhook.event import OTHER, UNPARSED, routing_key_of
+from bridge.worker.request import OpenSendRequest, SendRequest
+
+FORM: Final = "application/x-www-form-urlencoded"
+JSON_SCHEMA: Final = "https://json-schema.org/draft/2020-12/schema"
+
+
+def request_schema(settings: WorkerSettings) -> dict[str, Any]:
+    """Make the JSON Schema of a send request, with the limits in effect."""
+    model = OpenSendRequest if settings.extra_fields == "forward" else SendRequest
+    schema = _schema(model)
+    schema["properties"]["text"]["maxLength"] = settings.max_text_length
+    if settings.default_from is None:
+        schema["required"] = ["to", "from", "text"]
+        schema["properties"]["from"].pop("default", None)
+    else:
+        schema["properties"]["from"]["default"] = settings.default_from
+    return schema
+
+
+def event_schema(settings: Settings) -> dict[str, Any]:
+    """Make the JSON Schema of an inbound event's message: body, headers, properties, key."""
+    schema = _schema(InboundEvent)
+    endpoints = settings.webhook.all_endpoints
+    keys = [routing_key_of(kind, one) for one in endpoints for kind in one.known_types]
+    schema["properties"]["routing_key"]["examples"] = [*dict.fromkeys([*keys, OTHER, UNPARSED])]
+    return {"$schema": JSON_SCHEMA, **schema}
+
+
+def asyncapi(settings: Settings) -> dict[str, Any]:
+    """Make the AsyncAPI document of every queue and exchange, seen from the bridge."""
+    channels = _channels(settings)
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "sms-bridge",
+            "version": __version__,
+            "description": "The bridge between RabbitMQ and an SMS service.",
+            "license": {"name": "MIT"},
+        },
+        "defaultContentType": "application/json",
+        "servers": _servers(settings),
+        "channels": channels,
+        "operations": _operations(channels),
+        "components": {"messages": _messages(settings)},
+    }
+
+
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    return model.model_json_schema(ref_template="#/$defs/{model}")
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """Put definitions where they are used: in AsyncAPI a reference counts from the document."""
+    definitions = schema.pop("$defs", {})
+
+    def inline(value: Any) -> Any:  # noqa: ANN401  JSON
+        if isinstance(value, list):
+            return [inline(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        reference = value.get("$ref", "")
+        if reference.startswith("#/$defs/"):
+            return inline(definitions[reference.removeprefix("#/$defs/")])
+        return {name: inline(item) for name, item in value.items()}
+
+    inlined: dict[str, Any] = inline(schema)
+    return inlined
+
+
+def _servers(settings: Settings) -> dict[str, Any]:
+    servers = {}
+    for number, secret in enumerate(settings.rabbitmq.url, 1):
+        url = URL(secret.get_secret_value())
+        port = url.port or (5671 if url.scheme == "amqps" else 5672)
+        servers[f"rabbitmq{number}"] = {
+            "host": f"{url.host}:{port}",
+            "pathname": f"/{url.path.removeprefix('/')}",
+            "protocol": url.scheme,
+            "protocolVersion": "0.9.1",
+        }
+    return servers
+
+
+def _channels(settings: Settings) -> dict[str, Any]:
+    worker, webhook = settings.worker, settings.webhook
+    channels = {
+        "sendRequests": _queue(
+            settings,
+            worker.queue,
+            ("sendRequest",),
+            "Requests to send. Publish to the default exchange with this routing key, "
+            "persistent, with a message_id.",
+        ),
+        "deadLetters": _queue(
+            settings,
+            dead_queue(worker.queue),
+            ("deadLetter",),
+            "Requests that were given up, body untouched, the reason in the headers.",
+        ),
+    }
+    for name in queues_behind(worker):
+        kind = name.removeprefix(worker.queue).title().replace(".", "")
+        channels[f"sorted{kind}"] = _queue(
+            settings, name, ("sendRequest",), "Requests that wait for a worker. Internal."
+        )
+    for delay in worker.retry_delays:
+        name = retry_queue(worker.queue, delay)
+        channels[f"retry{name.rpartition('.')[2]}"] = _queue(
+            settings, name, ("sendRequest",), "Requests that wait for their next attempt. Internal."
+        )
+    events = ("inboundEvent", "inboundForm") if _takes_forms(settings) else ("inboundEvent",)
+    channels["inboundEvents"] = _exchange(
+        settings,
+        webhook.exchange,
+        events,
+        "Verified webhooks; the routing key is the event's type. Bind a queue to it.",
+    )
+    if webhook.queue is not None:
+        channels["inboundQueue"] = _queue(settings, webhook.queue, events, "Every inbound event.")
+    if worker.outcome_exchange is not None:
+        channels["outcomes"] = _exchange(
+            settings,
+            worker.outcome_exchange,
+            ("outcome",),
+            "What became of each request; the routing key is `sent` or `dead`, and `delivered` or "
+            "`undelivered` when a delivery receipt says so.",
+        )
+    # A name that only the request knows: its reply_to.
+    channels["replies"] = {
+        "address": None,
+        "description": "The outcome, to the queue that a request names in reply_to, with its "
+        "correlation_id. A repeat of a message_id that was sent is answered too.",
+        "messages": _message_references("outcome"),
+    }
+    return channels
+
+
+def _queue(settings: Settings, name: str, messages: Sequence[str], text: str) -> dict[str, Any]:
+    queue = {"name": name, "durable": True, "exclusive": False, "autoDelete": False}
+    return {
+        "address": name,
+        "description": text,
+        "messages": _message_references(*messages),
+        "bindings": {
+            "amqp": {
+                "is": "queue",
+                "queue": queue | {"vhost": _vhost(settings)},
+                "bindingVersion": "0.3.0",
+            }
+        },
+    }
+
+
+def _exchange(settings: Settings, name: str, messages: Sequence[str], text: str) -> dict[str, Any]:
+    exchange = {"name": name, "type": "topic", "durable": True, "autoDelete": False}
+    return {
+        "address": "{routingKey}",
+        "description": text,
+        "parameters": {"routingKey": {"description": "the AMQP routing key"}},
+        "messages": _message_references(*messages),
+        "bindings": {
+            "amqp": {
+                "is": "routingKey",
+                "exchange": exchange | {"vhost": _vhost(settings)},
+                "bindingVersion": "0.3.0",
+            }
+        },
+    }
+
+
+def _vhost(settings: Settings) -> str:
+    return URL(settings.rabbitmq.url[0].get_secret_value()).path.removeprefix("/") or "/"
+
+
+def _message_references(*names: str) -> dict[str, Any]:
+    return {name: {"$ref": f"#/components/messages/{name}"} for name in names}
+
+
+def _takes_forms(settings: Settings) -> bool:
+    """Whether a service that is known to send forms has an endpoint."""
+    presets = {endpoint.preset for endpoint in settings.webhook.all_endpoints}
+    return any(
+        one.get("content_type") == FORM for name in presets for one in documented_webhooks(name)
+    )
+
+
+def _operations(channels: dict[str, Any]) -> dict[str, Any]:
+    operations: dict[str, Any] = {
+        "takeSendRequests": {
+            "action": "receive",
+            "channel": {"$ref": "#/channels/sendRequests"},
+            "summary": "Send an SMS.",
+            "reply": {
+                "address": {
+                    "location": "$message.header#/reply_to",
+                    "description": "the AMQP property reply_to",
+                },
+                "channel": {"$ref": "#/channels/replies"},
+            },
+        }
+    }
+    sent = {
+        "deadLetters": "Give a request up.",
+        "inboundEvents": "Pass a webhook on.",
+        "outcomes": "Tell what became of a request.",
+    }
+    for name, summary in sent.items():
+        if name in channels:
+            operations[f"publish{name[0].upper()}{name[1:]}"] = {
+                "action": "send",
+                "channel": {"$ref": f"#/channels/{name}"},
+                "summary": summary,
+            }
+    return operations
+
+
+def _messages(settings: Settings) -> dict[str, Any]:
+    request = _inlined(request_schema(settings.worker))
+    event_headers = _inlined(_schema(EventHeaders))
+    form = {
+        "title": "Inbound form",
+        "contentType": FORM,
+        "headers": event_headers,
+        "payload": {"type": "string", "description": "The webhook's form, byte for byte."},
+    }
+    forms = {"inboundForm": form} if _takes_forms(settings) else {}
+    return forms | {
+        "sendRequest": {
+            "title": "Send request",
+            "contentType": "application/json",
+            "headers": _inlined(_schema(RequestHeaders)),
+            "payload": request,
+        },
+        "deadLetter": {
+            "title": "Dead letter",
+            "headers": _inlined(_schema(DeadLetterHeaders)),
+            "payload": {"description": "what was published, which need not be a send request"},
+        },
+        "inboundEvent": {
+            "title": "Inbound event",
+            "contentType": "application/json",
+            "headers": event_headers,
+            "payload": _inlined({"anyOf": [_schema(EventBody), True]}),
+        },
+        "outcome": {
+            "title": "Outcome",
+            "contentType": "application/json",
+            "payload": _inlined(_schema(OutcomeEvent)),
+        },
+    }

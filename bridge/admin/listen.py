@@ -1,0 +1,79 @@
+"""Hear the inbound events, as a subscriber would."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, NoReturn
+
+from bridge.admin.broker_session import open_session
+from bridge.amqp.client import AbstractIncomingMessage, ChannelAccessRefused, ChannelNotFoundEntity
+from bridge.config import Settings
+from bridge.errors import BrokerError
+
+# What a delivery receipt says, by what it is called here.
+_RECEIPT: Final = {
+    "delivery": "sms-bridge-delivery",
+    "provider_id": "sms-bridge-provider-id",
+    "message_id": "sms-bridge-message-id",
+}
+
+
+async def listen(
+    settings: Settings, *, listening: Callable[[str], object]
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the events of the inbound exchange from now on, as plain data.
+
+    `listening` is called with the exchange's name once no event is missed any more. Only a queue is
+    created, which ends with the connection. Raises BrokerError when there is no such exchange, when
+    the user may not do this, and when the connection ends.
+    """
+    name = settings.webhook.exchange
+    async with open_session(settings) as (_, channel):
+        try:
+            await channel.declare_exchange(name, passive=True)
+            queue = await channel.declare_queue(exclusive=True)
+            await queue.bind(name, "#")
+        except ChannelNotFoundEntity:
+            raise BrokerError(
+                f"exchange {name}: there is none; start the webhook receiver once, or run "
+                "`sms-bridge topology declare`; is webhook.exchange right?"
+            ) from None
+        except ChannelAccessRefused:
+            raise BrokerError(
+                f"exchange {name}: no permission to listen; the user needs to read it, and to "
+                "configure, write and read queues amq.gen-*"
+            ) from None
+        async with queue.iterator(no_ack=True) as messages:
+            listening(name)
+            async for message in messages:
+                yield _event(message)
+    raise BrokerError("the broker ended the connection; run it again")
+
+
+def _event(message: AbstractIncomingMessage) -> dict[str, Any]:
+    body = _body(message.body)
+    stamp = message.timestamp
+    headers = message.headers
+    receipt = {name: headers[header] for name, header in _RECEIPT.items() if header in headers}
+    return {
+        "routing_key": message.routing_key,
+        "type": message.type,
+        "event_id": headers.get("sms-bridge-event-id"),
+        **receipt,
+        "received_at": None if stamp is None else stamp.isoformat(),
+        "body": body,
+    }
+
+
+def _body(content: bytes) -> Any:  # noqa: ANN401
+    """Return a body as data that can be written as JSON again, or as text."""
+    try:
+        body = json.loads(content, parse_constant=_refuse)
+        # Numbers too large for a float are infinite by now, and deep values cannot be written.
+        json.dumps(body, allow_nan=False)
+    except (ValueError, RecursionError):
+        return content.decode("utf-8", "replace")
+    return body
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")

@@ -1,0 +1,224 @@
+"""RabbitMQ's management API, read only: what AMQP does not tell about queues and bindings."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+import httpx
+from yarl import URL
+
+from bridge.admin.clock_skew import clock_skew_seconds
+from bridge.amqp.login import tls_context, with_credentials
+from bridge.config import RabbitMQSettings
+from bridge.deadline import Deadline
+from bridge.errors import BrokerError, ConfigError
+from bridge.topology.declarations import Binding, Entity, Exchange, Queue, Topology
+from bridge.topology.differences import Difference, compare_exchange, compare_queue
+from bridge.topology.facts import ExchangeFacts, QueueFacts
+
+ANSWER_SECONDS: Final = 5.0
+_PORTS: Final = {"amqp": ("http", 15672), "amqps": ("https", 15671)}
+# The member of a queue that says what its policies set.
+_IN_FORCE: Final = "effective_policy_definition"
+# A queue that was declared just now has no such member before the broker's next statistics.
+POLICY_SECONDS: Final = 10.0
+POLICY_POLL_SECONDS: Final = 0.5
+# From RabbitMQ 4 on it is told at once, without the statistics; before, only with them.
+_WITHOUT_STATISTICS: Final[Mapping[str, str]] = {"disable_stats": "true"}
+_WITH_STATISTICS: Final[Mapping[str, str]] = {}
+_MISSING: Final = "create it: sms-bridge topology declare"
+
+
+class Members(NamedTuple):
+    """The nodes that hold a copy of a quorum queue, and those of them that are there now."""
+
+    nodes: tuple[str, ...]
+    online: tuple[str, ...]
+
+
+class Management:
+    """The management API of one broker, for one vhost.
+
+    `clock_skew_seconds` is by how much the broker's clock was ahead at the last answer.
+    """
+
+    def __init__(self, client: httpx.AsyncClient, url: URL, vhost: str) -> None:
+        self.url = url
+        self.vhost = vhost
+        self.clock_skew_seconds: float | None = None
+        self._client = client
+        # When to wait no longer for queues to tell their policies.
+        self._policies_until: float | None = None
+
+    async def read(self, *path: str, query: Mapping[str, str] = MappingProxyType({})) -> Any:  # noqa: ANN401  JSON
+        """Read `/api/<path>`; None when there is no such thing.
+
+        Raises BrokerError that says why there is no answer.
+        """
+        address = (
+            str(self.url).rstrip("/") + "/api/" + "/".join(quote(part, safe="") for part in path)
+        )
+        try:
+            async with Deadline(ANSWER_SECONDS):
+                answer = await self._client.get(address, params=dict(query))
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+            raise BrokerError(f"no answer ({type(error).__name__})") from None
+        self.clock_skew_seconds = clock_skew_seconds(answer.headers.get("Date"))
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            return None
+        if answer.status_code != httpx.codes.OK:
+            # Of nodes it tells nothing to a user with the tag `management` alone.
+            what = {401: "wrong user or password, or the user lacks the tag `monitoring`"}
+            raise BrokerError(what.get(answer.status_code, f"it answered {answer.status_code}"))
+        try:
+            return answer.json()
+        except ValueError:
+            raise BrokerError("the answer is not JSON; another program is there") from None
+
+    async def queue(self, name: str) -> QueueFacts | None:
+        """Read a queue's arguments and the policies in force; None when it is missing.
+
+        Which policy is in force the broker alone knows: its patterns are not ours to match. It
+        tells a change within seconds.
+        """
+        found = await self._read_with_policy(name)
+        if found is None:
+            return None
+        policy = found.get(_IN_FORCE)
+        return QueueFacts(
+            name=name,
+            type=found.get("type", "classic"),
+            durable=bool(found.get("durable")),
+            auto_delete=bool(found.get("auto_delete")),
+            exclusive=bool(found.get("exclusive")),
+            arguments=found.get("arguments") or {},
+            # RabbitMQ writes nothing at all as an empty list in places.
+            policy=policy if isinstance(policy, dict) else {},
+            policy_name=found.get("policy") or None,
+            is_policy_known=_IN_FORCE in found,
+        )
+
+    async def _read_with_policy(self, name: str) -> dict[str, Any] | None:
+        """Read a queue, at best once it tells its policies; all of them share the time for it."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            for query in (_WITHOUT_STATISTICS, _WITH_STATISTICS):
+                found: dict[str, Any] | None
+                found = await self.read("queues", self.vhost, name, query=query)
+                if found is None or _IN_FORCE in found:
+                    return found
+            if self._policies_until is None:
+                self._policies_until = clock() + POLICY_SECONDS
+            if clock() >= self._policies_until:
+                return found
+            await asyncio.sleep(POLICY_POLL_SECONDS)
+
+    async def members(self, name: str) -> Members | None:
+        """Read which nodes hold a quorum queue; None when it is missing, or of another kind."""
+        found = await self.read("queues", self.vhost, name)
+        if found is None or found.get("type") != "quorum":
+            return None
+        return Members(tuple(found.get("members") or ()), tuple(found.get("online") or ()))
+
+    async def bound_queues(self, exchange: str) -> dict[str, QueueFacts]:
+        """Read the queues that are bound to an exchange, also through other exchanges."""
+        bound: dict[str, QueueFacts] = {}
+        seen, left = {exchange}, [exchange]
+        while left:
+            for binding in (
+                await self.read("exchanges", self.vhost, left.pop(), "bindings", "source") or ()
+            ):
+                name = binding["destination"]
+                if binding["destination_type"] == "queue":
+                    facts = bound.get(name) or await self.queue(name)
+                    bound |= {} if facts is None else {name: facts}
+                elif name not in seen:
+                    seen.add(name)
+                    left.append(name)
+        return bound
+
+    async def alternate_exchange(self, exchange: str) -> str | None:
+        """Name the exchange that takes what no queue of this one takes."""
+        found = await self.read("exchanges", self.vhost, exchange) or {}
+        name = (found.get("arguments") or {}).get("alternate-exchange")
+        if name is None and found.get("policy"):
+            policy = await self.read("policies", self.vhost, found["policy"]) or {}
+            name = (policy.get("definition") or {}).get("alternate-exchange")
+        return name if isinstance(name, str) else None
+
+    async def exists(self, exchange: str) -> bool:
+        """Say whether there is such an exchange."""
+        return await self.read("exchanges", self.vhost, exchange) is not None
+
+    async def compare(self, topology: Topology) -> list[Difference]:
+        """Return every difference from what is needed: arguments, kinds and bindings."""
+        differences: list[Difference] = []
+        for exchange in topology.exchanges:
+            differences += await self._compare_exchange(exchange)
+        for queue in topology.queues:
+            differences += await self._compare_queue(queue)
+        for binding in topology.bindings:
+            differences += await self._compare_binding(binding)
+        return differences
+
+    async def _compare_exchange(self, needed: Exchange) -> list[Difference]:
+        found = await self.read("exchanges", self.vhost, needed.name)
+        if found is None:
+            return [_missing(needed)]
+        facts = ExchangeFacts(
+            type=found["type"],
+            durable=bool(found.get("durable")),
+            auto_delete=bool(found.get("auto_delete")),
+            internal=bool(found.get("internal")),
+            arguments=found.get("arguments") or {},
+        )
+        return list(compare_exchange(needed, facts))
+
+    async def _compare_queue(self, needed: Queue) -> list[Difference]:
+        facts = await self.queue(needed.name)
+        return [_missing(needed)] if facts is None else list(compare_queue(needed, facts))
+
+    async def _compare_binding(self, needed: Binding) -> list[Difference]:
+        path = ("bindings", self.vhost, "e", needed.exchange, "q", needed.queue)
+        found = await self.read(*path) or ()
+        if any(binding["routing_key"] == needed.routing_key for binding in found):
+            return []
+        return [_missing(needed)]
+
+
+def _missing(entity: Entity) -> Difference:
+    return Difference(entity, "missing", "is missing", _MISSING)
+
+
+def management_url(settings: RabbitMQSettings) -> URL:
+    """Guess where the management API is: the broker's host, the port that RabbitMQ gives it."""
+    url = URL(settings.url[0].get_secret_value())
+    scheme, port = _PORTS[url.scheme]
+    return URL.build(scheme=scheme, host=url.host or "localhost", port=port)
+
+
+@contextlib.asynccontextmanager
+async def open_management(settings: RabbitMQSettings, url: str | None) -> AsyncIterator[Management]:
+    """Open a client with the broker's own user and password; nothing is asked yet.
+
+    Raises ConfigError when `url` is none.
+    """
+    target = with_credentials(URL(settings.url[0].get_secret_value()), settings)
+    try:
+        address = management_url(settings) if url is None else URL(url)
+    except ValueError:
+        raise ConfigError("--management-url: is not a URL like http://host:15672") from None
+    tls = tls_context(settings)
+    user = (address.user or target.user or "guest", address.password or target.password or "guest")
+    async with httpx.AsyncClient(
+        auth=user, verify=tls, timeout=ANSWER_SECONDS, trust_env=False
+    ) as client:
+        yield Management(client, address.with_user(None), vhost_of(target))
+
+
+def vhost_of(url: URL) -> str:
+    """Name the vhost of an AMQP URL: `/` when there is none."""
+    return url.path.removeprefix("/") or "/"

@@ -1,0 +1,148 @@
+"""What messages hold: their bodies, headers and properties, as models for the schemas of them."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from bridge.config import OnUncertain
+from bridge.config.fields import ErrorCode
+from bridge.outcome_event import ReceiptOutcome
+from bridge.webhook.receipts import Delivery
+from bridge.worker.fates import DeadReason, FinalOutcome
+
+Moment = Annotated[
+    float | datetime, Field(description="unix seconds, or RFC 3339 with a time zone")
+]
+TraceParent = Annotated[
+    str, StringConstraints(pattern="^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")
+]
+VisibleId = Annotated[str, StringConstraints(pattern="^[!-~]{1,255}$")]
+
+
+class _Described(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class _TraceHeaders(_Described):
+    traceparent: TraceParent | None = None
+    tracestate: str | None = None
+
+
+class RequestHeaders(_TraceHeaders):
+    """The headers that a publisher may set for one message.
+
+    Another name that begins with `sms-bridge-` makes the message invalid, unless the bridge writes
+    it itself.
+    """
+
+    expires_at: Moment | None = Field(None, alias="sms-bridge-expires-at")
+    not_before: Moment | None = Field(None, alias="sms-bridge-not-before")
+    on_uncertain: OnUncertain | None = Field(None, alias="sms-bridge-on-uncertain")
+    ordering_key: Annotated[str, StringConstraints(min_length=1)] | None = Field(
+        None, alias="sms-bridge-ordering-key"
+    )
+    priority: Literal["urgent", "normal"] | None = Field(None, alias="sms-bridge-priority")
+
+
+class DeadLetterHeaders(_TraceHeaders):
+    """The headers that a dead letter has beside those of its request."""
+
+    reason: DeadReason = Field(alias="sms-bridge-reason")
+    detail: Annotated[str, StringConstraints(max_length=500)] = Field(alias="sms-bridge-detail")
+    attempts: Annotated[int, Field(ge=0)] = Field(alias="sms-bridge-attempts")
+    status: Annotated[int, Field(ge=100, le=599)] | None = Field(None, alias="sms-bridge-status")
+    code: ErrorCode | None = Field(None, alias="sms-bridge-code")
+    meaning: str | None = Field(
+        None, alias="sms-bridge-meaning", description="what the code says, in our words"
+    )
+    dead_at: datetime = Field(alias="sms-bridge-dead-at")
+
+
+class OutcomeEvent(BaseModel):
+    """What became of a request: to its `reply_to`, and to `worker.outcome_exchange`.
+
+    `delivered` and `undelivered` come from the service's delivery receipts, to the exchange alone.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    message_id: str | None = Field(
+        description="of a receipt the reference that the service echoes; null where it echoes none"
+    )
+    outcome: Literal[FinalOutcome, ReceiptOutcome]
+    reason: DeadReason | None
+    attempts: Annotated[int, Field(ge=0, description="null of a receipt")] | None
+    status: int | None
+    provider_id: str | None
+    at: datetime
+    code: ErrorCode | None = Field(None, description="the service's own, left out without one")
+    meaning: str | None = Field(
+        None, description="what the code says, in our words; left out where the preset has none"
+    )
+    duplicate: bool = Field(False, description="true on the answer to a repeat, else left out")
+
+
+class EventHeaders(_TraceHeaders):
+    """The headers of an inbound event."""
+
+    body_sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")] = Field(
+        alias="sms-bridge-body-sha256"
+    )
+    event_id: VisibleId | None = Field(
+        None,
+        alias="sms-bridge-event-id",
+        description="the service's id of the event; left out when it gives none",
+    )
+    delivery: Delivery | None = Field(
+        None,
+        alias="sms-bridge-delivery",
+        description="what a delivery receipt says; left out of a bundle of several",
+    )
+    provider_id: VisibleId | None = Field(
+        None,
+        alias="sms-bridge-provider-id",
+        description="the service's id of the message that a receipt is about",
+    )
+    message_id: VisibleId | None = Field(
+        None,
+        alias="sms-bridge-message-id",
+        description="the idempotency key of that message, where the service echoes it",
+    )
+
+
+class EventProperties(_Described):
+    """The AMQP properties of an inbound event."""
+
+    content_type: str | None = Field(
+        "application/json", description="what the service said of a body that is no JSON"
+    )
+    delivery_mode: Literal[2]
+    message_id: Annotated[str, Field(description="unique for each publish")]
+    timestamp: Annotated[datetime, Field(description="when the webhook was received")]
+    type: str | None = Field(None, description="the event's type, cut to 255 bytes")
+
+
+class EventBody(_Described):
+    """The webhook's body, byte for byte; under `unparsed` it may be anything."""
+
+    type: str
+    data: dict[str, Any] | None = None
+
+
+class InboundEvent(BaseModel):
+    """A message on the exchange of inbound events: its body, headers and properties."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    routing_key: Annotated[
+        str,
+        StringConstraints(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$", max_length=120),
+        Field(
+            description="the event's type, behind a preset with a dot for each colon; `other` when "
+            "it is no routing key, or `unparsed`"
+        ),
+    ]
+    properties: EventProperties
+    headers: EventHeaders
+    body: EventBody | Any

@@ -1,0 +1,196 @@
+"""Stop every worker of a queue, let them go on, and find out whether somebody has stopped them."""
+
+import asyncio
+import contextlib
+import time
+from typing import Final, NamedTuple
+
+from pydantic import SecretStr
+
+from bridge.admin.broker_session import open_session
+from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
+from bridge.amqp.client import (
+    AbstractChannel,
+    AMQPError,
+    ChannelAccessRefused,
+    ChannelLockedResource,
+    ChannelPreconditionFailed,
+    Connection,
+    DeliveryMode,
+    Message,
+)
+from bridge.config import Settings
+from bridge.deadline import Deadline
+from bridge.errors import BrokerError
+from bridge.topology.paused_queue import (
+    ARGUMENTS,
+    HiddenPauseError,
+    Note,
+    is_paused,
+    paused_queue,
+    probe,
+    read_note,
+)
+
+# The pause itself is on by then.
+NOTE_SECONDS: Final = 5.0
+# A note that somebody else reads is back at once.
+READ_TRIES: Final = 5
+READ_SECONDS: Final = 1.0
+READ_AGAIN_SECONDS: Final = 0.1
+
+
+class Paused(NamedTuple):
+    """A pause that is on. `is_new`: this call began it. `note` is None when none can be read."""
+
+    note: Note | None
+    is_new: bool = False
+
+
+async def pause(settings: Settings, reason: str | None) -> Paused:
+    """Stop every worker of `worker.queue`; the note of a pause that is on already stays.
+
+    `reason` is as `checked_reason` returns it. Raises BrokerError when the broker does not do it.
+    """
+    queue, note = settings.worker.queue, Note(reason, time.time())
+    async with open_session(settings) as (connection, channel):
+        try:
+            before = await find_pause(connection, queue)
+        except HiddenPauseError:
+            before = None  # Without the permission to make it, which says so.
+        if before is not None and before.note is not None:
+            return before
+        if before is None:
+            await _make(connection, paused_queue(queue))
+        # In an alarm of the broker nothing is read on a connection that has published.
+        is_left = await _leave(channel, queue, note)
+        # Another `pause` may have left its own first. What may not be read is there all the same.
+        kept = (await _read_note(connection, queue) or note) if is_left else None
+        return Paused(kept, is_new=before is None)
+
+
+async def resume(settings: Settings) -> bool:
+    """Let them go on; return False when they were not stopped. Raises BrokerError as `pause`.
+
+    Each broker of `rabbitmq.url` is asked at once, and the first that knows of the pause ends it: a
+    node that is back after a partition may know nothing of it for some seconds.
+    """
+    at_each = [asyncio.ensure_future(_resume_at(settings, url)) for url in settings.rabbitmq.url]
+    faults = list[BrokerError]()
+    try:
+        for resumed in asyncio.as_completed(at_each):
+            try:
+                if await resumed:
+                    return True
+            except BrokerError as error:
+                faults.append(error)
+    finally:
+        for one in at_each:
+            one.cancel()
+        await asyncio.gather(*at_each, return_exceptions=True)
+    if len(faults) == len(at_each):
+        raise BrokerError("; ".join(str(fault) for fault in faults))
+    return False
+
+
+async def _resume_at(settings: Settings, url: SecretStr) -> bool:
+    """End the pause at one broker; return False when it knows of none."""
+    rabbitmq = settings.rabbitmq.model_copy(update={"url": (url,)})
+    queue = settings.worker.queue
+    async with open_session(settings.model_copy(update={"rabbitmq": rabbitmq})) as (connection, _):
+        name = paused_queue(queue)
+        try:
+            if not await is_paused(connection, queue):
+                return False
+        except HiddenPauseError:
+            raise BrokerError(_refused(name, "delete")) from None
+        try:
+            async with Deadline(RPC_TIMEOUT_SECONDS):
+                channel = await open_channel(connection)
+                await channel.queue_delete(name)
+                await close_channel(channel)
+        except ChannelAccessRefused:
+            raise BrokerError(_refused(name, "delete")) from None
+        except TimeoutError:
+            raise BrokerError(
+                f"queue {name}: not deleted, no answer; look at its nodes, and run this again"
+            ) from None
+        return True
+
+
+async def find_pause(
+    connection: Connection, queue: str, *, publishing: Connection | None = None
+) -> Paused | None:
+    """Say whether somebody has stopped the workers of a queue; raise BrokerError if not known.
+
+    With a connection that publishes it is asked as workers ask, without an error in the broker's
+    log. HiddenPauseError says that it is not known because the user has no permission.
+    """
+    exists = None if publishing is None else await probe(publishing, queue)
+    if exists is False:
+        return None
+    try:
+        if not await is_paused(connection, queue):
+            return None
+    except HiddenPauseError:
+        if exists is None:
+            raise
+        return Paused(None)
+    return Paused(await _read_note(connection, queue))
+
+
+def explain_paused(queue: str, paused: Paused) -> tuple[str, str]:
+    """Say that the workers are stopped, since when and what for, and what to do."""
+    text = f"an operator has paused every worker of {queue}"
+    note = paused.note
+    if note is not None:
+        text += f" since {note.since_text}"
+        text += f": {note.reason}" if note.reason is not None else ""
+    return text, "`sms-bridge resume` ends it"
+
+
+async def _read_note(connection: Connection, queue: str) -> Note | None:
+    for _ in range(READ_TRIES):
+        with contextlib.suppress(TimeoutError):
+            async with Deadline(READ_SECONDS):
+                if (note := await read_note(connection, queue)) is not None:
+                    return note
+        await asyncio.sleep(READ_AGAIN_SECONDS)
+    return None
+
+
+async def _make(connection: Connection, name: str) -> None:
+    try:
+        async with Deadline(RPC_TIMEOUT_SECONDS):
+            channel = await open_channel(connection)
+            await channel.queue_declare(name, durable=True, arguments={**ARGUMENTS})
+            await close_channel(channel)
+    except (ChannelPreconditionFailed, ChannelLockedResource):
+        pass  # Somebody has just made it, with other arguments: that it exists is what counts.
+    except ChannelAccessRefused:
+        raise BrokerError(_refused(name, "make")) from None
+    except TimeoutError:
+        raise BrokerError(f"queue {name}: not made, no answer; run this again") from None
+
+
+async def _leave(channel: AbstractChannel, queue: str, note: Note) -> bool:
+    """Leave a note, and say whether it is stored.
+
+    An alarm of the broker, or a missing permission, only costs the words.
+    """
+    message = Message(
+        note.body(), content_type="application/json", delivery_mode=DeliveryMode.PERSISTENT
+    )
+    try:
+        await channel.default_exchange.publish(message, paused_queue(queue), timeout=NOTE_SECONDS)
+    except (AMQPError, TimeoutError):
+        return False
+    return True
+
+
+def _refused(name: str, what: str) -> str:
+    return (
+        f"queue {name}: no permission to {what} it; the user needs to configure it (rabbitmqctl "
+        f"set_permissions). Or {what} it as another user, on the management page too: while a "
+        "durable quorum queue of this name exists, no worker sends"
+    )

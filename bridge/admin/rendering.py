@@ -1,0 +1,189 @@
+"""What the worker would send for a request, and what each answer of the service would become."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, assert_never
+from urllib.parse import quote_plus
+
+from pydantic import SecretStr
+
+from bridge.config import Settings
+from bridge.config.api_answers import AcceptedSettings, ErrorFate
+from bridge.config.presets import code_meanings, documented_answers
+from bridge.errors import ConfigError, InvalidMessageError
+from bridge.worker.envelope import Envelope
+from bridge.worker.fates import About, Fate, PauseReason
+from bridge.worker.request import parse_request
+from bridge.worker.service.connection import Header, Reply
+from bridge.worker.service.shape import Shape, shape_from
+
+# Stands for the message_id of a request.
+MESSAGE_ID: Final = "the-message-id"
+_MASK: Final = "***"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedAnswer:
+    """An answer of the service, and what becomes of the message; `status` is None for any."""
+
+    status: int | None
+    code: str | None
+    means: str | None
+    becomes: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendering:
+    """A request as it would be posted, its secrets masked, and the answers to it."""
+
+    url: str
+    headers: dict[str, str]
+    body: str
+    answers: Sequence[RenderedAnswer]
+
+
+def render(settings: Settings, body: str, answers: Sequence[str] = ()) -> Rendering:
+    """Write the request that the worker would post for a body.
+
+    Says of each of `answers`, a status and behind a space a body, what it would become; without
+    any, of those that the preset knows. Raises ConfigError when the body is no send request, an
+    answer has no status, or the worker could not start.
+    """
+    shape_from(settings.sms_api)
+    # What could be started with the key is written without it: nothing here can show it.
+    request = settings.sms_api.request
+    headers = dict.fromkeys(request.headers, SecretStr(_MASK))
+    masked = settings.sms_api.model_copy(
+        update={
+            "key": SecretStr(_MASK),
+            "key_file": None,
+            "request": request.model_copy(update={"headers": headers}),
+        }
+    )
+    shape = shape_from(masked)
+    envelope = Envelope(
+        key=MESSAGE_ID, message_id=MESSAGE_ID, published_at=None, first_delivered_at=0
+    )
+    try:
+        short_codes = settings.sms_api.request.short_codes
+        read = parse_request(body.encode(), settings.worker, short_codes=short_codes)
+        asked = shape.encode(read, envelope)
+    except (InvalidMessageError, UnicodeEncodeError) as error:
+        why = str(error) if isinstance(error, InvalidMessageError) else "is not UTF-8"
+        raise ConfigError(f"--render: {why}") from None
+    login = shape.login.header()
+    judged = [_judge(settings, shape, *_read_answer(answer)) for answer in answers]
+    if not answers:
+        judged += _documented(settings, shape)
+        judged += _by_code_alone(settings, judged)
+    return Rendering(
+        url=asked.url,
+        headers=dict(
+            _shown(header, is_secret=header == login) for header in (*asked.common, *asked.headers)
+        ),
+        # A form has the mask encoded.
+        body=asked.body.decode().replace(quote_plus(_MASK), _MASK),
+        answers=judged,
+    )
+
+
+def _shown(header: Header, *, is_secret: bool) -> tuple[str, str]:
+    name, value = header[0].decode(), header[1].decode()
+    # What stands before the secret says how it is sent.
+    before, space, _ = value.rpartition(" ")
+    return name, f"{before}{space}{_MASK}" if is_secret else value
+
+
+def _read_answer(answer: str) -> tuple[int, bytes]:
+    status, _, body = answer.partition(" ")
+    if not re.fullmatch("[1-5][0-9][0-9]", status):
+        raise ConfigError("--answer: must be a status and, behind a space, the body of an answer")
+    return int(status), body.encode(errors="replace")
+
+
+def _judge(
+    settings: Settings, shape: Shape, status: int, body: bytes, means: str | None = None
+) -> RenderedAnswer:
+    judged = shape.judge(Reply(status, (), body))
+    becomes = _becomes(judged.fate, judged.pause or judged.about, settings)
+    means = means or judged.meaning
+    return RenderedAnswer(status=status, code=judged.code, means=means, becomes=becomes)
+
+
+def _documented(settings: Settings, shape: Shape) -> list[RenderedAnswer]:
+    """Judge the preset's examples; those of `generic` say nothing of a service that differs."""
+    api = settings.sms_api
+    if api.preset == "generic" and api.response.accepted != AcceptedSettings():
+        return []
+    return [
+        _judge(
+            settings,
+            shape,
+            answer["status"],
+            json.dumps(answer["body"]).encode() if "body" in answer else b"",
+            answer["means"],
+        )
+        for answer in documented_answers(api.preset)
+    ]
+
+
+def _by_code_alone(
+    settings: Settings, documented: Sequence[RenderedAnswer]
+) -> list[RenderedAnswer]:
+    """Say what the codes mean of which there is no example; a status stands for a missing one."""
+    api = settings.sms_api
+    accepted, meanings = api.response.accepted, code_meanings(api.preset)
+    shown = {answer.code or str(answer.status) for answer in documented}
+    if set(api.error_code_pointers) == {accepted.pointer}:
+        # What means yes is no error where it stands, and codes stand nowhere else.
+        shown |= set(accepted.values)
+    return [
+        RenderedAnswer(
+            status=None,
+            code=code,
+            means=meanings.get(code),
+            becomes=_becomes(*_read_fate(fate), settings),
+        )
+        for code, fate in api.response.errors.items()
+        if code not in shown
+    ]
+
+
+def _read_fate(fate: ErrorFate) -> tuple[Fate, PauseReason | About | None]:
+    match fate:
+        case "slow_down:sender":
+            return Fate.SLOW_DOWN, "sender"
+        case "refused" | "retry" | "slow_down":
+            return Fate(fate), None
+        case "setup:credentials_rejected":
+            return Fate.SETUP, "credentials_rejected"
+        case "setup:insufficient_funds":
+            return Fate.SETUP, "insufficient_funds"
+        case "setup:misconfigured":
+            return Fate.SETUP, "misconfigured"
+        case _:
+            assert_never(fate)
+
+
+def _becomes(fate: Fate, more: PauseReason | About | None, settings: Settings) -> str:
+    match fate:
+        case Fate.SENT:
+            return "sent"
+        case Fate.REFUSED:
+            return "dead letter: refused"
+        case Fate.RETRY | Fate.NOT_SENT:
+            return "tried again later"
+        case Fate.SLOW_DOWN:
+            return "its sender alone waits" if more == "sender" else "the worker slows down"
+        case Fate.SETUP:
+            return f"the worker pauses: {more}"
+        case Fate.AMBIGUOUS:
+            return f"tried again later; the worker pauses if all get it: {more}"
+        case Fate.UNCERTAIN if settings.worker.on_uncertain == "park":
+            return "dead letter: uncertain"
+        case Fate.UNCERTAIN:
+            return "tried again with the same key, then dead letter: uncertain"
+        case _:
+            assert_never(fate)

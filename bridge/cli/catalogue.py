@@ -1,0 +1,57 @@
+"""Which commands there are, and where: each is imported when it is looked up."""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Final, NamedTuple
+
+import typer
+import typer.core
+from typer.main import get_group
+
+# What typer makes of a function, or of a module with several.
+Command = typer.core.TyperCommand | typer.core.TyperGroup
+
+
+class Entry(NamedTuple):
+    """The module that has a command, and what `sms-bridge --help` says of it, on one line."""
+
+    module: str
+    summary: str
+
+
+# In the order of `--help`.
+ENTRIES: Final[Mapping[str, Entry]] = {
+    "worker": Entry("roles", "Take send requests from the queue and post them to the SMS API."),
+    "webhook": Entry("roles", "Receive the service's webhooks and publish them to the exchange."),
+    "all": Entry("roles", "Run both roles in one process."),
+    "init": Entry("init", "Ask five questions and write the configuration."),
+    "check": Entry("check", "Validate the configuration, and with --online what it names."),
+    "send": Entry("messages", "Publish one send request and print its message id."),
+    "listen": Entry("messages", "Print inbound events as they come, a line of JSON each."),
+    "status": Entry("status", "Show what waits, what is sent, what is paused and why."),
+    "pause": Entry("pausing", "Stop sending: every worker of the queue, within two seconds."),
+    "resume": Entry("pausing", "Go on sending after `sms-bridge pause`."),
+    "drain": Entry("draining", "Move what waits for the workers to the dead letters."),
+    "sign": Entry("sign", "Sign a body as the endpoint's scheme does."),
+    "sandbox": Entry("sandbox", "Run a stand-in for the SMS service, with faults to order."),
+    "demo": Entry("sandbox", "Run the whole flow on this computer, with faults."),
+    "dlq": Entry("dead_letters", "Look at dead letters, send them again, take them away."),
+    "topology": Entry("topology", "Show, compare or make the queues, exchanges and bindings."),
+    "schema": Entry("schema", "Print the contract for machines: JSON Schemas and AsyncAPI."),
+}
+
+
+class Catalogue(Mapping[str, Command]):
+    """The commands by name."""
+
+    def __getitem__(self, name: str) -> Command:
+        module = import_module(f"bridge.cli.{ENTRIES[name].module}")
+        found = typer.Typer(rich_markup_mode=None)
+        found.add_typer(module.app)
+        return get_group(found).commands[name]  # type: ignore[return-value]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(ENTRIES)
+
+    def __len__(self) -> int:
+        return len(ENTRIES)

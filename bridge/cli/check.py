@@ -1,0 +1,214 @@
+"""`sms-bridge check`: the configuration, and with --online the world that it names."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bridge.cli.options import (
+    AsJson,
+    ConfigFile,
+    OneRole,
+    RoleName,
+    examples,
+    read_settings,
+    roles_of,
+)
+from bridge.cli.output import format_table, printable
+from bridge.errors import ConfigError
+from bridge.exit_codes import EXIT_FAILED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bridge.admin.finding import Finding
+    from bridge.config import Role, Settings
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "sms-bridge check --config config.yaml",
+        "sms-bridge check --role worker --online",
+        "sms-bridge check --online --quiet",
+        """sms-bridge check --render '{"to": "+491713920001", "from": "Acme", "text": "Hi"}'""",
+        """sms-bridge check --render '{"to": ...}' --answer '200 {"status": "4"}'""",
+        "sms-bridge check --online --json | jq '.findings[] | select(.result != \"ok\")'",
+    )
+)
+def check(  # noqa: PLR0913  an option each
+    context: typer.Context,
+    *,
+    role: OneRole = None,
+    online: Annotated[
+        bool, typer.Option("--online", help="Also try broker, topology, API host and clock.")
+    ] = False,
+    management_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The broker's management API; its host and port 15672 (15671 with TLS) without.",
+        ),
+    ] = None,
+    render: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BODY",
+            help="Print what would be posted for this send request, and what answers become.",
+        ),
+    ] = None,
+    answer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ANSWER",
+            help="With --render: what would become of this answer, a status and its body. "
+            "May be repeated.",
+        ),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print only what is wrong: nothing when all is well.")
+    ] = False,
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+) -> None:
+    """Validate the configuration and print the effective one, secrets masked.
+
+    Exit 2 when a role that is configured, even in part, could not start: the files that settings
+    name are read for that. With --role also when that role is not configured at all, with --quiet
+    or --online when none is.
+
+    With --online, instead, a line for each thing tried: ok, warn or fail, and what to do; with
+    --json beside the configuration. Nothing is sent, published, taken or created. Exit 1 when a
+    role could not work or messages would be lost. Whether a worker is paused is asked of the one on
+    this computer; RabbitMQ knows only whether anybody takes from the queue.
+
+    With --render, only that: the request that the worker would post, and for each --answer what
+    would become of the message; without one, for each answer that the preset knows.
+    """
+    settings = read_settings(context, config)
+    if render is not None:
+        _print_rendering(settings, render, answer or (), as_json=as_json)
+        return
+    if answer:
+        raise ConfigError("--answer: needs --render and the request that is answered")
+    missing = _missing(settings, role)
+    if quiet:
+        _check_any(missing)
+    findings = _examine(settings, missing, management_url, online=online)
+    shown = [finding for finding in findings if not quiet or finding.result != "ok"]
+    is_for_findings = quiet or (online and not as_json)
+    _print(None if is_for_findings else settings.masked(), missing, shown, as_json=as_json)
+    if any(finding.result == "fail" for finding in findings):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def try_everything(settings: "Settings") -> bool:
+    """Try what `check --online` tries, print a line for each thing, and say whether all went."""
+    missing = _missing(settings, None)
+    findings = _examine(settings, missing, None, online=True)
+    _print(None, missing, findings, as_json=False)
+    return all(finding.result != "fail" for finding in findings)
+
+
+def _missing(settings: "Settings", role: RoleName | None) -> "dict[Role, str | None]":
+    from bridge.start_checks import check_roles
+
+    missing = check_roles(settings, roles_of(role))
+    if role is not None and (why := missing[role.value]):
+        raise ConfigError(why)
+    return missing
+
+
+def _check_any(missing: "dict[Role, str | None]") -> None:
+    """Raise ConfigError when no role is configured."""
+    if all(missing.values()):
+        raise ConfigError(*(f"{role}: {why}" for role, why in missing.items()))
+
+
+def _examine(
+    settings: "Settings",
+    missing: "dict[Role, str | None]",
+    management_url: str | None,
+    *,
+    online: bool,
+) -> "list[Finding]":
+    import asyncio
+
+    from bridge.admin.doctor import examine, examine_offline
+
+    roles = [role for role, why in missing.items() if why is None]
+    findings = examine_offline(settings, roles)
+    if not online:
+        return findings
+    _check_any(missing)
+    return findings + asyncio.run(examine(settings, roles, management=management_url))
+
+
+def _print(
+    configuration: dict[str, Any] | None,
+    missing: "dict[Role, str | None]",
+    findings: "list[Finding]",
+    *,
+    as_json: bool,
+) -> None:
+    if as_json:
+        _print_json(configuration, missing, findings)
+    else:
+        _print_text(configuration, missing, findings)
+
+
+def _print_json(
+    configuration: dict[str, Any] | None,
+    missing: "dict[Role, str | None]",
+    findings: "list[Finding]",
+) -> None:
+    from dataclasses import asdict
+
+    document = {
+        "configuration": configuration,
+        "roles": {role: "ready" if why is None else why for role, why in missing.items()},
+        "findings": [asdict(finding) for finding in findings],
+    }
+    typer.echo(json.dumps(document, indent=2))
+
+
+def _print_text(
+    configuration: dict[str, Any] | None,
+    missing: "dict[Role, str | None]",
+    findings: "list[Finding]",
+) -> None:
+    # Behind the configuration comments, so that all of the output is YAML.
+    mark = "" if configuration is None else "# "
+    if configuration is not None:
+        import yaml
+
+        typer.echo(yaml.safe_dump(configuration, sort_keys=False, allow_unicode=True), nl=False)
+        for name, why in missing.items():
+            typer.echo(f"# {name}: {'not configured, ' + why if why else 'ready to start'}")
+    for finding in findings:
+        fix = f"; {finding.fix}" if finding.fix and finding.result != "ok" else ""
+        typer.echo(f"{mark}{finding.result:<4}  {finding.subject}: {finding.text}{fix}")
+
+
+def _print_rendering(
+    settings: "Settings", body: str, answers: "Sequence[str]", *, as_json: bool
+) -> None:
+    from dataclasses import asdict
+
+    from bridge.admin.rendering import render
+
+    rendering = render(settings, body, answers)
+    if as_json:
+        typer.echo(json.dumps(asdict(rendering), indent=2))
+        return
+    typer.echo(f"POST {rendering.url}")
+    for name, value in rendering.headers.items():
+        typer.echo(f"{name}: {value}")
+    typer.echo(f"\n{printable(rendering.body)}\n")
+    rows = (
+        (str(answer.status or "-"), answer.code or "-", answer.means or "-", answer.becomes)
+        for answer in rendering.answers
+    )
+    for line in format_table(("STATUS", "CODE", "MEANS", "BECOMES"), rows):
+        typer.echo(line)

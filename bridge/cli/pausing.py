@@ -1,0 +1,68 @@
+"""`sms-bridge pause` and `resume`: stop every worker of the queue, and let them go on."""
+
+from typing import Annotated
+
+import typer
+
+from bridge.cli.options import ConfigFile, examples, read_settings
+from bridge.errors import ConfigError
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples("sms-bridge pause", 'sms-bridge pause --reason "wrong text in the campaign"')
+)
+def pause(
+    context: typer.Context,
+    *,
+    reason: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="What for: a line for others to read, without phone numbers."
+        ),
+    ] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Stop sending: within two seconds no worker of the queue begins another request.
+
+    Until `sms-bridge resume`, whatever restarts: it is kept on the broker, as the queue
+    <worker.queue>.paused, which the user has to be permitted to configure. What is being posted is
+    finished, everything else waits in its queues, and goes on ageing. Nothing is lost.
+    """
+    import asyncio
+
+    from bridge.admin.pausing import explain_paused
+    from bridge.admin.pausing import pause as pause_workers
+    from bridge.topology.paused_queue import checked_reason
+
+    settings = read_settings(context, config)
+    try:
+        reason = None if reason is None else checked_reason(reason)
+    except ValueError as error:
+        raise ConfigError(f"--reason: {error}") from None
+    paused = asyncio.run(pause_workers(settings, reason))
+    text, remedy = explain_paused(settings.worker.queue, paused)
+    already = "" if paused.is_new else "already: "
+    typer.echo(f"{already}{text}; {remedy}")
+    if paused.note is None:
+        typer.echo("sms-bridge: the reason could not be kept on the broker", err=True)
+    elif reason is not None and not paused.is_new and paused.note.reason != reason:
+        typer.echo("sms-bridge: the first reason stays", err=True)
+
+
+@app.command(epilog=examples("sms-bridge resume"))
+def resume(context: typer.Context, config: ConfigFile = None) -> None:
+    """Go on sending after `sms-bridge pause`; without one nothing is changed.
+
+    What has expired meanwhile becomes dead letters, as always. A pause that a worker began itself,
+    as for an outage, ends by itself.
+    """
+    import asyncio
+
+    from bridge.admin.pausing import resume as resume_workers
+
+    settings = read_settings(context, config)
+    queue = settings.worker.queue
+    was_paused = asyncio.run(resume_workers(settings))
+    typer.echo(f"resumed {queue}" if was_paused else f"{queue} was not paused by an operator")

@@ -1,0 +1,170 @@
+"""`sms-bridge sandbox` and `demo`: the SMS service, and the whole flow, on this computer."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from bridge.cli.options import examples
+from bridge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bridge.config.presets import Preset
+    from bridge.sandbox.signing import Signer
+
+app = typer.Typer()
+
+
+_SANDBOX_HELP: Final = """\
+Run a stand-in for the SMS service, with faults to order.
+
+It takes messages as the service of a preset does, keeps what it is sent, and sends signed webhooks
+on order; GET / lists all that it does. Pages of other sites are refused. With --preset it prints
+the settings with which the bridge speaks to it.
+
+\b
+PUT /sandbox/faults takes a list; of those that fit a message the first is done to it:
+  to               the number; null or left out: every number
+  count            how often; null or left out: until DELETE /sandbox/faults
+  mode             answer           with status and headers (the default)
+                   hang             take the request and never answer
+                   cut              close the connection unanswered
+                   accept_then_cut  send the message, then close unanswered
+  status           200 to 599; the message is sent below 300, and when it is left out
+  answer           in its place one of the service's own answers, by what it means, its code or
+                   its fate; an unknown one lists them
+  headers          of the answer, such as {"Retry-After": "2"}
+  latency_seconds  how long to wait first, 0 to 600
+"""
+
+
+@app.command(
+    help=_SANDBOX_HELP,
+    epilog=examples(
+        "sms-bridge sandbox",
+        "sms-bridge sandbox --preset twilio",
+        "sms-bridge sandbox --webhook-url http://localhost:8080/webhooks --webhook-secret S",
+        "curl -X PUT localhost:8025/sandbox/faults -H 'Content-Type: application/json' \\",
+        """     -d '[{"count": 10, "status": 503, "headers": {"Retry-After": "2"}}]'""",
+    ),
+)
+def sandbox(  # noqa: PLR0913  an option each
+    *,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    preset: Annotated[
+        str, typer.Option(metavar="NAME", help="The service to play, as sms_api.preset names it.")
+    ] = "generic",
+    port: Annotated[int, typer.Option(help="The port; 0 = any free one.", min=0, max=65535)] = 8025,
+    webhook_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Where webhooks are sent; http://127.0.0.1:8080/webhooks/NAME with a preset.",
+        ),
+    ] = None,
+    webhook_secret: Annotated[
+        str | None,
+        typer.Option(metavar="S", help="The secret that signs them; made up with a preset."),
+    ] = None,
+    webhook_secret_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A file that holds it, in place of --webhook-secret."),
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="The only API key that is accepted.")] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name with dots by which it is asked for; may be repeated.",
+        ),
+    ] = None,
+) -> None:
+    """Run a stand-in for the SMS service; _SANDBOX_HELP says the rest."""
+    _check_installed("sandbox")
+    import asyncio
+
+    import uvloop
+
+    from bridge.sandbox.routes import create_app
+    from bridge.sandbox.server import serve
+
+    played = _known_preset(preset)
+    if webhook_url is None and played != "generic":
+        webhook_url = f"http://127.0.0.1:8080/webhooks/{played}"
+    if webhook_secret_file is not None:
+        webhook_secret = _read_secret(webhook_secret_file, beside=webhook_secret)
+    signer = _make_signer(played, webhook_url, webhook_secret)
+    hosts = (host, *(name.lower() for name in allow_host or ()))
+    service = create_app(sign=signer, webhook_url=webhook_url, key=key, preset=played, hosts=hosts)
+
+    def announce(url: str) -> None:
+        sys.stdout.write(f"sandbox: {url}\n")
+        if signer is not None and played != "generic":
+            sys.stdout.write(_settings_to_copy(played, url, signer, has_key=key is not None))
+        sys.stdout.flush()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(service, host=host, port=port, announce=announce))
+
+
+def _check_installed(command: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise ConfigError(
+            f"{command}: the web server of the sandbox is not installed; pip install "
+            "'sms-bridge[sandbox]'"
+        )
+
+
+def _read_secret(file: Path, *, beside: str | None) -> str:
+    from bridge.credentials import read_secret
+
+    if beside is not None:
+        raise ConfigError("--webhook-secret-file: is given beside --webhook-secret; leave one out")
+    return read_secret("--webhook-secret-file", file)
+
+
+def _make_signer(preset: "Preset", url: str | None, secret: str | None) -> "Signer | None":
+    """Make what signs webhooks; the generic service sends none without a secret."""
+    from bridge.sandbox.signing import Signer
+    from bridge.sandbox.webhooks import check_url
+
+    if url is None or (preset == "generic" and secret is None):
+        return None
+    check_url(url)
+    return Signer(preset, url, secret)
+
+
+def _settings_to_copy(preset: "Preset", url: str, signer: "Signer", *, has_key: bool) -> str:
+    from bridge.sandbox.configuration import write_configuration
+
+    written = write_configuration(preset, url, signer, has_key=has_key)
+    return f"It plays {preset}. For the bridge's configuration:\n\n{written}\n"
+
+
+def _known_preset(name: str) -> "Preset":
+    from pydantic import TypeAdapter, ValidationError
+
+    from bridge.config.presets import KnownPreset
+
+    try:
+        return TypeAdapter["Preset"](KnownPreset).validate_python(name)
+    except ValidationError as error:
+        text = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"--preset: {text}") from None
+
+
+@app.command(epilog=examples("sms-bridge demo", "sms-bridge demo --keep"))
+def demo(
+    *,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave it running until Ctrl-C.")] = False,
+    messages: Annotated[int, typer.Option(help="Send requests.", min=50)] = 1000,
+    events: Annotated[int, typer.Option(help="Webhooks.", min=20)] = 200,
+) -> None:
+    """Run the whole flow on this computer: broker, sandbox, both roles, traffic, faults."""
+    _check_installed("demo")
+    from bridge.sandbox.demo import run_demo
+
+    sys.exit(run_demo(keep=keep, messages=messages, events=events))

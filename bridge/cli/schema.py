@@ -1,0 +1,55 @@
+"""`sms-bridge schema`: the contract for machines."""
+
+import json
+from typing import Any
+
+import typer
+
+from bridge.cli.options import ConfigFile, examples, read_settings
+
+app = typer.Typer(
+    name="schema",
+    help="Print the contract for machines: JSON Schemas and AsyncAPI.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def _print(document: dict[str, Any]) -> None:
+    typer.echo(json.dumps(document, indent=2))
+
+
+@app.command(name="config", epilog=examples("sms-bridge schema config > config.schema.json"))
+def config_() -> None:
+    """Print the JSON Schema of the configuration."""
+    from bridge.config import Settings
+
+    _print(Settings.model_json_schema())
+
+
+@app.command(epilog=examples("sms-bridge schema request > request.schema.json"))
+def request(context: typer.Context, *, config: ConfigFile = None) -> None:
+    """Print the JSON Schema of a send request, with the limits of the configuration."""
+    from bridge.admin.asyncapi import request_schema
+
+    _print(request_schema(read_settings(context, config).worker))
+
+
+@app.command(epilog=examples("sms-bridge schema event > event.schema.json"))
+def event(context: typer.Context, *, config: ConfigFile = None) -> None:
+    """Print the JSON Schema of an inbound event: routing key, properties, headers, body."""
+    from bridge.admin.asyncapi import event_schema
+
+    _print(event_schema(read_settings(context, config)))
+
+
+@app.command(
+    epilog=examples(
+        "sms-bridge schema asyncapi > asyncapi.json", "npx @asyncapi/cli validate asyncapi.json"
+    )
+)
+def asyncapi(context: typer.Context, *, config: ConfigFile = None) -> None:
+    """Print an AsyncAPI 3.0 document of every queue and exchange, as they are configured."""
+    from bridge.admin import asyncapi as contract
+
+    _print(contract.asyncapi(read_settings(context, config)))

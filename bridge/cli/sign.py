@@ -1,0 +1,113 @@
+"""`sms-bridge sign`: the headers that a webhook of the SMS service would have."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bridge.cli.options import ConfigFile, examples, read_settings
+from bridge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bridge.config import Settings
+    from bridge.webhook.endpoint import Endpoint
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "sms-bridge sign event.json",
+        "sms-bridge sign event.json --curl http://localhost:8080/webhooks",
+        "sms-bridge sign event.json --path /webhooks/sinch",
+    )
+)
+def sign(
+    context: typer.Context,
+    file: Annotated[Path | None, typer.Argument(help="The body; standard input without.")] = None,
+    curl: Annotated[
+        str | None, typer.Option(metavar="URL", help="Print a ready curl command instead.")
+    ] = None,
+    path: Annotated[
+        str | None,
+        typer.Option(help="The endpoint, where there are several; that of the URL without."),
+    ] = None,
+    content_type: Annotated[
+        str,
+        typer.Option(metavar="TYPE", help="What the body is; some schemes sign forms otherwise."),
+    ] = "application/json",
+    config: ConfigFile = None,
+) -> None:
+    """Sign a body as the endpoint's scheme does and print the headers, a line each."""
+    import shlex
+
+    body = sys.stdin.buffer.read() if file is None else _read(file)
+    endpoint = _choose(read_settings(context, config), path, curl)
+    headers, query = _sign(endpoint, body, content_type)
+    if curl is None:
+        for name, value in headers:
+            typer.echo(f"{name}: {value}")
+        return
+    url = curl + (f"?{query.decode()}" if query else "")
+    parts = ["curl", "-sS", "-i", "-X", "POST", url, "-H", f"Content-Type: {content_type}"]
+    for name, value in headers:
+        parts += ["-H", f"{name}: {value}"]
+    typer.echo(shlex.join([*parts, "--data-binary", f"@{file or '-'}"]))
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+
+
+def _choose(settings: "Settings", path: str | None, url: str | None) -> "Endpoint":
+    from urllib.parse import urlsplit
+
+    from bridge.webhook.endpoint import Endpoint
+
+    keys = {one.path: key for key, one in settings.webhook.endpoints_by_key.items()}
+    wanted = path
+    if path is None:
+        of_url = "" if url is None else urlsplit(url).path
+        # A proxy may call the only endpoint by another path.
+        wanted = of_url if of_url in keys or len(keys) > 1 else next(iter(keys))
+    if wanted not in keys:
+        raise ConfigError(f"--path: must be that of an endpoint: {', '.join(keys)}")
+    key = keys[wanted]
+    return Endpoint(settings.webhook.endpoints_by_key[key], key=key)
+
+
+def _sign(
+    endpoint: "Endpoint", body: bytes, content_type: str
+) -> "tuple[Sequence[tuple[str, str]], bytes]":
+    import uuid
+
+    from bridge.errors import InvalidSignatureError
+    from bridge.webhook.signature import sign
+
+    if endpoint.scheme.algorithm == "ed25519":
+        raise ConfigError(
+            f"{endpoint.path}: its secret is the service's public key, with which nobody can sign; "
+            "have the service call it"
+        )
+    try:
+        signed = sign(
+            endpoint.scheme,
+            endpoint.keys[0],
+            body,
+            now=time.time(),
+            event_id=f"evt_{uuid.uuid4().hex}",
+            content_type=content_type,
+        )
+    except InvalidSignatureError:
+        raise ConfigError(
+            f"{endpoint.path}: the receiver would refuse this whoever signed it; it is not what "
+            "the service is documented to send"
+        ) from None
+    return signed.headers, signed.query

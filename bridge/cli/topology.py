@@ -1,0 +1,269 @@
+"""`sms-bridge topology`: what the bridge needs on the broker; compare it, make it."""
+
+import json
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bridge.cli.options import (
+    AsJson,
+    ConfigFile,
+    OneRole,
+    examples,
+    read_settings,
+    roles_of,
+)
+from bridge.cli.output import format_table
+from bridge.errors import BrokerError
+from bridge.exit_codes import EXIT_FAILED
+
+if TYPE_CHECKING:
+    from bridge.admin.management import Management
+    from bridge.amqp.client import Connection
+    from bridge.config import Settings
+    from bridge.topology.declarations import Topology
+    from bridge.topology.differences import Difference
+
+app = typer.Typer(
+    name="topology",
+    help="Show, compare or make the queues, exchanges and bindings that the bridge needs.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+class Format(StrEnum):
+    """How the topology is written."""
+
+    TABLE = "table"
+    JSON = "json"
+    OPERATOR = "operator"
+    DEFINITIONS = "definitions"
+
+
+ManagementUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="The management API; the broker's host and port 15672 (15671 with TLS) without.",
+    ),
+]
+
+Lanes = Annotated[
+    int | None,
+    typer.Option(
+        "--lanes",
+        min=1,
+        max=256,
+        help="With so many lanes, whatever worker.lanes says: to have them before it is set.",
+    ),
+]
+
+
+def _read_topology(
+    context: typer.Context, config: ConfigFile, role: OneRole, lanes: int | None
+) -> "tuple[Settings, Topology]":
+    """Load the configuration, and say what it needs on the broker."""
+    from bridge.topology.declarations import bridge_topology
+
+    settings = read_settings(context, config)
+    if lanes is not None:
+        worker = settings.worker.model_copy(update={"lanes": lanes})
+        settings = settings.model_copy(update={"worker": worker})
+    return settings, bridge_topology(settings, roles_of(role))
+
+
+@app.command(
+    epilog=examples(
+        "sms-bridge topology show",
+        "sms-bridge topology show --format operator --cluster rabbitmq | kubectl apply -f -",
+        "sms-bridge topology show --format definitions > sms-bridge.json",
+        "rabbitmqctl import_definitions sms-bridge.json",
+        "sms-bridge topology show --format definitions --no-policy       # for RabbitMQ 3",
+    )
+)
+def show(  # noqa: PLR0913  an option each
+    context: typer.Context,
+    *,
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="operator: custom resources of RabbitMQ's messaging topology operator. "
+            "definitions: what rabbitmqctl import_definitions takes.",
+        ),
+    ] = Format.TABLE,
+    cluster: Annotated[
+        str, typer.Option(help="For operator: the name of the RabbitmqCluster.")
+    ] = "rabbitmq",
+    namespace: Annotated[
+        str | None, typer.Option(help="For operator: the cluster's namespace, if another.")
+    ] = None,
+    policy: Annotated[
+        bool,
+        typer.Option(
+            help="For operator and definitions: with the policy that lifts RabbitMQ 4's limit of "
+            "20 deliveries; RabbitMQ 3 has no such limit, and refuses the policy."
+        ),
+    ] = True,
+    role: OneRole = None,
+    lanes: Lanes = None,
+    config: ConfigFile = None,
+) -> None:
+    """Print what the bridge needs on the broker, as it declares it itself.
+
+    Nothing is asked of the broker.
+    """
+    import yaml
+    from yarl import URL
+
+    from bridge.admin import topology_formats
+    from bridge.admin.management import vhost_of
+
+    settings, topology = _read_topology(context, config, role, lanes)
+    vhost = vhost_of(URL(settings.rabbitmq.url[0].get_secret_value()))
+    match form:
+        case Format.TABLE:
+            head = ("KIND", "NAME", "ARGUMENTS")
+            for line in format_table(head, topology_formats.rows(topology)):
+                typer.echo(line)
+        case Format.JSON:
+            typer.echo(json.dumps(topology_formats.plain(topology), indent=2))
+        case Format.DEFINITIONS:
+            document = topology_formats.definitions(topology, vhost=vhost, policy=policy)
+            typer.echo(json.dumps(document, indent=2))
+        case Format.OPERATOR:
+            resources = topology_formats.custom_resources(
+                topology, vhost=vhost, cluster=cluster, namespace=namespace, policy=policy
+            )
+            typer.echo(yaml.safe_dump_all(resources, sort_keys=False), nl=False)
+
+
+@app.command(
+    epilog=examples(
+        "sms-bridge topology verify",
+        "sms-bridge topology verify --role webhook --management-url http://rabbitmq:15672",
+    )
+)
+def verify(
+    context: typer.Context,
+    *,
+    management_url: ManagementUrl = None,
+    role: OneRole = None,
+    lanes: Lanes = None,
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+) -> None:
+    """Compare the broker with what the bridge needs; print the differences and exit 1.
+
+    Nothing is created. Of a main queue or an exchange, which others may have declared, each
+    difference is told with what it can cost. Without the management API bindings are not compared.
+    """
+    import asyncio
+
+    settings, topology = _read_topology(context, config, role, lanes)
+    differences, hint = asyncio.run(_compare(settings, topology, management_url))
+    if as_json:
+        typer.echo(json.dumps([_as_plain(difference) for difference in differences], indent=2))
+    else:
+        for difference in differences:
+            typer.echo(f"{difference.kind}: {difference.why}")
+    if hint is not None:
+        typer.echo(hint, err=True)
+    if any(difference.kind != "not_compared" for difference in differences):
+        raise typer.Exit(EXIT_FAILED)
+    if not as_json:
+        typer.echo("the topology is as the bridge needs it")
+
+
+@app.command(
+    epilog=examples(
+        "sms-bridge topology declare",
+        "sms-bridge topology declare --role worker",
+        "sms-bridge topology declare --lanes 32",
+    )
+)
+def declare(
+    context: typer.Context,
+    *,
+    role: OneRole = None,
+    lanes: Lanes = None,
+    config: ConfigFile = None,
+) -> None:
+    """Create what is missing, as a role does when it starts; what exists is never changed.
+
+    A main queue or an exchange that exists with other arguments is used as it is, and told. Exit 1
+    when a retry or dead-letter queue has other arguments, or something may not be created.
+    """
+    import asyncio
+
+    from bridge.topology.declarations import name_of
+    from bridge.topology.differences import is_unusable
+
+    settings, topology = _read_topology(context, config, role, lanes)
+    differences = asyncio.run(_declare(settings, topology))
+    unusable = [one for one in differences if is_unusable(one, "declare")]
+    absent = {name_of(one.entity) for one in unusable}
+    for entity in (*topology.declarable, *topology.bindings):
+        if name_of(entity) not in absent:
+            typer.echo(f"there is {name_of(entity)}")
+    for difference in differences:
+        typer.echo(f"{difference.kind}: {difference.why}", err=True)
+    if unusable:
+        raise typer.Exit(EXIT_FAILED)
+
+
+async def _declare(settings: "Settings", topology: "Topology") -> "list[Difference]":
+    from bridge.amqp.connecting import close_quietly, open_first_connection
+    from bridge.topology.upkeep import provide
+
+    connection = await open_first_connection(settings.rabbitmq, name="topology")
+    try:
+        return await provide(connection, topology, "declare")
+    finally:
+        await close_quietly(connection)
+
+
+async def _compare(
+    settings: "Settings", topology: "Topology", url: str | None
+) -> "tuple[list[Difference], str | None]":
+    """Compare through the management API; without it as far as AMQP goes, with a hint why."""
+    from bridge.admin.management import open_management
+    from bridge.amqp.connecting import close_quietly, open_first_connection
+    from bridge.topology.comparison import compare
+
+    connection = await open_first_connection(settings.rabbitmq, name="topology")
+    try:
+        try:
+            async with open_management(settings.rabbitmq, url) as management:
+                await _check_same_cluster(connection, management)
+                return await management.compare(topology), None
+        except BrokerError as error:
+            hint = f"bindings were not compared: management API: {error}"
+        return [difference async for difference in compare(connection, topology)], hint
+    finally:
+        await close_quietly(connection)
+
+
+async def _check_same_cluster(connection: "Connection", management: "Management") -> None:
+    """Raise BrokerError when the management API is not that of the broker we are connected to."""
+    transport = connection.transport
+    told: Any = {} if transport is None else transport.connection.server_properties
+    ours = told.get("cluster_name")
+    theirs = (await management.read("overview") or {}).get("cluster_name")
+    if ours and theirs and ours != theirs:
+        raise BrokerError(
+            f"it belongs to the cluster {theirs}, and rabbitmq.url leads to {ours}; "
+            "give --management-url the API of the same broker"
+        )
+
+
+def _as_plain(difference: "Difference") -> dict[str, str]:
+    from bridge.topology.declarations import name_of
+
+    return {
+        "entity": name_of(difference.entity),
+        "kind": difference.kind,
+        "why": difference.why,
+    }

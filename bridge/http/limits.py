@@ -1,0 +1,64 @@
+"""The limits of a listener, and how many connections the limit of open files allows."""
+
+import resource
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bridge.telemetry.logs import Log
+
+log = Log(__name__)
+
+# How many open files we ask for; systems commonly allow 1,024 until a process asks for more.
+MAX_OPEN_FILES: Final = 65536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of one listener.
+
+    `max_buffered_bytes` bounds the memory of all unanswered requests together, headers included.
+    `keep_alive_seconds` is how long a connection may be silent between two requests,
+    `idle_timeout_seconds` how long before the first one, within a header, or with a response
+    unread.
+    """
+
+    max_connections: int
+    max_header_bytes: int
+    max_headers: int
+    max_body_bytes: int
+    max_buffered_bytes: int
+    idle_timeout_seconds: float
+    body_timeout_seconds: float
+    keep_alive_seconds: float
+
+
+def fit_open_files(limits: Limits, *, reserved: int, setting: str) -> Limits:
+    """Lower `max_connections` to what open files allow, but not below a quarter of that limit.
+
+    `reserved` is the number of files that the rest of the process needs: without descriptors it
+    could neither reach the broker nor answer on the admin port. A warning names `setting` and the
+    remedy.
+    """
+    open_files = allow_open_files()
+    most = max(open_files - reserved, open_files // 4)
+    if limits.max_connections <= most:
+        return limits
+    log.warning(
+        "connections_limited",
+        setting=setting,
+        wanted=limits.max_connections,
+        connections=most,
+        open_files=open_files,
+        remedy="raise the hard limit of open files (ulimit -Hn, LimitNOFILE), or lower the setting",
+    )
+    return replace(limits, max_connections=most)
+
+
+def allow_open_files() -> int:
+    """Ask for as many open files as the system grants; return how many there may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        return allowed
+    return MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,350 @@
+"""Parses HTTP/1.1 requests from a stream of bytes, strictly, with a bound on everything.
+
+The grammar is llhttp's (httptools), which is strict by itself; the gaps that it leaves are closed
+here. Nothing here does I/O or reads the clock.
+
+Why our own: llhttp hands over pieces and bounds none of them, and h11, which bounds the header but
+neither the body nor the number of requests, takes four times the CPU time:
+`python -m bench.request_parsing` measures both. To swap it in, feed a `h11.Connection` in
+`RequestParser.feed`, and keep the limits of the body and of what waits in line.
+"""
+
+import contextlib
+import functools
+from collections import deque
+from enum import Enum
+from typing import Any, Final
+from urllib.parse import unquote
+
+import httptools
+
+from bridge.http.limits import Limits
+from bridge.http.request import Headers, Judge, Request
+from bridge.http.response import Response, problem
+
+# How many pipelined requests may wait; no sender of webhooks comes near it.
+MAX_PIPELINED: Final = 16
+# The memory that Python needs for a header besides its text: two bytes objects, a tuple, and a
+# place in a dict.
+HEADER_OVERHEAD_BYTES: Final = 240
+# The colon, a space, and the end of the line.
+HEADER_FRAMING_BYTES: Final = 4
+# How much is kept of the line with a chunk's size; llhttp accepts at most sixteen digits.
+MAX_CHUNK_LINE_BYTES: Final = 64
+
+
+_MALFORMED: Final = problem(400, "malformed HTTP request")
+
+
+class Phase(Enum):
+    """How much of the next request has arrived."""
+
+    IDLE = "nothing of it has come"
+    HEADER = "in its header"
+    BODY = "in its body"
+
+
+# Looked at several times for each request: the name of a member takes longer.
+IDLE: Final = Phase.IDLE
+HEADER: Final = Phase.HEADER
+BODY: Final = Phase.BODY
+
+
+class _RefusedError(Exception):
+    """Stops the parser from within; `response` says why."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__(response.status)
+        self.response = response
+
+
+@functools.lru_cache(maxsize=64)
+def _read_target(url: bytes) -> tuple[str, bytes]:
+    """Return the path and the query; cached, because a service uses the same target every time."""
+    # Of its types the library leaves out that a part may be None.
+    target: Any = httptools.parse_url(url)
+    return unquote((target.path or b"").decode("latin-1")), target.query or b""
+
+
+class RequestParser:
+    """Turns what is fed to it into `requests`, until there is a `refusal`.
+
+    The body of a request that `judge` answers is not kept, and not waited for.
+    """
+
+    def __init__(self, limits: Limits, judge: Judge = lambda *_: None) -> None:
+        self._limits = limits
+        self._max_headers = limits.max_headers
+        self._judge = judge
+        self._parser = httptools.HttpRequestParser(self)
+        self.requests: deque[Request] = deque()
+        # The response to what cannot be parsed; it is sent after those to the requests.
+        self.refusal: Response | None = None
+        self._begin()
+        self._move(IDLE)
+
+    def _begin(self) -> None:
+        self.method: str | None = None
+        self.path: str | None = None
+        self._url = b""
+        self._query = b""
+        self._headers: Headers = []
+        self._first: dict[bytes, bytes] = {}
+        self._header_bytes = self._header_count = 0
+        self._verdict: Response | None = None
+        self._body = bytearray()
+        self._is_continue_due = False
+        self._is_http_1_1 = self._is_chunked = False
+        # How long the body was when the current chunk began, or None before its first byte; until
+        # then `_chunk_line` is what has arrived of the line with its size.
+        self._chunk_start: int | None = None
+        self._chunk_line = b""
+        self._has_new_chunk = False
+
+    def _move(self, phase: Phase) -> None:
+        self.phase = phase
+        self._first_bytes = self._wire_bytes = 0
+        self.has_moved = True
+
+    def close(self) -> None:
+        """Free what it holds; nothing may be fed to it any more."""
+        self.requests.clear()
+        self._headers, self._url, self._body = [], b"", bytearray()
+        # The two refer to each other, and would stay in memory until the next search for cycles.
+        self._parser = httptools.HttpRequestParser(None)
+
+    @property
+    def held_bytes(self) -> int:
+        """How much memory its requests take up, whole or not."""
+        held = 0
+        for request in self.requests:
+            held += request.size_bytes
+        if self.phase is HEADER:
+            # Only llhttp knows how much of the header is still in it.
+            read = self._first_bytes + self._wire_bytes
+            held += self._size(min(read, self._limits.max_header_bytes))
+        elif self.phase is BODY:
+            held += self._size(self._header_bytes) + len(self._body)
+        return held
+
+    def _size(self, header_bytes: int) -> int:
+        return header_bytes + HEADER_OVERHEAD_BYTES * self._header_count
+
+    def feed(self, data: memoryview | bytes) -> None:
+        """Parse; afterwards `has_moved` says whether a part of a request began or ended."""
+        self.has_moved = self._has_new_chunk = False
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(bytes(data[upgrade.args[0] :]))
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            # What follows a request that is the last one does not matter.
+            if not self.requests or self.requests[-1].keep_alive:
+                self.refusal = cause.response if isinstance(cause, _RefusedError) else _MALFORMED
+        else:
+            self._count_wire(len(data))
+            if self.phase is BODY:
+                self._look_ahead(data)
+            elif self.phase is HEADER and self.refusal is None:
+                self.refusal = self._measure_header()
+
+    def _look_ahead(self, data: memoryview | bytes) -> None:
+        """Refuse early, where the rest of the body cannot change the verdict."""
+        if self._verdict is not None:
+            self.refusal = self._verdict
+        elif self._is_chunked and self._chunk_start is None:
+            *_, line = (self._chunk_line + data).rsplit(b"\n", 1)
+            self._chunk_line = line[:MAX_CHUNK_LINE_BYTES]
+        elif self._has_new_chunk:
+            self._check_chunk(bytes(data))
+
+    def _check_chunk(self, data: bytes) -> None:
+        """Refuse a chunk by its announced size; llhttp reports only the bytes that have arrived."""
+        came = len(self._body) - (self._chunk_start or 0)
+        line = self._chunk_line + data[: len(data) - came]
+        if not line.endswith(b"\n"):  # in the trailers
+            return
+        size = line.rstrip(b"\r\n").rpartition(b"\n")[2].partition(b";")[0]
+        with contextlib.suppress(ValueError):  # a trailer
+            if int(size, 16) - came > self._limits.max_body_bytes - len(self._body):
+                self.refusal = self._body_too_large()
+
+    def _count_wire(self, size: int) -> None:
+        """Bound the bytes that complete nothing: empty lines, half a header, framing of chunks."""
+        if self.has_moved:
+            self._first_bytes = size
+        else:
+            self._wire_bytes += size
+        limits = self._limits
+        if self.phase is not BODY:
+            if self._wire_bytes > limits.max_header_bytes:
+                self.refusal = self._header_too_large()
+        elif self._wire_bytes > 2 * limits.max_body_bytes + limits.max_header_bytes:
+            # Twice the limit allows for chunks of only five bytes each.
+            self.refusal = self._body_too_large()
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Parse a request again without its Upgrade header (RFC 9110, 7.8).
+
+        Some clients ask for HTTP/2 this way, with a body, which the parser would not read.
+        """
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self.refusal = _MALFORMED
+            return
+        version = self._parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (method, self._url, version)]
+        lines += [b"%s: %s" % pair for pair in self._headers if pair[0] != b"upgrade"]
+        self._parser = httptools.HttpRequestParser(self)
+        self.feed(b"\r\n".join((*lines, b"", rest)))
+
+    # httptools' side
+
+    def on_message_begin(self) -> None:
+        """Start anew."""
+        self._begin()
+        self._move(HEADER)
+        if len(self.requests) >= MAX_PIPELINED:
+            raise _RefusedError(problem(503, "too many requests at once", Retry_After="1"))
+
+    def on_url(self, url: bytes) -> None:
+        """Take a piece of the target."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; one that comes after the body is counted only."""
+        if self.phase is HEADER:
+            headers = self._headers
+            headers.append((name.lower(), value))
+            if len(headers) > self._max_headers:
+                raise _RefusedError(self._too_many_headers())
+        else:
+            self._header_bytes += len(name) + len(value) + HEADER_FRAMING_BYTES
+            self._header_count += 1
+            if (fault := self._header_fault()) is not None:
+                raise _RefusedError(fault)
+
+    def _measure_header(self) -> Response | None:
+        """Count what has come of the header, and refuse one that is too large."""
+        headers = self._headers
+        size = len(self._url) + HEADER_FRAMING_BYTES * len(headers)
+        for name, value in headers:
+            size += len(name) + len(value)
+        self._header_count = len(headers)
+        self._header_bytes = size
+        return self._header_fault()
+
+    def _header_fault(self) -> Response | None:
+        if self._header_bytes > self._limits.max_header_bytes:
+            return self._header_too_large()
+        return self._too_many_headers() if self._header_count > self._max_headers else None
+
+    def on_headers_complete(self) -> None:
+        """Judge the header, before anything of the body is taken."""
+        parser = self._parser
+        if parser.should_upgrade():
+            return
+        if (fault := self._measure_header()) is not None:
+            raise _RefusedError(fault)
+        self.method = parser.get_method().decode()
+        self.path, self._query = _read_target(self._url)
+        # Of a repeated header the first.
+        self._first = dict(reversed(self._headers))
+        version = parser.get_http_version()
+        self._is_http_1_1 = version == "1.1"
+        length = self._check_framing(version)
+        if length > self._limits.max_body_bytes:
+            raise _RefusedError(self._body_too_large())
+        self._verdict = self._judge(self.method, self.path, self._headers)
+        # HTTP/1.0 has no 100 Continue (RFC 9110, 10.1.1), and a refused client need not continue.
+        self._is_continue_due = (
+            b"expect" in self._first
+            and self._is_http_1_1
+            and self._verdict is None
+            and not self.requests
+        )
+        self._move(BODY)
+
+    def take_continue(self) -> bool:
+        """Whether the client waits for 100 Continue; true at most once for each request."""
+        is_due = self._is_continue_due and self.phase is BODY and not self._body
+        self._is_continue_due = False
+        return is_due
+
+    def _check_framing(self, version: str) -> int:
+        """Return the announced length; refuse what another server could read differently.
+
+        llhttp refuses two lengths, and a length beside chunks, by itself.
+        """
+        first = self._first
+        if version not in {"1.0", "1.1"}:
+            raise _RefusedError(_MALFORMED)
+        if b"host" not in first:
+            is_wrong_host = version == "1.1"
+        else:
+            has_repeated = len(first) < len(self._headers)
+            is_wrong_host = has_repeated and self._count_named(b"host") > 1
+        if is_wrong_host:
+            raise _RefusedError(problem(400, "exactly one Host header is needed"))
+        if b"transfer-encoding" in first:
+            codings = [
+                value.strip(b" \t").lower()
+                for name, value in self._headers
+                if name == b"transfer-encoding"
+            ]
+            self._is_chunked = version != "1.0" and codings == [b"chunked"]
+            if not self._is_chunked:
+                raise _RefusedError(problem(400, "no Transfer-Encoding but chunked is understood"))
+        return int(first.get(b"content-length", 0))
+
+    def _count_named(self, wanted: bytes) -> int:
+        return sum(name == wanted for name, _ in self._headers)
+
+    def on_chunk_header(self) -> None:
+        """Note where the chunk begins."""
+        self._chunk_start = len(self._body)
+        self._has_new_chunk = True
+
+    def on_chunk_complete(self) -> None:
+        """Note that the next chunk is to come."""
+        self._chunk_start = None
+        self._chunk_line = b""
+
+    def on_body(self, data: bytes) -> None:
+        """Take a piece of the body, unless nobody will read it."""
+        if self._verdict is None:
+            self._body += data
+        if len(self._body) > self._limits.max_body_bytes:
+            raise _RefusedError(self._body_too_large())
+
+    def on_message_complete(self) -> None:
+        """Put the request in line."""
+        parser = self._parser
+        if parser.should_upgrade():
+            return
+        self.requests.append(
+            Request(
+                self.method or "",
+                self.path or "",
+                self._query,
+                self._headers,
+                bytes(self._body),
+                self._is_http_1_1 and parser.should_keep_alive(),
+                self._size(self._header_bytes) + len(self._body),
+                self._first,
+            )
+        )
+        self._headers, self._body = [], bytearray()
+        self._move(IDLE)
+
+    # The responses to what is too large
+
+    def _too_many_headers(self) -> Response:
+        return problem(431, f"there are more than {self._max_headers} headers")
+
+    def _header_too_large(self) -> Response:
+        return problem(431, f"the header is larger than {self._limits.max_header_bytes} bytes")
+
+    def _body_too_large(self) -> Response:
+        return problem(413, f"the body is larger than {self._limits.max_body_bytes} bytes")

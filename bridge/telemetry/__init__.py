@@ -1,0 +1,1 @@
+"""Logs, metrics and traces: how both roles tell what they do."""

@@ -1,0 +1,187 @@
+"""How metrics are declared, on an injected registry, and those that both roles have.
+
+Each metric exists at zero for every combination of its labels, whose values come from closed sets
+only: a counter that first appears as 1 fires no alert. `_created` series are left out: they would
+double the number of series.
+"""
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, TypeVar, get_args
+
+from prometheus_client import (
+    GC_COLLECTOR,
+    PLATFORM_COLLECTOR,
+    PROCESS_COLLECTOR,
+    CollectorRegistry,
+    Gauge,
+    disable_created_metrics,
+)
+
+from bridge.errors import Confirm, ConnectOutcome
+from bridge.memory_limit import read_memory_limit
+from bridge.telemetry.instruments import Counter, Histogram
+from bridge.telemetry.logs import Level
+from bridge.telemetry.tracing.spans import SpanLoss
+
+# Upper bounds of buckets.
+FAST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+AGE_SECONDS: Final = (
+    *(0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
+    *(1800, 3600, 7200, 21600, 86400),
+)
+SIZE_BYTES: Final = (256, 1024, 4096, 16384, 65536, 262144, 1048576)
+LAG_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
+
+SECRETS: Final = ("rabbitmq", "sms_api", "webhook")
+
+
+Registry = CollectorRegistry
+
+
+def new_registry() -> Registry:
+    """Make a registry with the process and interpreter metrics on it."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = CollectorRegistry()
+    for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
+        registry.register(collector)
+    return registry
+
+
+class Catalogue:
+    """Declares metrics and creates every label combination at once."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def _counter(
+        self, name: str, text: str, labels: Sequence[str] = (), values: Iterable[Any] = ()
+    ) -> Counter:
+        return _at_zero(Counter(name, text, labels, registry=self._registry), values)
+
+    def _gauge(
+        self, name: str, text: str, labels: Sequence[str] = (), values: Iterable[Any] = ()
+    ) -> Gauge:
+        gauge = Gauge(name, text, labels, registry=self._registry)
+        # Finding a child costs more than setting it.
+        gauge.labels = functools.lru_cache(maxsize=None)(gauge.labels)  # type: ignore[method-assign]
+        return _at_zero(gauge, values)
+
+    def _histogram(
+        self,
+        name: str,
+        text: str,
+        buckets: Sequence[float],
+        labels: Sequence[str] = (),
+        values: Iterable[Any] = (),
+    ) -> Histogram:
+        histogram = Histogram(name, text, labels, registry=self._registry, buckets=buckets)
+        return _at_zero(histogram, values)
+
+
+_Metric = TypeVar("_Metric", Counter, Gauge, Histogram)
+
+
+def _at_zero(metric: _Metric, values: Iterable[Any]) -> _Metric:
+    for value in values:
+        metric.labels(*(value if isinstance(value, tuple) else (value,)))
+    return metric
+
+
+class BridgeMetrics(Catalogue):
+    """What both roles have."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        component: str,
+        version: str,
+        revision: str,
+        exchanges: Sequence[str],
+        entities: Sequence[str] = (),
+    ) -> None:
+        super().__init__(registry)
+        self.build_info = self._gauge(
+            "sms_bridge_build_info",
+            "Always 1; the labels say what is running.",
+            ("version", "revision", "component"),
+        )
+        self.build_info.labels(version, revision, component).set(1)
+        self.connection_up = self._gauge(
+            "sms_bridge_amqp_connection_up", "1 while every broker connection is open."
+        )
+        self.connection_blocked = self._gauge(
+            "sms_bridge_amqp_connection_blocked", "1 while the broker blocks publishing."
+        )
+        self.connections = self._counter(
+            "sms_bridge_amqp_connections_total",
+            "Attempts to connect to the broker, and connections that it closed.",
+            ("outcome",),
+            get_args(ConnectOutcome),
+        )
+        self.published = self._counter(
+            "sms_bridge_amqp_published_total",
+            "Messages published, by what the broker said.",
+            ("exchange", "outcome"),
+            [(exchange, outcome) for exchange in exchanges for outcome in get_args(Confirm)],
+        )
+        self.publish_duration = self._histogram(
+            "sms_bridge_amqp_publish_duration_seconds",
+            "From publishing to the confirm.",
+            FAST_SECONDS,
+            ("exchange",),
+            exchanges,
+        )
+        self.topology_differences = self._gauge(
+            "sms_bridge_topology_differences",
+            "Arguments that differ on the broker from what is needed, or 1 for what is missing.",
+            ("entity",),
+            entities,
+        )
+        self.unconfirmed = self._gauge(
+            "sms_bridge_amqp_unconfirmed_messages", "Published and not confirmed yet."
+        )
+        self.memory_limit = self._gauge(
+            "sms_bridge_memory_limit_bytes",
+            "How much memory the kernel lets the container have; +Inf without a limit.",
+        )
+        # It can be changed while a container runs.
+        self.memory_limit.set_function(read_memory_limit)
+        self.ready = self._gauge("sms_bridge_ready", "1 while /readyz answers 200.")
+        self.shutdown_timestamp = self._gauge(
+            "sms_bridge_shutdown_timestamp_seconds", "When the drain began; 0 before."
+        )
+        self.loop_lag = self._histogram(
+            "sms_bridge_event_loop_lag_seconds",
+            "How late the event loop wakes a timer.",
+            LAG_SECONDS,
+        )
+        self.secret_reloads = self._counter(
+            "sms_bridge_secret_reloads_total",
+            "Secret files read again after a change.",
+            ("secret", "outcome"),
+            [(secret, outcome) for secret in SECRETS for outcome in ("changed", "failed")],
+        )
+        self.secret_last_reload = self._gauge(
+            "sms_bridge_secret_last_reload_timestamp_seconds",
+            "When a secret file was last read with success.",
+            ("secret",),
+            SECRETS,
+        )
+        self.log_records = self._counter(
+            "sms_bridge_log_records_total",
+            "Log lines written.",
+            ("level",),
+            get_args(Level),
+        )
+        self.log_lines_dropped = self._counter(
+            "sms_bridge_log_lines_dropped_total",
+            "Log lines that found no room, because standard output was not read.",
+        )
+        self.spans_dropped = self._counter(
+            "sms_bridge_spans_dropped_total",
+            "Spans of traces that were not exported.",
+            ("reason",),
+            get_args(SpanLoss),
+        )

@@ -1,0 +1,253 @@
+"""What a verified webhook is called: its type, its id, its routing key, its properties."""
+
+import functools
+import hashlib
+import zlib
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from bridge.amqp.properties import Properties
+from bridge.config import EndpointSettings
+from bridge.config.fields import EVENT_TYPE, MAX_EVENT_TYPE_CHARACTERS
+from bridge.http.request import Request
+from bridge.json_pointer import NOT_JSON, find_id, find_text, read_document
+from bridge.telemetry.tracing.trace_headers import TraceHeaders, read_trace
+from bridge.webhook.form_parameters import FORM, is_form_type
+from bridge.webhook.receipts import Receipt, read_receipts
+from bridge.webhook.signature import Verified
+
+EVENT_ID: Final = "sms-bridge-event-id"
+BODY_SHA256: Final = "sms-bridge-body-sha256"
+DELIVERY: Final = "sms-bridge-delivery"
+PROVIDER_ID: Final = "sms-bridge-provider-id"
+MESSAGE_ID: Final = "sms-bridge-message-id"
+# Routing keys of events without a type, and with a type that can be no routing key.
+UNPARSED: Final = "unparsed"
+OTHER: Final = "other"
+# What a short string of AMQP holds (AMQP 0-9-1, 4.2.5.3).
+MAX_SHORT_STRING_BYTES: Final = 255
+# Enough that no two events share a key by chance.
+_REPEAT_KEY_BYTES: Final = 16
+# A body that is longer when it is inflated is not read.
+MAX_INFLATED_BYTES: Final = 1024 * 1024
+_INFLATED: Final = frozenset(("gzip", "x-gzip", "deflate"))
+# zlib's number for either of its two headers, and the largest window.
+_GZIP_OR_ZLIB: Final = 47
+# A form with more is not read.
+MAX_FORM_FIELDS: Final = 1000
+_PERSISTENT: Final = 2
+
+
+class Form(dict[str, str]):
+    """The first value of each field of a form, by its name."""
+
+
+class Event:
+    """One verified webhook. `type` is None when the endpoint has none and its body names none.
+
+    `path` is the endpoint's. `signed_at`, in unix seconds, is None where the scheme signs no time.
+    """
+
+    # No named tuple, as `Request`.
+
+    __slots__ = (
+        "body",
+        "event_id",
+        "is_json",
+        "path",
+        "receipts",
+        "routing_key",
+        "sha256",
+        "signed_at",
+        "type",
+    )
+
+    def __init__(  # noqa: PLR0913  what an event is
+        self,
+        *,
+        path: str,
+        body: bytes,
+        is_json: bool,
+        type: str | None,  # noqa: A002  as AMQP has it
+        routing_key: str,
+        sha256: str,
+        event_id: str | None,
+        signed_at: float | None,
+        receipts: tuple[Receipt, ...] = (),
+    ) -> None:
+        self.path = path
+        self.body = body
+        self.is_json = is_json
+        self.type = type
+        self.routing_key = routing_key
+        self.sha256 = sha256
+        self.event_id = event_id
+        self.signed_at = signed_at
+        self.receipts = receipts
+
+    @property
+    def receipt(self) -> Receipt | None:
+        """The one receipt that it is; None when it is none, or a bundle of several."""
+        return self.receipts[0] if len(self.receipts) == 1 else None
+
+    @property
+    def repeat_key(self) -> bytes | None:
+        """What a repeat has in common with the first; None where repeats cannot be recognised.
+
+        The id alone is not enough: several events may be about one message, and an unsigned id
+        could be swapped. Nor is what two services call alike a repeat. A digest takes a third of
+        the memory of body and id.
+        """
+        if self.event_id is None:
+            return None
+        whole = f"{self.path} {self.sha256} {self.event_id}".encode()
+        return hashlib.blake2b(whole, digest_size=_REPEAT_KEY_BYTES).digest()
+
+
+def name_event(
+    body: bytes,
+    content_type: str | None,
+    verified: Verified,
+    endpoint: EndpointSettings,
+    content_encoding: str | None = None,
+) -> Event:
+    """Read the type and the id of an authentic body, whatever it holds; it stays as it is.
+
+    The type is the first text that a pointer finds, or else the endpoint's constant; the id is the
+    signed one, or else the first that a pointer finds.
+    """
+    plain = body if content_encoding is None else inflate(body, content_encoding)
+    document = read_body(plain, content_type)
+    kind = find_text(document, endpoint.event_type_pointers)
+    if kind is None:
+        kind = endpoint.event_type
+    return Event(
+        path=endpoint.path,
+        body=body,
+        is_json=document is not NOT_JSON and type(document) is not Form,
+        type=kind,
+        routing_key=UNPARSED if kind is None else routing_key_of(kind, endpoint),
+        sha256=hashlib.sha256(body).hexdigest(),
+        event_id=verified.event_id or find_id(document, endpoint.event_id_pointers),
+        signed_at=verified.timestamp,
+        receipts=read_receipts(document, kind, endpoint.receipts),
+    )
+
+
+def inflate(body: bytes, content_encoding: str) -> bytes:
+    """Undo gzip or deflate, to read what a body holds; return nothing for more than is read.
+
+    A body that is not compressed, whatever its header says, stays as it is: a proxy may have
+    inflated it. Of several streams in a row not a first part is read alone.
+    """
+    if content_encoding.strip().lower() not in _INFLATED:
+        return body
+    inflating = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        plain = inflating.decompress(body, MAX_INFLATED_BYTES)
+    except zlib.error:
+        return body
+    return plain if inflating.eof and not inflating.unused_data else b""
+
+
+def read_body(body: bytes, content_type: str | None) -> Any:  # noqa: ANN401  JSON
+    """Read a body as JSON, whatever it is said to be, or as a `Form` when it is said to be one.
+
+    Returns NOT_JSON for all else, and for a form of more than `MAX_FORM_FIELDS`.
+    """
+    document = read_document(body)
+    if document is not NOT_JSON or content_type is None or not is_form_type(content_type):
+        return document
+    try:
+        fields = parse_qsl(
+            body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS
+        )
+    except ValueError:
+        return NOT_JSON
+    # Backwards, so that the first value of a name stays.
+    return Form(reversed(fields))
+
+
+def as_form(request: Request) -> Request:
+    """Return a GET as the POST of a form: what it says is in its query, byte for byte."""
+    of_body = {b"content-type", b"content-encoding"}
+    others = [header for header in request.headers if header[0] not in of_body]
+    headers = [(b"content-type", FORM.encode()), *others]
+    return Request(
+        request.method,
+        request.path,
+        request.query,
+        headers,
+        request.query,
+        request.keep_alive,
+        request.size_bytes,
+    )
+
+
+def properties_of(
+    event: Event, request: Request, *, message_id: str, trace: TraceHeaders
+) -> Properties:
+    """Make the AMQP properties of an event, with the trace headers to pass on.
+
+    `message_id` must be unique for each publish: a returned message is recognised by it.
+    """
+    headers: dict[str, Any] = {BODY_SHA256: event.sha256}
+    if event.event_id is not None:
+        headers[EVENT_ID] = event.event_id
+    if event.receipts:
+        headers |= _receipt_headers(event.receipt)
+    for name, value in trace:
+        headers[name] = value
+    return Properties(
+        content_type=(
+            "application/json" if event.is_json else _short(request.header(b"content-type"))
+        ),
+        content_encoding=_short(request.header(b"content-encoding")),
+        delivery_mode=_PERSISTENT,
+        message_type=_short(event.type),
+        timestamp=datetime.now(UTC),
+        message_id=message_id,
+        headers=headers,
+    )
+
+
+def trace_of(request: Request) -> TraceHeaders:
+    """Return the W3C trace headers of a request, to be passed on."""
+    parent = request.header(b"traceparent")
+    return () if parent is None else read_trace(parent, request.header(b"tracestate"))
+
+
+def _receipt_headers(receipt: Receipt | None) -> dict[str, str]:
+    if receipt is None:
+        return {}
+    named = {
+        DELIVERY: receipt.delivery,
+        PROVIDER_ID: receipt.provider_id,
+        MESSAGE_ID: receipt.message_id,
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def routing_key_of(kind: str, endpoint: EndpointSettings) -> str:
+    """Return a type as the routing key of its events, or `other` when it can be none.
+
+    Behind a preset a colon in it is a dot: of some services every type has one, and nobody could
+    bind to a single type. `generic` has no such rule.
+    """
+    key = kind if endpoint.preset == "generic" else kind.replace(":", ".")
+    return key if len(key) <= MAX_EVENT_TYPE_CHARACTERS and _is_routing_key(key) else OTHER
+
+
+# Services have few types.
+@functools.lru_cache(maxsize=256)
+def _is_routing_key(text: str) -> bool:
+    return EVENT_TYPE.fullmatch(text) is not None
+
+
+def _short(text: str | None) -> str | None:
+    """Cut a text to what fits a short string of AMQP, at a whole character."""
+    if text is None or (text.isascii() and len(text) <= MAX_SHORT_STRING_BYTES):
+        return text
+    encoded = text.encode("utf-8", "replace")[:MAX_SHORT_STRING_BYTES]
+    return encoded.decode("utf-8", "ignore")

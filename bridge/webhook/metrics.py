@@ -1,0 +1,143 @@
+"""What the webhook receiver counts."""
+
+from collections.abc import Sequence
+from typing import Final, Literal, get_args
+
+from bridge.errors import SignatureFault
+from bridge.http.occupancy import Eviction
+from bridge.telemetry.metrics import AGE_SECONDS, FAST_SECONDS, SIZE_BYTES, Catalogue, Registry
+from bridge.webhook.receipts import Delivery
+
+# What became of a webhook.
+EventOutcome = Literal[
+    "published",
+    "unparsed",
+    "duplicate",
+    "invalid_signature",
+    "too_large",
+    "incomplete",
+    "overloaded",
+    "publish_failed",
+]
+# Upper bounds of buckets; the usual tolerance is one of them.
+SIGNATURE_AGE_SECONDS: Final = (0.5, 1, 5, 10, 30, 60, 120, 300, 600)
+VERIFICATIONS: Final[Sequence[tuple[str, str]]] = (
+    ("valid", "current"),
+    ("valid", "previous"),
+    *((fault, "none") for fault in get_args(SignatureFault)),
+)
+# Of a receipt whose word is in no list of the settings.
+UNKNOWN_DELIVERY: Final = "unknown"
+# Statuses of the responses, whoever made them.
+WEBHOOK_CODES: Final = ("200", "400", "401", "404", "405", "408", "413", "431", "503")
+
+
+class WebhookMetrics(Catalogue):
+    """What the webhook receiver counts."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        paths: Sequence[str],
+        event_types: Sequence[str],
+        queues: Sequence[str] = (),
+        health_path: str | None = None,
+    ) -> None:
+        super().__init__(registry)
+        self.event_types = frozenset(event_types)
+        types = (*event_types, "other", "unknown")
+        health = () if health_path is None else (health_path,)
+        self._http((*paths, *health, "unmatched"))
+        self._events(types)
+        self._signatures()
+        self._state(queues)
+
+    def type_label(self, event_type: str | None) -> str:
+        """Return the label of an event's type: `other` unless it is in `webhook.event_types`."""
+        return event_type if event_type in self.event_types and event_type else "other"
+
+    def _http(self, routes: Sequence[str]) -> None:
+        self.http_requests = self._counter(
+            "sms_bridge_webhook_http_requests_total",
+            "Requests to the public port.",
+            ("route", "method", "code"),
+            [(r, method, c) for r in routes for method in ("POST", "other") for c in WEBHOOK_CODES],
+        )
+        self.http_duration = self._histogram(
+            "sms_bridge_webhook_http_request_duration_seconds",
+            "From the complete request to its answer; the broker's confirm is inside.",
+            FAST_SECONDS,
+            ("route",),
+            routes,
+        )
+        self.http_in_flight = self._gauge(
+            "sms_bridge_webhook_http_requests_in_flight", "Requests not answered yet."
+        )
+        self.evictions = self._counter(
+            "sms_bridge_webhook_evictions_total",
+            "Connections closed to make room for others, by what there was no room for.",
+            ("cause",),
+            get_args(Eviction),
+        )
+        self.http_size = self._histogram(
+            "sms_bridge_webhook_http_request_size_bytes",
+            "Size of complete bodies.",
+            SIZE_BYTES,
+            ("route",),
+            routes,
+        )
+
+    def _events(self, types: Sequence[str]) -> None:
+        self.events = self._counter(
+            "sms_bridge_webhook_events_total",
+            "What became of each webhook; the type is unknown until the signature is verified.",
+            ("event_type", "outcome"),
+            [(event_type, outcome) for event_type in types for outcome in get_args(EventOutcome)],
+        )
+        self.event_lag = self._histogram(
+            "sms_bridge_webhook_event_lag_seconds",
+            "From the signature's timestamp to the broker's confirm.",
+            AGE_SECONDS,
+            ("event_type",),
+            types,
+        )
+        self.last_event = self._gauge(
+            "sms_bridge_webhook_last_event_timestamp_seconds",
+            "When an event of the type was last published.",
+            ("event_type",),
+            types,
+        )
+        self.delivery_reports = self._counter(
+            "sms_bridge_webhook_delivery_reports_total",
+            "Delivery receipts by what they say; `unknown` is a word that no setting lists.",
+            ("status",),
+            (*get_args(Delivery), UNKNOWN_DELIVERY),
+        )
+
+    def _signatures(self) -> None:
+        self.verifications = self._counter(
+            "sms_bridge_webhook_signature_verifications_total",
+            "Signature checks; `current` is the first configured secret.",
+            ("result", "key"),
+            VERIFICATIONS,
+        )
+        self.signature_age = self._histogram(
+            "sms_bridge_webhook_signature_age_seconds",
+            "Age of a valid signature's timestamp, where the scheme has one.",
+            SIGNATURE_AGE_SECONDS,
+        )
+
+    def _state(self, queues: Sequence[str]) -> None:
+        self.queue_ready = self._gauge(
+            "sms_bridge_webhook_queue_messages_ready",
+            "Events ready in our own queue. Every replica reports it: use max by (queue).",
+            ("queue",),
+            queues,
+        )
+        self.queue_consumers = self._gauge(
+            "sms_bridge_webhook_queue_consumers",
+            "Consumers of our own queue.",
+            ("queue",),
+            queues,
+        )

@@ -1,0 +1,94 @@
+"""Reads delivery receipts: what became of a message after the service had accepted it; pure."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+from bridge.config.receipts import ReceiptSettings
+from bridge.json_pointer import as_text, find_all, find_code, find_id
+
+Delivery = Literal["delivered", "failed", "pending"]
+
+# A phone number has 7 to 15 digits (ITU-T E.164), however they are grouped; two more may stand
+# before them to dial abroad. One behind a + is a number wherever it stands.
+_NUMBER: Final = re.compile(r"(?:[^0-9A-Za-z]*[0-9]){7,17}[^0-9A-Za-z]*")
+_PLUS: Final = re.compile(r"\+[0-9]")
+
+
+class Receipt(NamedTuple):
+    """What the service says of one message.
+
+    `delivery` is None for a word of the service's that is not known. `provider_id` is the service's
+    id of the message, `message_id` the reference that came with the request, `code` why the
+    delivery failed.
+    """
+
+    delivery: Delivery | None
+    provider_id: str | None = None
+    message_id: str | None = None
+    code: str | None = None
+
+
+def read_receipts(
+    document: Any,  # noqa: ANN401  JSON
+    event_type: str | None,
+    settings: ReceiptSettings,
+) -> tuple[Receipt, ...]:
+    """Return the receipts in an event, none when it is no delivery receipt.
+
+    An id that is none (`find_id`) is left out, and so is one that looks like a phone number.
+    """
+    if not settings.status_pointers:
+        return ()
+    if settings.type_values and event_type not in settings.type_values:
+        return ()
+    read = (_read_receipt(one, settings) for one in _documents(document, settings.list_pointer))
+    return tuple(receipt for receipt in read if receipt is not None)
+
+
+def _documents(document: Any, list_pointer: str | None) -> Iterable[Any]:  # noqa: ANN401  JSON
+    return (document,) if list_pointer is None else find_all(document, f"{list_pointer}/*")
+
+
+def _read_receipt(document: Any, settings: ReceiptSettings) -> Receipt | None:  # noqa: ANN401
+    status = _find_status(document, settings.status_pointers)
+    if status is None:
+        return None
+    provider_id = find_id(document, settings.provider_id_pointers)
+    message_id = find_id(document, settings.message_id_pointers)
+    delivery = _delivery(status, settings)
+    return Receipt(
+        delivery=delivery,
+        # Many services number their messages: only what is certainly a phone number is left out.
+        provider_id=None if provider_id is None or _PLUS.search(provider_id) else provider_id,
+        message_id=None if message_id is None or _looks_like_number(message_id) else message_id,
+        # Of what has not failed it is the service's way to say so.
+        code=_find_error(document, settings.code_pointers) if delivery == "failed" else None,
+    )
+
+
+def _find_error(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
+    # Many services say that there is no error by a zero.
+    code = find_code(document, pointers) if pointers else None
+    return None if code is None or not code.strip("0") else code
+
+
+def _find_status(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
+    for pointer in pointers:
+        for found in find_all(document, pointer):
+            status = as_text(found)
+            if status is not None:
+                return status
+    return None
+
+
+def _delivery(status: str, settings: ReceiptSettings) -> Delivery | None:
+    if status in settings.delivered:
+        return "delivered"
+    if status in settings.failed:
+        return "failed"
+    return "pending" if status in settings.pending else None
+
+
+def _looks_like_number(text: str) -> bool:
+    return bool(_NUMBER.fullmatch(text) or _PLUS.search(text))

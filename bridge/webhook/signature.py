@@ -1,0 +1,244 @@
+"""Check that raw bytes and headers are authentic and fresh, or make such headers.
+
+`verify` is the receiver's side, `sign` the sender's; a scheme is data, in `schemes`. Nothing here
+does I/O or reads the clock.
+"""
+
+import functools
+import hmac
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bridge.errors import InvalidSignatureError
+from bridge.webhook.form_parameters import is_form_type
+from bridge.webhook.headers import Given
+from bridge.webhook.schemes import Scheme
+from bridge.webhook.signature_header import read_signature, write_signature
+from bridge.webhook.signed_content import (
+    build_content,
+    check_parameters,
+    checked_token,
+    full_url,
+    read_event_id,
+    read_nonce,
+    read_parameters,
+    with_digest,
+)
+
+
+class Verified(NamedTuple):
+    """Which key signed, which event, and when (unix seconds).
+
+    Where the scheme does not sign `{id}`, the id is only a claim.
+    """
+
+    key_index: int
+    event_id: str | None
+    timestamp: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """What a sender puts on a request: headers, and the raw query (empty for most schemes)."""
+
+    headers: tuple[tuple[str, str], ...]
+    query: bytes
+
+
+def verify(
+    scheme: Scheme,
+    keys: Sequence[bytes],
+    headers: Iterable[tuple[bytes, bytes]],
+    body: bytes,
+    *,
+    now: float,
+    query: bytes = b"",
+    method: str = "POST",
+) -> Verified:
+    """Check that a holder of one of the keys sent exactly this body, just now.
+
+    Of a form it is the names and values that are signed, and no two forms that mean different
+    things are. Header names are in lower case, and repeated headers are repeated; `now` is in unix
+    seconds. Raises InvalidSignatureError. It says `stale` or `future` only of what is signed
+    correctly, so that these mean a clock or a replay and never a forgery. `body` is not looked
+    into otherwise.
+    """
+    given = list(headers)
+    if scheme.format == "jwt":
+        whole = None if method == "GET" and not body else body
+        return _verify_token(scheme, keys, given, whole, now=now, query=query)
+    candidates, timestamp = read_signature(scheme, given)
+    event_id = read_event_id(scheme, given)
+    nonce = b"" if scheme.nonce_header is None else read_nonce(scheme, scheme.nonce_header, given)
+    params = read_parameters(scheme, given, body, query)
+    urls = (scheme.url,) if scheme.other_url is None else (scheme.url, scheme.other_url)
+    key_index = None
+    for url in urls:
+        content = build_content(
+            scheme,
+            body,
+            url=url,
+            query=query,
+            timestamp=timestamp,
+            event_id=event_id,
+            nonce=nonce,
+            params=params,
+        )
+        key_index = _matching_key(scheme, keys, content=content, candidates=candidates)
+        if key_index is not None:
+            break
+    if key_index is None:
+        raise InvalidSignatureError("mismatch")
+    check_parameters(scheme, params, query)
+    return Verified(
+        key_index=key_index,
+        event_id=event_id.decode() or None,
+        timestamp=_fresh(scheme, timestamp, now=now) if timestamp else None,
+    )
+
+
+def sign(
+    scheme: Scheme,
+    key: bytes,
+    body: bytes,
+    *,
+    now: float,
+    event_id: str,
+    query: bytes = b"",
+    content_type: str = "application/json",
+) -> Signed:
+    """Make what a sender would add to a request with this body; `verify` accepts it.
+
+    For Ed25519 the key is the private one. The event's id is the nonce, too, where there is one,
+    and the token's. `query` is what the address has already; the answer's query replaces it. Raises
+    InvalidSignatureError when `verify` would refuse this id, or a form like this one.
+    """
+    given = [(b"content-type", content_type.encode())]
+    if scheme.format == "jwt":
+        return _sign_token(scheme, key, body, now=now, event_id=event_id, query=query)
+    is_form = scheme.parameters is not None and is_form_type(content_type)
+    binds_body = "{body}" in scheme.signed_content or "{body_sha256}" in scheme.signed_content
+    if not binds_body and not is_form:
+        query = with_digest(query, body)
+    headers = []
+    timestamp = str(int(now * scheme.units_per_second)).encode()
+    if scheme.timestamp_from is not None and not scheme.has_time_entry:
+        headers.append((scheme.timestamp_from, timestamp.decode()))
+    token = event_id.encode()
+    for name, header in (("id", scheme.id_header), ("nonce", scheme.nonce_header)):
+        if header is not None:
+            headers.append((header, checked_token(scheme, name, token).decode()))
+    params = read_parameters(scheme, given, body, query) if is_form else None
+    check_parameters(scheme, params, query)
+    content = build_content(
+        scheme,
+        body,
+        url=scheme.url,
+        query=query,
+        timestamp=timestamp,
+        event_id=token,
+        nonce=token,
+        params=params,
+    )
+    digest = _digest(scheme, key, content)
+    headers.append((scheme.header, write_signature(scheme, digest, timestamp).decode()))
+    return Signed(tuple(headers), query)
+
+
+def is_usable(scheme: Scheme, key: bytes) -> bool:
+    """Say whether the scheme's library takes the key; it is loaded now, and not by a webhook."""
+    if scheme.format == "jwt":
+        from bridge.webhook import json_web_tokens  # noqa: PLC0415
+
+        return json_web_tokens.is_usable(key)
+    if scheme.algorithm == "ed25519":
+        from bridge.webhook import ed25519  # noqa: PLC0415
+
+        return ed25519.is_usable(key)
+    return True
+
+
+def _matching_key(
+    scheme: Scheme, keys: Sequence[bytes], *, content: bytes, candidates: Sequence[bytes]
+) -> int | None:
+    if scheme.algorithm == "ed25519":
+        return _matching_public_key(keys, content=content, candidates=candidates)
+    # Everything is compared, found or not: the time taken tells nothing about the keys.
+    matching = None
+    for index, key in enumerate(keys):
+        signing = _keyed(key, scheme.algorithm).copy()
+        signing.update(content)
+        expected = signing.digest()
+        for candidate in candidates:
+            if hmac.compare_digest(expected, candidate) and matching is None:
+                matching = index
+    return matching
+
+
+# Half of the work of a short HMAC is its key, which is the same each time. Holds every secret of
+# some endpoints, and some that were replaced.
+@functools.lru_cache(maxsize=64)
+def _keyed(key: bytes, algorithm: str) -> hmac.HMAC:
+    return hmac.new(key, digestmod=algorithm)
+
+
+def _matching_public_key(
+    keys: Sequence[bytes], *, content: bytes, candidates: Sequence[bytes]
+) -> int | None:
+    # Only who uses the library pays for it.
+    from bridge.webhook.ed25519 import is_signed  # noqa: PLC0415
+
+    for index, key in enumerate(keys):
+        if any(is_signed(key, content, candidate) for candidate in candidates):
+            return index
+    return None
+
+
+def _digest(scheme: Scheme, key: bytes, content: bytes) -> bytes:
+    if scheme.algorithm != "ed25519":
+        return hmac.digest(key, content, scheme.algorithm)
+    from bridge.webhook.ed25519 import signature_of  # noqa: PLC0415
+
+    return signature_of(key, content)
+
+
+def _fresh(scheme: Scheme, timestamp: bytes, *, now: float) -> float:
+    seconds = int(timestamp) / scheme.units_per_second
+    if now - seconds > scheme.tolerance_seconds:
+        raise InvalidSignatureError("stale")
+    if seconds - now > scheme.tolerance_seconds:
+        raise InvalidSignatureError("future")
+    return seconds
+
+
+def _verify_token(
+    scheme: Scheme,
+    keys: Sequence[bytes],
+    given: Given,
+    body: bytes | None,
+    *,
+    now: float,
+    query: bytes,
+) -> Verified:
+    from bridge.webhook.json_web_tokens import read_token  # noqa: PLC0415
+
+    token = read_token(scheme, keys, given, body, full_url(scheme.url, query))
+    is_over = token.expires is not None and now > token.expires
+    # The service itself says how long a token holds that must have an end.
+    is_old = not scheme.expires and now - token.timestamp > scheme.tolerance_seconds
+    if is_over or is_old:
+        raise InvalidSignatureError("stale")
+    if token.timestamp - now > scheme.tolerance_seconds:
+        raise InvalidSignatureError("future")
+    return Verified(token.key_index, None, float(token.timestamp))
+
+
+def _sign_token(
+    scheme: Scheme, key: bytes, body: bytes, *, now: float, event_id: str, query: bytes
+) -> Signed:
+    from bridge.webhook.json_web_tokens import write_token  # noqa: PLC0415
+
+    url = full_url(scheme.url, query)
+    value = write_token(scheme, key, body, url, now=int(now), token_id=event_id)
+    return Signed(((scheme.header, value),), query)

@@ -1,0 +1,86 @@
+"""The spans of webhooks and of the events that they become, named as OpenTelemetry has it.
+
+Only what is verified becomes a span: a stranger must not write into anybody's traces. An attribute
+may hold what the log's line of a webhook may. The path is none of them: it may hold an account.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from bridge.errors import PublishError
+from bridge.http.request import Request
+from bridge.telemetry.tracing.spans import Span, Tracer, known
+from bridge.telemetry.tracing.trace_headers import TraceHeaders
+from bridge.webhook.endpoint import Endpoint
+from bridge.webhook.event import trace_of
+
+FIRST_FAULT_STATUS: Final = 500
+# The status has a name in the conventions, and a span its duration anyway.
+_LEFT_OUT: Final = frozenset(("route", "seconds", "status"))
+
+
+class WebhookSpans:
+    """Begins the spans of the webhook receiver."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    def begin(self, request: Request, endpoint: Endpoint) -> Span:
+        """Begin the span of a request; as long as it is not ended, nobody sees it."""
+        return self._tracer.begin(
+            f"{request.method} {endpoint.setting}",
+            "server",
+            {
+                "http.request.method": request.method,
+                "url.scheme": "http",
+                "sms_bridge.endpoint": endpoint.setting,
+            },
+            parent=trace_of(request),
+        )
+
+
+def begin_publish(webhook: Span, exchange: str) -> Span:
+    """Begin the span of an event's publish, which lasts until the broker's confirm."""
+    if webhook.trace_id is None:
+        return webhook
+    attributes = {
+        "messaging.system": "rabbitmq",
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": exchange,
+    }
+    return webhook.begin(f"publish {exchange}", "producer", attributes)
+
+
+def end_publish(span: Span, error: Exception | None) -> None:
+    """End the span of a publish, with what the publish failed with, if it did."""
+    if error is None:
+        span.end({})
+    else:
+        span.end({}, error=error.fault if isinstance(error, PublishError) else "timeout")
+
+
+async def publish_in(
+    webhook: Span, exchange: str, publish: Callable[[TraceHeaders], Awaitable[bool]]
+) -> bool:
+    """Publish an event with a span of its own; a repeat, which is not published, has none."""
+    span = begin_publish(webhook, exchange)
+    try:
+        is_new = await publish(span.headers)
+    except (PublishError, TimeoutError) as error:
+        end_publish(span, error)
+        raise
+    if is_new:
+        end_publish(span, None)
+    return is_new
+
+
+def end_webhook(span: Span, facts: Mapping[str, object]) -> None:
+    """End the span of a webhook that was verified, with the facts of its line in the log."""
+    if span.trace_id is None:
+        return
+    named = {f"sms_bridge.{name}": value for name, value in facts.items() if name not in _LEFT_OUT}
+    status = facts["status"]
+    named["http.response.status_code"] = status
+    is_fault = isinstance(status, int) and status >= FIRST_FAULT_STATUS
+    span.end(known(named), error=str(status) if is_fault else None)

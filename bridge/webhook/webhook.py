@@ -1,0 +1,344 @@
+"""From the services' webhooks to the exchange: receive, verify, name, publish, answer.
+
+`Receiver._accept` is the whole way. 200 means that the broker has confirmed the event. Nothing
+authentic is refused for its content; after a 503 the service sends it again. Each endpoint has its
+own path, scheme and secrets; all else is one for all.
+"""
+
+import asyncio
+import itertools
+import time
+import uuid
+from collections.abc import Awaitable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Final
+
+from bridge.amqp.client import Connection
+from bridge.amqp.confirm_deadlines import ConfirmDeadlines
+from bridge.amqp.properties import Properties
+from bridge.amqp.publication import Publication
+from bridge.amqp.publisher import Publisher
+from bridge.config import WebhookSettings
+from bridge.errors import InvalidSignatureError, PublishError
+from bridge.http.limits import Limits
+from bridge.http.request import Answer, Request
+from bridge.http.response import Response
+from bridge.telemetry.logs import Log
+from bridge.telemetry.tracing.spans import Span
+from bridge.telemetry.tracing.trace_headers import TraceHeaders
+from bridge.topology.upkeep import Upkeep
+from bridge.webhook.endpoint import Endpoint
+from bridge.webhook.event import Event, as_form, name_event, properties_of
+from bridge.webhook.in_flight import InFlight, Webhook
+from bridge.webhook.metrics import WebhookMetrics
+from bridge.webhook.outcomes import ReceiptOutcomes, all_of
+from bridge.webhook.refusals import NOT_SIGNED, TRY_LATER, UNSIGNED, Refusals, RefusedError
+from bridge.webhook.repeats import RecentEvents
+from bridge.webhook.signature import Verified, verify
+from bridge.webhook.spans import WebhookSpans, begin_publish, end_publish, publish_in
+from bridge.webhook.trust import Trust
+
+log = Log(__name__)
+
+# How many unroutable routing keys are remembered; those of more events are not logged.
+MAX_UNROUTABLE: Final = 100
+# Kept back from the time for a response, so that it arrives in time.
+RESPONSE_RESERVE_SECONDS: Final = 0.1
+# Failures that a genuine webhook can have: signed by an earlier scheme, or delivered late.
+_UNREADABLE: Final = frozenset(("missing", "malformed", "stale", "future"))
+
+
+def webhook_limits(settings: WebhookSettings) -> Limits:
+    """Return the limits of the public port."""
+    return Limits(
+        max_connections=settings.max_connections,
+        max_header_bytes=settings.max_header_bytes,
+        max_headers=settings.max_headers,
+        max_body_bytes=settings.max_body_bytes,
+        max_buffered_bytes=settings.max_buffered_bytes,
+        idle_timeout_seconds=settings.idle_timeout_seconds,
+        body_timeout_seconds=settings.body_timeout_seconds,
+        keep_alive_seconds=settings.keep_alive_seconds,
+    )
+
+
+def _is_asked_again(endpoint: Endpoint) -> bool:
+    """Whether the service is to send again what bears no signature that can be read."""
+    return endpoint.settings.unsigned == UNSIGNED.status
+
+
+def _seconds_for(endpoint: Endpoint, settings: WebhookSettings) -> float:
+    """Return within which time an endpoint's webhooks are answered, with the reserve kept back."""
+    return max(settings.response_seconds(endpoint.settings) - RESPONSE_RESERVE_SECONDS, 0.0)
+
+
+class Unconfirmed:
+    """A webhook whose event was written, and its answer, which waits for the confirm."""
+
+    __slots__ = ("answer", "event", "span", "webhook")
+
+    def __init__(self, webhook: Webhook, event: Event, span: Span) -> None:
+        self.webhook = webhook
+        self.event = event
+        self.span = span
+        self.answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+
+
+class Receiver:
+    """Answers the webhooks of every endpoint; `refusals` refuses and counts everything else."""
+
+    def __init__(
+        self,
+        settings: WebhookSettings,
+        *,
+        endpoints: Sequence[Endpoint],
+        publisher: Publisher,
+        upkeep: Upkeep,
+        metrics: WebhookMetrics,
+        outcome_exchange: str | None = None,
+        spans: WebhookSpans | None = None,
+    ) -> None:
+        self._settings = settings
+        self._exchange = settings.exchange
+        self._upkeep = upkeep
+        self._publisher = publisher
+        self._metrics = metrics
+        self._endpoints = {endpoint.path: endpoint for endpoint in endpoints}
+        self.refusals = Refusals(
+            {endpoint.path: endpoint.scheme.header for endpoint in endpoints},
+            metrics=metrics,
+            get_paths={endpoint.path for endpoint in endpoints if endpoint.scheme.takes_get},
+            unsigned_paths={one.path for one in endpoints if _is_asked_again(one)},
+            health_path=settings.health_path,
+        )
+        self.trust = Trust(endpoints)
+        # Where there is only one, every line of the log is about it.
+        self._in_flight = InFlight(metrics, self.refusals, spans, names_routes=len(endpoints) > 1)
+        self._process_id = uuid.uuid4().hex
+        self._numbers = itertools.count(1)
+        self._recent = RecentEvents(settings.repeat_window)
+        self._outcomes = (
+            None
+            if outcome_exchange is None
+            else ReceiptOutcomes(outcome_exchange, publisher=publisher, recent=self._recent)
+        )
+        # By the endpoint's path; those who wait equally long are in one line.
+        self._response_seconds = {one.path: _seconds_for(one, settings) for one in endpoints}
+        lines = {
+            seconds: ConfirmDeadlines(seconds, self._on_deadline)
+            for seconds in self._response_seconds.values()
+        }
+        self._unconfirmed = {path: lines[s] for path, s in self._response_seconds.items()}
+        # Routing keys of events that no queue took, until one with the same key is taken.
+        self._unroutable: set[str] = set()
+        self._queue_missing = asyncio.Event()
+
+    async def serve(self, connection: Connection) -> None:
+        """Declare the topology and publish on this connection; `Link.run` calls it."""
+        await self._upkeep.ensure(connection)
+        await self._upkeep.mend_beside(self._publisher.serve, connection, self._queue_missing)
+
+    def answer(self, request: Request) -> Answer:
+        """Answer one request on the public port."""
+        refused = self.refusals.judge(request.method, request.path, request.headers)
+        if refused is None:
+            return self._accept(self._in_flight.begin(request, self._endpoints[request.path]))
+        self.refusals.count(request.method, request.path, refused)
+        return refused
+
+    # The straight line
+
+    def _accept(self, webhook: Webhook) -> Answer:
+        """Answer 200 when that is the truth; refuse otherwise."""
+        try:
+            if self._in_flight.count > self._settings.max_in_flight:
+                raise RefusedError(TRY_LATER, "overloaded")  # noqa: TRY301  as all refusals
+            verified = self._verify(webhook)
+            event = self._name(webhook, verified)
+            return self._publish_at_once(webhook, event) or self._publish_later(webhook, event)
+        except Exception as error:  # noqa: BLE001  a bug is answered too
+            return self._refuse(webhook, error)
+
+    def _verify(self, webhook: Webhook) -> Verified:
+        request, endpoint = webhook.request, webhook.endpoint
+        self._metrics.http_size.labels(endpoint.path).observe(len(request.body))
+        now = time.time()
+        try:
+            verified = verify(
+                endpoint.scheme,
+                endpoint.keys,
+                request.headers,
+                request.body,
+                now=now,
+                query=request.query,
+                method=request.method,
+            )
+        except InvalidSignatureError as error:
+            fault = error.fault
+            self._metrics.verifications.labels(fault, "none").inc()
+            self.trust.note_refused(endpoint, fault)
+            is_unreadable = fault in _UNREADABLE and _is_asked_again(endpoint)
+            response = UNSIGNED if is_unreadable else NOT_SIGNED
+            raise RefusedError(response, "invalid_signature", fault) from None
+        self.trust.note_verified(endpoint)
+        key = "current" if verified.key_index == 0 else "previous"
+        self._metrics.verifications.labels("valid", key).inc()
+        if verified.timestamp is not None:
+            self._metrics.signature_age.observe(max(0.0, now - verified.timestamp))
+        return verified
+
+    def _name(self, webhook: Webhook, verified: Verified) -> Event:
+        request = webhook.request
+        if request.method == "GET":
+            webhook.request = request = as_form(request)
+        content_type = request.header(b"content-type")
+        settings = webhook.endpoint.settings
+        encoding = request.header(b"content-encoding")
+        event = webhook.event = name_event(request.body, content_type, verified, settings, encoding)
+        return event
+
+    def _publish_at_once(self, webhook: Webhook, event: Event) -> Answer | None:
+        """Publish an event that has nothing to wait for but its confirm; None for any other."""
+        has_outcomes = self._outcomes is not None and event.receipts
+        key = event.repeat_key
+        if has_outcomes or self._recent.is_in_flight(key):
+            return None
+        if self._recent.is_remembered(key):
+            return self._accepted(webhook, event, is_new=False)
+        span = begin_publish(webhook.span, self._exchange)
+        publication = self._publisher.write_at_once(
+            event.body,
+            exchange=self._exchange,
+            routing_key=event.routing_key,
+            properties=self._properties(webhook, event, span.headers),
+        )
+        if publication is None:
+            return None
+        self._recent.follow(key, publication)
+        waiting = Unconfirmed(webhook, event, span)
+        line = self._unconfirmed[webhook.endpoint.path]
+        line.add(publication, waiting)
+        # A confirm may come long after the answer: until then nothing else of the webhook is kept.
+        publication.when_known(partial(self._on_known, line, publication))
+        return waiting.answer
+
+    def _on_known(
+        self,
+        line: ConfirmDeadlines[Publication, Unconfirmed],
+        publication: Publication,
+        _is_stored: bool,  # noqa: FBT001
+    ) -> None:
+        waiting = line.discard(publication)
+        if waiting is not None:
+            self._settle(waiting, publication.error)
+
+    def _on_deadline(self, publication: Publication, waiting: Unconfirmed) -> None:
+        self._settle(waiting, publication.time_out())
+
+    def _settle(self, waiting: Unconfirmed, error: PublishError | None) -> None:
+        answer = waiting.answer
+        if answer.cancelled():  # The client was cut off, and is told nothing.
+            self._in_flight.forget()
+            return
+        try:
+            end_publish(waiting.span, error)
+            if error is None:
+                response = self._accepted(waiting.webhook, waiting.event, is_new=True)
+            else:
+                response = self._refuse(waiting.webhook, error)
+        except Exception as bug:  # noqa: BLE001  a bug is answered too
+            answer.set_exception(bug)
+        else:
+            answer.set_result(response)
+
+    def _publish_later(self, webhook: Webhook, event: Event) -> Answer:
+        return asyncio.get_running_loop().create_task(self._publish(webhook, event))
+
+    async def _publish(self, webhook: Webhook, event: Event) -> Response:
+        """Publish an event and what its receipts say, in turn with its repeats, once there is room.
+
+        Publishes nothing that was published before, and returns when all of it is confirmed.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._response_seconds[webhook.endpoint.path]
+        span = webhook.span
+        publish_event = publish_in(
+            span, self._exchange, partial(self._publish_event, webhook, event, deadline)
+        )
+        try:
+            if self._outcomes is None or not event.receipts:
+                is_new = await publish_event
+            else:
+                tell = self._outcomes.publish(
+                    event, span.headers, at=time.time(), deadline=deadline
+                )
+                is_new = any(await all_of(publish_event, tell))
+        except asyncio.CancelledError:
+            self._in_flight.forget()
+            raise
+        except Exception as error:  # noqa: BLE001  a bug is answered too
+            return self._refuse(webhook, error)
+        return self._accepted(webhook, event, is_new=is_new)
+
+    def _publish_event(
+        self, webhook: Webhook, event: Event, deadline: float, trace: TraceHeaders
+    ) -> Coroutine[Any, Any, bool]:
+        def write() -> Awaitable[Publication]:
+            return self._publisher.write(
+                event.body,
+                exchange=self._exchange,
+                routing_key=event.routing_key,
+                properties=self._properties(webhook, event, trace),
+                deadline=deadline,
+            )
+
+        return self._recent.once(event.repeat_key, write, deadline=deadline)
+
+    def _properties(self, webhook: Webhook, event: Event, trace: TraceHeaders) -> Properties:
+        message_id = f"{self._process_id}-{next(self._numbers)}"
+        return properties_of(event, webhook.request, message_id=message_id, trace=trace)
+
+    def _accepted(self, webhook: Webhook, event: Event, *, is_new: bool) -> Response:
+        if not is_new:
+            return self._in_flight.end(webhook, "duplicate", None, webhook.endpoint.accepted)
+        if event.routing_key in self._unroutable:
+            self._unroutable.discard(event.routing_key)
+            log.info(
+                "events_routable",
+                exchange=self._exchange,
+                type=self._metrics.type_label(event.type),
+            )
+        return self._in_flight.end(
+            webhook,
+            "unparsed" if event.type is None else "published",
+            None,
+            webhook.endpoint.accepted,
+        )
+
+    def _refuse(self, webhook: Webhook, error: Exception) -> Response:
+        match error:
+            case RefusedError():
+                return self._in_flight.end(webhook, error.outcome, error.why, error.response)
+            case PublishError():
+                why = error.why
+                if error.fault == "returned" and webhook.event is not None:
+                    self._note_unroutable(webhook.event)
+            case TimeoutError():
+                why = "no confirm in time"
+            case _:
+                log.error("internal_error", cause=error)
+                why = "internal_error"
+        return self._in_flight.end(webhook, "publish_failed", why, TRY_LATER)
+
+    def _note_unroutable(self, event: Event) -> None:
+        """Have our own queue declared again, and log once that such events find no queue."""
+        self._queue_missing.set()
+        if event.routing_key not in self._unroutable and len(self._unroutable) < MAX_UNROUTABLE:
+            self._unroutable.add(event.routing_key)
+            log.warning(
+                "events_unroutable",
+                exchange=self._exchange,
+                type=self._metrics.type_label(event.type),
+                queue=self._settings.queue,
+                remedy="bind a queue to it with #: sms-bridge topology declare makes webhook.queue",
+            )

@@ -1,0 +1,345 @@
+"""Makes the objects of one process: its roles, its connections, its ports, what they share.
+
+`app` runs them and ends them.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from bridge import __version__
+from bridge.amqp.link import Link
+from bridge.amqp.publisher import Publisher
+from bridge.config import Role, Settings
+from bridge.config.environment import REVISION_VARIABLE
+from bridge.credentials import Secrets
+from bridge.http.admin import LIMITS as ADMIN_LIMITS
+from bridge.http.admin import Health, admin_handler
+from bridge.http.limits import fit_open_files
+from bridge.http.listener import Listener
+from bridge.http.service import Hooks
+from bridge.start_checks import broker_login, webhook_endpoints
+from bridge.telemetry.line_writer import LineWriter
+from bridge.telemetry.log_setup import configure_logging
+from bridge.telemetry.logs import Level, Log
+from bridge.telemetry.metrics import BridgeMetrics, Registry, new_registry
+from bridge.telemetry.tracing.spans import Tracer
+from bridge.topology.declarations import (
+    bridge_topology,
+    dead_queue,
+    name_of,
+    retry_queue,
+    sorted_as_counted,
+)
+from bridge.topology.paused_queue import Note
+from bridge.topology.upkeep import Upkeep
+from bridge.worker.cluster.exchange import Peers
+from bridge.worker.cluster.joint_pause import JointPause, setup_of
+from bridge.worker.metrics import WorkerMetrics
+from bridge.worker.outcomes import Policy
+from bridge.worker.pausing.pace import Pace
+from bridge.worker.service.sender import Sender
+from bridge.worker.service.shape import Shape, shape_from
+from bridge.worker.service.transport import open_transport
+from bridge.worker.spans import WorkerSpans
+from bridge.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from bridge.webhook.metrics import WebhookMetrics
+    from bridge.webhook.webhook import Receiver
+
+log = Log(__name__)
+
+# Open files besides connections of the ports and to the API: the broker, secrets, the log, DNS.
+OWN_DESCRIPTORS: Final = 64
+
+ADMIN_LISTENER: Final = "admin listener"
+WEBHOOK_LISTENER: Final = "webhook listener"
+
+
+class Wiring:
+    """The objects of one process; `parts` are the coroutines that have to run, by name.
+
+    Its ports are bound here, and closed when their listeners end. From here on the process logs as
+    configured. Raises ConfigError when a role lacks what it needs, BridgeError when a port cannot
+    be taken.
+    """
+
+    def __init__(self, settings: Settings, roles: Collection[Role]) -> None:
+        self._settings = settings
+        self.registry = new_registry()
+        self.metrics = _bridge_metrics(settings, roles, self.registry)
+        records = {level: self.metrics.log_records.labels(level) for level in get_args(Level)}
+        writer = LineWriter(sys.stdout, dropped=self.metrics.log_lines_dropped.inc)
+        configure_logging(
+            settings.log.level,
+            settings.log.format,
+            stream=writer,
+            count=lambda level: records[level].inc(),
+            finish=writer.finish,
+        )
+        self.health = Health(self.metrics)
+        self.parts: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
+        self._links: list[Link] = []
+        self._publishers: list[Publisher] = []
+        self._secrets = Secrets(self.metrics)
+        for login in broker_login(settings):
+            self._secrets.watch("rabbitmq", login, lambda: None)
+        self._tracer = self._make_tracer(roles)
+        self.worker = self._make_worker() if "worker" in roles else None
+        self.webhook_listener = self._make_webhook() if "webhook" in roles else None
+        self.admin_listener = self._make_admin()
+
+    # The worker
+
+    def _make_worker(self) -> Worker:
+        settings = self._settings
+        metrics = _worker_metrics(settings, self.registry)
+        pace = Pace(
+            settings.worker.rate_limit,
+            policy=Policy.of(settings.worker),
+            outage_after_seconds=settings.worker.outage_after,
+            metrics=metrics,
+        )
+        publisher = self._make_publisher()
+        is_coordinated = settings.worker.coordination == "on"
+        peers = Peers(settings.worker.queue, is_enabled=is_coordinated, metrics=metrics)
+        shape = shape_from(settings.sms_api)
+        worker = Worker(
+            settings,
+            sender=self._make_sender(shape, pace, metrics),
+            pace=pace,
+            publisher=publisher,
+            upkeep=self._make_upkeep("worker"),
+            peers=peers,
+            metrics=metrics,
+        )
+        self._share_pauses(shape, pace, peers, can_take=lambda: worker.consumer.has_session)
+        _warn_of_short_drain(settings)
+        publish = partial(worker.operator_pause.beside, partial(peers.beside, publisher.serve))
+        self._link("worker publish", publish)
+        self._link("worker consume", worker.serve)
+        if (sorter := worker.sorter) is not None:
+            self._link("worker sort", sorter.serve)
+            self.health.ready["sorter"] = lambda: sorter.is_ready
+        self.health.ready["consumer"] = lambda: worker.consumer.is_registered or pace.is_holding
+        self.health.facts["worker"] = lambda: {
+            "queue": settings.worker.queue,
+            "paused": pace.paused or ("broker_blocked" if pace.broker_blocked else None),
+            "pauses": pace.pauses.facts(),
+            "outage_suspected": pace.is_outage_suspected,
+            "paused_by_operator": _shown(worker.operator_pause.note),
+            "retry_after_seconds": round(max(0.0, pace.gate.closed_seconds), 1),
+            "peers": peers.count if peers.is_up else None,
+            "copies_refused": worker.copies_refused,
+        }
+        return worker
+
+    def _share_pauses(
+        self, shape: Shape, pace: Pace, peers: Peers, *, can_take: Callable[[], bool]
+    ) -> None:
+        settings, secrets = self._settings, shape.login.watched
+        joint_pause = JointPause(
+            pace,
+            peers,
+            setup=lambda: setup_of(settings.sms_api, [secret.current for secret in secrets]),
+            can_take=can_take,
+            turn_seconds=settings.worker.retry_delays[0],
+        )
+        for secret in secrets:
+            self._secrets.watch("sms_api", secret, joint_pause.renew_key)
+
+    def _make_worker_spans(self) -> WorkerSpans | None:
+        if self._tracer is None:
+            return None
+        queue = self._settings.worker.queue
+        return WorkerSpans(self._tracer, queue=queue, api=self._settings.sms_api)
+
+    def _make_sender(self, shape: Shape, pace: Pace, metrics: WorkerMetrics) -> Sender:
+        settings = self._settings
+        return Sender(
+            shape,
+            transport=open_transport(
+                settings.sms_api, max_connections=settings.worker.most_in_flight
+            ),
+            metrics=metrics,
+            is_held=lambda: pace.is_held,
+            spans=self._make_worker_spans(),
+        )
+
+    # The webhook receiver
+
+    def _make_webhook(self) -> Listener:
+        # Here, so that a worker starts without its modules.
+        from bridge.webhook.metrics import WebhookMetrics
+        from bridge.webhook.own_queue import watched
+        from bridge.webhook.webhook import webhook_limits
+
+        settings = self._settings.webhook
+        metrics = WebhookMetrics(
+            self.registry,
+            paths=[endpoint.path for endpoint in settings.all_endpoints],
+            event_types=settings.known_types_of_all,
+            queues=() if settings.queue is None else (settings.queue,),
+            health_path=settings.health_path,
+        )
+        receiver = self._make_receiver(metrics)
+        self._link("webhook publish", watched(receiver.serve, settings.queue, metrics))
+        listener = Listener(
+            receiver.answer,
+            fit_open_files(
+                webhook_limits(settings),
+                reserved=self._count_reserved(),
+                setting="webhook.max_connections",
+            ),
+            section="webhook",
+            host=settings.host,
+            port=settings.port,
+            drain_timeout_seconds=settings.shutdown_timeout_seconds,
+            hooks=Hooks(
+                judge=receiver.refusals.judge,
+                on_refusal=receiver.refusals.count,
+                on_eviction=receiver.refusals.count_eviction,
+            ),
+        )
+        self.parts[WEBHOOK_LISTENER] = partial(_serve_webhooks, listener, receiver)
+        self.health.facts["webhook"] = lambda: {"refused": receiver.trust.facts()}
+        self.health.ready["listener"] = lambda: listener.is_accepting
+        return listener
+
+    def _make_receiver(self, metrics: "WebhookMetrics") -> "Receiver":
+        from bridge.webhook.spans import WebhookSpans
+        from bridge.webhook.webhook import Receiver
+
+        settings = self._settings.webhook
+        endpoints = webhook_endpoints(settings)
+        for endpoint in endpoints:
+            for secret in endpoint.secrets:
+                self._secrets.watch("webhook", secret, endpoint.use_secrets)
+        return Receiver(
+            settings,
+            endpoints=endpoints,
+            publisher=self._make_publisher(),
+            upkeep=self._make_upkeep("webhook"),
+            metrics=metrics,
+            outcome_exchange=self._settings.receipt_exchange,
+            spans=None if self._tracer is None else WebhookSpans(self._tracer),
+        )
+
+    def _count_reserved(self) -> int:
+        """Count the descriptors that everything but the public port may need."""
+        posts = 0 if self.worker is None else self._settings.worker.most_in_flight
+        return OWN_DESCRIPTORS + ADMIN_LIMITS.max_connections + posts
+
+    # What both have
+
+    def _make_tracer(self, roles: Collection[Role]) -> Tracer | None:
+        settings = self._settings.tracing
+        if settings.otlp_endpoint is None:
+            return None
+        # Takes half a second, and is installed only where it is wanted.
+        from bridge.telemetry.tracing.pipeline import Pipeline
+
+        pipeline = Pipeline(
+            settings.otlp_endpoint,
+            sample_ratio=settings.sample_ratio,
+            service="sms-bridge" if len(roles) > 1 else f"sms-bridge-{next(iter(roles))}",
+            version=__version__,
+            lost=lambda why, count: self.metrics.spans_dropped.labels(why).inc(count),
+        )
+        self.parts["tracing"] = pipeline.run
+        return pipeline
+
+    def _make_admin(self) -> Listener:
+        settings = self._settings.admin
+        self.metrics.connection_up.set_function(lambda: all(link.is_up for link in self._links))
+        self.metrics.connection_blocked.set_function(
+            lambda: any(link.is_blocked for link in self._links)
+        )
+        self.metrics.unconfirmed.set_function(
+            lambda: sum(publisher.unconfirmed for publisher in self._publishers)
+        )
+        listener = Listener(
+            admin_handler(self.health, self.registry),
+            ADMIN_LIMITS,
+            section="admin",
+            host=settings.host,
+            port=settings.port,
+        )
+        self.parts[ADMIN_LISTENER] = listener.run
+        self.parts["heartbeat"] = self.health.beat
+        self.parts["secrets"] = self._secrets.follow
+        return listener
+
+    def _make_publisher(self) -> Publisher:
+        publisher = Publisher(
+            self.metrics, timeout_seconds=self._settings.rabbitmq.publish_timeout_seconds
+        )
+        self._publishers.append(publisher)
+        return publisher
+
+    def _make_upkeep(self, role: Role) -> Upkeep:
+        needed = bridge_topology(self._settings, [role])
+        return Upkeep(needed, self._settings.rabbitmq.topology, metrics=self.metrics)
+
+    def _link(self, name: str, serve: Callable[..., Coroutine[Any, Any, None]]) -> None:
+        link = Link(name, self._settings.rabbitmq, self.metrics)
+        self._links.append(link)
+        self.parts[name] = partial(link.run, serve)
+
+
+async def _serve_webhooks(listener: Listener, receiver: "Receiver") -> None:
+    """Run the public port; at its end log what was only counted so far."""
+    try:
+        await listener.run()
+    finally:
+        receiver.refusals.flush_log()
+
+
+def _shown(note: Note | None) -> dict[str, str | None] | None:
+    return None if note is None else {"reason": note.reason, "since": note.since_text}
+
+
+def _warn_of_short_drain(settings: Settings) -> None:
+    """Warn when a drain may cut a POST off: nobody would know then whether it was sent."""
+    if settings.sms_api.timeout_seconds >= settings.worker.shutdown_timeout_seconds:
+        longer = "make worker.shutdown_timeout_seconds longer than sms_api.timeout_seconds"
+        log.warning("drain_may_cut_off", remedy=longer)
+
+
+def _worker_metrics(settings: Settings, registry: Registry) -> WorkerMetrics:
+    queue = settings.worker.queue
+    return WorkerMetrics(
+        registry,
+        queue=queue,
+        retry_queues=[retry_queue(queue, delay) for delay in settings.worker.retry_delays],
+        dead=dead_queue(queue),
+        queues_behind=sorted_as_counted(settings.worker),
+        error_codes=list(settings.sms_api.response.errors),
+    )
+
+
+def _published_to(settings: Settings, roles: Collection[Role]) -> Iterator[str]:
+    """Yield the exchanges that these roles publish to, as metrics name them."""
+    if "worker" in roles:
+        yield "default"
+    if "webhook" in roles:
+        yield settings.webhook.exchange
+    if settings.worker.outcome_exchange is not None:
+        yield settings.worker.outcome_exchange
+
+
+def _bridge_metrics(
+    settings: Settings, roles: Collection[Role], registry: Registry
+) -> BridgeMetrics:
+    topology = bridge_topology(settings, roles)
+    return BridgeMetrics(
+        registry,
+        component="all" if len(roles) > 1 else next(iter(roles)),
+        version=__version__,
+        revision=os.environ.get(REVISION_VARIABLE, "unknown"),
+        exchanges=list(_published_to(settings, roles)),
+        entities=[name_of(entity) for entity in (*topology.declarable, *topology.bindings)],
+    )

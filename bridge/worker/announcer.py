@@ -1,0 +1,95 @@
+"""Tell what became of a request: an event to whoever asked, and to the exchange of outcomes."""
+
+from bridge.amqp.properties import Properties
+from bridge.amqp.publisher import Publisher
+from bridge.errors import PublishError
+from bridge.outcome_event import OutcomeEvent, outcome_properties
+from bridge.telemetry.logs import Log
+from bridge.telemetry.tracing.trace_headers import TraceHeaders
+from bridge.worker.acceptances import Accepted
+from bridge.worker.envelope import Envelope
+from bridge.worker.outcomes import Dead, Outcome, Retried, Sent, attempts_after, name_of
+
+log = Log(__name__)
+
+
+class Announcer:
+    """Publishes each outcome event once; one that cannot be published is only logged."""
+
+    def __init__(self, publisher: Publisher, *, outcome_exchange: str | None) -> None:
+        self._publisher = publisher
+        self._outcome_exchange = outcome_exchange
+
+    async def announce(
+        self,
+        properties: Properties,
+        envelope: Envelope,
+        outcome: Outcome,
+        at: float,
+        *,
+        trace: TraceHeaders,
+    ) -> None:
+        """Tell the end of a message: to its `reply_to`, and to the exchange if there is one.
+
+        `at` is when it came about, in unix seconds; `trace` goes along. What is tried again has not
+        ended.
+        """
+        has_asked = properties.reply_to or self._outcome_exchange is not None
+        if not has_asked or isinstance(outcome, Retried):
+            return
+        targets = [("", properties.reply_to)]
+        if self._outcome_exchange is not None:
+            targets.append((self._outcome_exchange, name_of(outcome)))
+        for exchange, routing_key in targets:
+            if routing_key:
+                event = _event(envelope, outcome, at)
+                await self._publish(event, properties, trace, (exchange, routing_key))
+
+    async def answer_repeat(
+        self,
+        properties: Properties,
+        envelope: Envelope,
+        first: Accepted | None,
+        *,
+        trace: TraceHeaders,
+    ) -> None:
+        """Tell whoever asked what became of the first message with this id."""
+        if first is None or not properties.reply_to:
+            return
+        envelope = envelope._replace(attempts=first.attempts - 1)
+        event = _event(envelope, Sent(first.status, first.provider_id), first.at)
+        event = event._replace(is_duplicate=True)
+        await self._publish(event, properties, trace, ("", properties.reply_to))
+
+    async def _publish(
+        self,
+        event: OutcomeEvent,
+        properties: Properties,
+        trace: TraceHeaders,
+        target: tuple[str, str],
+    ) -> None:
+        exchange, routing_key = target
+        try:
+            await self._publisher.publish(
+                event.body(),
+                exchange=exchange,
+                routing_key=routing_key,
+                properties=outcome_properties(trace, properties.correlation_id),
+            )
+        except PublishError as error:
+            shown = exchange or "reply_to"
+            log.warning("outcome_not_published", target=shown, fault=error.fault, why=error.why)
+
+
+def _event(envelope: Envelope, outcome: Sent | Dead, at: float) -> OutcomeEvent:
+    """Say what became of a message, in the form that everybody is told."""
+    event = OutcomeEvent(
+        outcome=name_of(outcome),
+        at=at,
+        message_id=envelope.message_id or envelope.key,
+        attempts=attempts_after(envelope.attempts, outcome),
+        status=outcome.status,
+    )
+    if isinstance(outcome, Dead):
+        return event._replace(reason=outcome.reason, code=outcome.code, meaning=outcome.meaning)
+    return event._replace(provider_id=outcome.provider_id)

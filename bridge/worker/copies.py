@@ -1,0 +1,205 @@
+"""The properties of the copies that replace a message.
+
+Properties and headers with which the broker would refuse, drop, reroute or count a copy are left
+out; all others stay as they came.
+"""
+
+import re
+import time
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from bridge.amqp.field_values import as_they_came, header_bytes
+from bridge.amqp.properties import Properties, write_properties
+from bridge.telemetry.tracing.trace_headers import TraceHeaders
+from bridge.worker.envelope import (
+    ATTEMPTS,
+    CODE,
+    COPIES,
+    DEAD_AT,
+    DETAIL,
+    EARLIER_SPAN,
+    EXPIRES_AT,
+    FIRST_DELIVERED_AT,
+    MEANING,
+    MEMORY,
+    OF_EVENTS,
+    PREFIX,
+    REASON,
+    REPEATED,
+    STATUS,
+    TURN_AT,
+    UNCERTAIN_ATTEMPTS,
+    Envelope,
+    is_from_ladder,
+    read_expiration,
+    read_moment,
+)
+from bridge.worker.outcomes import Dead, Retried
+from bridge.worker.timestamps import write_moment
+
+MAX_DETAIL_CHARACTERS: Final = 500
+# Headers that the broker itself reads: to route a message, to describe its history, to find it in a
+# stream. On a copy they would be wrong. One `x-death` of a type that RabbitMQ 3.10.8 does not
+# expect has it return no more messages from the retry queues of any virtual host.
+_BROKERS_OWN: Final = re.compile(
+    "B?CC|x-(delivery-count|acquired-count|(first-|last-)?death.*|received-from|shovelled.*"
+    "|original-(cc|exchange|routing-key)|invalid-headers|routed-by|stream-filter-value|opt-.*)"
+)
+# The address at which the publisher of a message is answered directly. The broker takes it only on
+# the channel of a client that waits for answers, and closes any other.
+_DIRECT_REPLY: Final = "amq.rabbitmq.reply-to"
+
+
+def copy_properties(
+    properties: Properties,
+    envelope: Envelope,
+    outcome: Retried | Dead,
+    *,
+    max_bytes: int,
+    span: TraceHeaders = (),
+) -> Properties:
+    """Make the properties of the copy that replaces a delivery; `envelope` counts this attempt.
+
+    All stay as they came, except those that `_to_publish_anew` leaves out, and headers that do not
+    fit into `max_bytes` beside ours. A message without an id gets its key as id, so that every
+    later attempt sends the same key. `span`: that of the delivery, to which the next one's refers.
+    """
+    replaced, headers = _to_publish_anew(properties)
+    replaced.message_id = envelope.id_of_copies
+    # What is known of an earlier answer stays until the next one; no publisher can give them.
+    not_ours = () if is_from_ladder(headers) else (STATUS, CODE, MEANING)
+    for name in (DEAD_AT, TURN_AT, REPEATED, *not_ours, *OF_EVENTS):
+        headers.pop(name, None)
+    own: dict[str, Any] = {
+        REASON: outcome.reason,
+        DETAIL: outcome.detail[:MAX_DETAIL_CHARACTERS],
+        ATTEMPTS: envelope.attempts,
+        UNCERTAIN_ATTEMPTS: envelope.uncertain_attempts,
+        FIRST_DELIVERED_AT: write_moment(envelope.first_delivered_at),
+        COPIES: envelope.copies + 1,
+    }
+    if envelope.expires_at is not None:
+        own[EXPIRES_AT] = write_moment(envelope.expires_at)
+    if envelope.turn_at is not None:
+        own[TURN_AT] = write_moment(envelope.turn_at)
+    if envelope.has_been_copied:
+        own[REPEATED] = True
+    if span:
+        own[EARLIER_SPAN] = span[0][1]
+    if outcome.status is not None:
+        own[STATUS] = outcome.status
+        # That of an earlier answer, which goes with its status.
+        headers.pop(CODE, None)
+        headers.pop(MEANING, None)
+    if outcome.code is not None:
+        own[CODE] = outcome.code
+    if outcome.meaning is not None:
+        own[MEANING] = outcome.meaning
+    if isinstance(outcome, Dead):
+        own[DEAD_AT] = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return _fitted(replaced, headers, own, max_bytes)
+
+
+def sorted_properties(properties: Properties, envelope: Envelope, *, max_bytes: int) -> Properties:
+    """Make the properties with which a request waits in the queue of its class: as it came.
+
+    One without an id gets its key as id, so that all its copies have the same.
+    """
+    waiting = moved_properties(properties)
+    waiting.message_id = envelope.id_of_copies
+    headers, own = waiting.headers or {}, dict[str, Any]()
+    if envelope.has_been_copied:
+        own[REPEATED] = True
+    if envelope.expires_at is not None:
+        # The sooner of two; one that cannot be read stays, for the worker to refuse it.
+        told = read_moment(properties.headers or {}, EXPIRES_AT)
+        if told is not None or EXPIRES_AT not in (properties.headers or {}):
+            own[EXPIRES_AT] = write_moment(min(envelope.expires_at, told or envelope.expires_at))
+    return _fitted(waiting, headers, own, max_bytes)
+
+
+def _fitted(
+    properties: Properties, headers: dict[str, Any], own: dict[str, Any], max_bytes: int
+) -> Properties:
+    """Return the properties with both kinds of headers, or with as many as fit into a frame."""
+    properties.headers = headers | own
+    if not properties.headers:
+        # All others are short.
+        return properties
+    excess = len(write_properties(properties)) - max_bytes
+    if excess > 0:
+        properties.headers = _without_the_largest(headers, own, excess) | own
+    return properties
+
+
+def _without_the_largest(
+    headers: dict[str, Any], own: dict[str, Any], excess: int
+) -> dict[str, Any]:
+    """Leave out as many of the largest headers as it takes, the bridge's own ones last.
+
+    A copy that is over the limit of a frame could never be published. With none of them it is
+    small: all other properties are short, and the smallest frame of AMQP has 4,096 bytes.
+    """
+    sizes = {name: header_bytes(name, value) for name, value in headers.items() if name not in own}
+    kept = dict(headers)
+    for name in sorted(sizes, key=lambda name: (name.startswith(PREFIX), -sizes[name])):
+        if excess <= 0:
+            break
+        del kept[name]
+        excess -= sizes[name]
+    return kept
+
+
+def _to_publish_anew(properties: Properties) -> tuple[Properties, dict[str, Any]]:
+    """Return properties and headers with which the broker takes a message a second time.
+
+    Left out are those with which it would refuse (`user_id`, a direct reply), drop (`expiration`),
+    reroute or count the copy.
+    """
+    anew = properties.copy()
+    anew.user_id = None
+    anew.expiration = None
+    anew.delivery_mode = 2
+    if anew.reply_to == _DIRECT_REPLY:
+        anew.reply_to = None
+    headers = {
+        name: value
+        for name, value in as_they_came(properties.headers).items()
+        if not _BROKERS_OWN.fullmatch(name)
+    }
+    return anew, headers
+
+
+def moved_properties(properties: Properties) -> Properties:
+    """Make the properties of a message that is published again as it is, to another place.
+
+    Without those that `_to_publish_anew` leaves out; `expiration` becomes `sms-bridge-expires-at`.
+    """
+    moved, headers = _to_publish_anew(properties)
+    expires_at = read_expiration(properties, time.time())
+    if expires_at is not None:
+        headers.setdefault(EXPIRES_AT, write_moment(expires_at))
+    moved.headers = headers
+    return moved
+
+
+def renewed_properties(properties: Properties, *, is_repeated: bool, max_bytes: int) -> Properties:
+    """Make the properties of a request that is put to the end of its queue, without a count.
+
+    `is_repeated`: somebody may have sent it, which the broker no longer tells of the copy.
+    """
+    renewed = moved_properties(properties)
+    own: dict[str, Any] = {REPEATED: True} if is_repeated else {}
+    return _fitted(renewed, renewed.headers or {}, own, max_bytes)
+
+
+def replayed_properties(properties: Properties) -> Properties:
+    """Make the properties with which a dead letter starts anew: no attempts, the same key.
+
+    `sms-bridge-copies` stays: by it a worker tells this copy from the one that died.
+    """
+    replayed = moved_properties(properties)
+    headers = replayed.headers or {}
+    replayed.headers = {name: headers[name] for name in headers if name not in MEMORY}
+    return replayed

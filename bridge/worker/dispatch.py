@@ -1,0 +1,276 @@
+"""One delivery's way to the SMS API, to the outcome that its answer means.
+
+It waits for what comes before it, for its time, for the end of a pause, for a token of the rate
+limits and for a slot, in this order; then its request is posted, and `pace` rules on the answer.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final, get_args
+
+from bridge.config import WorkerSettings
+from bridge.errors import BrokerError
+from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery
+from bridge.worker.envelope import Envelope
+from bridge.worker.fates import Fate
+from bridge.worker.lanes import Lanes
+from bridge.worker.limits.capacity import Capacity, Slot
+from bridge.worker.metrics import WorkerMetrics
+from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent, put_off
+from bridge.worker.pausing.pace import Pace
+from bridge.worker.request import SendRequest
+from bridge.worker.segments import Encoding, count_segments
+from bridge.worker.service.sender import Sender
+
+# What another worker would send again if this one were killed before the ack.
+_MAY_BE_SENT: Final = frozenset((Fate.SENT, Fate.UNCERTAIN))
+
+
+class Dispatcher:
+    """Takes each delivery to its outcome; what replaces it is not published here.
+
+    `now` gives unix seconds, `clock` the monotonic ones by which `lanes` remembers.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        *,
+        sender: Sender,
+        pace: Pace,
+        capacity: Capacity,
+        metrics: WorkerMetrics,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        # Read for each message; an attribute of a model takes ten times as long as one of ours.
+        # In a lane a message comes here when it is the first of its key.
+        self._is_ordered = settings.ordering == "recipient" and settings.lanes is None
+        self._max_age_seconds = settings.max_age
+        self._policy = Policy.of(settings)
+        self._lanes = Lanes(self._policy, clock=clock)
+        self._sender = sender
+        self._pace = pace
+        self._rates = pace.rates
+        self._capacity = capacity
+        self._segments = {one: metrics.segments.labels(one) for one in get_args(Encoding)}
+        self._acceptance_latency = metrics.acceptance_latency.labels(settings.queue)
+        self._urgent_latency = metrics.urgent_latency.labels()
+        self._now = now
+        self._is_stopping = False
+        self._last_sent_at = 0.0
+        metrics.last_sent.labels(settings.queue).set_function(lambda: self._last_sent_at)
+
+    def stop(self) -> None:
+        """Post no more requests: what has not left goes back to the queue."""
+        self._is_stopping = True
+
+    async def outcome_of(self, delivery: Delivery, request: SendRequest) -> Outcome:
+        """Post a delivery's request when it may go, and return what becomes of the delivery.
+
+        What may have been sent may keep its slot: call the delivery's `free_slot` after its ack.
+        Raises BrokerError when the delivery goes back to the queue: its session is over, or the
+        worker stops. Cancelled, it gives back what it held: its place, its token, its slot.
+        """
+        try:
+            if self._is_ordered:
+                return await self._send_in_order(delivery, request)
+            return await self._send(delivery, request)
+        finally:
+            self._pace.give_up_probe(delivery.envelope.key)
+
+    async def _send_in_order(self, delivery: Delivery, request: SendRequest) -> Outcome:
+        key = delivery.envelope.ordering_key or request.to
+        # In a pause, who waits takes the place of one that may end it.
+        may_wait = self._pace.paused is None
+        async with self._lanes.place(key, delivery, may_wait=may_wait) as place:
+            if place.behind_seconds is None:
+                outcome = await self._send(delivery, request)
+            else:
+                detail = "an earlier message of its ordering key is not settled"
+                outcome = Retried(
+                    reason="ordering", delay_seconds=place.behind_seconds, detail=detail
+                )
+            if isinstance(outcome, Retried) and outcome.reason != "not_before":
+                place.stay_ahead(outcome.delay_seconds)
+            return outcome
+
+    async def _send(self, delivery: Delivery, request: SendRequest) -> Outcome:
+        """Try until there is an outcome; a pause that begins or a slow-down starts it over."""
+        while True:
+            if self._is_stopping:
+                raise BrokerError("the worker stops")
+            if delivery.session.is_leaving:
+                raise BrokerError("its lane becomes another worker's")
+            outcome = await self._before_it_goes(delivery, request)
+            if outcome is not None:
+                if delivery.is_stale:
+                    raise BrokerError("the channel is gone")
+                return outcome
+            outcome = await self._post(delivery, request)
+            if outcome is not None:
+                self._count_acceptance(delivery, request, outcome)
+                return outcome
+
+    # Before it goes
+
+    async def _before_it_goes(self, delivery: Delivery, request: SendRequest) -> Outcome | None:
+        """Wait for all that needs no slot, of which there may be few.
+
+        Returns an outcome when the message may not go at all, or only later.
+        """
+        envelope = delivery.envelope
+        if (expired := self._expired(delivery)) is not None:
+            return expired
+        if envelope.not_before is not None:
+            early = await self._wait_until_due(delivery, envelope.not_before)
+            if early is not None:
+                return early
+        if self._pace.holds_senders and (held := self._wait_of_sender(request.sender)) is not None:
+            return held
+        if self._pace.is_wary:
+            away_seconds = await self._pace.admit(delivery, request.to, request.sender)
+            if away_seconds is not None:
+                why = self._pace.paused or "it looks like an outage"
+                detail = f"the worker is paused: {why}"
+                return put_off("paused", self._policy, detail=detail, wait_seconds=away_seconds)
+        if delivery.is_urgent:
+            return self._put_off(self._rates.urgent_seconds_on_ladder(request.sender))
+        return self._put_off_to_its_turn(delivery, request.sender)
+
+    def _wait_of_sender(self, sender: str) -> Retried | None:
+        """Have a message wait on the ladder while its sender has to wait and others go on."""
+        seconds = self._pace.sender_closed_seconds(sender)
+        if seconds <= 0:
+            return None
+        detail = "the SMS API has asked its sender for a wait"
+        return put_off("rate_limited", self._policy, detail=detail, wait_seconds=seconds)
+
+    def _expired(self, delivery: Delivery) -> Dead | None:
+        now, envelope, max_age = self._now(), delivery.envelope, self._max_age_seconds
+        if envelope.expires_at is not None and now >= envelope.expires_at:
+            return Dead(reason="expired", detail="its own expiry has passed")
+        if max_age is not None and now - envelope.age_starts_at >= max_age:
+            return Dead(reason="expired", detail=f"older than worker.max_age, {_age_of(envelope)}")
+        return None
+
+    async def _wait_until_due(self, delivery: Delivery, not_before: float) -> Retried | None:
+        """Wait for a moment that is near; one that is far is waited for on the ladder."""
+        remaining = not_before - self._now()
+        delay = self._policy.longest_within(remaining)
+        if delay <= remaining or remaining > MAX_HOLD_SECONDS:
+            detail = "its time has not come"
+            return Retried(reason="not_before", delay_seconds=delay, detail=detail)
+        if remaining > 0:
+            with delivery.waits("due"):
+                await asyncio.sleep(remaining)
+        return None
+
+    def _put_off_to_its_turn(self, delivery: Delivery, sender: str) -> Retried | None:
+        """Have it wait on the ladder when too many of its sender are before it."""
+        now, planned = self._now(), delivery.envelope.turn_at
+        seconds = self._rates.seconds_on_ladder(
+            sender, planned_in_seconds=None if planned is None else planned - now
+        )
+        if not seconds:
+            if planned is not None:
+                # One more try of it is given another time.
+                delivery.envelope = delivery.envelope._replace(turn_at=None)
+            return None
+        delivery.envelope = delivery.envelope._replace(turn_at=now + seconds)
+        return self._put_off(seconds)
+
+    def _put_off(self, seconds: float) -> Retried | None:
+        """Have it wait on the ladder for its turn; None when it has its turn here."""
+        if not seconds:
+            return None
+        return Retried(
+            reason="rate_limited",
+            delay_seconds=self._policy.longest_within(seconds),
+            detail="the rate limit asks for a longer wait than a delivery is held",
+        )
+
+    # It goes
+
+    async def _post(self, delivery: Delivery, request: SendRequest) -> Outcome | None:
+        """Post with a token and a slot, and return what the answer means for the delivery.
+
+        None says that it is to start over: it is held after its answer, or before it could go a
+        pause began or its time was over.
+        """
+        key = delivery.envelope.key
+        async with self._rates.token(
+            request.sender, delivery.waits, is_urgent=delivery.is_urgent
+        ) as token:
+            while True:
+                if not self._pace.is_open:
+                    with delivery.waits("pace"):
+                        await self._pace.until_open(key)
+                slot = self._capacity.free_slot() or await self._slot(delivery)
+                with slot:
+                    if not self._pace.lets_through(key) or self._expired(delivery) is not None:
+                        return None
+                    may_go = self._pace.is_open
+                    if may_go:
+                        if delivery.is_stale:
+                            raise BrokerError("the channel is gone")
+                        token.spend()
+                        request_number = self._pace.begin(key)
+                        slot.begin()
+                        try:
+                            answer = await self._sender.send(request, delivery)
+                        finally:
+                            self._pace.end(request_number)
+                        slot.answer = answer = self._pace.attribute(
+                            answer,
+                            delivery,
+                            request.to,
+                            request.sender,
+                            request_number=request_number,
+                        )
+                        if self._capacity.until_ack and answer.fate in _MAY_BE_SENT:
+                            delivery.give_slot_back = slot.keep()
+                if not may_go:
+                    continue
+                # After most slots are given back: when this begins a pause, who waited for the slot
+                # becomes the probe before the consumer looks whether it has to take one.
+                outcome = self._pace.rule(answer, delivery, request.to, request.sender)
+                if outcome is None or isinstance(outcome, Retried):
+                    # It is sent again anyway.
+                    delivery.free_slot()
+                return outcome
+
+    async def _slot(self, delivery: Delivery) -> Slot:
+        """Wait for a slot, as one that is about to go."""
+        is_other = self._pace.line_up(delivery.envelope.key)
+        try:
+            return await self._capacity.slot(delivery.waits, is_urgent=delivery.is_urgent)
+        finally:
+            self._pace.leave_line(is_other=is_other)
+
+    def _count_acceptance(self, delivery: Delivery, request: SendRequest, outcome: Outcome) -> None:
+        if not isinstance(outcome, Sent):
+            return
+        encoding, count = count_segments(request.text)
+        self._segments[encoding].inc(count)
+        self._last_sent_at = now = self._now()
+        published = delivery.envelope.dated_at
+        if published is not None:
+            # What was sent ahead of its time is late only after that time.
+            due = max(published, delivery.envelope.not_before or 0)
+            age = max(0.0, now - due)
+            self._acceptance_latency.observe(age, delivery.trace_id)
+            if delivery.is_urgent:
+                self._urgent_latency.observe(age, delivery.trace_id)
+
+
+def _age_of(envelope: Envelope) -> str:
+    """Say from when a message's age is counted, and what is wrong with its timestamp."""
+    if envelope.is_ahead:
+        return "counted from its first delivery: its timestamp lies in the future"
+    if envelope.published_at is None:
+        return "counted from its first delivery: it has no timestamp"
+    if envelope.dated_at is None:
+        return "counted from its timestamp, which lies more than a year back"
+    return "counted from its timestamp"

@@ -1,0 +1,79 @@
+"""Which message a delivery is, so that its redelivery is known again."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from bridge.amqp.wire import Body
+from bridge.config import WorkerSettings
+from bridge.worker.envelope import Envelope
+from bridge.worker.request import RequestReader, SendRequest
+
+_DIGEST_BYTES: Final = 16
+
+
+class Entry(NamedTuple):
+    """One delivery: which message it is, whether its publisher named it, which of its copies.
+
+    `try_of` tells the copies of one publish from those of a later one of the same message. What is
+    known by its text is as good as named.
+    """
+
+    message: bytes
+    has_id: bool
+    copies: int
+    try_of: str = ""
+
+
+EntryOf = Callable[[Envelope, Body], Entry]
+
+
+def find_entry_in(settings: WorkerSettings, *, short_codes: bool) -> EntryOf:
+    """Return how a message is known: by its id and body, or by its text and number.
+
+    `short_codes`: whether they are recipients.
+    """
+    if settings.deduplicate_by != "text":
+        return entry_of
+    reader = RequestReader(settings, short_codes=short_codes)
+
+    def by_text(envelope: Envelope, body: Body) -> Entry:
+        with contextlib.suppress(Exception):  # it is found out again when it is dispatched
+            return entry_of_text(envelope, reader.read(body))
+        return entry_of(envelope, body)
+
+    return by_text
+
+
+def pack_entry(entry: Entry) -> bytes:
+    """Write an entry as bytes, which is how many are remembered; equal entries are equal bytes."""
+    # The copies and the try are of headers, where a publisher may have written anything.
+    try_of = entry.try_of.encode("utf-8", "surrogatepass")
+    return b"%d %d %d %b%b" % (entry.has_id, entry.copies, len(try_of), try_of, entry.message)
+
+
+def unpack_entry(packed: bytes) -> Entry:
+    """Read what `pack_entry` wrote."""
+    has_id, copies, length, rest = packed.split(b" ", 3)
+    end = int(length)
+    try_of = rest[:end].decode("utf-8", "surrogatepass")
+    return Entry(rest[end:], has_id=has_id == b"1", copies=int(copies), try_of=try_of)
+
+
+def entry_of(envelope: Envelope, body: Body) -> Entry:
+    """Make the entry of a delivery. An id that is used for two bodies names two messages."""
+    has_id = envelope.message_id is not None
+    name = f"({envelope.message_id!a}, {None if has_id else envelope.published_at!a})"
+    digest = hashlib.blake2b(name.encode() + b"\0", digest_size=_DIGEST_BYTES)
+    digest.update(body)
+    return Entry(digest.digest(), has_id, envelope.copies, envelope.try_of)
+
+
+def entry_of_text(envelope: Envelope, request: SendRequest) -> Entry:
+    """Make the entry of a delivery where equal requests are one message, whatever their ids."""
+    members = [request.to, request.sender, request.text, request.model_extra]
+    written = json.dumps(members, sort_keys=True).encode()
+    message = hashlib.blake2b(written, digest_size=_DIGEST_BYTES).digest()
+    return Entry(message, has_id=True, copies=envelope.copies, try_of=envelope.try_of)

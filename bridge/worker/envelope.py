@@ -1,0 +1,271 @@
+"""What a message's properties and headers say.
+
+`sms-bridge-attempts`, `-uncertain-attempts`, `-copies`, `-first-delivered-at`, `-turn-at` and
+`x-sms-bridge-repeated` are the memory that a copy carries; `x-death` is not used, because RabbitMQ
+4 ignores it on messages that are published again. The set of headers is fixed and overwritten, so
+that no copy grows.
+"""
+
+import difflib
+import hashlib
+import re
+import uuid
+from datetime import datetime
+from typing import Any, Final, NamedTuple, get_args
+from urllib.parse import quote
+
+from bridge.amqp.properties import Properties
+from bridge.config import OnUncertain
+from bridge.errors import InvalidMessageError
+from bridge.telemetry.tracing.trace_headers import TraceHeaders, read_trace
+from bridge.worker.request import printable
+from bridge.worker.timestamps import YEAR_9999, to_seconds
+
+PREFIX: Final = "sms-bridge-"
+EXPIRES_AT: Final = "sms-bridge-expires-at"
+NOT_BEFORE: Final = "sms-bridge-not-before"
+ON_UNCERTAIN: Final = "sms-bridge-on-uncertain"
+ORDERING_KEY: Final = "sms-bridge-ordering-key"
+PRIORITY: Final = "sms-bridge-priority"
+REASON: Final = "sms-bridge-reason"
+DETAIL: Final = "sms-bridge-detail"
+ATTEMPTS: Final = "sms-bridge-attempts"
+UNCERTAIN_ATTEMPTS: Final = "sms-bridge-uncertain-attempts"
+FIRST_DELIVERED_AT: Final = "sms-bridge-first-delivered-at"
+COPIES: Final = "sms-bridge-copies"
+TURN_AT: Final = "sms-bridge-turn-at"
+STATUS: Final = "sms-bridge-status"
+CODE: Final = "sms-bridge-code"
+MEANING: Final = "sms-bridge-meaning"
+DEAD_AT: Final = "sms-bridge-dead-at"
+# What is added to our headers does not begin with the prefix: an older worker, in an upgrade or
+# after it is undone, refuses a dead letter that is moved back with one that it does not know.
+REPEATED: Final = "x-sms-bridge-repeated"
+# The traceparent of the delivery that a copy replaces, where spans are exported.
+EARLIER_SPAN: Final = "x-sms-bridge-earlier-span"
+
+# Headers in which the broker describes a message's history; on a copy they would be wrong.
+DELIVERY_COUNT: Final = "x-delivery-count"
+MEMORY: Final = (
+    *(REASON, DETAIL, ATTEMPTS, UNCERTAIN_ATTEMPTS),
+    *(FIRST_DELIVERED_AT, STATUS, CODE, MEANING, DEAD_AT, TURN_AT, EARLIER_SPAN, REPEATED),
+)
+# What may be set for one message.
+_SETTINGS: Final = (EXPIRES_AT, NOT_BEFORE, ON_UNCERTAIN, ORDERING_KEY, PRIORITY)
+# Headers of inbound events. A request may come with them; on a copy they would seem to be its own.
+OF_EVENTS: Final = tuple(
+    PREFIX + name for name in ("event-id", "body-sha256", "delivery", "provider-id", "message-id")
+)
+_KNOWN: Final = frozenset((*_SETTINGS, *MEMORY, COPIES, *OF_EVENTS))
+
+_PRIORITIES: Final = frozenset((None, "urgent", "normal"))
+_WAYS_ON_UNCERTAIN: Final = frozenset((None, *get_args(OnUncertain)))
+_MOMENT_CHARACTERS: Final = 20
+_VISIBLE_ASCII: Final = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
+_ESCAPE: Final = re.compile("%[0-9A-F]{2}")
+# Servers and gateways refuse or cut longer headers.
+MAX_KEY_CHARACTERS: Final = 255
+# A timestamp is believed when it claims no more than these: clocks differ a little, and whatever
+# is older was never set (0), or is in other units.
+MAX_AHEAD_SECONDS: Final = 5.0
+MAX_CLAIMED_AGE_SECONDS: Final = 365 * 24 * 3600.0
+
+
+class Envelope(NamedTuple):
+    """One message's facts. Moments are unix seconds.
+
+    `try_of` tells the copies of one publish from those of the next one with the same id. `turn_at`:
+    when the limit of its sender lets it through, if it waits on the ladder for that.
+    `put_off_for` is the reason for which it was on the ladder last.
+    `has_been_copied`: what is to replace it may be there already, without a confirm, or have been
+    made by another worker.
+    """
+
+    key: str
+    message_id: str | None
+    published_at: float | None
+    first_delivered_at: float
+    expires_at: float | None = None
+    not_before: float | None = None
+    on_uncertain: OnUncertain | None = None
+    ordering_key: str | None = None
+    attempts: int = 0
+    uncertain_attempts: int = 0
+    copies: int = 0
+    try_of: str = ""
+    turn_at: float | None = None
+    put_off_for: str | None = None
+    has_been_copied: bool = False
+    trace: TraceHeaders = ()
+
+    @property
+    def age_starts_at(self) -> float:
+        """When the message's age began: its timestamp, at the latest its first delivery."""
+        first, published = self.first_delivered_at, self.published_at
+        return first if published is None else min(published, first)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether its timestamp lies in the future of its first delivery."""
+        published = self.published_at
+        return published is not None and published > self.first_delivered_at + MAX_AHEAD_SECONDS
+
+    @property
+    def dated_at(self) -> float | None:
+        """Its timestamp, if there is one that can be true."""
+        published = self.published_at
+        if published is None or self.is_ahead:
+            return None
+        oldest = self.first_delivered_at - MAX_CLAIMED_AGE_SECONDS
+        return published if published >= oldest else None
+
+    @property
+    def id_of_copies(self) -> str:
+        """The `message_id` of the copies: without an id of its publisher, a message has its key."""
+        return self.message_id or self.key
+
+
+def bare_envelope(properties: Properties, *, now: float) -> Envelope:
+    """Read only what cannot be wrong: enough to settle a message whose headers are broken."""
+    message_id = properties.message_id or None
+    published = properties.timestamp
+    headers = properties.headers or {}
+    copies, began = headers.get(COPIES), headers.get(FIRST_DELIVERED_AT)
+    return Envelope(
+        key=_key_of(message_id) if message_id else uuid.uuid4().hex,
+        message_id=message_id,
+        published_at=published.timestamp() if isinstance(published, datetime) else None,
+        first_delivered_at=now,
+        expires_at=read_expiration(properties, now),
+        copies=copies if type(copies) is int else 0,
+        try_of=began[:_MOMENT_CHARACTERS] if isinstance(began, str) else "",
+    )
+
+
+def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
+    """Read what the publisher, or our own last copy, said about a message.
+
+    Raises InvalidMessageError, whose text names the header or property and never a value.
+    """
+    headers = properties.headers or {}
+    if not headers and not properties.expiration:
+        return bare
+    if not is_from_ladder(headers):
+        _refuse_unknown(headers)
+    on_uncertain = _read_text(headers, ON_UNCERTAIN)
+    if on_uncertain not in _WAYS_ON_UNCERTAIN:
+        raise InvalidMessageError(f"{ON_UNCERTAIN}: must be retry or park")
+    if _read_text(headers, PRIORITY) not in _PRIORITIES:
+        raise InvalidMessageError(f"{PRIORITY}: must be urgent or normal")
+    full = bare._replace(
+        expires_at=_read_expiry(properties, headers, bare),
+        not_before=_read_moment(headers, NOT_BEFORE),
+        on_uncertain=on_uncertain,  # type: ignore[arg-type]  # checked above
+        ordering_key=_read_text(headers, ORDERING_KEY),
+        trace=read_trace(headers.get("traceparent"), headers.get("tracestate")),
+    )
+    if DEAD_AT in headers:
+        # It starts anew, but for the count of its copies.
+        return full
+    return full._replace(
+        first_delivered_at=_read_moment(headers, FIRST_DELIVERED_AT) or bare.first_delivered_at,
+        # More than the headers say is known of one that is tried again without a copy.
+        attempts=max(bare.attempts, _read_count(headers, ATTEMPTS)),
+        uncertain_attempts=max(bare.uncertain_attempts, _read_count(headers, UNCERTAIN_ATTEMPTS)),
+        turn_at=_read_moment(headers, TURN_AT),
+        put_off_for=_read_word(headers, REASON),
+    )
+
+
+def is_from_ladder(headers: dict[str, Any]) -> bool:
+    """Whether a bridge wrote these headers on a retry copy, having checked what the publisher set.
+
+    A dead letter that somebody moved back starts anew.
+    """
+    return ATTEMPTS in headers and DEAD_AT not in headers
+
+
+def _refuse_unknown(headers: dict[str, Any]) -> None:
+    """Refuse a header that is meant for us and that nobody reads: a misspelt expiry, for one."""
+    for name in headers:
+        if name in _KNOWN:
+            continue
+        spelt = name.lower().replace("_", "-")
+        if spelt.startswith(PREFIX):
+            (nearest,) = difflib.get_close_matches(spelt, _SETTINGS, n=1, cutoff=0)
+            shown = printable(name, otherwise=f"a header {PREFIX}...")
+            raise InvalidMessageError(f"{shown}: is unknown; did you mean {nearest}?")
+
+
+def _key_of(message_id: str) -> str:
+    """Return the key of an id: visible ASCII, at most 255 characters, no two ids with one key.
+
+    An id that reads as if it were percent-encoded is percent-encoded itself.
+    """
+    is_visible = message_id.isascii() and message_id.isprintable() and " " not in message_id
+    if is_visible and ("%" not in message_id or _ESCAPE.search(message_id) is None):
+        return message_id
+    key = quote(message_id, safe=_VISIBLE_ASCII, encoding="utf-8", errors="surrogateescape")
+    if len(key) > MAX_KEY_CHARACTERS:
+        return hashlib.sha256(key.encode("ascii")).hexdigest()
+    return key
+
+
+def read_expiration(properties: Properties, now: float) -> float | None:
+    """Return when the AMQP expiration, in milliseconds from `now`, is over; never raises.
+
+    `now` is the first delivery, until which the broker itself has counted. The publisher's clock,
+    of which the timestamp is, may be hours off.
+    """
+    expiration = properties.expiration or ""
+    if not (expiration.isascii() and expiration.isdigit()):
+        return None
+    return min(now + int(expiration) / 1000, YEAR_9999)
+
+
+def _read_expiry(properties: Properties, headers: dict[str, Any], bare: Envelope) -> float | None:
+    if properties.expiration and bare.expires_at is None:
+        raise InvalidMessageError("expiration: must be a number of milliseconds")
+    moments = (_read_moment(headers, EXPIRES_AT), bare.expires_at)
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+def read_moment(headers: dict[str, Any], name: str) -> float | None:
+    """Read a header that holds a moment, as unix seconds; None when it is not there or wrong."""
+    try:
+        return _read_moment(headers, name)
+    except InvalidMessageError:
+        return None
+
+
+def _read_text(headers: dict[str, Any], name: str) -> str | None:
+    value = headers.get(name)
+    if isinstance(value, bytes | bytearray):
+        value = bytes(value).decode("utf-8", "replace")
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise InvalidMessageError(f"{name}: must be a text")
+
+
+def _read_word(headers: dict[str, Any], name: str) -> str | None:
+    value = headers.get(name)
+    return value if isinstance(value, str) else None
+
+
+def _read_count(headers: dict[str, Any], name: str) -> int:
+    value = headers.get(name, 0)
+    if type(value) is int and value >= 0:
+        return value
+    raise InvalidMessageError(f"{name}: must be a whole number")
+
+
+def _read_moment(headers: dict[str, Any], name: str) -> float | None:
+    value = headers.get(name)
+    if value is None:
+        return None
+    seconds = to_seconds(value)
+    if seconds is not None and YEAR_9999 < seconds <= YEAR_9999 * 1000:
+        raise InvalidMessageError(f"{name}: must be unix seconds; it looks like milliseconds")
+    if seconds is None or not 0 <= seconds <= YEAR_9999:
+        raise InvalidMessageError(f"{name}: must be unix seconds or RFC 3339 with a time zone")
+    return seconds

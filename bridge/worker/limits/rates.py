@@ -1,0 +1,269 @@
+"""How fast to send: the worker's rate limit, that of each sender, and the start after an outage.
+
+A delivery over a limit waits in the limit's line. Only the first in line takes a token, so that
+while it is held up, by a missing slot or by `Retry-After`, no tokens pile up behind it to be spent
+in one burst later.
+
+The line of one sender is short. A delivery that would have to wait for longer is given a time, and
+waits for it on the retry ladder, so that one sender's messages never fill the prefetch.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Final
+
+from bridge.config import RateLimitSettings
+from bridge.worker.delivery import MAX_HOLD_SECONDS, Waits
+from bridge.worker.limits.token_bucket import SlowStart, TokenBucket
+from bridge.worker.limits.token_line import Line, SenderLine, Token
+from bridge.worker.metrics import WorkerMetrics
+
+MAX_SENDERS: Final = 1000
+# How many deliveries may wait here for the limits of their senders, besides those that can be sent.
+# The room grows and shrinks in large steps: each change interrupts consuming for a moment.
+FIRST_ROOM: Final = 16
+MAX_ROOM: Final = 1024
+ROOM_FACTOR: Final = 4
+# How long to wait until the number of workers that share a limit is known.
+FIRST_SHARE_SECONDS: Final = 10.0
+
+
+class _Unlimited:
+    """Hands out one shared token: without a limit, a message should cost nothing here."""
+
+    def __init__(self) -> None:
+        self._token = Token()
+
+    async def __aenter__(self) -> Token:
+        return self._token
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+class RateLimits:
+    """The limits of one worker. Times are of the monotonic clock.
+
+    `most_wait_seconds`: who waits for its sender's limit for longer is sent up the ladder.
+    `changed` is set when `most_held` may say something else.
+    """
+
+    def __init__(
+        self,
+        limit: RateLimitSettings,
+        *,
+        most_wait_seconds: float,
+        changed: asyncio.Event,
+        metrics: WorkerMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit = limit
+        self._most_wait_seconds = min(most_wait_seconds, MAX_HOLD_SECONDS)
+        self._changed = changed
+        self._metrics = metrics
+        self._clock = clock
+        # Then nothing is sent before `share_with` has been called with the number of workers.
+        self.is_shared = limit.scope == "cluster" and any((limit.per_second, limit.per_sender))
+        self._workers = 1
+        self._last_seen: int | None = None
+        # Before that nobody knows what others have used.
+        self._shared_since = clock()
+        self._is_share_known = asyncio.Event()
+        self._common = Line()
+        self._bucket: TokenBucket | None = None
+        if limit.per_second is not None:
+            self._bucket = self._new_bucket(limit.per_second)
+            self._common.buckets.append(self._bucket)
+        self._slow_start: SlowStart | None = None
+        self._by_sender: OrderedDict[str, SenderLine] = OrderedDict()
+        self._unlimited = _Unlimited()
+        self._waiting = 0
+        self._room = FIRST_ROOM
+
+    def share_with(self, consumers: int) -> None:
+        """Divide the limits by the number of workers on the queue, as seen every second.
+
+        The larger of two counts in a row is used: workers that start together do not see each other
+        at once.
+        """
+        seen, self._last_seen = self._last_seen, consumers
+        if seen is not None:
+            self.divide_by(max(seen, consumers))
+
+    def divide_by(self, workers: int) -> None:
+        """Divide the limits by the number of workers, which is known for certain."""
+        if not self.is_shared or (workers == self._workers and self._knows_share):
+            return
+        self._workers = max(workers, 1)
+        if self._bucket is not None and self._limit.per_second is not None:
+            self._bucket.resize(*self._share(self._limit.per_second))
+        if self._limit.per_sender is not None:
+            share = self._share(self._limit.per_sender)
+            for line in self._by_sender.values():
+                for bucket in (line.plan, *line.buckets):
+                    bucket.resize(*share)
+        self._start()
+
+    def _start(self) -> None:
+        """Begin with empty buckets, once it is known how many workers fill them."""
+        if self._is_share_known.is_set():
+            return
+        self._shared_since = self._clock()
+        lines = self._by_sender.values()
+        for bucket in (*self._common.buckets, *(b for line in lines for b in line.buckets)):
+            bucket.fill_from(self._shared_since)
+        self._is_share_known.set()
+
+    @property
+    def _knows_share(self) -> bool:
+        return not self.is_shared or self._is_share_known.is_set()
+
+    async def _until_share_is_known(self) -> None:
+        """Wait for the first count, for FIRST_SHARE_SECONDS at most: the broker may not answer."""
+        if self._knows_share:
+            return
+        try:
+            async with asyncio.timeout(FIRST_SHARE_SECONDS):
+                await self._is_share_known.wait()
+        except TimeoutError:
+            self._start()
+
+    def most_held(self, concurrency: int) -> int:
+        """Return how many deliveries to take: those that are to be sent, and room for who waits."""
+        held = concurrency
+        if self._bucket is not None:
+            held = max(1, min(held, int(self._bucket.per_second * MAX_HOLD_SECONDS)))
+        if self._limit.per_sender is None:
+            return held
+        while self._waiting >= self._room < MAX_ROOM:
+            self._room *= ROOM_FACTOR
+        while self._room > FIRST_ROOM and self._waiting * ROOM_FACTOR**2 <= self._room:
+            self._room //= ROOM_FACTOR
+        return held + self._room
+
+    def seconds_on_ladder(self, sender: str, *, planned_in_seconds: float | None = None) -> float:
+        """Return in how many seconds a delivery has its turn, 0 when it is to wait for it here.
+
+        `planned_in_seconds` is what is left of the time that it was given before, if it was.
+        """
+        common = self._common_line()
+        if common.buckets and (wait := common.wait_seconds()) > MAX_HOLD_SECONDS:
+            return wait
+        line = self._sender_line(sender)
+        if line is None:
+            return 0.0
+        wait = line.plan.take() if planned_in_seconds is None else planned_in_seconds
+        here, most = line.wait_seconds(), self._most_wait_seconds
+        if wait <= most and here <= most and (here == 0 or self._has_room()):
+            return 0.0
+        if planned_in_seconds is not None and wait <= most < here:
+            # Its time has come, but others are waiting: without a new time all would come back at
+            # once.
+            wait = line.plan.take()
+        return max(wait, here)
+
+    def urgent_seconds_on_ladder(self, sender: str) -> float:
+        """Return in how many seconds an urgent delivery has its turn, 0 when it waits for it here.
+
+        It waits behind other urgent ones only, and takes no time in the plan of its sender.
+        """
+        line, common = self._sender_line(sender), self._common_line()
+        wait = max(one.urgent_wait_seconds() for one in (common, line or common))
+        return wait if wait > MAX_HOLD_SECONDS else 0.0
+
+    def token(
+        self, sender: str, waits: Waits, *, is_urgent: bool = False
+    ) -> AbstractAsyncContextManager[Token]:
+        """Wait in line until a request of this sender may go; `waits` measures that.
+
+        What is not spent within the `async with` block is given back at its end.
+        """
+        line, common = self._sender_line(sender), self._common_line()
+        if line is None and not common.buckets:
+            return self._unlimited
+        return self._limited(line, common, waits, is_urgent=is_urgent)
+
+    def start_slowly(self, *, workers: int = 1) -> None:
+        """Let few requests of all `workers` through at first, and twice as many each second."""
+        self._end_slow_start()
+        self._slow_start = SlowStart(workers, self._clock)
+        self._common.buckets.append(self._slow_start)
+
+    @asynccontextmanager
+    async def _limited(
+        self, line: SenderLine | None, common: Line, waits: Waits, *, is_urgent: bool
+    ) -> AsyncIterator[Token]:
+        token, came_at = Token(), self._clock()
+        is_held_up = common.holds_up or (line is not None and line.holds_up)
+        try:
+            with waits("rate") if is_held_up or not self._knows_share else nullcontext():
+                await self._wait_in_lines(token, line, common, is_urgent=is_urgent)
+            self._metrics.throttled.labels("local_limit").inc(self._clock() - came_at)
+            yield token
+        finally:
+            if not token.is_spent:
+                token.give_back()
+                if line is not None and not is_urgent:
+                    line.plan.give_back()
+
+    async def _wait_in_lines(
+        self, token: Token, line: SenderLine | None, common: Line, *, is_urgent: bool
+    ) -> None:
+        takes_room = line is not None and line.wait_seconds() > 0
+        self._waiting += takes_room
+        try:
+            await self._until_share_is_known()
+            if line is not None:
+                await token.wait_in(line, is_urgent=is_urgent)
+        finally:
+            self._waiting -= takes_room
+        await token.wait_in(common, is_urgent=is_urgent)
+
+    def _has_room(self) -> bool:
+        if self._waiting < self._room:
+            return True
+        self._changed.set()
+        return False
+
+    def _common_line(self) -> Line:
+        if self._slow_start is not None and self._slow_start.is_over:
+            self._end_slow_start()
+        return self._common
+
+    def _end_slow_start(self) -> None:
+        if self._slow_start is not None:
+            self._common.buckets.remove(self._slow_start)
+            self._slow_start = None
+
+    def _sender_line(self, sender: str) -> SenderLine | None:
+        if self._limit.per_sender is None:
+            return None
+        line = self._by_sender.get(sender)
+        if line is None:
+            per_second = self._limit.per_sender
+            line = SenderLine(self._new_bucket(per_second), plan=self._new_bucket(per_second))
+            self._by_sender[sender] = line
+        self._by_sender.move_to_end(sender)
+        if len(self._by_sender) > MAX_SENDERS:
+            self._forget_a_sender()
+        return line
+
+    def _forget_a_sender(self) -> None:
+        """Forget the sender that has been silent for longest."""
+        silent = next((name for name, line in self._by_sender.items() if not line.waiting), None)
+        if silent is not None:
+            del self._by_sender[silent]
+
+    def _new_bucket(self, per_second: float) -> TokenBucket:
+        bucket = TokenBucket(*self._share(per_second), self._clock)
+        if self.is_shared:
+            bucket.fill_from(self._shared_since)
+        return bucket
+
+    def _share(self, per_second: float) -> tuple[float, float]:
+        """Return this worker's rate and burst."""
+        burst = self._limit.burst or per_second
+        return per_second / self._workers, max(1.0, burst / self._workers)

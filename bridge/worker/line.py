@@ -1,0 +1,193 @@
+"""The straight line from a delivery to its end: claim, dispatch, replace, ack, settle, announce.
+
+`Line.process` is the whole way, one stage after the other.
+"""
+
+import asyncio
+import time
+from typing import Final, TypeGuard
+
+from bridge.config import WorkerSettings
+from bridge.errors import BrokerError, CopyRefusedError, InvalidMessageError
+from bridge.telemetry.logs import Log
+from bridge.worker.announcer import Announcer
+from bridge.worker.claims import Claims
+from bridge.worker.delivery import Delivery
+from bridge.worker.dispatch import Dispatcher
+from bridge.worker.entry import Entry
+from bridge.worker.envelope import read_envelope
+from bridge.worker.ledger import Claim, Kept, Repeat
+from bridge.worker.outcomes import Dead, Outcome, Retried
+from bridge.worker.request import RequestReader
+from bridge.worker.settle import Settler, accepted, count_attempt
+from bridge.worker.sorting.classes import is_urgent
+from bridge.worker.spans import WorkerSpans
+
+log = Log(__name__)
+
+# A longer step of the ladder is cut to this in a lane: the broker waits 30 minutes for an ack
+# (consumer_timeout), and others of the lane may be held behind it.
+MOST_WAIT_SECONDS: Final = 600.0
+
+
+class Line:
+    """Takes one delivery from its claim to its ack.
+
+    `spans` is None where none are exported. `short_codes`: whether they are recipients.
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        *,
+        claims: Claims,
+        dispatcher: Dispatcher,
+        settler: Settler,
+        announcer: Announcer,
+        spans: WorkerSpans | None,
+        short_codes: bool,
+    ) -> None:
+        self._settings = settings
+        self._reader = RequestReader(settings, short_codes=short_codes)
+        self._claims = claims
+        self._ledger = claims.ledger
+        self._dispatcher = dispatcher
+        self._settler = settler
+        self._announcer = announcer
+        self._spans = spans
+        self._has_classes = settings.priorities == "on"
+        self._has_lanes = settings.lanes is not None
+
+    async def process(self, delivery: Delivery) -> None:
+        """Send one message, or what it becomes instead, and ack it when that is confirmed.
+
+        Raises `BrokerError` or `CancelledError` where it stays unacked, and so comes again.
+        """
+        if self._spans is not None:
+            self._spans.begin(delivery)
+        entry = self._claims.entry_of(delivery)
+        claim = await self._claims.claim(delivery, entry)
+        if not isinstance(claim, Claim):
+            await self._end_repeat(delivery, entry, claim)
+            return
+        outcome = recalled = self._recall(delivery, entry)
+        try:
+            if outcome is None:
+                outcome = await self._dispatch(delivery)
+            while self._has_lanes and _is_tried_again(outcome):
+                await self._wait_in_lane(delivery, outcome, is_reported=outcome is recalled)
+                delivery.envelope = count_attempt(delivery.envelope, outcome)
+                outcome = None
+                outcome = await self._dispatch(delivery)
+            await self._settler.replace(delivery, outcome)
+        except BaseException as error:
+            # A try is counted when its wait is over.
+            kept = Kept(delivery.envelope, _rest_of(delivery, outcome), delivery.replacement)
+            delivery.free_slot()
+            is_refused = isinstance(error, CopyRefusedError)
+            self._claims.give_back(claim, entry, kept, is_refused=is_refused)
+            raise
+        acked = self._settler.ack(delivery, outcome)
+        # The ack leaves at the end of this turn of the event loop; the next POST is after it.
+        asyncio.get_running_loop().call_soon(delivery.free_slot)
+        at = time.time()
+        acceptance = accepted(delivery.envelope, outcome, at)
+        self._claims.settle(claim, entry, acceptance, acked=acked)
+        await self._announcer.announce(
+            delivery.properties, delivery.envelope, outcome, at, trace=delivery.trace
+        )
+
+    def _recall(self, delivery: Delivery, entry: Entry) -> Outcome | None:
+        kept = self._ledger.recall(entry, redelivered=delivery.redelivered)
+        return self._go_on_with(delivery, kept)
+
+    def _go_on_with(self, delivery: Delivery, kept: Kept | None) -> Outcome | None:
+        """Go on with what is known of a delivery that went back to the queue unsettled."""
+        if kept is None:
+            return None
+        delivery.envelope, delivery.replacement = kept.envelope, kept.replacement
+        return kept.outcome
+
+    async def _dispatch(self, delivery: Delivery) -> Outcome:
+        """Read a message and have it sent; whatever is wrong with it becomes an outcome."""
+        try:
+            delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
+            if self._has_classes:
+                delivery.is_urgent = is_urgent(delivery.properties)
+            request = self._reader.read(delivery.body)
+            return await self._dispatcher.outcome_of(delivery, request)
+        except InvalidMessageError as error:
+            return Dead(reason="invalid", detail=str(error))
+        except BrokerError:
+            raise
+        except Exception as error:  # a bug of ours must not hold the message for ever
+            log.exception("internal_error", message_id=delivery.envelope.key)
+            name = type(error).__name__
+            return Dead(reason="internal_error", detail=f"a bug in the bridge: {name}")
+
+    async def _wait_in_lane(
+        self, delivery: Delivery, outcome: Retried, *, is_reported: bool
+    ) -> None:
+        """Wait as on the ladder for the next try, but in its place.
+
+        What comes after it in its lane waits behind it, so that no other worker has to know of it
+        to keep the order. `is_reported`: the try was, and its wait was cut short. Raises
+        BrokerError when the lane is being left.
+        """
+        delivery.free_slot()
+        if not is_reported:
+            self._settler.report_try(delivery, outcome)
+            delivery.begin_again()
+            if self._spans is not None:
+                self._spans.begin(delivery)
+        if delivery.goes_back:
+            raise BrokerError("its lane becomes another worker's")
+        with delivery.waits("retry_in_lane"):
+            await asyncio.sleep(min(outcome.delay_seconds, MOST_WAIT_SECONDS))
+
+    async def _end_repeat(self, delivery: Delivery, entry: Entry, repeat: Repeat | None) -> None:
+        """Ack a repeat of what is settled, or (None) put it off until the first is settled."""
+        if repeat is None:
+            await self._put_off_repeat(delivery, entry)
+            return
+        acked = self._settler.ack(delivery, None)
+        self._ledger.note_repeat(entry, acked=acked)
+        await self._announcer.answer_repeat(
+            delivery.properties, delivery.envelope, repeat.first, trace=delivery.trace
+        )
+
+    async def _put_off_repeat(self, delivery: Delivery, entry: Entry) -> None:
+        kept = self._ledger.recall_repeat(entry, redelivered=delivery.redelivered)
+        outcome = self._go_on_with(delivery, kept) or self._outcome_of_repeat(delivery)
+        try:
+            await self._settler.replace(delivery, outcome)
+        except BaseException:
+            kept = Kept(delivery.envelope, outcome, delivery.replacement)
+            self._ledger.give_back_repeat(entry, kept)
+            raise
+        self._settler.ack(delivery, outcome)
+
+    def _outcome_of_repeat(self, delivery: Delivery) -> Outcome:
+        try:
+            delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
+        except InvalidMessageError as error:
+            return Dead(reason="invalid", detail=str(error))
+        return Retried(
+            reason="paused",
+            delay_seconds=self._settings.retry_delays[0],
+            detail="the first message with its id is still being worked on",
+        )
+
+
+def _is_tried_again(outcome: Outcome | None) -> TypeGuard[Retried]:
+    """Say whether there is another try; what is not due yet has no place in the order till then."""
+    return isinstance(outcome, Retried) and outcome.reason != "not_before"
+
+
+def _rest_of(delivery: Delivery, outcome: Outcome | None) -> Outcome | None:
+    """Take from a wait in a lane what is over of it, however often it is cut short."""
+    waited_seconds = delivery.waited_seconds.get("retry_in_lane")
+    if waited_seconds is None or not _is_tried_again(outcome):
+        return outcome
+    delay_seconds = min(outcome.delay_seconds, MOST_WAIT_SECONDS) - waited_seconds
+    return outcome._replace(delay_seconds=max(0.0, delay_seconds))

@@ -1,0 +1,311 @@
+"""What the worker counts."""
+
+from collections.abc import Sequence
+from typing import Final, Literal, get_args
+
+from bridge.telemetry.metrics import AGE_SECONDS, Catalogue, Registry
+from bridge.worker.delivery import WaitCause
+from bridge.worker.fates import (
+    DeliveryOutcome,
+    FinalOutcome,
+    PauseReason,
+    Result,
+    RetryReason,
+    WorkersDeadReason,
+)
+from bridge.worker.segments import Encoding
+
+# Upper bounds of buckets.
+HTTP_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30)
+WORK_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+# What matters of one-time codes.
+URGENT_SECONDS: Final = (0.1, 0.5, 2, 10)
+# There are as many of these as there are causes; the sums tell more.
+WAIT_SECONDS: Final = (0.1, 1, 10)
+ATTEMPTS: Final = (1, 2, 3, 5, 8, 13, 21)
+
+PROCESSED: Final[Sequence[tuple[DeliveryOutcome, str]]] = (
+    ("sent", "none"),
+    *(("retried", reason) for reason in get_args(RetryReason)),
+    *(("dead", reason) for reason in get_args(WorkersDeadReason)),
+    ("released", "shutdown"),
+    ("released", "copy_refused"),
+    ("dropped", "duplicate"),
+)
+# What is urgent passes what is not.
+MessageClass = Literal["urgent", "normal", "lane"]
+# Any other status counts as `other`.
+PROVIDER_CODES: Final = frozenset(
+    (
+        *(200, 201, 202, 204, 400, 401, 402, 403, 404, 408, 409),
+        *(413, 415, 422, 429, 500, 502, 503, 504),
+    )
+)
+
+
+class WorkerMetrics(Catalogue):
+    """What the worker counts.
+
+    `error_codes`: those of the API's own that are told apart; any other counts as `other`.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        queue: str,
+        retry_queues: Sequence[str],
+        dead: str,
+        queues_behind: Sequence[str] = (),
+        error_codes: Sequence[str] = (),
+    ) -> None:
+        super().__init__(registry)
+        self._error_codes = frozenset(error_codes)
+        self._flow(queue)
+        self._provider([*error_codes, "other"])
+        self._state(queue, queues_behind, retry_queues, dead)
+        self._sorting()
+        self._coordination()
+
+    def _flow(self, queue: str) -> None:
+        self.received = self._counter(
+            "sms_bridge_worker_messages_received_total",
+            "Deliveries from the broker.",
+            ("queue", "redelivered"),
+            [(queue, "true"), (queue, "false")],
+        )
+        self.processed = self._counter(
+            "sms_bridge_worker_messages_processed_total",
+            "What became of each delivery.",
+            ("queue", "outcome", "reason"),
+            [(queue, *pair) for pair in PROCESSED],
+        )
+        self.ladder = self._counter(
+            "sms_bridge_worker_ladder_messages_total",
+            "Copies that this worker stored on the retry ladder, and those that came back to it.",
+            ("queue", "event"),
+            [(queue, event) for event in ("stored", "returned")],
+        )
+        self.in_progress = self._gauge(
+            "sms_bridge_worker_messages_in_progress",
+            "Deliveries taken and not settled.",
+            ("queue",),
+            [queue],
+        )
+        self.concurrency_limit = self._gauge(
+            "sms_bridge_worker_concurrency_limit",
+            "How many requests may be in flight at once; worker.concurrency: auto moves it.",
+            ("queue",),
+            [queue],
+        )
+        self.processing_duration = self._histogram(
+            "sms_bridge_worker_processing_duration_seconds",
+            "From delivery to ack.",
+            WORK_SECONDS,
+            ("queue", "outcome"),
+            [(queue, outcome) for outcome in get_args(DeliveryOutcome)],
+        )
+        self.wait_duration = self._histogram(
+            "sms_bridge_worker_wait_duration_seconds",
+            "How long a delivery waited here for one cause; only of those that did.",
+            WAIT_SECONDS,
+            ("queue", "cause"),
+            [(queue, cause) for cause in get_args(WaitCause)],
+        )
+        self.queue_age = self._histogram(
+            "sms_bridge_worker_queue_age_seconds",
+            "From publishing to the first delivery.",
+            AGE_SECONDS,
+            ("queue",),
+            [queue],
+        )
+        self.acceptance_latency = self._histogram(
+            "sms_bridge_worker_acceptance_latency_seconds",
+            "From publishing to the API's acceptance.",
+            AGE_SECONDS,
+            ("queue",),
+            [queue],
+        )
+        self.without_timestamp = self._counter(
+            "sms_bridge_worker_messages_without_timestamp_total",
+            "First deliveries whose age is unknown: without a timestamp that can be true.",
+            ("queue",),
+            [queue],
+        )
+        self.attempts_per_message = self._histogram(
+            "sms_bridge_worker_attempts_per_message",
+            "Attempts that a finished request took.",
+            ATTEMPTS,
+            ("outcome",),
+            get_args(FinalOutcome),
+        )
+        self.segments = self._counter(
+            "sms_bridge_worker_segments_total",
+            "SMS segments of the accepted texts.",
+            ("encoding",),
+            get_args(Encoding),
+        )
+
+    def count_error(self, code: str) -> None:
+        """Count an answer with an error code of the API's own."""
+        self.provider_errors.labels(code if code in self._error_codes else "other").inc()
+
+    def _provider(self, error_codes: Sequence[str]) -> None:
+        self.provider_requests = self._counter(
+            "sms_bridge_worker_provider_requests_total",
+            "POSTs to the SMS API, by result.",
+            ("result",),
+            get_args(Result),
+        )
+        self.provider_responses = self._counter(
+            "sms_bridge_worker_provider_responses_total",
+            "Answers, by status.",
+            ("code",),
+            [*map(str, sorted(PROVIDER_CODES)), "other"],
+        )
+        self.provider_errors = self._counter(
+            "sms_bridge_worker_provider_errors_total",
+            "Answers with an error code of the service's own, by code.",
+            ("code",),
+            error_codes,
+        )
+        self.provider_pages = self._counter(
+            "sms_bridge_worker_provider_pages_total",
+            "Answers that count as sent by their status, and are a page for a browser.",
+        )
+        self.provider_duration = self._histogram(
+            "sms_bridge_worker_provider_request_duration_seconds",
+            "How long a POST took.",
+            HTTP_SECONDS,
+            ("result",),
+            get_args(Result),
+        )
+        self.provider_in_flight = self._gauge(
+            "sms_bridge_worker_provider_requests_in_flight", "POSTs that wait for an answer."
+        )
+        self.throttled = self._counter(
+            "sms_bridge_worker_throttled_seconds_total",
+            "Time that deliveries waited for their turn.",
+            ("cause",),
+            ("local_limit", "retry_after"),
+        )
+        self.paused = self._gauge(
+            "sms_bridge_worker_paused",
+            "1 while nothing new is taken.",
+            ("reason",),
+            get_args(PauseReason),
+        )
+        self.paused_since = self._gauge(
+            "sms_bridge_worker_paused_timestamp_seconds",
+            "When this worker began the pause that it is in; 0 = none.",
+            ("reason",),
+            get_args(PauseReason),
+        )
+        self.pauses = self._counter(
+            "sms_bridge_worker_pauses_total", "Pauses begun.", ("reason",), get_args(PauseReason)
+        )
+
+        self.outage_suspected = self._gauge(
+            "sms_bridge_worker_outage_suspected",
+            "1 while ten requests in a row or more have failed and no outage is certain yet.",
+        )
+
+    def _sorting(self) -> None:
+        self.sorted = self._counter(
+            "sms_bridge_worker_messages_sorted_total",
+            "Requests that were moved from the queue to that of their class.",
+            ("class",),
+            get_args(MessageClass),
+        )
+        self.urgent_latency = self._histogram(
+            "sms_bridge_worker_urgent_acceptance_latency_seconds",
+            "From publishing to the API's acceptance, of urgent requests; worker.priorities.",
+            URGENT_SECONDS,
+        )
+        self.sorter_up = self._gauge(
+            "sms_bridge_worker_sorter_up",
+            "1 while this process sorts the queue, as worker.priorities wants it.",
+        )
+
+    def _state(
+        self,
+        queue: str,
+        queues_behind: Sequence[str],
+        retry_queues: Sequence[str],
+        dead: str,
+    ) -> None:
+        self.oldest_held = self._gauge(
+            "sms_bridge_worker_oldest_held_message_timestamp_seconds",
+            "When the oldest unsettled delivery was published; 0 = none.",
+            ("queue",),
+            [queue],
+        )
+        self.queue_ready = self._gauge(
+            "sms_bridge_worker_queue_messages_ready",
+            "Messages ready in a queue, in the main one with those sorted from it. Every replica "
+            "reports it: use max by (queue).",
+            ("queue", "role"),
+            [
+                (queue, "main"),
+                *((name, "sorted") for name in queues_behind),
+                *((name, "retry") for name in retry_queues),
+                (dead, "dead_letter"),
+            ],
+        )
+        self.queue_consumers = self._gauge(
+            "sms_bridge_worker_queue_consumers",
+            "Consumers of the queue; a quorum queue counts a cancelled one until what it was given "
+            "is acked.",
+            ("queue",),
+            [queue],
+        )
+        self.queue_stats_timestamp = self._gauge(
+            "sms_bridge_worker_queue_stats_timestamp_seconds", "When the queues were last read."
+        )
+        self.consumer_up = self._gauge(
+            "sms_bridge_worker_consumer_up",
+            "1 while this process is registered as a consumer.",
+            ("queue",),
+            [queue],
+        )
+        self.last_delivery = self._gauge(
+            "sms_bridge_worker_last_delivery_timestamp_seconds",
+            "When the last delivery came in.",
+            ("queue",),
+            [queue],
+        )
+        self.last_sent = self._gauge(
+            "sms_bridge_worker_last_sent_timestamp_seconds",
+            "When the API last accepted a message.",
+            ("queue",),
+            [queue],
+        )
+        self.copies_refused = self._gauge(
+            "sms_bridge_worker_copies_refused",
+            "Messages that stay unacked, because the broker refuses the copies that replace them.",
+            ("queue",),
+            [queue],
+        )
+        self.poison_suspected = self._gauge(
+            "sms_bridge_worker_protocol_poison_suspected",
+            "1 when connections keep dying without a delivery in between.",
+        )
+
+    def _coordination(self) -> None:
+        self.peers = self._gauge(
+            "sms_bridge_worker_peers", "Other workers of the queue that were heard just now."
+        )
+        self.coordination_up = self._gauge(
+            "sms_bridge_worker_coordination_up",
+            "1 while this process hears the other workers of the queue, and can be heard.",
+        )
+        self.redelivery_questions = self._counter(
+            "sms_bridge_worker_redelivery_questions_total",
+            "Redeliveries that other workers were asked for, by what they knew; none is no answer.",
+            ("answer",),
+            ("unknown", "done", "kept", "none"),
+        )
+        self.peer_messages_malformed = self._counter(
+            "sms_bridge_worker_peer_messages_malformed_total",
+            "Messages on the workers' exchange that no worker says; they are ignored.",
+        )

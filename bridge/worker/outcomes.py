@@ -1,0 +1,236 @@
+"""What becomes of a delivery: sent, again later by the ladder, or dead; pure.
+
+`fates` says what an answer means; this weighs it against the attempts that the message has had.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, assert_never
+
+from bridge.config import OnUncertain, WorkerSettings
+from bridge.worker.fates import Answer, DeadReason, Fate, Result, RetryReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The settings that decide between a retry and a dead letter; a message may override them."""
+
+    max_attempts: int
+    max_uncertain_attempts: int
+    retry_delays_seconds: tuple[float, ...]
+    on_uncertain: OnUncertain = "retry"
+
+    @classmethod
+    def of(cls, settings: WorkerSettings) -> "Policy":
+        """Make the policy of a worker."""
+        return cls(
+            max_attempts=settings.max_attempts,
+            max_uncertain_attempts=settings.max_uncertain_attempts,
+            retry_delays_seconds=settings.retry_delays,
+            on_uncertain=settings.on_uncertain or "retry",
+        )
+
+    def is_last_try(self, *, attempts: int, uncertain_attempts: int) -> bool:
+        """Whether the next failure may make a message with these attempts a dead letter."""
+        return (
+            attempts + 1 >= self.max_attempts
+            or uncertain_attempts + 1 >= self.max_uncertain_attempts
+        )
+
+    def delay_for(self, attempts: int, *, at_least_seconds: float = 0) -> float:
+        """Return the ladder's step after so many attempts, or a longer one if that is asked for."""
+        step = self.retry_delays_seconds[min(attempts, len(self.retry_delays_seconds)) - 1]
+        if step >= at_least_seconds:
+            return step
+        fitting = [s for s in self.retry_delays_seconds if s >= at_least_seconds]
+        return fitting[0] if fitting else self.retry_delays_seconds[-1]
+
+    def longest_within(self, seconds: float) -> float:
+        """Return the longest step of the ladder that ends in time, the first one if none does."""
+        fitting = [step for step in self.retry_delays_seconds if step <= seconds]
+        return fitting[-1] if fitting else self.retry_delays_seconds[0]
+
+
+class Sent(NamedTuple):
+    """The API accepted it."""
+
+    status: int
+    provider_id: str | None = None
+
+
+class Retried(NamedTuple):
+    """A copy waits on the ladder; `burned` says whether an attempt was used up.
+
+    `uncertain` says whether it may have been sent, and counts even if no attempt was burned.
+    `code` is the API's own for its error, `meaning` what it says, in our words.
+    """
+
+    reason: RetryReason
+    delay_seconds: float
+    detail: str
+    status: int | None = None
+    burned: bool = False
+    uncertain: bool = False
+    code: str | None = None
+    meaning: str | None = None
+
+
+class Dead(NamedTuple):
+    """It goes to the dead-letter queue; `burned` says whether the last attempt counts."""
+
+    reason: DeadReason
+    detail: str
+    status: int | None = None
+    burned: bool = False
+    uncertain: bool = False
+    code: str | None = None
+    meaning: str | None = None
+
+
+Outcome = Sent | Retried | Dead
+
+
+def name_of(outcome: Outcome) -> Literal["sent", "retried", "dead"]:
+    """Name an outcome, as metrics and logs do."""
+    match outcome:
+        case Sent():
+            return "sent"
+        case Retried():
+            return "retried"
+        case Dead():
+            return "dead"
+
+
+def attempts_after(attempts: int, outcome: Outcome | None) -> int:
+    """Count the attempts of a message that had `attempts` before this outcome; a repeat is None."""
+    if outcome is None:
+        return attempts
+    return attempts + (isinstance(outcome, Sent) or outcome.burned)
+
+
+def decide(
+    answer: Answer, policy: Policy, *, attempts: int, uncertain_attempts: int, park: bool
+) -> Outcome:
+    """Turn the answer to a delivery's attempt into its outcome.
+
+    `attempts` and `uncertain_attempts` are those before this one. SETUP, AMBIGUOUS and SLOW_DOWN
+    burn nothing, for the fault need not be the message's, unless evidence shows that it is.
+    """
+    if answer.about == "message":
+        return _try_again_if_any_left("singled_out", answer, policy, attempts)
+    match answer.fate:
+        case Fate.SENT:
+            return Sent(status=answer.status or 0, provider_id=answer.provider_id)
+        case Fate.REFUSED:
+            return _dead("refused", answer)
+        case Fate.SETUP | Fate.AMBIGUOUS | Fate.SLOW_DOWN:
+            return put_off_for(answer, policy)
+        case Fate.UNCERTAIN:
+            # What has arrived of a text in several parts would arrive twice.
+            park = park or answer.in_part
+            is_last = park or uncertain_attempts + 1 >= policy.max_uncertain_attempts
+            if is_last or attempts + 1 >= policy.max_attempts:
+                return _dead("uncertain", answer)
+            return _try_again("uncertain", answer, policy, attempts)
+        case Fate.RETRY | Fate.NOT_SENT:
+            reason = _reason_to_try_again(answer.result)
+            return _try_again_if_any_left(reason, answer, policy, attempts)
+        case _:
+            assert_never(answer.fate)
+
+
+def _try_again_if_any_left(
+    reason: RetryReason, answer: Answer, policy: Policy, attempts: int
+) -> Outcome:
+    if attempts + 1 >= policy.max_attempts:
+        return _dead("exhausted", answer)
+    return _try_again(reason, answer, policy, attempts)
+
+
+def _try_again(reason: RetryReason, answer: Answer, policy: Policy, attempts: int) -> Retried:
+    wait_seconds = answer.retry_after_seconds or 0
+    return Retried(
+        reason=reason,
+        delay_seconds=policy.delay_for(attempts + 1, at_least_seconds=wait_seconds),
+        detail=answer.detail,
+        status=answer.status,
+        burned=True,
+        uncertain=answer.fate is Fate.UNCERTAIN,
+        code=answer.code,
+        meaning=answer.meaning,
+    )
+
+
+def _reason_to_try_again(result: Result) -> RetryReason:
+    match result:
+        case "timeout" | "connection_error" | "rate_limited":
+            return result
+        case "success" | "rejected" | "unauthorized" | "server_error" | "protocol_error":
+            return "server_error"
+        case _:
+            assert_never(result)
+
+
+def _dead(reason: DeadReason, answer: Answer) -> Dead:
+    return Dead(
+        reason=reason,
+        detail=answer.detail,
+        status=answer.status,
+        burned=True,
+        uncertain=answer.fate is Fate.UNCERTAIN,
+        code=answer.code,
+        meaning=answer.meaning,
+    )
+
+
+def put_off(
+    reason: RetryReason,
+    policy: Policy,
+    *,
+    detail: str,
+    wait_seconds: float = 0,
+    times: int = 1,
+    answer: Answer | None = None,
+) -> Retried:
+    """Send a delivery up the ladder without burning an attempt, for an answer if there was one.
+
+    It goes to the step that `times` says, or to one that lasts for `wait_seconds` if that is
+    longer, but not for more than twice as long: one that comes back too early is put off again.
+    """
+    step = policy.delay_for(times, at_least_seconds=wait_seconds)
+    if wait_seconds and step > 2 * wait_seconds:
+        step = policy.longest_within(wait_seconds)
+    if answer is None:
+        return Retried(reason=reason, delay_seconds=step, detail=detail)
+    return Retried(
+        reason=reason,
+        delay_seconds=step,
+        detail=detail,
+        status=answer.status,
+        uncertain=answer.fate is Fate.UNCERTAIN,
+        code=answer.code,
+        meaning=answer.meaning,
+    )
+
+
+def put_off_for(answer: Answer, policy: Policy, *, times: int = 1) -> Retried:
+    """Send a delivery up the ladder for an answer that is not to burn an attempt."""
+    return put_off(
+        _reason_to_put_off(answer.fate),
+        policy,
+        detail=answer.detail,
+        wait_seconds=answer.retry_after_seconds or 0,
+        times=times,
+        answer=answer,
+    )
+
+
+def _reason_to_put_off(fate: Fate) -> RetryReason:
+    match fate:
+        case Fate.SLOW_DOWN:
+            return "rate_limited"
+        case Fate.AMBIGUOUS:
+            return "ambiguous"
+        case Fate.SENT | Fate.REFUSED | Fate.SETUP | Fate.RETRY | Fate.UNCERTAIN | Fate.NOT_SENT:
+            return "paused"
+        case _:
+            assert_never(fate)

@@ -1,0 +1,172 @@
+"""Send one request: one POST, quick repeats only when it never left us; `shape` knows its form."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final, get_args
+
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_result,
+    stop_after_attempt,
+    stop_before_delay,
+    wait_random_exponential,
+)
+
+from bridge.errors import AttemptError
+from bridge.telemetry.logs import Log
+from bridge.worker.delivery import Delivery
+from bridge.worker.fates import Answer, Fate, Result, judge_failure
+from bridge.worker.metrics import PROVIDER_CODES, WorkerMetrics
+from bridge.worker.request import SendRequest
+from bridge.worker.service.echo import is_echo, is_number
+from bridge.worker.service.shape import Shape
+from bridge.worker.service.transport import ApiTransport
+from bridge.worker.spans import WorkerSpans, end_post
+
+log = Log(__name__)
+
+QUICK_TRIES: Final = 3
+QUICK_SECONDS: Final = 10.0
+_REMEDY_OF_PAGES: Final = (
+    "check sms_api.base_url and sms_api.path; sms_api.response.accepted can say what means yes"
+)
+
+
+class Sender:
+    """Posts requests to the SMS API through a transport that keeps `transport`'s promise.
+
+    While `is_held()`, what never left is not tried again. `spans` is None where none are exported.
+    No quick try begins `quick_seconds` after the first one.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        transport: ApiTransport,
+        metrics: WorkerMetrics,
+        is_held: Callable[[], bool] = lambda: False,
+        spans: WorkerSpans | None = None,
+        quick_seconds: float = QUICK_SECONDS,
+    ) -> None:
+        self._shape = shape
+        self._quick_seconds = quick_seconds
+        self._is_held = is_held
+        self._transport = transport
+        self._metrics = metrics
+        self.spans = spans
+        self._in_flight = 0
+        metrics.provider_in_flight.set_function(lambda: self._in_flight)
+        # Of each message one is counted: to look it up by its labels would cost as much again.
+        results = get_args(Result)
+        self._requests = {one: metrics.provider_requests.labels(one) for one in results}
+        self._durations = {one: metrics.provider_duration.labels(one) for one in results}
+        responses = metrics.provider_responses
+        self._responses = {code: responses.labels(str(code)) for code in PROVIDER_CODES}
+        self._other_responses = responses.labels("other")
+        self._pages = metrics.provider_pages.labels()
+        self._has_told_of_pages = False
+
+    async def send(self, request: SendRequest, delivery: Delivery) -> Answer:
+        """POST a delivery's request and say what became of it; never raises for what the API does.
+
+        A request that never left is tried again in place, at most three times in ten seconds.
+        Everything else is returned at once: repeating it is up to `pace` and the ladder.
+        """
+        started = time.monotonic()
+        answer = await self._post(request, delivery, started)
+        if answer.fate is not Fate.NOT_SENT:
+            return answer
+
+        async def sleep(seconds: float) -> None:
+            with delivery.waits("retry_in_place"):
+                await asyncio.sleep(seconds)
+
+        # A fresh object for each call: a shared one can report success for a failed send
+        # (tenacity issues 93 and 529).
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(QUICK_TRIES)
+            | stop_before_delay(self._quick_seconds - (time.monotonic() - started)),
+            wait=wait_random_exponential(multiplier=0.2, max=2),
+            retry=retry_if_result(_never_left),
+            retry_error_callback=_last_answer,
+            sleep=sleep,
+        )
+        tries = 0
+
+        async def attempt() -> Answer:
+            nonlocal answer, tries
+            tries += 1
+            if tries > 1 and not self._is_held():
+                answer = await self._post(
+                    request, delivery, time.monotonic(), tries_before=tries - 1
+                )
+            return answer
+
+        return await retrying(attempt)
+
+    async def aclose(self) -> None:
+        """Close the connections to the API."""
+        await self._transport.aclose()
+
+    async def _post(
+        self, request: SendRequest, delivery: Delivery, started: float, *, tries_before: int = 0
+    ) -> Answer:
+        span = None
+        if self.spans is not None:
+            span = self.spans.begin_post(delivery, tries_before=tries_before)
+        headers = None if span is None else span.headers
+        asked = self._shape.encode(request, delivery.envelope, headers)
+        answer: Answer | None = None
+        self._in_flight += 1
+        try:
+            reply = await self._transport.post(asked.url, asked.headers, asked.body, asked.common)
+            answer = self._shape.judge(reply)
+            if answer.code is not None and self._is_echo(answer.code, request):
+                answer = answer._replace(code=None, meaning=None)
+            if answer.provider_id is not None and is_number(answer.provider_id, request):
+                answer = answer._replace(provider_id=None)
+        except AttemptError as error:
+            answer = judge_failure(error.fault)
+        finally:
+            self._in_flight -= 1
+            if span is not None:
+                end_post(span, answer)
+        self._count(answer, time.monotonic() - started, delivery.trace_id)
+        return answer
+
+    def _is_echo(self, code: str, request: SendRequest) -> bool:
+        """Whether a code that no setting lists is part of the number, the text or a secret."""
+        if self._shape.knows(code):
+            return False
+        return is_echo(code, request) or self._shape.login.is_repeated(code)
+
+    def _count(self, answer: Answer, seconds: float, trace_id: str | None) -> None:
+        self._requests[answer.result].inc()
+        self._durations[answer.result].observe(seconds, trace_id)
+        if answer.status is not None:
+            self._responses.get(answer.status, self._other_responses).inc()
+        if answer.code is not None:
+            self._metrics.count_error(answer.code)
+        if answer.is_page:
+            self._count_page(answer.status)
+
+    def _count_page(self, status: int | None) -> None:
+        """Count a web page that counts as sent, and tell of the first one."""
+        self._pages.inc()
+        if not self._has_told_of_pages:
+            self._has_told_of_pages = True
+            log.warning("web_page_counts_as_sent", status=status, remedy=_REMEDY_OF_PAGES)
+
+
+def _never_left(answer: Answer) -> bool:
+    return answer.fate is Fate.NOT_SENT
+
+
+def _last_answer(state: RetryCallState) -> Answer:
+    outcome = state.outcome
+    assert outcome is not None  # noqa: S101  tenacity calls this after an attempt
+    answer: Answer = outcome.result()
+    return answer

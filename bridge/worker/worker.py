@@ -1,0 +1,353 @@
+"""Takes deliveries from the queue and gives back what it cannot finish, until it is drained.
+
+`line` is the way of each delivery, which runs in a task of ours.
+"""
+
+import asyncio
+import time
+from functools import partial
+
+from bridge.amqp.client import Connection
+from bridge.amqp.publisher import Publisher
+from bridge.config import Settings
+from bridge.errors import BrokerError, CopyRefusedError
+from bridge.telemetry.logs import Log
+from bridge.topology.upkeep import Upkeep
+from bridge.worker.announcer import Announcer
+from bridge.worker.claims import Claims
+from bridge.worker.cluster.answering import Answerer
+from bridge.worker.cluster.asking import Asker
+from bridge.worker.cluster.deduplication import Deduplication
+from bridge.worker.cluster.exchange import Peers
+from bridge.worker.cluster.repeated_copies import RepeatedCopies
+from bridge.worker.cluster.sharing import Sharing
+from bridge.worker.consumer import Consumer, Gauges
+from bridge.worker.delivery import Delivery
+from bridge.worker.dispatch import Dispatcher
+from bridge.worker.drain import finish, hand_over
+from bridge.worker.entry import find_entry_in
+from bridge.worker.held import HeldDeliveries
+from bridge.worker.ledger import Ledger
+from bridge.worker.limits.capacity import Capacity
+from bridge.worker.line import Line
+from bridge.worker.metrics import WorkerMetrics
+from bridge.worker.ordering.keys import ordering_key
+from bridge.worker.ordering.lane_consumer import Calls, LaneConsumer
+from bridge.worker.ordering.share import LaneShare
+from bridge.worker.ordering.turns import Turns
+from bridge.worker.own_queues import OwnQueues
+from bridge.worker.pausing.operator_pause import OperatorPause
+from bridge.worker.pausing.pace import Pace
+from bridge.worker.service.sender import Sender
+from bridge.worker.session import Session
+from bridge.worker.settle import Settler
+from bridge.worker.sorting.chosen import make_sorter
+
+log = Log(__name__)
+
+
+class Worker:
+    """Takes send requests from the queue and settles each of them."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        sender: Sender,
+        pace: Pace,
+        publisher: Publisher,
+        upkeep: Upkeep,
+        peers: Peers,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._settings = own = settings.worker
+        self._upkeep = upkeep
+        upkeep.changed = self._on_upkeep
+        self._peers = peers
+        self._sender = sender
+        self._pace = pace
+        self._ledger = Ledger(
+            heartbeat_seconds=settings.rabbitmq.heartbeat_seconds, window_seconds=own.deduplicate
+        )
+        self._entry_of = find_entry_in(own, short_codes=settings.sms_api.request.short_codes)
+        self._repeated_copies = RepeatedCopies(peers, self._ledger, entry_of=self._entry_of)
+        self._settler = Settler(
+            own,
+            publisher=publisher,
+            block=pace.block,
+            unblock=pace.unblock,
+            repeated_copies=self._repeated_copies,
+            may_set_aside=lambda: self._ledger.has_room_aside,
+            metrics=metrics,
+        )
+        metrics.copies_refused.labels(own.queue).set_function(lambda: self.copies_refused)
+        self._capacity = Capacity(own, changed=pace.changed)
+        self._dispatcher = Dispatcher(
+            own, sender=sender, pace=pace, capacity=self._capacity, metrics=metrics
+        )
+        self._queues = OwnQueues(own, metrics)
+        share = None if own.lanes is None else LaneShare(own.lanes, peers, changed=pace.changed.set)
+        self._turns = None if share is None else Turns()
+        self.sorter = make_sorter(
+            settings,
+            publisher=publisher,
+            peers=peers,
+            repeated_copies=self._repeated_copies,
+            share=share,
+            upkeep=upkeep,
+            metrics=metrics,
+        )
+        self.operator_pause = OperatorPause(own.queue, pace)
+        process = self._run if self._turns is None else partial(self._run_in_turn, self._turns)
+        self._held = HeldDeliveries(own.queue, process=process, metrics=metrics)
+        self.consumer = self._make_consumer(share, metrics)
+        self._held.let_go = self.consumer.let_go
+        self._asker, self._answerer = self._make_asker(metrics)
+        is_deduplicating = own.deduplicate is not None and peers.is_enabled
+        self._deduplication = Deduplication(peers, self._ledger.sent) if is_deduplicating else None
+        self._claims = self._make_claims()
+        self._line = self._make_line(publisher, short_codes=settings.sms_api.request.short_codes)
+        self._sharing = self._make_sharing()
+        limit = metrics.concurrency_limit.labels(own.queue)
+        limit.set_function(lambda: self._capacity.limit)
+
+    def _make_sharing(self) -> Sharing:
+        return Sharing(
+            self._queues.taken[0],
+            self._pace,
+            self._peers,
+            is_registered=lambda: self.consumer.is_registered,
+            cancelled_consumers=lambda: self._held.cancelled_consumers,
+        )
+
+    def _make_consumer(
+        self, share: LaneShare | None, metrics: WorkerMetrics
+    ) -> Consumer | LaneConsumer:
+        queue = self._settings.queue
+        gauges = Gauges(metrics.consumer_up.labels(queue).set, metrics.poison_suspected.set)
+        if share is not None:
+            return LaneConsumer(
+                queue,
+                share,
+                may_take=self._may_take,
+                changed=self._pace.changed,
+                calls=Calls(
+                    delivery=self._held.take,
+                    registered=self._on_registered,
+                    session_over=self._on_session_over,
+                    give_back=self._give_back,
+                ),
+                gauges=gauges,
+            )
+        consumer = Consumer(
+            queue,
+            prefetch=self._prefetch_of_each,
+            changed=self._pace.changed,
+            on_delivery=self._held.take,
+            on_registered=self._on_registered,
+            on_session_over=self._on_session_over,
+            gauges=gauges,
+        )
+        consumer.on_cancelled = self._held.note_cancel
+        return consumer
+
+    def _make_asker(self, metrics: WorkerMetrics) -> tuple[Asker, Answerer]:
+        """Make what asks the peers, and what answers them."""
+        asker = Asker(
+            self._peers,
+            self._ledger,
+            most_seconds=self._settings.redelivery_wait,
+            delays_seconds=self._settings.retry_delays,
+            on_change=self._make_room,
+            metrics=metrics,
+        )
+        consumers: list[Consumer | LaneConsumer] = [self.consumer]
+        ledgers = [self._ledger]
+        if self.sorter is not None:
+            consumers.append(self.sorter.consumer)
+            ledgers.append(self.sorter.mover.ledger)
+            self.sorter.mover.learn_of = asker.learn_of
+
+        async def prove() -> None:
+            await asyncio.gather(*(consumer.prove() for consumer in consumers))
+
+        answerer = Answerer(self._peers, *ledgers, is_asking=asker.is_asking, prove_session=prove)
+        return asker, answerer
+
+    def _make_claims(self) -> Claims:
+        return Claims(
+            self._settings,
+            ledger=self._ledger,
+            asker=self._asker,
+            repeated_copies=self._repeated_copies,
+            deduplication=self._deduplication,
+            pace=self._pace,
+            entry_of=self._entry_of,
+        )
+
+    def _make_line(self, publisher: Publisher, *, short_codes: bool) -> Line:
+        return Line(
+            self._settings,
+            claims=self._claims,
+            dispatcher=self._dispatcher,
+            settler=self._settler,
+            announcer=Announcer(publisher, outcome_exchange=self._settings.outcome_exchange),
+            spans=self._sender.spans,
+            short_codes=short_codes,
+        )
+
+    @property
+    def copies_refused(self) -> int:
+        """How many messages stay unacked, because the broker refuses their copies."""
+        moving = 0 if self.sorter is None else self.sorter.mover.ledger.set_aside_count
+        return self._ledger.set_aside_count + moving
+
+    async def serve(self, connection: Connection) -> None:
+        """Declare the topology and consume on this connection; `Link.run` calls it."""
+        await self._upkeep.ensure(connection)
+        # Before anything is taken: what is known may be from before a restart of the broker.
+        await self.operator_pause.look(connection)
+        await self._queues.look_behind(connection)
+        # Last, for those that are there have had time to say so meanwhile.
+        await self._peers.until_acquainted()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.operator_pause.watch(connection))
+                group.create_task(self._queues.watch(connection))
+                group.create_task(self._capacity.keep_logging())
+                missing = self._settler.queue_missing
+                group.create_task(self._upkeep.mend(connection, missing))
+                if self.sorter is not None:
+                    # RabbitMQ may not say that the queue is another one than that consumed so far.
+                    missing, mended = self.sorter.mover.queue_missing, self.consumer.renew
+                    group.create_task(self._upkeep.mend(connection, missing, mended=mended))
+                if self._pace.rates.is_shared:
+                    group.create_task(self._sharing.watch(connection))
+                await self.consumer.serve(connection)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Take nothing more, finish what is being sent, give the rest back.
+
+        Returns False when deliveries had to be cut off after `timeout_seconds`, or when the
+        broker may not have read the acks of some.
+        """
+        self._claims.is_stopping = True
+        self._pace.others.leave()
+        self._sharing.leave()
+        self._dispatcher.stop()
+        self._settler.hurry()
+        self._held.cancel(lambda delivery: delivery.may_be_given_back)
+        is_finished = False
+        end_at = time.monotonic() + timeout_seconds
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                is_finished = await self._finish()
+        except TimeoutError:
+            log.warning("drain_timed_out")
+        await self._held.cut_off()
+        await self._peers.until_joined(most_seconds=end_at - time.monotonic())
+        self._answerer.gives_up_copies = True
+        await hand_over(self.consumer, self._ledger, self._peers)
+        if self.sorter is not None:
+            await self.sorter.hand_over()
+        if self._deduplication is not None:
+            self._deduplication.report()
+        await self._peers.leave()
+        if not is_finished and self._ledger.expects_redeliveries:
+            log.warning("acks_in_doubt")
+        return is_finished
+
+    async def _finish(self) -> bool:
+        """Finish the sending and the sorting; the caller sets the deadline."""
+        sending = finish(self._held, self.consumer, self._ledger)
+        if self.sorter is None:
+            return await sending
+        return all(await asyncio.gather(sending, self.sorter.drain()))
+
+    async def aclose(self) -> None:
+        """Close the connections to the API."""
+        await self._sender.aclose()
+
+    def _prefetch_of_each(self) -> dict[str, int]:
+        prefetch = self._prefetch()
+        each = dict.fromkeys(self._queues.taken, prefetch)
+        if self.sorter is not None and not self._claims.is_stopping and self._pace.paused is None:
+            # While all slots have urgent ones, others wait beside those that are not urgent.
+            each[self._queues.taken[0]] = 2 * prefetch
+        return each
+
+    def _prefetch(self) -> int:
+        if self._claims.is_stopping:
+            # In a drain, a delivery that is a repeat is acked, and any other is left to the next
+            # worker.
+            return 1
+        if self._pace.broker_blocked or not self._upkeep.is_usable:
+            return 0
+        self._pace.reopen()
+        if self._pace.paused:
+            return self._pace.probes_wanted
+        return self._pace.rates.most_held(self._capacity.most_held)
+
+    def _may_take(self) -> bool:
+        """Whether to take from lanes: in a pause too, but not in an operator's."""
+        self._pace.reopen()
+        return self._upkeep.is_usable and not self._pace.is_held
+
+    def _make_room(self) -> None:
+        """Take others beside those that wait for peers, when these leave few places."""
+        if self._asker.leaves_few(self.consumer.prefetch, self._capacity.most_held):
+            self._asker.put_aside()
+            self.consumer.renew()
+
+    def _on_upkeep(self) -> None:
+        self._pace.changed.set()
+        if self.sorter is not None:
+            self.sorter.changed.set()
+
+    def _on_registered(self) -> None:
+        self._ledger.consuming_again()
+        self._sharing.tell()
+        # Redeliveries may have come before the broker's answer to the consume was read.
+        self._make_room()
+
+    def _on_session_over(self, most_unacked: int) -> None:
+        """Let go of what waits: it comes again, and a probe must not keep its place meanwhile."""
+        self._ledger.connection_lost(most_unacked=most_unacked)
+        self._held.cancel(
+            lambda delivery: (
+                (delivery.may_be_given_back or delivery.awaits_first) and delivery.is_stale
+            )
+        )
+
+    def _give_back(self, lane: Session) -> None:
+        """Let go of what waits of a lane that becomes another worker's."""
+        self._held.cancel(lambda delivery: delivery.session is lane and delivery.may_be_given_back)
+
+    async def _run_in_turn(self, turns: Turns, delivery: Delivery) -> None:
+        place = turns.line_up(ordering_key(delivery.properties, delivery.body))
+        try:
+            await turns.take_turn(place, delivery, learn=self._claims.learn, work=self._run)
+        finally:
+            turns.leave(place)
+
+    async def _run(self, delivery: Delivery) -> None:
+        """Process a delivery; nothing that it raises leaves the task."""
+        try:
+            await self._line.process(delivery)
+        except CopyRefusedError:
+            self._settler.report_refused(delivery)
+            # It would take a place of the prefetch for as long as the session lives.
+            self.consumer.renew()
+        except (BrokerError, asyncio.CancelledError):
+            # Unacked: the broker delivers it again, at the latest when the channel closes.
+            self._settler.report_given_back(delivery)
+            if self._claims.is_stopping and delivery.redelivered:
+                # Redeliveries come first: another one, which has to be acked, may come after this
+                # one.
+                self.consumer.renew()
+        except Exception:
+            log.exception("internal_error", message_id=delivery.envelope.key)
+            delivery.free_slot()
+            self._settler.report_given_back(delivery)

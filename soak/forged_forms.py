@@ -1,0 +1,128 @@
+"""Forgeries of forms: the signed row cut elsewhere, so that one signature fits another form."""
+
+import base64
+import hmac
+from dataclasses import replace
+from random import Random
+from typing import Final
+from urllib.parse import parse_qsl, quote, urlencode
+
+from bridge.webhook.form_parameters import PLIVO
+from soak.genuine_requests import FORM, NEW_NAME, Genuine, Request, make_form, make_id
+
+_PLANTED: Final = (
+    ("From", "+447700900123"),
+    ("To", "+447700900123"),
+    ("FromCity", "x"),
+    ("ErrorCode", "30003"),
+    ("ErrorCode", "0"),
+    ("NumMedia", "1"),
+    ("SmsStatus", "delivered"),
+    ("Type", "sms"),
+    ("Units", "9"),
+)
+
+
+def means_the_same(one: bytes, other: bytes) -> bool:
+    """Say whether two bodies are the same form to a reader who takes what he can get."""
+    return _read(one) == _read(other)
+
+
+def _read(body: bytes) -> list[tuple[str, str]]:
+    return sorted(parse_qsl(body.decode("latin-1"), keep_blank_values=True))
+
+
+def forge_cut(rng: Random, genuine: Genuine) -> Request | None:
+    """Move the borders of names and values, under a signature that stays right.
+
+    Where a parameter is that nobody knows yet, its own borders cannot be told.
+    """
+    if NEW_NAME in genuine.request.body.decode():
+        return None
+    pairs = sorted(parse_qsl(genuine.request.body.decode(), keep_blank_values=True))
+    if rng.random() < 0.5:
+        return _forge_planted(rng, genuine)
+    place = rng.randrange(len(pairs))
+    name, value = pairs[place]
+    cut = rng.randrange(len(name + value) + 1)
+    row = name + value
+    before, behind = pairs[:place], pairs[place + 1 :]
+    forged = rng.choice(
+        (
+            # A longer or a shorter name.
+            [*before, (row[:cut], row[cut:]), *behind],
+            # Swallowed by the one before it, with others or without.
+            [*before[:-1], (before[-1][0], before[-1][1] + row), *behind] if before else None,
+            [*before, (name, value + "".join(map("".join, behind)))],
+            # Cut in two, or in three.
+            [*before, (name, value[:cut]), (value[cut:], ""), *behind],
+            [*before, (name, value[:cut]), (value[cut : cut + 3], value[cut + 3 :]), *behind],
+            # Said twice: a reader takes the first or the last.
+            [*pairs, (name, value)],
+            [*pairs, (name, "")],
+            # Nothing at all.
+            [],
+            [("", "".join(map("".join, pairs)))],
+        )
+    )
+    if forged is None or sorted(forged) == pairs:
+        return None
+    body = urlencode(forged).encode()
+    if means_the_same(body, genuine.request.body):
+        return None
+    return _moved_to_query(rng, genuine, pairs) if rng.random() < 0.1 else _with(genuine, body)
+
+
+def _with(genuine: Genuine, body: bytes) -> Request:
+    return replace(genuine.request, body=body)
+
+
+def _moved_to_query(rng: Random, genuine: Genuine, pairs: list[tuple[str, str]]) -> Request:
+    """Read the first parameters as the end of the query."""
+    count = rng.randrange(1, len(pairs) + 1)
+    moved = "".join(map("".join, pairs[:count]))
+    query = genuine.request.query + quote(moved, safe="+:").encode()
+    return replace(genuine.request, query=query, body=urlencode(pairs[count:]).encode())
+
+
+def _forge_planted(rng: Random, genuine: Genuine) -> Request:
+    """Have a stranger write a parameter into a text, and take it for one.
+
+    What stands behind the text goes into the planted parameter: the row stays the same.
+    """
+    scheme = genuine.scheme
+    text_name = "Text" if scheme.parameters is PLIVO else "Body"
+    name, value = rng.choice([each for each in _PLANTED if each[0] > text_name])
+    form = make_form(rng, scheme, f"YES{name}{value}")
+    values = dict(parse_qsl(form.decode(), keep_blank_values=True))
+    row = "".join(key + values[key] for key in sorted(values))
+    swallowed = "".join(key + values[key] for key in sorted(values) if text_name < key <= name)
+    cut = {key: values[key] for key in values if key < text_name or key > name}
+    cut |= {text_name: "YES", name: value + swallowed}
+    nonce = make_id(rng)
+    url = scheme.url or ""
+    content = f"{url}?{row}.{nonce}" if scheme.nonce_header else url + row
+    digest = hmac.digest(genuine.key, content.encode(), scheme.algorithm)
+    headers = [(scheme.header.lower().encode(), base64.b64encode(digest))]
+    if scheme.nonce_header:
+        headers.append((scheme.nonce_header.lower().encode(), nonce.encode()))
+    headers.append((b"content-type", FORM.encode()))
+    return Request(tuple(headers), urlencode(cut).encode(), b"", genuine.request.now)
+
+
+def forge_type(rng: Random, genuine: Genuine) -> Request | None:
+    """Say that the form is something else, or in another character set."""
+    types = (
+        (),
+        (b"",),
+        (b"application/json",),
+        (b"text/plain",),
+        (b"multipart/form-data; boundary=a",),
+        (FORM.encode() + b"; charset=utf-16",),
+        (FORM.encode() + b"; charset=latin-1",),
+        (FORM.encode() + b"; charset=utf-8; charset=utf-7",),
+        (FORM.encode() + b", application/json",),
+        (FORM.encode(), FORM.encode()),
+        (FORM.encode(), b"application/json"),
+    )
+    return genuine.request.having("content-type", *rng.choice(types))

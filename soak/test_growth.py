@@ -1,0 +1,53 @@
+"""Growth is told from what fills up, and from noise."""
+
+import random
+
+import pytest
+
+from soak.growth import MOST_GROWTH, is_judged, measure
+
+MIB = 2**20
+
+
+def test_what_fills_up_and_stays_does_not_grow() -> None:
+    """A memory that is filled in the first half is no growth, nor are single peaks."""
+    rng = random.Random(1)
+    filled = [min(40 + second / 20, 100) * MIB for second in range(3600)]
+    samples = [int(one + rng.randrange(MIB)) for one in filled]
+    samples[3000] += 100 * MIB
+
+    growth = measure(samples)
+
+    assert abs(growth.share) < 0.01
+    assert growth.start < growth.quarters[0] < growth.quarters[1]
+    assert growth.peak > 190 * MIB
+
+
+@pytest.mark.parametrize("second", [1810, 2400, 2700, 3100, 3590])
+def test_a_table_that_becomes_larger_once_is_no_growth(second: int) -> None:
+    """A dict that has room for twice as many is a step, whenever it comes."""
+    samples = [120 * MIB] * second + [125 * MIB] * (3600 - second)
+
+    assert abs(measure(samples).share) < 0.01
+
+
+def test_a_leak_that_comes_in_two_steps_is_growth() -> None:
+    """Only one step is a table's: what comes back leaks, however seldom."""
+    samples = [120 * MIB] * 2200 + [125 * MIB] * 900 + [130 * MIB] * 500
+
+    assert measure(samples).share > MOST_GROWTH
+
+
+@pytest.mark.parametrize("bytes_per_message", [16, 64])
+def test_a_leak_of_one_object_for_each_message_is_growth(bytes_per_message: int) -> None:
+    """At 150 messages a second the smallest leak shows, also behind what fills up first."""
+    base = 70 * MIB
+    samples = [base + second * 150 * bytes_per_message for second in range(3600)]
+
+    assert measure(samples).share > MOST_GROWTH
+
+
+def test_a_short_run_is_not_judged() -> None:
+    """Within a quarter of an hour what is remembered still fills."""
+    assert is_judged(3600)
+    assert not is_judged(600)

@@ -1,0 +1,27 @@
+"""Whether what is published to an exchange reaches a queue that keeps it."""
+
+from typing import Any
+
+import pytest
+
+from bridge.admin.checks.exchanges import judge_bindings
+from bridge.topology.facts import QueueFacts
+
+
+@pytest.mark.parametrize(
+    ("bound", "result"),
+    [
+        ([], "fail"),
+        ([{"durable": False}], "fail"),
+        ([{"auto_delete": True}, {"exclusive": True}], "fail"),
+        ([{}, {"durable": False}], "warn"),
+        ([{"arguments": {"x-expires": 5}}], "fail"),
+        ([{}, {}], "ok"),
+    ],
+    ids=str,
+)
+def test_events_need_a_queue_that_lasts(bound: list[dict[str, Any]], result: str) -> None:
+    """An exchange without a durable queue fails: its events are lost, or never taken."""
+    queues = {f"q{n}": QueueFacts(name=f"q{n}", **given) for n, given in enumerate(bound)}
+
+    assert [one.result for one in judge_bindings("x", queues)] == [result]

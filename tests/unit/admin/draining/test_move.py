@@ -1,0 +1,118 @@
+"""What the dead letter of a drained message says, and what the file says of it."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from bridge.admin.draining.move import Move, make_move
+from bridge.admin.rounds import Taken
+from bridge.amqp.properties import Properties
+
+BODY = b'{"to": "+491713920010", "from": "Acme", "text": "Zikadensommer"}'
+MAX_BYTES = 131_000
+
+
+def move_of(
+    headers: dict[str, Any] | None = None,
+    *,
+    redelivered: bool = False,
+    max_bytes: int = MAX_BYTES,
+    **properties: Any,
+) -> Move:
+    """Make the move of a message with these headers."""
+    given = Properties(**({"message_id": "m-1", "headers": headers} | properties))
+    return make_move(Taken(7, redelivered, given, BODY), "wrong text", max_bytes=max_bytes)
+
+
+def headers_of(move: Move) -> dict[str, Any]:
+    """Return the headers of its copy."""
+    return dict(move.properties.headers or {})
+
+
+def test_a_message_that_nobody_had_has_no_attempts() -> None:
+    """What waits for its first delivery is a dead letter without an attempt, certain or not."""
+    headers = headers_of(move_of())
+
+    assert headers["sms-bridge-reason"] == "drained"
+    assert headers["sms-bridge-detail"] == "wrong text"
+    assert (headers["sms-bridge-attempts"], headers["sms-bridge-uncertain-attempts"]) == (0, 0)
+    assert "sms-bridge-status" not in headers
+
+
+def test_what_waited_for_a_retry_keeps_its_past() -> None:
+    """Attempts, status, code and first delivery are those of the copy on the ladder."""
+    past = {
+        "sms-bridge-reason": "uncertain",
+        "sms-bridge-detail": "the SMS API answered 500",
+        "sms-bridge-attempts": 2,
+        "sms-bridge-uncertain-attempts": 1,
+        "sms-bridge-first-delivered-at": "1800000000.000",
+        "sms-bridge-copies": 2,
+        "sms-bridge-status": 500,
+        "sms-bridge-code": "30008",
+    }
+    move = move_of(past)
+    headers = headers_of(move)
+    changed = {"sms-bridge-reason": "drained", "sms-bridge-detail": "wrong text"}
+    headers.pop("sms-bridge-dead-at")
+
+    assert headers == past | changed | {"sms-bridge-copies": 3}
+    assert move.may_be_sent
+
+
+@pytest.mark.parametrize("attempts", [0, 1])
+def test_what_somebody_had_counts_as_uncertain(attempts: int) -> None:
+    """One that came back unacked may have been sent, and no attempt is counted for it."""
+    own = {"sms-bridge-attempts": attempts, "sms-bridge-uncertain-attempts": attempts}
+    move = move_of(own if attempts else None, redelivered=True)
+    headers = headers_of(move)
+
+    assert move.may_be_sent
+    assert headers["sms-bridge-uncertain-attempts"] == attempts + 1
+    assert headers["sms-bridge-attempts"] == attempts
+
+
+def test_headers_that_nobody_can_read_stay() -> None:
+    """A message that a worker would find invalid is moved all the same, as it is."""
+    headers = headers_of(move_of({"sms-bridge-not-before": "soon", "sms-bridge-expiry": 7}))
+
+    assert (headers["sms-bridge-not-before"], headers["sms-bridge-expiry"]) == ("soon", 7)
+    assert headers["sms-bridge-reason"] == "drained"
+
+
+def test_headers_that_fit_no_frame_go() -> None:
+    """What no frame holds is published with the bridge's own headers."""
+    headers = headers_of(move_of({"large": "x" * 5000}, max_bytes=4096))
+
+    assert "large" not in headers
+    assert headers["sms-bridge-reason"] == "drained"
+
+
+def test_the_record_has_nothing_personal() -> None:
+    """The file has id, queue, moments and size; no number, no text, no header of the publisher."""
+    published = datetime(2026, 11, 22, 15, tzinfo=UTC)
+    own = {
+        "sms-bridge-not-before": 1_800_000_000,
+        "sms-bridge-ordering-key": "+491713920010",
+        "customer": "+491713920010",
+    }
+    move = move_of(own, timestamp=published, expiration="60000", reply_to="of-+491713920010")
+    record = move.as_record("q")
+    moved_at = datetime.fromisoformat(record.pop("moved_at"))
+    # The move is the first delivery, from which an `expiration` counts.
+    lasts = datetime.fromisoformat(record.pop("expires_at")) - moved_at
+
+    assert moved_at.tzinfo is not None
+    assert lasts == pytest.approx(timedelta(seconds=60), abs=timedelta(seconds=30))
+    assert record == {
+        "message_id": "m-1",
+        "queue": "q",
+        "published_at": "2026-11-22T15:00:00.000+00:00",
+        "not_before": "2027-01-15T08:00:00.000+00:00",
+        "attempts": 0,
+        "may_be_sent": False,
+        "bytes": len(BODY),
+    }
+    assert "1713920010" not in json.dumps(record)

@@ -1,0 +1,211 @@
+"""Where admin ports are, and what is believed of whoever answers there."""
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from bridge.admin import admin_port
+from bridge.admin.admin_port import (
+    AdminPort,
+    Health,
+    PauseFacts,
+    addresses_of,
+    local_port,
+    open_client,
+    parse_admin_port,
+    read_health,
+    read_metrics,
+)
+from bridge.config import AdminSettings
+from bridge.errors import BridgeError
+from bridge.topology.paused_queue import Note
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("worker-metrics", "worker-metrics", 9090),
+        (
+            "worker-metrics.sms.svc.cluster.local.:9191",
+            "worker-metrics.sms.svc.cluster.local.",
+            9191,
+        ),
+        ("10.0.0.7:1", "10.0.0.7", 1),
+        ("[2001:db8::7]", "2001:db8::7", 9090),
+        ("[2001:db8::7]:65535", "2001:db8::7", 65535),
+        ("::1", "::1", 9090),
+    ],
+)
+def test_names(text: str, host: str, port: int) -> None:
+    """A name, an address of either kind, each with a port or with the usual one."""
+    assert parse_admin_port(text, 9090) == AdminPort(host, port)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", ":9090", "host:", "host:http", "host:99999", "host:-1", "a b", "user@host", "-h"),
+        *("http://host:9090", "host/metrics", "[host]:9090", "[::1]:", "[::1]9090", "::1]"),
+    ],
+)
+def test_names_that_cannot_be(text: str) -> None:
+    """Anything else is refused, with the form that is wanted."""
+    with pytest.raises(ValueError, match="has to be HOST or HOST:PORT"):
+        parse_admin_port(text, 9090)
+
+
+@pytest.mark.parametrize(("text", "default"), [("host", 0), ("host:0", 9090)])
+def test_any_free_port_is_no_port(text: str, default: int) -> None:
+    """Where `admin.port` is 0, a name needs its port."""
+    with pytest.raises(ValueError, match="wants a port"):
+        parse_admin_port(text, default)
+
+
+@pytest.mark.parametrize(
+    ("host", "text"),
+    [("0.0.0.0", "127.0.0.1:9090"), ("::", "[::1]:9090"), ("10.0.0.7", "10.0.0.7:9090")],
+)
+def test_this_computer(host: str, text: str) -> None:
+    """A role that listens on every address is asked on this computer's own."""
+    assert str(local_port(AdminSettings(host=host))) == text
+
+
+async def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each address is asked once; of a process with both kinds, that of IPv4."""
+
+    async def look_up(*_: object, **__: object) -> list[tuple[object, ...]]:
+        four, six = socket.AF_INET, socket.AF_INET6
+        return [
+            (six, 1, 6, "", ("2001:db8::7", 9090, 0, 0)),
+            *((four, 1, 6, "", (host, 9090)) for host in ("10.0.0.9", "10.0.0.7", "10.0.0.9")),
+        ]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", look_up, raising=False)
+    found = await addresses_of(AdminPort("workers", 9090))
+
+    assert [str(port) for port in found] == ["10.0.0.7:9090", "10.0.0.9:9090"]
+
+
+async def test_a_name_that_nobody_knows() -> None:
+    """A name without an address is told as that."""
+    with pytest.raises(BridgeError, match="nobody knows the name"):
+        await addresses_of(AdminPort("nobody.invalid", 9090))
+
+
+# What is believed
+
+
+@asynccontextmanager
+async def answering(answer: bytes) -> AsyncIterator[AdminPort]:
+    """Give a port that answers whatever it is asked."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield AdminPort("127.0.0.1", server.sockets[0].getsockname()[1])
+
+
+def http(body: bytes, status: str = "200 OK") -> bytes:
+    """Write an answer."""
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def page(**worker: object) -> bytes:
+    """Write what a worker says of itself."""
+    facts = {"queue": "q", "paused": None, **worker}
+    return json.dumps({"status": "ok", "checks": {}, "worker": facts}).encode()
+
+
+async def ask(answer: bytes) -> Health:
+    """Read what is said of a role."""
+    async with answering(answer) as port, open_client() as client:
+        return await read_health(client, port)
+
+
+async def test_what_a_worker_says() -> None:
+    """Pauses with since when and code, the operator's words, and what the service wants."""
+    pause = {"reason": "misconfigured", "since": "2030-01-31T03:12:00Z", "status": 404, "code": "7"}
+    note = {"reason": "wrong text", "since": "2030-01-31T03:12:00Z"}
+    said = page(paused="operator", pauses=[pause], paused_by_operator=note, retry_after_seconds=2.5)
+    health = await ask(http(said, "503 Service Unavailable"))
+
+    assert health.worker is not None
+    assert health.worker.all_pauses == (PauseFacts.model_validate(pause),)
+    assert health.worker.paused_by_operator == Note("wrong text", 1_896_059_520.0)
+    assert health.worker.retry_after_seconds == 2.5
+
+
+async def test_what_an_earlier_version_says() -> None:
+    """A worker that tells one pause alone is taken at its word; since when is not known."""
+    health = await ask(http(page(paused="outage")))
+
+    assert health.worker is not None
+    assert health.worker.all_pauses == (PauseFacts(reason="outage"),)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        http(b"Prometheus Server is Ready."),
+        http(b"[]"),
+        http(page(), "404 Not Found"),
+        http(page(), "302 Found"),
+        http(page(paused="\x1b[2J")),
+        http(page(pauses=[{"reason": "call +491713920001"}])),
+        http(page(pauses=[{"reason": "outage", "code": "a text"}])),
+        http(page(pauses=[{"reason": "outage"}] * 51)),
+        http(b'{"status": "ok", "checks": {"Ring +491713920001": "ok"}}'),
+        b"220 mail.example.com ESMTP\r\n",
+    ],
+    ids=[
+        *("text", "list", "status", "redirect", "escape", "reason", "code", "many", "check"),
+        "smtp",
+    ],
+)
+async def test_strangers(answer: bytes) -> None:
+    """Whoever says something else is no role, and nothing of it is shown."""
+    with pytest.raises(BridgeError, match=r"^another program answers there$"):
+        await ask(answer)
+
+
+async def test_words_that_pause_would_refuse() -> None:
+    """A number in the operator's words is not believed to be from `sms-bridge pause`."""
+    note = {"reason": "call +491713920001", "since": "2030-01-31T03:12:00Z"}
+    health = await ask(http(page(paused_by_operator=note)))
+
+    assert health.worker is not None
+    assert health.worker.paused_by_operator is None
+
+
+async def test_an_endless_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more is read than a role says."""
+    monkeypatch.setattr(admin_port, "MAX_ANSWER_BYTES", 1000)
+    async with answering(http(b"#" * 1001)) as port, open_client() as client:
+        with pytest.raises(BridgeError, match="another program"):
+            await read_metrics(client, port)
+    async with answering(http(b"#" * 1000)) as port, open_client() as client:
+        assert (await read_metrics(client, port)).total("anything") == 0
+
+
+async def test_no_metrics() -> None:
+    """A page that is not in Prometheus' format is another program's."""
+    async with answering(http(b"<html>hello</html>")) as port, open_client() as client:
+        with pytest.raises(BridgeError, match="another program"):
+            await read_metrics(client, port)
+
+
+async def test_nobody_listens() -> None:
+    """A port at which nobody listens is told as that."""
+    async with answering(b"") as port:
+        pass
+    async with open_client() as client:
+        with pytest.raises(BridgeError, match=re.escape("no connection")):
+            await read_health(client, port)

@@ -1,0 +1,179 @@
+"""The contract for machines says what is true, and is valid itself."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from bridge.admin.asyncapi import (
+    JSON_SCHEMA,
+    asyncapi,
+    event_schema,
+    request_schema,
+)
+from bridge.admin.message_models import RequestHeaders
+from bridge.config import Settings
+from bridge.config.presets import PRESETS
+from bridge.errors import InvalidMessageError
+from bridge.worker import envelope
+from bridge.worker.request import parse_request
+
+# What AsyncAPI 3.0 knows: https://www.asyncapi.com/docs/reference/specification/v3.0.0
+CHANNEL = {"address", "description", "parameters", "messages", "bindings"}
+OPERATION = {"action", "channel", "summary", "reply"}
+MESSAGE = {"title", "contentType", "headers", "payload"}
+
+
+def _document(**sections: dict[str, Any]) -> dict[str, Any]:
+    return asyncapi(Settings.model_validate(sections))
+
+
+def _follow(document: dict[str, Any], reference: str) -> Any:
+    found: Any = document
+    for part in reference.removeprefix("#/").split("/"):
+        found = found[part]
+    return found
+
+
+def _references(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [found for item in value for found in _references(item)]
+    if not isinstance(value, dict):
+        return []
+    own = [value["$ref"]] if "$ref" in value else []
+    return own + [found for item in value.values() for found in _references(item)]
+
+
+def test_the_document_has_the_form_of_asyncapi_3() -> None:
+    """The document has the sections and fields of AsyncAPI 3.0, and every reference leads on."""
+    document = _document(
+        worker={"outcome_exchange": "sms.outcome"},
+        webhook={"endpoints": [{"path": "/twilio", "preset": "twilio"}]},
+    )
+
+    assert document["asyncapi"] == "3.0.0"
+    assert {"title", "version"} <= document["info"].keys()
+    assert all({"host", "protocol"} <= one.keys() for one in document["servers"].values())
+    assert all(one.keys() <= CHANNEL for one in document["channels"].values())
+    assert all(one.keys() <= OPERATION for one in document["operations"].values())
+    assert all(one.keys() <= MESSAGE for one in document["components"]["messages"].values())
+    assert {one["action"] for one in document["operations"].values()} == {"send", "receive"}
+    assert all(_follow(document, reference) for reference in _references(document))
+    for message in document["components"]["messages"].values():
+        for part in ("headers", "payload"):
+            schema = message.get(part, {})
+            # AsyncAPI takes no bare `true` there.
+            assert isinstance(schema, dict)
+            jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_every_channel_has_the_name_that_is_configured() -> None:
+    """Channels are the queues and exchanges of this configuration, without any password."""
+    document = _document(
+        rabbitmq={"url": "amqp://user:secret@rabbit.example/tenant"},
+        worker={"queue": "out", "retry_delays": ["5s"], "outcome_exchange": "done"},
+        webhook={"exchange": "in", "queue": None},
+    )
+    amqp = {
+        name: channel.get("bindings", {}).get("amqp", {})
+        for name, channel in document["channels"].items()
+    }
+
+    assert {
+        name: (one.get("queue") or one.get("exchange") or {}).get("name")
+        for name, one in amqp.items()
+    } == {
+        "sendRequests": "out",
+        "deadLetters": "out.dead",
+        "retry5s": "out.retry.5s",
+        "inboundEvents": "in",
+        "outcomes": "done",
+        "replies": None,
+    }
+    assert amqp["sendRequests"]["queue"]["vhost"] == "tenant"
+    assert "secret" not in json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("request_", "worker"),
+    [
+        ({"to": "+491713920010", "from": "Acme", "text": "Hi"}, {}),
+        ({"to": "+491713920010", "text": "Hi"}, {}),
+        ({"to": "+491713920010", "text": "Hi"}, {"default_from": "Acme"}),
+        ({"to": "491713920010", "from": "Acme", "text": "Hi"}, {}),
+        ({"to": "+491713920010", "from": "Acme", "text": ""}, {}),
+        ({"to": "+491713920010", "from": "Acme", "text": "12345"}, {"max_text_length": 5}),
+        ({"to": "+491713920010", "from": "Acme", "text": "123456"}, {"max_text_length": 5}),
+        ({"to": "+491713920010", "from": "Acme", "text": "Hi", "kind": 1}, {}),
+        (
+            {"to": "+491713920010", "from": "Acme", "text": "Hi", "kind": 1},
+            {"extra_fields": "forward"},
+        ),
+    ],
+)
+def test_the_schema_takes_what_the_worker_takes(
+    request_: dict[str, Any], worker: dict[str, Any]
+) -> None:
+    """A request is valid by the schema exactly when the worker, so configured, takes it."""
+    settings = Settings.model_validate({"worker": worker}).worker
+    try:
+        parse_request(json.dumps(request_).encode(), settings)
+    except InvalidMessageError:
+        is_taken = False
+    else:
+        is_taken = True
+    validator = jsonschema.Draft202012Validator(request_schema(settings))
+
+    assert validator.is_valid(request_) == is_taken
+
+
+def test_the_event_schema_is_a_json_schema() -> None:
+    """The schema of an event is one, and names the types that are configured."""
+    schema = event_schema(Settings.model_validate({"webhook": {"event_types": ["a.b"]}}))
+    jsonschema.Draft202012Validator.check_schema(schema)
+
+    assert schema["$schema"] == JSON_SCHEMA
+    assert schema["properties"]["routing_key"]["examples"] == ["a.b", "other", "unparsed"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_examples_of_routing_keys_are_routing_keys(preset: str) -> None:
+    """What the schema of an event gives as examples is valid by it, whatever the service."""
+    endpoint = {"path": "/a", "preset": preset}
+    schema = event_schema(Settings.model_validate({"webhook": {"endpoints": [endpoint]}}))
+    known = schema["properties"]["routing_key"]
+
+    for example in known["examples"]:
+        jsonschema.validate(example, known)
+    assert len(known["examples"]) > len({"other", "unparsed"})
+
+
+@pytest.mark.parametrize(
+    ("presets", "content_types"),
+    [
+        ([], {"application/json"}),
+        (["telnyx", "infobip"], {"application/json"}),
+        (["twilio", "telnyx"], {"application/json", "application/x-www-form-urlencoded"}),
+    ],
+)
+def test_events_have_the_content_types_of_the_services(
+    presets: list[str], content_types: set[str]
+) -> None:
+    """A form is published as it came, so a subscriber to a service that sends forms is told."""
+    endpoints = [{"path": f"/{preset}", "preset": preset} for preset in presets]
+    document = _document(webhook={"endpoints": endpoints})
+    messages = [
+        _follow(document, reference["$ref"])
+        for channel in ("inboundEvents", "inboundQueue")
+        for reference in document["channels"][channel]["messages"].values()
+    ]
+
+    assert {message["contentType"] for message in messages} == content_types
+
+
+def test_every_header_that_may_be_set_is_described() -> None:
+    """The document has each header that a publisher may set."""
+    described = {field.alias for field in RequestHeaders.model_fields.values() if field.alias}
+
+    assert described == {*envelope._SETTINGS}

@@ -1,0 +1,106 @@
+"""What a command learns of the worker on this computer, whoever listens on its admin port."""
+
+import asyncio
+import json
+from typing import get_args
+
+import pytest
+
+from bridge.admin import admin_port
+from bridge.admin.worker_status import WorkerStatus, explain_pause, read_worker_status
+from bridge.config import Settings
+from bridge.worker.fates import PauseReason
+
+
+async def ask(body: bytes | None, host: str = "127.0.0.1") -> WorkerStatus | None:
+    """Ask a port that gives this answer, or none."""
+    asked = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert (await reader.readline()).startswith(b"GET /readyz ")
+        asked.set()
+        if body is not None:
+            head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+        else:
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(answer, host, 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        admin = {"host": {"127.0.0.1": "0.0.0.0"}.get(host, host), "port": port}
+        status = await read_worker_status(Settings.model_validate({"admin": admin}))
+    assert asked.is_set()
+    return status
+
+
+def page(**worker: object) -> bytes:
+    """Write what a worker answers."""
+    return json.dumps({"status": "ok", "checks": {}, "worker": worker}).encode()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_reason_of_a_paused_worker(host: str) -> None:
+    """The reason is the worker's own, wherever it listens on this computer."""
+    assert await ask(page(queue="sms.outbound", paused="outage"), host) == WorkerStatus("outage")
+
+
+async def test_worker_that_is_not_paused() -> None:
+    """A worker that is not paused is told from none."""
+    assert await ask(page(queue="sms.outbound", paused=None)) == WorkerStatus(None)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        page(queue="another", paused="outage"),
+        page(queue="sms.outbound", paused="what nobody knows"),
+        page(queue="sms.outbound", paused=["outage"]),
+        b'{"status": "ok", "checks": {}}',
+        b'{"worker": "paused"}',
+        b'["outage"]',
+        b"Prometheus Server is Ready.",
+        b"",
+    ],
+    ids=[
+        *("another-queue", "unknown", "list", "webhook", "text", "array"),
+        *("prometheus", "empty"),
+    ],
+)
+async def test_no_reason_is_made_up(body: bytes) -> None:
+    """Whatever else answers there tells of no pause."""
+    assert await ask(body) is None
+
+
+async def test_silence_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that answers nothing is not waited for."""
+    monkeypatch.setattr(admin_port, "ANSWER_SECONDS", 0.5)
+
+    assert await ask(None) is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("nacked", "refuses to store in q.dead: it is full"),
+        ("returned", "there is no queue q.dead"),
+        ("timeout", "confirms nothing in q.dead"),
+        ("error", "before RabbitMQ stored in q.dead"),
+    ],
+)
+async def test_the_queue_that_refuses_is_named(fault: str, text: str) -> None:
+    """Where RabbitMQ does not store a copy, the cause names the queue, and the remedy fits."""
+    pause = {"reason": "broker_blocked", "queue": "q.dead", "fault": fault}
+    told = await ask(page(queue="sms.outbound", paused="broker_blocked", pauses=[pause]))
+
+    assert told == WorkerStatus("broker_blocked", "q.dead", fault)
+    assert text in explain_pause("broker_blocked", "q.dead", fault)[0]
+
+
+@pytest.mark.parametrize("reason", get_args(PauseReason))
+def test_every_reason_is_explained(reason: PauseReason) -> None:
+    """Each reason for a pause has a cause and a remedy."""
+    text, remedy = explain_pause(reason)
+
+    assert text.startswith(f"the worker on this computer is paused ({reason}): ")
+    assert remedy

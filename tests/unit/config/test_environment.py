@@ -1,0 +1,291 @@
+"""Settings of the environment, and variables that only look like one."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.config import load_settings
+from bridge.config.settings import known_keys
+from bridge.errors import ConfigError
+from tests.unit.config.conftest import CANARY, Faults, Load, env_name, nested, value_at
+from tests.unit.config.defaults import DEFAULTS
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["SMS_BRIDGE_WORKER__QUEUE", "SMS_BRIDGE_Worker__Queue", "sms_bridge_worker__queue"],
+)
+def test_case_of_variables_does_not_matter(load: Load, name: str) -> None:
+    """A variable is known in any case, as Windows and people write it."""
+    assert load("", **{name: "q"}).worker.queue == "q"
+
+
+@pytest.mark.parametrize(
+    "password", ['{"a": 1}', "123", "true", "[1]", '"q"', "a@b:c/d?e#f%g", "0x1F", "p w"]
+)
+def test_password_of_the_environment_is_taken_as_it_is(load: Load, password: str) -> None:
+    """A password may hold any character; nothing in it is read as JSON or as a number."""
+    loaded = load("", SMS_BRIDGE_RABBITMQ__PASSWORD=password).rabbitmq.password
+
+    assert loaded is not None
+    assert loaded.get_secret_value() == password
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("worker.retry_delays", '["1s", "2m", 7200]', [1, 120, 7200]),
+        ("webhook.event_types", '["a", "b.c"]', ["a", "b.c"]),
+        ("webhook.event_id_pointers", '["/x/0"]', ["/x/0"]),
+        ("sms_api.message_id_pointers", "[]", []),
+        ("webhook.secret_files", '["/run/a", "/run/b"]', ["/run/a", "/run/b"]),
+        ("rabbitmq.url", "amqp://one/", ["amqp://one/"]),
+        ("rabbitmq.url", '["amqp://one/", "amqps://two/"]', ["amqp://one/", "amqps://two/"]),
+        ("worker.concurrency", "7", 7),
+        ("worker.concurrency", "auto", "auto"),
+        ("tracing.sample_ratio", "0.5", 0.5),
+        ("worker.max_age", "30d", 2592000),
+        ("rabbitmq.tls.server_name", "rabbit.example.com", "rabbit.example.com"),
+        ("rabbitmq.topology", "off", "off"),
+        ("rabbitmq.topology", "False", "off"),
+        ("worker.coordination", "off", "off"),
+        ("worker.coordination", "false", "off"),
+        ("worker.coordination", "No", "off"),
+        ("worker.coordination", "on", "on"),
+        ("worker.coordination", "true", "on"),
+    ],
+)
+def test_value_of_the_environment(load: Load, key: str, text: str, value: object) -> None:
+    """Lists are JSON in the environment; numbers and durations are written as in the file."""
+    assert value_at(load("", **{env_name(key): text}).masked(), key) == value
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("worker.rate_limit", '{"per_second": 5}', {"per_second": 5}),
+        ("rabbitmq.tls", '{"server_name": "rabbit"}', {"server_name": "rabbit"}),
+        ("webhook.signature", '{"preset": "github"}', {"preset": "github"}),
+    ],
+    ids=["rate_limit", "tls", "signature"],
+)
+def test_map_of_the_environment(load: Load, key: str, text: str, value: dict[str, Any]) -> None:
+    """Maps are JSON in the environment, as lists are."""
+    effective = value_at(load("", **{env_name(key): text}).masked(), key)
+
+    assert {name: effective[name] for name in value} == value
+
+
+@pytest.mark.parametrize("key", [key for key, default in DEFAULTS.items() if default is None])
+def test_null_of_the_environment(load: Load, key: str) -> None:
+    """`null` in the environment takes back what the file says."""
+    values: dict[str, object] = {
+        "worker.max_age": "1h",
+        "webhook.public_url": "https://a.example",
+        "sms_api.base_url": "https://a.example",
+        "sms_api.proxy": "http://a.example",
+        "webhook.secrets": ["a"],
+        "webhook.secret_files": ["a"],
+        "webhook.signature.algorithm": "sha1",
+        "webhook.signature.encoding": "hex",
+        "webhook.signature.format": "plain",
+        "webhook.signature.signed_content": "{body}",
+        "webhook.signature.timestamp_unit": "ms",
+        "webhook.signature.tolerance_seconds": "1m",
+        "webhook.signature.secret_encoding": "hex",
+        "tracing.otlp_endpoint": "http://a.example",
+        **{f"worker.rate_limit.{name}": 1 for name in ("per_second", "burst", "per_sender")},
+    }
+    loaded = load(nested(key, values.get(key, "a")), **{env_name(key): "null"})
+
+    assert value_at(loaded.masked(), key) is None
+
+
+@pytest.mark.parametrize("key", ["worker.retry_delays", "worker.rate_limit"])
+def test_deep_json_of_the_environment(faults: Faults, key: str) -> None:
+    """JSON that is too deep to be read is refused like any that is none."""
+    (said,) = faults("", **{env_name(key): "[" * 100_000})
+
+    assert said.startswith(f"{key}: must")
+
+
+KEYS = st.sampled_from([*known_keys(), "worker.queu", "rabbitmq.tls.nothing", "nothing.at.all"])
+
+
+VALUES = st.text(max_size=20) | st.sampled_from(["[", "{}", "null", "[]", '{"a": 1}', "5s", "-1"])
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=4))
+def test_any_environment_is_taken_or_told(environ: dict[str, str]) -> None:
+    """Whatever the environment holds, it gives settings or faults that do not quote it."""
+    told = ""
+    try:
+        load_settings(None, {env_name(key): value + CANARY for key, value in environ.items()})
+    except ConfigError as error:
+        told = str(error)
+
+    assert CANARY not in told
+
+
+# --- Variables of others --------------------------------------------------------------------------
+
+OF_KUBERNETES = {
+    "SERVICE_HOST": "10.0.0.1",
+    "SERVICE_PORT": "8080",
+    "SERVICE_PORT_HTTP": "8080",
+    "PORT": "tcp://10.0.0.1:8080",
+    "PORT_8080_TCP": "tcp://10.0.0.1:8080",
+    "PORT_8080_TCP_PROTO": "tcp",
+    "PORT_8080_TCP_PORT": "8080",
+    "PORT_8080_TCP_ADDR": "10.0.0.1",
+    "PORT_53_UDP": "udp://10.0.0.1:53",
+    "PORT_53_UDP_ADDR": "10.0.0.1",
+    "PORT_9_SCTP_PROTO": "sctp",
+}
+
+
+@pytest.mark.parametrize("service", ["", "WORKER_", "WEBHOOK_", "ADMIN_", "A__B_"])
+@pytest.mark.parametrize(("name", "value"), OF_KUBERNETES.items(), ids=OF_KUBERNETES)
+def test_variable_of_a_service_is_ignored(load: Load, service: str, name: str, value: str) -> None:
+    """What Kubernetes tells of a Service called `sms-bridge`, or so at its start, is no setting."""
+    assert load("", **{f"SMS_BRIDGE_{service}{name}": value}) == load_settings(None, {})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SMS_BRIDGE_CONFIG",
+        "SMS_BRIDGE_REVISION",
+        "SMS_BRIDGE_TEST_AMQP_URL",
+        "SMS_BRIDGED__WORKER",
+        "_SMS_BRIDGE_COMPLETE",
+        "PATH",
+    ],
+)
+def test_variable_that_is_no_setting_is_ignored(load: Load, name: str) -> None:
+    """What names the file, the image's revision, the tests' broker, or others' things is let be."""
+    assert load("", **{name: "x"}) == load_settings(None, {})
+
+
+# --- The wire -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", ["plain", "stream", ""])
+def test_wire_that_there_is_is_taken(load: Load, wire: str) -> None:
+    """What carries the messages is chosen by a variable that is no setting."""
+    assert load("", SMS_BRIDGE_WIRE=wire) == load_settings(None, {})
+
+
+@pytest.mark.parametrize("wire", ["plane", "PLAIN", " plain"])
+def test_wire_that_there_is_not_is_told(faults: Faults, wire: str) -> None:
+    """A misspelt wire keeps everything from starting, `check` too, beside all other faults."""
+    said = faults("log: {level: loud}", SMS_BRIDGE_WIRE=wire)
+
+    assert said[0] == "SMS_BRIDGE_WIRE: must be plain or stream, or not set"
+    assert [fault.partition(":")[0] for fault in said] == ["SMS_BRIDGE_WIRE", "log.level"]
+
+
+# --- Variables that nobody reads ------------------------------------------------------------------
+
+
+def test_unknown_variable_is_named(faults: Faults) -> None:
+    """The name of a variable is no secret."""
+    (said,) = faults("", SMS_BRIDGE_WORKER__QUEUE2="q")
+
+    assert said == "SMS_BRIDGE_WORKER__QUEUE2: unknown key; did you mean worker.queue?"
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        (
+            "SMS_BRIDGE_WORKER__QUEU",
+            "worker.queu: unknown key; did you mean worker.queue?",
+        ),
+        (
+            "SMS_BRIDGE_RABBITMQ__TLS__CAFILE",
+            "rabbitmq.tls.cafile: unknown key; did you mean rabbitmq.tls.ca_file?",
+        ),
+        (
+            "SMS_BRIDGE_WORKR__QUEUE",
+            "SMS_BRIDGE_WORKR__QUEUE: unknown section; did you mean worker?",
+        ),
+    ],
+    ids=["key", "deeper", "section"],
+)
+def test_unknown_key_of_the_environment(faults: Faults, name: str, fault: str) -> None:
+    """A misspelt variable is refused as well, not silently without effect."""
+    assert faults("", **{name: "x"}) == (fault,)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("SMS_BRIDGE_WORKER_CONCURRENCY", "SMS_BRIDGE_WORKER__CONCURRENCY"),
+        ("SMS_BRIDGE_SMS_API_KEY_FILE", "SMS_BRIDGE_SMS_API__KEY_FILE"),
+        ("SMS_BRIDGE_RABBITMQ_TLS_CA_FILE", "SMS_BRIDGE_RABBITMQ__TLS__CA_FILE"),
+        ("SMS_BRIDGE_WORKER_RATE_LIMIT", "SMS_BRIDGE_WORKER__RATE_LIMIT"),
+        ("SMS_BRIDGE_WEBHOOK_PORT", "SMS_BRIDGE_WEBHOOK__PORT"),
+        ("sms_bridge_log_level", "SMS_BRIDGE_LOG__LEVEL"),
+    ],
+)
+def test_variable_with_one_underscore_is_refused(faults: Faults, name: str, meant: str) -> None:
+    """A setting that is written with one underscore would have no effect, so it is refused."""
+    assert faults("", **{name: "8081"}) == (f"{name}: is not read; did you mean {meant}?",)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("SMS_BRIDGE_CONFG", "SMS_BRIDGE_CONFIG"),
+        ("sms_bridge_config", "SMS_BRIDGE_CONFIG"),
+        ("SMS_BRIDGE_REVISON", "SMS_BRIDGE_REVISION"),
+        ("SMS_BRIDGE_WORKR", "SMS_BRIDGE_WORKER"),
+        ("SMS_BRIDGE_WORKER_CONCURENCY", "SMS_BRIDGE_WORKER__CONCURRENCY"),
+        ("SMS_BRIDGE_API_KEY", "SMS_BRIDGE_SMS_API__KEY"),
+        ("SMS_BRIDGE_RABBIT_URL", "SMS_BRIDGE_RABBITMQ__URL"),
+        ("SMS_BRIDGE_WEBHOOK_PORTS", "SMS_BRIDGE_WEBHOOK__PORT"),
+    ],
+)
+def test_misspelt_variable_without_a_section_is_refused(
+    faults: Faults, name: str, meant: str
+) -> None:
+    """A variable that nobody reads is refused by its name, with the nearest one that is read."""
+    assert faults("", **{name: "x"}) == (f"{name}: is not read; did you mean {meant}?",)
+
+
+@pytest.mark.parametrize("key", [key for key in known_keys() if "." in key])
+def test_every_setting_with_one_underscore_is_told_by_itself(faults: Faults, key: str) -> None:
+    """However like two settings are, the one is meant whose name lacks nothing but underscores."""
+    name = env_name(key).replace("__", "_")
+
+    assert faults("", **{name: "x"}) == (f"{name}: is not read; did you mean {env_name(key)}?",)
+
+
+def test_a_url_makes_no_variable_that_of_a_service(faults: Faults) -> None:
+    """A Service's variable is told by its name too: a misspelt setting may hold a URL as well."""
+    (fault,) = faults("", SMS_BRIDGE_WORKER_QUEUE="tcp://10.0.0.1:8080")
+
+    assert fault.startswith("SMS_BRIDGE_WORKER_QUEUE: is not read; ")
+
+
+@pytest.mark.parametrize("name", ["SMS_BRIDGE_PORT", "SMS_BRIDGE_", "SMS_BRIDGE_XYZZY"])
+def test_variable_like_nothing_is_refused(faults: Faults, name: str) -> None:
+    """A variable that is like none that is read is refused with how a setting is written."""
+    assert faults("", **{name: "8080"}) == (
+        f"{name}: is not read; a setting is written like SMS_BRIDGE_WORKER__QUEUE",
+    )
+
+
+def test_unknown_key_in_small_letters_is_refused(faults: Faults) -> None:
+    """A misspelt variable is refused in any case, for a right one is read in any case."""
+    (fault,) = faults("", sms_bridge_worker__queu="q")
+
+    assert fault.startswith("worker.queu: unknown key")
+
+
+def test_key_below_a_plain_value_is_refused(faults: Faults) -> None:
+    """A variable for a key below one that holds no keys has no effect, so it is refused."""
+    assert faults("", SMS_BRIDGE_WORKER__QUEUE="q", SMS_BRIDGE_WORKER__QUEUE__NAME="q")

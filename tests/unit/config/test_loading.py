@@ -1,0 +1,135 @@
+"""The order of file, environment and secret files, and all faults at once."""
+
+from pathlib import Path
+
+import pytest
+
+from bridge.config import load_settings
+from bridge.errors import ConfigError
+from bridge.start_checks import webhook_endpoints
+from bridge.worker.service.shape import shape_from
+from tests.unit.config.conftest import Faults, Load
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "worker:\n", "---\n"])
+def test_empty_file_or_section_means_defaults(load: Load, text: str) -> None:
+    """A file, or a section, that says nothing leaves the defaults."""
+    assert load(text) == load_settings(None, {})
+
+
+@pytest.mark.parametrize("key", ["rabbitmq.tls", "worker.rate_limit", "webhook.signature"], ids=str)
+def test_empty_inner_section_means_defaults(load: Load, key: str) -> None:
+    """An inner section whose keys are all commented out leaves the defaults too."""
+    section, name = key.split(".")
+
+    assert load(f"{section}:\n  {name}:\n") == load_settings(None, {})
+
+
+def test_file_overrides_default(load: Load) -> None:
+    """What the file says holds."""
+    assert load("worker: {queue: from.file}").worker.queue == "from.file"
+
+
+def test_environment_overrides_file(load: Load) -> None:
+    """What the environment says holds against the file."""
+    loaded = load("worker: {queue: from.file}", SMS_BRIDGE_WORKER__QUEUE="from.environment")
+
+    assert loaded.worker.queue == "from.environment"
+
+
+def test_environment_overrides_only_what_it_names(load: Load) -> None:
+    """Other keys of the same section stay as the file has them."""
+    loaded = load("worker: {queue: from.file}", SMS_BRIDGE_WORKER__CONCURRENCY="7")
+
+    assert (loaded.worker.queue, loaded.worker.concurrency) == ("from.file", 7)
+
+
+def test_environment_overrides_inside_a_deeper_section(load: Load) -> None:
+    """A deeper key of the environment leaves its neighbours in the file alone."""
+    loaded = load(
+        "worker: {rate_limit: {per_second: 5, burst: 9}}",
+        SMS_BRIDGE_WORKER__RATE_LIMIT__PER_SECOND="7",
+    )
+
+    assert (loaded.worker.rate_limit.per_second, loaded.worker.rate_limit.burst) == (7, 9)
+
+
+def test_environment_does_not_hide_a_section_that_is_none(faults: Faults) -> None:
+    """A section of the file that is a text is a fault, whatever the environment adds to it."""
+    assert faults("worker: junk", SMS_BRIDGE_WORKER__QUEUE="q")
+
+
+def test_one_line_for_each_fault(faults: Faults) -> None:
+    """Every fault is told at once, a line each, from both sources."""
+    told = faults(
+        "worker: {queu: 1, concurrency: x}\nnothing: {}\n",
+        SMS_BRIDGE_WORKR__QUEUE="q",
+        SMS_BRIDGE_WEBHOOK__PORT="x",
+    )
+
+    assert sorted(line.split(":")[0] for line in told) == [
+        "SMS_BRIDGE_WORKR__QUEUE",
+        "nothing",
+        "webhook.port",
+        "worker.concurrency",
+        "worker.queu",
+    ]
+
+
+def test_faults_are_the_text(load: Load) -> None:
+    """The text of the error is its faults, a line each."""
+    with pytest.raises(ConfigError) as caught:
+        load("worker: {queu: 1, concurrency: x}\n")
+
+    assert str(caught.value).splitlines() == list(caught.value.faults)
+
+
+# --- Secret files go before the file and the environment ------------------------------------------
+
+
+def test_key_file_overrides_key(load: Load, tmp_path: Path) -> None:
+    """The API key is the file's when there is a key file, even against the environment."""
+    (tmp_path / "key").write_text("from-key-file\n", encoding="utf-8")
+    loaded = load(
+        {
+            "sms_api": {
+                "base_url": "https://api.example.com",
+                "key": "from-file",
+                "key_file": str(tmp_path / "key"),
+            }
+        },
+        SMS_BRIDGE_SMS_API__KEY="from-environment",
+    )
+
+    assert shape_from(loaded.sms_api).login.key.current == "from-key-file"
+
+
+@pytest.mark.parametrize(("key", "setting"), [("a b", "key"), (None, "key_file")])
+def test_fault_of_the_api_key_names_the_setting_that_gave_it(
+    load: Load, tmp_path: Path, key: str | None, setting: str
+) -> None:
+    """An API key that cannot be used is told by the setting that it comes from."""
+    file = None if key else str(tmp_path / "nothing")
+    api = {"base_url": "https://api.example.com", "key": key, "key_file": file}
+
+    with pytest.raises(ConfigError, match=rf"^sms_api\.{setting}: "):
+        shape_from(load({"sms_api": api}).sms_api)
+
+
+def test_environment_key_overrides_file_key(load: Load) -> None:
+    """Without a key file the environment's key holds against the file's."""
+    loaded = load(
+        "sms_api: {base_url: https://api.example.com, key: from-file}",
+        SMS_BRIDGE_SMS_API__KEY="from-environment",
+    )
+
+    assert shape_from(loaded.sms_api).login.key.current == "from-environment"
+
+
+def test_secret_files_override_secrets(load: Load, tmp_path: Path) -> None:
+    """The webhook secrets are the files' when there are secret files."""
+    (tmp_path / "secret").write_text("from-secret-file\n", encoding="utf-8")
+    loaded = load({"webhook": {"secrets": ["a"], "secret_files": [str(tmp_path / "secret")]}})
+    (endpoint,) = webhook_endpoints(loaded.webhook)
+
+    assert endpoint.keys == [b"from-secret-file"]

@@ -1,0 +1,248 @@
+"""The keys and their defaults, what may stand together, and secrets that nothing shows."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bridge.config import Settings, load_settings
+from bridge.config.presets import PRESETS
+from bridge.config.settings import known_keys
+from tests.unit.config.conftest import CANARY, Faults, Load, env_name, nested, value_at
+from tests.unit.config.defaults import DEFAULTS, MAPS
+
+EXAMPLE = Path(__file__).parents[2] / "config.example.yaml"
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the path of every key that holds no section."""
+    for name, value in values.items():
+        if isinstance(value, dict) and f"{prefix}{name}" not in MAPS:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def paths(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the path of every section and key."""
+    for name, value in values.items():
+        yield prefix + name
+        if isinstance(value, dict):
+            yield from paths(value, f"{prefix}{name}.")
+
+
+@pytest.mark.parametrize(("key", "default"), DEFAULTS.items(), ids=DEFAULTS)
+def test_default(key: str, default: object) -> None:
+    """Each key has the default that the documents promise."""
+    effective = load_settings(None, {}).masked()
+
+    assert value_at(effective, key) == default
+
+
+def test_every_key_has_a_promised_default() -> None:
+    """The model has no key that the table of defaults above does not know."""
+    assert set(leaves(Settings.model_validate({}).model_dump())) == set(DEFAULTS)
+
+
+def test_default_broker_url() -> None:
+    """Without a word the bridge talks to a broker on this computer as guest."""
+    (url,) = load_settings(None, {}).rabbitmq.url
+
+    assert url.get_secret_value() == "amqp://guest:guest@localhost:5672/"
+
+
+# --- The example ----------------------------------------------------------------------------------
+
+
+EXAMPLES = re.compile(r"^  # .*For example:\n((?:  #   .*\n)+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("text", EXAMPLES.findall(EXAMPLE.read_text(encoding="utf-8")))
+def test_examples_of_services_can_be_loaded(text: str, tmp_path: Path) -> None:
+    """What a comment shows of a service works when the marks before it are taken out."""
+    block = re.sub("^  #", "", text, flags=re.MULTILINE)
+    section = "webhook" if "endpoints:" in block else "sms_api"
+    file = tmp_path / "config.yaml"
+    file.write_text(f"{section}:\n{block}", encoding="utf-8")
+
+    assert "preset" in block
+    assert load_settings(file, {}).masked() != load_settings(EXAMPLE, {}).masked()
+
+
+def test_the_example_shows_services() -> None:
+    """There is an example of sending and one of endpoints, and each preset is named."""
+    text = EXAMPLE.read_text(encoding="utf-8")
+    (names,) = re.findall(r"whose shape is spoken: ((?:[a-z, -]|\n  # )+)\.", text)
+
+    assert len(EXAMPLES.findall(text)) == 2
+    assert re.split(r",\s+(?:# )?", names) == list(PRESETS)
+
+
+def test_example_lists_every_key() -> None:
+    """The example names every section and key of the model, and no other."""
+    example = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+
+    assert set(paths(example)) == set(known_keys())
+
+
+@pytest.mark.parametrize("key", DEFAULTS)
+def test_example_shows_the_default(key: str) -> None:
+    """The example gives each key its default."""
+    example = load_settings(EXAMPLE, {}).masked()
+
+    assert value_at(example, key) == DEFAULTS[key]
+
+
+def test_example_writes_durations_with_units() -> None:
+    """The example shows how durations are written, not what they are in seconds."""
+    example = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+
+    assert example["worker"]["retry_delays"] == ["5s", "30s", "2m", "10m", "1h"]
+
+
+@pytest.mark.parametrize("line", ["  base_url: null", "  key: null", "  secrets: null"])
+def test_example_says_what_is_required(line: str) -> None:
+    """Above a required key, which has no default, the example says so."""
+    lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
+    above = lines[lines.index(line) - 1]
+
+    assert above.lstrip().startswith("# Required")
+
+
+# --- Sections and keys ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["webhook.queue", "sms_api.idempotency_header"])
+@pytest.mark.parametrize("source", ["file", "environment"])
+def test_null_turns_off(load: Load, key: str, source: str) -> None:
+    """What has a default and can be turned off is turned off by null, from either source."""
+    in_file = nested(key, None) if source == "file" else ""
+    environ = {} if source == "file" else {env_name(key): "null"}
+
+    assert value_at(load(in_file, **environ).masked(), key) is None
+
+
+@pytest.mark.parametrize("key", ["worker.queue", "worker.concurrency", "log.level", "rabbitmq.url"])
+def test_null_is_refused_where_it_means_nothing(faults: Faults, key: str) -> None:
+    """Null for a key that must have a value is a fault that names the key."""
+    (fault,) = faults(nested(key, None))
+
+    assert fault.startswith(f"{key}")
+
+
+@pytest.mark.parametrize(
+    ("worker", "most"),
+    [
+        ({"concurrency": 300}, 300),
+        ({"concurrency": 7, "max_concurrency": 5}, 7),
+        ({"concurrency": "auto"}, 200),
+        ({"concurrency": "auto", "max_concurrency": 5}, 5),
+    ],
+)
+def test_most_in_flight(worker: dict[str, Any], most: int) -> None:
+    """The maximum is for `auto` alone; a number says itself how much may be in flight."""
+    assert Settings.model_validate({"worker": worker}).worker.most_in_flight == most
+
+
+@pytest.mark.parametrize("delays", [["30s", "5s"], ["60s", "1m"]], ids=["order", "repeated"])
+def test_retry_delays_ascend(faults: Faults, delays: list[str]) -> None:
+    """The ladder must ascend, because each step is a queue of its own."""
+    (fault,) = faults({"worker": {"retry_delays": delays}})
+
+    assert "retry_delays must ascend" in fault
+
+
+def test_equal_texts_have_a_window(faults: Faults) -> None:
+    """A choice that would do nothing alone is refused, with what is missing."""
+    (fault,) = faults({"worker": {"deduplicate_by": "text"}})
+
+    assert "needs deduplicate" in fault
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({}, "needs ordering: recipient"),
+        ({"ordering": "recipient", "coordination": "off"}, "needs coordination: on"),
+        ({"ordering": "recipient", "priorities": "on"}, "does not go with priorities: on"),
+    ],
+)
+def test_lanes_can_keep_order(faults: Faults, other: dict[str, str], why: str) -> None:
+    """Lanes that would keep no order are refused, with what is missing."""
+    (fault,) = faults({"worker": {"lanes": 32, **other}})
+
+    assert why in fault
+
+
+@pytest.mark.parametrize("key", ["worker.queue", "webhook.queue"])
+def test_requests_and_events_have_a_queue_each(faults: Faults, key: str) -> None:
+    """One queue for both is refused: the worker would take the events for requests."""
+    other = {"worker.queue": "sms.inbound", "webhook.queue": "sms.outbound"}[key]
+    (fault,) = faults(nested(key, other))
+
+    assert fault.startswith("worker.queue: is webhook.queue too, ")
+
+
+def test_a_worker_may_have_the_events_name_when_there_is_no_queue_for_events(load: Load) -> None:
+    """Without a queue for events, the worker's may have any name."""
+    loaded = load("worker: {queue: sms.inbound}\nwebhook: {queue: null}")
+
+    assert loaded.worker.queue == "sms.inbound"
+
+
+@pytest.mark.parametrize("number", [1, 5])
+def test_one_to_five_webhook_secrets(load: Load, number: int) -> None:
+    """One secret is enough, and five may be tried."""
+    secrets = load({"webhook": {"secrets": ["s"] * number}}).webhook.secrets
+
+    assert secrets is not None
+    assert len(secrets) == number
+
+
+def test_settings_do_not_change() -> None:
+    """Settings are fixed once they are loaded."""
+    loaded = load_settings(None, {})
+
+    with pytest.raises(ValueError, match="frozen"):
+        loaded.worker.queue = "other"  # type: ignore[misc]
+
+
+def test_schema_has_every_section() -> None:
+    """The settings can be given as a JSON Schema."""
+    assert set(Settings.model_json_schema()["properties"]) == set(Settings.model_fields)
+
+
+# --- Secrets --------------------------------------------------------------------------------------
+
+SECRETS: dict[str, dict[str, Any]] = {
+    "rabbitmq.url": {"rabbitmq": {"url": f"amqp://u:{CANARY}@h/"}},
+    "rabbitmq.url list": {"rabbitmq": {"url": ["amqp://a/", f"amqp://u:{CANARY}@h/"]}},
+    "rabbitmq.password": {"rabbitmq": {"password": CANARY}},
+    "sms_api.key": {"sms_api": {"key": CANARY}},
+    "sms_api.proxy": {"sms_api": {"proxy": f"http://u:{CANARY}@h:1"}},
+    "webhook.secrets": {"webhook": {"secrets": [CANARY]}},
+}
+
+
+VIEWS: dict[str, Callable[[Settings], object]] = {
+    "repr": repr,
+    "str": str,
+    "format": lambda s: f"{s} {s.rabbitmq} {s.sms_api!r} {s.webhook}",
+    "model_dump": lambda s: s.model_dump(),
+    "model_dump json mode": lambda s: s.model_dump(mode="json"),
+    "model_dump_json": lambda s: s.model_dump_json(),
+    "masked": lambda s: s.masked(),
+    "masked as YAML": lambda s: yaml.safe_dump(s.masked()),
+}
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_secret_is_masked(load: Load, secret: str, view: str) -> None:
+    """No way to show the settings shows a secret."""
+    shown = str(VIEWS[view](load(SECRETS[secret])))
+
+    assert CANARY not in shown

@@ -1,0 +1,362 @@
+"""The admin port: what the probes and the metrics answer, and with which codes."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as parse_openmetrics,
+)
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from bridge.http.admin import LIMITS, Health, admin_handler
+from bridge.http.listener import Listener
+from bridge.http.request import Request
+from bridge.telemetry.metrics import BridgeMetrics, new_registry
+from tests.clock import Clock
+
+# Hangs end here; no healthy test comes near it.
+GUARD_SECONDS = 8.0
+LAG_COUNT = "sms_bridge_event_loop_lag_seconds_count"
+
+
+@dataclass
+class Admin:
+    """What is asked, and the way to ask."""
+
+    health: Health
+    clock: Clock
+    registry: CollectorRegistry
+    client: httpx.AsyncClient
+
+    async def probe(self, path: str) -> tuple[int, Any]:
+        """Ask a probe."""
+        answer = await self.client.get(path)
+        return answer.status_code, answer.json()
+
+    async def until_beats(self, count: int) -> None:
+        """Wait until a timer was woken so often."""
+        seen = 0.0
+        async with asyncio.timeout(GUARD_SECONDS):
+            while seen < count:
+                await asyncio.sleep(0.001)
+                seen = self.registry.get_sample_value(LAG_COUNT) or 0
+
+    async def metrics(self, accept: str | None) -> httpx.Response:
+        """Ask for the metrics in a format."""
+        headers = {} if accept is None else {"Accept": accept}
+        return await self.client.get("/metrics", headers=headers)
+
+
+def new_health(registry: CollectorRegistry, clock: Clock) -> Health:
+    """Make what the probes ask."""
+    metrics = BridgeMetrics(
+        registry, component="worker", version="1.2.3", revision="abc", exchanges=["sms.dead"]
+    )
+    return Health(metrics, clock=clock)
+
+
+@pytest.fixture
+async def admin() -> AsyncIterator[Admin]:
+    """Serve a healthy process."""
+    registry = new_registry()
+    clock = Clock()
+    health = new_health(registry, clock)
+    listener = Listener(
+        admin_handler(health, registry), LIMITS, section="admin", host="127.0.0.1", port=0
+    )
+    running = asyncio.create_task(listener.run())
+    url = f"http://127.0.0.1:{listener.port}"
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        del client.headers["accept"]
+        yield Admin(health, clock, registry, client)
+    listener.stop()
+    await asyncio.wait_for(running, GUARD_SECONDS)
+
+
+# --- Probes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "checks"),
+    [
+        ("/livez", {"event_loop": "ok"}),
+        ("/readyz", {"not_draining": "ok"}),
+        ("/startupz", {}),
+    ],
+    ids=["livez", "readyz", "startupz"],
+)
+async def test_healthy_process_is_200(admin: Admin, path: str, checks: dict[str, str]) -> None:
+    """Each probe answers 200 and lists its checks."""
+    assert await admin.probe(path) == (200, {"status": "ok", "checks": checks})
+
+
+async def test_draining_process_is_not_ready(admin: Admin) -> None:
+    """While draining, /readyz is 503 and says so."""
+    admin.health.is_draining = True
+
+    assert await admin.probe("/readyz") == (
+        503,
+        {"status": "failing", "checks": {"not_draining": "failing"}},
+    )
+
+
+@pytest.mark.parametrize("path", ["/livez", "/startupz"])
+async def test_draining_process_is_alive(admin: Admin, path: str) -> None:
+    """Draining is no reason to be restarted."""
+    admin.health.is_draining = True
+
+    assert (await admin.probe(path))[0] == 200
+
+
+async def test_failing_check_is_named(admin: Admin) -> None:
+    """/readyz names the check that fails and those that do not."""
+    admin.health.ready["consumer"] = lambda: False
+
+    assert await admin.probe("/readyz") == (
+        503,
+        {"status": "failing", "checks": {"not_draining": "ok", "consumer": "failing"}},
+    )
+
+
+async def test_readiness_tells_facts(admin: Admin) -> None:
+    """What /readyz tells besides its checks makes nothing failing, and is told nowhere else."""
+    admin.health.facts["worker"] = lambda: {"queue": "q", "paused": "outage"}
+
+    assert await admin.probe("/readyz") == (
+        200,
+        {
+            "status": "ok",
+            "checks": {"not_draining": "ok"},
+            "worker": {"queue": "q", "paused": "outage"},
+        },
+    )
+    assert "worker" not in (await admin.probe("/livez"))[1]
+
+
+async def test_readiness_comes_back(admin: Admin) -> None:
+    """/readyz is asked anew each time."""
+    states = iter([False, True])
+    admin.health.ready["consumer"] = lambda: next(states)
+    codes = [(await admin.probe("/readyz"))[0] for _ in range(2)]
+
+    assert codes == [503, 200]
+
+
+@pytest.mark.parametrize("path", ["/livez", "/startupz"])
+async def test_readiness_is_no_reason_to_restart(admin: Admin, path: str) -> None:
+    """What makes a process not ready, like a broker that is away, does not make it dead."""
+    admin.health.ready["consumer"] = lambda: False
+
+    assert (await admin.probe(path))[0] == 200
+
+
+async def test_dead_task_is_named(admin: Admin) -> None:
+    """/livez is 503 and names the check when one of our tasks is gone."""
+    admin.health.live["worker"] = lambda: False
+
+    assert await admin.probe("/livez") == (
+        503,
+        {"status": "failing", "checks": {"event_loop": "ok", "worker": "failing"}},
+    )
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/startupz"])
+async def test_liveness_is_not_readiness(admin: Admin, path: str) -> None:
+    """The checks of /livez are its own."""
+    admin.health.live["worker"] = lambda: False
+
+    assert (await admin.probe(path))[0] == 200
+
+
+async def test_event_loop_that_wakes_no_timer_is_not_alive(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/livez is 503 once no timer was woken for 10 s, and 200 again after the next one."""
+    monkeypatch.setattr("bridge.http.admin.BEAT_SECONDS", 0.001)
+    answers = []
+    for seconds in (9.9, 0.1):
+        admin.clock.now += seconds
+        answers.append(await admin.probe("/livez"))
+    beating = asyncio.create_task(admin.health.beat())
+    await admin.until_beats(1)
+    answers.append(await admin.probe("/livez"))
+    beating.cancel()
+    await asyncio.wait([beating])
+
+    alive = (200, {"status": "ok", "checks": {"event_loop": "ok"}})
+    stuck = (503, {"status": "failing", "checks": {"event_loop": "failing"}})
+    assert answers == [alive, stuck, alive]
+
+
+async def test_lag_of_the_event_loop_is_measured(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop is watched: each beat is one observation of how late it is."""
+    monkeypatch.setattr("bridge.http.admin.BEAT_SECONDS", 0.001)
+    beating = asyncio.create_task(admin.health.beat())
+    await admin.until_beats(2)
+    beating.cancel()
+    await asyncio.wait([beating])
+
+    assert beating.cancelled()
+
+
+@pytest.mark.parametrize(("draining", "value"), [(False, 1), (True, 0)], ids=["ready", "draining"])
+def test_ready_metric_follows_the_probe(*, draining: bool, value: float) -> None:
+    """`sms_bridge_ready` says what /readyz would."""
+    registry = CollectorRegistry()
+    new_health(registry, Clock()).is_draining = draining
+
+    assert registry.get_sample_value("sms_bridge_ready") == value
+
+
+async def test_probe_answers_head(admin: Admin) -> None:
+    """A probe can be asked without a body."""
+    answer = await admin.client.head("/readyz")
+
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/startupz", "/metrics"])
+async def test_nothing_can_be_posted(admin: Admin, path: str) -> None:
+    """The admin port changes nothing: other methods are 405, with those that are allowed."""
+    answer = await admin.client.post(path)
+
+    assert (answer.status_code, "GET" in answer.headers["allow"]) == (405, True)
+
+
+@pytest.mark.parametrize("path", ["/", "/livez/", "/metrics/x", "/webhooks"])
+async def test_other_paths_are_not_there(admin: Admin, path: str) -> None:
+    """What is not served is 404."""
+    assert (await admin.client.get(path)).status_code == 404
+
+
+# --- Metrics --------------------------------------------------------------------------------------
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPEN = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+# What Prometheus 3 sends.
+PROMETHEUS = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
+    "application/openmetrics-text;version=0.0.1;q=0.4,"
+    "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+)
+
+
+@pytest.mark.parametrize(
+    ("accept", "content_type"),
+    [
+        (None, TEXT),
+        ("*/*", TEXT),
+        ("text/html,application/xhtml+xml,*/*;q=0.8", TEXT),
+        ("text/plain;version=0.0.4", TEXT),
+        ("application/openmetrics-text", OPEN),
+        ("application/openmetrics-text; version=1.0.0", OPEN),
+        ("application/json", TEXT),
+        ("", TEXT),
+    ],
+    ids=["none", "any", "browser", "text", "open", "open 1.0", "unknown", "empty"],
+)
+async def test_format_follows_the_accept_header(
+    admin: Admin, accept: str | None, content_type: str
+) -> None:
+    """The metrics come as OpenMetrics to who asks for it, as text to everybody else."""
+    given = (await admin.metrics(accept)).headers["content-type"]
+
+    assert given.partition("; escaping")[0] == content_type
+
+
+async def test_text_can_be_parsed(admin: Admin) -> None:
+    """The text format is valid and holds our metrics and the process's."""
+    names = {family.name for family in parse_text((await admin.metrics(None)).text)}
+
+    assert {"sms_bridge_build_info", "process_cpu_seconds"} <= {
+        name.removesuffix("_total") for name in names
+    }
+
+
+@pytest.mark.parametrize(
+    "accept", [PROMETHEUS, "application/openmetrics-text"], ids=["Prometheus", "bare"]
+)
+async def test_openmetrics_can_be_parsed(admin: Admin, accept: str) -> None:
+    """OpenMetrics is valid to its end."""
+    text = (await admin.metrics(accept)).text
+    families = list(parse_openmetrics(text))  # type: ignore[no-untyped-call]
+
+    assert "sms_bridge_build" in {family.name.removesuffix("_info") for family in families}
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text; version=abc",
+        "application/openmetrics-text; version=",
+        "application/openmetrics-text; version=1",
+        "application/openmetrics-text; version=99.0.0",
+        "application/openmetrics-text; version=1.0.0; escaping=nonsense",
+        "text/plain; version=x.y.z",
+        ",;=,",
+    ],
+)
+async def test_odd_accept_header_is_no_error(admin: Admin, accept: str) -> None:
+    """Whatever a client accepts, it gets the metrics."""
+    answer = await admin.metrics(accept)
+
+    assert (answer.status_code, "sms_bridge_build_info" in answer.text) == (200, True)
+
+
+async def test_draining_process_still_has_metrics(admin: Admin) -> None:
+    """The end of a process can be watched."""
+    admin.health.is_draining = True
+
+    assert "sms_bridge_ready 0.0" in (await admin.metrics(None)).text
+
+
+class Slow:
+    """A collector of metrics each of which takes longer than all that is written in one go."""
+
+    names = tuple(f"slow_{number}" for number in range(20))
+
+    def collect(self) -> Iterator[Metric]:
+        """Make them, one after the other."""
+        for name in self.names:
+            time.sleep(0.003)
+            yield GaugeMetricFamily(name, "Slow.", value=1)
+
+
+@pytest.mark.parametrize("accept", [PROMETHEUS, "text/plain"])
+async def test_messages_have_their_turn_during_a_scrape(accept: str) -> None:
+    """However many metrics there are, the event loop stands still for a few of them only."""
+    registry = CollectorRegistry()
+    handler = admin_handler(new_health(registry, Clock()), registry)
+    registry.register(Slow())
+    scrape = handler(Request("GET", "/metrics", b"", [(b"accept", accept.encode())], b""))
+    assert isinstance(scrape, asyncio.Future)
+    turns = 0
+    while not scrape.done():
+        turns += 1
+        await asyncio.sleep(0)
+
+    assert turns > len(Slow.names)
+    parse = parse_openmetrics if accept == PROMETHEUS else parse_text
+    families = parse(scrape.result().body.decode())
+    assert {*Slow.names, "sms_bridge_ready"} <= {family.name for family in families}
+
+
+async def test_scrapes_take_no_room_from_probes(admin: Admin) -> None:
+    """Probes are answered while many scrapes are, with headers as large as are allowed."""
+    large = {"x-large": "x" * 15_000}
+    scrapes = [asyncio.create_task(admin.client.get("/metrics", headers=large)) for _ in range(20)]
+    statuses = set()
+    while not all(scrape.done() for scrape in scrapes):
+        statuses.add((await admin.client.get("/livez")).status_code)
+
+    assert statuses == {200}
+    assert {scrape.result().status_code for scrape in scrapes} == {200}

@@ -1,0 +1,616 @@
+"""The stand-in SMS service over real sockets: its API, faults, webhooks and stop."""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from bridge.errors import BridgeError, ConfigError
+from bridge.sandbox.routes import MAX_BODY_BYTES, create_app
+from bridge.sandbox.server import serve
+from bridge.webhook.signature import Signed
+
+SECRET = b"webhook-secret"
+MESSAGE = {"to": "+491713920001", "from": "Acme", "text": "Hello\nthere 👋"}
+BEARER = {"Authorization": "Bearer any-key"}
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    """Run on the loop that the sandbox runs on in earnest."""
+    return "asyncio", {"use_uvloop": True}
+
+
+def sign(body: bytes, *, content_type: str = "", forged: bool = False) -> Signed:
+    """Sign a webhook as the bridge's `plain` scheme does."""
+    assert content_type in {"", "application/json"}
+    key = b"another-secret" if forged else SECRET
+    signature = hmac.new(key, body, hashlib.sha256).hexdigest()
+    return Signed((("X-Service-Signature", signature),), b"")
+
+
+@asynccontextmanager
+async def running(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve an application on a free port and yield a client of it."""
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    server = asyncio.create_task(serve(app, port=0, announce=url.set_result))
+    try:
+        base_url = await asyncio.wait_for(url, 5)
+        async with httpx.AsyncClient(
+            base_url=base_url, headers=BEARER, trust_env=False, timeout=5
+        ) as client:
+            yield client
+    finally:
+        server.cancel()
+        with suppress(asyncio.CancelledError):
+            await server
+
+
+@pytest.fixture(scope="module")
+async def served() -> AsyncIterator[httpx.AsyncClient]:
+    """One sandbox for the whole file, because each takes a moment to stop."""
+    async with running(create_app(sign=None, webhook_url=None)) as client:
+        yield client
+
+
+@pytest.fixture
+async def sandbox(
+    served: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Empty the sandbox for a test, and see that it has logged nothing by the end."""
+    for kind in ("messages", "requests", "faults"):
+        (await served.delete(f"/sandbox/{kind}")).raise_for_status()
+    yield served
+
+    assert caplog.records == []
+
+
+@dataclass
+class Bridge:
+    """What takes the sandbox's webhooks in these tests; answers as the bridge does."""
+
+    bodies: list[bytes] = field(default_factory=list)
+    signatures: list[str] = field(default_factory=list)
+    silent: bool = False
+
+    async def take(self, request: Request) -> Response:
+        """Record one webhook and answer 200 to a true signature, 401 to any other."""
+        body = await request.body()
+        self.bodies.append(body)
+        self.signatures.append(request.headers["x-service-signature"])
+        if self.silent:
+            request.state.close_connection()
+        return Response(status_code=200 if self.signatures[-1] == sign(body).headers[0][1] else 401)
+
+
+@pytest.fixture
+async def bridge() -> Bridge:
+    """Make what takes the webhooks."""
+    return Bridge()
+
+
+@pytest.fixture
+async def phone(bridge: Bridge) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve a sandbox that sends its webhooks to `bridge`."""
+    async with AsyncExitStack() as stack:
+        routes = [Route("/webhooks", bridge.take, methods=["POST"])]
+        taker = await stack.enter_async_context(running(Starlette(routes=routes)))
+        app = create_app(sign=sign, webhook_url=f"{taker.base_url}/webhooks")
+        yield await stack.enter_async_context(running(app))
+
+
+async def send(client: httpx.AsyncClient, **headers: str) -> httpx.Response:
+    """POST the usual message."""
+    return await client.post("/v1/messages", json=MESSAGE, headers=headers)
+
+
+async def kept(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+    """Fetch the messages that the sandbox took."""
+    return list((await client.get("/sandbox/messages")).json()["messages"])
+
+
+async def attempts(client: httpx.AsyncClient) -> list[tuple[str | None, str | None, int | None]]:
+    """Fetch number, key and status of every POST that reached the sandbox."""
+    requests = (await client.get("/sandbox/requests")).json()["requests"]
+    return [(r["to"], r["idempotency_key"], r["status"]) for r in requests]
+
+
+async def set_faults(client: httpx.AsyncClient, *faults: dict[str, Any]) -> None:
+    """Make the sandbox misbehave."""
+    (await client.put("/sandbox/faults", json=faults)).raise_for_status()
+
+
+async def until_attempted(client: httpx.AsyncClient, number: int) -> None:
+    """Wait until so many POSTs have reached the sandbox."""
+    async with asyncio.timeout(5):
+        while len(await attempts(client)) < number:
+            pass
+
+
+async def test_message_is_accepted_and_kept(sandbox: httpx.AsyncClient) -> None:
+    """A good message is answered 202 with its id and is shown as it came."""
+    answer = await send(sandbox, **{"Idempotency-Key": "key-1"})
+    (message,) = await kept(sandbox)
+    received_at = datetime.fromisoformat(message.pop("received_at"))
+
+    assert answer.status_code == 202
+    assert message == {"id": answer.json()["id"], **MESSAGE, "idempotency_key": "key-1"}
+    assert received_at.tzinfo is not None
+
+
+async def test_unknown_members_are_allowed(sandbox: httpx.AsyncClient) -> None:
+    """Members that the contract does not name are no reason to refuse."""
+    answer = await sandbox.post("/v1/messages", json={**MESSAGE, "tag": [1, None]})
+
+    assert answer.status_code == 202
+
+
+async def test_same_key_twice_is_kept_twice(sandbox: httpx.AsyncClient) -> None:
+    """A repeated Idempotency-Key is not deduplicated, so that duplicates show."""
+    for _ in range(2):
+        await send(sandbox, **{"Idempotency-Key": "same"})
+    messages = await kept(sandbox)
+
+    assert [m["idempotency_key"] for m in messages] == ["same", "same"]
+    assert len({m["id"] for m in messages}) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b"", "body"),
+        (b"[]", "body"),
+        (b"\xff", "body"),
+        (b"[" * 100_000, "body"),
+        (json.dumps(MESSAGE).encode("utf-16"), "body"),
+        ({"from": "Acme", "text": "secret-value"}, "to"),
+        ({**MESSAGE, "to": "491713920001"}, "to"),
+        ({**MESSAGE, "to": "+0917012345678"}, "to"),
+        ({**MESSAGE, "to": "+123"}, "to"),
+        ({**MESSAGE, "to": "+9994567890123456"}, "to"),
+        ({**MESSAGE, "to": "+491713920001\n"}, "to"),
+        ({**MESSAGE, "to": "+49171392000٣"}, "to"),
+        ({**MESSAGE, "to": None}, "to"),
+        ({"to": "+491713920001", "text": "secret-value"}, "from"),
+        ({**MESSAGE, "from": ""}, "from"),
+        ({**MESSAGE, "from": "secret-value" * 3}, "from"),
+        ({**MESSAGE, "from": "Ac\tme"}, "from"),
+        ({"to": "+491713920001", "from": "Acme"}, "text"),
+        ({**MESSAGE, "text": ""}, "text"),
+        ({**MESSAGE, "text": 5}, "text"),
+        ({**MESSAGE, "text": "secret-value \ud800"}, "text"),
+    ],
+)
+async def test_bad_body_is_refused_by_field(
+    sandbox: httpx.AsyncClient, body: bytes | dict[str, Any], field: str
+) -> None:
+    """A body that breaks the contract gets 400 with the field's name and no value."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = await sandbox.post("/v1/messages", content=content)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith(f"{field}: ")
+    assert not re.search(r"secret|\d{5}", answer.text)
+    assert await kept(sandbox) == []
+
+
+async def test_large_body_is_refused(sandbox: httpx.AsyncClient) -> None:
+    """A body over the limit gets 413 and counts as a request."""
+    answer = await sandbox.post("/v1/messages", content=b"x" * (MAX_BODY_BYTES + 1))
+
+    assert answer.status_code == 413
+    assert await attempts(sandbox) == [(None, None, 413)]
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Basic abc"])
+async def test_missing_key_is_refused(sandbox: httpx.AsyncClient, header: str) -> None:
+    """Without a bearer key the answer is 401, and the request is recorded with it."""
+    answer = await send(sandbox, Authorization=header)
+
+    assert answer.status_code == 401
+    assert await attempts(sandbox) == [(MESSAGE["to"], None, 401)]
+
+
+async def test_only_the_named_key_is_accepted() -> None:
+    """Where the sandbox was given a key, every other is answered 401."""
+    async with running(create_app(sign=None, webhook_url=None, key="the-key")) as client:
+        wrong = await send(client)
+        right = await send(client, Authorization="Bearer the-key")
+
+    assert (wrong.status_code, right.status_code) == (401, 202)
+
+
+async def test_memory_is_bounded() -> None:
+    """The oldest messages and requests give way to new ones."""
+    async with running(create_app(sign=None, webhook_url=None, max_messages=2)) as client:
+        for key in "abc":
+            await send(client, **{"Idempotency-Key": key})
+        messages, requests = await kept(client), await attempts(client)
+
+    assert [m["idempotency_key"] for m in messages] == ["b", "c"]
+    assert [key for _, key, _ in requests] == ["b", "c"]
+
+
+async def test_every_request_is_recorded_in_order(sandbox: httpx.AsyncClient) -> None:
+    """Each POST to the API is recorded with its key and its answer, good or bad."""
+    await set_faults(sandbox, {"status": 500, "count": 1})
+    await send(sandbox, **{"Idempotency-Key": "a"})
+    await send(sandbox, **{"Idempotency-Key": "b"})
+    await sandbox.post("/v1/messages", content=b"{", headers={"Idempotency-Key": "c"})
+
+    assert await attempts(sandbox) == [
+        (MESSAGE["to"], "a", 500),
+        (MESSAGE["to"], "b", 202),
+        (None, "c", 400),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["messages", "requests"])
+async def test_records_can_be_deleted(sandbox: httpx.AsyncClient, kind: str) -> None:
+    """DELETE empties a record and says so with 204."""
+    await send(sandbox)
+    answer = await sandbox.delete(f"/sandbox/{kind}")
+
+    assert answer.status_code == 204
+    assert (await sandbox.get(f"/sandbox/{kind}")).json() == {kind: []}
+
+
+async def test_fault_answers_as_often_as_it_says(sandbox: httpx.AsyncClient) -> None:
+    """A counted fault gives its status and headers, counts down, and ends."""
+    await set_faults(sandbox, {"status": 429, "headers": {"Retry-After": "2"}, "count": 2})
+    first = await send(sandbox)
+    left = (await sandbox.get("/sandbox/faults")).json()["faults"]
+    statuses = [(await send(sandbox)).status_code for _ in range(2)]
+
+    assert (first.status_code, first.headers["Retry-After"]) == (429, "2")
+    assert [fault["count"] for fault in left] == [1]
+    assert statuses == [429, 202]
+    assert len(await kept(sandbox)) == 1
+
+
+async def test_uncounted_fault_lasts_until_deleted(sandbox: httpx.AsyncClient) -> None:
+    """A fault without a count goes on until the faults are deleted."""
+    await set_faults(sandbox, {"status": 503, "count": None})
+    during = [(await send(sandbox)).status_code for _ in range(3)]
+    await sandbox.delete("/sandbox/faults")
+    after = (await send(sandbox)).status_code
+
+    assert during == [503, 503, 503]
+    assert after == 202
+
+
+async def test_first_matching_fault_wins(sandbox: httpx.AsyncClient) -> None:
+    """Faults are tried in order, and one for another number is passed over."""
+    await set_faults(
+        sandbox,
+        {"to": "+19995550100", "status": 500},
+        {"to": MESSAGE["to"], "status": 502, "count": 1},
+        {"status": 504},
+    )
+    statuses = [(await send(sandbox)).status_code for _ in range(2)]
+
+    assert statuses == [502, 504]
+
+
+async def test_refused_requests_use_up_no_fault(sandbox: httpx.AsyncClient) -> None:
+    """What is refused for its body or key does not count against a fault."""
+    await set_faults(sandbox, {"status": 500, "count": 1})
+    await sandbox.post("/v1/messages", content=b"{}")
+
+    assert (await send(sandbox)).status_code == 500
+
+
+@pytest.mark.parametrize(
+    ("status", "count"), [(200, 1), (204, 1), (299, 1), (301, 0), (304, 0), (503, 0)]
+)
+async def test_fault_status_decides_what_is_kept(
+    sandbox: httpx.AsyncClient, status: int, count: int
+) -> None:
+    """A fault that answers with a 2xx keeps the message, any other does not."""
+    await set_faults(sandbox, {"status": status})
+
+    assert (await send(sandbox)).status_code == status
+    assert len(await kept(sandbox)) == count
+
+
+async def test_latency_delays_the_answer(sandbox: httpx.AsyncClient) -> None:
+    """With latency alone the message is accepted as usual, but later."""
+    await set_faults(sandbox, {"latency_seconds": 0.1})
+    started = asyncio.get_running_loop().time()
+    answer = await send(sandbox)
+
+    assert answer.status_code == 202
+    assert asyncio.get_running_loop().time() - started >= 0.1
+
+
+async def test_slow_answer_keeps_the_message(sandbox: httpx.AsyncClient) -> None:
+    """A client that gives up waiting was sent its message all the same, and got no status."""
+    await set_faults(sandbox, {"latency_seconds": 60})
+    with pytest.raises(httpx.ReadTimeout):
+        await sandbox.post("/v1/messages", json=MESSAGE, timeout=0.1)
+
+    assert len(await kept(sandbox)) == 1
+    assert await attempts(sandbox) == [(MESSAGE["to"], None, None)]
+
+
+async def test_hang_never_answers(sandbox: httpx.AsyncClient) -> None:
+    """A hanging request runs into the client's time-out, and keeps no message."""
+    await set_faults(sandbox, {"mode": "hang"})
+    with pytest.raises(httpx.ReadTimeout):
+        await sandbox.post("/v1/messages", json=MESSAGE, timeout=0.1)
+
+    assert await kept(sandbox) == []
+    assert await attempts(sandbox) == [(MESSAGE["to"], None, None)]
+
+
+async def test_hang_ends_when_the_client_leaves(sandbox: httpx.AsyncClient) -> None:
+    """Nothing of a hanging request stays behind once its client is gone."""
+    await set_faults(sandbox, {"mode": "hang"})
+    before = asyncio.all_tasks()
+    with pytest.raises(httpx.ReadTimeout):
+        await sandbox.post("/v1/messages", json=MESSAGE, timeout=0.1)
+    async with asyncio.timeout(5):
+        while asyncio.all_tasks() - before:
+            await sandbox.get("/")
+
+
+@pytest.mark.parametrize(("mode", "count"), [("cut", 0), ("accept_then_cut", 1)])
+async def test_cut_closes_unanswered(sandbox: httpx.AsyncClient, mode: str, count: int) -> None:
+    """Both cuts close the connection without an answer; one of them keeps the message."""
+    await set_faults(sandbox, {"mode": mode, "count": 1})
+    with pytest.raises(httpx.RemoteProtocolError, match="without sending a response"):
+        await send(sandbox)
+
+    assert len(await kept(sandbox)) == count
+    assert await attempts(sandbox) == [(MESSAGE["to"], None, None)]
+
+
+async def test_client_leaving_within_its_body_is_no_error(sandbox: httpx.AsyncClient) -> None:
+    """A client that goes away before its body is whole leaves a record and no log."""
+    _, writer = await asyncio.open_connection(sandbox.base_url.host, sandbox.base_url.port)
+    writer.write(b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    await until_attempted(sandbox, 1)
+    writer.close()
+    await writer.wait_closed()
+
+    assert await attempts(sandbox) == [(None, None, None)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "field"),
+    [
+        ({}, "body"),
+        ([{"status": 99}], "0.status"),
+        ([{}, {"status": "503"}], "1.status"),
+        ([{"count": 0}], "0.count"),
+        ([{"mode": "explode-value"}], "0.mode"),
+        ([{"to": 49170}], "0.to"),
+        ([{"latency_seconds": -1}], "0.latency_seconds"),
+        ([{"colour": 1}], "0.colour"),
+        ([{"headers": {"Retry-After": "2\r\nX: explode-value"}}], "0.headers.Retry-After"),
+        ([{"headers": {"Content-Length": "0"}}], "0.headers.Content-Length"),
+    ],
+)
+async def test_bad_fault_is_refused_by_field(
+    sandbox: httpx.AsyncClient, fault: Any, field: str
+) -> None:
+    """A fault that is none gets 400 with the field's path and no value; nothing changes."""
+    await set_faults(sandbox, {"status": 503})
+    answer = await sandbox.put("/sandbox/faults", json=fault)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith(field)
+    assert "explode-value" not in answer.text
+    assert len((await sandbox.get("/sandbox/faults")).json()["faults"]) == 1
+
+
+async def test_reply_becomes_a_signed_webhook(phone: httpx.AsyncClient, bridge: Bridge) -> None:
+    """A reply is sent as a signed message.received, and the bridge's answer is told."""
+    answer = await phone.post("/sandbox/replies", json={"from": "+491713920001", "text": "YES ✓"})
+    event = json.loads(bridge.bodies[0])
+    event_id = event["data"].pop("id")
+
+    assert answer.json() == {"answers": [200]}
+    assert event == {"type": "message.received", "data": {"from": "+491713920001", "text": "YES ✓"}}
+    assert event_id
+
+
+async def test_repeated_reply_is_the_same_bytes(phone: httpx.AsyncClient, bridge: Bridge) -> None:
+    """`repeat` sends one webhook several times, its id included; another reply has another id."""
+    reply = {"from": "+491713920001", "text": "YES", "repeat": 3}
+    answer = await phone.post("/sandbox/replies", json=reply)
+    await phone.post("/sandbox/replies", json=reply)
+
+    assert answer.json() == {"answers": [200, 200, 200]}
+    assert len(set(bridge.bodies[:3])) == 1
+    assert len(set(bridge.bodies)) == 2
+
+
+async def test_forged_reply_is_signed_wrongly(phone: httpx.AsyncClient, bridge: Bridge) -> None:
+    """A forged reply has a signature, but that of other bytes."""
+    reply = {"from": "+491713920001", "text": "YES", "forged": True}
+    answer = await phone.post("/sandbox/replies", json=reply)
+
+    assert answer.json() == {"answers": [401]}
+    assert len(bridge.signatures[0]) == 64
+
+
+@pytest.mark.parametrize("body", [b'{ "type" :"x",\n "data": {}}', b"\xff\x00 no json", b""])
+async def test_event_is_sent_byte_for_byte(
+    phone: httpx.AsyncClient, bridge: Bridge, body: bytes
+) -> None:
+    """An event goes out as the very bytes that came in, signed over them."""
+    answer = await phone.post("/sandbox/events", content=body)
+
+    assert answer.json() == {"answers": [200]}
+    assert bridge.bodies == [body]
+
+
+async def test_missing_answer_is_null(phone: httpx.AsyncClient, bridge: Bridge) -> None:
+    """Where the bridge gives no answer, the list says null."""
+    bridge.silent = True
+    answer = await phone.post("/sandbox/events", content=b"{}")
+
+    assert answer.json() == {"answers": [None]}
+
+
+@pytest.mark.parametrize(
+    ("reply", "field"),
+    [
+        ({"from": "+491713920001"}, "text"),
+        ({"from": "+491713920001", "text": "hi", "repeat": 0}, "repeat"),
+        ({"from": "+491713920001", "text": "hi", "forged": "yes"}, "forged"),
+        ({"from": "+491713920001", "text": "hi", "sender": "x"}, "sender"),
+    ],
+)
+async def test_bad_reply_is_refused_by_field(
+    sandbox: httpx.AsyncClient, reply: dict[str, Any], field: str
+) -> None:
+    """A reply that is none gets 400 with the field's name."""
+    answer = await sandbox.post("/sandbox/replies", json=reply)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize("path", ["replies", "events"])
+async def test_webhooks_need_a_url(sandbox: httpx.AsyncClient, path: str) -> None:
+    """Without a webhook URL the answer is 409 and says which option is missing."""
+    answer = await sandbox.post(f"/sandbox/{path}", json={"from": "+491713920001", "text": "hi"})
+
+    assert answer.status_code == 409
+    assert "--webhook-url" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://host/", "http://", "http://[::1"])
+async def test_unusable_webhook_url_is_told_at_the_start(url: str) -> None:
+    """A webhook URL that cannot be one is a fault of the configuration."""
+    with pytest.raises(ConfigError, match="--webhook-url"):
+        create_app(sign=sign, webhook_url=url)
+
+
+async def test_used_port_is_told(sandbox: httpx.AsyncClient) -> None:
+    """A port that is taken is told in one line that names the option and the port."""
+    port = sandbox.base_url.port
+    assert port is not None
+    with pytest.raises(
+        BridgeError, match=f"^--port: cannot listen on 127.0.0.1:{port}: it is in use"
+    ):
+        await serve(create_app(sign=None, webhook_url=None), port=port)
+
+
+async def test_index_names_the_endpoints(sandbox: httpx.AsyncClient) -> None:
+    """The front page tells a person what there is."""
+    answer = await sandbox.get("/")
+
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert "/sandbox/faults" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 204),
+        ({"Host": "localhost:8025"}, 204),
+        ({"Host": "[::1]:8025"}, 204),
+        ({"Host": "192.0.2.7"}, 204),
+        ({"Host": "sandbox:8025"}, 204),
+        ({"Host": "Sandbox.Example.com:8025"}, 204),
+        ({"Host": "evil.example:8025"}, 403),
+        ({"Host": "evil.example."}, 403),
+        ({"Host": "127.0.0.1.evil.example"}, 403),
+        ({"Host": "localhost:8025", "Origin": "http://localhost:8025"}, 204),
+        ({"Host": "localhost:8025", "Origin": "http://localhost:9000"}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+async def test_pages_of_other_sites_are_refused(headers: dict[str, str], status: int) -> None:
+    """A foreign Origin may order nothing, and a foreign Host (DNS rebinding) see nothing."""
+    app = create_app(sign=None, webhook_url=None, hosts=["sandbox.example.com"])
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        ordered = await client.delete("/sandbox/faults", headers=headers)
+        seen = await client.get("/sandbox/messages", headers=headers)
+
+    assert ordered.status_code == status
+    assert seen.status_code == (200 if status == 204 else status)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/messages", "/sandbox/replies", "/sandbox/events", "/sandbox/faults"]
+)
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+)
+async def test_what_a_form_can_send_is_refused(
+    sandbox: httpx.AsyncClient, path: str, kind: str
+) -> None:
+    """A body of a type that any page may send without asking first is refused with 415."""
+    method = "PUT" if path == "/sandbox/faults" else "POST"
+    answer = await sandbox.request(
+        method, path, content=b"[]", headers={"Content-Type": kind, "Origin": str(sandbox.base_url)}
+    )
+
+    assert answer.status_code == 415
+    assert answer.json() == {"error": "Content-Type: must be application/json"}
+
+
+async def test_json_with_a_charset_is_taken(sandbox: httpx.AsyncClient) -> None:
+    """The type may have parameters."""
+    kind = {"Content-Type": "Application/JSON; charset=utf-8"}
+    answer = await sandbox.put("/sandbox/faults", content=b"[]", headers=kind)
+
+    assert answer.status_code == 200
+
+
+STANDALONE = """
+import asyncio, uvloop
+from bridge.sandbox.routes import create_app
+from bridge.sandbox.server import serve
+with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    runner.run(serve(create_app(sign=None, webhook_url=None), port=0))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_signal_stops_it_while_requests_hang(number: signal.Signals) -> None:
+    """A signal ends the process cleanly and soon, hanging and half-sent requests too."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", STANDALONE),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+    url = re.fullmatch(r"sandbox: (http://127\.0\.0\.1:\d+)\n", line)
+    assert url is not None
+    async with httpx.AsyncClient(base_url=url[1], headers=BEARER, trust_env=False) as client:
+        await set_faults(client, {"mode": "hang", "count": 1}, {"latency_seconds": 60})
+        hanging = [asyncio.create_task(send(client)) for _ in range(2)]
+        _, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+        await until_attempted(client, 3)
+        process.send_signal(number)
+        # It takes half a second; a busy computer is given more, and no request ends by itself.
+        _, errors = await asyncio.wait_for(process.communicate(), 20)
+        answers = await asyncio.gather(*hanging, return_exceptions=True)
+    writer.close()
+
+    assert (process.returncode, errors) == (0, b"")
+    assert [type(answer) for answer in answers] == [httpx.RemoteProtocolError] * 2

@@ -1,0 +1,101 @@
+"""An endpoint: whose signatures it takes, and when it takes those of a new secret."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.config import EndpointSettings
+from bridge.errors import ConfigError, InvalidSignatureError
+from bridge.http.request import Request
+from bridge.webhook.endpoint import Endpoint
+from bridge.webhook.schemes import PRESETS
+from bridge.webhook.signature import Verified, sign, verify
+
+BODY = b'{"type": "message.received"}'
+NOW = 1_700_000_000.0
+
+
+def make_endpoint(**settings: Any) -> Endpoint:
+    """Make an endpoint as the second of the list would be."""
+    values = {"path": "/hooks", "secrets": ("s",)} | settings
+    return Endpoint(EndpointSettings.model_validate(values), key="webhook.endpoints.1")
+
+
+def signed(endpoint: Endpoint, secret: str) -> Request:
+    """Make a request that this secret has signed."""
+    made = sign(endpoint.scheme, secret.encode(), BODY, now=NOW, event_id="e", query=b"a=b")
+    headers = [(name.lower().encode(), value.encode()) for name, value in made.headers]
+    return Request("POST", "/hooks", made.query, headers, BODY)
+
+
+def check(endpoint: Endpoint, request: Request) -> Verified:
+    """Verify a request as the receiver does."""
+    return verify(
+        endpoint.scheme, endpoint.keys, request.headers, BODY, now=NOW, query=request.query
+    )
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS.keys() & {"plain", "stripe", "twilio"}))
+def test_each_secret_is_known_by_its_place(preset: str) -> None:
+    """The first secret is the current one, any other a previous one, a third nobody's."""
+    endpoint = make_endpoint(
+        secrets=("new", "old"), signature={"preset": preset}, public_url="https://a.example/hooks"
+    )
+
+    assert check(endpoint, signed(endpoint, "new")).key_index == 0
+    assert check(endpoint, signed(endpoint, "old")).key_index == 1
+    with pytest.raises(InvalidSignatureError):
+        check(endpoint, signed(endpoint, "other"))
+
+
+def test_a_changed_file_counts_from_the_next_use(tmp_path: Path) -> None:
+    """A new secret in the file is used once it is said that the files have changed."""
+    file = tmp_path / "secret"
+    file.write_text("before", encoding="utf-8")
+    endpoint = make_endpoint(secrets=None, secret_files=[str(file)])
+    file.write_text("after", encoding="utf-8")
+    changed = [secret.reread() for secret in endpoint.secrets]
+    endpoint.use_secrets()
+
+    assert changed == [True]
+    assert check(endpoint, signed(endpoint, "after")).key_index == 0
+    with pytest.raises(InvalidSignatureError):
+        check(endpoint, signed(endpoint, "before"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"secrets": None}, "secrets: is missing; set webhook.endpoints.1.secrets or webhook."),
+        ({"secret_files": ["/nowhere/a"]}, "secret_files.0: /nowhere/a cannot be read"),
+        ({"signature": {"preset": "twilio"}}, "public_url: is missing, but the service signs"),
+        ({"preset": "httpsms"}, "signature: is missing; preset httpsms knows of nothing by which"),
+        ({"signature": {"id_header": "X-Service-Signature"}}, "signature.header: is also the"),
+        ({"signature": {"tolerance_seconds": 5}}, "signature.tolerance_seconds: does nothing"),
+    ],
+    ids=["secrets", "file", "url", "no-scheme", "header", "knob"],
+)
+def test_what_it_lacks_is_told_by_its_key(settings: dict[str, Any], told: str) -> None:
+    """Whatever an endpoint cannot be served without is told with its number in the list."""
+    with pytest.raises(ConfigError) as caught:
+        make_endpoint(**settings)
+
+    assert str(caught.value).startswith(f"webhook.endpoints.1.{told}")
+
+
+@pytest.mark.parametrize("nobodys", ["A" * 43 + "=", "AQ" + "A" * 41 + "="])
+def test_a_public_key_for_which_anybody_can_sign_is_refused(nobodys: str) -> None:
+    """A key that is only a placeholder is told at the start, or strangers' webhooks were taken."""
+    with pytest.raises(ConfigError) as caught:
+        make_endpoint(secrets=(nobodys,), preset="telnyx")
+    (told,) = caught.value.faults
+    assert told.startswith("webhook.endpoints.1.secrets.0: is no secret that this scheme can use")
+
+
+def test_a_public_key_is_no_secret_of_tokens() -> None:
+    """What looks like a public key stops the start where a shared secret is wanted."""
+    pem = "-----BEGIN PUBLIC KEY-----\nMCow\n-----END PUBLIC KEY-----\n"
+
+    with pytest.raises(ConfigError, match=r"^webhook\.endpoints\.1\.secrets\.0: is no secret"):
+        make_endpoint(secrets=(pem,), signature={"preset": "vonage"})

@@ -1,0 +1,707 @@
+"""The receiver without a broker: its answers to anything, and events that come more than once."""
+
+import asyncio
+import gc
+import hashlib
+import hmac
+import time
+import tracemalloc
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import jwt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from bridge.amqp.client import Connection
+from bridge.amqp.publication import Publication
+from bridge.amqp.publisher import Publisher
+from bridge.config import SignatureSettings, WebhookSettings
+from bridge.errors import Confirm
+from bridge.http.request import Request
+from bridge.http.response import Response, problem
+from bridge.telemetry.metrics import new_registry
+from bridge.topology.declarations import webhook_topology
+from bridge.topology.upkeep import Upkeep
+from bridge.webhook.endpoint import Endpoint
+from bridge.webhook.event import EVENT_ID
+from bridge.webhook.metrics import WebhookMetrics
+from bridge.webhook.repeats import LEAST_RECENT_EVENTS
+from bridge.webhook.webhook import Receiver
+from tests.ears import Ears
+from tests.unit.webhook.publications import GUARD_SECONDS, PUBLISHED, Gate, answer_of, write
+
+SECRET = "a-webhook-secret"
+REMEMBERED = 1000
+PUBLIC_URL = "https://example.com/webhooks"
+# One for all, because to make them takes longer than to use them.
+METRICS = WebhookMetrics(
+    new_registry(), paths=("/webhooks", "/github"), event_types=("message.received",)
+)
+
+
+@dataclass
+class Store:
+    """Stands where the publisher stands; takes everything, or does what `fate` says.
+
+    `is_busy`: it takes nothing at once.
+    """
+
+    fate: Callable[[], Awaitable[Publication]] | None = None
+    bodies: list[bytes] = field(default_factory=list)
+    is_busy: bool = False
+
+    async def write(self, body: bytes, **_: Any) -> Publication:
+        """Take an event."""
+        self.bodies.append(body)
+        return write() if self.fate is None else await self.fate()
+
+    def write_at_once(self, body: bytes, **_: Any) -> Publication | None:
+        """Take an event, unless it has to wait."""
+        if self.is_busy or not (self.fate is None or isinstance(self.fate, Gate)):
+            return None
+        self.bodies.append(body)
+        return write() if self.fate is None else self.fate.write()
+
+
+def make_receiver(store: Store, preset: Any = "plain", **changed: Any) -> Receiver:
+    """Make a receiver with one secret."""
+    ours = WebhookSettings(
+        secrets=changed.pop("secrets", (SecretStr(SECRET),)),
+        signature=SignatureSettings(preset=preset),
+        public_url=PUBLIC_URL,
+        **changed,
+    )
+    return Receiver(
+        ours,
+        endpoints=[Endpoint(one, key=key) for key, one in ours.endpoints_by_key.items()],
+        publisher=cast("Publisher", store),
+        upkeep=Upkeep(webhook_topology(ours), "off", metrics=PUBLISHED),
+        metrics=METRICS,
+    )
+
+
+def sign(body: bytes, secret: str = SECRET) -> tuple[bytes, bytes]:
+    """Sign a body as the preset `plain` does."""
+    digest = hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+    return b"x-service-signature", digest.encode()
+
+
+def sign_as_github(body: bytes, secret: str) -> tuple[bytes, bytes]:
+    """Sign a body as the preset `github` does."""
+    return b"x-hub-signature-256", b"sha256=" + sign(body, secret)[1]
+
+
+def make_request(
+    body: bytes, headers: Sequence[tuple[bytes, bytes]] | None = None, **changed: Any
+) -> Request:
+    """Make a request, signed unless the headers are given."""
+    given = [sign(body)] if headers is None else [*headers]
+    values = {"method": "POST", "path": "/webhooks", "query": b"", "headers": given, "body": body}
+    return Request(**(values | changed))
+
+
+EVENT = b'{"type": "message.received", "id": "evt-1"}'
+
+# --- Any request ----------------------------------------------------------------------------------
+
+NAMES = st.sampled_from(
+    [
+        *(b"x-service-signature", b"traceparent", b"tracestate", b"content-encoding"),
+        *(b"x-forwarded-for", b"x-forwarded-proto", b"content-type", b"forwarded"),
+    ]
+)
+# What the parser lets through in a header.
+VALUES = st.binary(max_size=80).map(lambda v: bytes(b for b in v if b >= 32 and b != 127))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["type", "id", "data", "message_id", "x"]), inner)
+    ),
+    max_leaves=8,
+)
+BODIES = st.binary(max_size=200) | JSON.map(repr).map(lambda t: t.replace("'", '"').encode())
+
+
+@settings(max_examples=100)
+@given(
+    body=BODIES,
+    headers=st.lists(st.tuples(NAMES, VALUES), max_size=5),
+    method=st.sampled_from(["POST", "POST", "POST", "GET", "HEAD", "QUERY"]),
+    path=st.sampled_from(["/webhooks", "/webhooks", "/webhooks/", "/", "", "*"]),
+)
+async def test_any_unsigned_request_is_refused(
+    body: bytes, headers: list[tuple[bytes, bytes]], method: str, path: str
+) -> None:
+    """Whatever its headers and its body are, a stranger's request is 401, 404 or 405."""
+    store = Store()
+    request = make_request(body, headers, method=method, path=path)
+    answer = await answer_of(make_receiver(store), request)
+
+    expected = 404 if path != "/webhooks" else 405 if method != "POST" else 401
+    assert (answer.status, store.bodies) == (expected, [])
+
+
+@settings(max_examples=100)
+@given(
+    body=BODIES,
+    headers=st.lists(st.tuples(NAMES.filter(lambda n: b"signature" not in n), VALUES), max_size=5),
+)
+async def test_any_signed_request_is_accepted(
+    body: bytes, headers: list[tuple[bytes, bytes]]
+) -> None:
+    """Whatever else its headers and its body are, what is authentic is published as it is."""
+    store = Store()
+    answer = await answer_of(make_receiver(store), make_request(body, [*headers, sign(body)]))
+
+    assert (answer.status, store.bodies) == (200, [body])
+
+
+async def test_proxy_headers_change_nothing() -> None:
+    """Where the URL is signed it is `webhook.public_url`, whatever a proxy or a forger says."""
+    digest = hashlib.sha256(EVENT).hexdigest()
+    forged = f"https://forged.example/webhooks?bodySHA256={digest}".encode()
+    signature = hmac.new(SECRET.encode(), forged, hashlib.sha1).digest().hex()
+    headers = [
+        (b"x-twilio-signature", signature.encode()),
+        (b"host", b"forged.example"),
+        (b"x-forwarded-host", b"forged.example"),
+        (b"x-forwarded-proto", b"https"),
+        (b"forwarded", b"host=forged.example;proto=https"),
+    ]
+    store = Store()
+    receiver = make_receiver(store, "twilio")
+    request = make_request(EVENT, headers, query=f"bodySHA256={digest}".encode())
+
+    assert ((await answer_of(receiver, request)).status, store.bodies) == (401, [])
+
+
+async def test_an_event_that_is_not_stored_is_counted_by_its_type(ears: Ears) -> None:
+    """What is verified and cannot be stored is counted and logged with its type and id."""
+
+    async def give_back() -> Publication:
+        return write("returned")
+
+    count = METRICS.events.labels("message.received", "publish_failed")
+    before = count.value
+    answer = await answer_of(make_receiver(Store(give_back)), make_request(EVENT))
+    (line,) = ears.heard("webhook")
+
+    assert (answer.status, count.value - before) == (503, 1)
+    assert (line["type"], line["event_id"]) == ("message.received", "evt-1")
+
+
+async def test_refused_webhooks_are_counted_in_few_lines(ears: Ears) -> None:
+    """Of each cause the first is logged, and the rest with their number; a good one has a line."""
+    receiver = make_receiver(Store())
+    forged = make_request(EVENT, [(b"x-service-signature", b"0" * 64)])
+    for _ in range(5):
+        await answer_of(receiver, forged)
+        await answer_of(receiver, make_request(EVENT, []))
+        receiver.refusals.count("POST", "/webhooks", problem(413, "too large"))
+        receiver.refusals.count_eviction("memory")
+    await answer_of(receiver, make_request(EVENT))
+    receiver.refusals.flush_log()
+    lines = ears.heard("webhook")
+    refused = [(line.get("why", line["outcome"]), line["count"]) for line in lines[:3] + lines[4:]]
+
+    assert refused == [
+        *(("mismatch", 1), ("missing", 1), ("too_large", 1)),
+        *(("mismatch", 4), ("missing", 4), ("too_large", 4)),
+    ]
+    assert lines[3]["outcome"] == "published"
+    assert [line["count"] for line in ears.heard("connections_evicted")] == [1, 4]
+
+
+@pytest.mark.parametrize("fate", ["confirmed", "returned"])
+async def test_a_type_that_is_not_configured_is_not_logged(ears: Ears, fate: Confirm) -> None:
+    """A type may be any text, a number too: it is the routing key, and is logged nowhere."""
+    number = "491713920012"
+
+    async def settle() -> Publication:
+        return write(fate, routing_key=number)
+
+    body = f'{{"type": "{number}"}}'.encode()
+    await answer_of(make_receiver(Store(settle)), make_request(body))
+    (line,) = ears.heard("webhook")
+
+    assert line["type"] == "other"
+    assert number not in str(ears.lines)
+
+
+async def test_each_type_that_finds_no_queue_is_told_once(ears: Ears) -> None:
+    """A type that never finds a queue hides no other; a repeat of what is stored ends nothing."""
+    lost = {"a.b"}
+
+    async def post(kind: str, number: int) -> int:
+        async def settle() -> Publication:
+            return write("returned" if kind in lost else "confirmed", routing_key=kind)
+
+        store.fate = settle
+        body = f'{{"type": "{kind}", "id": "{number}"}}'.encode()
+        return (await answer_of(receiver, make_request(body))).status
+
+    store = Store()
+    receiver = make_receiver(store)
+    before = [await post("a.b", 1), await post("message.received", 2)]
+    lost.add("message.received")
+    during = [await post("message.received", number) for number in (3, 2, 3, 4)]
+    lost.remove("message.received")
+    after = [await post("message.received", 3), await post("a.b", 1)]
+
+    assert (before, during, after) == ([503, 200], [503, 200, 503, 503], [200, 503])
+    told = [(line.event, line.facts["type"]) for line in ears.lines if "routable" in line.event]
+    assert told == [
+        ("events_unroutable", "other"),
+        ("events_unroutable", "message.received"),
+        ("events_routable", "message.received"),
+    ]
+
+
+# --- Several endpoints ----------------------------------------------------------------------------
+
+OTHER_SECRET = "the-secret-of-github"
+OTHER = {"path": "/github", "secrets": (OTHER_SECRET,), "signature": {"preset": "github"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "signature", "status"),
+    [
+        ("/webhooks", sign(EVENT), 200),
+        ("/github", sign_as_github(EVENT, OTHER_SECRET), 200),
+        ("/webhooks", sign(EVENT, OTHER_SECRET), 401),
+        ("/webhooks", sign_as_github(EVENT, SECRET), 401),
+        ("/github", sign_as_github(EVENT, SECRET), 401),
+        ("/github", sign(EVENT, OTHER_SECRET), 401),
+        ("/github/", sign_as_github(EVENT, OTHER_SECRET), 404),
+        ("/", sign(EVENT), 404),
+    ],
+    ids=[
+        *("default", "other", "other-secret", "other-scheme", "default-secret"),
+        *("default-scheme", "slash", "none"),
+    ],
+)
+async def test_each_endpoint_has_its_own_secrets_and_scheme(
+    path: str, signature: tuple[bytes, bytes], status: int
+) -> None:
+    """What one service may sign is worth nothing at the path of another."""
+    store = Store()
+    receiver = make_receiver(store, endpoints=[OTHER])
+    answer = await answer_of(receiver, make_request(EVENT, [signature], path=path))
+
+    assert (answer.status, store.bodies) == (status, [EVENT] if status == 200 else [])
+
+
+async def test_what_happens_is_counted_and_logged_by_endpoint(ears: Ears) -> None:
+    """Counts and lines say which endpoint is meant; a path that is none is never named."""
+
+    def counts() -> dict[str, list[float]]:
+        return {
+            path: [
+                METRICS.http_requests.labels(path, "POST", "200").value,
+                METRICS.http_requests.labels(path, "POST", "401").value,
+            ]
+            for path in ("/webhooks", "/github")
+        }
+
+    before = counts()
+    receiver = make_receiver(Store(), endpoints=[OTHER])
+    for signature in (sign_as_github(EVENT, OTHER_SECRET), sign_as_github(EVENT, "x"), sign(EVENT)):
+        await answer_of(receiver, make_request(EVENT, [signature], path="/github"))
+    await answer_of(receiver, make_request(EVENT, path="/somewhere"))
+    grown = {
+        path: [now - then for now, then in zip(values, before[path], strict=True)]
+        for path, values in counts().items()
+    }
+
+    assert grown == {"/webhooks": [0, 0], "/github": [1, 2]}
+    assert [(line["route"], line["status"]) for line in ears.heard("webhook")] == [
+        *(("/github", 200), ("/github", 401), ("/github", 401))
+    ]
+    assert "/somewhere" not in str(ears.lines)
+
+
+async def test_the_only_endpoint_is_not_named(ears: Ears) -> None:
+    """With one endpoint every line is about it, and none says so."""
+    receiver = make_receiver(Store())
+    await answer_of(receiver, make_request(EVENT))
+    await answer_of(receiver, make_request(EVENT, []))
+
+    assert [line.get("route") for line in ears.heard("webhook")] == [None, None]
+
+
+async def test_a_get_is_published_as_the_form_in_its_query() -> None:
+    """Where a service signs GETs, their query is the body; elsewhere only POST is taken."""
+    seen: list[dict[str, Any]] = []
+
+    class Reader(Store):
+        def write_at_once(self, body: bytes, **rest: Any) -> Publication:
+            seen.append({"body": body, "properties": rest["properties"]})
+            return write()
+
+    query = b"id=a-1&reference=order-1&status=delivered&recipient=12025550101"
+    url = f"{PUBLIC_URL}?{query.decode()}"
+    now = int(time.time())
+    claims = {"iss": "MessageBird", "nbf": now, "exp": now + 60}
+    claims |= {"url_hash": hashlib.sha256(url.encode()).hexdigest()}
+    signed = jwt.encode(claims, SECRET * 3, algorithm="HS256").encode()
+    receiver = make_receiver(
+        Reader(),
+        "messagebird",
+        secrets=(SecretStr(SECRET * 3),),
+        event_type_pointers=("/status",),
+        event_id_pointers=("/id",),
+    )
+    headers = [
+        (b"messagebird-signature-jwt", signed),
+        (b"content-type", b"application/json"),
+        (b"content-encoding", b"gzip"),
+    ]
+
+    async def answer(**changed: Any) -> Response:
+        return await answer_of(receiver, make_request(b"", headers, query=query, **changed))
+
+    assert (await answer(method="GET")).status == 200
+    ((_, body), (_, properties)) = seen[0].items()
+    assert body == query
+    assert properties.content_type == "application/x-www-form-urlencoded"
+    assert properties.content_encoding is None
+    assert (properties.message_type, properties.headers[EVENT_ID]) == ("delivered", "a-1")
+    assert (await answer(method="POST")).status == 401
+    other = await answer(method="HEAD")
+    assert (other.status, other.headers["Allow"]) == (405, "POST, GET")
+    plain = await answer_of(make_receiver(Store()), make_request(b"", method="GET"))
+    assert (plain.status, plain.headers["Allow"]) == (405, "POST")
+    assert len(seen) == 1
+
+
+async def test_the_same_id_of_two_services_is_no_repeat() -> None:
+    """A repeat is recognised where the first came to: each service makes up its own ids."""
+    store = Store()
+    receiver = make_receiver(store, endpoints=[OTHER])
+    ours = make_request(EVENT)
+    theirs = make_request(EVENT, [sign_as_github(EVENT, OTHER_SECRET)], path="/github")
+    answers = [await answer_of(receiver, request) for request in (ours, theirs, theirs, ours)]
+
+    assert {answer.status for answer in answers} == {200}
+    assert store.bodies == [EVENT, EVENT]
+
+
+async def test_a_health_check_earns_no_trust() -> None:
+    """Anybody gets the 200 of `health_path`: it does not make a connection a good sender's."""
+    receiver = make_receiver(Store(), health_path="/")
+    healthy = await answer_of(receiver, make_request(b"", [], method="GET", path="/"))
+    genuine = await answer_of(receiver, make_request(EVENT))
+
+    assert (healthy.status, healthy.for_anybody) == (200, True)
+    assert (genuine.status, genuine.for_anybody) == (200, False)
+
+
+async def test_each_endpoint_has_its_own_time() -> None:
+    """An endpoint's webhooks are answered within its own time, the others within the common one."""
+    gate = Gate()
+    receiver = make_receiver(
+        Store(gate),
+        response_timeout_seconds=30,
+        endpoints=[OTHER | {"response_timeout_seconds": 0.2}],
+    )
+    slow = asyncio.ensure_future(answer_of(receiver, make_request(EVENT)))
+    await gate.until(1)
+    signed = [sign_as_github(EVENT, OTHER_SECRET)]
+    quick = await answer_of(receiver, make_request(EVENT, signed, path="/github"))
+
+    assert (quick.status, slow.done()) == (503, False)
+    gate.confirms[0].set_result("confirmed")
+    assert (await slow).status == 200
+
+
+# --- Events that come more than once --------------------------------------------------------------
+
+
+# Whether the publisher takes what it is given at once, or later.
+WAYS = pytest.mark.parametrize("is_busy", [False, True], ids=["at once", "later"])
+
+
+def ask(receiver: Receiver, count: int) -> list["asyncio.Task[Response]"]:
+    """Post the same event several times at once."""
+    return [asyncio.create_task(answer_of(receiver, make_request(EVENT))) for _ in range(count)]
+
+
+async def statuses(tasks: Sequence["asyncio.Task[Response]"]) -> list[int]:
+    """Wait for the answers."""
+    return [answer.status for answer in await asyncio.gather(*tasks)]
+
+
+@WAYS
+async def test_repeats_wait_for_the_first(*, is_busy: bool) -> None:
+    """Events that are equal and in flight are published once, and answered together."""
+    gate = Gate()
+    tasks = ask(make_receiver(Store(gate, is_busy=is_busy)), 5)
+    await gate.until(1)
+    await asyncio.sleep(0)
+    before = [task.done() for task in tasks]
+    gate.confirms[0].set_result("confirmed")
+
+    assert (before, await statuses(tasks), len(gate.confirms)) == ([False] * 5, [200] * 5, 1)
+
+
+@WAYS
+async def test_failure_of_the_first_is_not_told_to_the_others_as_success(*, is_busy: bool) -> None:
+    """When the first publish fails, the next in line publishes, and the others wait for that."""
+    gate = Gate()
+    tasks = ask(make_receiver(Store(gate, is_busy=is_busy)), 3)
+    await gate.until(1)
+    gate.confirms[0].set_result("nacked")
+    await gate.until(2)
+    gate.confirms[1].set_result("confirmed")
+
+    assert (await statuses(tasks), len(gate.confirms)) == ([503, 200, 200], 2)
+
+
+@WAYS
+async def test_failures_are_told_to_all(*, is_busy: bool) -> None:
+    """When every publish fails, nobody is told 200, and a later repeat is published."""
+    gate = Gate()
+    receiver = make_receiver(Store(gate, is_busy=is_busy))
+    tasks = ask(receiver, 3)
+    for number in range(3):
+        await gate.until(number + 1)
+        gate.confirms[number].set_result("returned")
+    during = await statuses(tasks)
+    again = ask(receiver, 1)
+    await gate.until(4)
+    gate.confirms[3].set_result("confirmed")
+
+    assert (during, await statuses(again)) == ([503] * 3, [200])
+
+
+@WAYS
+async def test_cancelled_first_does_not_fail_the_others(*, is_busy: bool) -> None:
+    """When the first request is cancelled, what it has written counts for the others."""
+    gate = Gate()
+    tasks = ask(make_receiver(Store(gate, is_busy=is_busy)), 3)
+    await gate.until(1)
+    tasks[0].cancel()
+    await asyncio.sleep(0)
+    gate.confirms[0].set_result("confirmed")
+
+    assert (await statuses(tasks[1:]), len(gate.confirms)) == ([200, 200], 1)
+
+
+async def test_cancelled_first_that_has_written_nothing() -> None:
+    """When the first request is cancelled before it could write, the next in line does."""
+    begun: list[asyncio.Future[Publication]] = []
+
+    async def write_later() -> Publication:
+        begun.append(asyncio.get_running_loop().create_future())
+        return await begun[-1]
+
+    async def until_begun(count: int) -> None:
+        async with asyncio.timeout(GUARD_SECONDS):
+            while len(begun) < count:  # noqa: ASYNC110  there is no event to wait for
+                await asyncio.sleep(0.001)
+
+    tasks = ask(make_receiver(Store(write_later)), 3)
+    await until_begun(1)
+    tasks[0].cancel()
+    await until_begun(2)
+    begun[1].set_result(write())
+
+    assert (await statuses(tasks[1:]), len(begun)) == ([200, 200], 2)
+
+
+@WAYS
+async def test_cancelled_repeat_does_not_fail_the_first(*, is_busy: bool) -> None:
+    """When a repeat is cancelled, the first and the other repeats go on."""
+    gate = Gate()
+    tasks = ask(make_receiver(Store(gate, is_busy=is_busy)), 3)
+    await gate.until(1)
+    tasks[1].cancel()
+    await asyncio.sleep(0)
+    gate.confirms[0].set_result("confirmed")
+
+    assert await statuses([tasks[0], tasks[2]]) == [200, 200]
+
+
+@WAYS
+async def test_answer_comes_in_time(*, is_busy: bool) -> None:
+    """A publish that does not end is answered 503 in time, and so are its repeats."""
+    gate = Gate()
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    receiver = make_receiver(Store(gate, is_busy=is_busy), response_timeout_seconds=0.5)
+    async with asyncio.timeout(GUARD_SECONDS):
+        answers = await asyncio.gather(*ask(receiver, 3))
+
+    assert {answer.status for answer in answers} == {503}
+    assert all(int(answer.headers["Retry-After"]) > 0 for answer in answers)
+    assert loop.time() - started < 0.5 + GUARD_SECONDS / 2
+
+
+@WAYS
+async def test_too_many_at_once_are_put_off(*, is_busy: bool) -> None:
+    """Over max_in_flight a webhook is answered 503 at once, and 200 when there is room again."""
+    gate = Gate()
+    receiver = make_receiver(Store(gate, is_busy=is_busy), max_in_flight=1)
+    first = ask(receiver, 1)
+    await gate.until(1)
+    refused = await answer_of(receiver, make_request(b"another"))
+    gate.confirms[0].set_result("confirmed")
+    answered = await statuses(first)
+    late = ask(receiver, 1)
+
+    assert (refused.status, int(refused.headers["Retry-After"]) > 0) == (503, True)
+    assert [*answered, *await statuses(late)] == [200, 200]
+
+
+async def test_memory_of_repeats_is_small() -> None:
+    """Of an event with the longest id little is kept: a hundred thousand are less than 24 MiB."""
+
+    async def post(number: int) -> Response:
+        return await answer_of(receiver, make_request(b'{"type": "a", "id": "%0255d"}' % number))
+
+    store = Store()
+    receiver = make_receiver(store)
+    # What the first ones take, others use again.
+    first = [await post(number) for number in range(200)]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        later = [(await post(number)).status for number in range(200, 200 + REMEMBERED)]
+        store.bodies.clear()
+        gc.collect()
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert {answer.status for answer in first} | set(later) == {200}
+    assert kept_bytes / REMEMBERED < 24 * 1024 * 1024 / (LEAST_RECENT_EVENTS * 3 / 2)
+
+
+@WAYS
+async def test_nothing_of_a_body_is_kept_for_a_late_confirm(*, is_busy: bool) -> None:
+    """Once a webhook is answered 503 its body is let go, however long the broker hangs."""
+    size, count, gate = 100_000, 20, Gate()
+    store = Store(gate, is_busy=is_busy)
+    receiver = make_receiver(store, response_timeout_seconds=0.2)
+
+    async def post(number: int) -> int:
+        body = b'{"type": "a", "id": "%d", "text": "%0*d"}' % (number, size, number)
+        return (await answer_of(receiver, make_request(body))).status
+
+    tracemalloc.start()
+    try:
+        told = set(await asyncio.gather(*map(post, range(count))))
+        store.bodies.clear()
+        gc.collect()
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert (told, len(gate.confirms)) == ({503}, count)
+    assert kept_bytes < count * size / 4
+
+
+async def test_a_late_confirm_is_no_second_answer(ears: Ears) -> None:
+    """A confirm after the deadline makes repeats of the event repeats, and is told to nobody."""
+    gate = Gate()
+    receiver = make_receiver(Store(gate), response_timeout_seconds=0.2)
+    late = await answer_of(receiver, make_request(EVENT))
+    gate.confirms[0].set_result("confirmed")
+    await asyncio.sleep(0)
+    repeat = await answer_of(receiver, make_request(EVENT))
+
+    assert (late.status, repeat.status, len(gate.confirms)) == (503, 200, 1)
+    assert [line["outcome"] for line in ears.heard("webhook")] == ["publish_failed", "duplicate"]
+
+
+@WAYS
+async def test_a_bug_is_answered(ears: Ears, *, is_busy: bool) -> None:
+    """A publisher that fails in a way of its own makes the service try again, and is logged."""
+
+    class Broken(Store):
+        async def write(self, body: bytes, **_: Any) -> Publication:
+            raise ZeroDivisionError(body)
+
+        def write_at_once(self, body: bytes, **_: Any) -> Publication | None:
+            if self.is_busy:
+                return None
+            raise ZeroDivisionError(body)
+
+    receiver = make_receiver(Broken(is_busy=is_busy), max_in_flight=1)
+    answers = [await answer_of(receiver, make_request(EVENT)) for _ in range(2)]
+
+    assert [answer.status for answer in answers] == [503, 503]
+    assert [line["why"] for line in ears.heard("webhook")] == ["internal_error"] * 2
+    assert len(ears.heard("internal_error")) == 2
+
+
+@WAYS
+@pytest.mark.parametrize("fate", ["confirmed", "error"])
+async def test_a_cancelled_webhook_is_no_answer(
+    ears: Ears, fate: Confirm, *, is_busy: bool
+) -> None:
+    """Who is cut off when a drain times out is told nothing; no line or count says otherwise."""
+    gate = Gate()
+    before = METRICS.http_requests.labels("/webhooks", "POST", "503").value
+    (task,) = ask(make_receiver(Store(gate, is_busy=is_busy)), 1)
+    await gate.until(1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    gate.confirms[0].set_result(fate)
+    await asyncio.sleep(0)
+
+    assert ears.heard("webhook") == []
+    assert METRICS.http_requests.labels("/webhooks", "POST", "503").value == before
+
+
+@WAYS
+async def test_a_cancelled_webhook_frees_its_place(*, is_busy: bool) -> None:
+    """What is cancelled is in flight no more, at the latest when its confirm comes."""
+    gate = Gate()
+    receiver = make_receiver(Store(gate, is_busy=is_busy), max_in_flight=1)
+    (task,) = ask(receiver, 1)
+    await gate.until(1)
+    task.cancel()
+    await asyncio.sleep(0)
+    gate.confirms[0].set_result("confirmed")
+    await asyncio.sleep(0)
+
+    assert (await answer_of(receiver, make_request(EVENT))).status == 200
+
+
+class _Served(Store):
+    """Publishes on a connection for as long as that lasts."""
+
+    async def serve(self, _connection: Connection) -> None:
+        """Serve a connection until it is lost."""
+        await asyncio.Event().wait()
+
+
+async def test_a_lost_connection_is_no_part_of_other_errors() -> None:
+    """While two are lost, and after that, what is raised elsewhere has its own causes alone.
+
+    Compiled, an error is everybody's for as long as its handler awaits something.
+    """
+    connection = cast("Connection", None)
+    serving = [asyncio.create_task(make_receiver(_Served()).serve(connection)) for _ in range(2)]
+    await asyncio.sleep(0)
+    causes = list[BaseException | None]()
+    for one in serving:
+        one.cancel()
+    while not all(one.done() for one in serving):
+        await asyncio.sleep(0)
+        causes.append(cause_of_an_error())
+
+    assert {*causes, cause_of_an_error()} == {None}
+
+
+def cause_of_an_error() -> BaseException | None:
+    """Raise an error, and return what seems to have caused it."""
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        int("")
+    return caught.value.__context__

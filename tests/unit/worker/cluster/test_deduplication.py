@@ -1,0 +1,364 @@
+"""What a publisher has sent twice and two workers are given: which of them is sent."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bridge.worker.cluster.asking import BUSY_SECONDS
+from bridge.worker.cluster.deduplication import (
+    MOST_RECENT_SECONDS,
+    REPORT_SECONDS,
+)
+from bridge.worker.cluster.messages import Bye
+from bridge.worker.ledger import Claim, Repeat
+from tests.unit.worker.cluster.team import HEARD_AFTER_SECONDS, Team, again, message
+
+WINDOW_SECONDS = 60.0
+# How long it takes at most until what one worker does is known to the others.
+TOLD_SECONDS = REPORT_SECONDS + HEARD_AFTER_SECONDS + 0.001
+MakeTeam = Callable[[int], Team]
+
+
+@pytest.fixture
+def make_team() -> Iterator[MakeTeam]:
+    """Make teams whose workers deduplicate, and end them."""
+    teams: list[Team] = []
+
+    def make(size: int) -> Team:
+        teams.append(Team(size, window_seconds=WINDOW_SECONDS))
+        return teams[-1]
+
+    yield make
+    for team in teams:
+        team.close()
+
+
+async def send(team: Team, worker: int, message_id: str | None = "m-1") -> None:
+    """Have one worker send a message, and the others hear of it."""
+    sender = team.members[worker]
+    sender.settle(await sender.begin(message(team, message_id)))
+    await asyncio.sleep(TOLD_SECONDS)
+
+
+def test_what_a_peer_has_sent_is_a_repeat(make_team: MakeTeam) -> None:
+    """It is answered as the first was, but for the service's id, which is not told."""
+    team = make_team(3)
+
+    async def story() -> list[object]:
+        await send(team, 0)
+        return [await team.members[other].take(message(team)) for other in (1, 2)]
+
+    taken = team.play(story())
+    assert taken[0] == taken[1]
+    assert taken[0].first[:3] == (1, 202, None)
+    assert taken[0].first.at == pytest.approx(1000, abs=1)
+
+
+def test_another_body_or_no_id_is_another_message(make_team: MakeTeam) -> None:
+    """Only the same id is the same message; nothing is said of one without an id."""
+    team = make_team(2)
+
+    async def story() -> list[object]:
+        await send(team, 0, None)
+        said = list(team.fanout.said)
+        await send(team, 0)
+        others = [message(team, "m-2"), message(team, None)]
+        return [said, *[type(await team.members[1].take(one)) for one in others]]
+
+    said, *taken = team.play(story())
+    assert "report" not in {kind for _, kind in said}
+    assert taken == [Claim, Claim]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "taken"), [(WINDOW_SECONDS - 1, Repeat), (WINDOW_SECONDS + 0.1, Claim)]
+)
+@pytest.mark.parametrize("worker", [0, 1], ids=["itself", "another"])
+def test_the_window_is_the_same_for_all(
+    make_team: MakeTeam, seconds: float, taken: type, worker: int
+) -> None:
+    """What was sent longer ago is sent again, also by the worker that sent it."""
+    team = make_team(2)
+
+    async def story() -> object:
+        await send(team, 0)
+        await asyncio.sleep(seconds - TOLD_SECONDS)
+        return await team.members[worker].take(message(team))
+
+    assert type(team.play(story())) is taken
+
+
+def test_a_redelivery_is_known_beyond_the_window(make_team: MakeTeam) -> None:
+    """A lost ack has nothing to do with what the publisher does."""
+    team = make_team(1)
+
+    async def story() -> object:
+        await send(team, 0)
+        await asyncio.sleep(2 * WINDOW_SECONDS)
+        return await team.members[0].take(again(team, message(team)))
+
+    assert type(team.play(story())) is Repeat
+
+
+@pytest.mark.parametrize(("sent", "taken"), [(True, Repeat), (False, Claim)])
+def test_what_a_peer_has_in_flight_is_waited_for(
+    make_team: MakeTeam, taken: type, *, sent: bool
+) -> None:
+    """What becomes of the first decides on the second at once: sent, or a copy or a dead letter."""
+    team = make_team(2)
+    first, second = team.members
+
+    async def story() -> tuple[object, float]:
+        claim = await first.begin(message(team))
+        await asyncio.sleep(4 * BUSY_SECONDS)
+        taking = asyncio.create_task(second.take(message(team)))
+        await asyncio.sleep(4 * BUSY_SECONDS)
+        assert not taking.done()
+        first.settle(claim, sent=sent)
+        ended_at = team.loop.time()
+        return await taking, team.loop.time() - ended_at
+
+    found, seconds = team.play(story())
+    assert type(found) is taken
+    assert seconds <= TOLD_SECONDS
+
+
+def test_what_went_back_is_no_longer_waited_for(make_team: MakeTeam) -> None:
+    """A peer that gives its delivery back lets another one be tried."""
+    team = make_team(2)
+    first, second = team.members
+
+    async def story() -> object:
+        delivery = message(team)
+        claim = await first.begin(delivery)
+        await asyncio.sleep(TOLD_SECONDS)
+        taking = asyncio.create_task(second.take(message(team)))
+        await asyncio.sleep(1)
+        first.give_back(claim, delivery)
+        return await taking
+
+    assert isinstance(team.play(story()), Claim)
+
+
+def test_a_peer_that_dies_is_waited_for_some_seconds(make_team: MakeTeam) -> None:
+    """What it had in flight is then sent by the other, which is given it as another message."""
+    team = make_team(2)
+    first, second = team.members
+
+    async def story() -> float:
+        await first.begin(message(team))
+        await asyncio.sleep(TOLD_SECONDS)
+        first.fall_silent()
+        began = team.loop.time()
+        await second.begin(message(team))
+        return team.loop.time() - began
+
+    assert team.play(story()) <= BUSY_SECONDS + 1
+
+
+def test_a_peer_that_has_left_is_not_waited_for(make_team: MakeTeam) -> None:
+    """Who said bye has nothing in hand, whatever was lost of what it said before."""
+    team = make_team(2)
+    first, second = team.members
+
+    async def story() -> float:
+        await first.begin(message(team))
+        await asyncio.sleep(TOLD_SECONDS)
+        first.tell(Bye())
+        first.fall_silent()
+        await asyncio.sleep(TOLD_SECONDS)
+        began = team.loop.time()
+        await second.begin(message(team))
+        return team.loop.time() - began
+
+    assert team.play(story()) == 0
+
+
+def test_of_two_that_have_it_the_other_is_waited_for(make_team: MakeTeam) -> None:
+    """What one lets go of, another may still have in hand."""
+    team = make_team(3)
+    first, second, third = team.members
+
+    async def story() -> object:
+        claims = [await worker.begin(message(team)) for worker in (first, second)]
+        await asyncio.sleep(TOLD_SECONDS)
+        first.settle(claims[0], sent=False)
+        await asyncio.sleep(TOLD_SECONDS)
+        taking = asyncio.create_task(third.take(message(team)))
+        await asyncio.sleep(2)
+        assert not taking.done()
+        second.settle(claims[1])
+        return await taking
+
+    assert isinstance(team.play(story()), Repeat)
+
+
+def test_what_is_taken_again_at_once_is_in_hand(make_team: MakeTeam) -> None:
+    """A report that says both that it was let go and that it was taken means the last."""
+    team = make_team(2)
+    first, second = team.members
+
+    async def story() -> object:
+        await send(team, 0, "m-2")
+        first.settle(await first.begin(message(team)), sent=False)
+        claim = await first.begin(message(team))
+        await asyncio.sleep(TOLD_SECONDS)
+        taking = asyncio.create_task(second.take(message(team)))
+        await asyncio.sleep(2)
+        assert not taking.done()
+        first.settle(claim)
+        return await taking
+
+    assert isinstance(team.play(story()), Repeat)
+
+
+def test_workers_that_start_together_ask_each_other_once(make_team: MakeTeam) -> None:
+    """None of them knows all, and what they know is told once."""
+    team = make_team(3)
+    team.play(asyncio.sleep(2 * MOST_RECENT_SECONDS))
+
+    assert [kind for _, kind in team.fanout.said].count("recent?") == 6
+
+
+def test_none_waits_in_a_pause(make_team: MakeTeam) -> None:
+    """What waits when a pause begins makes room within a second: it is to be put off."""
+    team = make_team(2)
+    first, second = team.members
+
+    async def story() -> tuple[object, float]:
+        await first.begin(message(team))
+        await asyncio.sleep(TOLD_SECONDS)
+        taking = asyncio.create_task(second.take(message(team)))
+        await asyncio.sleep(5)
+        second.may_wait = False
+        paused_at = team.loop.time()
+        return await taking, team.loop.time() - paused_at
+
+    taken, seconds = team.play(story())
+    assert (taken, seconds <= 1) == (None, True)
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_a_lost_end_is_asked_for(make_team: MakeTeam, *, sent: bool) -> None:
+    """Who waits asks each second; what was let go, which nobody says again, holds it up longer."""
+    team = make_team(2)
+    first, second = team.members
+
+    async def story() -> tuple[object, float]:
+        claim = await first.begin(message(team))
+        await asyncio.sleep(TOLD_SECONDS)
+        taking = asyncio.create_task(second.take(message(team)))
+        await asyncio.sleep(1.5)
+        team.fanout.loses = lambda sender, _kind: sender == first.worker_id
+        first.settle(claim, sent=sent)
+        await asyncio.sleep(2 * REPORT_SECONDS)
+        team.fanout.loses = lambda _sender, _kind: False
+        ended_at = team.loop.time()
+        return await taking, team.loop.time() - ended_at
+
+    taken, seconds = team.play(story())
+    assert type(taken) is (Repeat if sent else Claim)
+    assert seconds <= (1.1 if sent else BUSY_SECONDS + 1.1)
+
+
+def test_many_are_told_in_few_messages(make_team: MakeTeam) -> None:
+    """A thousand messages in a tenth of a second are some reports, not a thousand."""
+    team = make_team(2)
+    first, second = team.members
+
+    async def story() -> list[object]:
+        for number in range(1000):
+            first.settle(await first.begin(message(team, f"m-{number}")))
+            if number % 10 == 0:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(TOLD_SECONDS)
+        return [await second.take(message(team, f"m-{number}")) for number in range(1000)]
+
+    assert {type(one) for one in team.play(story())} == {Repeat}
+    assert len([kind for _, kind in team.fanout.said if kind == "report"]) < 12
+
+
+def test_who_is_alone_says_nothing(make_team: MakeTeam) -> None:
+    """One worker reports to nobody, and keeps nothing to report."""
+    team = make_team(1)
+    team.play(send(team, 0))
+
+    assert {kind for _, kind in team.fanout.said} == {"hello"}
+
+
+@pytest.mark.parametrize("count", [1, 1000])
+def test_a_newcomer_learns_what_was_sent(make_team: MakeTeam, count: int) -> None:
+    """Also what was sent by a worker that is gone; the age is told, not the moment."""
+    team = make_team(2)
+
+    async def story() -> list[object]:
+        await asyncio.sleep(MOST_RECENT_SECONDS + 2)
+        for number in range(count):
+            first = team.members[0]
+            first.settle(await first.begin(message(team, f"m-{number}")))
+        await asyncio.sleep(1)
+        team.members[0].fall_silent()
+        await asyncio.sleep(WINDOW_SECONDS - 10)
+        newcomer = team.hire()
+        await asyncio.sleep(2)
+        known = {type(await newcomer.take(message(team, f"m-{n}"))) for n in range(count)}
+        await asyncio.sleep(10)
+        return [known, type(await newcomer.take(message(team, "m-0")))]
+
+    assert team.play(story()) == [{Repeat}, Claim]
+
+
+def test_a_newcomer_is_told_what_is_in_flight(make_team: MakeTeam) -> None:
+    """It waits for what was begun before it came."""
+    team = make_team(2)
+
+    async def story() -> object:
+        claim = await team.members[0].begin(message(team))
+        await asyncio.sleep(1)
+        newcomer = team.hire()
+        await asyncio.sleep(2 * TOLD_SECONDS)
+        taking = asyncio.create_task(newcomer.take(message(team)))
+        await asyncio.sleep(5)
+        assert not taking.done()
+        team.members[0].settle(claim)
+        return await taking
+
+    assert isinstance(team.play(story()), Repeat)
+
+
+def test_what_was_sent_in_silence_is_told_afterwards(make_team: MakeTeam) -> None:
+    """A worker that could not be heard tells what it sent meanwhile."""
+    team = make_team(2)
+    first, second = team.members
+
+    async def story() -> object:
+        await asyncio.sleep(MOST_RECENT_SECONDS + 2)
+        first.is_up = False
+        await send(team, 0)
+        first.come_back()
+        await asyncio.sleep(2)
+        return await second.take(message(team))
+
+    assert isinstance(team.play(story()), Repeat)
+
+
+def test_what_was_sent_elsewhere_is_acked_silently_when_it_is_the_same_delivery(
+    make_team: MakeTeam,
+) -> None:
+    """A redelivery of what a peer sent has had its answer; another message with the id has none."""
+    team = make_team(2)
+    first, second = team.members
+
+    async def story() -> list[object]:
+        delivery = message(team)
+        claim = await first.begin(delivery)
+        first.lose_connection()
+        first.settle(claim, acked=False)
+        await asyncio.sleep(TOLD_SECONDS)
+        return [await second.take(again(team, delivery)), await second.take(message(team))]
+
+    same, other = team.play(story())
+    assert same == Repeat(None)
+    assert isinstance(other, Repeat)
+    assert other.first is not None

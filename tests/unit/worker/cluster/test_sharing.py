@@ -1,0 +1,312 @@
+"""One pace for several workers: what each has of a limit while workers come and go.
+
+Workers, queue and service live on a clock that leaps; see `tests/simulation`.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bridge.config import RateLimitSettings
+from bridge.worker.cluster.beats import BEAT_SECONDS, HEARD, REMEMBERED, SPEAKING
+from bridge.worker.cluster.messages import Message
+from bridge.worker.cluster.sharing import (
+    ANSWER_SECONDS,
+    COUNT_SECONDS,
+    LOOK_SECONDS,
+    RollCall,
+)
+from tests.simulation.windows import fewest_in, most_in
+from tests.simulation.world import World
+
+HEARD_SECONDS = HEARD.seconds_at(BEAT_SECONDS)
+GONE_SECONDS = SPEAKING.seconds_at(BEAT_SECONDS)
+# Until a count, an answer that does not come, and the look after it.
+MISSED_SECONDS = COUNT_SECONDS + ANSWER_SECONDS + 2 * LOOK_SECONDS
+LIMIT = {"per_second": 100, "burst": 5, "scope": "cluster"}
+
+
+def make_world(limit: dict[str, Any]) -> World:
+    """Make a world without workers."""
+    return World(limit=limit, concurrency=20)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Give a world whose workers share a limit."""
+    made = make_world(LIMIT)
+    yield made
+    made.close()
+
+
+def parts(world: World) -> list[int]:
+    """Return by how many each worker divides the limit."""
+    return [worker.sharing.workers for worker in world.workers]
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])
+def test_the_limit_is_kept_and_used_while_workers_come_and_go(world: World, *, kill: bool) -> None:
+    """From one to three, to one and to eight: no second over 105 %, no ten seconds under 90 %."""
+
+    async def story() -> None:
+        world.queue.publish(10_000)
+        for number in (1, 3, 1, 8):
+            world.scale(number, kill=kill)
+            await asyncio.sleep(15.37)
+
+    world.play(story())
+    posts = world.posts()
+
+    assert most_in(posts, 1) <= 105
+    assert fewest_in(posts, 10) >= 900
+
+
+@pytest.mark.parametrize(
+    ("kill", "seconds"), [(False, 0.2), (True, MISSED_SECONDS)], ids=["stopped", "killed"]
+)
+def test_the_part_of_one_that_goes_is_soon_the_others(
+    world: World, *, kill: bool, seconds: float
+) -> None:
+    """A worker that stops says so; one that is killed is missed, and soon after has no part.
+
+    What it held comes to the others, which consume anew beside it: their consumers that are
+    cancelled are no workers.
+    """
+
+    async def story() -> None:
+        world.queue.publish(10_000)
+        world.scale(3)
+        # To between two counts of the consumers.
+        await asyncio.sleep(3.3)
+        assert parts(world) == [3, 3, 3]
+        for worker in world.workers:
+            worker.peers.beat()
+        await asyncio.sleep(0.01)
+        world.scale(1, kill=kill)
+        await asyncio.sleep(seconds)
+        assert parts(world) == [1]
+
+    world.play(story())
+
+
+def test_others_give_up_their_part_before_a_newcomer_sends(world: World) -> None:
+    """A worker that starts is counted by the others when it says hello."""
+
+    async def story() -> None:
+        world.queue.publish(10_000)
+        world.scale(1)
+        await asyncio.sleep(3)
+        world.start(2)
+        await asyncio.sleep(0.2)
+
+        assert parts(world)[0] == 3
+        assert {post.worker for post in world.service.posts} == {0}
+
+    world.play(story())
+
+
+def test_the_burst_is_there_once() -> None:
+    """After a quiet time all workers, with those that have just come, have one burst together."""
+    world = make_world({"per_second": 100, "burst": 60, "scope": "cluster"})
+
+    async def story() -> None:
+        world.scale(2)
+        await asyncio.sleep(10)
+        world.scale(6)
+        await asyncio.sleep(1)
+        world.queue.publish(1000)
+        await asyncio.sleep(5)
+
+    world.play(story())
+    world.close()
+
+    assert most_in(world.posts(), 1) <= 165
+
+
+@pytest.mark.parametrize(("scales", "fewest"), [((3,), 250), ((1, 3, 2), 150)])
+def test_the_limit_of_a_sender_is_shared(scales: tuple[int, ...], fewest: int) -> None:
+    """Each sender has its own limit, however many workers send for it.
+
+    What waits on the ladder has its time from the number of workers at that moment, so that less
+    than the limit is used for a while after a change.
+    """
+    world = make_world({"per_sender": 30, "burst": 3, "scope": "cluster"})
+
+    async def story() -> None:
+        for number in scales:
+            world.scale(number)
+            for _ in range(150):
+                world.queue.publish(4, "A")
+                world.queue.publish(4, "B")
+                await asyncio.sleep(0.1)
+
+    world.play(story())
+    world.close()
+
+    for sender in ("A", "B"):
+        posts = sorted(post.at for post in world.service.posts if post.sender == sender)
+        assert most_in(posts, 1) <= 34
+        assert fewest_in(posts, 10) >= fewest
+
+
+def test_one_that_consumes_anew_keeps_its_part(world: World) -> None:
+    """A worker that is no consumer for a moment, but heard, is no worker less."""
+
+    async def story() -> None:
+        world.queue.publish(10_000)
+        world.scale(3)
+        await asyncio.sleep(3)
+        world.queue.register(world.workers[1], is_consumer=False)
+        await asyncio.sleep(0.7)
+
+        assert parts(world) == [3, 3, 3]
+
+    world.play(story())
+
+
+def test_one_that_has_no_time_for_a_beat_keeps_its_part(world: World) -> None:
+    """A worker that is silent, but a consumer, is no worker less."""
+
+    async def story() -> None:
+        world.queue.publish(10_000)
+        world.scale(3)
+        await asyncio.sleep(3)
+        world.workers[1].peers.leave()
+        await asyncio.sleep(HEARD_SECONDS + 1)
+
+        assert [parts(world)[0], parts(world)[2]] == [3, 3]
+
+    world.play(story())
+
+
+def test_one_that_does_not_answer_keeps_its_part_unless_a_consumer_is_missing(
+    world: World,
+) -> None:
+    """Of two that are silent when one was killed, the one that is a consumer has its part."""
+
+    async def story() -> None:
+        world.queue.publish(10_000)
+        world.scale(4)
+        await asyncio.sleep(3)
+        world.workers[1].peers.leave()
+        world.workers[2].kill()
+        await asyncio.sleep(MISSED_SECONDS)
+        seen = [parts(world)[0], parts(world)[3]]
+        await asyncio.sleep(HEARD_SECONDS)
+        seen += [parts(world)[0], parts(world)[3]]
+
+        assert seen == [3, 3, 3, 3]
+
+    world.play(story())
+
+
+def test_one_that_speaks_to_nobody_has_its_part(world: World) -> None:
+    """A consumer that is no peer's is a worker that does not speak here."""
+
+    async def story() -> None:
+        world.queue.publish(10_000)
+        stranger = world.start()[0]
+        await asyncio.sleep(1)
+        stranger.peers.leave()
+        world.start(2)
+        await asyncio.sleep(2)
+
+        assert parts(world)[1:] == [3, 3]
+
+    world.play(story())
+
+
+def test_who_is_gone_is_forgotten_where_there_is_no_limit(world: World) -> None:
+    """Of workers that come and go for weeks nothing is kept, also by one that shares no limit."""
+
+    async def story() -> None:
+        first = world.start(3)[0]
+        await asyncio.sleep(2 * REMEMBERED.seconds_at(BEAT_SECONDS))
+        assert len(first.sharing._told) == 2
+        world.scale(2)
+        world.scale(1, kill=True)
+        await asyncio.sleep(2 * REMEMBERED.seconds_at(BEAT_SECONDS))
+
+        assert not first.sharing._told
+        assert not first.sharing._leaving
+
+    world.settings = world.settings.model_copy(update={"rate_limit": RateLimitSettings()})
+    world.play(story())
+
+
+def test_what_cannot_be_counted_is_heard(world: World) -> None:
+    """Where the broker does not tell how many consumers there are, silence alone decides."""
+
+    async def unknown() -> None:
+        return None
+
+    async def story() -> None:
+        first = world.start(3)[0]
+        following = asyncio.create_task(first.sharing.follow(unknown))
+        await asyncio.sleep(2)
+        for worker in world.workers[1:]:
+            worker.kill()
+        await asyncio.sleep(HEARD_SECONDS)
+        seen = [first.sharing.workers]
+        await asyncio.sleep(GONE_SECONDS)
+        seen.append(first.sharing.workers)
+        following.cancel()
+
+        assert seen == [3, 1]
+
+    # Without a limit nobody counts by itself.
+    world.settings = world.settings.model_copy(update={"rate_limit": RateLimitSettings()})
+    world.play(story())
+
+
+def test_a_consumer_that_stays_away_has_the_roll_called_once(world: World) -> None:
+    """All answer a call, so that it is not repeated as long as no more of them are missing.
+
+    And a count that differs from the one before it is soon followed by another.
+    """
+    told: list[str] = []
+    counted_at: list[float] = []
+
+    def loses(message: Message) -> bool:
+        told.append(message.kind)
+        return False
+
+    async def count() -> int:
+        counted_at.append(world.now)
+        return 3 if len(counted_at) < 4 else 2
+
+    async def story() -> None:
+        first = world.start(3)[0]
+        await asyncio.sleep(1)
+        world.exchange.loses = loses
+        following = asyncio.create_task(first.sharing.follow(count))
+        await asyncio.sleep(10)
+        following.cancel()
+
+    # Without a limit nobody counts by itself.
+    world.settings = world.settings.model_copy(update={"rate_limit": RateLimitSettings()})
+    world.play(story())
+
+    assert told.count(RollCall.kind) == 1
+    waits = [after - before for before, after in itertools.pairwise(counted_at)]
+    assert waits[3] < 2 * LOOK_SECONDS < COUNT_SECONDS <= min(waits[2], waits[4])
+
+
+def test_who_hears_nobody_counts_consumers(world: World) -> None:
+    """Without the exchange the limit is divided by the consumers of the queue."""
+
+    async def story() -> None:
+        world.queue.publish(10_000)
+        fresh = world.start(2)
+        await asyncio.sleep(0.1)
+        for worker in fresh:
+            worker.peers.leave()
+        await asyncio.sleep(20)
+
+    world.play(story())
+
+    assert {post.worker for post in world.service.posts} == {0, 1}
+    assert 90 <= most_in([at for at in world.posts() if at > 5], 1) <= 105

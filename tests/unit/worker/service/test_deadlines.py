@@ -1,0 +1,97 @@
+"""Many deadlines behind one timer: each holds, in whatever order they come and go.
+
+All run on an event loop whose time leaps to the next timer.
+"""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from bridge.worker.service.deadlines import Deadlines
+from tests.clock import LeapingWorld
+
+
+class Exchange:
+    """Notes after how long it expired, and is done then."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.expired: float | None = None
+
+    def expire(self) -> None:
+        """Take the end of the deadline."""
+        self.expired = self.world.loop.time() - self.world.began
+        self.world.deadlines.remove(self)
+
+
+class World(LeapingWorld):
+    """Deadlines, and the moment at which they were made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began = self.loop.time()
+        self.deadlines = Deadlines(clock=self.loop.time)
+
+    def begin(self, *seconds: float) -> list[Exchange]:
+        """Begin exchanges that have so much time from now."""
+        begun = [Exchange(self) for _ in seconds]
+        for one, own in zip(begun, seconds, strict=True):
+            self.deadlines.add(one, self.loop.time() + own)
+        return begun
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Give the deadlines their world."""
+    made = World()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("seconds", [(20, 21, 22), (22, 21, 20), (20, 20, 5), (5, 20, 10)])
+def test_each_expires_at_its_deadline(world: World, seconds: tuple[float, ...]) -> None:
+    """None waits for the deadline of one that began before it, and none goes before its own."""
+
+    async def wait() -> list[Exchange]:
+        begun = world.begin(*seconds)
+        await asyncio.sleep(60)
+        return begun
+
+    assert [one.expired for one in world.run(wait())] == [*seconds]
+
+
+def test_what_is_done_does_not_expire(world: World) -> None:
+    """One that is done in time is left alone, and those after it have their deadlines."""
+
+    async def wait() -> list[Exchange]:
+        first, second = world.begin(5, 20)
+        world.deadlines.remove(first)
+        await asyncio.sleep(10)
+        (third,) = world.begin(20)
+        await asyncio.sleep(60)
+        return [first, second, third]
+
+    assert [one.expired for one in world.run(wait())] == [None, 20, 30]
+
+
+def test_one_timer_for_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are done in time, there is one timer, and none when all are done."""
+    timers = []
+    call_at = world.loop.call_at
+
+    def count(when: float, *args: object, **facts: object) -> asyncio.TimerHandle:
+        timers.append(when)
+        return call_at(when, *args, **facts)  # type: ignore[arg-type]
+
+    async def exchange() -> None:
+        monkeypatch.setattr(world.loop, "call_at", count)
+        for _ in range(100):
+            for one in world.begin(20, 21):
+                world.deadlines.remove(one)
+        monkeypatch.undo()
+        await asyncio.sleep(60)
+
+    world.run(exchange())
+
+    assert timers == [world.began + 20]

@@ -1,0 +1,767 @@
+"""The sender: the form of a request, quick repeats, the outcome of each answer, privacy."""
+
+import asyncio
+import base64
+import gzip
+import json
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from bridge.config import SmsApiSettings, WorkerSettings
+from bridge.credentials import Credential
+from bridge.errors import AttemptError, AttemptFault
+from bridge.worker.fates import Answer, Fate
+from bridge.worker.metrics import WorkerMetrics
+from bridge.worker.request import parse_request
+from bridge.worker.service.connection import Header, Reply
+from bridge.worker.service.sender import QUICK_SECONDS, Sender
+from bridge.worker.service.shape import shape_from
+from tests.deliveries import make_delivery
+from tests.ears import Ears
+
+NUMBER = "+12025550123"
+TEXT = "Grüße, please answer YES 👋"
+REQUEST = {"to": NUMBER, "from": "ACME", "text": TEXT}
+KEY = "sk_test_4eC39HqLyjWDarjt"
+TRACE = (("traceparent", "00-" + "a" * 32 + "-" + "b" * 16 + "-01"), ("tracestate", "x=1"))
+# Hangs end here; no healthy test comes near it.
+GUARD_SECONDS = 10.0
+
+Step = Reply | Exception | Callable[[], Any]
+
+
+def answer(status: int, body: bytes = b"", *headers: Header) -> Reply:
+    """Make an answer as the transport hands it over."""
+    return Reply(status, headers, body)
+
+
+class Script:
+    """Plays one step for each request."""
+
+    def __init__(self, *steps: Step) -> None:
+        self.steps = list(steps)
+        self.requests: list[httpx.Request] = []
+        self.is_closed = False
+
+    async def post(
+        self, url: str, headers: Sequence[Header], body: bytes, common: Sequence[Header] = ()
+    ) -> Reply:
+        """Remember the request; answer, raise, or wait."""
+        whole = [*common, *headers]
+        self.requests.append(httpx.Request("POST", url, headers=whole, content=body))
+        step = self.steps.pop(0)
+        if isinstance(step, Reply):
+            return step
+        if isinstance(step, Exception):
+            raise step
+        done = await step()
+        assert isinstance(done, Reply)
+        return done
+
+    async def aclose(self) -> None:
+        """Remember it."""
+        self.is_closed = True
+
+
+@dataclass
+class Rig:
+    """A sender with all that it touches."""
+
+    sender: Sender
+    script: Script
+    registry: CollectorRegistry
+    credential: Credential
+
+    async def send(self, key: str = "m1", **envelope: Any) -> Answer:
+        """Send the request."""
+        return await self.send_body(REQUEST, key, **envelope)
+
+    async def send_body(self, body: dict[str, Any], key: str = "m1", **envelope: Any) -> Answer:
+        """Send a request with this body."""
+        settings = WorkerSettings(extra_fields="forward", default_from="DEFAULT")
+        request = parse_request(json.dumps(body).encode(), settings)
+        async with asyncio.timeout(GUARD_SECONDS):
+            return await self.sender.send(request, make_delivery(key, **envelope))
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Read a metric of the SMS API; 0 when it is not there."""
+        return self.registry.get_sample_value(f"sms_bridge_worker_provider_{name}", labels) or 0
+
+
+def rig(
+    *steps: Step,
+    script: Script | None = None,
+    base: str = "http://api.test",
+    is_held: Callable[[], bool] = lambda: False,
+    quick_seconds: float = QUICK_SECONDS,
+    **api: Any,
+) -> Rig:
+    """Make a sender over a script."""
+    script, registry = script or Script(*steps), CollectorRegistry()
+    api = {"key": KEY} | api
+    shape = shape_from(SmsApiSettings.model_validate({"base_url": base, **api}))
+    sender = Sender(
+        shape,
+        transport=script,
+        metrics=WorkerMetrics(registry, queue="q", retry_queues=(), dead="d", error_codes=["a"]),
+        is_held=is_held,
+        quick_seconds=quick_seconds,
+    )
+    return Rig(sender, script, registry, shape.login.key)
+
+
+async def turns(count: int = 20) -> None:
+    """Let the loop turn."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+NEVER_LEFT: tuple[AttemptFault, ...] = (
+    "connect_failed",
+    "connect_timeout",
+    "pool_exhausted",
+    "proxy_failed",
+)
+MAY_HAVE_ARRIVED: tuple[AttemptFault, ...] = ("answer_timeout", "connection_lost", "not_http")
+
+
+def failed(fault: AttemptFault = "connect_failed") -> AttemptError:
+    """Make the end of an attempt without an answer."""
+    return AttemptError(fault)
+
+
+# --- The form of a request ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("base", "url"),
+    [
+        ("http://api.test", "http://api.test/v1/messages"),
+        ("https://api.test:8443/sms/", "https://api.test:8443/sms/v1/messages"),
+    ],
+    ids=["host", "host and path"],
+)
+async def test_request_goes_to_the_path_under_the_base(base: str, url: str) -> None:
+    """A send request is a POST to /v1/messages under the base URL."""
+    bridge = rig(answer(202), base=base)
+    await bridge.send()
+    request = bridge.script.requests[0]
+
+    assert (request.method, str(request.url)) == ("POST", url)
+
+
+async def test_headers_are_exactly_the_known_ones() -> None:
+    """The request carries the key, its own form and the idempotency key, and nothing else."""
+    bridge = rig(answer(202))
+    await bridge.send("m%201")
+    request = bridge.script.requests[0]
+
+    assert dict(request.headers) == {
+        "host": "api.test",
+        "content-length": str(len(request.content)),
+        "authorization": f"Bearer {KEY}",
+        "content-type": "application/json",
+        "accept-encoding": "identity",
+        "user-agent": "sms-bridge",
+        "idempotency-key": "m%201",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        (REQUEST, REQUEST),
+        ({"to": NUMBER, "text": "x"}, {"to": NUMBER, "from": "DEFAULT", "text": "x"}),
+        ({**REQUEST, "tag": {"a": [1]}}, {**REQUEST, "tag": {"a": [1]}}),
+    ],
+    ids=["whole", "default sender", "forwarded member"],
+)
+async def test_body_is_the_request(given: dict[str, Any], sent: dict[str, Any]) -> None:
+    """The body is one JSON object in UTF-8 with exactly the members of the request."""
+    bridge = rig(answer(202))
+    await bridge.send_body(given)
+
+    assert json.loads(bridge.script.requests[0].content.decode("utf-8")) == sent
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("X-Request-Id", {"x-request-id": "m1"}),
+        ("Idempotency-Key", {"idempotency-key": "m1"}),
+        (None, {}),
+    ],
+    ids=["renamed", "default", "off"],
+)
+async def test_key_goes_into_the_configured_header(
+    setting: str | None, expected: dict[str, str]
+) -> None:
+    """The envelope's key is in the configured header, and nowhere when that is switched off."""
+    bridge = rig(answer(202), idempotency_header=setting)
+    await bridge.send()
+    headers = bridge.script.requests[0].headers
+
+    assert {name: value for name, value in headers.items() if value == "m1"} == expected
+
+
+async def test_trace_goes_along() -> None:
+    """The publisher's trace headers are passed on."""
+    bridge = rig(answer(202))
+    await bridge.send(trace=TRACE)
+    headers = bridge.script.requests[0].headers
+
+    assert tuple((name, headers.get(name)) for name, _ in TRACE) == TRACE
+
+
+async def test_changed_key_counts_from_the_next_request(tmp_path: Path) -> None:
+    """Each request carries the API key that is current when it goes out."""
+    file = tmp_path / "key"
+    file.write_text("old-key\n")
+    bridge = rig(answer(202), answer(202), key_file=file)
+    await bridge.send()
+    file.write_text("new-key\n")
+    bridge.credential.reread()
+    await bridge.send()
+
+    assert [request.headers["authorization"] for request in bridge.script.requests] == [
+        "Bearer old-key",
+        "Bearer new-key",
+    ]
+
+
+# --- The service's code ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "taken"),
+    [
+        ("21610", "21610"),
+        ("E-17", "E-17"),
+        ("Answer", None),
+        ("ACME", None),
+        ("550123", None),
+        (5550123, None),
+        ("255501", None),
+    ],
+)
+async def test_code_that_repeats_the_message_is_none(code: object, taken: str | None) -> None:
+    """A code that may be a word, the sender or the number is in no answer, and so nowhere."""
+    bridge = rig(answer(400, json.dumps({"code": code}).encode()))
+
+    assert (await bridge.send()).code == taken
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [{"scheme": "bearer"}, {"scheme": "basic", "username": "me"}, {"scheme": "none"}],
+    ids=lambda auth: auth["scheme"],
+)
+@pytest.mark.parametrize("told", ["{}", "wrong-{}.", "{:.8}", "{:.6}"])
+async def test_code_that_repeats_a_secret_is_none(told: str, scheme: dict[str, str]) -> None:
+    """A key that a service has for a code is in no answer, neither as it is nor as it was sent."""
+    secret = "SecretKey7a9c"
+    fields = {"/to": "{to}", "/text": "{text}", "/key": "{secret}"}
+    as_sent = base64.b64encode(f"me:{secret}".encode()).decode().rstrip("=")
+    said = [secret, as_sent] if scheme["scheme"] == "basic" else [secret]
+    for one in said:
+        body = json.dumps({"code": told.format(one)}).encode()
+        bridge = rig(answer(400, body), key=secret, auth=scheme, request={"fields": fields})
+
+        assert (await bridge.send()).code is None
+
+
+@pytest.mark.parametrize("form", ["{}", "+{}", "sms-{}-1"])
+async def test_id_that_repeats_the_number_is_none(form: str) -> None:
+    """A number that a service has where an id should be is in no answer; an id is."""
+    number = REQUEST["to"].removeprefix("+")
+    said = [form.format(number), "491713920011"]
+    bridge = rig(*(answer(202, json.dumps({"id": one}).encode()) for one in said))
+
+    assert [(await bridge.send()).provider_id for _ in said] == [None, "491713920011"]
+
+
+async def test_code_that_is_listed_is_one_whatever_the_message_says() -> None:
+    """What the settings list is a code, though the text has the same word."""
+    bridge = rig(answer(400, b'{"code": "Answer"}'), response={"errors": {"Answer": "slow_down"}})
+    result = await bridge.send()
+
+    assert (result.fate, result.code) == (Fate.SLOW_DOWN, "Answer")
+
+
+# --- Quick repeats --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", NEVER_LEFT)
+async def test_request_that_never_left_is_tried_three_times(fault: AttemptFault) -> None:
+    """A request that never left is tried three times in place, and no more."""
+    bridge = rig(*[failed(fault)] * 5)
+    result = await bridge.send()
+
+    assert (result.fate, len(bridge.script.requests)) == (Fate.NOT_SENT, 3)
+
+
+async def test_request_that_never_left_is_not_tried_again_in_an_operators_pause() -> None:
+    """What never left when an operator stopped the worker is not posted in place after it."""
+    held = False
+
+    class Pausing(Script):
+        async def post(
+            self, url: str, headers: Sequence[Header], body: bytes, common: Sequence[Header] = ()
+        ) -> Reply:
+            nonlocal held
+            held = True
+            return await super().post(url, headers, body, common)
+
+    bridge = rig(script=Pausing(*[failed()] * 5), is_held=lambda: held)
+    result = await bridge.send()
+
+    assert (result.fate, len(bridge.script.requests)) == (Fate.NOT_SENT, 1)
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+async def test_request_that_never_left_can_still_be_sent(failures: int) -> None:
+    """The first acceptance ends the quick repeats, and is the outcome."""
+    bridge = rig(*[failed()] * failures, answer(202, b'{"id":"a"}'))
+    result = await bridge.send()
+
+    assert (result.fate, result.provider_id, len(bridge.script.requests)) == (
+        Fate.SENT,
+        "a",
+        failures + 1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "fate"),
+    [
+        (answer(500), Fate.UNCERTAIN),
+        (answer(429), Fate.SLOW_DOWN),
+        (failed("answer_timeout"), Fate.UNCERTAIN),
+        (failed("tls_failed"), Fate.SETUP),
+    ],
+    ids=["500", "429", "time-out", "TLS"],
+)
+async def test_quick_repeats_end_with_another_outcome(step: Step, fate: Fate) -> None:
+    """A repeat that is anything but `never left` is the last one, and is the outcome."""
+    bridge = rig(failed(), step, answer(202))
+    result = await bridge.send()
+
+    assert (result.fate, len(bridge.script.requests)) == (fate, 2)
+
+
+async def test_repeats_are_the_same_request() -> None:
+    """Every try carries the same body and headers, the idempotency key among them."""
+    bridge = rig(*[failed()] * 3)
+    await bridge.send(trace=TRACE)
+    first, *others = [(r.content, r.headers.raw) for r in bridge.script.requests]
+
+    assert others == [first] * 2
+
+
+async def test_repeats_end_when_their_time_is_up() -> None:
+    """No further try begins when the time for quick repeats has passed since the first began."""
+
+    async def slow_failure() -> None:
+        await asyncio.sleep(0.1)
+        raise failed("connect_timeout")
+
+    bridge = rig(*[slow_failure] * 3, quick_seconds=0.02)
+    await bridge.send()
+
+    assert len(bridge.script.requests) == 1
+
+
+async def test_waits_between_quick_tries_are_measured() -> None:
+    """They are waits in place, from which nothing is given back; a first try waits for nothing."""
+    bridge = rig(answer(202), *[failed()] * 2, answer(202))
+    at_once, late = make_delivery(), make_delivery()
+    request = parse_request(json.dumps(REQUEST).encode(), WorkerSettings())
+    await bridge.sender.send(request, at_once)
+    sending = asyncio.create_task(bridge.sender.send(request, late))
+    await turns()
+    assert (late.waiting_for, late.may_be_given_back) == ("retry_in_place", False)
+    await sending
+
+    assert at_once.waited_seconds == {}
+    assert late.waited_seconds.keys() == {"retry_in_place"}
+    assert late.waiting_for is None
+
+
+@pytest.mark.parametrize("fault", MAY_HAVE_ARRIVED)
+async def test_request_that_may_have_arrived_is_not_repeated(fault: AttemptFault) -> None:
+    """A request that may have arrived is posted once, and is uncertain."""
+    bridge = rig(failed(fault), answer(202))
+    result = await bridge.send()
+
+    assert (result.fate, len(bridge.script.requests)) == (Fate.UNCERTAIN, 1)
+
+
+async def test_distrust_is_not_repeated() -> None:
+    """A failed handshake is a fault of the set-up, and is not tried again in place."""
+    bridge = rig(failed("tls_failed"), answer(202))
+    result = await bridge.send()
+
+    assert (result.pause, len(bridge.script.requests)) == ("tls_failed", 1)
+
+
+@pytest.mark.parametrize("status", [200, 302, 400, 401, 402, 408, 409, 425, 429, 500, 502, 503])
+async def test_answer_is_not_repeated(status: int) -> None:
+    """Whatever status comes, the request is posted once."""
+    bridge = rig(answer(status), answer(202))
+    await bridge.send()
+
+    assert len(bridge.script.requests) == 1
+
+
+@pytest.mark.parametrize("status", [100, 101, 199, 304, 418, 511, 599, 600, 700, 999])
+async def test_odd_status_is_never_an_exception(status: int) -> None:
+    """A status out of the ordinary gives an answer with that status, and none is accepted."""
+    bridge = rig(answer(status))
+    result = await bridge.send()
+
+    assert (result.status, result.fate is Fate.SENT) == (status, False)
+
+
+async def test_wait_is_carried_from_the_answer() -> None:
+    """`Retry-After` is in the answer in seconds."""
+    bridge = rig(answer(429, b"", (b"Retry-After", b"7")))
+
+    assert (await bridge.send()).retry_after_seconds == 7
+
+
+async def test_wait_until_a_date_counts_from_the_servers_clock() -> None:
+    """A `Retry-After` date is measured against the answer's own `Date`."""
+    bridge = rig(
+        answer(
+            503,
+            b"",
+            (b"Date", b"Sat, 01 Jan 2000 00:00:00 GMT"),
+            (b"Retry-After", b"Sat, 01 Jan 2000 00:00:30 GMT"),
+        )
+    )
+
+    assert (await bridge.send()).retry_after_seconds == 30
+
+
+async def test_garbled_headers_are_no_exception() -> None:
+    """Bytes that are no text in the headers of an answer change nothing."""
+    bridge = rig(answer(429, b"", (b"Retry-After", b"\xff\xfe"), (b"Date", b"\xff")))
+
+    assert (await bridge.send()).fate is Fate.SLOW_DOWN
+
+
+# --- Cancellation, and sends at the same time -----------------------------------------------------
+
+
+def stuck() -> tuple[Callable[[], Any], asyncio.Event]:
+    """Make a step that hangs, and the event that says that it has begun."""
+    begun = asyncio.Event()
+
+    async def step() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    return step, begun
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+async def test_cancellation_in_a_post_is_not_swallowed(failures: int) -> None:
+    """A cancelled send ends as cancelled at any try, and posts nothing more."""
+    step, begun = stuck()
+    bridge = rig(*[failed()] * failures, step, answer(202))
+    sending = asyncio.create_task(bridge.send())
+    await begun.wait()
+    sending.cancel()
+    await asyncio.wait([sending])
+
+    assert (sending.cancelled(), len(bridge.script.requests)) == (True, failures + 1)
+
+
+async def test_cancellation_between_two_tries_is_not_swallowed() -> None:
+    """A send that is cancelled while it waits for its next try ends as cancelled."""
+    step, _ = stuck()
+    bridge = rig(failed(), step, answer(202))
+    sending = asyncio.create_task(bridge.send())
+    await turns()
+    sending.cancel()
+    await asyncio.wait([sending])
+
+    assert sending.cancelled()
+
+
+async def test_cancelled_post_is_not_in_flight() -> None:
+    """A cancelled POST does not count as in flight for ever."""
+    step, begun = stuck()
+    bridge = rig(step)
+    sending = asyncio.create_task(bridge.send())
+    await begun.wait()
+    during = bridge.metric("requests_in_flight")
+    sending.cancel()
+    await asyncio.wait([sending])
+
+    assert (during, bridge.metric("requests_in_flight")) == (1, 0)
+
+
+class ByKey(Script):
+    """Answers each request by its idempotency key: so many failures, then a status."""
+
+    async def post(
+        self, url: str, headers: Sequence[Header], body: bytes, common: Sequence[Header] = ()
+    ) -> Reply:
+        """Fail or answer after a few turns, so that many requests are between two tries."""
+        request = httpx.Request("POST", url, headers=[*common, *headers], content=body)
+        self.requests.append(request)
+        key = request.headers["idempotency-key"]
+        number, failures, status = map(int, key.split("-"))
+        await turns(number % 7)
+        tries = sum(r.headers["idempotency-key"] == key for r in self.requests)
+        if tries <= failures:
+            raise failed()
+        return answer(status, json.dumps({"id": key}).encode())
+
+
+async def test_sends_at_the_same_time_have_their_own_outcomes() -> None:
+    """Of many sends at the same time each gets what its own request came to."""
+    bridge = rig(script=ByKey())
+    keys = [f"{n}-{n % 4}-{(202, 400, 500)[n % 3]}" for n in range(60)]
+    results = await asyncio.gather(*(bridge.send(key) for key in keys))
+    expected = [
+        (None, None) if n % 4 == 3 else ((202, 400, 500)[n % 3], None if n % 3 else keys[n])
+        for n in range(60)
+    ]
+
+    assert [(result.status, result.provider_id) for result in results] == expected
+
+
+# --- What an acceptance says ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 206, 299])
+async def test_any_2xx_is_sent(status: int) -> None:
+    """Every 2xx is an acceptance."""
+    assert (await rig(answer(status)).send()).fate is Fate.SENT
+
+
+NO_ID: dict[str, bytes] = {
+    "empty": b"",
+    "not JSON": b"<html>",
+    "cut": b'{"id":"a',
+    "null": b"null",
+    "number": b"1",
+    "text": b'"id"',
+    "list": b'[{"id":"a"}]',
+    "id is null": b'{"id":null}',
+    "id is true": b'{"id":true}',
+    "id is an object": b'{"id":{"id":"a"}}',
+    "id is empty": b'{"id":""}',
+    "id with a line break": b'{"id":"a\\nb"}',
+    "id not ASCII": '{"id":"ä"}'.encode(),
+    "id too long": b'{"id":"%s"}' % (b"a" * 256),
+    "id of too many digits": b'{"id":%s}' % (b"1" * 5000),
+    "empty list": b'{"messages":[]}',
+    "not UTF-8": b'{"id":"\xff"}',
+    "nested too deep": b"[" * 60000,
+    "objects nested too deep": b'{"id":' * 10000,
+    "binary": bytes(range(256)),
+    "error": b'{"error":"no","code":17}',
+}
+
+
+@pytest.mark.parametrize("body", NO_ID.values(), ids=NO_ID.keys())
+async def test_body_without_a_usable_id_is_accepted_all_the_same(body: bytes) -> None:
+    """A 202 with any body is an acceptance, without an id when there is no usable one."""
+    result = await rig(answer(202, body)).send()
+
+    assert (result.fate, result.provider_id) == (Fate.SENT, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"id":"a"}', "a"),
+        (b'{"id":17}', "17"),
+        (b'{"message_id":"b"}', "b"),
+        (b'{"messages":[{"id":"c"},{"id":"d"}]}', "c"),
+        (b'{"messages":[{"id":"c"}],"id":"a"}', "a"),
+        (b'{"id":null,"message_id":"b"}', "b"),
+    ],
+    ids=["id", "number", "message_id", "first of a list", "order", "first usable one"],
+)
+async def test_id_is_taken_from_the_usual_places(body: bytes, expected: str) -> None:
+    """The service's id is found under the default pointers, in their order."""
+    assert (await rig(answer(202, body)).send()).provider_id == expected
+
+
+async def test_id_is_taken_from_configured_places_only() -> None:
+    """With pointers of one's own the default ones do not count."""
+    bridge = rig(
+        answer(202, b'{"id":"a","data":{"a/b":["x"]}}'), message_id_pointers=["/data/a~1b/0"]
+    )
+
+    assert (await bridge.send()).provider_id == "x"
+
+
+ENCODED: dict[str, tuple[bytes, bytes]] = {
+    "garbage gzip": (b"gzip", b"hello"),
+    "cut gzip": (b"gzip", gzip.compress(b'{"id":"a"}')[:12]),
+    "garbage deflate": (b"deflate", b"\xff\xff\xff"),
+    "garbage br": (b"br", b"hello"),
+    "garbage zstd": (b"zstd", b"hello"),
+    "unknown": (b"x-unknown", b"hello"),
+    "twice": (b"gzip, deflate", b"hello"),
+}
+
+
+@pytest.mark.parametrize(("encoding", "body"), ENCODED.values(), ids=ENCODED.keys())
+async def test_encoded_body_does_not_undo_an_acceptance(encoding: bytes, body: bytes) -> None:
+    """A 202 whose body says that it is compressed, and is broken, is an acceptance."""
+    bridge = rig(answer(202, body, (b"Content-Encoding", encoding)))
+
+    assert (await bridge.send()).fate is Fate.SENT
+
+
+async def test_compressed_body_is_not_inflated() -> None:
+    """A small body that would become a huge one does not."""
+    bomb = gzip.compress(b" " * (32 << 20))
+    bridge = rig(answer(202, bomb, (b"Content-Encoding", b"gzip")))
+    tracemalloc.start()
+    try:
+        await bridge.send()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 8 << 20
+
+
+# --- Metrics and privacy --------------------------------------------------------------------------
+
+
+async def test_web_page_that_counts_as_sent_is_told_once(ears: Ears) -> None:
+    """Each is counted, and the first one is a warning that says what to look at."""
+    page = answer(202, b"<html>Sign in</html>")
+    ours = rig(page, page, answer(202, b"OK"), answer(500, b"<html>Oh</html>"))
+    fates = [(await ours.send(f"m{number}")).fate for number in range(4)]
+
+    assert fates == [Fate.SENT, Fate.SENT, Fate.SENT, Fate.UNCERTAIN]
+    assert ours.metric("pages_total") == 2
+    (told,) = ears.heard("web_page_counts_as_sent")
+    assert told["status"] == 202
+    assert "sms_api.base_url" in told["remedy"]
+
+
+RESULTS: dict[str, Step] = {
+    "success": answer(202),
+    "rejected": answer(400),
+    "unauthorized": answer(401),
+    "rate_limited": answer(429),
+    "server_error": answer(500),
+    "timeout": failed("answer_timeout"),
+    "connection_error": failed("connection_lost"),
+    "protocol_error": failed("not_http"),
+}
+
+
+@pytest.mark.parametrize(("result", "step"), RESULTS.items(), ids=RESULTS.keys())
+async def test_post_is_counted_once_by_its_result(result: str, step: Step) -> None:
+    """A POST is one request and one duration of its result."""
+    bridge = rig(step)
+    await bridge.send()
+
+    assert (
+        bridge.metric("requests_total", result=result),
+        bridge.metric("request_duration_seconds_count", result=result),
+    ) == (1, 1)
+
+
+async def test_every_try_is_counted() -> None:
+    """Each quick repeat is a POST of its own."""
+    bridge = rig(*[failed()] * 2, answer(202))
+    await bridge.send()
+
+    assert (
+        bridge.metric("requests_total", result="connection_error"),
+        bridge.metric("requests_total", result="success"),
+    ) == (2, 1)
+
+
+@pytest.mark.parametrize(("status", "code"), [(202, "202"), (418, "other"), (299, "other")])
+async def test_answer_is_counted_by_a_known_status(status: int, code: str) -> None:
+    """An answer counts under its status, or under `other`: the labels are a closed set."""
+    bridge = rig(answer(status))
+    await bridge.send()
+
+    assert bridge.metric("responses_total", code=code) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "label"), [("a", "a"), ("b", "other"), ("+491713920001", None), (None, None)]
+)
+async def test_error_code_is_counted_by_a_listed_one(code: str | None, label: str | None) -> None:
+    """An error code counts under itself when it is listed, under `other` when it is not."""
+    bridge = rig(answer(400, json.dumps({"code": code}).encode()))
+    await bridge.send()
+    counted = {name for name in ("a", "other") if bridge.metric("errors_total", code=name)}
+
+    assert counted == {label} - {None}
+
+
+async def test_failure_is_no_answer() -> None:
+    """A POST without an answer counts under no status."""
+    bridge = rig(failed("answer_timeout"))
+    await bridge.send()
+    codes = [
+        sample
+        for metric in bridge.registry.collect()
+        if metric.name == "sms_bridge_worker_provider_responses"
+        for sample in metric.samples
+        if sample.value
+    ]
+
+    assert codes == []
+
+
+def caused_by(cause: Exception, fault: AttemptFault) -> AttemptError:
+    """Make the end of an attempt as a transport raises it from an exception of a library."""
+    error = failed(fault)
+    error.__cause__ = cause
+    return error
+
+
+TELLTALE = f"{NUMBER} {TEXT} {KEY} http://api.test/v1/messages"
+TELLING: dict[str, Step] = {
+    **{fault: caused_by(OSError(TELLTALE), fault) for fault in (*NEVER_LEFT, *MAY_HAVE_ARRIVED)},
+    **{
+        str(status): answer(
+            status,
+            json.dumps({"id": TELLTALE, "error": TELLTALE}).encode(),
+            (b"Retry-After", NUMBER.encode()),
+            (b"Date", KEY.encode()),
+        )
+        for status in (202, 302, 400, 401, 403, 404, 409, 429, 500, 503)
+    },
+}
+
+
+@pytest.mark.parametrize("step", TELLING.values(), ids=TELLING.keys())
+async def test_answer_tells_nothing_private(step: Step) -> None:
+    """No answer holds a number, a text or a key, whatever the API or a library wrote."""
+    bridge = rig(*[step] * 3)
+    told = repr(await bridge.send())
+
+    assert [secret for secret in (NUMBER, NUMBER[1:], TEXT, KEY) if secret in told] == []
+
+
+async def test_closing_closes_the_transport() -> None:
+    """The sender's connections end with it."""
+    bridge = rig()
+    await bridge.sender.aclose()
+
+    assert bridge.script.is_closed

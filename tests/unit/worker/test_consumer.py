@@ -1,0 +1,653 @@
+"""Consuming one queue: with which prefetch, how much of it is read, and how it ends.
+
+All run on an event loop whose time leaps to the next timer; the broker is a channel and a wire
+that do as they are told.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from bridge.amqp.channels import ACKS_HELD_BACK_SECONDS, RPC_TIMEOUT_SECONDS
+from bridge.amqp.client import ChannelAccessRefused, Connection
+from bridge.amqp.properties import Properties
+from bridge.amqp.wire import DeliveryHandler
+from bridge.errors import BrokerError
+from bridge.worker.consumer import (
+    LARGE_RPC_TIMEOUT_SECONDS,
+    USUAL_BODY_BYTES,
+    WATCH_SECONDS,
+    Consumer,
+    Gauges,
+)
+from bridge.worker.delivery import Delivery
+from bridge.worker.envelope import DELIVERY_COUNT, REPEATED
+from bridge.worker.intake import MAX_HELD_BYTES, POISON_SESSIONS, WARN_FROM_COUNT
+from tests.clock import LeapingWorld
+from tests.ears import Ears
+
+MIB = 1024 * 1024
+
+
+class Channel:
+    """What stands in for a channel: notes what it is asked, and answers unless it hangs."""
+
+    number = 1
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.asked: list[tuple[str, object]] = []
+        self.consumers: dict[str, object] = {}
+        self.on_consumer_cancel_callbacks: set[Callable[[object], object]] = set()
+        self.closing: asyncio.Future[None] = loop.create_future()
+        self.hangs = False
+        self.fault: Exception | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Say whether it has ended."""
+        return self.closing.done()
+
+    async def _answer(self, method: str, fact: object) -> None:
+        self.asked.append((method, fact))
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.fault is not None:
+            raise self.fault
+
+    async def basic_qos(self, *, prefetch_count: int) -> None:
+        """Set the prefetch."""
+        await self._answer("qos", prefetch_count)
+
+    async def basic_consume(self, queue: str, _callback: object) -> SimpleNamespace:
+        """Begin to consume."""
+        await self._answer("consume", queue)
+        tag = f"tag-{len(self.asked)}"
+        self.consumers[tag] = None
+        return SimpleNamespace(consumer_tag=tag)
+
+    async def basic_cancel(self, tag: str) -> None:
+        """Consume no more."""
+        await self._answer("cancel", None)
+        del self.consumers[tag]
+
+    def cancel_by_broker(self) -> None:
+        """End every consumer, as RabbitMQ does when its queue is deleted."""
+        self.consumers.clear()
+        for tell in self.on_consumer_cancel_callbacks:
+            tell(None)
+
+
+class Wire:
+    """What stands in for the stream: hands deliveries on, and notes acks and reading."""
+
+    def __init__(self) -> None:
+        self.take: DeliveryHandler | None = None
+        self.acked: list[int] = []
+        self.is_reading = True
+        self.kept_alive = 0
+        self.acks_are_read = asyncio.Event()
+        self.acks_read_fault: Exception | None = None
+
+    @contextmanager
+    def deliveries(self, _channel: object, take: DeliveryHandler) -> Iterator[object]:
+        """Hand deliveries to `take`."""
+        self.take = take
+        yield None
+        self.take = None
+
+    def ack(self, _channel: object, tag: int, *, multiple: bool = False) -> None:
+        """Note an ack, which is of one delivery."""
+        assert not multiple
+        self.acked.append(tag)
+
+    async def acks_read(self, _channel: object) -> None:
+        """Return when it is told that they are, or fail."""
+        if self.acks_read_fault is not None:
+            raise self.acks_read_fault
+        await self.acks_are_read.wait()
+
+    def set_reading(self, *, enabled: bool) -> None:
+        """Note whether to read."""
+        self.is_reading = enabled
+
+    def keep_alive(self) -> None:
+        """Count it."""
+        if not self.is_reading:
+            self.kept_alive += 1
+
+
+class World(LeapingWorld):
+    """A consumer between a broker and who takes its deliveries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prefetch = 10
+        self.prefetches: dict[str, int] = {}
+        self.taken: list[Delivery] = []
+        self.lost: list[int] = []
+        self.registrations = 0
+        self.changed = asyncio.Event()
+        self.channel = Channel(self.loop)
+        self.wire = Wire()
+        self.consumer = Consumer(
+            "q",
+            prefetch=lambda: self.prefetches or {"q": self.prefetch},
+            changed=self.changed,
+            on_delivery=self.taken.append,
+            on_registered=self._note_registration,
+            on_session_over=self.lost.append,
+            gauges=Gauges(
+                self.metrics.consumer_up.labels("q").set, self.metrics.poison_suspected.set
+            ),
+        )
+
+    def _note_registration(self) -> None:
+        self.registrations += 1
+
+    def connect(self) -> Connection:
+        """Return a connection on which nothing has happened."""
+        self.channel, self.wire = Channel(self.loop), Wire()
+        channel = self.channel
+
+        async def open_channel(**_options: bool) -> Channel:
+            return channel
+
+        inner = SimpleNamespace(channel=open_channel)
+        transport = SimpleNamespace(connection=inner)
+        return cast("Connection", SimpleNamespace(transport=transport, wire=self.wire))
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator["asyncio.Task[None]"]:
+        """Serve a connection until the end of the block."""
+        task = asyncio.create_task(self.consumer.serve(self.connect()))
+        await turns()
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def want(self, prefetch: int) -> None:
+        """Have another prefetch, and say so."""
+        self.prefetch = prefetch
+        self.changed.set()
+        await turns()
+
+    def deliver(self, size: int = 10, **facts: Any) -> Delivery:
+        """Deliver a message with a body of so many bytes."""
+        assert self.wire.take is not None
+        properties = Properties(message_id="m-1", **facts)
+        self.wire.take(len(self.taken) + 1, False, properties, bytes(size))
+        return self.taken[-1]
+
+
+async def turns() -> None:
+    """Let every task run as far as it can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Give a world whose consumer has never consumed."""
+    made = World()
+    yield made
+    made.close()
+
+
+def consuming(prefetch: int) -> list[tuple[str, object]]:
+    """Return what a channel is asked for that."""
+    return [("qos", prefetch), ("consume", "q")]
+
+
+# The prefetch
+
+
+def test_it_consumes_with_the_prefetch_that_is_wanted(world: World, ears: Ears) -> None:
+    """The broker is told the prefetch first, and who depends on it hears that it is so."""
+
+    async def play() -> None:
+        async with world.serving():
+            assert world.channel.asked == consuming(10)
+            assert world.consumer.is_registered
+            assert world.value("consumer_up", queue="q") == 1
+
+    world.run(play())
+    assert world.registrations == 1
+    assert ears.heard("consuming") == [{"queue": "q", "prefetch": 10}]
+    assert ears.heard("not_consuming") == [{"queue": "q"}]
+    assert world.value("consumer_up", queue="q") == 0
+
+
+def test_another_prefetch_takes_a_new_consumer(world: World) -> None:
+    """RabbitMQ keeps the prefetch of a consumer that is there."""
+
+    async def play() -> None:
+        async with world.serving():
+            await world.want(25)
+            assert world.channel.asked == [*consuming(10), ("cancel", None), *consuming(25)]
+            session = world.deliver().session
+            # What the first one was given is no part of the prefetch of the second.
+            assert session.most_unacked == 35
+
+    world.run(play())
+    assert world.registrations == 2
+
+
+def test_the_same_prefetch_interrupts_nothing(world: World) -> None:
+    """However often it is looked at."""
+
+    async def play() -> None:
+        async with world.serving():
+            await world.want(10)
+            await asyncio.sleep(10 * WATCH_SECONDS)
+            assert world.channel.asked == consuming(10)
+
+    world.run(play())
+
+
+def test_a_change_that_nobody_tells_is_found(world: World) -> None:
+    """No lost event stops consumption, or keeps it up, for more than a few seconds."""
+
+    async def play() -> None:
+        async with world.serving():
+            world.prefetch = 0
+            await asyncio.sleep(WATCH_SECONDS + 1)
+            assert world.channel.asked == [*consuming(10), ("cancel", None)]
+
+    world.run(play())
+
+
+def test_without_a_prefetch_it_consumes_nothing(world: World, ears: Ears) -> None:
+    """It is no consumer then, and becomes one as soon as there is one."""
+
+    async def play() -> None:
+        world.prefetch = 0
+        async with world.serving():
+            assert (world.channel.asked, world.consumer.is_registered) == ([], False)
+            await world.want(3)
+            assert (world.channel.asked, world.consumer.is_registered) == (consuming(3), True)
+            await world.want(0)
+            assert not world.consumer.is_registered
+            assert world.value("consumer_up", queue="q") == 0
+
+    world.run(play())
+    assert (len(ears.heard("consuming")), len(ears.heard("not_consuming"))) == (1, 1)
+
+
+def test_a_new_consumer_on_demand(world: World) -> None:
+    """`renew` leaves what is held unacked out of the prefetch, once, and says so in between."""
+    asked_then = []
+
+    async def play() -> None:
+        async with world.serving():
+            world.consumer.on_cancelled = lambda: asked_then.append([*world.channel.asked])
+            world.consumer.renew()
+            await turns()
+            anew = [*consuming(10), ("cancel", None), *consuming(10)]
+            assert world.channel.asked == anew
+            assert asked_then == [anew[:-2]]
+            await asyncio.sleep(2.5 * WATCH_SECONDS)
+            assert world.channel.asked == anew
+
+    world.run(play())
+
+
+@pytest.mark.parametrize(
+    ("size", "prefetch"),
+    [
+        (USUAL_BODY_BYTES, 1000),
+        (USUAL_BODY_BYTES + 1, 256),
+        (MIB, 16),
+        (MAX_HELD_BYTES // 4, 4),
+        (MAX_HELD_BYTES // 4 + 1, 1),
+        (MAX_HELD_BYTES, 1),
+    ],
+)
+def test_large_bodies_make_the_prefetch_smaller(world: World, size: int, prefetch: int) -> None:
+    """In large steps, to how many of the largest may be held at once."""
+
+    async def play() -> None:
+        world.prefetch = 1000
+        async with world.serving():
+            world.consumer.let_go(world.deliver(size))
+            await turns()
+            assert world.channel.asked[-2:] == consuming(prefetch)
+
+    world.run(play())
+
+
+def test_a_large_body_is_forgotten_behind_small_ones(world: World) -> None:
+    """Each that follows counts a little less, until the prefetch is whole again."""
+
+    async def play() -> int:
+        world.prefetch = 1000
+        async with world.serving():
+            world.consumer.let_go(world.deliver(MIB))
+            await turns()
+            small = 0
+            while world.channel.asked[-2:] != consuming(1000):
+                world.consumer.let_go(world.deliver(100))
+                await turns()
+                small += 1
+            return small
+
+    # 0.95 ** 54 of it is 64 KiB, which is usual.
+    assert world.run(play()) == 55
+
+
+# What is held
+
+
+def test_a_delivery_is_what_the_wire_brought(world: World) -> None:
+    """It belongs to the session, and is acked on it for as long as that lasts."""
+
+    async def play() -> None:
+        async with world.serving():
+            delivery = world.deliver(5)
+            assert (delivery.body, delivery.tag, delivery.redelivered) == (bytes(5), 1, False)
+            assert delivery.envelope.message_id == "m-1"
+            assert not delivery.is_stale
+            assert delivery.session.ack(delivery.tag)
+            assert world.wire.acked == [1]
+
+    world.run(play())
+    assert world.taken[0].is_stale
+    assert not world.taken[0].session.ack(1)
+    assert world.wire.acked == [1]
+
+
+def test_a_copy_that_may_be_there_twice_counts_as_delivered_before(world: World) -> None:
+    """Of the first of them, which another worker may have, the broker says nothing."""
+
+    async def play() -> None:
+        async with world.serving():
+            assert world.deliver(headers={REPEATED: True}).redelivered
+
+    world.run(play())
+
+
+@pytest.mark.parametrize(
+    ("count", "warned"), [(WARN_FROM_COUNT - 1, False), (WARN_FROM_COUNT, True), ("x", False)]
+)
+def test_what_is_delivered_again_and_again_is_told(
+    world: World, ears: Ears, count: object, *, warned: bool
+) -> None:
+    """A quorum queue with a delivery limit drops it in the end."""
+
+    async def play() -> None:
+        async with world.serving():
+            world.deliver(headers={DELIVERY_COUNT: count})
+
+    world.run(play())
+    assert bool(ears.heard("delivered_often")) is warned
+
+
+def test_nothing_is_read_while_too_much_is_held(world: World) -> None:
+    """The broker keeps the rest, the connection lives, and nothing is asked of the broker."""
+
+    async def play() -> None:
+        async with world.serving():
+            first, second = world.deliver(MAX_HELD_BYTES), world.deliver(1)
+            states = [world.wire.is_reading]
+            await world.want(50)
+            await asyncio.sleep(2 * WATCH_SECONDS)
+            assert world.wire.kept_alive >= 2
+            assert world.channel.asked == consuming(10)
+            world.consumer.let_go(second)
+            states.append(world.wire.is_reading)
+            assert states == [False, True]
+            world.consumer.let_go(first)
+            await turns()
+            assert world.channel.asked == [*consuming(10), ("cancel", None), *consuming(1)]
+
+    world.run(play())
+
+
+def test_what_a_lost_session_left_counts_for_the_next_one(world: World) -> None:
+    """Bodies that are still held take up room, whichever connection brought them."""
+
+    async def play() -> None:
+        async with world.serving():
+            held = world.deliver(MAX_HELD_BYTES + 1)
+        async with world.serving():
+            assert (world.wire.is_reading, world.channel.asked) == (False, [])
+            world.consumer.let_go(held)
+            await turns()
+            assert world.wire.is_reading
+            assert world.channel.asked == consuming(1)
+
+    world.run(play())
+
+
+# How it ends
+
+
+def test_the_end_of_its_channel_is_seen_at_once(world: World) -> None:
+    """What was delivered comes again, and who holds it is told."""
+
+    async def play() -> None:
+        async with world.serving() as task:
+            session = world.deliver().session
+            world.channel.closing.set_result(None)
+            began = world.loop.time()
+            with pytest.raises(BrokerError, match=r"^the consuming channel was closed$"):
+                await task
+            assert world.loop.time() == began
+            assert (world.lost, session.is_over) == ([session.most_unacked], True)
+            assert not world.consumer.is_registered
+
+    world.run(play())
+
+
+def test_a_consumer_that_the_broker_cancels_is_seen_at_once(world: World, ears: Ears) -> None:
+    """As when its queue is deleted, or moves to another node."""
+
+    async def play() -> None:
+        async with world.serving() as task:
+            world.channel.cancel_by_broker()
+            began = world.loop.time()
+            with pytest.raises(BrokerError, match=r"^the broker cancelled the consumer of q$"):
+                await task
+            assert world.loop.time() == began
+
+    world.run(play())
+    assert ears.heard("consumer_cancelled") == [{"queue": "q"}]
+    assert len(world.lost) == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds"), [(1, RPC_TIMEOUT_SECONDS), (MIB, LARGE_RPC_TIMEOUT_SECONDS)]
+)
+def test_a_broker_that_does_not_answer(world: World, size: int, seconds: float) -> None:
+    """It has its time, and longer when its answer comes behind large bodies."""
+
+    async def play() -> float:
+        async with world.serving() as task:
+            world.deliver(size)
+            await turns()
+            world.channel.hangs = True
+            began = world.loop.time()
+            await world.want(1)
+            world.consumer.renew()
+            with pytest.raises(TimeoutError):
+                await task
+            return world.loop.time() - began
+
+    assert world.run(play()) == pytest.approx(seconds)
+
+
+def test_sessions_that_bring_nothing_are_suspicious(world: World, ears: Ears) -> None:
+    """A message that nobody can decode ends each connection; one that comes through is proof."""
+
+    async def play() -> list[float | None]:
+        suspected = []
+        for _ in range(POISON_SESSIONS + 1):
+            async with world.serving():
+                suspected.append(world.value("protocol_poison_suspected"))
+        async with world.serving():
+            world.deliver()
+            suspected.append(world.value("protocol_poison_suspected"))
+        return suspected
+
+    assert world.run(play()) == [0] * POISON_SESSIONS + [1, 0]
+    assert ears.heard("protocol_poison_suspected") == [{"queue": "q"}] * 2
+
+
+def test_a_broker_that_refuses_to_deliver_casts_no_suspicion_on_a_message(
+    world: World, ears: Ears
+) -> None:
+    """A missing permission ends each connection too, and the log names it already."""
+
+    async def play() -> None:
+        for _ in range(2 * POISON_SESSIONS):
+            connection = world.connect()
+            world.channel.fault = ChannelAccessRefused("no read access to q")
+            with pytest.raises(ChannelAccessRefused):
+                await world.consumer.serve(connection)
+
+    world.run(play())
+    assert world.value("protocol_poison_suspected") == 0
+    assert ears.heard("protocol_poison_suspected") == []
+
+
+# Stop, resume, flush
+
+
+def test_stopping_returns_when_the_broker_has_been_told(world: World) -> None:
+    """Nothing more comes then, until it goes on."""
+
+    async def play() -> None:
+        async with world.serving():
+            began = world.loop.time()
+            await world.consumer.stop()
+            assert world.loop.time() == began
+            assert world.channel.asked == [*consuming(10), ("cancel", None)]
+            assert not world.consumer.is_registered
+            await asyncio.sleep(2.5 * WATCH_SECONDS)
+            assert len(world.channel.asked) == 3
+            world.consumer.resume()
+            await turns()
+            assert world.channel.asked[3:] == consuming(10)
+
+    world.run(play())
+
+
+def test_stopping_without_a_broker_returns(world: World) -> None:
+    """What was never begun, or has ended, need not be told to anybody."""
+
+    async def play() -> None:
+        await world.consumer.stop()
+        world.consumer.resume()
+        async with world.serving() as task:
+            world.channel.hangs = True
+            stopping = asyncio.create_task(world.consumer.stop())
+            await turns()
+            assert not stopping.done()
+            task.cancel()
+            await stopping
+
+    world.run(play())
+
+
+def test_who_stopped_stays_so_on_another_connection(world: World) -> None:
+    """A broker that comes back finds no consumer."""
+
+    async def play() -> None:
+        await world.consumer.stop()
+        async with world.serving():
+            assert world.channel.asked == []
+
+    world.run(play())
+
+
+def test_flushing_waits_until_the_broker_has_taken_the_acks(world: World) -> None:
+    """It has read them, and a moment more has passed since the last one."""
+
+    async def play() -> None:
+        async with world.serving():
+            delivery = world.deliver()
+            delivery.session.ack(delivery.tag)
+            flushing = asyncio.create_task(world.consumer.flush())
+            await asyncio.sleep(ACKS_HELD_BACK_SECONDS / 2)
+            world.wire.acks_are_read.set()
+            began = world.loop.time()
+            await flushing
+            assert world.loop.time() - began == pytest.approx(ACKS_HELD_BACK_SECONDS / 2)
+            began = world.loop.time()
+            await world.consumer.flush()
+            assert world.loop.time() == began
+
+    world.run(play())
+
+
+def test_flushing_without_a_broker_returns(world: World) -> None:
+    """There is nobody who could take an ack."""
+    assert world.seconds(world.consumer.flush()) == 0
+
+
+@pytest.mark.parametrize("fault", [None, BrokerError("gone")], ids=["never read", "fails"])
+def test_a_broker_that_takes_no_acks_is_given_up(world: World, fault: Exception | None) -> None:
+    """The session is over then, so that all comes again, and flushing ends with it."""
+
+    async def play() -> float:
+        async with world.serving() as task:
+            world.wire.acks_read_fault = fault
+            world.deliver().session.ack(1)
+            began = world.loop.time()
+            await world.consumer.flush()
+            assert len(world.lost) == 1
+            with pytest.raises(BrokerError, match=r"^the broker takes no acks$"):
+                await task
+            return world.loop.time() - began
+
+    assert world.run(play()) == pytest.approx(0 if fault else RPC_TIMEOUT_SECONDS)
+
+
+# Several queues
+
+
+def test_several_queues_have_each_a_prefetch(world: World) -> None:
+    """A change of one interrupts no other, and all are one session."""
+
+    async def play() -> None:
+        world.prefetches = {"q.urgent": 20, "q.normal": 10}
+        async with world.serving():
+            first = [("qos", 20), ("consume", "q.urgent"), ("qos", 10), ("consume", "q.normal")]
+            assert world.channel.asked == first
+            assert (world.consumer.is_registered, world.consumer.prefetch) == (True, 30)
+            assert world.deliver().session.most_unacked == 30
+
+            world.prefetches = {"q.urgent": 20, "q.normal": 5}
+            world.changed.set()
+            await turns()
+            change = [("cancel", None), ("qos", 5), ("consume", "q.normal")]
+            assert world.channel.asked == [*first, *change]
+
+            world.prefetches = {"q.urgent": 20, "q.normal": 0}
+            world.changed.set()
+            await turns()
+            assert world.channel.asked == [*first, *change, ("cancel", None)]
+            assert world.consumer.is_registered
+
+    world.run(play())
+
+
+def test_a_queue_that_is_deleted_ends_the_session(world: World) -> None:
+    """Whichever it is, so that all are consumed anew."""
+
+    async def play() -> None:
+        world.prefetches = {"q.urgent": 20, "q.normal": 10}
+        async with world.serving() as serving:
+            world.channel.consumers.popitem()
+            for tell in world.channel.on_consumer_cancel_callbacks:
+                tell(None)
+            await turns()
+            with pytest.raises(BrokerError, match=r"cancelled the consumer of q\.normal"):
+                serving.result()
+
+    world.run(play())

@@ -1,0 +1,681 @@
+"""One delivery's way to its outcome: what it waits for, in what order, and what it gives back.
+
+Lanes, capacity, pace and rate limits are the real ones; the service is a script. All run on an
+event loop whose time leaps to the next timer.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from bridge.config import RateLimitSettings, WorkerSettings
+from bridge.errors import BrokerError
+from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery
+from bridge.worker.dispatch import Dispatcher
+from bridge.worker.fates import Answer, judge_status
+from bridge.worker.limits.capacity import Capacity
+from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent
+from bridge.worker.pausing.pace import Pace
+from bridge.worker.request import SendRequest
+from bridge.worker.service.sender import Sender
+from tests.clock import LeapingWorld
+from tests.deliveries import make_delivery
+
+LATENCY_SECONDS = 2.0
+
+
+def status(code: int, *, wait: float | None = None) -> Answer:
+    """Make the answer of a status."""
+    return judge_status(code, retry_after_seconds=wait)
+
+
+ACCEPTED = status(202)
+FAILED = status(500)
+NOT_FOUND = status(404)
+
+
+class Session:
+    """What stands in for a session and its channel."""
+
+    is_over = False
+    is_leaving = False
+    is_closed = False
+
+    @property
+    def channel(self) -> "Session":
+        """Return the channel."""
+        return self
+
+
+class Service:
+    """What stands in for the sender: answers as it is told, else accepts, after its latency."""
+
+    def __init__(self) -> None:
+        self.latency_seconds = LATENCY_SECONDS
+        self.script: dict[str, list[Answer | Exception]] = {}
+        self.posts: list[tuple[float, str]] = []
+
+    async def send(self, _: SendRequest, delivery: Delivery) -> Answer:
+        """Answer a request."""
+        key = delivery.envelope.key
+        self.posts.append((asyncio.get_running_loop().time(), key))
+        script = self.script.get(key)
+        await asyncio.sleep(self.latency_seconds)
+        answer = script.pop(0) if script else ACCEPTED
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class World(LeapingWorld):
+    """A dispatcher in front of a service; `began` is the moment at which it was made."""
+
+    def __init__(self, limit: RateLimitSettings | None = None, **settings: Any) -> None:
+        super().__init__()
+        self.began = self.loop.time()
+        self.service = Service()
+        self.session = Session()
+        worker = WorkerSettings(queue="q", rate_limit=limit or RateLimitSettings(), **settings)
+        self.pace = Pace(
+            worker.rate_limit,
+            policy=Policy.of(worker),
+            outage_after_seconds=10.0,
+            metrics=self.metrics,
+            clock=self.loop.time,
+        )
+        self.capacity = Capacity(worker, changed=self.pace.changed, clock=self.loop.time)
+        self.dispatcher = Dispatcher(
+            worker,
+            sender=cast("Sender", self.service),
+            pace=self.pace,
+            capacity=self.capacity,
+            metrics=self.metrics,
+            now=self.loop.time,
+            clock=self.loop.time,
+        )
+
+    def delivery(self, key: str, **envelope: Any) -> Delivery:
+        """Take a delivery of a message that came just now."""
+        envelope = {"first_delivered_at": self.loop.time(), **envelope}
+        return make_delivery(key, session=self.session, clock=self.loop.time, **envelope)
+
+    async def outcome_of(self, delivery: Delivery, to: str | None = None) -> Outcome:
+        """Dispatch a delivery; unless it is said its message goes to a number of its own."""
+        request = SendRequest.model_construct(to=to or delivery.envelope.key, sender="A", text="x")
+        outcome = await self.dispatcher.outcome_of(delivery, request)
+        delivery.free_slot()
+        return outcome
+
+    def start(self, delivery: Delivery, to: str | None = None) -> "asyncio.Task[Outcome]":
+        """Dispatch a delivery in a task of its own, as the worker does."""
+        return self.loop.create_task(self.outcome_of(delivery, to))
+
+    def all_of(self, *deliveries: Delivery, to: str | None = None) -> list[Outcome]:
+        """Dispatch deliveries that came together, and return the outcomes."""
+
+        async def everyone() -> list[Outcome]:
+            return await asyncio.gather(*(self.start(delivery, to) for delivery in deliveries))
+
+        outcomes: list[Outcome] = self.run(everyone())
+        return outcomes
+
+    def one(self, key: str, **envelope: Any) -> Outcome:
+        """Dispatch one delivery, and return its outcome."""
+        return self.all_of(self.delivery(key, **envelope))[0]
+
+    def at(self, seconds: float, what: Any, *args: Any) -> None:
+        """Have something happen so long after the begin."""
+        self.loop.call_at(self.began + seconds, what, *args)
+
+    @property
+    def posts(self) -> list[tuple[float, str]]:
+        """Say which message was posted how long after the begin."""
+        return [(at - self.began, key) for at, key in self.service.posts]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Give a dispatcher with one slot."""
+    with closing(World(concurrency=1)) as made:
+        yield made
+
+
+@pytest.fixture
+def ordered() -> Iterator[World]:
+    """Give a dispatcher that keeps each recipient's order, with slots for all."""
+    with closing(World(ordering="recipient")) as made:
+        yield made
+
+
+@pytest.fixture
+def limited() -> Iterator[World]:
+    """Give a dispatcher that may post once in ten seconds, with slots for all."""
+    with closing(World(RateLimitSettings(per_second=0.1, burst=1))) as made:
+        yield made
+
+
+# --- One after the other --------------------------------------------------------------------------
+
+
+def test_accepted(world: World) -> None:
+    """A message that the service accepts is sent, and counted as such."""
+    passed = world.loop.time()
+
+    assert world.one("m", published_at=passed - 7) == Sent(status=202)
+    assert world.value("segments_total", encoding="gsm7") == 1
+    assert world.value("acceptance_latency_seconds_sum", queue="q") == 7 + LATENCY_SECONDS
+    assert world.value("last_sent_message_timestamp_seconds", queue="q") is None
+    assert world.value("last_sent_timestamp_seconds", queue="q") == passed + LATENCY_SECONDS
+
+
+def test_latency_counts_from_when_it_is_due(world: World) -> None:
+    """What was published ahead of its time is late only after that time."""
+    world.one("m", published_at=world.began - 100, not_before=world.began + 3)
+
+    assert world.value("acceptance_latency_seconds_sum", queue="q") == LATENCY_SECONDS
+
+
+def test_no_wait_is_measured_where_there_is_none(world: World) -> None:
+    """A message that can go at once has waited for nothing."""
+    delivery = world.delivery("m")
+    world.all_of(delivery)
+
+    assert delivery.waited_seconds == {}
+
+
+def test_each_wait_has_its_cause_and_they_add_up() -> None:
+    """A message waits for its order, its time, a token and the broker, one after the other."""
+    limit = RateLimitSettings(per_second=0.1, burst=1)
+    with closing(World(limit, ordering="recipient")) as world:
+        second = world.delivery("second", not_before=world.began + 5)
+        # The first has its answer at 2; the token comes at 10, while the broker stores nothing.
+        world.at(9, lambda: world.pace.block("sms.outbound.dead", "nacked"))
+        world.at(13, world.pace.unblock)
+        world.all_of(world.delivery("first"), second, to="same")
+
+        waited = second.waited_seconds
+        assert list(waited) == ["order", "due", "rate", "pace"]
+        assert waited == pytest.approx({"order": 2, "due": 3, "rate": 5, "pace": 3})
+        assert sum(waited.values()) + LATENCY_SECONDS == pytest.approx(second.held_seconds)
+
+
+def test_one_more_waits_for_a_slot(world: World) -> None:
+    """Each message has a slot for as long as its request is in flight, in the order they came."""
+    first, second, third = (world.delivery(key) for key in ("first", "second", "third"))
+    world.all_of(first, second, third)
+
+    assert world.posts == [(0, "first"), (2, "second"), (4, "third")]
+    assert [each.waited_seconds for each in (first, second, third)] == [
+        {},
+        {"slot": 2},
+        {"slot": 4},
+    ]
+
+
+def test_who_waits_for_something_else_takes_up_no_slot(world: World) -> None:
+    """A message whose time has not come leaves the slot to others."""
+    world.all_of(world.delivery("early", not_before=world.began + 4), world.delivery("other"))
+
+    assert world.posts == [(0, "other"), (4, "early")]
+
+
+def test_next_one_in_line_does_not_wait_for_the_answer(limited: World) -> None:
+    """The rate limit holds when requests go, however long they are in flight."""
+    limited.service.latency_seconds = 30
+    limited.all_of(limited.delivery("first"), limited.delivery("second"))
+
+    assert limited.posts == [(0, "first"), (pytest.approx(10), "second")]
+
+
+def test_first_of_the_line_keeps_it_while_it_waits_for_a_slot() -> None:
+    """However long a slot is waited for, no tokens gather behind the one that has its own."""
+    with closing(World(RateLimitSettings(per_second=1, burst=1), concurrency=1)) as world:
+        world.service.latency_seconds = 5
+        world.all_of(*(world.delivery(key) for key in "abc"))
+
+        assert world.posts == [(0, "a"), (5, "b"), (pytest.approx(10), "c")]
+
+
+# --- Its time -------------------------------------------------------------------------------------
+
+
+def test_expired_is_never_posted(world: World) -> None:
+    """A message whose expiry has passed is dead, and the service hears nothing of it."""
+    assert world.one("m", expires_at=world.began) == Dead("expired", "its own expiry has passed")
+    assert world.posts == []
+
+
+def test_too_old_is_never_posted() -> None:
+    """A message that is older than `worker.max_age` is dead."""
+    with closing(World(max_age=60)) as world:
+        assert world.one("m", published_at=world.began - 60) == Dead(
+            "expired", "older than worker.max_age, counted from its timestamp"
+        )
+        assert isinstance(world.one("n", published_at=world.began - 59), Sent)
+
+
+@pytest.mark.parametrize(
+    ("published_at", "why"),
+    [
+        (None, "counted from its first delivery: it has no timestamp"),
+        (7200.0, "counted from its first delivery: its timestamp lies in the future"),
+        (-400 * 86_400.0, "counted from its timestamp, which lies more than a year back"),
+    ],
+)
+def test_too_old_says_by_what_clock(published_at: float | None, why: str) -> None:
+    """The detail tells what is wrong with the timestamp of a message that is too old."""
+    with closing(World(max_age=60)) as world:
+        first = world.began - 60
+        claimed = None if published_at is None else first + published_at
+        outcome = world.one("m", published_at=claimed, first_delivered_at=first)
+
+        assert outcome == Dead("expired", f"older than worker.max_age, {why}")
+
+
+@pytest.mark.parametrize(("ahead", "counted"), [(-30.0, 1), (7200.0, 0), (-1.7e9, 0)])
+def test_a_timestamp_that_cannot_be_true_is_no_latency(ahead: float, counted: int) -> None:
+    """One of 1970 or of the future enters no histogram."""
+    with closing(World()) as world:
+        world.one("m", published_at=world.began + ahead)
+
+        count = world.value("acceptance_latency_seconds_count", queue="q")
+        assert count == counted
+
+
+def test_expiry_while_it_waits(world: World) -> None:
+    """A message that expires while it waits for a slot is not posted, and leaves the slot."""
+    late = world.delivery("late", expires_at=world.began + 1)
+    outcomes = world.all_of(world.delivery("first"), late, world.delivery("next"))
+
+    assert outcomes[1] == Dead("expired", "its own expiry has passed")
+    assert world.posts == [(0, "first"), (2, "next")]
+
+
+@pytest.mark.parametrize(("seconds", "step"), [(5, 5.0), (50, 30.0), (100, 30.0)])
+def test_moment_that_is_far(world: World, seconds: float, step: float) -> None:
+    """A message that is not to go for long waits on the ladder, and burns nothing."""
+    assert world.one("m", not_before=world.began + seconds) == Retried(
+        "not_before", step, "its time has not come"
+    )
+
+
+def test_moment_that_is_before_the_first_step_but_far() -> None:
+    """Where the ladder begins with long waits, nothing is held for longer than a minute even so."""
+    with closing(World(retry_delays=(600.0,))) as world:
+        held = world.one("m", not_before=world.began + MAX_HOLD_SECONDS)
+        late = world.one("n", not_before=world.loop.time() + MAX_HOLD_SECONDS + 1)
+
+        assert (type(held), late) == (Sent, Retried("not_before", 600.0, "its time has not come"))
+
+
+def test_moment_that_is_near(world: World) -> None:
+    """A message that is to go before the ladder's first step would end waits here."""
+    delivery = world.delivery("m", not_before=world.began + 4)
+
+    assert isinstance(world.all_of(delivery)[0], Sent)
+    assert (world.posts, delivery.waited_seconds) == ([(4, "m")], {"due": 4})
+
+
+# --- Order ----------------------------------------------------------------------------------------
+
+
+def test_messages_to_a_number_go_one_by_one(ordered: World) -> None:
+    """The second to a number goes when the first has its outcome; one to another goes at once."""
+
+    async def everyone() -> None:
+        tasks = [ordered.start(ordered.delivery(key), to) for key, to in ("1a", "2a", "1b")]
+        await asyncio.wait(tasks)
+
+    ordered.run(everyone())
+
+    assert ordered.posts == [(0, "1"), (0, "1"), (2, "2")]
+
+
+def test_one_that_goes_up_the_ladder_stays_ahead(ordered: World) -> None:
+    """Those behind a message that failed go up behind it."""
+    ordered.service.script["1"] = [status(409)]
+    first, second = ordered.all_of(ordered.delivery("1"), ordered.delivery("2"), to="a")
+
+    assert isinstance(first, Retried)
+    assert second == Retried(
+        "ordering", 5.0, "an earlier message of its ordering key is not settled"
+    )
+    assert ordered.posts == [(0, "1")]
+
+
+def test_one_that_waits_for_its_time_keeps_no_place(ordered: World) -> None:
+    """A message that goes up the ladder for its own time holds up nobody behind it."""
+    early = ordered.delivery("1", not_before=ordered.began + 1000)
+    outcomes = ordered.all_of(early, ordered.delivery("2"), to="a")
+
+    assert [type(outcome) for outcome in outcomes] == [Retried, Sent]
+
+
+def test_nobody_waits_behind_the_probe(ordered: World) -> None:
+    """In a pause a message does not wait for one to its number, but goes up behind it at once."""
+    ordered.pace.pause("misconfigured")
+    second = ordered.delivery("2")
+    outcomes = ordered.all_of(ordered.delivery("1"), second, to="a")
+
+    assert [type(outcome) for outcome in outcomes] == [Sent, Retried]
+    assert second.waited_seconds == {"order": 0}
+
+
+def test_ordering_key_of_the_publisher(ordered: World) -> None:
+    """What the publisher named orders messages to different numbers."""
+    ordered.all_of(*(ordered.delivery(key, ordering_key="k") for key in "12"))
+
+    assert ordered.posts == [(0, "1"), (2, "2")]
+
+
+# --- Pauses ---------------------------------------------------------------------------------------
+
+
+def test_pause_begins_while_it_waits_for_a_slot(world: World) -> None:
+    """When an answer begins a pause, what waits for the slot goes as the probe, not at once."""
+    world.service.script["first"] = [status(401)]
+    second = world.delivery("second")
+    world.all_of(world.delivery("first"), second)
+
+    _, (went, key) = world.posts
+    assert (key, list(second.waited_seconds)) == ("second", ["slot", "probe"])
+    assert LATENCY_SECONDS + 0.8 <= went <= LATENCY_SECONDS + 1
+
+
+def test_who_waited_for_the_slot_is_the_probe_before_more_is_taken(world: World) -> None:
+    """When a pause begins nothing is taken for a probe, where one that is held is a good one."""
+    world.service.script["first"] = [status(401)]
+
+    async def consumer() -> tuple[str | None, int]:
+        await world.pace.changed.wait()
+        return world.pace.paused, world.pace.probes_wanted
+
+    async def everyone() -> tuple[str | None, int]:
+        looked = asyncio.create_task(consumer())
+        sent = [world.start(world.delivery(key)) for key in ("first", "second")]
+        await asyncio.gather(*sent)
+        return await looked
+
+    assert world.run(everyone()) == ("credentials_rejected", 0)
+
+
+def test_what_is_no_probe_goes_away(world: World) -> None:
+    """What is held when a pause begins, and is not the probe, goes to the ladder unburned."""
+    world.service.script["first"] = [status(401)]
+    world.service.script["second"] = [status(401)] * 9
+    world.service.latency_seconds = 4
+    *_, third = world.all_of(*(world.delivery(key) for key in ("first", "second", "third")))
+
+    assert third == Retried("paused", 5.0, "the worker is paused: credentials_rejected")
+    assert "third" not in {key for _, key in world.posts}
+
+
+def test_probe_is_held_and_tried_again(world: World) -> None:
+    """The message that began a pause is its probe, and goes on when the fault is mended."""
+    world.service.script["m"] = [status(401), status(401)]
+    delivery = world.delivery("m")
+
+    assert isinstance(world.all_of(delivery)[0], Sent)
+    assert [key for _, key in world.posts] == ["m"] * 3
+    assert set(delivery.waited_seconds) == {"probe"}
+    assert world.pace.paused is None
+
+
+def test_probe_gives_its_place_up(world: World) -> None:
+    """When the probe has its outcome another message can be the probe."""
+    world.pace.pause("misconfigured")
+    world.service.script["m"] = [httpx.ProtocolError("x")]
+    with pytest.raises(httpx.ProtocolError):
+        world.one("m")
+
+    assert world.pace.probes_wanted == 1
+
+
+def test_long_pause_is_waited_for_on_the_ladder(world: World) -> None:
+    """What comes in a pause for which the service named a time stays away for that long."""
+    for number in ("first", "second"):
+        world.service.script[number] = [status(429, wait=600)]
+        world.one(number)
+
+    assert world.one("m") == Retried("paused", 600.0, "the worker is paused: rate_limited")
+    assert len(world.posts) == 2
+
+
+def outage(world: World) -> None:
+    """Have ten messages fail in a row, while nothing is accepted for ten seconds."""
+    world.passes(10)
+    for number in range(10):
+        world.service.script[f"failed {number}"] = [FAILED]
+        world.one(f"failed {number}")
+    assert world.pace.paused == "outage"
+
+
+def test_last_try_in_an_outage(world: World) -> None:
+    """A message with one attempt left stays away while others may find the end of the outage."""
+    outage(world)
+    before = len(world.posts)
+    delivery = world.delivery("last", attempts=5)
+
+    async def both() -> Outcome:
+        last = world.start(delivery)
+        await asyncio.sleep(0)
+        await world.start(world.delivery("first"))
+        return await last
+
+    assert world.run(both()) == Retried("paused", 5.0, "the worker is paused: outage")
+    assert [key for _, key in world.posts[before:]] == ["first"]
+
+
+def test_what_has_failed_stays_away_while_it_looks_like_an_outage(world: World) -> None:
+    """Before an outage is recognised, messages that have failed burn no more attempts."""
+    world.one("accepted")
+    world.service.latency_seconds = 0.1
+    for number in range(10):
+        world.service.script[f"failed {number}"] = [FAILED]
+        world.one(f"failed {number}")
+    outcome = world.one("again", attempts=1)
+
+    assert outcome == Retried("paused", 5.0, "the worker is paused: it looks like an outage")
+
+
+# --- What the answer means ------------------------------------------------------------------------
+
+
+def test_ambiguous_once_and_twice(world: World) -> None:
+    """An ambiguous status puts a message off; the second one refuses it, when another was sent."""
+    world.service.script["bad"] = [NOT_FOUND, NOT_FOUND]
+    once = world.one("bad")
+    world.one("good")
+    twice = world.one("bad")
+
+    assert isinstance(once, Retried)
+    assert (once.reason, once.burned) == ("ambiguous", False)
+    assert isinstance(twice, Dead)
+    assert (twice.reason, twice.status) == ("refused", 404)
+
+
+def test_short_slow_down_is_waited_for_here(world: World) -> None:
+    """After a 429 with a short wait the same delivery is posted again, when the wait is over."""
+    world.service.script["m"] = [status(429, wait=20)]
+    delivery = world.delivery("m")
+
+    assert isinstance(world.all_of(delivery)[0], Sent)
+    (_, _), (again, _) = world.posts
+    assert LATENCY_SECONDS + 20 <= again <= LATENCY_SECONDS + 22
+    assert delivery.waited_seconds == {"pace": pytest.approx(again - LATENCY_SECONDS)}
+
+
+def test_long_slow_down_is_waited_for_on_the_ladder(world: World) -> None:
+    """After a 429 with a long wait the delivery goes to the step that fits, unburned."""
+    world.service.script["m"] = [status(429, wait=600)]
+
+    assert world.one("m") == Retried("rate_limited", 600.0, "the SMS API answered 429", status=429)
+
+
+def test_slow_down_begins_while_another_waits_for_the_slot(world: World) -> None:
+    """Who gets a slot when the service has just asked for a wait gives it back, and waits too."""
+    world.service.script["m"] = [status(429, wait=20)]
+    slow, other = world.delivery("m"), world.delivery("other")
+    world.all_of(slow, other)
+
+    assert min(slow.waited_seconds["pace"], other.waited_seconds["pace"]) >= 20
+    assert [at < LATENCY_SECONDS + 20 for at, _ in world.posts] == [True, False, False]
+
+
+def test_limit_learns_from_the_answers() -> None:
+    """With `worker.concurrency: auto` each answer teaches how many may be in flight."""
+    with closing(World(concurrency="auto")) as world:
+        before = world.capacity.limit
+        world.service.script["m"] = [status(503)]
+        world.one("m")
+
+        assert world.capacity.limit == before // 2
+
+
+def test_limited_twice_with_nothing_else_at_hand(world: World) -> None:
+    """A delivery that the service has put off twice, and alone, makes room for others."""
+    world.service.script["m"] = [status(429, wait=25)] * 9
+    delivery = world.delivery("m")
+    outcome = world.all_of(delivery)[0]
+
+    assert isinstance(outcome, Retried)
+    assert outcome.reason == "rate_limited"
+    assert not outcome.burned
+    # The wait that was asked for, with a tenth of jitter, then some seconds behind others.
+    assert 25 <= delivery.held_seconds <= 25 * 1.1 + 5
+
+
+# --- Rate limits ----------------------------------------------------------------------------------
+
+
+def test_put_off_to_its_turn() -> None:
+    """Who would wait long for its sender's limit is given a time, and waits on the ladder."""
+    with closing(World(RateLimitSettings(per_sender=0.1, burst=1))) as world:
+        deliveries = [world.delivery(str(number)) for number in range(3)]
+        outcomes = world.all_of(*deliveries)
+
+        assert isinstance(outcomes[0], Sent)
+        assert [outcome[:2] for outcome in outcomes[1:]] == [("rate_limited", 5.0)] * 2
+        turns = [delivery.envelope.turn_at for delivery in deliveries]
+        assert turns[0] is None
+        assert turns[1:] == pytest.approx([world.began + 10, world.began + 20])
+
+
+def test_turn_that_has_come_is_forgotten() -> None:
+    """A message that has had its turn is given another time if it is tried once more."""
+    with closing(World(RateLimitSettings(per_sender=1, burst=1))) as world:
+        delivery = world.delivery("m", turn_at=world.began - 1)
+        world.all_of(delivery)
+
+        assert delivery.envelope.turn_at is None
+
+
+# --- What goes back to the queue ------------------------------------------------------------------
+
+
+def test_nothing_is_posted_when_the_worker_stops(world: World) -> None:
+    """What comes after the worker has been told to stop goes back to the queue."""
+    world.dispatcher.stop()
+    with pytest.raises(BrokerError, match="the worker stops"):
+        world.one("m")
+
+    assert world.posts == []
+
+
+def test_stop_while_a_held_delivery_waits(world: World) -> None:
+    """A delivery that is to be tried again is not, when the worker stops meanwhile."""
+    world.service.script["m"] = [status(429, wait=20)]
+    world.at(LATENCY_SECONDS / 2, world.dispatcher.stop)
+    with pytest.raises(BrokerError, match="the worker stops"):
+        world.one("m")
+
+    assert len(world.posts) == 1
+
+
+def test_channel_that_is_gone_takes_no_outcome(world: World) -> None:
+    """What is put off while its channel goes is not replaced: the broker delivers it again."""
+    world.session.is_over = True
+    with pytest.raises(BrokerError, match="the channel is gone"):
+        world.one("m", expires_at=world.began)
+
+
+def test_nothing_is_posted_for_a_channel_that_is_gone(limited: World) -> None:
+    """A delivery whose channel went while it waited is not posted, and its slot and token go on."""
+    limited.one("first")
+
+    async def wait() -> None:
+        task = limited.start(limited.delivery("m"))
+        await asyncio.sleep(1)
+        limited.session.is_closed = True
+        with pytest.raises(BrokerError, match="the channel is gone"):
+            await task
+        limited.session.is_closed = False
+
+    limited.run(wait())
+    limited.one("next")
+
+    assert limited.posts == [(0, "first"), (pytest.approx(10), "next")]
+
+
+@pytest.mark.parametrize("waits_for", ["rate", "slot", "pace"])
+def test_cancelled_wait_gives_back_token_and_slot(waits_for: str) -> None:
+    """A delivery that is given back while it waits costs those behind it neither token nor slot."""
+    with closing(World(RateLimitSettings(per_second=0.1, burst=2), concurrency=1)) as world:
+        world.service.latency_seconds = 12
+        holder = world.delivery("holder")
+        cancelled, behind = world.delivery("cancelled"), world.delivery("behind")
+
+        async def everyone(*deliveries: Delivery) -> None:
+            tasks = []
+            if waits_for == "rate":
+                tasks += [world.start(world.delivery("one more"))]
+                await asyncio.sleep(0)
+            if waits_for == "pace":
+                world.pace.block("sms.outbound.dead", "nacked")
+                world.at(5, world.pace.unblock)
+            else:
+                tasks += [world.start(deliveries[0])]
+            await asyncio.sleep(0.5)
+            given_back = world.start(deliveries[1])
+            await asyncio.sleep(0.5)
+            assert deliveries[1].may_be_given_back
+            tasks += [world.start(deliveries[2])]
+            await asyncio.sleep(0.5)
+            given_back.cancel()
+            await asyncio.wait([*tasks, given_back])
+            assert given_back.cancelled()
+
+        world.run(everyone(holder, cancelled, behind))
+
+        assert waits_for in cancelled.waited_seconds
+        assert world.posts[-1][1] == "behind"
+        expected = {"rate": 24, "slot": 12, "pace": 5}[waits_for]
+        assert world.posts[-1][0] == pytest.approx(expected)
+
+
+def test_cancelled_request_frees_its_slot(world: World) -> None:
+    """A delivery that is cut off while its request is in flight leaves the slot to the next one."""
+
+    async def everyone() -> None:
+        first = world.start(world.delivery("first"))
+        second = world.start(world.delivery("second"))
+        await asyncio.sleep(1)
+        first.cancel()
+        await asyncio.wait([first, second])
+
+    world.run(everyone())
+
+    assert world.posts == [(0, "first"), (1, "second")]
+
+
+def test_bug_frees_the_slot(world: World) -> None:
+    """Whatever the sender raises, the slot goes to the next one."""
+    world.service.script["m"] = [RuntimeError("a bug")]
+    with pytest.raises(RuntimeError):
+        world.one("m")
+
+    assert isinstance(world.one("next"), Sent)

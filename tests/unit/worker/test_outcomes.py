@@ -1,0 +1,333 @@
+"""What becomes of a delivery: the ladder, again or dead, and what is put off."""
+
+from collections.abc import Callable
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.errors import AttemptFault
+from bridge.worker.fates import Answer, Fate, Result, RetryReason, judge_failure, judge_status
+from bridge.worker.outcomes import Dead, Policy, Retried, Sent, decide, put_off_for
+
+
+def judged(status: int, *, retry_after: float | None = None) -> Answer:
+    """Judge a status."""
+    return judge_status(status, retry_after_seconds=retry_after)
+
+
+ALL_ANSWERS: list[Answer] = [
+    *(judged(status) for status in range(100, 600)),
+    judged(503, retry_after=5),
+    *(judge_failure(fault) for fault in get_args(AttemptFault)),
+]
+
+
+# --- The ladder ----------------------------------------------------------------------------------
+
+LADDER = (5.0, 30.0, 120.0, 600.0, 3600.0)
+POLICY = Policy(max_attempts=6, max_uncertain_attempts=3, retry_delays_seconds=LADDER)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "delay"), [(1, 5), (2, 30), (3, 120), (4, 600), (5, 3600), (6, 3600), (99, 3600)]
+)
+def test_step(attempts: int, delay: float) -> None:
+    """Each attempt waits a step longer, and the last step is repeated."""
+    assert POLICY.delay_for(attempts) == delay
+
+
+@pytest.mark.parametrize(
+    ("asked", "delay"),
+    [(0, 5), (4, 5), (5, 5), (5.1, 30), (60, 120), (601, 3600), (3600, 3600), (9999, 3600)],
+)
+def test_step_that_was_asked_for(asked: float, delay: float) -> None:
+    """The step is as long as the service asked for, if any step is."""
+    assert POLICY.delay_for(1, at_least_seconds=asked) == delay
+
+
+def test_step_is_never_shorter_for_being_asked() -> None:
+    """A short wait that was asked for does not shorten a later step."""
+    assert POLICY.delay_for(4, at_least_seconds=1) == 600
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step"), [(0, 5), (4.9, 5), (5, 5), (29, 5), (30, 30), (119, 30), (1e6, 120)]
+)
+def test_longest_step_within_a_time(seconds: float, step: float) -> None:
+    """What is to come back by a moment goes up the longest step that ends before, or the first."""
+    policy = Policy(
+        max_attempts=6, max_uncertain_attempts=3, retry_delays_seconds=(5.0, 30.0, 120.0)
+    )
+
+    assert policy.longest_within(seconds) == step
+
+
+@given(st.integers(1, 50), st.floats(0, 10_000))
+def test_step_is_always_on_the_ladder(attempts: int, asked: float) -> None:
+    """Every delay is that of a queue that exists."""
+    assert POLICY.delay_for(attempts, at_least_seconds=asked) in LADDER
+
+
+# --- Again or dead -------------------------------------------------------------------------------
+
+
+def answer(fate: Fate, *, result: Result = "server_error", wait: float | None = None) -> Answer:
+    """Make an answer."""
+    return Answer(
+        fate=fate,
+        result=result,
+        detail="why",
+        status=500,
+        retry_after_seconds=wait,
+        provider_id="p",
+    )
+
+
+def outcome(
+    fate: Fate,
+    *,
+    attempts: int = 0,
+    uncertain: int = 0,
+    park: bool = False,
+    policy: Policy = POLICY,
+    wait: float | None = None,
+) -> Sent | Retried | Dead:
+    """Decide about an answer of some fate."""
+    return decide(
+        answer(fate, wait=wait),
+        policy,
+        attempts=attempts,
+        uncertain_attempts=uncertain,
+        park=park,
+    )
+
+
+@pytest.mark.parametrize("attempts", [0, 5, 99])
+@pytest.mark.parametrize("park", [False, True])
+def test_accepted_is_sent(attempts: int, *, park: bool) -> None:
+    """What was accepted is sent, however often it was tried."""
+    assert outcome(Fate.SENT, attempts=attempts, park=park) == Sent(status=500, provider_id="p")
+
+
+@pytest.mark.parametrize(
+    ("fate", "reason"), [(Fate.RETRY, "server_error"), (Fate.UNCERTAIN, "uncertain")]
+)
+def test_retry_says_why(fate: Fate, reason: RetryReason) -> None:
+    """What is tried again remembers what was answered, and uses up an attempt."""
+    assert outcome(fate) == Retried(
+        reason=reason,
+        delay_seconds=5,
+        detail="why",
+        status=500,
+        burned=True,
+        uncertain=fate is Fate.UNCERTAIN,
+    )
+
+
+@pytest.mark.parametrize("attempts", [0, 5, 99])
+@pytest.mark.parametrize("park", [False, True])
+def test_refused_is_dead(attempts: int, *, park: bool) -> None:
+    """A definite no is the end, and counts as an attempt."""
+    assert outcome(Fate.REFUSED, attempts=attempts, park=park) == Dead(
+        reason="refused", detail="why", status=500, burned=True
+    )
+
+
+@pytest.mark.parametrize("fate", [Fate.SETUP, Fate.AMBIGUOUS, Fate.SLOW_DOWN])
+@pytest.mark.parametrize("attempts", [0, 5, 99])
+@pytest.mark.parametrize("park", [False, True])
+def test_what_is_not_the_messages_fault_burns_nothing(
+    fate: Fate, attempts: int, *, park: bool
+) -> None:
+    """A fault of the set-up, or a 429, never uses up an attempt and never ends a message."""
+    ended = outcome(fate, attempts=attempts, uncertain=99, park=park)
+
+    assert isinstance(ended, Retried)
+    assert not ended.burned
+
+
+@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.NOT_SENT, Fate.UNCERTAIN])
+def test_first_failure_goes_to_the_first_step(fate: Fate) -> None:
+    """After the first attempt a message waits the first step, and the attempt counts."""
+    ended = outcome(fate)
+
+    assert isinstance(ended, Retried)
+    assert (ended.delay_seconds, ended.burned) == (5, True)
+
+
+@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.NOT_SENT])
+@pytest.mark.parametrize(("attempts", "delay"), [(1, 30), (2, 120), (3, 600), (4, 3600)])
+def test_later_failures_wait_longer(fate: Fate, attempts: int, delay: float) -> None:
+    """Each further attempt waits a step longer."""
+    ended = outcome(fate, attempts=attempts)
+
+    assert isinstance(ended, Retried)
+    assert ended.delay_seconds == delay
+
+
+@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.NOT_SENT])
+@pytest.mark.parametrize("park", [False, True])
+@pytest.mark.parametrize("attempts", [5, 6, 99])
+def test_last_attempt_exhausts(fate: Fate, attempts: int, *, park: bool) -> None:
+    """The sixth attempt is the last."""
+    assert outcome(fate, attempts=attempts, park=park) == Dead(
+        reason="exhausted", detail="why", status=500, burned=True
+    )
+
+
+@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.NOT_SENT])
+def test_only_uncertain_ends_are_capped_early(fate: Fate) -> None:
+    """What was certainly not sent has all its attempts, whatever happened before."""
+    assert isinstance(outcome(fate, attempts=4, uncertain=2, park=True), Retried)
+
+
+UNCERTAIN_DEAD = Dead(reason="uncertain", detail="why", status=500, burned=True, uncertain=True)
+
+
+@pytest.mark.parametrize("uncertain", [0, 1])
+def test_uncertain_is_tried_again(uncertain: int) -> None:
+    """What may have been sent is tried again with the same key, and counts as uncertain."""
+    ended = outcome(Fate.UNCERTAIN, attempts=uncertain, uncertain=uncertain)
+
+    assert isinstance(ended, Retried)
+    assert (ended.reason, ended.burned, ended.uncertain) == ("uncertain", True, True)
+
+
+@pytest.mark.parametrize("uncertain", [2, 3, 99])
+def test_third_uncertain_attempt_is_the_last(uncertain: int) -> None:
+    """After the third attempt that may have been sent there is no fourth."""
+    assert outcome(Fate.UNCERTAIN, attempts=uncertain, uncertain=uncertain) == UNCERTAIN_DEAD
+
+
+def test_uncertain_attempts_are_counted_apart() -> None:
+    """Attempts that were certainly not sent do not count towards the cap of the uncertain."""
+    assert isinstance(outcome(Fate.UNCERTAIN, attempts=4, uncertain=1), Retried)
+
+
+@pytest.mark.parametrize("uncertain", [0, 1, 2])
+def test_park(uncertain: int) -> None:
+    """With `park` the first attempt that may have been sent is the last."""
+    assert outcome(Fate.UNCERTAIN, uncertain=uncertain, park=True) == UNCERTAIN_DEAD
+
+
+@pytest.mark.parametrize("park", [False, True])
+def test_what_was_taken_in_part_is_never_tried_again(*, park: bool) -> None:
+    """A text of which a part was taken is dead at once, as one that may have been sent."""
+    answer = judged(500)._replace(detail="why", in_part=True)
+    ended = decide(answer, POLICY, attempts=0, uncertain_attempts=0, park=park)
+
+    assert ended == UNCERTAIN_DEAD
+
+
+def test_uncertain_at_the_last_attempt() -> None:
+    """A last attempt that may have been sent is told as uncertain, not as exhausted."""
+    assert outcome(Fate.UNCERTAIN, attempts=5, uncertain=0) == UNCERTAIN_DEAD
+
+
+@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.NOT_SENT])
+def test_one_attempt_is_all(fate: Fate) -> None:
+    """With one attempt allowed nothing is tried twice."""
+    once = Policy(max_attempts=1, max_uncertain_attempts=3, retry_delays_seconds=LADDER)
+
+    assert isinstance(outcome(fate, policy=once), Dead)
+
+
+@pytest.mark.parametrize("fate", [Fate.RETRY, Fate.NOT_SENT, Fate.UNCERTAIN, Fate.SLOW_DOWN])
+def test_wait_that_was_asked_for(fate: Fate) -> None:
+    """A message does not come back before the service wants it."""
+    ended = outcome(fate, wait=100)
+
+    assert isinstance(ended, Retried)
+    assert ended.delay_seconds == 120
+
+
+REASONS: dict[str, tuple[Callable[[], Answer], str]] = {
+    "429": (lambda: judged(429), "rate_limited"),
+    "401": (lambda: judged(401), "paused"),
+    "404": (lambda: judged(404), "ambiguous"),
+    "408": (lambda: judged(408), "timeout"),
+    "500": (lambda: judged(500), "uncertain"),
+    "503 with Retry-After": (lambda: judged(503, retry_after=1), "server_error"),
+    "521": (lambda: judged(521), "server_error"),
+    "refused": (lambda: judge_failure("connect_failed"), "connection_error"),
+    "connect time-out": (lambda: judge_failure("connect_timeout"), "timeout"),
+    "read time-out": (lambda: judge_failure("answer_timeout"), "uncertain"),
+    "reset": (lambda: judge_failure("connection_lost"), "uncertain"),
+}
+
+
+@pytest.mark.parametrize(("make", "reason"), REASONS.values(), ids=REASONS)
+def test_reason_of_a_retry(make: Callable[[], Answer], reason: str) -> None:
+    """A copy on the ladder says why it waits."""
+    ended = decide(make(), POLICY, attempts=0, uncertain_attempts=0, park=False)
+
+    assert isinstance(ended, Retried)
+    assert ended.reason == reason
+
+
+@pytest.mark.parametrize("attempts", [5, 99])
+def test_no_outcome_repeats_a_message_for_ever(attempts: int) -> None:
+    """Whatever is answered, the sixth attempt that counts is the last."""
+    ends = [
+        decide(judged, POLICY, attempts=attempts, uncertain_attempts=0, park=False)
+        for judged in ALL_ANSWERS
+    ]
+
+    assert not [end for end in ends if isinstance(end, Retried) and end.burned]
+
+
+# --- Putting off ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fate", "reason"),
+    [
+        (Fate.SLOW_DOWN, "rate_limited"),
+        (Fate.SETUP, "paused"),
+        (Fate.AMBIGUOUS, "ambiguous"),
+        (Fate.UNCERTAIN, "paused"),
+    ],
+)
+def test_put_off(fate: Fate, reason: str) -> None:
+    """A delivery that the worker must not hold any longer waits a step and burns nothing."""
+    ended = put_off_for(answer(fate), POLICY)
+
+    assert (ended.reason, ended.delay_seconds, ended.detail) == (reason, 5, "why")
+    assert (ended.status, ended.burned) == (500, False)
+    assert ended.uncertain is (fate is Fate.UNCERTAIN)
+
+
+@pytest.mark.parametrize(("times", "delay"), [(1, 5), (2, 30), (5, 3600), (99, 3600)])
+def test_put_off_again_and_again(times: int, delay: float) -> None:
+    """A delivery that is put off once more for its own sake waits a step higher."""
+    assert put_off_for(answer(Fate.AMBIGUOUS), POLICY, times=times).delay_seconds == delay
+
+
+@pytest.mark.parametrize(
+    ("attempts", "uncertain", "is_last"),
+    [(0, 0, False), (4, 0, False), (5, 0, True), (1, 1, False), (2, 2, True)],
+)
+def test_last_try(attempts: int, uncertain: int, *, is_last: bool) -> None:
+    """A try is the last one when its failure, in doubt or not, would use up a cap."""
+    assert POLICY.is_last_try(attempts=attempts, uncertain_attempts=uncertain) is is_last
+
+
+@pytest.mark.parametrize(
+    ("wait", "delay"), [(3, 5), (50, 30), (60, 120), (100, 120), (900, 600), (2000, 3600)]
+)
+def test_put_off_as_long_as_asked(wait: float, delay: float) -> None:
+    """A delivery that is put off comes back when the service wants it; not twice as late."""
+    assert put_off_for(answer(Fate.SLOW_DOWN, wait=wait), POLICY).delay_seconds == delay
+
+
+@pytest.mark.parametrize("fate", [fate for fate in Fate if fate is not Fate.SENT])
+@pytest.mark.parametrize("attempts", [0, 5])
+def test_error_code_is_kept(fate: Fate, attempts: int) -> None:
+    """Whatever becomes of a message that was not sent, the service's code goes along."""
+    coded = answer(fate)._replace(code="21211")
+    decided = decide(coded, POLICY, attempts=attempts, uncertain_attempts=0, park=False)
+
+    assert isinstance(decided, Retried | Dead)
+    assert decided.code == "21211"

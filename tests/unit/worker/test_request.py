@@ -1,0 +1,625 @@
+"""What is a send request and what is none, ids in answers, and the length of a text in SMS."""
+
+import json
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.config import WorkerSettings
+from bridge.errors import InvalidMessageError
+from bridge.json_pointer import NOT_JSON, find_id, read_document
+from bridge.worker.request import SendRequest, parse_request
+from bridge.worker.segments import count_segments
+
+NUMBER = "+491713920001"
+SENDER = "CanarySender"
+WORDS = "Canary words"
+GOOD: dict[str, Any] = {"to": NUMBER, "from": SENDER, "text": WORDS}
+DEFAULTS = WorkerSettings()
+FORWARD = WorkerSettings(extra_fields="forward")
+WITH_DEFAULT = WorkerSettings(default_from="Default")
+each_mode = pytest.mark.parametrize("mode", [DEFAULTS, FORWARD], ids=["refuse", "forward"])
+
+
+def parse(body: object, mode: WorkerSettings = DEFAULTS) -> SendRequest:
+    """Parse a body: bytes as they are, all else as JSON."""
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return parse_request(raw, mode)
+
+
+def refusal(body: object, mode: WorkerSettings = DEFAULTS) -> str:
+    """Parse a body that must be refused and return the text of the refusal."""
+    with pytest.raises(InvalidMessageError) as caught:
+        parse(body, mode)
+    return str(caught.value)
+
+
+def without(name: str) -> dict[str, Any]:
+    """Make a good body without one member."""
+    return {key: value for key, value in GOOD.items() if key != name}
+
+
+def sent(body: object, mode: WorkerSettings = DEFAULTS) -> dict[str, Any]:
+    """Parse a body and return what goes to the service, read as JSON."""
+    members: dict[str, Any] = json.loads(parse(body, mode).model_dump_json())
+    return members
+
+
+# --- Good requests -------------------------------------------------------------------------------
+
+
+def test_good_request_goes_on_as_it_is() -> None:
+    """What is posted is what was published."""
+    assert sent(GOOD) == GOOD
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["+1234", "+999456789012345", "+9999"],
+    ids=["four digits", "fifteen digits", "all nines"],
+)
+def test_number(number: str) -> None:
+    """A number is a plus sign and 4 to 15 digits."""
+    assert parse({**GOOD, "to": number}).to == number
+
+
+@each_mode
+@pytest.mark.parametrize("code", ["110", "40404", "12345678"])
+def test_short_code(code: str, mode: WorkerSettings) -> None:
+    """A short code is a recipient where the service sends to those, and nowhere else."""
+    body = json.dumps({**GOOD, "to": code}).encode()
+
+    assert parse_request(body, mode, short_codes=True).to == code
+    assert refusal(body, mode).startswith("to: must be +")
+
+
+@pytest.mark.parametrize(
+    "to", ["12", "123456789", "4040a", "", "+110", "٤٠٤٠٤", "404 04", "40404\n"]
+)
+def test_no_short_code(to: str) -> None:
+    """Other digits are none, and a number keeps its form."""
+    body = json.dumps({**GOOD, "to": to}).encode()
+    with pytest.raises(InvalidMessageError):
+        parse_request(body, DEFAULTS, short_codes=True)
+    good = json.dumps(GOOD).encode()
+    assert parse_request(good, DEFAULTS, short_codes=True).to == NUMBER
+
+
+@pytest.mark.parametrize("sender", ["A", "x" * 32, "Grüße", "+49170", "a b", "😀"])
+def test_sender(sender: str) -> None:
+    """A sender is 1 to 32 characters."""
+    assert parse({**GOOD, "from": sender}).sender == sender
+
+
+TEXTS = {
+    "one character": "a",
+    "longest": "x" * 1600,
+    "longest of emoji": "😀" * 1600,
+    "emoji": "👩\u200d👩\u200d👧",
+    "lines": "a\r\nb\tc",
+    "blank": " ",
+    "byte-order mark inside": "a\ufeffb",
+    "right to left": "\u202eabc",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_text(text: str) -> None:
+    """A text of 1 to 1,600 characters is passed on unchanged."""
+    assert sent({**GOOD, "text": text})["text"] == text
+
+
+def test_text_that_is_escaped_throughout() -> None:
+    """Characters count, not the bytes with which JSON writes them."""
+    escaped = "\\ud83d\\ude00" * 1600
+    body = f'{{"to":"{NUMBER}","from":"A","text":"{escaped}"}}'.encode()
+
+    assert parse(body).text == "😀" * 1600
+
+
+@pytest.mark.parametrize("limit", [1, 1600, 20_000, 65_536])
+def test_text_of_the_length_that_is_set(limit: int) -> None:
+    """A text as long as worker.max_text_length allows is accepted, whatever that is."""
+    mode = WorkerSettings(max_text_length=limit)
+
+    assert len(parse({**GOOD, "text": "é" * limit}, mode).text) == limit
+
+
+@pytest.mark.parametrize("limit", [1, 1600])
+def test_text_over_the_length_that_is_set(limit: int) -> None:
+    """One character more is refused, and the setting is named."""
+    mode = WorkerSettings(max_text_length=limit)
+
+    assert "worker.max_text_length" in refusal({**GOOD, "text": "x" * (limit + 1)}, mode)
+
+
+@pytest.mark.parametrize("space", [" ", "\n", "\t\r\n  "])
+def test_white_space_around_the_body(space: str) -> None:
+    """White space around the object is JSON."""
+    assert parse(f"{space}{json.dumps(GOOD)}{space}".encode()).text == WORDS
+
+
+# --- The sender that may be left out -------------------------------------------------------------
+
+
+def test_default_sender() -> None:
+    """Without `from` the default one is sent."""
+    assert sent(without("from"), WITH_DEFAULT)["from"] == "Default"
+
+
+def test_own_sender_goes_first() -> None:
+    """A sender of the request's own is not replaced."""
+    assert sent(GOOD, WITH_DEFAULT)["from"] == SENDER
+
+
+def test_no_sender_at_all() -> None:
+    """Without `from` and a default the request is invalid."""
+    assert refusal(without("from")).startswith("from: is missing")
+
+
+@pytest.mark.parametrize("sender", [None, ""], ids=["null", "empty"])
+def test_sender_that_is_there_but_empty(sender: object) -> None:
+    """A `from` that says nothing is a mistake, not a wish for the default."""
+    assert refusal({**GOOD, "from": sender}, WITH_DEFAULT).startswith("from: ")
+
+
+# --- Members that are not ours -------------------------------------------------------------------
+
+
+def test_unknown_member_is_refused() -> None:
+    """A typo is told, not swallowed."""
+    assert refusal({**GOOD, "txt": "a"}).startswith("txt: unknown member")
+
+
+def test_python_name_of_from_is_unknown() -> None:
+    """The member is called `from`; the name inside the program is no other way to say it."""
+    assert refusal({**without("from"), "sender": SENDER}).startswith("sender: unknown member")
+
+
+FORWARDED = {
+    "text": "x",
+    "null": None,
+    "truth": True,
+    "whole number": 12345678901234567890,
+    "fraction": 0.1,
+    "list": [1, [2], {"a": []}],
+    "object": {"a": {"b": None}},
+}
+
+
+@pytest.mark.parametrize("value", FORWARDED.values(), ids=FORWARDED)
+def test_unknown_member_is_forwarded(value: object) -> None:
+    """With `forward` the service gets members of its own as they were published."""
+    assert sent({**GOOD, "extra": value}, FORWARD) == {**GOOD, "extra": value}
+
+
+@pytest.mark.parametrize("name", ["sender", "model_config", "copy", "__class__", "", "é"])
+def test_any_name_is_forwarded(name: str) -> None:
+    """With `forward` no name of a member means anything to the bridge itself."""
+    assert sent({**GOOD, name: "x"}, FORWARD) == {**GOOD, name: "x"}
+
+
+def test_member_of_the_same_name_inside_does_not_stop_the_default() -> None:
+    """The service's own member `sender` says nothing about `from`."""
+    mode = WorkerSettings(extra_fields="forward", default_from="Default")
+
+    assert sent({**without("from"), "sender": "x"}, mode)["from"] == "Default"
+
+
+def test_number_too_large_is_not_changed_in_silence() -> None:
+    """A number that no program can hold is refused; it never becomes null on its way."""
+    body = json.dumps(GOOD)[:-1] + ', "extra": 1e400}'
+
+    assert refusal(body.encode(), FORWARD)
+
+
+# --- Bad bodies ----------------------------------------------------------------------------------
+
+
+def deep(depth: int) -> bytes:
+    """Make a body with lists in lists."""
+    return json.dumps(GOOD)[:-1].encode() + b', "a": ' + b"[" * depth + b"]" * depth + b"}"
+
+
+TEXT = json.dumps(GOOD)
+# The digits of East Asian type, which are digits to str.isdigit.
+WIDE = {ord("0") + n: 0xFF10 + n for n in range(10)}
+NO_JSON: dict[str, bytes] = {
+    "empty": b"",
+    "white space": b" \n",
+    "words": b"Canary words",
+    "cut": TEXT[:-1].encode(),
+    "two objects": (TEXT * 2).encode(),
+    "something after": (TEXT + "x").encode(),
+    "single quotes": TEXT.replace('"', "'").encode(),
+    "comma at the end": (TEXT[:-1] + ",}").encode(),
+    "comment": (TEXT[:-1] + "/**/}").encode(),
+    "newline in a text": TEXT.replace("Canary words", "Canary\nwords").encode(),
+    "byte-order mark": b"\xef\xbb\xbf" + TEXT.encode(),
+    "UTF-16": TEXT.encode("utf-16"),
+    "UTF-16 without a mark": TEXT.encode("utf-16-le"),
+    "UTF-32": TEXT.encode("utf-32"),
+    "Latin-1": json.dumps({**GOOD, "text": "Größe"}, ensure_ascii=False).encode("latin-1"),
+    "cut UTF-8": TEXT.encode()[:-3] + b'\xc3"}',
+    "UTF-8 that is too long": TEXT.encode()[:-2] + b'\xc0\xaf"}',
+    "surrogate as bytes": TEXT.encode()[:-2] + b'\xed\xa0\x80"}',
+    "lone surrogate": TEXT.replace(WORDS, "\\ud800").encode(),
+    "surrogates in the wrong order": TEXT.replace(WORDS, "\\ude00\\ud83d").encode(),
+    "lone surrogate as a name": (TEXT[:-1] + ', "\\ud800": 1}').encode(),
+    "nested a thousand deep": deep(1000),
+    "200,000 brackets": b"[" * 200_000,
+    "nested objects": b'{"a":' * 5000,
+    "a number of 5,000 digits": TEXT[:-1].encode() + b', "a": ' + b"9" * 5000 + b"}",
+    "binary": bytes(range(256)),
+    "compressed": b"\x1f\x8b\x08\x00Canary",
+    "XML": b"<to>+491713920001</to>",
+}
+NO_OBJECT: dict[str, bytes] = {
+    "null": b"null",
+    "text": b'"Canary"',
+    "number": b"491713920001",
+    "list": f"[{TEXT}]".encode(),
+    "truth": b"true",
+}
+CONSTANTS: dict[str, bytes] = {
+    name: TEXT[:-1].encode() + b', "extra": ' + name.encode() + b"}"
+    for name in ("NaN", "Infinity", "-Infinity", '{"a": [NaN]}')
+}
+TWICE: dict[str, bytes] = {
+    "to": (TEXT[:-1] + ', "to": "+491713920099"}').encode(),
+    "the same value": (TEXT[:-1] + f', "to": "{NUMBER}"}}').encode(),
+    "escaped name": (TEXT[:-1] + ', "t\\u006f": "+491713920099"}').encode(),
+    "unknown member": (TEXT[:-1] + ', "a": 1, "a": 1}').encode(),
+    "nested": (TEXT[:-1] + ', "a": {"b": 1, "b": 2}}').encode(),
+    "nested in a list": (TEXT[:-1] + ', "a": [[{"b": 1, "b": 2}]]}').encode(),
+    "number as a name": (TEXT[:-1] + f', "a": {{"{NUMBER}": 1, "{NUMBER}": 2}}}}').encode(),
+}
+MISSHAPEN: dict[str, object] = {
+    "no number": without("to"),
+    "no text": without("text"),
+    "nothing": {},
+    "number as a number": {**GOOD, "to": 491713920001},
+    "number as a list": {**GOOD, "to": [NUMBER]},
+    "number as null": {**GOOD, "to": None},
+    "number without plus": {**GOOD, "to": "491713920001"},
+    "number with zeros": {**GOOD, "to": "00491713920001"},
+    "number that begins with 0": {**GOOD, "to": "+0491713920001"},
+    "number too short": {**GOOD, "to": "+123"},
+    "number too long": {**GOOD, "to": "+9994567890123456"},
+    "number with blanks": {**GOOD, "to": "+49 171 3920001"},
+    "number with a newline": {**GOOD, "to": NUMBER + "\n"},
+    "number in two lines": {**GOOD, "to": f"x\n{NUMBER}"},
+    "number with a NUL": {**GOOD, "to": NUMBER + "\0"},
+    "number in Arabic digits": {**GOOD, "to": "+٤٩١٧٠١٢٣٤٥"},
+    "number in wide digits": {**GOOD, "to": NUMBER.translate(WIDE)},
+    "no sender": without("from"),
+    "sender as a number": {**GOOD, "from": 12345},
+    "sender as truth": {**GOOD, "from": True},
+    "empty sender": {**GOOD, "from": ""},
+    "sender too long": {**GOOD, "from": "x" * 33},
+    "sender with a newline": {**GOOD, "from": "Canary\n"},
+    "sender with a NUL": {**GOOD, "from": "Canary\0"},
+    "sender with DEL": {**GOOD, "from": "Canary\x7f"},
+    "sender with a C1 control": {**GOOD, "from": "Canary\x85"},
+    **{
+        f"text with {ord(control):#04x}": {**GOOD, "text": f"Canary{control}words"}
+        for control in "\0\x01\x08\x0b\x0c\x0e\x1b\x1f\x7f\x80\x85\x9f"
+    },
+    "text that is a control": {**GOOD, "text": "\0"},
+    "text as a number": {**GOOD, "text": 123456789},
+    "text as a list": {**GOOD, "text": [WORDS]},
+    "text as null": {**GOOD, "text": None},
+    "empty text": {**GOOD, "text": ""},
+    "text too long": {**GOOD, "text": WORDS * 1600},
+    "other case": {"To": NUMBER, "From": SENDER, "Text": WORDS},
+}
+BAD: dict[str, object] = {
+    **NO_JSON,
+    **{f"{name} for an object": body for name, body in NO_OBJECT.items()},
+    **{f"constant {name}": body for name, body in CONSTANTS.items()},
+    **{f"twice: {name}": body for name, body in TWICE.items()},
+    **MISSHAPEN,
+    "too large": {**GOOD, "text": WORDS * 100_000},
+}
+
+
+@each_mode
+@pytest.mark.parametrize("body", BAD.values(), ids=BAD)
+def test_bad_body_is_invalid(body: object, mode: WorkerSettings) -> None:
+    """A body that is no send request is invalid, whichever members are allowed."""
+    assert refusal(body, mode)
+
+
+@each_mode
+@pytest.mark.parametrize("body", BAD.values(), ids=BAD)
+def test_refusal_holds_no_value(body: object, mode: WorkerSettings) -> None:
+    """The text of the refusal goes to logs and headers, so it holds nothing of the message."""
+    told = refusal(body, mode)
+
+    assert not [part for part in ("Canary", "49170", "17012345", "123456") if part in told]
+
+
+@pytest.mark.parametrize("body", BAD.values(), ids=BAD)
+def test_refusal_is_one_short_line(body: object) -> None:
+    """The text of the refusal fits the header of the dead letter, on one line."""
+    told = refusal(body)
+
+    assert told.isprintable()
+    assert len(told) <= 500
+
+
+@pytest.mark.parametrize("body", BAD.values(), ids=BAD)
+def test_refusal_does_not_chain_what_quotes(body: object) -> None:
+    """A traceback of the refusal does not show the parser's own text, which quotes the input."""
+    with pytest.raises(InvalidMessageError) as caught:
+        parse(body)
+
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+FIELDS: dict[str, tuple[object, str]] = {
+    "to": ({**GOOD, "to": "x"}, "to: must be + and 4 to 15 digits"),
+    "to missing": (without("to"), "to: is missing"),
+    "to as a number": ({**GOOD, "to": 5}, "to: must be a string"),
+    "from": ({**GOOD, "from": "a\n"}, "from: must not hold control characters"),
+    "from too long": ({**GOOD, "from": "x" * 33}, "from: is too long"),
+    "text": ({**GOOD, "text": ""}, "text: is empty"),
+    "object": ([], "body: must be a JSON object"),
+    "control character": (
+        {**GOOD, "text": "a\0b"},
+        "text: must hold no control characters but tab, line feed and carriage return",
+    ),
+    "JSON": (b"{", "body: is not UTF-8 JSON"),
+    "nothing": (b"", "body: is empty"),
+    "white space": (b" \r\n\t", "body: is empty"),
+    "byte-order mark": (b"\xef\xbb\xbf" + TEXT.encode(), "body: begins with a byte-order mark"),
+    "byte-order mark alone": (b"\xef\xbb\xbf", "body: begins with a byte-order mark"),
+    "UTF-16": (TEXT.encode("utf-16"), "body: is UTF-16; write UTF-8"),
+    "deep nesting": (deep(1000), "body: is nested too deep"),
+    "deep objects": (b'{"a":' * 1000 + b"1" + b"}" * 1000, "body: is nested too deep"),
+    "twice": (TWICE["to"], "to: is there twice"),
+    "size": (b"{" * 10_000_000, "body: larger than"),
+}
+
+
+@pytest.mark.parametrize(("body", "begins"), FIELDS.values(), ids=FIELDS)
+def test_refusal_names_the_field(body: object, begins: str) -> None:
+    """The text of the refusal says which field is wrong, and how."""
+    assert refusal(body).startswith(begins)
+
+
+@pytest.mark.parametrize(
+    "name", [NUMBER, "491713920001", "Canary words, all of them", "Canary\n", "Canary" * 20, "é"]
+)
+def test_refusal_does_not_quote_an_odd_name(name: str) -> None:
+    """A member's name may be a number or a text itself, and is then not told."""
+    assert refusal({**GOOD, name: 1}).startswith("a member: unknown member")
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+NEARLY_GOOD = st.fixed_dictionaries(
+    {"to": st.just(NUMBER) | JSON_VALUES, "text": st.just(WORDS) | JSON_VALUES},
+    optional={"from": st.just(SENDER) | JSON_VALUES, "extra": JSON_VALUES},
+)
+
+
+def survives(body: bytes, mode: WorkerSettings) -> bool:
+    """Parse a body and say whether it ended as it may: with a request, or as invalid."""
+    try:
+        return parse(body, mode).sender is not None
+    except InvalidMessageError as error:
+        return bool(str(error))
+
+
+@each_mode
+@given(body=st.binary(max_size=200))
+def test_any_bytes(mode: WorkerSettings, body: bytes) -> None:
+    """Whatever bytes come, only InvalidMessageError is raised."""
+    assert survives(body, mode)
+
+
+@each_mode
+@given(body=JSON_VALUES | NEARLY_GOOD)
+def test_any_json(mode: WorkerSettings, body: object) -> None:
+    """Whatever JSON comes, only InvalidMessageError is raised."""
+    assert survives(json.dumps(body).encode(), mode)
+
+
+@each_mode
+@given(position=st.integers(0, len(TEXT) - 1), byte=st.integers(0, 255))
+def test_any_flipped_byte(mode: WorkerSettings, position: int, byte: int) -> None:
+    """Whatever one byte is changed to, only InvalidMessageError is raised."""
+    body = bytearray(TEXT.encode())
+    body[position] = byte
+
+    assert survives(bytes(body), mode)
+
+
+@given(extra=JSON_VALUES)
+def test_what_is_forwarded_is_not_changed(extra: object) -> None:
+    """What is accepted with `forward` arrives at the service as the same JSON."""
+    body = {**GOOD, "extra": extra}
+    try:
+        arrived = sent(body, FORWARD)
+    except InvalidMessageError:
+        arrived = body
+
+    assert json.dumps(arrived) == json.dumps(body)
+
+
+# --- Ids in answers ------------------------------------------------------------------------------
+
+POINTERS = ("/id", "/message_id", "/messages/0/id")
+FOUND: dict[str, tuple[object, str | None]] = {
+    "first": ({"id": "a", "message_id": "b"}, "a"),
+    "second": ({"message_id": "b"}, "b"),
+    "in a list": ({"messages": [{"id": "c"}, {"id": "d"}]}, "c"),
+    "integer": ({"id": 17}, "17"),
+    "zero": ({"id": 0}, "0"),
+    "40 digits": ({"id": 10**40 - 1}, "9" * 40),
+    "40 digits, negative": ({"id": 1 - 10**40}, "-" + "9" * 40),
+    "41 digits": ({"id": 10**40}, None),
+    "41 digits, negative": ({"id": -(10**40)}, None),
+    "more digits than Python writes": ({"id": 10**5000, "message_id": "b"}, "b"),
+    "255 characters": ({"id": "x" * 255}, "x" * 255),
+    "256 characters": ({"id": "x" * 256}, None),
+    "too long, then another": ({"id": "x" * 256, "message_id": "b"}, "b"),
+    "empty": ({"id": ""}, None),
+    "blank": ({"id": "a b"}, None),
+    "newline": ({"id": "a\n"}, None),
+    "not ASCII": ({"id": "é"}, None),
+    "truth": ({"id": True}, None),
+    "fraction": ({"id": 1.5}, None),
+    "null": ({"id": None}, None),
+    "object": ({"id": {"id": "a"}}, None),
+    "list": ({"id": ["a"]}, None),
+    "empty list": ({"messages": []}, None),
+    "list of texts": ({"messages": ["a"]}, None),
+    "text for a list": ({"messages": "abc"}, None),
+    "no object": (["a"], None),
+    "nothing": (None, None),
+}
+
+
+@pytest.mark.parametrize(("document", "found"), FOUND.values(), ids=FOUND)
+def test_find_id(document: object, found: str | None) -> None:
+    """An id has 1 to 255 visible ASCII characters, or is an integer of at most 40 digits."""
+    assert find_id(document, POINTERS) == found
+
+
+@pytest.mark.parametrize(
+    ("pointer", "found"),
+    [
+        ("/a~1b", "slash"),
+        ("/m~0n", "tilde"),
+        ("/~01", "both"),
+        ("/", "empty"),
+        ("/l/1", "second"),
+        ("/l/9", None),
+        ("/l/-", None),
+        ("/l/-1", None),
+        ("/l/01", None),
+        ("/l/x", None),
+        ("/0", "zero"),
+        ("/a~1b/x", None),
+    ],
+)
+def test_pointer(pointer: str, found: str | None) -> None:
+    """A pointer is read as RFC 6901 has it."""
+    document = {
+        "a/b": "slash",
+        "m~n": "tilde",
+        "~1": "both",
+        "": "empty",
+        "0": "zero",
+        "l": ["first", "second"],
+    }
+
+    assert find_id(document, [pointer]) == found
+
+
+@given(document=JSON_VALUES, pointer=st.text("/~01ab-", max_size=8).map(lambda text: "/" + text))
+def test_any_document(document: object, pointer: str) -> None:
+    """Whatever a document holds, looking for an id ends with one or none."""
+    found = find_id(document, [pointer])
+
+    assert found is None or 0 < len(found) <= 255
+
+
+def _nested(levels: int, inside: str = "") -> str:
+    return "[" * levels + inside + "]" * levels
+
+
+def _typed(deep: str, rest: str = "") -> str:
+    return '{"x": ' + deep + ', "type": "t", "id": 7' + rest + "}"
+
+
+TYPED: dict[str, object] = {"type": "t", "id": 7}
+# What some readers of JSON refuse, and what is read of it.
+ODD: dict[str, tuple[str, dict[str, object]]] = {
+    "5,000 digits": (f'{{"type": "t", "id": {"7" * 5000}}}', {"type": "t", "id": None}),
+    "half a surrogate pair": (r'{"type": "\ud800"}', {"type": "\ud800"}),
+    "201 levels": (_typed(_nested(201)), TYPED),
+    "100,000 levels": (_typed(_nested(100_000)), TYPED),
+    "deep objects": (_typed('{"a": [' * 50_000 + "1" + "]}" * 50_000), TYPED),
+    "deep twice": (_typed(_nested(5000), f', "y": {_nested(5000)}'), TYPED),
+    "brackets in a deep text": (_typed(_nested(5000, '"]\\"]"')), TYPED),
+    "brackets in a text": (_typed(_nested(5000), r', "z": "[[\"["'), TYPED | {"z": '[["['}),
+}
+
+
+@pytest.mark.parametrize(("body", "expected"), ODD.values(), ids=ODD)
+def test_odd_document(body: str, expected: dict[str, object]) -> None:
+    """What is valid is read, whatever its numbers and depth; what lies very deep is passed over."""
+    document = read_document(body.encode())
+
+    assert isinstance(document, dict)
+    assert {name: document[name] for name in expected} == expected
+
+
+BROKEN: dict[str, bytes] = {
+    "nothing": b"",
+    "no JSON": b"no json",
+    "no UTF-8": b'{"type": "\xff"}',
+    "deep without an end": b"[" * 100_000,
+    "deep, closed too often": b"[" * 5000 + b"]" * 5001,
+    "deep, then nonsense": b'{"x": ' + b"[" * 5000 + b"]" * 5000 + b", nonsense}",
+    "a string without an end": b'{"x": ' + b"[" * 5000 + b'"' + b'\\"' * 100_000,
+    "a backslash at the end": b'{"x": ' + b"[" * 5000 + b'"\\',
+}
+
+
+@pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN)
+def test_broken_document(body: bytes) -> None:
+    """What is no JSON is said to be none, without a long look."""
+    assert read_document(body) is NOT_JSON
+
+
+# --- Segments ------------------------------------------------------------------------------------
+
+SEGMENTS: dict[str, tuple[str, Literal["gsm7", "ucs2"], int]] = {
+    "one character": ("a", "gsm7", 1),
+    "full": ("a" * 160, "gsm7", 1),
+    "one more": ("a" * 161, "gsm7", 2),
+    "two full": ("a" * 306, "gsm7", 2),
+    "three": ("a" * 307, "gsm7", 3),
+    "longest": ("a" * 1600, "gsm7", 11),
+    "national letters": ("äöüßÄÖÜñÑåÅæÆøØàèéìòùÇ£¥§¿¡", "gsm7", 1),
+    "Greek capitals": ("ΔΦΓΛΩΠΨΣΘΞ", "gsm7", 1),
+    "lines": ("a\r\nb", "gsm7", 1),
+    "braces take two": ("{" * 80, "gsm7", 1),
+    "braces over one": ("{" * 81, "gsm7", 2),
+    "euro takes two": ("a" * 159 + "€", "gsm7", 2),
+    "euro fits": ("a" * 158 + "€", "gsm7", 1),
+    "pair is not split": ("a" * 152 + "€" + "a" * 152, "gsm7", 3),
+    "all of the extension": ("\f^{}\\[~]|€", "gsm7", 1),
+    "Cyrillic": ("я" * 70, "ucs2", 1),
+    "Cyrillic, one more": ("я" * 71, "ucs2", 2),
+    "Cyrillic, two full": ("я" * 134, "ucs2", 2),
+    "Cyrillic, three": ("я" * 135, "ucs2", 3),
+    "one odd letter changes all": ("a" * 70 + "ç", "ucs2", 2),
+    "backtick": ("`", "ucs2", 1),
+    "tab": ("\t", "ucs2", 1),
+    "emoji takes two": ("😀" * 35, "ucs2", 1),
+    "emoji over one": ("😀" * 36, "ucs2", 2),
+    "emoji is not split": ("😀" * 67, "ucs2", 3),
+}
+
+
+@pytest.mark.parametrize(("text", "encoding", "count"), SEGMENTS.values(), ids=SEGMENTS)
+def test_segments(text: str, encoding: str, count: int) -> None:
+    """A text takes as many SMS as phones and networks split it into."""
+    assert count_segments(text) == (encoding, count)
+
+
+@given(st.text(min_size=1, max_size=400))
+def test_more_text_takes_no_less(text: str) -> None:
+    """A text takes at least as many SMS as its beginning."""
+    assert count_segments(text)[1] >= count_segments(text[:-1])[1]
