@@ -19,7 +19,7 @@ from bridge.config.environment import WIRE_VARIABLE
 from bridge.config.presets import Preset
 
 FOLDER: Final = Path(__file__).parent / "contestants"
-BUILT: Final = Path(__file__).parents[2] / ".bench"
+BUILT: Final = Path(__file__).parents[1] / ".bench"
 # `make redpanda-connect` puts it there, `make go-contestants` the programs in Go, and
 # `make compiled` the bridge as the image has it.
 REDPANDA: Final = BUILT / "redpanda-connect"

@@ -38,7 +38,7 @@ from soak.figures import conclude, format_table, tell
 from soak.rig import Process, run
 from tests.faults.bench import PROGRAM, eventually, make_environ
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "scaling.md"
+PAGE: Final = Path(__file__).parents[1] / "docs" / "scaling.md"
 MARK: Final = "priorities"
 CAMPAIGN: Final = 100_000
 EMPTIED: Final = 10_000

@@ -18,7 +18,7 @@ from bench.options import Results, Row
 
 mpl.use("svg")
 
-DOCS: Final = Path(__file__).parents[2] / "docs"
+DOCS: Final = Path(__file__).parents[1] / "docs"
 PAGE: Final = DOCS / "benchmarks.md"
 FOLDER: Final = DOCS / "benchmarks"
 RESULTS: Final = FOLDER / "results.json"

@@ -30,7 +30,7 @@ from soak.plain_api import Connection, open_api
 from soak.rig import Process, run
 from tests.faults.bench import PROGRAM, eventually, make_environ
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "operation.md"
+PAGE: Final = Path(__file__).parents[1] / "docs" / "operation.md"
 MARK: Final = "adaptive"
 LATENCY_SECONDS: Final = 0.2
 FIXED: Final = (5, 10, 20, 50, 100, 200)

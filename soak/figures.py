@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "guarantees.md"
+PAGE: Final = Path(__file__).parents[1] / "docs" / "guarantees.md"
 
 Cells = tuple[str, ...]
 

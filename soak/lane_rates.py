@@ -32,7 +32,7 @@ from soak.plain_api import Connection, open_api
 from soak.rig import Process, Stand, open_stand, run
 from tests.faults.bench import eventually, make_numbers
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "scaling.md"
+PAGE: Final = Path(__file__).parents[1] / "docs" / "scaling.md"
 MARK: Final = "lane-rates"
 WORKERS: Final = 3
 NUMBERS: Final = 500

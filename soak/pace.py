@@ -31,7 +31,7 @@ from tests.faults.bench import eventually, make_environ
 from tests.forked import ForkedChild
 from tests.simulation.windows import fewest_in, most_in
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "scaling.md"
+PAGE: Final = Path(__file__).parents[1] / "docs" / "scaling.md"
 MARK: Final = "pace"
 SCALES: Final = (1, 3, 1, 8)
 LIMIT: Final = 100

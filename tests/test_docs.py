@@ -2,8 +2,6 @@
 
 import ast
 import functools
-import importlib
-import importlib.util
 import re
 import shlex
 import subprocess
@@ -71,25 +69,6 @@ def test_files_that_are_named_in_short_exist() -> None:
 
     assert len(named) > 10
     assert named <= {path.name for path in (*SOURCES, *(ROOT / "tests").rglob("*.py"))}
-
-
-ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-WINGS = sorted(path.parent.name for path in (ROOT / "bridge").glob("*/__init__.py"))
-# A function, a method or a module by its name below `bridge`, such as `amqp.link.Link.run`.
-OBJECT = re.compile(rf"`((?:{'|'.join(WINGS)})\.[\w.]+)`")
-
-
-@pytest.mark.parametrize("name", sorted(set(OBJECT.findall(ARCHITECTURE))))
-def test_what_the_architecture_names_exists(name: str) -> None:
-    """Every step of a message's way, on the page of the architecture, is a function there is."""
-    module, *rest = name.split(".")
-    found = importlib.import_module(f"bridge.{module}")
-    for part in rest:
-        inner = f"{found.__name__}.{part}"
-        is_module = hasattr(found, "__path__") and importlib.util.find_spec(inner) is not None
-        found = importlib.import_module(inner) if is_module else getattr(found, part)
-
-    assert callable(found)
 
 
 def test_each_version_has_its_notes() -> None:

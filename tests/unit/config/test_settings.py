@@ -14,7 +14,7 @@ from bridge.config.settings import known_keys
 from tests.unit.config.conftest import CANARY, Faults, Load, env_name, nested, value_at
 from tests.unit.config.defaults import DEFAULTS, MAPS
 
-EXAMPLE = Path(__file__).parents[2] / "config.example.yaml"
+EXAMPLE = Path(__file__).parents[3] / "config.example.yaml"
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
