@@ -117,7 +117,7 @@ def test_good_requests_are_read_whatever_follows(
     good: list[tuple[bytes, bytes, bytes]], rest: bytes, cuts: list[int]
 ) -> None:
     """What is well-formed is read byte for byte, in order, also before what is not."""
-    requests = read(b"".join(data for data, _, _ in good) + rest, cuts).requests
+    requests = list(read(b"".join(data for data, _, _ in good) + rest, cuts).requests)
 
     found = [(request.path.encode(), request.body) for request in requests[: len(good)]]
     assert found == [(path, body) for _, path, body in good]
@@ -131,7 +131,7 @@ def test_junk_in_a_header_is_never_read_over(
     """A request with a NUL or a bare line end anywhere in its header is no request."""
     text, _, _ = data
     where = place % text.index(b"\r\n\r\n")
-    requests = read(text[:where] + junk + text[where:], []).requests
+    requests = list(read(text[:where] + junk + text[where:], []).requests)
 
     # Line ends in front of a request are skipped.
     assert requests == [] or (where == 0 and junk != b"\x00")
