@@ -35,7 +35,7 @@ from bridge.topology.upkeep import Upkeep
 from bridge.webhook.endpoint import Endpoint
 from bridge.webhook.in_flight import Webhook
 from bridge.webhook.metrics import WebhookMetrics
-from bridge.webhook.webhook import Receiver, webhook_limits
+from bridge.webhook.receiver import Receiver, webhook_limits
 
 _CHANNEL: Final = 1
 _DATE: Final = b"date: Sun, 22 Nov 2026 21:00:00 GMT\r\n"

@@ -49,7 +49,7 @@ def check_roles(settings: Settings, roles: Collection[Role]) -> dict[Role, str |
     missing = {role: None if any(parts[role]) else _why_missing(role) for role in roles}
     check_start(settings, [role for role, why in missing.items() if why is None])
     if missing.get("webhook"):
-        from bridge.webhook.schemes import scheme_from
+        from bridge.webhook.signatures.schemes import scheme_from
 
         scheme_from(webhook.signature, webhook.public_url)
     return missing

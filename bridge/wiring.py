@@ -48,7 +48,7 @@ from bridge.worker.worker import Worker
 
 if TYPE_CHECKING:
     from bridge.webhook.metrics import WebhookMetrics
-    from bridge.webhook.webhook import Receiver
+    from bridge.webhook.receiver import Receiver
 
 log = Log(__name__)
 
@@ -175,7 +175,7 @@ class Wiring:
         # Here, so that a worker starts without its modules.
         from bridge.webhook.metrics import WebhookMetrics
         from bridge.webhook.own_queue import watched
-        from bridge.webhook.webhook import webhook_limits
+        from bridge.webhook.receiver import webhook_limits
 
         settings = self._settings.webhook
         metrics = WebhookMetrics(
@@ -210,8 +210,8 @@ class Wiring:
         return listener
 
     def _make_receiver(self, metrics: "WebhookMetrics") -> "Receiver":
+        from bridge.webhook.receiver import Receiver
         from bridge.webhook.spans import WebhookSpans
-        from bridge.webhook.webhook import Receiver
 
         settings = self._settings.webhook
         endpoints = webhook_endpoints(settings)

@@ -7,7 +7,7 @@ from random import Random
 from typing import Final
 from urllib.parse import parse_qsl, quote, urlencode
 
-from bridge.webhook.form_parameters import PLIVO
+from bridge.webhook.signatures.forms import PLIVO
 from soak.genuine_requests import FORM, NEW_NAME, Genuine, Request, make_form, make_id
 
 _PLANTED: Final = (

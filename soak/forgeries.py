@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bridge.errors import InvalidSignatureError
-from bridge.webhook.schemes import Scheme
-from bridge.webhook.signature import sign, verify
-from bridge.webhook.signature_header import MAX_CANDIDATES
+from bridge.webhook.signatures.header import MAX_CANDIDATES
+from bridge.webhook.signatures.schemes import Scheme
+from bridge.webhook.signatures.verify import sign, verify
 from soak.forged_forms import forge_cut, forge_type, means_the_same
 from soak.forged_tokens import forge_claims, forge_lifetime
 from soak.genuine_requests import (

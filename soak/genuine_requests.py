@@ -10,9 +10,9 @@ from urllib.parse import quote, quote_plus, urlencode
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from bridge.webhook.form_parameters import PLIVO
-from bridge.webhook.schemes import PRESETS, Scheme, at_address
-from bridge.webhook.signature import sign
+from bridge.webhook.signatures.forms import PLIVO
+from bridge.webhook.signatures.schemes import PRESETS, Scheme, at_address
+from bridge.webhook.signatures.verify import sign
 
 SCHEMES: Final[Mapping[str, Scheme]] = {
     str(name): at_address(scheme, "https://bridge.example/webhooks")

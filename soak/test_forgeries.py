@@ -13,14 +13,8 @@ import pytest
 
 import bridge
 from bridge.errors import InvalidSignatureError
-from bridge.webhook import (
-    form_parameters,
-    json_web_tokens,
-    signature,
-    signature_header,
-    signed_content,
-)
-from bridge.webhook.schemes import Scheme
+from bridge.webhook.signatures import content, forms, header, json_web_tokens, verify
+from bridge.webhook.signatures.schemes import Scheme
 from soak.forgeries import (
     CHUNK,
     FORGERS,
@@ -81,11 +75,11 @@ def _compare_eight_bytes(a: bytes, b: bytes) -> bool:
 
 
 def _lenient_base64(scheme: Scheme, text: bytes) -> bytes:
-    return base64.b64decode(text, signature_header._altchars(scheme))
+    return base64.b64decode(text, header._altchars(scheme))
 
 
 def _unchecked_bits(scheme: Scheme, text: bytes) -> bytes:
-    return base64.b64decode(text, signature_header._altchars(scheme), validate=True)
+    return base64.b64decode(text, header._altchars(scheme), validate=True)
 
 
 def _lenient_hex(text: bytes) -> bytes:
@@ -137,14 +131,14 @@ def _loose_token(_scheme: Any, value: bytes) -> bytes:
 
 
 def _content_without(name: str) -> Callable[..., bytes]:
-    genuine = signed_content.build_content
+    genuine = content.build_content
 
-    def content(scheme: Any, body: bytes, **values: Any) -> bytes:
+    def changed(scheme: Any, body: bytes, **values: Any) -> bytes:
         if name == "body":
             return genuine(scheme, b"", **values)
         return genuine(scheme, body, **(values | {name: b""}))
 
-    return content
+    return changed
 
 
 def _content_of_a_number(scheme: Any, body: bytes, *, timestamp: bytes, **values: Any) -> bytes:
@@ -166,42 +160,42 @@ def _any_version(scheme: Scheme, value: bytes) -> Iterable[tuple[bytes, bytes]]:
     return [(b"v1" if name.lower().startswith(b"v") else name, text) for name, text in known]
 
 
-_CONTENT = signed_content.build_content
-_ENTRIES = signature_header._entries
+_CONTENT = content.build_content
+_ENTRIES = header._entries
 _ANY_TIME = [
-    (signature_header, "_TIMESTAMP", re.compile(rb"[0-9_+ ]+")),
-    (signature, "build_content", _content_of_a_number),
+    (header, "_TIMESTAMP", re.compile(rb"[0-9_+ ]+")),
+    (verify, "build_content", _content_of_a_number),
 ]
 BROKEN: dict[str, list[tuple[Any, str, Any]]] = {
     "compares eight bytes": [(hmac, "compare_digest", _compare_eight_bytes)],
     "compares nothing": [(hmac, "compare_digest", lambda _a, _b: True)],
-    "skips characters in base64": [(signature_header, "_from_base64", _lenient_base64)],
-    "takes unused bits in base64": [(signature_header, "_from_base64", _unchecked_bits)],
+    "skips characters in base64": [(header, "_from_base64", _lenient_base64)],
+    "takes unused bits in base64": [(header, "_from_base64", _unchecked_bits)],
     "skips spaces in hex": [(binascii, "unhexlify", _lenient_hex)],
     "takes the first of two headers": [
-        (module, "only", _first_value) for module in (signature_header, signed_content)
+        (module, "only", _first_value) for module in (header, content)
     ],
-    "takes any number of signatures": [(signature_header, "MAX_CANDIDATES", 1000)],
-    "takes any prefix": [(signature_header, "_entries", _any_prefix)],
-    "takes any version": [(signature_header, "_entries", _any_version)],
+    "takes any number of signatures": [(header, "MAX_CANDIDATES", 1000)],
+    "takes any prefix": [(header, "_entries", _any_prefix)],
+    "takes any version": [(header, "_entries", _any_version)],
     "takes any writing of the time": _ANY_TIME,
-    "never looks at the clock": [(signature, "_fresh", _always_fresh)],
-    "takes times to come": [(signature, "_fresh", _only_too_old)],
-    "takes dots in ids": [(signed_content, "checked_token", _any_token)],
-    "does not bind the body to the query": [(signature, "read_parameters", _nothing)],
-    "does not sign the body": [(signature, "build_content", _content_without("body"))],
-    "does not sign the time": [(signature, "build_content", _content_without("timestamp"))],
-    "does not sign the id": [(signature, "build_content", _content_without("event_id"))],
-    "does not sign the nonce": [(signature, "build_content", _content_without("nonce"))],
-    "does not sign the form": [(signature, "build_content", _content_without("params"))],
-    "does not look where a form is cut": [(signed_content, "check_row", _nothing)],
-    "does not look which names a form has": [(form_parameters, "_check_names", _nothing)],
-    "takes a form for anything": [(form_parameters, "is_form_type", lambda _type: True)],
+    "never looks at the clock": [(verify, "_fresh", _always_fresh)],
+    "takes times to come": [(verify, "_fresh", _only_too_old)],
+    "takes dots in ids": [(content, "checked_token", _any_token)],
+    "does not bind the body to the query": [(verify, "read_parameters", _nothing)],
+    "does not sign the body": [(verify, "build_content", _content_without("body"))],
+    "does not sign the time": [(verify, "build_content", _content_without("timestamp"))],
+    "does not sign the id": [(verify, "build_content", _content_without("event_id"))],
+    "does not sign the nonce": [(verify, "build_content", _content_without("nonce"))],
+    "does not sign the form": [(verify, "build_content", _content_without("params"))],
+    "does not look where a form is cut": [(content, "check_row", _nothing)],
+    "does not look which names a form has": [(forms, "_check_names", _nothing)],
+    "takes a form for anything": [(forms, "is_form_type", lambda _type: True)],
     "takes any token": [(json_web_tokens, "_signed_claims", _claims_of_anybody)],
     "takes any spelling of a token": [(json_web_tokens, "_compact", _loose_token)],
     "does not hash what a token is of": [(json_web_tokens, "_check_hash", _nothing)],
     "takes tokens without an end": [(json_web_tokens, "_time", _times_only)],
-    "does not sign the query": [(signature, "build_content", _content_without("query"))],
+    "does not sign the query": [(verify, "build_content", _content_without("query"))],
 }
 
 

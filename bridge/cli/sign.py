@@ -89,7 +89,7 @@ def _sign(
     import uuid
 
     from bridge.errors import InvalidSignatureError
-    from bridge.webhook.signature import sign
+    from bridge.webhook.signatures.verify import sign
 
     if endpoint.scheme.algorithm == "ed25519":
         raise ConfigError(

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 from bridge.config import EndpointSettings
 from bridge.config.presets import Preset
 from bridge.errors import ConfigError
-from bridge.webhook.ed25519 import make_pair
-from bridge.webhook.schemes import Scheme, decode_secret, scheme_from
-from bridge.webhook.signature import Signed, sign
+from bridge.webhook.signatures.ed25519 import make_pair
+from bridge.webhook.signatures.schemes import Scheme, decode_secret, scheme_from
+from bridge.webhook.signatures.verify import Signed, sign
 
 _SECRET_BYTES: Final = 32
 

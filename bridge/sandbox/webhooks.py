@@ -14,7 +14,7 @@ from bridge.errors import ConfigError
 from bridge.sandbox.events import Event
 from bridge.sandbox.messages import format_time
 from bridge.webhook.receipts import Delivery
-from bridge.webhook.signature import Signed
+from bridge.webhook.signatures.verify import Signed
 
 MAX_WEBHOOKS_IN_FLIGHT: Final = 50
 # Longer than any receiver takes that answers within its own deadline.

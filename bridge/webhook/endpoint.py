@@ -7,8 +7,8 @@ from bridge.config.webhook import DEFAULT_ENDPOINT
 from bridge.credentials import Credential
 from bridge.errors import ConfigError
 from bridge.http.response import Response
-from bridge.webhook.schemes import decode_secret, scheme_from
-from bridge.webhook.signature import is_usable
+from bridge.webhook.signatures.schemes import decode_secret, scheme_from
+from bridge.webhook.signatures.verify import is_usable
 
 
 class Endpoint:

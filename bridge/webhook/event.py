@@ -13,9 +13,9 @@ from bridge.config.fields import EVENT_TYPE, MAX_EVENT_TYPE_CHARACTERS
 from bridge.http.request import Request
 from bridge.json_pointer import NOT_JSON, find_id, find_text, read_document
 from bridge.telemetry.tracing.trace_headers import TraceHeaders, read_trace
-from bridge.webhook.form_parameters import FORM, is_form_type
 from bridge.webhook.receipts import Receipt, read_receipts
-from bridge.webhook.signature import Verified
+from bridge.webhook.signatures.forms import FORM, is_form_type
+from bridge.webhook.signatures.verify import Verified
 
 EVENT_ID: Final = "sms-bridge-event-id"
 BODY_SHA256: Final = "sms-bridge-body-sha256"

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from bridge.config import SignatureSettings
-from bridge.webhook.schemes import scheme_from
-from bridge.webhook.signature import sign
+from bridge.webhook.signatures.schemes import scheme_from
+from bridge.webhook.signatures.verify import sign
 from tests.chart.rendering import (
     APP_VERSION,
     CI,

@@ -19,7 +19,7 @@ import yaml
 from bridge.__main__ import app as cli
 from bridge.config import load_settings
 from bridge.webhook.endpoint import Endpoint
-from bridge.webhook.signature import verify
+from bridge.webhook.signatures.verify import verify
 from tests.chart.rendering import (
     CI,
     HELM,

@@ -16,8 +16,8 @@ from bridge.config import EndpointSettings, Settings, load_settings
 from bridge.config.presets import PRESETS, Preset, documented_webhooks, webhook_repeats
 from bridge.webhook.event import name_event, read_body
 from bridge.webhook.receipts import Receipt, read_receipts
-from bridge.webhook.schemes import PRESETS as SCHEMES
-from bridge.webhook.signature import Verified
+from bridge.webhook.signatures.schemes import PRESETS as SCHEMES
+from bridge.webhook.signatures.verify import Verified
 
 PROJECT: Final = Path(__file__).parents[2]
 FOLDER: Final = PROJECT / "docs" / "providers"

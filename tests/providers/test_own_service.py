@@ -17,8 +17,8 @@ from bridge.__main__ import app
 from bridge.config.presets import lay_over
 from bridge.webhook.event import name_event
 from bridge.webhook.receipts import read_receipts
-from bridge.webhook.schemes import scheme_from
-from bridge.webhook.signature import verify
+from bridge.webhook.signatures.schemes import scheme_from
+from bridge.webhook.signatures.verify import verify
 from tests.providers.pages import FOLDER, settings_of, yaml_blocks
 
 PAGE: Final = (FOLDER / "your-own-service.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from bridge.config.presets import Preset, documented_answers, needed_settings
-from bridge.webhook.schemes import scheme_from
+from bridge.webhook.signatures.schemes import scheme_from
 from bridge.worker.service.shape import shape_from
 from tests.providers.pages import (
     CLIENTS,

@@ -25,8 +25,8 @@ from twilio.request_validator import RequestValidator as TwilioValidator
 from vonage_jwt import VonageVerifyJwtError, verify_signature
 
 from bridge.errors import InvalidSignatureError
-from bridge.webhook.schemes import PRESETS, Scheme, decode_secret
-from bridge.webhook.signature import Verified, sign, verify
+from bridge.webhook.signatures.schemes import PRESETS, Scheme, decode_secret
+from bridge.webhook.signatures.verify import Verified, sign, verify
 
 URL = "https://bridge.example/webhooks/service"
 # As long as the strongest of these algorithms wants it.

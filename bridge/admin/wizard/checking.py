@@ -24,7 +24,7 @@ from bridge.config.spelling import did_you_mean
 from bridge.credentials import read_secret
 from bridge.errors import ConfigError
 from bridge.webhook.endpoint import Endpoint
-from bridge.webhook.schemes import scheme_from
+from bridge.webhook.signatures.schemes import scheme_from
 from bridge.worker.service.shape import shape_from
 
 # As Kubernetes names Secrets (a DNS subdomain) and their keys, and as images are named.

@@ -18,7 +18,7 @@ from bridge.config.presets import (
     preset_settings,
     webhook_secret,
 )
-from bridge.webhook.schemes import PRESETS as SCHEMES
+from bridge.webhook.signatures.schemes import PRESETS as SCHEMES
 
 Name = Literal[
     "where",

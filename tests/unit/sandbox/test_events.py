@@ -8,7 +8,7 @@ from bridge.sandbox.events import Event, Events
 from bridge.sandbox.messages import Message
 from bridge.webhook.event import name_event, read_body
 from bridge.webhook.receipts import Delivery, Receipt, read_receipts
-from bridge.webhook.signature import Verified
+from bridge.webhook.signatures.verify import Verified
 
 NUMBER = "+15550199"
 TEXT = 'Jä & "mehr" {1} 👍'

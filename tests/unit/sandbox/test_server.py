@@ -23,7 +23,7 @@ from starlette.routing import Route
 from bridge.errors import BridgeError, ConfigError
 from bridge.sandbox.routes import MAX_BODY_BYTES, create_app
 from bridge.sandbox.server import serve
-from bridge.webhook.signature import Signed
+from bridge.webhook.signatures.verify import Signed
 
 SECRET = b"webhook-secret"
 MESSAGE = {"to": "+491713920001", "from": "Acme", "text": "Hello\nthere 👋"}

@@ -12,7 +12,7 @@ from bridge.sandbox.configuration import write_configuration
 from bridge.sandbox.events import Event, Events
 from bridge.sandbox.signing import Signer
 from bridge.webhook.endpoint import Endpoint
-from bridge.webhook.signature import Verified, verify
+from bridge.webhook.signatures.verify import Verified, verify
 
 URL = "http://127.0.0.1:8080/webhooks/it"
 

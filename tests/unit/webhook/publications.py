@@ -8,7 +8,7 @@ from bridge.errors import Confirm
 from bridge.http.request import Request
 from bridge.http.response import Response
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
-from bridge.webhook.webhook import Receiver
+from bridge.webhook.receiver import Receiver
 
 GUARD_SECONDS = 6.0
 # One for all, because to make them takes longer than to use them.

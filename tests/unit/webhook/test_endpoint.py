@@ -9,8 +9,8 @@ from bridge.config import EndpointSettings
 from bridge.errors import ConfigError, InvalidSignatureError
 from bridge.http.request import Request
 from bridge.webhook.endpoint import Endpoint
-from bridge.webhook.schemes import PRESETS
-from bridge.webhook.signature import Verified, sign, verify
+from bridge.webhook.signatures.schemes import PRESETS
+from bridge.webhook.signatures.verify import Verified, sign, verify
 
 BODY = b'{"type": "message.received"}'
 NOW = 1_700_000_000.0

@@ -23,7 +23,7 @@ from bridge.webhook.event import (
     read_body,
     trace_of,
 )
-from bridge.webhook.signature import Verified
+from bridge.webhook.signatures.verify import Verified
 
 FORM = "application/x-www-form-urlencoded"
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

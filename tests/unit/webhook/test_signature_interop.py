@@ -20,8 +20,8 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from twilio.request_validator import HMAC_SHA1, HMAC_SHA256, RequestValidator
 
 from bridge.errors import InvalidSignatureError
-from bridge.webhook.schemes import PRESETS, Scheme, at_address, decode_secret
-from bridge.webhook.signature import Verified, sign, verify
+from bridge.webhook.signatures.schemes import PRESETS, Scheme, at_address, decode_secret
+from bridge.webhook.signatures.verify import Verified, sign, verify
 
 SECRET = "whsec_dGVzdF9zZWNyZXRfa2V5X29mXzI0IQ=="
 URL = "https://bridge.example/webhooks"

@@ -11,11 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bridge.errors import InvalidSignatureError
-from bridge.webhook.form_parameters import is_form_type
-from bridge.webhook.headers import Given
-from bridge.webhook.schemes import Scheme
-from bridge.webhook.signature_header import read_signature, write_signature
-from bridge.webhook.signed_content import (
+from bridge.webhook.signatures.content import (
     build_content,
     check_parameters,
     checked_token,
@@ -25,6 +21,10 @@ from bridge.webhook.signed_content import (
     read_parameters,
     with_digest,
 )
+from bridge.webhook.signatures.forms import is_form_type
+from bridge.webhook.signatures.given import Given
+from bridge.webhook.signatures.header import read_signature, write_signature
+from bridge.webhook.signatures.schemes import Scheme
 
 
 class Verified(NamedTuple):
@@ -149,11 +149,11 @@ def sign(
 def is_usable(scheme: Scheme, key: bytes) -> bool:
     """Say whether the scheme's library takes the key; it is loaded now, and not by a webhook."""
     if scheme.format == "jwt":
-        from bridge.webhook import json_web_tokens  # noqa: PLC0415
+        from bridge.webhook.signatures import json_web_tokens  # noqa: PLC0415
 
         return json_web_tokens.is_usable(key)
     if scheme.algorithm == "ed25519":
-        from bridge.webhook import ed25519  # noqa: PLC0415
+        from bridge.webhook.signatures import ed25519  # noqa: PLC0415
 
         return ed25519.is_usable(key)
     return True
@@ -187,7 +187,7 @@ def _matching_public_key(
     keys: Sequence[bytes], *, content: bytes, candidates: Sequence[bytes]
 ) -> int | None:
     # Only who uses the library pays for it.
-    from bridge.webhook.ed25519 import is_signed  # noqa: PLC0415
+    from bridge.webhook.signatures.ed25519 import is_signed  # noqa: PLC0415
 
     for index, key in enumerate(keys):
         if any(is_signed(key, content, candidate) for candidate in candidates):
@@ -198,7 +198,7 @@ def _matching_public_key(
 def _digest(scheme: Scheme, key: bytes, content: bytes) -> bytes:
     if scheme.algorithm != "ed25519":
         return hmac.digest(key, content, scheme.algorithm)
-    from bridge.webhook.ed25519 import signature_of  # noqa: PLC0415
+    from bridge.webhook.signatures.ed25519 import signature_of  # noqa: PLC0415
 
     return signature_of(key, content)
 
@@ -221,7 +221,7 @@ def _verify_token(
     now: float,
     query: bytes,
 ) -> Verified:
-    from bridge.webhook.json_web_tokens import read_token  # noqa: PLC0415
+    from bridge.webhook.signatures.json_web_tokens import read_token  # noqa: PLC0415
 
     token = read_token(scheme, keys, given, body, full_url(scheme.url, query))
     is_over = token.expires is not None and now > token.expires
@@ -237,7 +237,7 @@ def _verify_token(
 def _sign_token(
     scheme: Scheme, key: bytes, body: bytes, *, now: float, event_id: str, query: bytes
 ) -> Signed:
-    from bridge.webhook.json_web_tokens import write_token  # noqa: PLC0415
+    from bridge.webhook.signatures.json_web_tokens import write_token  # noqa: PLC0415
 
     url = full_url(scheme.url, query)
     value = write_token(scheme, key, body, url, now=int(now), token_id=event_id)

@@ -8,7 +8,7 @@ from pydantic import SecretStr
 from bridge.config import EndpointSettings
 from bridge.config.webhook import SignatureSettings
 from bridge.webhook.endpoint import Endpoint
-from bridge.webhook.trust import QUIET_SECONDS, Trust
+from bridge.webhook.refusal_watch import QUIET_SECONDS, Trust
 from tests.ears import Ears
 
 

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from urllib.parse import parse_qsl
 
 from bridge.errors import InvalidSignatureError
-from bridge.webhook.headers import Given, only
+from bridge.webhook.signatures.given import Given, only
 
 # More than any of these services sends, ten media files and all.
 MAX_PARAMETERS: Final = 200

@@ -11,7 +11,7 @@ from bridge.outcome_event import OutcomeEvent, ReceiptOutcome, outcome_propertie
 from bridge.telemetry.tracing.trace_headers import TraceHeaders
 from bridge.webhook.event import Event
 from bridge.webhook.receipts import Delivery, Receipt
-from bridge.webhook.repeats import RecentEvents
+from bridge.webhook.recent_events import RecentEvents
 
 # How many outcome events of one webhook wait for their confirm at once; services bundle as many.
 MAX_AT_ONCE: Final = 100

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import InvalidSignatureError
-from bridge.webhook.schemes import PRESETS, Scheme, decode_secret
-from bridge.webhook.signature import Signed, Verified, sign, verify
-from bridge.webhook.signature_header import MAX_CANDIDATES
+from bridge.webhook.signatures.header import MAX_CANDIDATES
+from bridge.webhook.signatures.schemes import PRESETS, Scheme, decode_secret
+from bridge.webhook.signatures.verify import Signed, Verified, sign, verify
 
 KEY = b"test_secret_key"
 NOW = 1700000000.0

@@ -31,12 +31,12 @@ from bridge.webhook.endpoint import Endpoint
 from bridge.webhook.event import Event, as_form, name_event, properties_of
 from bridge.webhook.in_flight import InFlight, Webhook
 from bridge.webhook.metrics import WebhookMetrics
-from bridge.webhook.outcomes import ReceiptOutcomes, all_of
+from bridge.webhook.receipt_outcomes import ReceiptOutcomes, all_of
+from bridge.webhook.recent_events import RecentEvents
+from bridge.webhook.refusal_watch import Trust
 from bridge.webhook.refusals import NOT_SIGNED, TRY_LATER, UNSIGNED, Refusals, RefusedError
-from bridge.webhook.repeats import RecentEvents
-from bridge.webhook.signature import Verified, verify
+from bridge.webhook.signatures.verify import Verified, verify
 from bridge.webhook.spans import WebhookSpans, begin_publish, end_publish, publish_in
-from bridge.webhook.trust import Trust
 
 log = Log(__name__)
 

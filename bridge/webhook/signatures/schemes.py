@@ -18,7 +18,7 @@ from bridge.config.webhook import (
     TimestampUnit,
 )
 from bridge.errors import ConfigError
-from bridge.webhook.form_parameters import PLIVO, TWILIO, Parameters
+from bridge.webhook.signatures.forms import PLIVO, TWILIO, Parameters
 
 # What `signed_content` may hold besides fixed text.
 PLACEHOLDER: Final = re.compile(r"\{(body|body_sha256|timestamp|id|url|nonce|params)\}")

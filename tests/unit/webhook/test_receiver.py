@@ -29,8 +29,8 @@ from bridge.topology.upkeep import Upkeep
 from bridge.webhook.endpoint import Endpoint
 from bridge.webhook.event import EVENT_ID
 from bridge.webhook.metrics import WebhookMetrics
-from bridge.webhook.repeats import LEAST_RECENT_EVENTS
-from bridge.webhook.webhook import Receiver
+from bridge.webhook.receiver import Receiver
+from bridge.webhook.recent_events import LEAST_RECENT_EVENTS
 from tests.ears import Ears
 from tests.unit.webhook.publications import GUARD_SECONDS, PUBLISHED, Gate, answer_of, write
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from bridge.errors import InvalidSignatureError
-from bridge.webhook.headers import Given, only
-from bridge.webhook.schemes import DIGEST_BYTES, Scheme
+from bridge.webhook.signatures.given import Given, only
+from bridge.webhook.signatures.schemes import DIGEST_BYTES, Scheme
 
 # How many signatures one header may hold: a service that rotates its secret sends two or three.
 MAX_CANDIDATES: Final = 10

@@ -8,7 +8,7 @@ import pytest
 from bridge.config import SignatureSettings
 from bridge.config.webhook import SignaturePreset
 from bridge.errors import ConfigError
-from bridge.webhook.schemes import PRESETS, at_address, decode_secret, scheme_from
+from bridge.webhook.signatures.schemes import PRESETS, at_address, decode_secret, scheme_from
 
 KEY = b"test_secret_key"
 URL = "https://mycompany.com/myapp.php"

@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import Final
 
 from bridge.errors import InvalidSignatureError
-from bridge.webhook.form_parameters import check_no_form, check_row, read_form, signed_row
-from bridge.webhook.headers import Given, only
-from bridge.webhook.schemes import PLACEHOLDER, Scheme
+from bridge.webhook.signatures.forms import check_no_form, check_row, read_form, signed_row
+from bridge.webhook.signatures.given import Given, only
+from bridge.webhook.signatures.schemes import PLACEHOLDER, Scheme
 
 # The parameter of the query that binds the body where only the URL is signed.
 _BODY_DIGEST: Final = b"bodySHA256"

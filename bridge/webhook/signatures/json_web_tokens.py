@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 import jwt
 
 from bridge.errors import InvalidSignatureError
-from bridge.webhook.headers import Given, only
-from bridge.webhook.schemes import Scheme
+from bridge.webhook.signatures.given import Given, only
+from bridge.webhook.signatures.schemes import Scheme
 
 # Those of the services have less than a thousand.
 MAX_TOKEN_BYTES: Final = 4096

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import InvalidSignatureError
-from bridge.webhook.form_parameters import (
+from bridge.webhook.signatures.forms import (
     MAX_PARAMETERS,
     MAX_SIGNED_FORM_BYTES,
     PLIVO,
@@ -25,8 +25,8 @@ from bridge.webhook.form_parameters import (
     read_form,
     signed_row,
 )
-from bridge.webhook.schemes import PRESETS
-from bridge.webhook.signature import verify
+from bridge.webhook.signatures.schemes import PRESETS
+from bridge.webhook.signatures.verify import verify
 
 FORM = "application/x-www-form-urlencoded"
 SID = "0123456789abcdef0123456789abcdef"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridge.webhook.ed25519 import is_signed, is_usable, signature_of
+from bridge.webhook.signatures.ed25519 import is_signed, is_usable, signature_of
 
 # RFC 8032, 7.1: the private key, the public key, the message and the signature of tests 1 to 3.
 RFC_8032 = (

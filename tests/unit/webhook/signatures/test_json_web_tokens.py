@@ -11,9 +11,9 @@ import jwt
 import pytest
 
 from bridge.errors import InvalidSignatureError
-from bridge.webhook.json_web_tokens import MAX_TIME, MAX_TOKEN_BYTES, is_usable
-from bridge.webhook.schemes import PRESETS, Scheme
-from bridge.webhook.signature import Verified, sign, verify
+from bridge.webhook.signatures.json_web_tokens import MAX_TIME, MAX_TOKEN_BYTES, is_usable
+from bridge.webhook.signatures.schemes import PRESETS, Scheme
+from bridge.webhook.signatures.verify import Verified, sign, verify
 
 KEY = b"a shared secret that is long enough for every algorithm, as it has 64 bytes"
 NOW = 1700000000
@@ -269,7 +269,7 @@ def test_a_public_key_is_no_secret() -> None:
 
 def test_who_uses_no_token_loads_no_library() -> None:
     """The libraries of tokens and of Ed25519 cost nothing where no scheme needs them."""
-    program = "import bridge.webhook.webhook, sys; print([m in sys.modules for m in sys.argv[1:]])"
+    program = "import bridge.webhook.receiver, sys; print([m in sys.modules for m in sys.argv[1:]])"
     done = subprocess.run(
         [sys.executable, "-c", program, "jwt", "cryptography"],
         capture_output=True,

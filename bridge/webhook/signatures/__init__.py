@@ -1,0 +1,1 @@
+"""How webhooks are signed: the schemes of the services, and their verification."""
