@@ -5,10 +5,10 @@ are too many. Here are the socket, the check of all deadlines, and the shutdown.
 
 Why our own: uvicorn waits without end for a first request, the rest of a header or of a body, and
 holds headers of any size (`tests/unit/http/test_uvicorn.py`); its limit of connections counts
-idle sockets, so that strangers lock the service out (`tests/faults/test_naive_ways.py`). What
-strangers can do here, `tests/faults/test_webhook_strangers.py` tries. And it costs: the scene
-`make bench SCENES=receivers` has the receiver beside the least that can be written on Starlette and
-uvicorn, which does less than half as much per CPU second (docs/benchmarks.md).
+idle sockets, so that strangers lock the service out. `tests/faults/test_webhook_strangers.py` tries
+what strangers can do here. uvicorn is slower, too: in the scene `make bench SCENES=receivers` the
+shortest receiver on Starlette and uvicorn serves less than half as many webhooks per CPU second
+(docs/benchmarks.md).
 To swap it in, have `app` run uvicorn with the 27 lines of `tests/unit/http/asgi.py`, and put a
 proxy in front that bounds what it does not; refusals and evictions are then counted by nobody.
 """

@@ -1,6 +1,7 @@
 """A broker that refuses, deletes or holds up what the worker needs."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from bridge.admin.doctor import examine
 from bridge.admin.status.look import Looker
 from bridge.admin.worker_status import read_worker_status
 from bridge.cli.status_screen import format_status
+from bridge.worker.fates import Answer
+from bridge.worker.service.sender import Sender
 from tests.alarms import memory_alarm
 from tests.faults.bench import (
     CONSUME_LINK,
@@ -22,6 +25,7 @@ from tests.faults.bench import (
     eventually,
     make_numbers,
     make_settings,
+    open_amqp,
 )
 from tests.faults.traffic import NOT_SENT, REFUSED, once_each
 
@@ -189,6 +193,89 @@ async def _each_command_names(live: Live, bench: Bench, queue: str) -> None:
         assert f"RabbitMQ refuses to store in {queue}: it is full" in text
         assert "check_local_alarms" not in text
     assert len(said) == 1
+
+
+async def test_a_bug_ends_as_a_dead_letter(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unexpected error makes its message a dead letter, and keeps no place of the next ones."""
+
+    async def fail(*_: object) -> Answer:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Sender, "send", fail)
+    async with bench.worker(worker__concurrency=3) as live:
+        await bench.publish(7)
+        await bench.until_dead(7)
+        await bench.until_settled(live)
+        letters = await bench.dead_letters()
+        live.ears.lines.clear()  # the log of the error that the test makes
+
+    assert [letter.headers["sms-bridge-reason"] for letter in letters] == ["internal_error"] * 7
+
+
+async def test_a_delivery_limit_drops_nothing_in_flight(bench: Bench) -> None:
+    """Connections lost more often than a delivery limit allows cost no message in flight."""
+    quorum: FieldTable = {"x-queue-type": "quorum"}
+    declare = bench.amqp.channel.declare_queue
+    await declare(bench.queue, durable=True, arguments=quorum | {"x-delivery-limit": 2})
+    for name in ("retry.1s", "retry.2s", "dead"):
+        await declare(f"{bench.queue}.{name}", durable=True, arguments=quorum)
+    bench.service.misbehave({"latency_seconds": 3})
+    # The drain waits for redeliveries that this broker has dropped.
+    changed: dict[str, Any] = {"worker__shutdown_timeout_seconds": 1}
+    async with bench.worker(rabbitmq__topology="off", **changed) as live:
+        numbers = await bench.publish(5)
+        for count in (5, 10, 15):
+            await eventually(partial(_has_received, live, count), what=f"{count} deliveries")
+            bench.proxy.cut(CONSUME_LINK)
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+
+    assert bench.extra_posts(numbers) == {}
+
+
+def _has_received(live: Live, count: int) -> bool:
+    return live.metric("sms_bridge_worker_messages_received_total") >= count
+
+
+async def test_a_killed_broker_costs_no_message_and_no_post(bench: Bench) -> None:
+    """Messages in flight while the broker is killed are sent, and POSTed once.
+
+    Takes a start of the broker.
+    """
+    bench.service.misbehave({"latency_seconds": 0.3})
+    async with bench.worker() as live:
+        await asyncio.to_thread(bench.broker.flush)
+        numbers = await bench.publish(120)
+        await eventually(lambda: len(bench.service.taken(numbers)) > 30, what="some are sent")
+        bench.broker.kill()
+        await asyncio.to_thread(bench.broker.start)
+        await bench.until_taken(numbers)
+        async with open_amqp(bench.broker.url) as amqp:
+            bench.amqp = amqp
+            await bench.until_settled(live)
+
+    assert bench.extra_posts(numbers) == {}
+
+
+async def test_retry_queues_survive_a_restart(bench: Bench) -> None:
+    """Messages whose wait ends while the broker is down are all in the main queue afterwards.
+
+    Takes a start of the broker.
+    """
+    async with bench.worker():
+        pass
+    await asyncio.to_thread(bench.broker.flush)
+    publish, retry = bench.amqp.publish, f"{bench.queue}.retry.2s"
+    await asyncio.gather(*(publish(retry, b"") for _ in range(50)))
+    bench.broker.kill()
+    await asyncio.sleep(2.2)  # the wait of each of them
+    await asyncio.to_thread(bench.broker.start)
+    async with open_amqp(bench.broker.url) as amqp:
+
+        async def are_back() -> bool:
+            return await amqp.count(bench.queue) >= 50
+
+        await eventually(are_back, what="all 50 are back")
 
 
 async def test_broker_password_changed_while_running(bench: Bench, tmp_path: Path) -> None:

@@ -327,6 +327,21 @@ async def test_event_that_no_queue_takes(bench: Bench, client: httpx.AsyncClient
     assert await stored(bench) == {"zero": 1, "one": 1}
 
 
+async def test_an_exchange_that_is_deleted_is_declared_again(
+    bench: Bench, client: httpx.AsyncClient
+) -> None:
+    """The next event is told 503, and stored once a fresh connection has declared the exchange."""
+    async with bench.webhook() as live:
+        storm = Storm(client, live.webhook_url)
+        await storm.until_stored("zero")
+        await bench.amqp.channel.exchange_delete(bench.exchange)
+        during = await storm.post("one")
+        await storm.until_stored("one")
+
+    assert during.status == 503
+    assert await stored(bench) == {"zero": 1, "one": 1}
+
+
 async def test_our_queue_is_declared_again_when_an_event_finds_none(
     bench: Bench, client: httpx.AsyncClient
 ) -> None:
