@@ -35,8 +35,9 @@ HEARTBEAT: Final = FRAME_HEADER.pack(_HEARTBEAT, 0, 0) + _FRAME_END
 
 # How the payload of a method frame begins: class id and method id. The arguments follow.
 _METHOD_ID: Final = struct.Struct(">HH")
-_CONNECTION, _BASIC = 10, 60
+_CONNECTION, _CHANNEL, _BASIC = 10, 20, 60
 _OPEN_OK, _CLOSE = _METHOD_ID.pack(_CONNECTION, 41), _METHOD_ID.pack(_CONNECTION, 50)
+_CHANNEL_CLOSE: Final = _METHOD_ID.pack(_CHANNEL, 40)
 _BLOCKED, _UNBLOCKED = _METHOD_ID.pack(_CONNECTION, 60), _METHOD_ID.pack(_CONNECTION, 61)
 _PUBLISH, _RETURN = _METHOD_ID.pack(_BASIC, 40), _METHOD_ID.pack(_BASIC, 50)
 _DELIVER = _METHOD_ID.pack(_BASIC, 60)
@@ -63,7 +64,14 @@ Piece = bytes | memoryview
 
 
 class FrameTaker(ABC):
-    """Takes the frames of one channel before the client library sees them."""
+    """Takes the frames of one channel before the client library sees them.
+
+    `is_closed`: the broker has closed the channel. The client library answers that, and a frame
+    written on the channel after the answer would end the connection.
+    """
+
+    def __init__(self) -> None:
+        self.is_closed = False
 
     @abstractmethod
     def feed(self, frame_type: int, payload: bytes) -> bool:
@@ -111,6 +119,7 @@ class Deliveries(FrameTaker):
     """What is delivered on one channel."""
 
     def __init__(self, take: DeliveryHandler) -> None:
+        super().__init__()
         self._take = take
         self._content = _Content()
         self._delivery_tag = 0
@@ -127,6 +136,7 @@ class Deliveries(FrameTaker):
 
     def _begin(self, payload: bytes) -> bool:
         if not payload.startswith(_DELIVER):
+            self.is_closed = self.is_closed or payload.startswith(_CHANNEL_CLOSE)
             return False
         # Behind the consumer tag, a short string; exchange and routing key follow.
         at = _ARGUMENTS + 1 + payload[_ARGUMENTS]
@@ -140,6 +150,7 @@ class Confirms(FrameTaker):
     """Matches confirms and returns to the publishes of one channel; all of them pass here."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._last_tag = 0
         self._nacked = 0
         # By their tags; the message ids lead to the same futures.
@@ -199,6 +210,7 @@ class Confirms(FrameTaker):
             # The ack of the returned message comes after it.
             self._returned.is_open = True
         else:
+            self.is_closed = self.is_closed or payload.startswith(_CHANNEL_CLOSE)
             return False
         return True
 
@@ -235,6 +247,7 @@ class Notices(FrameTaker):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.is_open = False
         self.is_blocked = False
         self.on_blocked: Callable[[str | None], object] = lambda _reason: None

@@ -139,7 +139,13 @@ class StreamWire(TransportFactory):
             del self._takers[channel.number]
 
     def ack(self, channel: Channel, delivery_tag: int, *, multiple: bool = False) -> None:
-        """Write the ack of a delivery; it leaves at the end of this iteration of the event loop."""
+        """Write the ack of a delivery; it leaves at the end of this iteration of the event loop.
+
+        Nothing is written on a channel that the broker has closed: it delivers the message again.
+        """
+        taker = self._takers.get(channel.number)
+        if taker is not None and taker.is_closed:
+            return
         self.write(ack_frame(channel.number, delivery_tag, multiple=multiple))
 
     async def acks_read(self, channel: Channel) -> None:
@@ -245,6 +251,8 @@ class StreamPublishing:
         """Write a mandatory message, and return its confirm as a future.
 
         No two in flight may share a message id. Raises ValueError for what does not fit AMQP.
+        Nothing is written on a channel that the broker has closed: the confirm is `error` at the
+        end of the block.
         """
         pieces = publish_pieces(
             self._number,
@@ -255,6 +263,8 @@ class StreamPublishing:
             max_payload_bytes=self._max_payload_bytes,
         )
         confirm = self._confirms.expect(properties.message_id or None)
+        if self._confirms.is_closed:
+            return confirm
         if len(body) > LARGE_BODY_BYTES:
             self._wire.write_large(pieces)
         else:

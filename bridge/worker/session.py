@@ -35,7 +35,7 @@ class Session:
 
         `multiple`: it is the ack of all deliveries of the session before this one as well.
         """
-        if self.is_over or self.channel.is_closed:
+        if self.is_over or self.has_failed or self.channel.is_closed:
             return False
         self.last_ack_at = asyncio.get_running_loop().time()
         self.wire.ack(self.channel, tag, multiple=multiple)

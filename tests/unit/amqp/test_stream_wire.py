@@ -544,6 +544,31 @@ async def test_an_ack_without_a_connection_is_nothing() -> None:
         assert peer.faults == []
 
 
+async def test_nothing_is_written_on_a_channel_that_the_broker_closes() -> None:
+    """Aiormq answers the close; an ack or a publish after that would end the connection."""
+    close = marshal(commands.Channel.Close(406, "unknown delivery tag", 60, 80), TAKEN)
+    channel = cast("Channel", SimpleNamespace(number=TAKEN, max_content_size=131_064))
+    other = numbered(TAKEN + 1)
+    async with connected() as (ours, reader, _, peer):
+        with ours.deliveries(channel, _refuse), ours.deliveries(other, _refuse):
+            peer.writer.write(close)
+            assert await reader.readexactly(len(close)) == close
+            ours.ack(channel, 1)
+            ours.ack(other, 1)
+            ack = marshal(commands.Basic.Ack(1), other.number)
+            assert await peer.reader.readexactly(len(ack)) == ack
+        with ours.publishing(channel) as publishing:
+            peer.writer.write(close)
+            assert await reader.readexactly(len(close)) == close
+            confirm = publishing.publish(
+                b"", exchange="", routing_key="queue", properties=Properties()
+            )
+            ours.ack(other, 1)
+            assert await peer.reader.readexactly(len(ack)) == ack
+            assert not confirm.done()
+        assert confirm.result() == "error"
+
+
 UNREADABLE = marshal(ContentHeader(body_size=1), TAKEN)[:-3] + b"\x80\x00\xce"
 
 
