@@ -112,6 +112,10 @@ class PublishError(BridgeError):
         return "no queue takes it" if self.fault == "returned" else str(self)
 
 
+class ExchangeRefusedError(PublishError):
+    """The broker refuses an exchange: it is missing, or the user may not publish to it."""
+
+
 class AttemptError(BridgeError):
     """The SMS API gave no answer; `fault` says how, and so whether the request may have arrived."""
 

@@ -103,7 +103,7 @@ class Wiring:
             outage_after_seconds=settings.worker.outage_after,
             metrics=metrics,
         )
-        publisher = self._make_publisher()
+        publisher = self._make_publisher(optional_exchange=settings.worker.outcome_exchange)
         is_coordinated = settings.worker.coordination == "on"
         peers = Peers(settings.worker.queue, is_enabled=is_coordinated, metrics=metrics)
         shape = shape_from(settings.sms_api)
@@ -215,16 +215,19 @@ class Wiring:
 
         settings = self._settings.webhook
         endpoints = webhook_endpoints(settings)
+        outcomes = self._settings.receipt_exchange
         for endpoint in endpoints:
             for secret in endpoint.secrets:
                 self._secrets.watch("webhook", secret, endpoint.use_secrets)
         return Receiver(
             settings,
             endpoints=endpoints,
-            publisher=self._make_publisher(),
+            publisher=self._make_publisher(
+                optional_exchange=None if outcomes == settings.exchange else outcomes
+            ),
             upkeep=self._make_upkeep("webhook"),
             metrics=metrics,
-            outcome_exchange=self._settings.receipt_exchange,
+            outcome_exchange=outcomes,
             spans=None if self._tracer is None else WebhookSpans(self._tracer),
         )
 
@@ -273,9 +276,11 @@ class Wiring:
         self.parts["secrets"] = self._secrets.follow
         return listener
 
-    def _make_publisher(self) -> Publisher:
+    def _make_publisher(self, *, optional_exchange: str | None) -> Publisher:
         publisher = Publisher(
-            self.metrics, timeout_seconds=self._settings.rabbitmq.publish_timeout_seconds
+            self.metrics,
+            timeout_seconds=self._settings.rabbitmq.publish_timeout_seconds,
+            optional_exchange=optional_exchange,
         )
         self._publishers.append(publisher)
         return publisher

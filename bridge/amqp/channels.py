@@ -52,10 +52,15 @@ async def open_channel(connection: Connection, *, confirms: bool = False) -> Cha
 
 def closed_channel(channel: Channel, use: str) -> BrokerError:
     """Make the error of a channel that has ended, with the broker's own words if it ended it."""
-    closing = channel.closing
-    error = None if not closing.done() or closing.cancelled() else closing.exception()
+    error = end_of(channel)
     why = f": {describe_end(error)}" if isinstance(error, ChannelClosed) else ""
     return BrokerError(f"the {use} channel was closed{why}")
+
+
+def end_of(channel: Channel) -> BaseException | None:
+    """Return the error with which a channel has ended; None if it is open, or ended without one."""
+    closing = channel.closing
+    return None if not closing.done() or closing.cancelled() else closing.exception()
 
 
 def refusal_on(channel: Channel) -> Refusal | None:
@@ -64,8 +69,7 @@ def refusal_on(channel: Channel) -> Refusal | None:
     None if the channel is open, was lost, or ended for a reason that is no message's, such as a
     permission that is missing or a broker that stops.
     """
-    closing = channel.closing
-    error = None if not closing.done() or closing.cancelled() else closing.exception()
+    error = end_of(channel)
     if error is None or not isinstance(error, (ChannelPreconditionFailed, *_PERHAPS_REFUSALS)):
         return None
     is_certain = isinstance(error, ChannelPreconditionFailed)

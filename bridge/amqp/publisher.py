@@ -4,15 +4,23 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
-from bridge.amqp.channels import close_soon, closed_channel, open_channel, refusal_on
-from bridge.amqp.client import Channel, Connection
+from bridge.amqp.channels import (
+    close_soon,
+    closed_channel,
+    describe_end,
+    end_of,
+    heed_cancellation,
+    open_channel,
+    refusal_on,
+)
+from bridge.amqp.client import Channel, ChannelAccessRefused, ChannelNotFoundEntity, Connection
 from bridge.amqp.frames import CONTENT_HEADER_START, FRAME_OVERHEAD_BYTES
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import LonePublication, Publication, not_stored, resolve
 from bridge.amqp.wire import LARGE_BODY_BYTES, Body, Progress, PublishingChannel
-from bridge.errors import Confirm, PublishError, Refusal
+from bridge.errors import Confirm, ExchangeRefusedError, PublishError, Refusal
 from bridge.telemetry.logs import Log
 from bridge.telemetry.metrics import BridgeMetrics
 
@@ -45,16 +53,37 @@ LOOK_SECONDS: Final = 0.5
 MAX_ALONE: Final = 16
 # How long a channel that fails may take to say why: what waits on it may be told sooner.
 REASON_SECONDS: Final = 1.0
+# How long an optional exchange is left alone when the broker has refused it: each try is an error
+# in the broker's log. One that is missing may be declared at any moment.
+FORBIDDEN_SECONDS: Final = 60.0
+MISSING_SECONDS: Final = 5.0
 
 
 class Publisher:
     """Publishes mandatory and confirmed messages on a connection of its own.
 
     The connection is never shared with a consumer: an alarm of the broker blocks it, and would
-    block the acks too.
+    block the acks too. Messages for `optional_exchange` have a channel of their own, so that the
+    broker's refusal of that exchange fails no other message.
     """
 
-    def __init__(self, metrics: BridgeMetrics, *, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        metrics: BridgeMetrics,
+        *,
+        timeout_seconds: float,
+        optional_exchange: str | None = None,
+    ) -> None:
+        self._optional: _OptionalPublisher | None = None
+        # Set when the optional exchange is missing.
+        self.exchange_missing = asyncio.Event()
+        if optional_exchange is not None:
+            self._optional = _OptionalPublisher(
+                metrics,
+                optional_exchange,
+                missing=self.exchange_missing,
+                timeout_seconds=timeout_seconds,
+            )
         self._metrics = metrics
         self._timeout_seconds = timeout_seconds
         self._large = asyncio.Lock()
@@ -76,6 +105,17 @@ class Publisher:
 
         A channel on which confirms are overdue is replaced.
         """
+        if self._optional is None:
+            await self._serve(connection)
+            return
+        optional = asyncio.create_task(self._optional.keep_serving(connection))
+        try:
+            await self._serve(connection)
+        finally:
+            optional.cancel()
+            await asyncio.gather(optional, return_exceptions=True)
+
+    async def _serve(self, connection: Connection) -> None:
         # What another node took its time for says nothing of this one.
         self._first_confirm_seconds = FIRST_CONFIRM_SECONDS
         while True:
@@ -86,7 +126,8 @@ class Publisher:
                 try:
                     seconds = await self._until_overdue(channel, publishing)
                 finally:
-                    self.refusals += refusal_on(channel) is not None
+                    # Before what is in flight learns that its channel has ended.
+                    self._note_end(channel)
                     self._open.clear()
                     self._channel = self._connection = None
             if channel.is_closed:
@@ -94,6 +135,9 @@ class Publisher:
             log.warning("confirms_overdue", seconds=seconds)
             # A channel that waits for a leader leaves its close unanswered, too.
             close_soon(channel)
+
+    def _note_end(self, channel: Channel) -> None:
+        self.refusals += refusal_on(channel) is not None
 
     async def _until_overdue(self, channel: Channel, publishing: PublishingChannel) -> float:
         """Return when the channel ends, or when the broker no longer confirms what it reads.
@@ -133,7 +177,8 @@ class Publisher:
     @property
     def unconfirmed(self) -> int:
         """How many messages the broker has not confirmed yet."""
-        return 0 if self._channel is None else self._channel.unconfirmed
+        optional = 0 if self._optional is None else self._optional.unconfirmed
+        return optional + (0 if self._channel is None else self._channel.unconfirmed)
 
     async def publish(
         self,
@@ -149,8 +194,18 @@ class Publisher:
         Raises PublishError otherwise, at the latest after `timeout_seconds` (default:
         `rabbitmq.publish_timeout_seconds`), at once when the broker blocks or does not read, or too
         many publishes wait. After a time-out the broker may have it nevertheless: a caller that
-        must not publish it twice uses `write`.
+        must not publish it twice uses `write`. Raises ExchangeRefusedError if the broker refuses
+        the optional exchange.
         """
+        if self._optional is not None and exchange == self._optional.exchange:
+            await self._optional.publish(
+                body,
+                exchange=exchange,
+                routing_key=routing_key,
+                properties=properties,
+                timeout_seconds=timeout_seconds,
+            )
+            return
         async with self.deadline_for(body, timeout_seconds=timeout_seconds) as deadline:
             publication = await self.write(
                 body,
@@ -195,6 +250,14 @@ class Publisher:
         Nothing is written after `deadline`, a time of the event loop. Raises PublishError when
         nothing was written, in the cases that `publish` names.
         """
+        if self._optional is not None and exchange == self._optional.exchange:
+            return await self._optional.write(
+                body,
+                exchange=exchange,
+                routing_key=routing_key,
+                properties=properties,
+                deadline=deadline,
+            )
         started = time.perf_counter()
         label = exchange or "default"
         try:
@@ -359,6 +422,101 @@ class Publisher:
             await asyncio.wait({earlier})
             await self._open.wait()
         return channel
+
+
+class _OptionalPublisher(Publisher):
+    """Publishes to an exchange that its role can do without, on a channel of its own.
+
+    When the broker ends that channel because the exchange is missing, or because the user may not
+    publish to it, messages for it fail at once for a while; then it is tried again.
+    """
+
+    def __init__(
+        self,
+        metrics: BridgeMetrics,
+        exchange: str,
+        *,
+        missing: asyncio.Event,
+        timeout_seconds: float,
+    ) -> None:
+        super().__init__(metrics, timeout_seconds=timeout_seconds)
+        self.exchange = exchange
+        self.exchange_missing = missing
+        self._refused_because: str | None = None
+        self._logged_because: str | None = None
+        self._wait_seconds = MISSING_SECONDS
+
+    async def keep_serving(self, connection: Connection) -> NoReturn:
+        """Publish on a connection for as long as it lasts, whatever ends the channel."""
+        while True:
+            self._refused_because, self._wait_seconds = None, MISSING_SECONDS
+            self.exchange_missing.clear()
+            try:
+                await self._serve(connection)
+            except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
+                heed_cancellation()
+                log.debug("optional_channel_ended", why=describe_end(error))
+            await asyncio.sleep(self._wait_seconds)
+
+    def _note_end(self, channel: Channel) -> None:
+        error = end_of(channel)
+        if not isinstance(error, (ChannelAccessRefused, ChannelNotFoundEntity)):
+            return
+        self._refused_because = why = describe_end(error)
+        if isinstance(error, ChannelNotFoundEntity):
+            self.exchange_missing.set()
+            remedy = "declare it"
+        else:
+            self._wait_seconds = FORBIDDEN_SECONDS
+            remedy = "grant the user permission to write to it with rabbitmqctl set_permissions"
+        if why != self._logged_because:
+            self._logged_because = why
+            remedy = f"what is published to it is lost; {remedy}"
+            log.warning("exchange_refused", exchange=self.exchange, why=why, remedy=remedy)
+
+    async def publish(
+        self,
+        body: Body,
+        *,
+        exchange: str,
+        routing_key: str,
+        properties: Properties,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        """Publish as any other; raise ExchangeRefusedError if the broker refuses the exchange."""
+        try:
+            await super().publish(
+                body,
+                exchange=exchange,
+                routing_key=routing_key,
+                properties=properties,
+                timeout_seconds=timeout_seconds,
+            )
+        except PublishError as error:
+            if self._refused_because is None:
+                raise
+            raise ExchangeRefusedError(error.fault, self._refused_because) from None
+
+    async def write(
+        self,
+        body: Body,
+        *,
+        exchange: str,
+        routing_key: str,
+        properties: Properties,
+        deadline: float,
+    ) -> Publication:
+        """Write as any other; raise ExchangeRefusedError if the broker refuses the exchange."""
+        if self._refused_because is not None:
+            self._metrics.published.labels(exchange, "error").inc()
+            raise ExchangeRefusedError("error", self._refused_because)
+        return await super().write(
+            body,
+            exchange=exchange,
+            routing_key=routing_key,
+            properties=properties,
+            deadline=deadline,
+        )
 
 
 def _does_not_fit() -> PublishError:

@@ -6,7 +6,7 @@ from typing import Final
 
 from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import Publisher
-from bridge.errors import PublishError
+from bridge.errors import ExchangeRefusedError, PublishError
 from bridge.outcome_event import OutcomeEvent, ReceiptOutcome, outcome_properties
 from bridge.telemetry.tracing.trace_headers import TraceHeaders
 from bridge.webhook.event import Event
@@ -65,6 +65,9 @@ class ReceiptOutcomes:
 
         try:
             return await self._recent.once(key, write, deadline=deadline)
+        except ExchangeRefusedError:
+            # The event itself must not wait for a permission; the publisher has logged it.
+            return False
         except PublishError as error:
             if error.fault != "returned":
                 raise

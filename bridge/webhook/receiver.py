@@ -136,7 +136,9 @@ class Receiver:
     async def serve(self, connection: Connection) -> None:
         """Declare the topology and publish on this connection; `Link.run` calls it."""
         await self._upkeep.ensure(connection)
-        await self._upkeep.mend_beside(self._publisher.serve, connection, self._queue_missing)
+        missing = self._publisher.exchange_missing
+        serve = partial(self._upkeep.mend_beside, self._publisher.serve, missing=missing)
+        await self._upkeep.mend_beside(serve, connection, self._queue_missing)
 
     def answer(self, request: Request) -> Answer:
         """Answer one request on the public port."""

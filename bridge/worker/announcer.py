@@ -1,8 +1,8 @@
-"""Tell what became of a request: an event to whoever asked, and to the exchange of outcomes."""
+"""Publish what became of a request: to its `reply_to`, and to the exchange of outcomes."""
 
 from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
-from bridge.errors import PublishError
+from bridge.errors import ExchangeRefusedError, PublishError
 from bridge.outcome_event import OutcomeEvent, outcome_properties
 from bridge.telemetry.logs import Log
 from bridge.telemetry.tracing.trace_headers import TraceHeaders
@@ -14,7 +14,7 @@ log = Log(__name__)
 
 
 class Announcer:
-    """Publishes each outcome event once; one that cannot be published is only logged."""
+    """Publishes each outcome event once; an event that cannot be published is lost and logged."""
 
     def __init__(self, publisher: Publisher, *, outcome_exchange: str | None) -> None:
         self._publisher = publisher
@@ -76,6 +76,8 @@ class Announcer:
                 routing_key=routing_key,
                 properties=outcome_properties(trace, properties.correlation_id),
             )
+        except ExchangeRefusedError:
+            pass  # logged by the publisher, once for all events
         except PublishError as error:
             shown = exchange or "reply_to"
             log.warning("outcome_not_published", target=shown, fault=error.fault, why=error.why)

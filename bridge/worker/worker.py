@@ -61,6 +61,7 @@ class Worker:
         metrics: WorkerMetrics,
     ) -> None:
         self._settings = own = settings.worker
+        self._exchange_missing = publisher.exchange_missing
         self._upkeep = upkeep
         upkeep.changed = self._on_upkeep
         self._peers = peers
@@ -215,8 +216,8 @@ class Worker:
                 group.create_task(self.operator_pause.watch(connection))
                 group.create_task(self._queues.watch(connection))
                 group.create_task(self._capacity.keep_logging())
-                missing = self._settler.queue_missing
-                group.create_task(self._upkeep.mend(connection, missing))
+                for missing in (self._settler.queue_missing, self._exchange_missing):
+                    group.create_task(self._upkeep.mend(connection, missing))
                 if self.sorter is not None:
                     # RabbitMQ may not say that the queue is another one than that consumed so far.
                     missing, mended = self.sorter.mover.queue_missing, self.consumer.renew

@@ -8,17 +8,29 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
+import httpx
 import pytest
 from yarl import URL
 
 from bridge.admin.draining.waiting import find_waiting
 from bridge.admin.pausing import pause, resume
+from bridge.amqp.client import ChannelNotFoundEntity
 from bridge.errors import BrokerError
 from bridge.topology.declarations import worker_topology
 from bridge.topology.paused_queue import paused_queue
 from bridge.topology.upkeep import provide
-from tests.faults.bench import Bench, Live, eventually, make_settings, open_link, running
+from tests.faults.bench import (
+    Bench,
+    Live,
+    eventually,
+    make_settings,
+    open_amqp,
+    open_link,
+    running,
+)
+from tests.faults.test_receipts import RECEIPTS, post, until_stored
 
 # The first version that asks for it.
 ASKS_SINCE = (4, 2, 6)
@@ -166,3 +178,81 @@ async def test_a_reason_is_kept_by_a_user_that_may_not_read_it(bench: Bench) -> 
     assert await resume(admin)
 
     assert [one.note.reason for one in (paused, again) if one.note] == ["wrong text"] * 2
+
+
+async def test_no_permission_on_the_exchange_of_outcomes(bench: Bench) -> None:
+    """Each outcome event is lost and counted, and nothing else: one warning, no new connection."""
+    exchange = f"{bench.queue}.outcome"
+    replies = await bench.amqp.channel.declare_queue(f"{bench.queue}.replies", durable=True)
+    bench.service.misbehave(
+        {"to": None, "count": 5, "status": 503, "headers": {"Retry-After": "1"}}
+    )
+    async with (
+        user(bench, ".*", r"^(?!.*\.outcome$)", ".*") as url,
+        bench.worker(rabbitmq__url=[url], worker__outcome_exchange=exchange) as live,
+    ):
+        numbers = await bench.publish(20, reply_to=replies.name)
+        await bench.until_taken(numbers)
+        await bench.until_settled(live)
+        lost = partial(
+            live.metric, "sms_bridge_amqp_published_total", exchange=exchange, outcome="error"
+        )
+        await eventually(lambda: lost() == 20, what="20 lost events")
+        opened, warned = connections(live), live.logged("exchange_refused")
+        told = [*live.logged("outcome_not_published"), *live.logged("broker_lost")]
+
+    assert opened == 2
+    assert [line["exchange"] for line in warned] == [exchange]
+    assert "ACCESS_REFUSED" in warned[0]["why"]
+    assert told == []
+    assert bench.sent_twice(numbers) == {}
+    assert await bench.amqp.count(replies.name) == 20
+
+
+async def test_no_permission_on_the_exchange_of_receipts(bench: Bench) -> None:
+    """A receipt is stored and answered 200 without its outcome; other events do not notice."""
+    exchange = f"{bench.exchange}.outcome"
+    changed = {**RECEIPTS, "worker__outcome_exchange": exchange}
+    async with (
+        httpx.AsyncClient(trust_env=False, timeout=30) as client,
+        user(bench, ".*", r"^(?!.*\.outcome$)", ".*") as url,
+        bench.webhook(rabbitmq__url=[url], **changed) as live,
+    ):
+        await until_stored(client, live, "first")
+        statuses = [await post(client, live, f"m-{number}") for number in range(20)]
+        opened, warned = connections(live), live.logged("exchange_refused")
+
+    assert statuses == [200] * 20
+    assert opened == 1
+    assert [line["exchange"] for line in warned] == [exchange]
+    events = await bench.amqp.take_all(bench.exchange)
+    assert len({event.headers["sms-bridge-event-id"] for event in events}) == 21
+
+
+async def test_an_exchange_of_outcomes_that_is_gone(bench: Bench) -> None:
+    """A worker whose outcome exchange is deleted declares it again, on the same connections."""
+    exchange = f"{bench.queue}.outcome"
+    async with bench.worker(worker__outcome_exchange=exchange) as live:
+        await bench.amqp.channel.exchange_delete(exchange)
+        await bench.until_taken(await bench.publish(3))
+
+        async def is_there() -> bool:
+            async with open_amqp(bench.broker.url) as amqp:
+                try:
+                    await amqp.channel.get_exchange(exchange, ensure=True)
+                except ChannelNotFoundEntity:
+                    return False
+            return True
+
+        await eventually(is_there, what="the exchange")
+        queue = await bench.amqp.channel.declare_queue(exchange, durable=True)
+        await queue.bind(exchange, "#")
+
+        async def is_told() -> bool:
+            await bench.until_taken(await bench.publish(1))
+            return await bench.amqp.count(exchange) > 0
+
+        await eventually(is_told, what="an outcome event")
+        opened = connections(live)
+
+    assert opened == 2
