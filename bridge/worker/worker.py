@@ -246,7 +246,8 @@ class Worker:
             async with asyncio.timeout(timeout_seconds):
                 is_finished = await self._finish()
         except TimeoutError:
-            log.warning("drain_timed_out")
+            queue, fault = self._pace.pauses.unstored or (None, None)
+            log.warning("drain_timed_out", queue=queue, fault=fault)
         await self._held.cut_off()
         await self._peers.until_joined(most_seconds=end_at - time.monotonic())
         self._answerer.gives_up_copies = True

@@ -151,11 +151,7 @@ async def test_retry_queue_deleted_by_an_operator(bench: Bench) -> None:
 
 async def test_dead_letter_queue_that_is_full(bench: Bench) -> None:
     """A dead letter for which there is no room is held until there is."""
-    declare = bench.amqp.channel.declare_queue
-    full: FieldTable = {"x-max-length": 1, "x-overflow": "reject-publish"}
-    for name in (bench.queue, f"{bench.queue}.retry.1s", f"{bench.queue}.retry.2s"):
-        await declare(name, durable=True)
-    await declare(bench.dead_queue, durable=True, arguments=full)
+    await _declare_with_full_dead_queue(bench)
     bench.service.misbehave(REFUSED)
     async with bench.worker(rabbitmq__topology="off") as live:
         numbers = await bench.publish(3)
@@ -170,6 +166,28 @@ async def test_dead_letter_queue_that_is_full(bench: Bench) -> None:
         assert await bench.dead_letters() == []
         assert bench.extra_posts(numbers) == {}
         await eventually(lambda: not live.paused, what="resumed")
+
+
+async def test_a_drain_that_a_full_queue_cuts_off_names_it(bench: Bench) -> None:
+    """The log line of the drain names the queue that refuses the copies, and how."""
+    await _declare_with_full_dead_queue(bench)
+    bench.service.misbehave(REFUSED)
+    changed: dict[str, Any] = {"worker__shutdown_timeout_seconds": 1}
+    async with bench.worker(rabbitmq__topology="off", **changed) as live:
+        await bench.publish(3)
+        await eventually(lambda: live.paused == {"broker_blocked"}, what="broker_blocked")
+        code = await live.stop()
+
+    assert code == 75
+    assert live.logged("drain_timed_out") == [{"queue": bench.dead_queue, "fault": "nacked"}]
+
+
+async def _declare_with_full_dead_queue(bench: Bench) -> None:
+    declare = bench.amqp.channel.declare_queue
+    full: FieldTable = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    for name in (bench.queue, f"{bench.queue}.retry.1s", f"{bench.queue}.retry.2s"):
+        await declare(name, durable=True)
+    await declare(bench.dead_queue, durable=True, arguments=full)
 
 
 async def _each_command_names(live: Live, bench: Bench, queue: str) -> None:

@@ -59,6 +59,12 @@ class Pauses:
         """Note what the broker does not store by now, in a pause that is on."""
         self._on[reason] = self._on[reason]._replace(unstored=unstored)
 
+    @property
+    def unstored(self) -> Unstored | None:
+        """What the broker does not store, in the pause for that."""
+        begun = self._on.get("broker_blocked")
+        return None if begun is None else begun.unstored
+
     def turn(self, reason: PauseReason) -> None:
         """Note that one goes on for another reason, which begins next."""
         del self._on[reason]
