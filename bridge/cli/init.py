@@ -1,10 +1,10 @@
-"""`sms-bridge init`: a configuration that works, written from the answers to five questions."""
+"""`sms-bridge init`: ask five questions and write a configuration that works."""
 
-import getpass
 import shlex
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
@@ -15,8 +15,7 @@ from bridge.exit_codes import EXIT_FAILED
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bridge.admin.wizard.interview import Terminal
-    from bridge.admin.wizard.questions import Answers, Name
+    from bridge.admin.wizard import Answers, Question
 
 app = typer.Typer()
 
@@ -24,59 +23,25 @@ _HELP: Final = """\
 Ask five questions and write config.yaml, or for Kubernetes the chart's values.yaml.
 
 Where it runs, the broker, the SMS service, its API key, its webhooks: each question says what to
-look for, and each answer is checked at once. No secret goes into what is written, only the names of
-files or of Kubernetes' Secrets; a file that is not there can be written on the way, for its owner
-alone. Ctrl-C leaves everything as it was.
+look for, and each answer is checked at once. No secret is written to the configuration, only the
+names of files or of Kubernetes Secrets; a secret whose file does not exist yet is asked for and
+written to it, readable by its owner alone. Ctrl-C leaves everything as it was.
 
 Each option is an answer, and is not asked again. With --yes, or without a terminal, nothing is
-asked: what has a default takes it, and what is missing is told.
+asked: an option that is left out has its default, and every option that is missing is named.
 """
 
 
-_Where = Annotated[str | None, typer.Option(metavar="PLACE", help="host or kubernetes.")]
-_Image = Annotated[str | None, typer.Option(help="The image, for Kubernetes.")]
-_Broker = Annotated[
-    str | None, typer.Option(metavar="URL", help="RabbitMQ's address, without user and password.")
-]
-_BrokerUser = Annotated[str | None, typer.Option(metavar="NAME", help="Its user.")]
-_BrokerPasswordFile = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Holds the user's password.")
-]
-_BrokerSecretName = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="The Secret with username and password, for Kubernetes."),
-]
-_Preset = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The service, as sms_api.preset names it.")
-]
-_BaseUrl = Annotated[
-    str | None, typer.Option(metavar="URL", help="Its address, where the preset knows none.")
-]
-_Account = Annotated[str | None, typer.Option(help="Your account there, where it wants one.")]
-_Username = Annotated[str | None, typer.Option(help="Your user there, where it wants one.")]
-_KeyFile = Annotated[str | None, typer.Option(metavar="FILE", help="Holds the API key.")]
-_KeySecretName = Annotated[
-    str | None,
-    typer.Option(metavar="NAME/KEY", help="The Secret with the API key, for Kubernetes."),
-]
-_WebhookSecretFile = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Holds the webhook secret; none: no webhooks."),
-]
-_WebhookSecretName = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME/KEY",
-        help="The Secret with the webhook secret, for Kubernetes; none: no webhooks.",
-    ),
-]
-_PublicUrl = Annotated[
-    str | None,
-    typer.Option(metavar="URL", help="What the service calls, where it signs that too."),
-]
+def _option(text: str, metavar: str | None = None) -> object:
+    return typer.Option(metavar=metavar, help=text)
+
+
 _Output = Annotated[
     Path | None, typer.Option(metavar="FILE", help="In place of config.yaml or values.yaml.")
 ]
+_Force = Annotated[bool, typer.Option("--force", help="Replace it if it exists.")]
+_Yes = Annotated[bool, typer.Option("--yes", help="Ask nothing.")]
+_Check = Annotated[bool, typer.Option("--check", help="End with `check --online`, without asking.")]
 
 
 @app.command(
@@ -91,120 +56,190 @@ _Output = Annotated[
 )
 def init(  # noqa: PLR0913  an option each
     *,
-    where: _Where = None,
-    image: _Image = None,
-    broker: _Broker = None,
-    broker_user: _BrokerUser = None,
-    broker_password_file: _BrokerPasswordFile = None,
-    broker_secret_name: _BrokerSecretName = None,
-    preset: _Preset = None,
-    base_url: _BaseUrl = None,
-    account: _Account = None,
-    username: _Username = None,
-    key_file: _KeyFile = None,
-    key_secret_name: _KeySecretName = None,
-    webhook_secret_file: _WebhookSecretFile = None,
-    webhook_secret_name: _WebhookSecretName = None,
-    public_url: _PublicUrl = None,
+    where: Annotated[str | None, _option("host or kubernetes.", "PLACE")] = None,
+    image: Annotated[str | None, _option("The image, for Kubernetes.")] = None,
+    broker: Annotated[str | None, _option("RabbitMQ, without user and password.", "URL")] = None,
+    broker_user: Annotated[str | None, _option("Its user.", "NAME")] = None,
+    broker_password_file: Annotated[str | None, _option("Holds the password.", "FILE")] = None,
+    broker_secret_name: Annotated[
+        str | None, _option("The Secret with username and password, for Kubernetes.", "NAME")
+    ] = None,
+    preset: Annotated[str | None, _option("The service, as in sms_api.preset.", "NAME")] = None,
+    base_url: Annotated[str | None, _option("Its address, if no preset has it.", "URL")] = None,
+    account: Annotated[str | None, _option("Your account there, if it wants one.")] = None,
+    username: Annotated[str | None, _option("Your user there, if it wants one.")] = None,
+    key_file: Annotated[str | None, _option("Holds the API key.", "FILE")] = None,
+    key_secret_name: Annotated[
+        str | None, _option("The Secret with the API key, for Kubernetes.", "NAME/KEY")
+    ] = None,
+    webhook_secret_file: Annotated[
+        str | None, _option("Holds the webhook secret; none: no webhooks.", "FILE")
+    ] = None,
+    webhook_secret_name: Annotated[
+        str | None, _option("The same for Kubernetes, as a Secret.", "NAME/KEY")
+    ] = None,
+    public_url: Annotated[
+        str | None, _option("The address that the service calls, if it signs that too.", "URL")
+    ] = None,
     output: _Output = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace it if it exists.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="End with `check --online`, without asking.")
-    ] = False,
+    force: _Force = False,
+    yes: _Yes = False,
+    check: _Check = False,
 ) -> None:
     """Ask five questions and write a configuration; _HELP says the rest."""
-    given: dict[Name, str | None] = {
-        "where": where,
-        "image": image,
-        "broker": broker,
-        "broker-user": broker_user,
-        "broker-password-file": broker_password_file,
-        "broker-secret-name": broker_secret_name,
-        "preset": preset,
-        "base-url": base_url,
-        "account": account,
-        "username": username,
-        "key-file": key_file,
-        "key-secret-name": key_secret_name,
-        "webhook-secret-file": webhook_secret_file,
-        "webhook-secret-name": webhook_secret_name,
-        "public-url": public_url,
-    }
-    answers = {name: value for name, value in given.items() if value is not None}
-    terminal = _Tty() if not yes and sys.stdin.isatty() and sys.stdout.isatty() else None
+    # Each option that is text is the answer to the question of the same name.
+    given = {key.replace("_", "-"): text for key, text in locals().items() if isinstance(text, str)}
+    interview = Interview(
+        given=given,
+        is_asked=not yes and sys.stdin.isatty() and sys.stdout.isatty(),
+        output=Output(output, may_replace=force, is_checked=check),
+    )
     try:
-        path, told = _configure(answers, terminal, output, force=force, check=check)
-    except (KeyboardInterrupt, EOFError):
+        interview.answer_all()
+        path = interview.write()
+    except (KeyboardInterrupt, EOFError, typer.Abort):
         typer.echo("\nEnded; nothing was written.", err=True)
         raise typer.Exit(EXIT_FAILED) from None
-    if told["where"] == "kubernetes":
-        _print_next_steps(told, path)
+    if interview.answers["where"] == "kubernetes":
+        _print_next_steps(interview.answers, path)
     else:
-        _check(path, terminal, wanted=check)
+        _check_written(path, is_wanted=check, is_asked=interview.is_asked)
 
 
-class _Tty:
-    """The terminal that the command runs in."""
+class Output(NamedTuple):
+    """What the options say of the file to write, and whether it is checked afterwards."""
 
-    def say(self, text: str) -> None:
-        typer.echo(text)
+    file: Path | None = None
+    may_replace: bool = False
+    is_checked: bool = False
 
-    def ask(self, prompt: str) -> str:
-        # Gives `input` its line editing.
-        import readline  # noqa: F401
+    def path(self, where: str) -> Path:
+        """Return the path to write; raise ConfigError when it cannot be written."""
+        from bridge.admin.wizard import already_there
 
-        return input(prompt)
-
-    def ask_secret(self, prompt: str) -> str:
-        return getpass.getpass(prompt)
-
-
-def _configure(
-    given: "Mapping[Name, str]",
-    terminal: "Terminal | None",
-    output: Path | None,
-    *,
-    force: bool,
-    check: bool,
-) -> "tuple[Path, Answers]":
-    """Ask, then write; nothing is written before the last answer is right."""
-    from bridge.admin.wizard.documents import write_document
-    from bridge.admin.wizard.drafts import default_output
-    from bridge.admin.wizard.interview import Interview
-    from bridge.admin.wizard.new_files import (
-        PLAIN_MODE,
-        SECRET_MODE,
-        NewFile,
-        already_there,
-        write_files,
-    )
-
-    def check_output(answers: "Answers") -> None:
-        path = output or default_output(answers)
-        if not force and (path.exists() or path.is_symlink()):
+        path = self.file or Path("values.yaml" if where == "kubernetes" else "config.yaml")
+        if not self.may_replace and (path.exists() or path.is_symlink()):
             raise already_there(path)
         if not path.parent.is_dir():
             raise ConfigError(f"--output: {path.parent} is no folder; make it first")
-        if check and answers["where"] == "kubernetes":
+        if self.is_checked and where == "kubernetes":
             raise ConfigError("--check: is for --where host; of Kubernetes the last lines say how")
-
-    if terminal is not None:
-        terminal.say("Five questions; Enter takes what is in brackets, Ctrl-C ends it all.")
-    interview = Interview(given, terminal, check_output)
-    interview.answer_all()
-    path = (output or default_output(interview.answers)).resolve()
-    secrets = [NewFile(file, f"{text}\n", SECRET_MODE) for file, text in interview.secrets.items()]
-    mode = path.stat().st_mode & 0o777 if path.exists() else PLAIN_MODE
-    document = NewFile(path, write_document(interview.answers), mode, replaces=force)
-    write_files([*secrets, document])
-    for file in (*interview.secrets, path):
-        typer.echo(f"written: {file}")
-    return path, interview.answers
+        return path.resolve()
 
 
-def _check(path: Path, terminal: "Terminal | None", *, wanted: bool) -> None:
-    """Check what was written as `sms-bridge check` would, with the environment over it."""
+@dataclass(slots=True)
+class Interview:
+    """Collects the answers, from options or a person; nothing is written before the last one.
+
+    `secrets` are the contents of files that are still to be written.
+    """
+
+    given: "Mapping[str, str]"
+    is_asked: bool
+    output: Output
+    answers: "Answers" = field(default_factory=dict)
+    secrets: dict[Path, str] = field(default_factory=dict)
+
+    def answer_all(self) -> None:
+        """Have every question answered; raise ConfigError with a line for each fault."""
+        from bridge.admin.wizard import STEPS, questions
+
+        if self.is_asked:
+            typer.echo("Five questions; Enter takes what is in brackets, Ctrl-C ends it all.")
+        seen: set[str] = set()
+        step = 0
+        faults: list[str] = []
+        for question in questions(self.answers):
+            seen.add(question.name)
+            if self.is_asked and question.name not in self.given:
+                if step != question.step:
+                    step = question.step
+                    typer.echo(f"\n{step}/{len(STEPS)}  {STEPS[step - 1]}")
+                self._ask(question)
+            else:
+                faults += self._take(question)
+            if question.name in {"where", "preset"} and question.name not in self.answers:
+                # The other questions depend on these two.
+                break
+            if question.name == "where":
+                self.output.path(self.answers["where"])
+        if not faults:
+            faults = [
+                f"--{name}: does not belong to the other answers; leave it out"
+                for name in self.given
+                if name not in seen
+            ]
+        if faults:
+            raise ConfigError(*faults)
+
+    def _take(self, question: "Question") -> tuple[str, ...]:
+        """Take what an option says, or the default; return what is wrong with it."""
+        value = self.given.get(question.name, question.default)
+        if value is None:
+            words = " ".join(question.explanation.split())
+            return (f"--{question.name}: is missing. {words}",)
+        try:
+            self._accept(question, value)
+        except ConfigError as error:
+            return error.faults
+        return ()
+
+    def _ask(self, question: "Question") -> None:
+        # Gives the prompt its line editing.
+        import readline  # noqa: F401
+
+        for line in question.explanation.splitlines():
+            typer.echo(f"     {line}")
+        while question.name not in self.answers:
+            value = typer.prompt(
+                f"  {question.prompt}",
+                default=question.default,
+                show_default=bool(question.default),
+            )
+            try:
+                self._accept(question, value.strip())
+            except ConfigError as error:
+                for fault in error.faults:
+                    typer.echo(f"  ! {fault}")
+
+    def _accept(self, question: "Question", value: str) -> None:
+        """Check an answer and keep it; ask for a secret whose file does not exist yet."""
+        from bridge.admin.wizard import NO_WEBHOOKS, check_answer
+
+        secrets = self.secrets
+        if question.is_file and value != NO_WEBHOOKS:
+            path = Path(value).expanduser().absolute()
+            value = str(path)
+            if self.is_asked and not path.exists() and path not in secrets:
+                secrets = secrets | {path: _ask_secret(path)}
+        check_answer(question.name, self.answers | {question.name: value}, secrets)
+        self.answers[question.name] = value
+        self.secrets = secrets
+
+    def write(self) -> Path:
+        """Write the secrets and the configuration, and return the path of the latter."""
+        from bridge.admin.wizard import write_document, write_files
+
+        path = self.output.path(self.answers["where"])
+        text = write_document(self.answers)
+        write_files(self.secrets, path, text, replaces=self.output.may_replace)
+        for file in (*self.secrets, path):
+            typer.echo(f"written: {file}")
+        return path
+
+
+def _ask_secret(path: Path) -> str:
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path.parent}: is no folder; make it first, or name another file")
+    prompt = "  There is no such file. What shall it hold (not shown)"
+    secret: str = typer.prompt(prompt, default="", show_default=False, hide_input=True)
+    if not secret.strip():
+        raise ConfigError(f"{path}: is not there; name a file that is, or say what it holds")
+    return secret.strip()
+
+
+def _check_written(path: Path, *, is_wanted: bool, is_asked: bool) -> None:
+    """Check the new configuration as `sms-bridge check` would, with the environment over it."""
     import os
 
     from bridge.cli.check import try_everything
@@ -214,20 +249,21 @@ def _check(path: Path, terminal: "Terminal | None", *, wanted: bool) -> None:
     settings = load_settings(path, os.environ)
     check_roles(settings, ["worker", "webhook"])
     command = f"sms-bridge check --config {shlex.quote(str(path))} --online"
-    if not wanted and terminal is not None:
-        answer = terminal.ask("\nTry broker, API and clock now? Nothing is sent. [Y/n]: ")
-        wanted = answer.strip().lower() in {"", "y", "yes"}
-    if not wanted:
+    if is_asked and not is_wanted:
+        prompt = "\nTry broker, API and clock now? Nothing is sent. [Y/n]"
+        answer = typer.prompt(prompt, default="y", show_default=False)
+        is_wanted = answer.strip().lower() in {"y", "yes"}
+    if not is_wanted:
         typer.echo(f"next: {command}")
         return
     if not try_everything(settings):
-        typer.echo(f"Mend what failed, then: {command}")
+        typer.echo(f"Correct what failed, then: {command}")
         raise typer.Exit(EXIT_FAILED)
     typer.echo(f"next: sms-bridge --config {shlex.quote(str(path))} all")
 
 
 def _print_next_steps(answers: "Answers", path: Path) -> None:
-    from bridge.admin.wizard.drafts import secrets_to_make
+    from bridge.admin.wizard import secrets_to_make
 
     typer.echo("next: make the Secrets, each FILE holding one value alone, and install:")
     for name, keys in secrets_to_make(answers).items():

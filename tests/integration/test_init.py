@@ -51,7 +51,7 @@ def test_a_person_is_led_to_a_configuration(
 
     assert code == 1
     assert "ok    broker" in person.shown
-    assert "Mend what failed, then: sms-bridge check --config" in person.shown
+    assert "Correct what failed, then: sms-bridge check --config" in person.shown
     assert KEY not in person.shown
     assert settings.sms_api.key_file == tmp_path / "sms-api-key"
     assert settings.webhook.endpoints[0].secret_files == (tmp_path / "sms-api-key",)
@@ -149,7 +149,7 @@ async def test_a_script_may_have_it_tried(tmp_path: Path, amqp_url: str) -> None
     assert done.returncode == 1
     assert b"ok    broker" in done.stdout
     assert b"fail  sms api" in done.stdout.lower()
-    assert b"Mend what failed, then: sms-bridge check --config" in done.stdout
+    assert b"Correct what failed, then: sms-bridge check --config" in done.stdout
     assert (tmp_path / "config.yaml").is_file()
 
 

@@ -1,0 +1,386 @@
+"""The configuration that `sms-bridge init` writes: five questions, their checks, a template.
+
+`questions` asks where the bridge runs, for the broker, the SMS service, its API key and its
+webhooks. `check_answer` checks each answer with the settings' own models. `write_document` fills
+the template of config.yaml, or of the Helm chart's values.yaml.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import ValidationError
+from yarl import URL
+
+from bridge.config import EndpointSettings, Settings
+from bridge.config.faults import describe
+from bridge.config.presets import (
+    PRESETS,
+    Preset,
+    needed_settings,
+    preset_endpoint,
+    preset_settings,
+    webhook_secret,
+)
+from bridge.config.spelling import did_you_mean
+from bridge.credentials import read_secret
+from bridge.errors import BridgeError, ConfigError
+from bridge.webhook.endpoint import Endpoint
+from bridge.webhook.signatures.schemes import PRESETS as SCHEMES
+from bridge.webhook.signatures.schemes import scheme_from
+from bridge.worker.service.shape import shape_from
+
+HOST: Final = "host"
+KUBERNETES: Final = "kubernetes"
+# The answer for no webhooks at all.
+NO_WEBHOOKS: Final = "none"
+
+# By the name of the option that gives the same answer; "" for an optional one that was left empty.
+Answers = dict[str, str]
+
+_PLACEHOLDER: Final = re.compile(r"\{([^}]+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question; `default` None means that there has to be an answer.
+
+    `step` is its number among the five, `is_file` marks the path of a file that holds a secret.
+    """
+
+    name: str
+    step: int
+    prompt: str
+    explanation: str
+    default: str | None = None
+    is_file: bool = False
+
+
+STEPS: Final = ("Where it runs", "The broker", "The SMS service", "Its API key", "Its webhooks")
+
+
+def questions(answers: Answers) -> Iterator[Question]:
+    """Yield the questions that apply; the caller adds each answer before it asks for the next."""
+    told = f"{HOST}: a computer or container; writes config.yaml.\n"
+    told += f"{KUBERNETES}: the Helm chart; writes values.yaml."
+    yield Question("where", 1, "host or kubernetes", told, HOST)
+    on_host = answers["where"] == HOST
+    if not on_host:
+        told = "The image that you pushed, such as registry.example.com/sms-bridge:0.1.0."
+        yield Question("image", 1, "Image", told)
+    told = "RabbitMQ's address without user and password, amqps:// for TLS. The virtual host\n"
+    told += 'follows the last slash, as in amqp://rabbitmq.example.com:5672/sms; "/" without.'
+    yield Question("broker", 2, "Address", told, "amqp://localhost:5672/" if on_host else None)
+    if on_host:
+        told = "RabbitMQ's user; empty means guest, who may log in only from the broker's own host."
+        yield Question("broker-user", 2, "User", told, "")
+        if answers.get("broker-user"):
+            file = str(Path.cwd() / "rabbitmq-password")
+            told = "A file that holds the user's password alone."
+            yield Question(
+                "broker-password-file", 2, "File with the password", told, file, is_file=True
+            )
+    else:
+        told = "The Secret that has RabbitMQ's user under the keys username and password."
+        yield Question("broker-secret-name", 2, "Secret", told, "sms-rabbitmq")
+    told = "generic posts to {base URL}/v1/messages; docs/providers has a page for each service.\n"
+    told += f"One of {', '.join(PRESETS[:6])},\n{', '.join(PRESETS[6:])}."
+    yield Question("preset", 3, "Service", told, "generic")
+    yield from _questions_of_service(answers, _preset(answers), on_host=on_host)
+
+
+def _questions_of_service(answers: Answers, preset: Preset, *, on_host: bool) -> Iterator[Question]:
+    needs = {key: f"Of {preset}: {words}." for key, words in needed_settings(preset).items()}
+    if preset_settings(preset)["base_url"] is None:
+        told = needs.get("base_url", "Your SMS service's address, such as https://api.example.com.")
+        yield Question("base-url", 3, "Base URL", told)
+    if "account" in needs:
+        yield Question("account", 3, "Account", needs["account"])
+    if "auth.username" in needs:
+        yield Question("username", 3, "User name", needs["auth.username"])
+    told = needs.get("key", "The API key of your SMS service.")
+    told += "\nIt is written to no configuration, which only names the {} that holds it."
+    if on_host:
+        file = str(Path.cwd() / "sms-api-key")
+        told = told.format("file")
+        yield Question("key-file", 4, "File with the key", told, file, is_file=True)
+    else:
+        yield Question("key-secret-name", 4, "Secret/key", told.format("Secret"), "sms-api/key")
+    told = f"Of {preset}: {webhook_secret(preset)}.\n"
+    if not _is_signed(preset):
+        told += f"{preset} signs nothing: without a proxy that does, answer {NO_WEBHOOKS}; see\n"
+        told += f"docs/providers/{preset}.md. "
+    told += f"{NO_WEBHOOKS}: receive no webhooks, only send."
+    if on_host:
+        file = _default_webhook_file(answers, preset)
+        yield Question("webhook-secret-file", 5, "File with the secret", told, file, is_file=True)
+    else:
+        default = "sms-webhook/secret" if _is_signed(preset) else NO_WEBHOOKS
+        yield Question("webhook-secret-name", 5, "Secret/key", told, default)
+    if _has_webhooks(answers) and _signs_address(preset):
+        told = f"The address that {preset} calls, exactly as it is set there, because it is signed"
+        told += f"\ntoo; such as https://sms.example.com{_path(preset)}."
+        yield Question("public-url", 5, "Address", told)
+
+
+def _default_webhook_file(answers: Answers, preset: Preset) -> str:
+    if not _is_signed(preset):
+        return NO_WEBHOOKS
+    # Several services sign with the secret that also logs in.
+    called = (webhook_secret(preset), needed_settings(preset).get("key", ""))
+    is_the_key = len({words.partition(",")[0] for words in called}) == 1
+    return answers.get("key-file", "") if is_the_key else str(Path.cwd() / "webhook-secret")
+
+
+def _preset(answers: Answers) -> Preset:
+    return next((name for name in PRESETS if name == answers.get("preset")), "generic")
+
+
+def _path(preset: Preset) -> str:
+    return "/webhooks" if preset == "generic" else f"/webhooks/{preset}"
+
+
+def _is_signed(preset: Preset) -> bool:
+    return "signature" in preset_endpoint(preset)
+
+
+def _signs_address(preset: Preset) -> bool:
+    settings = EndpointSettings.model_validate({"path": _path(preset), "preset": preset})
+    return "{url}" in SCHEMES[settings.signature.preset].signed_content
+
+
+def _has_webhooks(answers: Answers) -> bool:
+    told = (answers.get("webhook-secret-file"), answers.get("webhook-secret-name"))
+    return NO_WEBHOOKS not in told
+
+
+# How Kubernetes names Secrets (a DNS subdomain) and their keys, and how images are named.
+_NAME: Final = r"(?=[^/]{1,253}(/|$))[a-z0-9]([a-z0-9.-]*[a-z0-9])?"
+_NAME_AND_KEY: Final = _NAME + r"(/[-._a-zA-Z0-9]{0,253})?"
+_IMAGE: Final = (
+    r"([A-Za-z0-9.-]+(:[0-9]+)?/)?[a-z0-9._/-]+(:[A-Za-z0-9._-]{1,128})?(@sha256:[a-f0-9]{64})?"
+)
+_LIKE_NAME_AND_KEY: Final = (
+    "must be the name of a Secret and of its key, such as sms-api/key; the secret itself is never "
+    "given here"
+)
+_LIKE_IMAGE: Final = (
+    "must look like registry.example.com/sms-bridge:0.1.0, or end with @sha256: and a digest"
+)
+_FORMS: Final = {
+    "image": (_IMAGE, _LIKE_IMAGE),
+    "broker-secret-name": (_NAME, "must be the name of a Secret, such as sms-rabbitmq"),
+    "key-secret-name": (_NAME_AND_KEY, _LIKE_NAME_AND_KEY),
+    "webhook-secret-name": (_NAME_AND_KEY, _LIKE_NAME_AND_KEY),
+}
+
+
+def check_answer(name: str, answers: Answers, secrets: Mapping[Path, str]) -> None:
+    """Check one answer in the light of those before it; `answers` already has it.
+
+    `secrets` are the contents of files that are still to be written. Raises ConfigError with a
+    line for each fault, which names the remedy and holds no secret.
+    """
+    value = answers[name]
+    if not value.isprintable():
+        raise ConfigError(f"--{name}: holds a control character; type it anew")
+    if name == "where" and value not in {HOST, KUBERNETES}:
+        meant = did_you_mean(value, (HOST, KUBERNETES))
+        raise ConfigError(f"--where: must be {HOST} or {KUBERNETES}{meant}")
+    form, remedy = _FORMS.get(name, (".*", ""))
+    if not re.fullmatch(form, value):
+        raise ConfigError(f"--{name}: {remedy}")
+    settings = _validate(answers, secrets)
+    if name == "broker":
+        _check_broker(URL(value), is_pod=answers["where"] == KUBERNETES)
+    elif name == "broker-password-file" and Path(value) not in secrets:
+        read_secret("rabbitmq.password_file", Path(value))
+    elif name == "key-file" and settings.sms_api.missing:
+        read_secret("sms_api.key_file", Path(value))
+    elif name == "key-file":
+        shape_from(settings.sms_api)
+    elif name.startswith(("webhook", "public")) and _has_webhooks(answers):
+        # Without the address, which is asked for next, the secret could not be checked.
+        is_open = _signs_address(_preset(answers)) and "public-url" not in answers
+        example = {"public-url": "https://sms.example.com/"} if is_open else {}
+        ((key, endpoint),) = _validate(answers | example, secrets).webhook.endpoints_by_key.items()
+        if endpoint.has_secrets:
+            Endpoint(endpoint, key=key)
+        else:
+            scheme_from(endpoint.signature, endpoint.public_url, endpoint=key)
+
+
+def _check_broker(url: URL, *, is_pod: bool) -> None:
+    if url.user is not None or url.password is not None:
+        raise ConfigError(
+            "--broker: must not hold a user or a password, which no configuration is the place "
+            "for; they are asked for next"
+        )
+    if is_pod and url.host in {"localhost", "127.0.0.1", "::1"}:
+        raise ConfigError(
+            "--broker: in a pod this is the pod itself; name the broker's Service, such as "
+            "amqp://rabbitmq.messaging.svc:5672/"
+        )
+    if is_pod and url.query_string:
+        raise ConfigError("--broker: the chart has no place for what stands behind ?; take it out")
+
+
+def _validate(answers: Answers, secrets: Mapping[Path, str]) -> Settings:
+    """Validate the settings of the answers so far, with the secrets themselves in them."""
+    document: dict[str, Any] = yaml.safe_load(_fill("config", _values(answers))) or {}
+    api = document.get("sms_api", {})
+    if (key := secrets.get(Path(answers.get("key-file", "")))) is not None:
+        del api["key_file"]
+        api["key"] = key
+    if (secret := secrets.get(Path(answers.get("webhook-secret-file", "")))) is not None:
+        (endpoint,) = document["webhook"]["endpoints"]
+        del endpoint["secret_files"]
+        endpoint["secrets"] = [secret]
+    try:
+        return Settings.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError(*describe(error, {})) from None
+
+
+def write_document(answers: Answers) -> str:
+    """Write config.yaml, or for Kubernetes values.yaml, from all the answers."""
+    if answers["where"] == HOST:
+        return _fill("config", _values(answers))
+    return _fill("values", _values(answers) | _chart_values(answers))
+
+
+def secrets_to_make(answers: Answers) -> dict[str, list[str]]:
+    """Return the Secrets that the values name, with the keys that each must hold."""
+    secrets = {answers["broker-secret-name"]: ["username", "password"]}
+    for answer in (answers["key-secret-name"], answers["webhook-secret-name"]):
+        if answer != NO_WEBHOOKS:
+            name, key = _name_and_key(answer)
+            keys = secrets.setdefault(name, [])
+            keys += [key] if key not in keys else []
+    return secrets
+
+
+def _values(answers: Answers) -> dict[str, Any]:
+    """Return what the template's placeholders stand for, as far as it is answered."""
+    preset = _preset(answers)
+    values: dict[str, Any] = {key: value for key, value in answers.items() if value}
+    needs = needed_settings(preset)
+    values |= {f"of {key}": f"{words[0].upper()}{words[1:]}" for key, words in needs.items()}
+    values["of key"] = needs.get("key", "the API key")
+    values["of webhook"] = webhook_secret(preset)
+    values["page"] = "your-own-service.md" if preset == "generic" else f"{preset}.md"
+    if _has_webhooks(answers):
+        values |= {"path": _path(preset), "endpoint": preset}
+        if not _is_signed(preset):
+            values["signature"] = "plain"
+    else:
+        values.pop("webhook-secret-file", None)
+    return values
+
+
+def _chart_values(answers: Answers) -> dict[str, Any]:
+    url = URL(answers["broker"])
+    values = {
+        "host": url.host,
+        "port": url.explicit_port,
+        "vhost": url.path.strip("/") and url.path.removeprefix("/"),
+        "tls": url.scheme == "amqps",
+        **split_image(answers["image"]),
+    }
+    values["key secret"], values["key key"] = _name_and_key(answers["key-secret-name"])
+    if _has_webhooks(answers):
+        secret, key = _name_and_key(answers["webhook-secret-name"])
+        values |= {"webhook secret": secret, "webhook key": key}
+    given = {name: value for name, value in values.items() if value or name == "registry"}
+    return given if _has_webhooks(answers) else given | {"webhooks": False}
+
+
+def split_image(image: str) -> dict[str, str]:
+    """Split an image's name as Docker does; without a registry the cluster chooses it."""
+    name, _, digest = image.partition("@")
+    first, _, rest = name.partition("/")
+    has_registry = rest and re.search("[.:]|^localhost$", first)
+    registry, repository = (first, rest) if has_registry else ("", name)
+    repository, _, tag = repository.partition(":")
+    return {"registry": registry, "repository": repository, "tag": tag, "digest": digest}
+
+
+def _name_and_key(answer: str) -> tuple[str, str]:
+    name, _, key = answer.partition("/")
+    return name, key or "key"
+
+
+def _fill(template: str, values: Mapping[str, Any]) -> str:
+    """Fill a template; a line without a value is left out, with its comment or empty section."""
+    text = (files("bridge.admin") / "templates" / f"{template}.yaml").read_text(encoding="utf-8")
+    kept: list[str] = []
+    # Backwards: comments and heads of sections are kept for the sake of what follows them.
+    is_next_kept, next_indent = False, 0
+    for line in reversed(text.splitlines()):
+        names = _PLACEHOLDER.findall(line)
+        has_values = all(name in values for name in names)
+        is_comment = line.lstrip().startswith("#")
+        if is_comment or not line:
+            is_kept = is_next_kept and has_values
+        else:
+            indent = len(line) - len(line.lstrip())
+            is_kept = is_next_kept = has_values if names else next_indent > indent
+            next_indent = indent if is_kept else next_indent
+        for name in names if is_kept else ():
+            value = values[name] if is_comment else _scalar(values[name])
+            line = line.replace(f"{{{name}}}", value)  # noqa: PLW2901  filled in
+        kept += [line] if is_kept else []
+    return "".join(f"{line}\n" for line in reversed(kept))
+
+
+def _scalar(value: object) -> str:
+    written = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10_000)
+    return written.removesuffix("...\n").strip()
+
+
+def write_files(secrets: Mapping[Path, str], path: Path, text: str, *, replaces: bool) -> None:
+    """Write the secrets, for their owner alone, then the configuration: all of them or none.
+
+    Only the configuration may replace a file. Raises ConfigError when another file exists,
+    BridgeError when one cannot be written.
+    """
+    written: list[Path] = []
+    mode = path.stat().st_mode & 0o777 if replaces and path.exists() else 0o644
+    # A file is replaced in one step, once the new one is whole.
+    target = path.with_name(f".{path.name}.new") if replaces else path
+    try:
+        for file, secret in secrets.items():
+            _write(file, f"{secret}\n", 0o600, written)
+        _write(target, text, mode, written)
+        target.replace(path)
+    except BaseException as error:
+        for file in written:
+            file.unlink(missing_ok=True)
+        if isinstance(error, FileExistsError):
+            raise already_there(Path(error.filename)) from None
+        if isinstance(error, OSError):
+            raise BridgeError(f"{error.filename}: cannot be written: {error.strerror}") from None
+        raise
+
+
+def _write(path: Path, text: str, mode: int, written: list[Path]) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    written.append(path)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fchmod(handle, mode)
+        os.fsync(handle)
+
+
+def already_there(path: Path) -> ConfigError:
+    """Make the error of a file that exists."""
+    return ConfigError(
+        f"{path}: exists and is left as it is; --force replaces config.yaml or values.yaml, "
+        "--output names another file"
+    )

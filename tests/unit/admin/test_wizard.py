@@ -1,0 +1,274 @@
+"""`sms-bridge init`: what it asks, how it checks an answer, what it writes."""
+
+from pathlib import Path
+
+import pytest
+
+from bridge.admin.wizard import (
+    Answers,
+    check_answer,
+    questions,
+    secrets_to_make,
+    split_image,
+    write_document,
+    write_files,
+)
+from bridge.config import Settings, load_settings
+from bridge.config.presets import PRESETS, Preset, needed_settings, webhook_secret
+from bridge.errors import BridgeError, ConfigError
+from bridge.start_checks import check_roles
+
+# Of RFC 8032, 7.1, test 1: what any other service takes as a secret, too.
+PUBLIC_KEY = "11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo="
+
+
+SIGN_ADDRESS = {"twilio", "messagebird", "plivo"}
+UNSIGNED = {"vonage-sms", "infobip", "httpsms"}
+
+
+def answers(preset: Preset, folder: Path, **other: str) -> Answers:
+    """Answer all that is asked for a preset on a host."""
+    files = {"key": "Canary7Key", "webhook": PUBLIC_KEY, "password": "Canary7Password"}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    known = {
+        "where": "host",
+        "broker": "amqp://rabbitmq.example.com/sms",
+        "broker-user": "yes",
+        "broker-password-file": str(folder / "password"),
+        "preset": preset,
+        "base-url": "https://api.example.com",
+        "account": "0123",
+        "username": "me #1 {you}",
+        "key-file": str(folder / "key"),
+        "webhook-secret-file": str(folder / "webhook"),
+        "public-url": "https://sms.example.com/webhooks",
+    }
+    given: Answers = {}
+    for question in questions(given):
+        given[question.name] = other.get(question.name, known[question.name])
+        check_answer(question.name, given, {})
+    return given
+
+
+def ask(preset: Preset) -> dict[str, tuple[str, str | None]]:
+    """Return what is asked for a preset on a host: explanations and defaults by name."""
+    given: Answers = {"where": "host", "broker": "amqp://h/", "preset": preset, "key-file": "/k"}
+    return {one.name: (one.explanation, one.default) for one in questions(given)}
+
+
+def written(given: Answers, folder: Path) -> tuple[str, Settings]:
+    """Write the document of these answers, and load it."""
+    path = folder / "config.yaml"
+    path.write_text(write_document(given))
+    return path.read_text(), load_settings(path, {})
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_both_roles_could_start_with_it(tmp_path: Path, preset: Preset) -> None:
+    """It is loaded as written, it says all that was answered, and neither role lacks anything."""
+    text, settings = written(answers(preset, tmp_path), tmp_path)
+    (endpoint,) = settings.webhook.all_endpoints
+
+    assert check_roles(settings, ["worker", "webhook"]) == {"worker": None, "webhook": None}
+    assert settings.sms_api.preset == endpoint.preset == preset
+    assert settings.sms_api.missing == []
+    assert settings.rabbitmq.username == "yes"
+    assert endpoint.path == ("/webhooks" if preset == "generic" else f"/webhooks/{preset}")
+    assert endpoint.secret_files == (tmp_path / "webhook",)
+    assert (endpoint.public_url is not None) == (preset in SIGN_ADDRESS)
+    assert settings.sms_api.account in {"0123", None}
+    assert settings.sms_api.auth.username in {"me #1 {you}", None}
+    assert f"# Holds {webhook_secret(preset)}." in text
+    assert "Canary7" not in text
+    assert PUBLIC_KEY not in text
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_worker_could_start_alone(tmp_path: Path, preset: Preset) -> None:
+    """Without webhooks the webhook role is not configured at all, and the worker is."""
+    alone = answers(preset, tmp_path, **{"webhook-secret-file": "none"})
+    text, settings = written(alone, tmp_path)
+    missing = check_roles(settings, ["worker", "webhook"])
+
+    assert missing["worker"] is None
+    assert missing["webhook"] is not None
+    assert "webhook:" not in text
+
+
+def test_what_a_proxy_signs_is_said(tmp_path: Path) -> None:
+    """Where the preset knows no signature, it is written out and explained."""
+    for preset in PRESETS:
+        text, settings = written(answers(preset, tmp_path), tmp_path)
+        is_by_proxy = "# How a proxy in front signs the webhooks that it has checked.\n" in text
+        assert is_by_proxy == (preset in UNSIGNED)
+        if is_by_proxy:
+            assert settings.webhook.endpoints[0].signature.preset == "plain"
+
+
+def test_paths_and_names_of_any_kind_stay_what_they_are(tmp_path: Path) -> None:
+    """What YAML would take for something else is quoted."""
+    odd = tmp_path / "a b: #c, [d] 'e' ü"
+    odd.mkdir()
+    _, settings = written(answers("plivo", odd, account="1e3", **{"broker-user": "null"}), odd)
+
+    assert settings.sms_api.key_file == odd / "key"
+    assert settings.sms_api.account == "1e3"
+    assert settings.rabbitmq.username == "null"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_questions_use_the_words_of_the_service(preset: Preset) -> None:
+    """Every setting that the preset needs is asked for by the service's own name for it."""
+    asked = ask(preset)
+    told = " ".join(explanation for explanation, _ in asked.values())
+
+    for words in needed_settings(preset).values():
+        assert f"Of {preset}: {words}." in told
+    assert webhook_secret(preset) in asked["webhook-secret-file"][0]
+    assert ("public-url" in asked) == (preset in SIGN_ADDRESS and preset not in UNSIGNED)
+
+
+def test_services_without_a_signature_default_to_no_webhooks() -> None:
+    """Enter means none where nothing could be verified, and the key where that signs too."""
+    defaults = {preset: ask(preset)["webhook-secret-file"][1] for preset in PRESETS}
+
+    assert {preset for preset in PRESETS if defaults[preset] == "none"} == UNSIGNED
+    assert {preset for preset in PRESETS if defaults[preset] == "/k"} == {"twilio", "plivo"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("image", "Sms Bridge", "must look like registry.example.com/sms-bridge"),
+        ("image", "sms-bridge@sha256:12", "must look like"),
+        ("broker", "amqp://localhost:5672/", "in a pod this is the pod itself"),
+        ("broker", "amqp://[::1]:5672/", "in a pod this is the pod itself"),
+        ("broker", "amqp://rabbitmq/?heartbeat=3", "the chart has no place"),
+        ("broker-secret-name", "My_Secret", "must be the name of a Secret"),
+        ("key-secret-name", "sk_live_1234", "the secret itself is never given here"),
+        ("webhook-secret-name", "name/a key", "the secret itself is never given here"),
+    ],
+)
+def test_a_wrong_answer_is_refused(name: str, value: str, why: str) -> None:
+    """Each fault names the option and the remedy, and quotes no value."""
+    with pytest.raises(ConfigError, match=why) as caught:
+        check_answer(name, {"where": "kubernetes", name: value}, {})
+
+    assert str(caught.value).startswith(f"--{name}: ")
+    assert value not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("image", "registry.example.com:5000/team/sms-bridge:0.1.0"),
+        ("image", "sms-bridge@sha256:" + "a" * 64),
+        ("broker", "amqps://rabbitmq.messaging.svc/sms"),
+        ("key-secret-name", "sms-api"),
+        ("key-secret-name", "sms.api/API_KEY"),
+        ("webhook-secret-name", "none"),
+    ],
+)
+def test_a_right_answer_is_taken(name: str, value: str) -> None:
+    """Names as Kubernetes and registries have them are right."""
+    check_answer(name, {"where": "kubernetes", name: value}, {})
+
+
+def test_a_secret_is_checked_before_its_file_is_written() -> None:
+    """The text for a new file is judged as the role would, and is not repeated in the fault."""
+    given = {"where": "host", "broker": "amqp://h/", "preset": "telnyx", "key-file": "/new/key"}
+
+    check_answer("key-file", given, {Path("/new/key"): "good-key"})
+    with pytest.raises(ConfigError, match="must be visible ASCII") as caught:
+        check_answer("key-file", given, {Path("/new/key"): "two words"})
+    assert "two words" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("image", "parts"),
+    [
+        ("sms-bridge", ("", "sms-bridge", "", "")),
+        ("team/sms-bridge:1", ("", "team/sms-bridge", "1", "")),
+        ("localhost/a:1", ("localhost", "a", "1", "")),
+        ("r:5000/a/b", ("r:5000", "a/b", "", "")),
+        ("r.example/a:1@sha256:ab", ("r.example", "a", "1", "sha256:ab")),
+    ],
+)
+def test_an_image_is_split(image: str, parts: tuple[str, str, str, str]) -> None:
+    """The chart has a value for registry, repository, tag and digest."""
+    assert tuple(split_image(image).values()) == parts
+
+
+def test_a_secret_is_made_once_with_all_its_keys() -> None:
+    """Two values in one Secret make one command, and none makes nothing."""
+    one = {
+        "broker-secret-name": "rabbitmq",
+        "key-secret-name": "twilio/auth-token",
+        "webhook-secret-name": "twilio/auth-token",
+    }
+    both = one | {"webhook-secret-name": "twilio/other"}
+
+    assert secrets_to_make(one) == {"rabbitmq": ["username", "password"], "twilio": ["auth-token"]}
+    assert secrets_to_make(both)["twilio"] == ["auth-token", "other"]
+    assert secrets_to_make(one | {"webhook-secret-name": "none"}) == secrets_to_make(one)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Read all files of a folder, hidden ones too."""
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_each_file_has_its_mode(tmp_path: Path) -> None:
+    """A secret is readable by its owner alone; the configuration by everybody."""
+    write_files({tmp_path / "key": "k"}, tmp_path / "config.yaml", "c\n", replaces=False)
+
+    assert contents(tmp_path) == {"key": "k\n", "config.yaml": "c\n"}
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "config.yaml").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+def test_a_file_that_exists_stops_all(tmp_path: Path, *, replaces: bool) -> None:
+    """A secret is never replaced, and the configuration stays as it was."""
+    (tmp_path / "config.yaml").write_text("mine")
+    (tmp_path / "key").write_text("mine")
+    secrets = {tmp_path / "other": "k"} | ({tmp_path / "key": "k"} if replaces else {})
+
+    with pytest.raises(ConfigError, match="exists and is left as it is; --force"):
+        write_files(secrets, tmp_path / "config.yaml", "c", replaces=replaces)
+
+    assert contents(tmp_path) == {"config.yaml": "mine", "key": "mine"}
+
+
+def test_a_configuration_is_replaced_where_that_is_wanted(tmp_path: Path) -> None:
+    """The new one takes the place of the old one, with the mode of the old one."""
+    (tmp_path / "config.yaml").write_text("old")
+    (tmp_path / "config.yaml").chmod(0o600)
+    write_files({}, tmp_path / "config.yaml", "new", replaces=True)
+
+    assert contents(tmp_path) == {"config.yaml": "new"}
+    assert (tmp_path / "config.yaml").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """Nothing is left of the other files."""
+    missing = tmp_path / "no folder" / "config.yaml"
+
+    with pytest.raises(BridgeError, match=r"config\.yaml: cannot be written: No such file"):
+        write_files({tmp_path / "key": "k"}, missing, "c", replaces=False)
+
+    assert contents(tmp_path) == {}
+
+
+def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between two files takes the first back."""
+
+    def interrupted(_self: Path, _target: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_files({tmp_path / "key": "k"}, tmp_path / "config.yaml", "c", replaces=True)
+
+    assert contents(tmp_path) == {}

@@ -1,0 +1,86 @@
+"""The answers that options give: each is checked, and all faults are told at once."""
+
+from pathlib import Path
+
+import pytest
+
+from bridge.cli.init import Interview, Output
+from bridge.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answer in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+
+def unasked(given: dict[str, str]) -> Interview:
+    """Answer by options alone."""
+    interview = Interview(given, is_asked=False, output=Output())
+    interview.answer_all()
+    return interview
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> str:
+    """Make a file with a secret."""
+    path = tmp_path / "secret"
+    path.write_text("s3cret\n")
+    return str(path)
+
+
+def test_all_that_is_missing_is_told_at_once() -> None:
+    """Without a terminal every option that must be given is named, with what to look for."""
+    with pytest.raises(ConfigError) as caught:
+        unasked({"where": "kubernetes", "preset": "infobip"})
+    with pytest.raises(ConfigError) as on_host:
+        unasked({"preset": "twilio", "broker-user": "sms"})
+
+    assert [fault.partition(": is missing")[0] for fault in caught.value.faults] == [
+        "--image",
+        "--broker",
+        "--base-url",
+    ]
+    assert "Of infobip: the account's own address" in caught.value.faults[2]
+    assert [fault.partition(": ")[0] for fault in on_host.value.faults] == [
+        "rabbitmq.password_file",
+        "--account",
+        "sms_api.key_file",
+        "webhook.endpoints.0.secret_files.0",
+        "--public-url",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"where": "moon"}, "--where: must be host or kubernetes"),
+        ({"broker": "amqp://u:p@h/"}, "--broker: must not hold a user or a password"),
+        ({"broker": "amqp://h/\x07"}, "--broker: holds a control character"),
+        ({"image": "x"}, "--image: does not belong to the other answers; leave it out"),
+        ({"account": "a"}, "--account: does not belong to the other answers; leave it out"),
+        ({"key-file": "/no/key"}, "sms_api.key_file: /no/key cannot be read"),
+        (
+            {"public-url": "https://a.example"},
+            "--public-url: does not belong to the other answers; leave it out",
+        ),
+    ],
+)
+def test_a_wrong_option_is_told(secret: str, given: dict[str, str], fault: str) -> None:
+    """An option that is wrong, or that nobody asked for, ends it with what to do."""
+    right: dict[str, str] = {
+        "preset": "telnyx",
+        "key-file": secret,
+        "webhook-secret-file": "none",
+    }
+    with pytest.raises(ConfigError) as caught:
+        unasked(right | given)
+
+    assert len(caught.value.faults) == 1
+    assert caught.value.faults[0].startswith(fault)
+
+
+def test_a_secret_of_webhooks_must_fit_its_scheme(secret: str) -> None:
+    """A secret that is no public key is refused where the service signs with a key pair."""
+    with pytest.raises(ConfigError, match=r"webhook\.endpoints\.0\.secret_files\.0: "):
+        unasked({"preset": "telnyx", "key-file": secret, "webhook-secret-file": secret})
