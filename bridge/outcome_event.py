@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Final, Literal, NamedTuple
 
 from bridge.amqp.properties import Properties
-from bridge.telemetry.tracing.trace_headers import TraceHeaders
+from bridge.telemetry.trace_context import TraceHeaders
 
 # What a message has become by its delivery receipt.
 ReceiptOutcome = Literal["delivered", "undelivered"]

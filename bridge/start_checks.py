@@ -8,7 +8,7 @@ from bridge.config import Role, Settings, WebhookSettings
 from bridge.config.webhook import DEFAULT_ENDPOINT
 from bridge.credentials import Credential, load_authorities
 from bridge.errors import ConfigError
-from bridge.telemetry.tracing.spans import is_exporter_installed
+from bridge.telemetry.trace_context import is_exporter_installed
 from bridge.worker.service.shape import shape_from
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from bridge.telemetry.line_writer import LineWriter
 from bridge.telemetry.log_setup import configure_logging
 from bridge.telemetry.logs import Level, Log
 from bridge.telemetry.metrics import BridgeMetrics, Registry, new_registry
-from bridge.telemetry.tracing.spans import Tracer
+from bridge.telemetry.trace_context import Tracer
 from bridge.topology.declarations import (
     bridge_topology,
     dead_queue,
@@ -242,18 +242,18 @@ class Wiring:
         settings = self._settings.tracing
         if settings.otlp_endpoint is None:
             return None
-        # Takes half a second, and is installed only where it is wanted.
-        from bridge.telemetry.tracing.pipeline import Pipeline
+        # OpenTelemetry takes half a second to load, and is an optional dependency.
+        from bridge.telemetry.tracing import OtlpTracer
 
-        pipeline = Pipeline(
+        tracer = OtlpTracer(
             settings.otlp_endpoint,
             sample_ratio=settings.sample_ratio,
             service="sms-bridge" if len(roles) > 1 else f"sms-bridge-{next(iter(roles))}",
             version=__version__,
-            lost=lambda why, count: self.metrics.spans_dropped.labels(why).inc(count),
+            dropped=self.metrics.spans_dropped,
         )
-        self.parts["tracing"] = pipeline.run
-        return pipeline
+        self.parts["tracing"] = tracer.run
+        return tracer
 
     def _make_admin(self) -> Listener:
         settings = self._settings.admin

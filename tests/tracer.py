@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.telemetry.tracing.spans import Attributes, Span, SpanKind
-from bridge.telemetry.tracing.trace_headers import TraceHeaders
+from bridge.telemetry.trace_context import Attributes, Span, SpanKind, TraceHeaders
 
 
 class Told(Span):

@@ -22,7 +22,7 @@ from bridge.errors import Confirm, ConnectOutcome
 from bridge.memory_limit import read_memory_limit
 from bridge.telemetry.instruments import Counter, Histogram
 from bridge.telemetry.logs import Level
-from bridge.telemetry.tracing.spans import SpanLoss
+from bridge.telemetry.trace_context import SpanLoss
 
 # Upper bounds of buckets.
 FAST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)

@@ -12,7 +12,7 @@ from bridge.config import EndpointSettings
 from bridge.config.fields import EVENT_TYPE, MAX_EVENT_TYPE_CHARACTERS
 from bridge.http.request import Request
 from bridge.json_pointer import NOT_JSON, find_id, find_text, read_document
-from bridge.telemetry.tracing.trace_headers import TraceHeaders, read_trace
+from bridge.telemetry.trace_context import TraceHeaders, read_trace
 from bridge.webhook.receipts import Receipt, read_receipts
 from bridge.webhook.signatures.forms import FORM, is_form_type
 from bridge.webhook.signatures.verify import Verified

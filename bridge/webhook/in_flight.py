@@ -7,7 +7,7 @@ from bridge.http.request import Request
 from bridge.http.response import Response
 from bridge.telemetry.log_lines import shown_seconds
 from bridge.telemetry.logs import Log
-from bridge.telemetry.tracing.spans import Span
+from bridge.telemetry.trace_context import Span
 from bridge.webhook.endpoint import Endpoint
 from bridge.webhook.event import OTHER, Event, trace_of
 from bridge.webhook.metrics import UNKNOWN_DELIVERY, EventOutcome, WebhookMetrics

@@ -8,7 +8,7 @@ from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import Publisher
 from bridge.errors import ExchangeRefusedError, PublishError
 from bridge.outcome_event import OutcomeEvent, ReceiptOutcome, outcome_properties
-from bridge.telemetry.tracing.trace_headers import TraceHeaders
+from bridge.telemetry.trace_context import TraceHeaders
 from bridge.webhook.event import Event
 from bridge.webhook.receipts import Delivery, Receipt
 from bridge.webhook.recent_events import RecentEvents

@@ -24,8 +24,7 @@ from bridge.http.limits import Limits
 from bridge.http.request import Answer, Request
 from bridge.http.response import Response
 from bridge.telemetry.logs import Log
-from bridge.telemetry.tracing.spans import Span
-from bridge.telemetry.tracing.trace_headers import TraceHeaders
+from bridge.telemetry.trace_context import Span, TraceHeaders
 from bridge.topology.upkeep import Upkeep
 from bridge.webhook.endpoint import Endpoint
 from bridge.webhook.event import Event, as_form, name_event, properties_of

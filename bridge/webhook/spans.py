@@ -9,8 +9,7 @@ from typing import Final
 
 from bridge.errors import PublishError
 from bridge.http.request import Request
-from bridge.telemetry.tracing.spans import Span, Tracer, known
-from bridge.telemetry.tracing.trace_headers import TraceHeaders
+from bridge.telemetry.trace_context import Span, TraceHeaders, Tracer, known
 from bridge.webhook.endpoint import Endpoint
 from bridge.webhook.event import trace_of
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bridge.amqp.field_values import as_they_came, header_bytes
 from bridge.amqp.properties import Properties, write_properties
-from bridge.telemetry.tracing.trace_headers import TraceHeaders
+from bridge.telemetry.trace_context import TraceHeaders
 from bridge.worker.envelope import (
     ATTEMPTS,
     CODE,

@@ -8,8 +8,7 @@ from typing import Final, Literal
 from bridge.amqp.properties import Properties
 from bridge.amqp.publication import Publication
 from bridge.amqp.wire import Body
-from bridge.telemetry.tracing.spans import Span
-from bridge.telemetry.tracing.trace_headers import TraceHeaders
+from bridge.telemetry.trace_context import Span, TraceHeaders
 from bridge.worker.envelope import Envelope
 from bridge.worker.session import Session
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from bridge.amqp.properties import Properties
 from bridge.config import OnUncertain
 from bridge.errors import InvalidMessageError
-from bridge.telemetry.tracing.trace_headers import TraceHeaders, read_trace
+from bridge.telemetry.trace_context import TraceHeaders, read_trace
 from bridge.worker.request import printable
 from bridge.worker.timestamps import YEAR_9999, to_seconds
 

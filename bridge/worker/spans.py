@@ -11,8 +11,7 @@ from yarl import URL
 
 from bridge.amqp.properties import Properties
 from bridge.config import SmsApiSettings
-from bridge.telemetry.tracing.spans import Attributes, Span, Tracer, known
-from bridge.telemetry.tracing.trace_headers import TraceHeaders, read_trace
+from bridge.telemetry.trace_context import Attributes, Span, TraceHeaders, Tracer, known, read_trace
 from bridge.worker.delivery import Delivery
 from bridge.worker.envelope import EARLIER_SPAN
 from bridge.worker.fates import Answer, Fate

@@ -329,6 +329,6 @@ async def test_without_an_endpoint_nothing_is_loaded(
     await worker.stop()
     loaded = set(re.findall(r"^import time:.*\| *(\S+)$", worker.output, re.MULTILINE))
 
-    assert {"bridge.wiring", "bridge.telemetry.tracing.spans"} <= loaded
+    assert {"bridge.wiring", "bridge.telemetry.trace_context"} <= loaded
     assert not {name for name in loaded if name.startswith(("opentelemetry", "google", "requests"))}
-    assert "bridge.telemetry.tracing.pipeline" not in loaded
+    assert "bridge.telemetry.tracing" not in loaded

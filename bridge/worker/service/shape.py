@@ -25,7 +25,7 @@ from bridge.json_pointer import (
     read_document,
     read_words,
 )
-from bridge.telemetry.tracing.trace_headers import TraceHeaders
+from bridge.telemetry.trace_context import TraceHeaders
 from bridge.worker.envelope import Envelope
 from bridge.worker.fates import Answer, Fate, PauseReason, Result, judge_status
 from bridge.worker.request import SendRequest

@@ -5,7 +5,7 @@ import pytest
 from bridge.config import EndpointSettings
 from bridge.errors import PublishError
 from bridge.http.request import Request
-from bridge.telemetry.tracing.trace_headers import TraceHeaders
+from bridge.telemetry.trace_context import TraceHeaders
 from bridge.webhook.endpoint import Endpoint
 from bridge.webhook.spans import WebhookSpans, end_webhook, publish_in
 from tests.tracer import KeepingTracer, Told

@@ -23,7 +23,7 @@ from bridge.amqp.properties import (
 )
 from bridge.amqp.publisher import USUAL_PROPERTIES_BYTES
 from bridge.errors import InvalidMessageError
-from bridge.telemetry.tracing.trace_headers import read_trace
+from bridge.telemetry.trace_context import read_trace
 from bridge.worker.copies import copy_properties, moved_properties, replayed_properties
 from bridge.worker.envelope import (
     REPEATED,
