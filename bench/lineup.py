@@ -15,7 +15,7 @@ from bench.api import ACCOUNT
 from bench.queues import EXCHANGE, OUTBOUND
 from bridge import is_compiled
 from bridge.config import ENV_PREFIX
-from bridge.config.environment import WIRE_VARIABLE
+from bridge.config.loading import WIRE_VARIABLE
 from bridge.config.presets import Preset
 
 FOLDER: Final = Path(__file__).parent / "contestants"

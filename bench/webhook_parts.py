@@ -24,10 +24,9 @@ from bridge.amqp.publisher import Publisher
 from bridge.amqp.stream_wire import StreamPublishing, StreamWire
 from bridge.config.webhook import WebhookSettings
 from bridge.http.connection import Connection
+from bridge.http.messages import Request, Response, render
 from bridge.http.occupancy import Occupancy
 from bridge.http.parser import RequestParser
-from bridge.http.request import Request
-from bridge.http.response import Response, render
 from bridge.http.service import Hooks, Service
 from bridge.telemetry.log_setup import configure_logging
 from bridge.telemetry.metrics import BridgeMetrics, new_registry

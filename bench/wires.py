@@ -27,7 +27,7 @@ from bridge.amqp.frames import CONTENT_HEADER_START, content_header
 from bridge.amqp.properties import Properties, as_facts, read_properties
 from bridge.amqp.wire import Body
 from bridge.config import RabbitMQSettings
-from bridge.config.environment import WIRE_VARIABLE
+from bridge.config.loading import WIRE_VARIABLE
 from bridge.sandbox.broker import private_broker
 
 MESSAGES: Final = 5_000

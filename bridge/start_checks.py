@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from bridge.amqp.login import tls_context
+from bridge.amqp.connecting import tls_context
 from bridge.config import Role, Settings, WebhookSettings
 from bridge.config.webhook import DEFAULT_ENDPOINT
 from bridge.credentials import Credential, load_authorities

@@ -13,7 +13,7 @@ from bridge import __version__
 from bridge.amqp.link import Link
 from bridge.amqp.publisher import Publisher
 from bridge.config import Role, Settings
-from bridge.config.environment import REVISION_VARIABLE
+from bridge.config.loading import REVISION_VARIABLE
 from bridge.credentials import Secrets
 from bridge.http.admin import LIMITS as ADMIN_LIMITS
 from bridge.http.admin import Health, admin_handler

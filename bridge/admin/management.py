@@ -11,13 +11,13 @@ import httpx
 from yarl import URL
 
 from bridge.admin.clock_skew import clock_skew_seconds
-from bridge.amqp.login import tls_context, with_credentials
+from bridge.amqp.connecting import tls_context, with_credentials
 from bridge.config import RabbitMQSettings
 from bridge.deadline import Deadline
 from bridge.errors import BrokerError, ConfigError
 from bridge.topology.declarations import Binding, Entity, Exchange, Queue, Topology
 from bridge.topology.differences import Difference, compare_exchange, compare_queue
-from bridge.topology.facts import ExchangeFacts, QueueFacts
+from bridge.topology.queue_facts import ExchangeFacts, QueueFacts
 
 ANSWER_SECONDS: Final = 5.0
 _PORTS: Final = {"amqp": ("http", 15672), "amqps": ("https", 15671)}

@@ -19,6 +19,7 @@ from yarl import URL
 
 from bridge.config import EndpointSettings, Settings
 from bridge.config.faults import describe
+from bridge.config.fields import did_you_mean
 from bridge.config.presets import (
     PRESETS,
     Preset,
@@ -27,7 +28,6 @@ from bridge.config.presets import (
     preset_settings,
     webhook_secret,
 )
-from bridge.config.spelling import did_you_mean
 from bridge.credentials import read_secret
 from bridge.errors import BridgeError, ConfigError
 from bridge.webhook.endpoint import Endpoint

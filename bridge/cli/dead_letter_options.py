@@ -19,7 +19,7 @@ def _reason(value: str) -> str:
 
 
 def _age(value: str) -> float:
-    from bridge.config.durations import parse_duration
+    from bridge.config.fields import parse_duration
 
     try:
         seconds = parse_duration(value)

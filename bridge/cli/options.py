@@ -39,7 +39,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")
 def read_settings(context: typer.Context, config: Path | None) -> "Settings":
     """Load the configuration that the options or the environment name."""
     from bridge.config import load_settings
-    from bridge.config.environment import CONFIG_VARIABLE
+    from bridge.config.loading import CONFIG_VARIABLE
 
     named = os.environ.get(CONFIG_VARIABLE)
     path = config or context.obj or (Path(named) if named else None)

@@ -5,8 +5,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from bridge.config.fields import ErrorCode, List, Map, Pointer, write_number
-from bridge.config.section import Section
+from bridge.config.fields import ErrorCode, List, Map, Pointer, Section, write_number
 from bridge.json_pointer import is_like_a_number
 
 # What a code of the service's own means for the message; behind `setup:` the reason of the pause,

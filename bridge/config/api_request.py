@@ -1,7 +1,10 @@
-"""How the SMS service is asked: the login, the body, and where the idempotency key goes."""
+"""How one request to the SMS service is written: login, body, fields and their placeholders."""
 
+import json
 import re
-from typing import Annotated, Final, Literal
+import string
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator, Field, JsonValue, SecretStr, ValidationInfo, field_validator
 
@@ -15,10 +18,148 @@ from bridge.config.fields import (
     Name,
     Prefix,
     PutPointer,
+    Section,
     check_put_pointer,
+    check_whole_characters,
+    did_you_mean,
 )
-from bridge.config.request_fields import Placeholder, check_fields, slots_of
-from bridge.config.section import Section
+from bridge.json_pointer import split_pointer
+
+Placeholder = Literal["to", "from", "text", "key", "encoding", "account", "secret"]
+PLACEHOLDERS: Final[tuple[Placeholder, ...]] = get_args(Placeholder)
+# A shorter key would be like another one some day.
+MIN_KEY_CHARACTERS: Final = 20
+
+
+class Slot(NamedTuple):
+    """A placeholder; `detail` is what stands behind its colon."""
+
+    name: Placeholder
+    detail: str = ""
+
+
+def parse_text(text: str) -> list[str | Slot]:
+    """Read a text with placeholders as its parts, in order.
+
+    Raises ValueError that says what is wrong with it, and quotes no more than a near miss.
+    """
+    parts: list[str | Slot] = []
+    try:
+        parsed = list(string.Formatter().parse(text))
+    except ValueError:
+        raise ValueError("holds a { or } that belongs to no placeholder; write {{ or }}") from None
+    for constant, name, detail, conversion in parsed:
+        if constant:
+            parts.append(constant)
+        if name is not None:
+            parts.append(_slot(name, detail or "", conversion))
+    return parts
+
+
+def _slot(name: str, detail: str, conversion: str | None) -> Slot:
+    known = next((one for one in PLACEHOLDERS if one == name), None)
+    if known is None or conversion:
+        names = " ".join(f"{{{one}}}" for one in PLACEHOLDERS)
+        meant = did_you_mean(name, PLACEHOLDERS)
+        raise ValueError(f"holds an unknown placeholder{meant or f'; there are {names}'}")
+    if detail and known == "key":
+        if not (re.fullmatch("[0-9]{2,3}", detail) and int(detail) >= MIN_KEY_CHARACTERS):
+            least = MIN_KEY_CHARACTERS
+            raise ValueError(f"holds {{key:...}} with no number of characters from {least} to 999")
+    elif detail and known == "encoding":
+        if detail.count("|") != 1:
+            raise ValueError(
+                "holds {encoding:...} without two words, as in {encoding:text|unicode}"
+            )
+    elif detail:
+        raise ValueError(f"holds {{{known}:...}}; nothing can stand behind its colon")
+    return Slot(known, detail)
+
+
+class _Branch(dict[str, Any]):
+    """A level of the body that pointers lead through; a constant map is none."""
+
+
+def build_document(fields: Mapping[str, Any]) -> Any:  # noqa: ANN401  JSON
+    """Put each value where its pointer leads; a level whose names are 0, 1, ... is a list.
+
+    Raises ValueError when two fields want one place, or a level is neither list nor object.
+    """
+    root = _Branch()
+    for pointer, value in fields.items():
+        *way, last = split_pointer(pointer)
+        node = root
+        for name in way:
+            below = node.setdefault(name, _Branch())
+            if not isinstance(below, _Branch):
+                raise ValueError(_at_one_place(pointer))  # noqa: TRY004  a fault of the setting
+            node = below
+        if last in node:
+            raise ValueError(_at_one_place(pointer))
+        node[last] = value
+    return _as_json(root)
+
+
+def _at_one_place(pointer: str) -> str:
+    return f"{shown(pointer)}: another field is put at this place too; leave one out"
+
+
+def _as_json(value: Any) -> Any:  # noqa: ANN401  JSON
+    if not isinstance(value, _Branch):
+        return value
+    members = {name: _as_json(below) for name, below in value.items()}
+    if not any(name.isdecimal() for name in members):
+        return members
+    if sorted(members) != sorted(str(number) for number in range(len(members))):
+        raise ValueError("the members of a list must be numbered 0, 1, ... and stand by themselves")
+    return [members[str(number)] for number in range(len(members))]
+
+
+def check_fields(fields: Mapping[str, Any], *, is_form: bool) -> None:
+    """Raise ValueError that names a field which cannot work, and says what to do."""
+    slots = set()
+    for pointer, value in fields.items():
+        if is_form:
+            _check_form_field(pointer, value)
+        try:
+            check_whole_characters(json.dumps({pointer: value}, ensure_ascii=False))
+            slots |= {slot.name for slot in slots_of(value)}
+        except ValueError as error:
+            raise ValueError(f"{shown(pointer)}: {error}") from None
+    if not is_form:
+        build_document(fields)
+    for needed in ("to", "text"):
+        if needed not in slots:
+            raise ValueError(f"no field holds {{{needed}}}; say where the service wants it")
+
+
+def _check_form_field(pointer: str, value: object) -> None:
+    if len(split_pointer(pointer)) != 1:
+        raise ValueError(
+            f"{shown(pointer)}: leads into a member, and those of a form have none; "
+            "write it like /To, or set request.body to json"
+        )
+    for one in value if isinstance(value, list) else [value]:
+        if one is None or isinstance(one, dict | list):
+            raise ValueError(f"{shown(pointer)}: must be text or a number, or a list of them")
+
+
+def slots_of(value: object) -> Iterator[Slot]:
+    """Yield the placeholders of a value, at any depth."""
+    if isinstance(value, str):
+        yield from (part for part in parse_text(value) if isinstance(part, Slot))
+    elif isinstance(value, list):
+        for member in value:
+            yield from slots_of(member)
+    elif isinstance(value, dict):
+        for member in value.values():
+            yield from slots_of(member)
+
+
+def shown(pointer: str) -> str:
+    """Write a pointer in a fault, unless it does not look like one."""
+    return pointer if re.fullmatch(r"(?:/[A-Za-z0-9_.-]{1,32}){1,8}", pointer) else "a field"
+
 
 AuthScheme = Literal["bearer", "basic", "header", "none"]
 DEFAULT_IDEMPOTENCY_HEADER: Final = "Idempotency-Key"

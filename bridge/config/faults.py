@@ -10,9 +10,8 @@ from typing import Final
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bridge.config.fields import HALF_CHARACTER, PATTERNS
+from bridge.config.fields import HALF_CHARACTER, PATTERNS, did_you_mean
 from bridge.config.settings import known_keys
-from bridge.config.spelling import did_you_mean
 
 MAX_FAULTS: Final = 20
 MAX_SHOWN_KEY_CHARACTERS: Final = 32

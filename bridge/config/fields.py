@@ -1,18 +1,50 @@
-"""The types of settings with their bounds: durations, names, secrets, lists, patterns.
+"""Types of settings: durations, names, pointers, lists, secrets; the base of a section."""
 
-What a check raises becomes the text of a fault behind the key's path, so it never quotes the value.
-"""
-
+import difflib
 import json
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    model_validator,
+)
 
-from bridge.config.durations import format_duration, parse_duration
 from bridge.json_pointer import EACH, FRAGMENT, split_pointer
+
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd]?)")
+
+
+def parse_duration(value: object) -> object:
+    """Turn `90`, `10s`, `5m`, `2h` or `30d` into seconds; return what is no text as it is.
+
+    Raises ValueError with an example of what is meant.
+    """
+    if not isinstance(value, str):
+        return value
+    match = _DURATION.fullmatch(value.strip())
+    if match is None:
+        raise ValueError("must be a number of seconds or like 10s, 5m, 2h, 30d")
+    return float(match[1]) * _UNIT_SECONDS[match[2] or "s"]
+
+
+def format_duration(seconds: float) -> str:
+    """Write seconds in the largest unit that divides them: 120 is `2m`. Queue names use it."""
+    for unit in "dhms":
+        if seconds % _UNIT_SECONDS[unit] == 0:
+            return f"{int(seconds // _UNIT_SECONDS[unit])}{unit}"
+    return f"{seconds:g}s"
+
 
 MAX_CONCURRENCY: Final = 5000
 MAX_RETRY_DELAY_SECONDS: Final = 3650 * 86400
@@ -234,3 +266,45 @@ SignedContent = Annotated[str, StringConstraints(min_length=1, max_length=200, p
 List = BeforeValidator(read_list)
 # The same for a map whose keys are no settings.
 Map = BeforeValidator(read_map)
+
+
+# How similar, from 0 to 1, an unknown name must be to a known one to be taken for a misspelling.
+_LIKENESS: Final = 0.6
+
+
+def did_you_mean(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """Write the end of a fault that names the nearest of `names`; nothing when none is near."""
+    found = nearest(name, names)
+    return "" if found is None else f"; did you mean {prefix}{found}?"
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Return the one of `names` (lower case) that is most similar to a name; None if none is."""
+    wanted = name[:MAX_NAME_BYTES].lower()
+    found = difflib.get_close_matches(wanted, list(names), n=1, cutoff=_LIKENESS)
+    return found[0] if found else None
+
+
+def read_section(value: object) -> object:
+    """Take an empty section for all defaults, and JSON where the environment gives a map."""
+    if value is None:
+        return {}
+    return read_json(value, "must hold keys; in the environment it is JSON")
+
+
+class Section(BaseModel):
+    """Keys with their types and defaults; an unknown one is a fault."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        allow_inf_nan=False,
+        # Built as a part of `Settings`; none is read by itself.
+        defer_build=True,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_map(cls, value: object) -> object:
+        return read_section(value)

@@ -1,16 +1,290 @@
-"""The way to settings: the file, the environment laid over it, the whole checked by the model."""
+"""Loads the settings: reads the YAML file, lays the environment over it, checks the whole."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import yaml
 from pydantic import ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource
+from pydantic_settings.sources.utils import parse_env_vars
 
-from bridge.config.environment import read_environment
-from bridge.config.faults import describe
-from bridge.config.settings import Settings
-from bridge.config.yaml_file import read_yaml
+from bridge.config.faults import Lines, describe, may_be_shown, unknown_key
+from bridge.config.fields import did_you_mean, nearest
+from bridge.config.settings import ENV_PREFIX, Settings, known_keys
 from bridge.errors import ConfigError
+
+# Far above any real configuration: a few KiB, a few hundred values, three levels deep.
+MAX_FILE_BYTES: Final = 256 * 1024
+MAX_VALUES: Final = 10_000
+MAX_DEPTH: Final = 20
+# The key below which constants of JSON stand: the only ones that may be truth values.
+JSON_AT: Final = ("sms_api", "request", "fields")
+_TRUTH_VALUES: Final = ("true", "false")
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
+    """Read the sections of a file, and the line of each key.
+
+    Raises ConfigError that says in which line the file is no YAML, or holds too much of it.
+    """
+    try:
+        values, lines = _parse(_read_text(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{path}{where}: {_explain(error)}") from None
+    except (yaml.YAMLError, ValueError):
+        # A control character, or something that only looks like a date or a number.
+        why = "it holds an impossible character, date or number; put text in quotes"
+        raise ConfigError(f"{path}: is not YAML: {why}") from None
+    if values is None:
+        return {}, {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: must hold sections such as `rabbitmq:` at the top")
+    return values, lines
+
+
+def _read_text(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        most = MAX_FILE_BYTES // 1024
+        raise ConfigError(f"{path}: is larger than {most} KiB; is it the configuration?")
+    return content.decode("utf-8")
+
+
+def _parse(text: str) -> tuple[Any, Lines]:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        for constants in _nodes_at(node, *JSON_AT):
+            _know_truth_values(constants)
+        return loader.construct_document(node), dict(_lines_of(node))
+    finally:
+        loader.dispose()
+
+
+def _nodes_at(node: yaml.Node, *path: str) -> Iterator[yaml.Node]:
+    if not path:
+        yield node
+    elif isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            if name.value == path[0]:
+                yield from _nodes_at(value, *path[1:])
+
+
+def _know_truth_values(node: yaml.Node) -> None:
+    """Take a bare `true` or `false` for one, in a value and all that is in it."""
+    if isinstance(node, yaml.ScalarNode) and node.style is None and node.value in _TRUTH_VALUES:
+        node.tag = "tag:yaml.org,2002:bool"
+    elif isinstance(node, yaml.SequenceNode):
+        for member in node.value:
+            _know_truth_values(member)
+    elif isinstance(node, yaml.MappingNode):
+        for _, member in node.value:
+            _know_truth_values(member)
+
+
+def _lines_of(node: yaml.Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    if isinstance(node, yaml.SequenceNode):
+        for number, member in enumerate(node.value):
+            yield from _lines_of(member, (*path, str(number)))
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for name, value in node.value:
+        below = (*path, str(name.value))
+        yield below, name.start_mark.line + 1
+        yield from _lines_of(value, below)
+
+
+def _explain(error: yaml.MarkedYAMLError) -> str:
+    # PyYAML's own text may quote the file, so it is inspected but never shown.
+    said = error.problem or ""
+    match error:
+        case _RejectedError():
+            return said
+        case yaml.scanner.ScannerError() if "'\\t'" in said:
+            return "is not YAML: a tab stands where only spaces may"
+        case yaml.scanner.ScannerError() if "cannot start any token" in said:
+            return "is not YAML: text that begins with @, % or ` needs quotes"
+        case yaml.scanner.ScannerError() if "mapping values" in said:
+            return "is not YAML: a colon too many; indent keys alike, put text with `: ` in quotes"
+        case yaml.composer.ComposerError() if "another document" in said:
+            return "is not YAML for one configuration: take the second `---` out"
+        case yaml.composer.ComposerError():
+            return "is not YAML: text that begins with * or & needs quotes"
+        case yaml.constructor.ConstructorError() if "the tag" in said:
+            return "is not YAML that is read here: text that begins with ! needs quotes"
+        case _:
+            return "is not YAML: look for a quote, a bracket or a space too few or too many"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without booleans, for no setting is one: `topology: off` is a word, and `yes` no number.
+
+    Depth and the number of values are bounded, each alias counted as all that it stands for.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012  yaml's own form
+        first: [(tag, pattern) for tag, pattern in pairs if not tag.endswith(":bool")]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._values = 0
+        self._values_of: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Read one value with all that is in it; refuse what is too deep, or too much."""
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        is_alias = self.check_event(yaml.AliasEvent)
+        before = self._values
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            problem = f"lies more than {MAX_DEPTH} levels deep; no setting does"
+            raise _RejectedError(problem=problem, problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is None:
+            return None
+        if is_alias and node not in self._values_of:
+            problem = "an alias (*) stands inside of what it names; write the value out"
+            raise _RejectedError(problem=problem, problem_mark=mark)
+        self._values += self._values_of[node] if is_alias else 1
+        if self._values > MAX_VALUES:
+            problem = f"holds more than {MAX_VALUES:,} values, what aliases (*) repeat too"
+            raise _RejectedError(problem=problem, problem_mark=mark)
+        if not is_alias:
+            self._values_of[node] = self._values - before
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        """Take each key as text; refuse one that is there twice, whose last PyYAML would take."""
+        seen = set()
+        for name, _ in node.value:
+            if not isinstance(name, yaml.ScalarNode):
+                problem = "a list or a map cannot be a key; text with a [ or { needs quotes"
+                raise _RejectedError(problem=problem, problem_mark=name.start_mark)
+            if name.value in seen:
+                which = f"the key `{name.value}`" if may_be_shown(name.value) else "a key"
+                problem = f"{which} is there twice; keep one"
+                raise _RejectedError(problem=problem, problem_mark=name.start_mark)
+            seen.add(name.value)
+            if not name.tag.endswith(":merge"):
+                name.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep)
+
+
+class _RejectedError(yaml.MarkedYAMLError):
+    """A fault that PyYAML would not see; `problem` is our own text, which quotes nothing."""
+
+
+# The configuration file, the commit that the image was built from, and what carries messages
+# between us and the broker, which `amqp.connecting` explains.
+CONFIG_VARIABLE: Final = f"{ENV_PREFIX}CONFIG"
+REVISION_VARIABLE: Final = f"{ENV_PREFIX}REVISION"
+WIRE_VARIABLE: Final = f"{ENV_PREFIX}WIRE"
+_OURS: Final = (CONFIG_VARIABLE, REVISION_VARIABLE, WIRE_VARIABLE)
+# What WIRE_VARIABLE may be; without it, or with it empty, the wire is `stream`.
+_WIRES: Final = ("plain", "stream", "")
+# How the names continue that tell this repository's tests what to run with.
+_TESTS: Final = "TEST_"
+# How the names continue that Kubernetes sets in every container for a Service whose name is or
+# begins with `sms-bridge`: SERVICE_HOST=10.0.0.1, WEBHOOK_PORT_8080_TCP_ADDR=10.0.0.1.
+_SERVICE: Final = re.compile(
+    r"(?:\w+_)?"
+    r"(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
+)
+
+
+def read_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values that variables give, and a fault for each that looks like a setting.
+
+    Lists and maps are still text: the model reads them as JSON.
+    """
+    known: dict[str, str] = {}
+    faults: list[str] = []
+    for name, value in environ.items():
+        fault = _fault_of(name, value)
+        if fault is None:
+            known[name] = value
+        else:
+            faults.append(fault)
+    return _Environment(Settings, known)(), faults
+
+
+class _Environment(EnvSettingsSource):
+    """pydantic-settings' reader of the environment, over a mapping that is handed in."""
+
+    def __init__(self, settings: type[BaseSettings], environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        super().__init__(settings)
+
+    def _load_env_vars(self) -> Mapping[str, str | None]:
+        return parse_env_vars(
+            self._environ, self.case_sensitive, self.env_ignore_empty, self.env_parse_none_str
+        )
+
+
+def _variable(path: str) -> str:
+    """Name the variable that overrides a key."""
+    return ENV_PREFIX + path.upper().replace(".", "__")
+
+
+def _fault_of(variable: str, value: str) -> str | None:
+    """Describe a variable that looks like ours and is not read, or cannot be used as it is."""
+    if variable == WIRE_VARIABLE and value not in _WIRES:
+        return f"{variable}: must be plain or stream, or not set"
+    name = variable.upper()
+    if not name.startswith(ENV_PREFIX) or _is_of_others(variable, value):
+        return None
+    path = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
+    if path in known_keys():
+        return None
+    section, _, below = path.partition(".")
+    if not below:
+        return f"{variable}: is not read; {_remedy(path)}"
+    if section not in Settings.model_fields:
+        return f"{variable}: unknown section{did_you_mean(section, Settings.model_fields)}"
+    for name_of_list in _lists_of_sections():
+        if path.startswith(f"{name_of_list}."):
+            whole = _variable(name_of_list)
+            return f"{variable}: is not read; give the whole list as JSON in {whole}"
+    return unknown_key(path.split("."), variable)
+
+
+def _lists_of_sections() -> set[str]:
+    """Return the keys of lists whose members have keys, which no variable can name."""
+    return {key.partition(".*.")[0] for key in known_keys(in_lists=True) if ".*." in key}
+
+
+def _is_of_others(variable: str, value: str) -> bool:
+    """Whether a variable is read elsewhere, or is meant for other programs."""
+    name = variable.upper().removeprefix(ENV_PREFIX)
+    if variable in _OURS or name.startswith(_TESTS):
+        return True
+    # WEBHOOK_PORT=8081 may be meant for WEBHOOK__PORT; a Service's is always a URL.
+    is_port = name.endswith("PORT") and value.startswith(("tcp://", "udp://", "sctp://"))
+    return is_port or bool(_SERVICE.fullmatch(name))
+
+
+def _remedy(name: str) -> str:
+    """Name the variable that was meant by one without a section, or say how one is written."""
+    variables = [*map(_variable, known_keys()), *_OURS]
+    # Compared without the common prefix, which would make all names alike.
+    found = nearest(name, (one.removeprefix(ENV_PREFIX).lower() for one in variables))
+    if found is None:
+        return f"a setting is written like {_variable('worker.queue')}"
+    return f"did you mean {ENV_PREFIX}{found.upper()}?"
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:

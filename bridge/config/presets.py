@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 import yaml
 from pydantic import BeforeValidator
 
-from bridge.config.spelling import did_you_mean
+from bridge.config.fields import did_you_mean
 
 Preset = Literal[
     "generic",

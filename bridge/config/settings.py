@@ -29,10 +29,10 @@ from bridge.config.fields import (
     QueueName,
     RetryDelay,
     Secret,
+    Section,
     SenderName,
     write_on_or_off,
 )
-from bridge.config.section import Section
 from bridge.config.sms_api import SmsApiSettings
 from bridge.config.urls import BrokerUrls, OtlpUrl, mask_url
 from bridge.config.webhook import WebhookSettings

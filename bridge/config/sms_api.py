@@ -16,9 +16,22 @@ from bridge.config.api_request import (
     AuthSettings,
     Idempotency,
     RequestSettings,
+    Slot,
+    check_fields,
     may_be_named,
+    shown,
+    slots_of,
 )
-from bridge.config.fields import Duration, FilePath, List, Name, Pointer, Secret
+from bridge.config.fields import (
+    Duration,
+    FilePath,
+    List,
+    Name,
+    Pointer,
+    Secret,
+    Section,
+    read_section,
+)
 from bridge.config.presets import (
     PRESETS,
     KnownPreset,
@@ -26,8 +39,6 @@ from bridge.config.presets import (
     needed_settings,
     preset_settings,
 )
-from bridge.config.request_fields import Slot, check_fields, shown, slots_of
-from bridge.config.section import Section, read_section
 from bridge.config.urls import BaseUrl, ProxyUrl
 
 # Where no preset knows what the service calls a setting.

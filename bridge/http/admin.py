@@ -13,8 +13,7 @@ from prometheus_client import Metric
 from prometheus_client.exposition import choose_encoder
 
 from bridge.http.limits import Limits
-from bridge.http.request import Answer, Request
-from bridge.http.response import Response, problem
+from bridge.http.messages import Answer, Request, Response, problem
 from bridge.telemetry.log_lines import dump_json
 from bridge.telemetry.metrics import BridgeMetrics, Registry
 

@@ -11,10 +11,9 @@ from functools import partial
 from http import HTTPStatus
 from typing import Final, cast
 
+from bridge.http.messages import Request, Response, problem, render
 from bridge.http.occupancy import Eviction, Occupancy
 from bridge.http.parser import BODY, IDLE, RequestParser
-from bridge.http.request import Request
-from bridge.http.response import Response, problem, render
 from bridge.http.service import Service
 from bridge.telemetry.logs import Log
 

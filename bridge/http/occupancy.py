@@ -9,7 +9,7 @@ import asyncio
 from typing import Generic, Literal, Protocol, TypeVar
 
 from bridge.http.limits import Limits
-from bridge.http.response import Response
+from bridge.http.messages import Response
 
 # Why a connection was evicted: no place for a new one, or no memory for its request.
 Eviction = Literal["connections", "memory"]

@@ -19,8 +19,7 @@ from urllib.parse import unquote
 import httptools
 
 from bridge.http.limits import Limits
-from bridge.http.request import Headers, Judge, Request
-from bridge.http.response import Response, problem
+from bridge.http.messages import Headers, Judge, Request, Response, problem
 
 # How many pipelined requests may wait; no sender of webhooks comes near it.
 MAX_PIPELINED: Final = 16

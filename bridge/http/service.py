@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bridge.http.limits import Limits
+from bridge.http.messages import Handler, Judge, Response
 from bridge.http.occupancy import Eviction
-from bridge.http.request import Handler, Judge
-from bridge.http.response import Response
 
 # How much one read takes from the kernel at most.
 READ_BYTES: Final = 65536

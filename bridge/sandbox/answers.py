@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 from pydantic import SecretStr
 
 from bridge.config import SmsApiSettings
+from bridge.config.fields import did_you_mean
 from bridge.config.presets import documented_answers
-from bridge.config.spelling import did_you_mean
 from bridge.json_pointer import split_pointer
 from bridge.worker.service.connection import Reply
 from bridge.worker.service.shape import shape_from

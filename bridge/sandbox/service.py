@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, NamedTuple, assert_never
 from urllib.parse import parse_qsl
 
 from bridge.config import SmsApiSettings
+from bridge.config.api_request import Slot, build_document, parse_text, slots_of
 from bridge.config.presets import Preset
-from bridge.config.request_fields import Slot, build_document, parse_text, slots_of
 from bridge.json_pointer import split_pointer
 from bridge.sandbox.answers import Answer, Answers
 from bridge.sandbox.faults import Fault

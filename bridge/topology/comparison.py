@@ -29,7 +29,7 @@ from bridge.topology.differences import (
     compare_exchange,
     compare_queue,
 )
-from bridge.topology.facts import ExchangeFacts, QueueFacts
+from bridge.topology.queue_facts import ExchangeFacts, QueueFacts
 
 # How many declares one queue or exchange may take: more than RabbitMQ has arguments to compare.
 MAX_DECLARES: Final = 40

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from bridge.config import Role, Settings, WebhookSettings, WorkerSettings
-from bridge.config.durations import format_duration
+from bridge.config.fields import format_duration
 
 QUORUM: Final[dict[str, Any]] = {"x-queue-type": "quorum"}
 # Leaving a lane counts as a delivery of what was held.

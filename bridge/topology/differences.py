@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from bridge.config import TopologyMode
-from bridge.topology import message_loss
+from bridge.topology import queue_facts
 from bridge.topology.declarations import Entity, Exchange, Queue, Use, name_of
-from bridge.topology.facts import ExchangeFacts, QueueFacts
+from bridge.topology.queue_facts import ExchangeFacts, QueueFacts
 
 DifferenceKind = Literal[
     "missing", "different", "locked", "refused", "not_compared", "hidden", "unfit"
@@ -99,7 +99,7 @@ def compare_queue(needed: Queue, facts: QueueFacts) -> Iterator[Difference]:
         else:
             cost = _cost(key, facts)
             if cost == _REFUSED and needed.use == "consumed":
-                cost = message_loss.RETRIES_REFUSED
+                cost = queue_facts.RETRIES_REFUSED
             text = f"{_is_not(key, found, wanted)}: {cost}"
             yield Difference(needed, "different", text, USED_AS_IT_IS)
 
@@ -149,25 +149,25 @@ def _cost_of_type(facts: QueueFacts) -> str:
 
 
 def _cost_of_ttl(facts: QueueFacts) -> str:
-    return _cost_of_dropping(facts, message_loss.dropped_by_age(facts))
+    return _cost_of_dropping(facts, queue_facts.dropped_by_age(facts))
 
 
 def _cost_of_length(facts: QueueFacts) -> str:
-    return _cost_of_dropping(facts, message_loss.dropped_by_length(facts))
+    return _cost_of_dropping(facts, queue_facts.dropped_by_length(facts))
 
 
 def _cost_of_dropping(facts: QueueFacts, text: str | None) -> str:
     if text is None:
         return _REFUSED
-    return message_loss.dropped_to(facts, text)
+    return queue_facts.dropped_to(facts, text)
 
 
 def _cost_of_delivery_limit(facts: QueueFacts) -> str:
     limit = facts.value("delivery-limit")
     if limit < 0:
         return "before RabbitMQ 4 this drops what comes back once"
-    return message_loss.dropped_to(
-        facts, message_loss.dropped_by_delivery_limit(limit, "delivery-limit")
+    return queue_facts.dropped_to(
+        facts, queue_facts.dropped_by_delivery_limit(limit, "delivery-limit")
     )
 
 
@@ -177,16 +177,16 @@ def _cost_of_overflow(facts: QueueFacts) -> str:
 
 
 def _cost_of_dead_letters(facts: QueueFacts) -> str:
-    where = message_loss.dead_letters_of(facts)
+    where = queue_facts.dead_letters_of(facts)
     return f"what RabbitMQ itself drops goes to {where}, past the bridge"
 
 
 _COSTS: Final[Mapping[str, Callable[[QueueFacts], str]]] = {
-    "durable": lambda _: message_loss.NOT_DURABLE,
-    "auto_delete": lambda _: message_loss.AUTO_DELETED,
+    "durable": lambda _: queue_facts.NOT_DURABLE,
+    "auto_delete": lambda _: queue_facts.AUTO_DELETED,
     "exclusive": lambda _: "it is gone with the connection that declared it",
     "x-queue-type": _cost_of_type,
-    "x-expires": message_loss.deleted_when_unused,
+    "x-expires": queue_facts.deleted_when_unused,
     "x-message-ttl": _cost_of_ttl,
     "x-max-length": _cost_of_length,
     "x-max-length-bytes": _cost_of_length,

@@ -6,7 +6,7 @@ from bridge.config import EndpointSettings
 from bridge.config.webhook import DEFAULT_ENDPOINT
 from bridge.credentials import Credential
 from bridge.errors import ConfigError
-from bridge.http.response import Response
+from bridge.http.messages import Response
 from bridge.webhook.signatures.schemes import decode_secret, scheme_from
 from bridge.webhook.signatures.verify import is_usable
 

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 from bridge.amqp.properties import Properties
 from bridge.config import EndpointSettings
 from bridge.config.fields import EVENT_TYPE, MAX_EVENT_TYPE_CHARACTERS
-from bridge.http.request import Request
+from bridge.http.messages import Request
 from bridge.json_pointer import NOT_JSON, find_id, find_text, read_document
 from bridge.telemetry.trace_context import TraceHeaders, read_trace
 from bridge.webhook.receipts import Receipt, read_receipts

@@ -3,8 +3,7 @@
 import time
 from typing import Final
 
-from bridge.http.request import Request
-from bridge.http.response import Response
+from bridge.http.messages import Request, Response
 from bridge.telemetry.log_lines import shown_seconds
 from bridge.telemetry.logs import Log
 from bridge.telemetry.trace_context import Span

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from bridge.config.receipts import ReceiptSettings
+from bridge.config.webhook import ReceiptSettings
 from bridge.json_pointer import as_text, find_all, find_code, find_id
 
 Delivery = Literal["delivered", "failed", "pending"]

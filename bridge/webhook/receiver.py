@@ -21,8 +21,7 @@ from bridge.amqp.publisher import Publisher
 from bridge.config import WebhookSettings
 from bridge.errors import InvalidSignatureError, PublishError
 from bridge.http.limits import Limits
-from bridge.http.request import Answer, Request
-from bridge.http.response import Response
+from bridge.http.messages import Answer, Request, Response
 from bridge.telemetry.logs import Log
 from bridge.telemetry.trace_context import Span, TraceHeaders
 from bridge.topology.upkeep import Upkeep

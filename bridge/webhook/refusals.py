@@ -3,9 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from bridge.http.messages import Headers, Response, problem
 from bridge.http.occupancy import Eviction
-from bridge.http.request import Headers
-from bridge.http.response import Response, problem
 from bridge.telemetry.logs import CountedLog, Log
 from bridge.webhook.metrics import EventOutcome, WebhookMetrics
 

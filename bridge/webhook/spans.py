@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from bridge.errors import PublishError
-from bridge.http.request import Request
+from bridge.http.messages import Request
 from bridge.telemetry.trace_context import Span, TraceHeaders, Tracer, known
 from bridge.webhook.endpoint import Endpoint
 from bridge.webhook.event import trace_of

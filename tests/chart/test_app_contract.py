@@ -16,8 +16,7 @@ from bridge.admin import topology_formats
 from bridge.config import ENV_PREFIX, Role, Settings, load_settings
 from bridge.config.settings import known_keys
 from bridge.http.admin import Health, admin_handler
-from bridge.http.request import Request
-from bridge.http.response import Response
+from bridge.http.messages import Request, Response
 from bridge.start_checks import check_roles
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from bridge.topology.declarations import (

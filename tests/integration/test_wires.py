@@ -17,7 +17,7 @@ from bridge.amqp.plain_wire import PlainWire
 from bridge.amqp.properties import Properties
 from bridge.amqp.stream_wire import StreamWire
 from bridge.amqp.wire import Body, PublishingChannel
-from bridge.config.environment import WIRE_VARIABLE
+from bridge.config.loading import WIRE_VARIABLE
 from bridge.errors import Confirm
 from bridge.sandbox.broker import Broker
 from bridge.telemetry.metrics import BridgeMetrics, new_registry

@@ -13,8 +13,7 @@ from yarl import URL
 from bridge.admin.checks.certificates import judge_certificate
 from bridge.admin.checks.set_up import ConnectedBroker, SetUp
 from bridge.admin.finding import Finding
-from bridge.amqp.connecting import close_quietly, host_of, open_connection
-from bridge.amqp.login import tls_context
+from bridge.amqp.connecting import close_quietly, host_of, open_connection, tls_context
 from bridge.config import RabbitMQSettings
 from bridge.deadline import Deadline
 from bridge.errors import BrokerError

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from bridge.admin.checks.set_up import ManagedBroker
 from bridge.admin.finding import Finding
 from bridge.admin.management import Management
-from bridge.topology.facts import QueueFacts
+from bridge.topology.queue_facts import QueueFacts
 
 
 async def check_exchanges(broker: ManagedBroker) -> list[Finding]:

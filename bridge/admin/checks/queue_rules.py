@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from bridge.admin.finding import CheckResult, Finding
-from bridge.topology import message_loss
+from bridge.topology import queue_facts
 from bridge.topology.declarations import Queue
-from bridge.topology.facts import QueueFacts
+from bridge.topology.queue_facts import QueueFacts
 
 DEFAULT_DELIVERY_LIMIT: Final = 20
 _DEFAULT_LIMIT_SINCE: Final = (4, 0)
@@ -72,11 +72,11 @@ def judge_queue(
 def _judge_existence(facts: QueueFacts) -> Iterator[Finding]:
     subject = f"queue {facts.name}"
     if not facts.durable or facts.exclusive:
-        yield Finding(subject, "fail", message_loss.NOT_DURABLE, "make it durable")
+        yield Finding(subject, "fail", queue_facts.NOT_DURABLE, "make it durable")
     if facts.auto_delete:
-        yield Finding(subject, "fail", message_loss.AUTO_DELETED, "make it without auto-delete")
+        yield Finding(subject, "fail", queue_facts.AUTO_DELETED, "make it without auto-delete")
     if facts.value("expires") is not None:
-        text = message_loss.deleted_when_unused(facts)
+        text = queue_facts.deleted_when_unused(facts)
         yield Finding(subject, "fail", text, "remove `expires` from its arguments or policy")
 
 
@@ -85,11 +85,11 @@ def _judge_drops(
 ) -> Iterator[Finding]:
     limits = (
         (
-            message_loss.dropped_by_age(facts),
+            queue_facts.dropped_by_age(facts),
             "remove `message-ttl` from its arguments or policy; for requests set worker.max_age",
         ),
         (
-            message_loss.dropped_by_length(facts),
+            queue_facts.dropped_by_length(facts),
             "set `overflow: reject-publish` beside the limit",
         ),
         (_over_delivery_limit(facts, version), _lift_delivery_limit(version)),
@@ -97,7 +97,7 @@ def _judge_drops(
     result: CheckResult = "warn" if facts.has_dead_letters else drops
     for text, fix in limits:
         if text is not None:
-            told = message_loss.dropped_to(facts, text)
+            told = queue_facts.dropped_to(facts, text)
             yield Finding(f"queue {facts.name}", result, told, fix)
 
 
@@ -135,11 +135,11 @@ def judge_default_limit(queues: Sequence[QueueFacts], *, vhost: str) -> Finding:
 
 def judge_refusals(facts: QueueFacts) -> Iterator[Finding]:
     """Find a limit by which the queue of requests refuses retries that come back."""
-    if message_loss.refuses_when_full(facts):
+    if queue_facts.refuses_when_full(facts):
         yield Finding(
             f"queue {facts.name}",
             "warn",
-            message_loss.RETRIES_REFUSED,
+            queue_facts.RETRIES_REFUSED,
             "remove the limit from its arguments or policy, and bound publishers in another way; "
             "`sms-bridge status` counts retries that are late",
         )
@@ -168,7 +168,7 @@ def _over_delivery_limit(facts: QueueFacts, version: tuple[int, ...]) -> str | N
         return (
             "delivery-limit is below zero, which this RabbitMQ reads as: drop what comes back once"
         )
-    return message_loss.dropped_by_delivery_limit(limit, "delivery-limit")
+    return queue_facts.dropped_by_delivery_limit(limit, "delivery-limit")
 
 
 def _lift_delivery_limit(version: tuple[int, ...]) -> str:

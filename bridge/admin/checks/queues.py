@@ -14,7 +14,7 @@ from bridge.admin.checks.queue_rules import (
 from bridge.admin.checks.set_up import ManagedBroker
 from bridge.admin.finding import CheckResult, Finding
 from bridge.topology.declarations import Queue
-from bridge.topology.facts import QueueFacts
+from bridge.topology.queue_facts import QueueFacts
 
 
 async def check_queues(broker: ManagedBroker) -> list[Finding]:

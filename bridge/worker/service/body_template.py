@@ -10,7 +10,7 @@ from urllib.parse import quote_plus
 from pydantic_core import to_json
 
 from bridge.config import RequestSettings
-from bridge.config.request_fields import Slot, build_document, parse_text
+from bridge.config.api_request import Slot, build_document, parse_text
 from bridge.errors import InvalidMessageError
 from bridge.json_pointer import as_text, split_pointer
 from bridge.worker.envelope import Envelope

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.config.durations import format_duration, parse_duration
+from bridge.config.fields import format_duration, parse_duration
 
 
 @pytest.mark.parametrize(

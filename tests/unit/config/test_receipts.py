@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from bridge.config.receipts import ReceiptSettings
+from bridge.config.webhook import ReceiptSettings
 
 READABLE: dict[str, Any] = {
     "status_pointers": ["/status"],

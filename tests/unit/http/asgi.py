@@ -2,8 +2,7 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bridge.http.request import Handler, Request
-from bridge.http.response import Response
+from bridge.http.messages import Handler, Request, Response
 
 
 def asgi_app(handler: Handler, *, max_body_bytes: int) -> ASGIApp:

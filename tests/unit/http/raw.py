@@ -10,8 +10,7 @@ from typing import Any, cast
 
 from bridge.http.limits import Limits
 from bridge.http.listener import Listener
-from bridge.http.request import Answer, Request
-from bridge.http.response import Response, problem
+from bridge.http.messages import Answer, Request, Response, problem
 from bridge.http.service import Hooks
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from bridge.http.admin import LIMITS, Health, admin_handler
 from bridge.http.listener import Listener
-from bridge.http.request import Request
+from bridge.http.messages import Request
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from tests.clock import Clock
 

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.http.limits import Limits
+from bridge.http.messages import Request, Response
 from bridge.http.parser import HEADER_OVERHEAD_BYTES, MAX_PIPELINED, Phase, RequestParser
-from bridge.http.request import Request
-from bridge.http.response import Response
 
 LIMITS = Limits(
     max_connections=1,

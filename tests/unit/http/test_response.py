@@ -2,7 +2,7 @@
 
 import json
 
-from bridge.http.response import problem
+from bridge.http.messages import problem
 
 
 def test_problem_says_status_and_title() -> None:

@@ -13,7 +13,7 @@ from bridge.topology.differences import (
     compare_queue,
     is_unusable,
 )
-from bridge.topology.facts import ExchangeFacts, QueueFacts
+from bridge.topology.queue_facts import ExchangeFacts, QueueFacts
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Which of an argument and a policy holds."""
 
-from bridge.topology.facts import QueueFacts
+from bridge.topology.queue_facts import QueueFacts
 
 
 def test_the_smaller_limit_holds() -> None:

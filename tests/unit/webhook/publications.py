@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 from bridge.amqp.publication import Publication
 from bridge.errors import Confirm
-from bridge.http.request import Request
-from bridge.http.response import Response
+from bridge.http.messages import Request, Response
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from bridge.webhook.receiver import Receiver
 

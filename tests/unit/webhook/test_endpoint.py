@@ -7,7 +7,7 @@ import pytest
 
 from bridge.config import EndpointSettings
 from bridge.errors import ConfigError, InvalidSignatureError
-from bridge.http.request import Request
+from bridge.http.messages import Request
 from bridge.webhook.endpoint import Endpoint
 from bridge.webhook.signatures.schemes import PRESETS
 from bridge.webhook.signatures.verify import Verified, sign, verify

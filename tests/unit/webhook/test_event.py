@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.config import EndpointSettings
-from bridge.http.request import Headers, Request
+from bridge.http.messages import Headers, Request
 from bridge.json_pointer import NOT_JSON
 from bridge.webhook.event import (
     MAX_FORM_FIELDS,

@@ -15,9 +15,9 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import Publisher
 from bridge.config import WebhookSettings
-from bridge.config.receipts import ReceiptSettings
+from bridge.config.webhook import ReceiptSettings
 from bridge.errors import Confirm
-from bridge.http.request import Request
+from bridge.http.messages import Request
 from bridge.telemetry.metrics import new_registry
 from bridge.topology.declarations import webhook_topology
 from bridge.topology.upkeep import Upkeep

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bridge.config import SmsApiSettings, WorkerSettings
 from bridge.config.presets import PRESETS, documented_webhooks, preset_endpoint
-from bridge.config.receipts import ReceiptSettings
+from bridge.config.webhook import ReceiptSettings
 from bridge.json_pointer import find_all
 from bridge.webhook.receipts import Receipt, read_receipts
 from bridge.worker.envelope import Envelope

@@ -21,8 +21,7 @@ from bridge.amqp.publication import Publication
 from bridge.amqp.publisher import Publisher
 from bridge.config import SignatureSettings, WebhookSettings
 from bridge.errors import Confirm
-from bridge.http.request import Request
-from bridge.http.response import Response, problem
+from bridge.http.messages import Request, Response, problem
 from bridge.telemetry.metrics import new_registry
 from bridge.topology.declarations import webhook_topology
 from bridge.topology.upkeep import Upkeep

@@ -4,7 +4,7 @@ import pytest
 
 from bridge.config import EndpointSettings
 from bridge.errors import PublishError
-from bridge.http.request import Request
+from bridge.http.messages import Request
 from bridge.telemetry.trace_context import TraceHeaders
 from bridge.webhook.endpoint import Endpoint
 from bridge.webhook.spans import WebhookSpans, end_webhook, publish_in

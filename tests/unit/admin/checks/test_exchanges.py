@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bridge.admin.checks.exchanges import judge_bindings
-from bridge.topology.facts import QueueFacts
+from bridge.topology.queue_facts import QueueFacts
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from bridge.admin.checks.queue_rules import (
 )
 from bridge.config import WorkerSettings
 from bridge.topology.declarations import Queue, worker_topology
-from bridge.topology.facts import QueueFacts
+from bridge.topology.queue_facts import QueueFacts
 
 OLD = (3, 10, 8)
 NEW = (4, 2, 0)

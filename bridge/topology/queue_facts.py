@@ -1,13 +1,58 @@
-"""The ways in which a queue's arguments and policies lose messages, with a sentence for each.
+"""A queue or an exchange as the broker has it, and the ways in which it loses messages."""
 
-Pure. The rules are RabbitMQ's. A message over the delivery limit is dropped when there is no
-dead-letter exchange. Every return to the queue counts: after somebody looked at the queue's
-messages, or when a client dies with messages unacked.
-"""
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from typing import Final
+_LIMITS: Final = ("message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit")
 
-from bridge.topology.facts import QueueFacts
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFacts:
+    """A queue as the broker has it.
+
+    `policy` is what the policies in force set, operator policies included; `policy_name` names the
+    ordinary one. Of a queue that was declared just now they may not be known yet.
+    """
+
+    name: str
+    type: str = "quorum"
+    durable: bool = True
+    auto_delete: bool = False
+    exclusive: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    policy_name: str | None = None
+    is_policy_known: bool = True
+
+    def value(self, key: str) -> Any:  # noqa: ANN401  numbers and texts
+        """Return the value that applies for a key such as `message-ttl`, or None."""
+        argument, policy = self.arguments.get(f"x-{key}"), self.policy.get(key)
+        if argument is None or policy is None:
+            return policy if argument is None else argument
+        return _smaller(argument, policy) if key in _LIMITS else argument
+
+    @property
+    def has_dead_letters(self) -> bool:
+        """Whether RabbitMQ dead-letters what it would drop."""
+        return self.value("dead-letter-exchange") is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeFacts:
+    """An exchange as the broker has it."""
+
+    type: str = "topic"
+    durable: bool = True
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _smaller(first: int, second: int) -> int:
+    # A negative value means no limit.
+    return min((value for value in (first, second) if value >= 0), default=first)
+
 
 NOT_DURABLE: Final = "it is gone after a restart of the broker"
 AUTO_DELETED: Final = (
