@@ -1,4 +1,4 @@
-"""One path that a service calls: how it signs there, and its secrets as they are now."""
+"""One path that a service calls, with its signature scheme and current secrets."""
 
 from collections.abc import Iterator
 
@@ -12,10 +12,10 @@ from bridge.webhook.signatures.verify import is_usable
 
 
 class Endpoint:
-    """What is needed to verify what is posted to one path; `key` is the setting that it is of.
+    """Everything needed to verify and answer the webhooks of one path.
 
-    The first of its `keys` counts as current. Raises ConfigError that names the setting when it
-    lacks secrets, or when they or its scheme cannot be used.
+    `key` is the path of its settings. The first of `keys` is the current secret. Raises ConfigError
+    that names the setting if secrets are missing or unusable, or the scheme contradicts itself.
     """
 
     def __init__(self, settings: EndpointSettings, *, key: str = DEFAULT_ENDPOINT) -> None:
@@ -23,7 +23,7 @@ class Endpoint:
         self.setting = key
         self.path = settings.path
         self.accepted = _accepted(settings)
-        # The types that its receipts may have in the log: words of the settings, no stranger's.
+        # Receipt types that may be logged: words from the settings, never from a stranger.
         receipts = settings.receipts
         self.receipt_types = frozenset(
             (*receipts.type_values, *receipts.delivered, *receipts.failed, *receipts.pending)
@@ -57,17 +57,17 @@ class Endpoint:
             raise ConfigError(lacks_secrets(key))
 
     def use_secrets(self) -> None:
-        """Use the secrets as they are now, after a change of their files."""
+        """Decode the secrets again, after a file has changed."""
         self.keys = [decode_secret(self.scheme, secret.current) for secret in self.secrets]
 
 
 def _accepted(settings: EndpointSettings) -> Response:
-    """Make what the service is answered when its webhook was taken."""
+    """Build the response to an accepted webhook."""
     answer = settings.answer
     headers = {} if answer.content_type is None else {"content-type": answer.content_type}
     return Response(answer.status, answer.body.encode(), headers)
 
 
 def lacks_secrets(key: str) -> str:
-    """Say that an endpoint has no secrets, and what to set."""
+    """Return the error text for an endpoint without secrets."""
     return f"{key}.secrets: is missing; set {key}.secrets or {key}.secret_files"

@@ -1,4 +1,4 @@
-"""What a verified webhook is called: its type, its id, its routing key, its properties."""
+"""Turns a verified webhook into an event: type, id, routing key, AMQP properties."""
 
 import functools
 import hashlib
@@ -22,19 +22,19 @@ BODY_SHA256: Final = "sms-bridge-body-sha256"
 DELIVERY: Final = "sms-bridge-delivery"
 PROVIDER_ID: Final = "sms-bridge-provider-id"
 MESSAGE_ID: Final = "sms-bridge-message-id"
-# Routing keys of events without a type, and with a type that can be no routing key.
+# Routing keys of events without a type, and of events whose type cannot be a routing key.
 UNPARSED: Final = "unparsed"
 OTHER: Final = "other"
-# What a short string of AMQP holds (AMQP 0-9-1, 4.2.5.3).
+# Limit of an AMQP short string (AMQP 0-9-1, 4.2.5.3).
 MAX_SHORT_STRING_BYTES: Final = 255
-# Enough that no two events share a key by chance.
+# 16 bytes make a collision of two events practically impossible.
 _REPEAT_KEY_BYTES: Final = 16
-# A body that is longer when it is inflated is not read.
+# A compressed body that inflates to more is not parsed.
 MAX_INFLATED_BYTES: Final = 1024 * 1024
 _INFLATED: Final = frozenset(("gzip", "x-gzip", "deflate"))
 # zlib's number for either of its two headers, and the largest window.
 _GZIP_OR_ZLIB: Final = 47
-# A form with more is not read.
+# A form with more fields is not parsed.
 MAX_FORM_FIELDS: Final = 1000
 _PERSISTENT: Final = 2
 
@@ -44,12 +44,13 @@ class Form(dict[str, str]):
 
 
 class Event:
-    """One verified webhook. `type` is None when the endpoint has none and its body names none.
+    """One verified webhook. `type` is None if neither the body nor the endpoint names one.
 
-    `path` is the endpoint's. `signed_at`, in unix seconds, is None where the scheme signs no time.
+    `path` is the endpoint's path. `signed_at` is in unix seconds, or None if the scheme signs no
+    timestamp.
     """
 
-    # No named tuple, as `Request`.
+    # Not a named tuple, for the reason given at `Request`.
 
     __slots__ = (
         "body",
@@ -88,16 +89,16 @@ class Event:
 
     @property
     def receipt(self) -> Receipt | None:
-        """The one receipt that it is; None when it is none, or a bundle of several."""
+        """The receipt, if the event holds exactly one."""
         return self.receipts[0] if len(self.receipts) == 1 else None
 
     @property
     def repeat_key(self) -> bytes | None:
-        """What a repeat has in common with the first; None where repeats cannot be recognised.
+        """Key by which a repeat is recognised; None if the event has no id.
 
-        The id alone is not enough: several events may be about one message, and an unsigned id
-        could be swapped. Nor is what two services call alike a repeat. A digest takes a third of
-        the memory of body and id.
+        The key covers path, body and id. The id alone does not suffice: several events may concern
+        one message, an unsigned id can be swapped, and two services may use the same id. A digest
+        takes a third of the memory of the parts.
         """
         if self.event_id is None:
             return None
@@ -112,10 +113,10 @@ def name_event(
     endpoint: EndpointSettings,
     content_encoding: str | None = None,
 ) -> Event:
-    """Read the type and the id of an authentic body, whatever it holds; it stays as it is.
+    """Find type, id and receipts of an authentic body; the body itself is never changed.
 
-    The type is the first text that a pointer finds, or else the endpoint's constant; the id is the
-    signed one, or else the first that a pointer finds.
+    The type is the first text found by a pointer, else the endpoint's constant. The id is the
+    signed id, else the first found by a pointer.
     """
     plain = body if content_encoding is None else inflate(body, content_encoding)
     document = read_body(plain, content_type)
@@ -136,10 +137,10 @@ def name_event(
 
 
 def inflate(body: bytes, content_encoding: str) -> bytes:
-    """Undo gzip or deflate, to read what a body holds; return nothing for more than is read.
+    """Undo gzip or deflate; return b"" if the result exceeds `MAX_INFLATED_BYTES`.
 
-    A body that is not compressed, whatever its header says, stays as it is: a proxy may have
-    inflated it. Of several streams in a row not a first part is read alone.
+    A body that is not compressed is returned unchanged, because a proxy may have inflated it and
+    left the header. Several concatenated streams count as unreadable (b"").
     """
     if content_encoding.strip().lower() not in _INFLATED:
         return body
@@ -152,9 +153,9 @@ def inflate(body: bytes, content_encoding: str) -> bytes:
 
 
 def read_body(body: bytes, content_type: str | None) -> Any:  # noqa: ANN401  JSON
-    """Read a body as JSON, whatever it is said to be, or as a `Form` when it is said to be one.
+    """Parse a body as JSON whatever its content type, or as a `Form` if the content type says so.
 
-    Returns NOT_JSON for all else, and for a form of more than `MAX_FORM_FIELDS`.
+    Returns NOT_JSON for anything else, and for a form of more than `MAX_FORM_FIELDS` fields.
     """
     document = read_document(body)
     if document is not NOT_JSON or content_type is None or not is_form_type(content_type):
@@ -165,12 +166,12 @@ def read_body(body: bytes, content_type: str | None) -> Any:  # noqa: ANN401  JS
         )
     except ValueError:
         return NOT_JSON
-    # Backwards, so that the first value of a name stays.
+    # Reversed, so that the first value of a repeated name wins.
     return Form(reversed(fields))
 
 
 def as_form(request: Request) -> Request:
-    """Return a GET as the POST of a form: what it says is in its query, byte for byte."""
+    """Return a GET as the POST of a form whose body is the query string, byte for byte."""
     of_body = {b"content-type", b"content-encoding"}
     others = [header for header in request.headers if header[0] not in of_body]
     headers = [(b"content-type", FORM.encode()), *others]
@@ -188,9 +189,9 @@ def as_form(request: Request) -> Request:
 def properties_of(
     event: Event, request: Request, *, message_id: str, trace: TraceHeaders
 ) -> Properties:
-    """Make the AMQP properties of an event, with the trace headers to pass on.
+    """Build the AMQP properties of an event, trace headers included.
 
-    `message_id` must be unique for each publish: a returned message is recognised by it.
+    `message_id` must be unique for each publish, because a returned message is recognised by it.
     """
     headers: dict[str, Any] = {BODY_SHA256: event.sha256}
     if event.event_id is not None:
@@ -213,7 +214,7 @@ def properties_of(
 
 
 def trace_of(request: Request) -> TraceHeaders:
-    """Return the W3C trace headers of a request, to be passed on."""
+    """Return the W3C trace headers of a request."""
     parent = request.header(b"traceparent")
     return () if parent is None else read_trace(parent, request.header(b"tracestate"))
 
@@ -230,16 +231,16 @@ def _receipt_headers(receipt: Receipt | None) -> dict[str, str]:
 
 
 def routing_key_of(kind: str, endpoint: EndpointSettings) -> str:
-    """Return a type as the routing key of its events, or `other` when it can be none.
+    """Return the routing key for an event type: the type itself, or `other` if it is not valid.
 
-    Behind a preset a colon in it is a dot: of some services every type has one, and nobody could
-    bind to a single type. `generic` has no such rule.
+    For presets other than `generic`, each colon becomes a dot. Some services have a colon in every
+    type, and subscribers could otherwise not bind to a single type.
     """
     key = kind if endpoint.preset == "generic" else kind.replace(":", ".")
     return key if len(key) <= MAX_EVENT_TYPE_CHARACTERS and _is_routing_key(key) else OTHER
 
 
-# Services have few types.
+# A service has few event types, so the cache rarely misses.
 @functools.lru_cache(maxsize=256)
 def _is_routing_key(text: str) -> bool:
     return EVENT_TYPE.fullmatch(text) is not None

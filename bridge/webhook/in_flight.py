@@ -1,4 +1,4 @@
-"""The webhooks that are being answered: how many, and what is told of each when it is answered."""
+"""Webhooks in flight: their number, and the metrics, log line and span of each answer."""
 
 import time
 from typing import Final
@@ -15,14 +15,14 @@ from bridge.webhook.spans import WebhookSpans, end_webhook
 
 log = Log(__name__)
 
-# Of all that are in no trace: it holds nothing.
+# Shared no-op span.
 _NO_SPAN: Final = Span(())
-# The type in the log of a receipt whose own is in no setting.
+# Logged as the type of a receipt whose own type is not in the settings.
 RECEIPT: Final = "receipt"
 
 
 class Webhook:
-    """One request to an endpoint; `event` is what it says, once it is verified."""
+    """One request to an endpoint; `event` is set when the signature is verified."""
 
     __slots__ = ("endpoint", "event", "request", "span", "started")
 
@@ -35,9 +35,9 @@ class Webhook:
 
 
 class InFlight:
-    """Counts the webhooks that are being answered, and tells of each: metrics, log, span.
+    """Counts webhooks in flight, and records each answer in metrics, log and span.
 
-    `names_routes`: lines of the log name the endpoint, because there are several.
+    With `names_routes`, log lines name the endpoint.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class InFlight:
         metrics.http_in_flight.set_function(lambda: self.count)
 
     def begin(self, request: Request, endpoint: Endpoint) -> Webhook:
-        """Begin a webhook, which must be ended or forgotten."""
+        """Begin a webhook. The caller must `end` or `forget` it."""
         self.count += 1
         spans = self._spans
         if spans is not None:
@@ -65,13 +65,13 @@ class InFlight:
         return Webhook(request, endpoint, Span(trace) if trace else _NO_SPAN)
 
     def forget(self) -> None:
-        """Note that a webhook will not be answered."""
+        """Drop a webhook that will not be answered."""
         self.count -= 1
 
     def end(
         self, webhook: Webhook, outcome: EventOutcome, why: str | None, response: Response
     ) -> Response:
-        """Count and log a webhook that is answered; return the response."""
+        """Record the answer to a webhook, and return it."""
         self.count -= 1
         seconds = time.perf_counter() - webhook.started
         event, path, status = webhook.event, webhook.endpoint.path, response.status

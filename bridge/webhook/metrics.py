@@ -1,4 +1,4 @@
-"""What the webhook receiver counts."""
+"""The metrics of the webhook receiver."""
 
 from collections.abc import Sequence
 from typing import Final, Literal, get_args
@@ -8,7 +8,7 @@ from bridge.http.occupancy import Eviction
 from bridge.telemetry.metrics import AGE_SECONDS, FAST_SECONDS, SIZE_BYTES, Catalogue, Registry
 from bridge.webhook.receipts import Delivery
 
-# What became of a webhook.
+# Outcome of a webhook.
 EventOutcome = Literal[
     "published",
     "unparsed",
@@ -19,21 +19,21 @@ EventOutcome = Literal[
     "overloaded",
     "publish_failed",
 ]
-# Upper bounds of buckets; the usual tolerance is one of them.
+# Bucket bounds; they include the default tolerance, 300 s.
 SIGNATURE_AGE_SECONDS: Final = (0.5, 1, 5, 10, 30, 60, 120, 300, 600)
 VERIFICATIONS: Final[Sequence[tuple[str, str]]] = (
     ("valid", "current"),
     ("valid", "previous"),
     *((fault, "none") for fault in get_args(SignatureFault)),
 )
-# Of a receipt whose word is in no list of the settings.
+# Delivery state of a receipt whose word is not in the settings.
 UNKNOWN_DELIVERY: Final = "unknown"
-# Statuses of the responses, whoever made them.
+# Every status with which the public port answers.
 WEBHOOK_CODES: Final = ("200", "400", "401", "404", "405", "408", "413", "431", "503")
 
 
 class WebhookMetrics(Catalogue):
-    """What the webhook receiver counts."""
+    """The metrics of the webhook receiver."""
 
     def __init__(
         self,

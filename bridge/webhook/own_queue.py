@@ -1,6 +1,6 @@
-"""Watches the webhook's own queue, which receives every event whether or not anybody reads it.
+"""Measures the bridge's own inbound queue, which receives every event.
 
-If nobody reads it, it grows until an alarm of the broker stops both directions.
+Without a consumer it grows until a resource alarm of the broker blocks both directions.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ Serve = Callable[[Connection], Coroutine[Any, Any, None]]
 
 
 def watched(serve: Serve, queue: str | None, metrics: WebhookMetrics) -> Serve:
-    """Wrap `serve` so that the webhook's own queue is watched while it runs."""
+    """Wrap `serve` so that the size of the queue is measured while it runs."""
     if queue is None:
         return serve
 

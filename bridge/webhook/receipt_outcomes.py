@@ -1,4 +1,4 @@
-"""Tells what delivery receipts say, on the exchange where the worker tells what it has sent."""
+"""Publishes outcome events for delivery receipts, on the worker's outcome exchange."""
 
 import asyncio
 from collections.abc import Awaitable, Iterator
@@ -13,7 +13,7 @@ from bridge.webhook.event import Event
 from bridge.webhook.receipts import Delivery, Receipt
 from bridge.webhook.recent_events import RecentEvents
 
-# How many outcome events of one webhook wait for their confirm at once; services bundle as many.
+# Outcome events of one webhook in flight at once. Services bundle up to this many receipts.
 MAX_AT_ONCE: Final = 100
 _OUTCOMES: Final[dict[Delivery | None, ReceiptOutcome]] = {
     "delivered": "delivered",
@@ -22,7 +22,7 @@ _OUTCOMES: Final[dict[Delivery | None, ReceiptOutcome]] = {
 
 
 class ReceiptOutcomes:
-    """Publishes an outcome event for each receipt that says how a message ended."""
+    """Publishes an outcome event for each receipt with a final delivery state."""
 
     def __init__(self, exchange: str, *, publisher: Publisher, recent: RecentEvents) -> None:
         self._exchange = exchange
@@ -32,11 +32,11 @@ class ReceiptOutcomes:
     async def publish(
         self, event: Event, trace: TraceHeaders, *, at: float, deadline: float
     ) -> bool:
-        """Return when the broker has confirmed them all; whether any was not published before.
+        """Publish all outcome events and await their confirms; return whether any was new.
 
-        Each is remembered by itself, so that a repeat of the webhook publishes what is missing.
-        `at` is when the webhook came, in unix seconds, `deadline` a time of the event loop. Raises
-        PublishError, or TimeoutError as `RecentEvents.once`.
+        Each is remembered by itself, so that a repeated webhook publishes the missing ones. `at` is
+        the time of receipt in unix seconds, `deadline` a time of the event loop's clock. Raises
+        PublishError, or TimeoutError as `RecentEvents.once` does.
         """
         outcomes, is_new = list(_outcomes(event.receipts, at)), False
         for begin in range(0, len(outcomes), MAX_AT_ONCE):
@@ -101,6 +101,6 @@ def _outcomes(receipts: tuple[Receipt, ...], at: float) -> Iterator[OutcomeEvent
 
 
 def _key(event: Event, number: int) -> bytes | None:
-    """Return what an outcome event has in common with that of a repeat of its webhook."""
+    """Return the repeat key of the outcome event of one receipt."""
     key = event.repeat_key
     return None if key is None else key + number.to_bytes(4)

@@ -1,4 +1,4 @@
-"""Reads delivery receipts: what became of a message after the service had accepted it; pure."""
+"""Reads delivery receipts from event bodies. Pure."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -16,11 +16,10 @@ _PLUS: Final = re.compile(r"\+[0-9]")
 
 
 class Receipt(NamedTuple):
-    """What the service says of one message.
+    """The delivery state of one message, as the service reports it.
 
-    `delivery` is None for a word of the service's that is not known. `provider_id` is the service's
-    id of the message, `message_id` the reference that came with the request, `code` why the
-    delivery failed.
+    `delivery` is None if the service's word for it is unknown. `provider_id` is the service's id of
+    the message, `message_id` our reference from the request, `code` the reason of a failure.
     """
 
     delivery: Delivery | None
@@ -34,9 +33,9 @@ def read_receipts(
     event_type: str | None,
     settings: ReceiptSettings,
 ) -> tuple[Receipt, ...]:
-    """Return the receipts in an event, none when it is no delivery receipt.
+    """Return the receipts in an event; empty if it is not a delivery receipt.
 
-    An id that is none (`find_id`) is left out, and so is one that looks like a phone number.
+    Invalid ids (see `find_id`) and ids that look like phone numbers are left out.
     """
     if not settings.status_pointers:
         return ()
@@ -59,16 +58,16 @@ def _read_receipt(document: Any, settings: ReceiptSettings) -> Receipt | None:  
     delivery = _delivery(status, settings)
     return Receipt(
         delivery=delivery,
-        # Many services number their messages: only what is certainly a phone number is left out.
+        # Many services number their messages, so only a certain phone number is left out.
         provider_id=None if provider_id is None or _PLUS.search(provider_id) else provider_id,
         message_id=None if message_id is None or _looks_like_number(message_id) else message_id,
-        # Of what has not failed it is the service's way to say so.
+        # Other receipts carry the service's code for "no error".
         code=_find_error(document, settings.code_pointers) if delivery == "failed" else None,
     )
 
 
 def _find_error(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
-    # Many services say that there is no error by a zero.
+    # Many services write zero for "no error".
     code = find_code(document, pointers) if pointers else None
     return None if code is None or not code.strip("0") else code
 

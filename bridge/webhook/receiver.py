@@ -1,8 +1,8 @@
-"""From the services' webhooks to the exchange: receive, verify, name, publish, answer.
+"""The webhook pipeline: receive, verify, name, publish, answer.
 
-`Receiver._accept` is the whole way. 200 means that the broker has confirmed the event. Nothing
-authentic is refused for its content; after a 503 the service sends it again. Each endpoint has its
-own path, scheme and secrets; all else is one for all.
+`Receiver._accept` runs it. A 200 means that the broker has confirmed the event. The content of an
+authentic webhook is never a reason to refuse it. A 503 asks the service to send the webhook again.
+Each endpoint has its own path, signature scheme and secrets; everything else is shared.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ from bridge.webhook.spans import WebhookSpans, begin_publish, end_publish, publi
 
 log = Log(__name__)
 
-# How many unroutable routing keys are remembered; those of more events are not logged.
+# Bound of the remembered unroutable routing keys. Keys beyond it are not logged.
 MAX_UNROUTABLE: Final = 100
-# Kept back from the time for a response, so that it arrives in time.
+# Subtracted from the response timeout, to leave time for the response to reach the service.
 RESPONSE_RESERVE_SECONDS: Final = 0.1
-# Failures that a genuine webhook can have: signed by an earlier scheme, or delivered late.
+# A genuine webhook can fail this way, if it was signed by an earlier scheme or delivered late.
 _UNREADABLE: Final = frozenset(("missing", "malformed", "stale", "future"))
 
 
@@ -61,17 +61,17 @@ def webhook_limits(settings: WebhookSettings) -> Limits:
 
 
 def _is_asked_again(endpoint: Endpoint) -> bool:
-    """Whether the service is to send again what bears no signature that can be read."""
+    """Whether the service should repeat a webhook whose signature cannot be read."""
     return endpoint.settings.unsigned == UNSIGNED.status
 
 
 def _seconds_for(endpoint: Endpoint, settings: WebhookSettings) -> float:
-    """Return within which time an endpoint's webhooks are answered, with the reserve kept back."""
+    """Return the response timeout of an endpoint in seconds, less the reserve."""
     return max(settings.response_seconds(endpoint.settings) - RESPONSE_RESERVE_SECONDS, 0.0)
 
 
 class Unconfirmed:
-    """A webhook whose event was written, and its answer, which waits for the confirm."""
+    """A webhook whose event is published but not confirmed, and the answer that waits for it."""
 
     __slots__ = ("answer", "event", "span", "webhook")
 
@@ -83,7 +83,7 @@ class Unconfirmed:
 
 
 class Receiver:
-    """Answers the webhooks of every endpoint; `refusals` refuses and counts everything else."""
+    """Answers the webhooks of all endpoints; `refusals` answers and counts every other request."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Receiver:
             health_path=settings.health_path,
         )
         self.trust = Trust(endpoints)
-        # Where there is only one, every line of the log is about it.
+        # With a single endpoint, log lines need not name it.
         self._in_flight = InFlight(metrics, self.refusals, spans, names_routes=len(endpoints) > 1)
         self._process_id = uuid.uuid4().hex
         self._numbers = itertools.count(1)
@@ -120,19 +120,19 @@ class Receiver:
             if outcome_exchange is None
             else ReceiptOutcomes(outcome_exchange, publisher=publisher, recent=self._recent)
         )
-        # By the endpoint's path; those who wait equally long are in one line.
+        # By endpoint path. Endpoints with the same timeout share one deadline queue.
         self._response_seconds = {one.path: _seconds_for(one, settings) for one in endpoints}
         lines = {
             seconds: ConfirmDeadlines(seconds, self._on_deadline)
             for seconds in self._response_seconds.values()
         }
         self._unconfirmed = {path: lines[s] for path, s in self._response_seconds.items()}
-        # Routing keys of events that no queue took, until one with the same key is taken.
+        # Routing keys of returned events, until an event with the same key is routed.
         self._unroutable: set[str] = set()
         self._queue_missing = asyncio.Event()
 
     async def serve(self, connection: Connection) -> None:
-        """Declare the topology and publish on this connection; `Link.run` calls it."""
+        """Declare the topology, then publish on this connection until it ends."""
         await self._upkeep.ensure(connection)
         missing = self._publisher.exchange_missing
         serve = partial(self._upkeep.mend_beside, self._publisher.serve, missing=missing)
@@ -146,10 +146,10 @@ class Receiver:
         self.refusals.count(request.method, request.path, refused)
         return refused
 
-    # The straight line
+    # The pipeline
 
     def _accept(self, webhook: Webhook) -> Answer:
-        """Answer 200 when that is the truth; refuse otherwise."""
+        """Take one webhook through the pipeline; every failure becomes a refusal."""
         try:
             if self._in_flight.count > self._settings.max_in_flight:
                 raise RefusedError(TRY_LATER, "overloaded")  # noqa: TRY301  as all refusals
@@ -198,7 +198,7 @@ class Receiver:
         return event
 
     def _publish_at_once(self, webhook: Webhook, event: Event) -> Answer | None:
-        """Publish an event that has nothing to wait for but its confirm; None for any other."""
+        """Publish an event that waits only for its confirm; return None for any other."""
         has_outcomes = self._outcomes is not None and event.receipts
         key = event.repeat_key
         if has_outcomes or self._recent.is_in_flight(key):
@@ -218,7 +218,7 @@ class Receiver:
         waiting = Unconfirmed(webhook, event, span)
         line = self._unconfirmed[webhook.endpoint.path]
         line.add(publication, waiting)
-        # A confirm may come long after the answer: until then nothing else of the webhook is kept.
+        # The confirm may come long after the answer, so only the publication is kept until then.
         publication.when_known(partial(self._on_known, line, publication))
         return waiting.answer
 
@@ -237,7 +237,7 @@ class Receiver:
 
     def _settle(self, waiting: Unconfirmed, error: PublishError | None) -> None:
         answer = waiting.answer
-        if answer.cancelled():  # The client was cut off, and is told nothing.
+        if answer.cancelled():  # The connection is gone, so nobody reads the answer.
             self._in_flight.forget()
             return
         try:
@@ -255,9 +255,9 @@ class Receiver:
         return asyncio.get_running_loop().create_task(self._publish(webhook, event))
 
     async def _publish(self, webhook: Webhook, event: Event) -> Response:
-        """Publish an event and what its receipts say, in turn with its repeats, once there is room.
+        """Publish an event and the outcome events of its receipts; return when all are confirmed.
 
-        Publishes nothing that was published before, and returns when all of it is confirmed.
+        Waits for room in the publisher and for a repeat in flight. Publishes nothing twice.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._response_seconds[webhook.endpoint.path]
@@ -331,7 +331,7 @@ class Receiver:
         return self._in_flight.end(webhook, "publish_failed", why, TRY_LATER)
 
     def _note_unroutable(self, event: Event) -> None:
-        """Have our own queue declared again, and log once that such events find no queue."""
+        """Have the bridge's own queue declared again, and log an unroutable key once."""
         self._queue_missing.set()
         if event.routing_key not in self._unroutable and len(self._unroutable) < MAX_UNROUTABLE:
             self._unroutable.add(event.routing_key)

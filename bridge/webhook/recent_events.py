@@ -1,4 +1,4 @@
-"""Recognises repeated events, so that each is published once however often it is delivered."""
+"""Recognises repeated events, so that each event is published once."""
 
 import asyncio
 import time
@@ -9,17 +9,17 @@ from typing import Final
 from bridge.amqp.publication import Publication
 from bridge.ttl_cache import Generations
 
-# Of more events the newest are remembered; with their keys these take less than 24 MiB.
+# Guaranteed number of remembered events. They take less than 24 MiB.
 LEAST_RECENT_EVENTS: Final = 100_000
 
 
 class RecentEvents:
-    """Lets an event through once: repeats wait for the first, and are remembered for a while.
+    """Lets each event through once: a repeat waits for the first publish, or finds it remembered.
 
-    An event without a confirm at its deadline stays in flight here, because the broker may still
-    store it: it is published anew only when the broker has refused it or its channel has ended. The
-    publisher bounds how many are in flight; `LEAST_RECENT_EVENTS` and the window bound how many are
-    remembered. An event without a key is let through each time.
+    An event whose confirm is late stays in flight, because the broker may still store it. It is
+    published again only if the broker refuses it or the channel ends. The publisher bounds the
+    events in flight; `LEAST_RECENT_EVENTS` and the window bound the remembered ones. An event
+    without a key is always let through.
     """
 
     def __init__(self, window_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,10 +29,10 @@ class RecentEvents:
     async def once(
         self, key: bytes | None, write: Callable[[], Awaitable[Publication]], *, deadline: float
     ) -> bool:
-        """Publish with `write()` unless that was done for this key; return whether it was done now.
+        """Publish with `write()` unless the key was published before; return whether it was new.
 
-        `deadline` is a time of the event loop. Raises PublishError, or TimeoutError when an earlier
-        publish with the key has no confirm by then.
+        `deadline` is a time of the event loop's clock. Raises PublishError, or TimeoutError if an
+        earlier publish with the key is still unconfirmed at the deadline.
         """
         if key is None:
             publication = await write()
@@ -48,7 +48,7 @@ class RecentEvents:
         return True
 
     def is_in_flight(self, key: bytes | None) -> bool:
-        """Whether an event with this key was written, and has no confirm yet."""
+        """Whether an event with this key is published but not confirmed."""
         return key in self._in_flight
 
     def is_remembered(self, key: bytes | None) -> bool:
@@ -56,9 +56,9 @@ class RecentEvents:
         return key is not None and self._published.get(key) is not None
 
     def follow(self, key: bytes | None, publication: Publication) -> None:
-        """Have repeats wait for what was written, and remember it when it is stored.
+        """Make repeats wait for this publication, and remember the key once it is confirmed.
 
-        None of them may be in flight.
+        No event with the key may be in flight.
         """
         if key is not None:
             self._in_flight[key] = asyncio.get_running_loop().create_future()

@@ -1,7 +1,7 @@
-"""Tells when no webhook of an endpoint is genuine any more: a wrong secret, address or clock.
+"""Warns when every webhook of an endpoint is refused: a wrong secret, address or clock.
 
-Strangers may post what is refused, too, so it is told once an hour, and only of an endpoint at
-which nothing was verified for as long.
+Strangers can post refused webhooks too, so the warning comes at most once an hour, and only for an
+endpoint at which nothing was verified for an hour.
 """
 
 import time
@@ -24,7 +24,7 @@ _SETTINGS: Final = (
 )
 _ADDRESS: Final = ", and public_url, to the letter, with the address that it is told to call"
 _SCHEME: Final = "compare preset and signature with what the service sends"
-# `missing` is not the service's, as a rule, and `ambiguous` was signed with the right secret.
+# Without `missing`, which is mostly strangers, and `ambiguous`, whose secret was right.
 _REMEDIES: Final[Mapping[SignatureFault, str]] = {
     "mismatch": _SETTINGS,
     "malformed": _SCHEME,
@@ -35,7 +35,7 @@ _REMEDIES: Final[Mapping[SignatureFault, str]] = {
 
 @dataclass(slots=True)
 class _State:
-    """Counts the refused webhooks of one endpoint since the last genuine one."""
+    """Refused webhooks of one endpoint since the last genuine one."""
 
     verified_at: float = -QUIET_SECONDS
     refused: int = 0
@@ -45,7 +45,7 @@ class _State:
 
 
 class Trust:
-    """Follows for each endpoint whether anything is verified; `clock` is monotonic."""
+    """Follows for each endpoint whether any webhook is verified; `clock` is monotonic."""
 
     def __init__(
         self, endpoints: Iterable[Endpoint], clock: Callable[[], float] = time.monotonic
@@ -54,13 +54,13 @@ class Trust:
         self._states = {endpoint.setting: _State() for endpoint in endpoints}
 
     def note_verified(self, endpoint: Endpoint) -> None:
-        """Note that a webhook is genuine."""
+        """Record a genuine webhook."""
         state = self._states[endpoint.setting]
         state.verified_at = self._clock()
         state.refused = 0
 
     def note_refused(self, endpoint: Endpoint, why: SignatureFault) -> None:
-        """Note that a webhook is not genuine; warn when none was for an hour."""
+        """Record a refused webhook; warn if none was genuine for an hour."""
         if why not in _REMEDIES:
             return
         state, now = self._states[endpoint.setting], self._clock()

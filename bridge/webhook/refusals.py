@@ -1,4 +1,4 @@
-"""Refuses what is no webhook, or cannot be accepted now; counts and logs what strangers do."""
+"""Refuses requests that are not webhooks, and counts and logs the requests of strangers."""
 
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -19,11 +19,11 @@ NOT_ALLOWED_BESIDE_GET: Final = problem(405, "only POST and GET", Allow="POST, G
 NOT_ALLOWED_HEALTH: Final = problem(405, "only GET and HEAD", Allow="GET, HEAD")
 HEALTHY: Final = Response(200, for_anybody=True)
 NOT_SIGNED: Final = problem(401, "the signature is not valid")
-# In place of NOT_SIGNED, where the service sends nothing again that was answered with it.
+# Replaces NOT_SIGNED where a 401 is final for the service.
 UNSIGNED: Final = problem(503, "the signature is not valid", Retry_After=str(RETRY_AFTER_SECONDS))
 TRY_LATER: Final = problem(503, "try again later", Retry_After=str(RETRY_AFTER_SECONDS))
 
-# What became of a webhook that never reached the receiver, by the status of the response.
+# Outcome of a webhook that never reached the receiver, by the status of the response.
 _OUTCOMES: Final[dict[int, EventOutcome]] = {
     401: "invalid_signature",
     413: "too_large",
@@ -32,7 +32,7 @@ _OUTCOMES: Final[dict[int, EventOutcome]] = {
 
 
 class RefusedError(Exception):
-    """Stops a webhook with a response."""
+    """Ends a webhook with this response."""
 
     def __init__(self, response: Response, outcome: EventOutcome, why: str | None = None) -> None:
         super().__init__(outcome)
@@ -42,9 +42,9 @@ class RefusedError(Exception):
 
 
 class Refusals:
-    """Refuses requests by their header alone, and counts whatever strangers can cause.
+    """Refuses requests by their header alone, and counts every refusal.
 
-    Anybody can cause any number of refusals, so the log has few lines, each with a count.
+    Strangers can cause any number of refusals, so the log aggregates them: few lines, with counts.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Refusals:
         # By the path of each endpoint.
         self._headers = {path: name.lower().encode() for path, name in signature_headers.items()}
         self._get_paths = get_paths
-        # Where what bears no signature is answered with UNSIGNED.
+        # Paths where a webhook without a signature is answered with UNSIGNED.
         self._unsigned_paths = unsigned_paths
         self._health_path = health_path
         self._metrics = metrics
@@ -67,7 +67,7 @@ class Refusals:
         self._evicted = CountedLog(log, "connections_evicted")
 
     def judge(self, method: str, path: str, headers: Headers) -> Response | None:
-        """Refuse by the header alone what is no webhook, so that no stranger's body is buffered."""
+        """Refuse by the header alone, so that no body of a stranger is buffered."""
         signature_header = self._headers.get(path)
         if signature_header is None:
             if path != self._health_path:
@@ -85,7 +85,7 @@ class Refusals:
         return UNSIGNED if path in self._unsigned_paths else NOT_SIGNED
 
     def count(self, method: str | None, path: str | None, response: Response) -> None:
-        """Count a request that was answered by its header alone, or that never arrived whole."""
+        """Count a request that was refused by its header, or whose body never arrived."""
         status = response.status
         route = path if path in self._headers else None
         if route is None and path is not None and path == self._health_path:
@@ -103,12 +103,12 @@ class Refusals:
         self.log(route, outcome, why, status)
 
     def count_request(self, method: str | None, route: str, status: int) -> None:
-        """Count an answer."""
+        """Count the response to a request."""
         label = "POST" if method == "POST" else "other"
         self._metrics.http_requests.labels(route, label, str(status)).inc()
 
     def log(self, path: str, outcome: EventOutcome, why: str | None, status: int) -> None:
-        """Log a refusal of something unverified, or only count it for a later line."""
+        """Log a refused, unverified request, or count it for a later line."""
         route = path if len(self._headers) > 1 else None
         self._refused.info(route=route, outcome=outcome, why=why, status=status)
 
@@ -118,6 +118,6 @@ class Refusals:
         self._evicted.info(cause=cause)
 
     def flush_log(self) -> None:
-        """Log what strangers have done since the last line about it."""
+        """Log the refusals and evictions that were counted since their last line."""
         self._refused.flush()
         self._evicted.flush()

@@ -1,7 +1,7 @@
-"""The spans of webhooks and of the events that they become, named as OpenTelemetry has it.
+"""Spans of webhooks and of the events published for them, named by OpenTelemetry's conventions.
 
-Only what is verified becomes a span: a stranger must not write into anybody's traces. An attribute
-may hold what the log's line of a webhook may. The path is none of them: it may hold an account.
+Only verified webhooks become spans, so that strangers cannot write into traces. Attributes hold
+the same facts as the log line of a webhook, except the path, which may contain an account.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,7 +14,7 @@ from bridge.webhook.endpoint import Endpoint
 from bridge.webhook.event import trace_of
 
 FIRST_FAULT_STATUS: Final = 500
-# The status has a name in the conventions, and a span its duration anyway.
+# The status has its own name in the conventions, and a span has a duration anyway.
 _LEFT_OUT: Final = frozenset(("route", "seconds", "status"))
 
 
@@ -25,7 +25,7 @@ class WebhookSpans:
         self._tracer = tracer
 
     def begin(self, request: Request, endpoint: Endpoint) -> Span:
-        """Begin the span of a request; as long as it is not ended, nobody sees it."""
+        """Begin the span of a request; a span that is never ended is not exported."""
         return self._tracer.begin(
             f"{request.method} {endpoint.setting}",
             "server",
@@ -39,7 +39,7 @@ class WebhookSpans:
 
 
 def begin_publish(webhook: Span, exchange: str) -> Span:
-    """Begin the span of an event's publish, which lasts until the broker's confirm."""
+    """Begin the span of a publish, which lasts until the confirm."""
     if webhook.trace_id is None:
         return webhook
     attributes = {
@@ -52,7 +52,7 @@ def begin_publish(webhook: Span, exchange: str) -> Span:
 
 
 def end_publish(span: Span, error: Exception | None) -> None:
-    """End the span of a publish, with what the publish failed with, if it did."""
+    """End the span of a publish, with the error of a failed one."""
     if error is None:
         span.end({})
     else:
@@ -62,7 +62,7 @@ def end_publish(span: Span, error: Exception | None) -> None:
 async def publish_in(
     webhook: Span, exchange: str, publish: Callable[[TraceHeaders], Awaitable[bool]]
 ) -> bool:
-    """Publish an event with a span of its own; a repeat, which is not published, has none."""
+    """Publish an event in a span of its own; a repeat, which is not published, gets no span."""
     span = begin_publish(webhook, exchange)
     try:
         is_new = await publish(span.headers)
@@ -75,7 +75,7 @@ async def publish_in(
 
 
 def end_webhook(span: Span, facts: Mapping[str, object]) -> None:
-    """End the span of a webhook that was verified, with the facts of its line in the log."""
+    """End the span of a verified webhook, with the facts of its log line."""
     if span.trace_id is None:
         return
     named = {f"sms_bridge.{name}": value for name, value in facts.items() if name not in _LEFT_OUT}

@@ -1,6 +1,6 @@
-"""What is signed: the parts of a request, put together as the scheme's template says.
+"""Builds the signed content from the parts of a request, by the scheme's template.
 
-Wherever one signature would fit two ways to cut the content, the request is refused.
+A request whose signed content could be split into different parts is refused.
 """
 
 import hashlib
@@ -26,9 +26,9 @@ _AFTER_URL: Final = re.compile(r"\{url\}(.*?)\{(?:body|id)\}")
 
 
 def read_event_id(scheme: Scheme, given: Given) -> bytes:
-    """Return the event's id from its header, empty if there is none.
+    """Return the event's id from its header, b"" if there is none.
 
-    Raises InvalidSignatureError when it is signed, and missing or no id.
+    Raises InvalidSignatureError if the scheme signs the id, and it is missing or invalid.
     """
     if scheme.id_header is None:
         return b""
@@ -37,26 +37,23 @@ def read_event_id(scheme: Scheme, given: Given) -> bytes:
     except InvalidSignatureError:
         if "{id}" in scheme.signed_content:
             raise
-        # Nobody vouches for this id, so an authentic event is not refused for it.
+        # The id is unsigned, so it is no reason to refuse an authentic event.
         return b""
 
 
 def read_nonce(scheme: Scheme, header: str, given: Given) -> bytes:
-    """Return the nonce from its header.
-
-    Raises InvalidSignatureError when it is missing or no nonce.
-    """
+    """Return the nonce from its header; raises InvalidSignatureError if missing or invalid."""
     return checked_token(scheme, "nonce", only(given, header))
 
 
 def checked_token(scheme: Scheme, name: str, token: bytes) -> bytes:
-    """Return an id or a nonce that can be cut out of the content in one way only.
+    """Return a valid id or nonce, whose place in the signed content is unambiguous.
 
     Raises InvalidSignatureError for any other.
     """
     if not _TOKEN.fullmatch(token):
         raise InvalidSignatureError("malformed")
-    # With a separator inside, one signature would fit two ways to cut the content.
+    # A separator inside would allow the content to be split in two ways.
     if _separators(scheme.signed_content, name) & set(token.decode()):
         raise InvalidSignatureError("malformed")
     return token
@@ -65,10 +62,10 @@ def checked_token(scheme: Scheme, name: str, token: bytes) -> bytes:
 def read_parameters(
     scheme: Scheme, given: Given, body: bytes, query: bytes
 ) -> Sequence[tuple[str, str]] | None:
-    """Return the parameters of a form, where the scheme signs their row; else None.
+    """Return the parameters of a form if the scheme signs them, else None.
 
-    Raises InvalidSignatureError when neither they nor a digest in the query bind the body, or the
-    query could be read as a part of something else. `check_parameters` must follow.
+    Raises InvalidSignatureError if neither parameters nor a digest in the query bind the body, or
+    if the query could be taken for another part of the content. Call `check_parameters` afterwards.
     """
     content = scheme.signed_content
     if "{url}" in content and not _QUERY.fullmatch(query):
@@ -90,16 +87,16 @@ def read_parameters(
 def check_parameters(
     scheme: Scheme, params: Sequence[tuple[str, str]] | None, query: bytes
 ) -> None:
-    """Raise InvalidSignatureError when the signed row could be that of another form.
+    """Raise InvalidSignatureError if another form would have the same signed row.
 
-    A form without parameters has a row, too: one that could all stand in the query.
+    This includes a form without parameters, whose row could stand in the query.
     """
     if scheme.parameters is not None and params is not None:
         check_row(scheme.parameters, params, query)
 
 
 def with_digest(query: bytes, body: bytes) -> bytes:
-    """Return the query with the body's digest in it, as `read_parameters` wants it."""
+    """Return the query with the digest of the body added, which `read_parameters` expects."""
     digest = _BODY_DIGEST + b"=" + hashlib.sha256(body).hexdigest().encode()
     return query + b"&" + digest if query else digest
 
@@ -115,7 +112,7 @@ def build_content(  # noqa: PLR0913  what may be signed
     nonce: bytes,
     params: Sequence[tuple[str, str]] | None,
 ) -> bytes:
-    """Put the signed bytes together."""
+    """Build the signed bytes."""
     if scheme.signed_content == "{body}":
         return body
     has_digest = "{body_sha256}" in scheme.signed_content
@@ -133,7 +130,7 @@ def build_content(  # noqa: PLR0913  what may be signed
 
 
 def full_url(url: str | None, query: bytes) -> bytes:
-    """Return an address with the query that the service called."""
+    """Return the address with the query."""
     address = (url or "").encode()
     return address + b"?" + query if query else address
 
@@ -156,10 +153,10 @@ def _check_digest(query: bytes, body: bytes) -> None:
 
 @lru_cache(maxsize=16)
 def _may_run_on(template: str) -> bool:
-    """Whether a query could be read on into what follows it: nothing there ends it.
+    """Whether a query could not be told from the content behind it.
 
-    Where the template has a question mark of its own behind the address, a query would be a
-    second one.
+    That is so if no character there ends a query, or if the template itself has a question mark
+    behind the address.
     """
     if "{url}?" in template:
         return True
@@ -167,16 +164,16 @@ def _may_run_on(template: str) -> bool:
     return after is not None and bool(_QUERY.fullmatch(PLACEHOLDER.sub("", after[1]).encode()))
 
 
-# A process has a template for each endpoint; only tests have more.
+# One template for each endpoint; only tests use more.
 @lru_cache(maxsize=64)
 def _parts(template: str) -> tuple[str, ...]:
-    """Cut a template: literals at the even places, names of placeholders at the odd ones."""
+    """Split a template: literals at even indexes, placeholder names at odd ones."""
     return tuple(PLACEHOLDER.split(template))
 
 
 @lru_cache(maxsize=64)
 def _separators(template: str, name: str) -> frozenset[str]:
-    """Return the characters that end `{id}` or `{nonce}`, or begin it after another placeholder."""
+    """Return the characters that delimit `{id}` or `{nonce}` in the template."""
     parts = _parts(template)
     places = [i for i in range(1, len(parts), 2) if parts[i] == name]
     ends = {parts[i + 1][:1] for i in places}

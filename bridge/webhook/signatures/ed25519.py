@@ -5,8 +5,8 @@ from typing import Final
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-# The points of small order, by their y in every spelling that OpenSSL takes. Under such a public
-# key, of which all zeros is one, anybody can sign without a private one (RFC 8032, 5.1.7).
+# Points of small order, as every encoding of y that OpenSSL accepts (all zeros is one). Anybody
+# can forge signatures for such a public key, without a private key (RFC 8032, 5.1.7).
 _SMALL_ORDER: Final = frozenset(
     bytes.fromhex(y)
     for y in (
@@ -22,17 +22,17 @@ _SMALL_ORDER: Final = frozenset(
 
 
 def is_usable(public_key: bytes) -> bool:
-    """Say whether it has the length of a public key, and only its holder can sign for it."""
+    """Whether this is a valid public key, and not one for which anybody can sign."""
     try:
         Ed25519PublicKey.from_public_bytes(public_key)
     except ValueError:
         return False
-    # The highest bit is the sign of x.
+    # Ignore the highest bit, the sign of x.
     return public_key[:-1] + bytes([public_key[-1] & 0x7F]) not in _SMALL_ORDER
 
 
 def is_signed(public_key: bytes, content: bytes, signature: bytes) -> bool:
-    """Say whether the holder of the private key signed this; both keys have 32 bytes."""
+    """Whether the signature is valid. Both keys have 32 bytes."""
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, content)
     except InvalidSignature:
@@ -41,11 +41,11 @@ def is_signed(public_key: bytes, content: bytes, signature: bytes) -> bool:
 
 
 def signature_of(private_key: bytes, content: bytes) -> bytes:
-    """Sign as the service does, which alone has the private key."""
+    """Sign as the service does, with its private key."""
     return Ed25519PrivateKey.from_private_bytes(private_key).sign(content)
 
 
 def make_pair() -> tuple[bytes, bytes]:
-    """Make a private key and its public one, for who plays the service."""
+    """Generate a private and a public key, for the sandbox and for tests."""
     private = Ed25519PrivateKey.generate()
     return private.private_bytes_raw(), private.public_key().public_bytes_raw()

@@ -1,17 +1,17 @@
-"""A request's headers, of which a signature may have no two of one name."""
+"""Headers of a request, of which those about the signature must be unique."""
 
 from collections.abc import Sequence
 
 from bridge.errors import InvalidSignatureError
 
-# Names are in lower case; repeated headers are repeated.
+# Names are in lower case; repeated headers appear repeatedly.
 Given = Sequence[tuple[bytes, bytes]]
 
 
 def only(given: Given, name: str) -> bytes:
-    """Return the one value of a header.
+    """Return the value of a header that must occur exactly once.
 
-    Raises InvalidSignatureError when there is none, several, or one that is not ASCII.
+    Raises InvalidSignatureError if it is missing, repeated or not ASCII.
     """
     wanted = name.lower().encode()
     values = [value for key, value in given if key == wanted]
@@ -19,5 +19,5 @@ def only(given: Given, name: str) -> bytes:
         raise InvalidSignatureError("missing")
     if len(values) > 1 or not values[0].isascii():
         raise InvalidSignatureError("malformed")
-    # Not every HTTP parser drops the white space around a value, which is no part of it.
+    # Some HTTP parsers keep the white space around a value, which is not part of it.
     return values[0].strip(b" \t")

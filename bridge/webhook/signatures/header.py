@@ -1,4 +1,4 @@
-"""The header of a signature: how its digests are written, and read without leniency."""
+"""Parses and writes the signature header, strictly."""
 
 import base64
 import binascii
@@ -10,21 +10,21 @@ from bridge.errors import InvalidSignatureError
 from bridge.webhook.signatures.given import Given, only
 from bridge.webhook.signatures.schemes import DIGEST_BYTES, Scheme
 
-# How many signatures one header may hold: a service that rotates its secret sends two or three.
+# Bound of signatures in one header. A service that rotates its secret sends two or three.
 MAX_CANDIDATES: Final = 10
 
-# Between entries, and between an entry's name and its value; in `csv` entries have no name.
+# Separators between entries, and between name and value; entries of `csv` have no name.
 _SEPARATORS: Final = {"kv": (b",", b"="), "list": (b" ", b","), "csv": (b",", b"")}
 # The only version of `kv` and `list` schemes that is an HMAC with a shared secret.
 _VERSION: Final = b"v1"
-# Without leading zeros: one could be the end of what stands before it.
+# No leading zero: it could belong to the content before the timestamp.
 _TIMESTAMP: Final = re.compile(rb"[1-9][0-9]{0,12}")
 
 
 def read_signature(scheme: Scheme, given: Given) -> tuple[list[bytes], bytes]:
-    """Return the digests to try, and the timestamp as it was signed, empty if there is none.
+    """Return the digests to try, and the timestamp as it was signed (b"" if the scheme has none).
 
-    Raises InvalidSignatureError unless each is there once, written exactly as the scheme has it.
+    Raises InvalidSignatureError unless each is present and written exactly as the scheme demands.
     """
     entries = list(_entries(scheme, only(given, scheme.header)))
     texts = [text for name, text in entries if name == _VERSION]
@@ -58,7 +58,7 @@ def write_signature(scheme: Scheme, digest: bytes, timestamp: bytes) -> bytes:
 
 
 def _entries(scheme: Scheme, value: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield names and values; a bare signature stands under the known version."""
+    """Yield names and values; a bare signature is yielded under the known version."""
     if scheme.format not in _SEPARATORS:
         prefix = _prefix(scheme)
         if not value.startswith(prefix) and scheme.format != "plain":
@@ -97,10 +97,10 @@ def _decode(scheme: Scheme, text: bytes) -> bytes:
 def _from_base64(scheme: Scheme, text: bytes) -> bytes:
     altchars = _altchars(scheme)
     if altchars:
-        # RFC 4648 lets this alphabet, and only this one, do without padding.
+        # RFC 4648 allows omitted padding for this alphabet only.
         text += b"=" * (-len(text) % 4)
     digest = base64.b64decode(text, altchars, validate=True)
-    # The decoder takes unused bits, and either alphabet's characters.
+    # Reject unused bits and characters of the other alphabet, which the decoder accepts.
     return digest if base64.b64encode(digest, altchars) == text else b""
 
 

@@ -1,6 +1,6 @@
-"""JSON Web Tokens (RFC 7519) that hold the hashes of what a webhook brings.
+"""JSON Web Tokens (RFC 7519) whose claims contain hashes of the webhook's body and address.
 
-PyJWT checks the signature; what the claims must say of the request is checked here.
+PyJWT verifies the signature. This module checks the claims against the request.
 """
 
 import base64
@@ -19,26 +19,26 @@ from bridge.errors import InvalidSignatureError
 from bridge.webhook.signatures.given import Given, only
 from bridge.webhook.signatures.schemes import Scheme
 
-# Those of the services have less than a thousand.
+# Tokens of the known services have less than 1,000 bytes.
 MAX_TOKEN_BYTES: Final = 4096
-# In unix seconds: as many digits as a timestamp in a header may have.
+# Unix seconds; as many digits as a timestamp in a header may have.
 MAX_TIME: Final = 10**13
 
 _BEARER: Final = b"Bearer "
-# The scheme's name in any case, with any blanks behind it (RFC 9110, 11.1).
+# The scheme's name in any case, followed by any number of blanks (RFC 9110, 11.1).
 _ANY_BEARER: Final = re.compile(rb"bearer[ \t]+", re.IGNORECASE)
 _COMPACT: Final = re.compile(rb"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.([A-Za-z0-9_-]+)")
 _ALGORITHMS: Final = {"sha256": "HS256", "sha384": "HS384", "sha512": "HS512"}
-# The claims that hold hashes, by what is hashed.
+# Claims that contain hashes, by the hashed part.
 _HASHES: Final = {"body": "payload_hash", "url": "url_hash"}
-# As long as MessageBird's own clients take a token after its end.
+# MessageBird's own clients accept a token this long after its expiry.
 _EXPIRY_LEEWAY_SECONDS: Final = 1
-# How long a token holds that is made here.
+# Lifetime of the tokens that `write_token` makes.
 _LIFETIME_SECONDS: Final = 60
 
 
 class Token(NamedTuple):
-    """What a genuine token says: whose key signed it, and its times in unix seconds."""
+    """A verified token: index of the key that signed it, and its times in unix seconds."""
 
     key_index: int
     timestamp: int
@@ -48,11 +48,10 @@ class Token(NamedTuple):
 def read_token(
     scheme: Scheme, keys: Sequence[bytes], given: Given, body: bytes | None, url: bytes
 ) -> Token:
-    """Check that a holder of one of the keys signed this body, and the address if the scheme does.
+    """Verify that a holder of one of the keys signed this body, and the address if in the scheme.
 
-    `body` is None for a GET: its token must have no hash of one, so that none of a POST fits, nor
-    it a POST. Raises InvalidSignatureError. Times are only read: whether it is too old is not
-    decided here.
+    `body` is None for a GET, whose token must not contain a body hash: a token of a POST does not
+    fit a GET, nor the reverse. Raises InvalidSignatureError. The caller judges the token's age.
     """
     index, claims = _signed_claims(scheme, keys, _compact(scheme, only(given, scheme.header)))
     if scheme.issuer is not None and claims.get("iss") != scheme.issuer:
@@ -71,7 +70,7 @@ def read_token(
 def write_token(
     scheme: Scheme, key: bytes, body: bytes, url: bytes, *, now: int, token_id: str
 ) -> str:
-    """Make the value of the header that such a service would send."""
+    """Build the header value that the service would send."""
     claims: dict[str, Any] = {scheme.timestamp_from or "iat": now, "jti": token_id}
     if scheme.issuer is not None:
         claims["iss"] = scheme.issuer
@@ -86,7 +85,7 @@ def write_token(
 
 
 def is_usable(key: bytes) -> bool:
-    """Say whether it can be a secret: PyJWT refuses what looks like a public key."""
+    """Whether PyJWT accepts the secret; it refuses anything that looks like a public key."""
     try:
         with _any_length():
             jwt.encode({}, key, algorithm="HS256")
@@ -106,7 +105,7 @@ def _compact(scheme: Scheme, value: bytes) -> bytes:
     compact = _COMPACT.fullmatch(token)
     if len(token) > MAX_TOKEN_BYTES or compact is None:
         raise InvalidSignatureError("malformed")
-    # The decoder takes unused bits: one signature must have one spelling.
+    # Reject unused bits, which the decoder accepts: a signature must have one encoding.
     padded = compact[1] + b"=" * (-len(compact[1]) % 4)
     try:
         spelled = base64.urlsafe_b64encode(base64.urlsafe_b64decode(padded))
@@ -125,7 +124,7 @@ def _signed_claims(
     scheme: Scheme, keys: Sequence[bytes], token: bytes
 ) -> tuple[int, dict[str, Any]]:
     found: tuple[int, bytes] | None = None
-    # Every key is tried, found or not: the time taken tells nothing about them.
+    # Try every key, also after a match, so that the duration reveals nothing about the keys.
     for index, key in enumerate(keys):
         try:
             with _any_length():
@@ -161,7 +160,7 @@ def _check_hash(claimed: object, value: bytes | None) -> None:
 
 
 def _time(claims: dict[str, Any], name: str) -> int:
-    """Return a NumericDate, of which the services send whole seconds only."""
+    """Return a NumericDate. The services send whole seconds only."""
     value = claims.get(name)
     if type(value) is not int or not 0 < value < MAX_TIME:
         raise InvalidSignatureError("malformed")
@@ -170,7 +169,7 @@ def _time(claims: dict[str, Any], name: str) -> int:
 
 @contextmanager
 def _any_length() -> Iterator[None]:
-    """Have PyJWT not warn of short keys: how long they are is the service's affair."""
+    """Silence PyJWT's warning about short keys, whose length the service decides."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", jwt.InsecureKeyLengthWarning)
         yield

@@ -1,4 +1,4 @@
-"""How services sign their webhooks: a scheme is data, a preset or built from the settings."""
+"""Signature schemes of the services, as data: the presets, and schemes built from settings."""
 
 import base64
 import binascii
@@ -20,9 +20,9 @@ from bridge.config.webhook import (
 from bridge.errors import ConfigError
 from bridge.webhook.signatures.forms import PLIVO, TWILIO, Parameters
 
-# What `signed_content` may hold besides fixed text.
+# Placeholders of `signed_content`.
 PLACEHOLDER: Final = re.compile(r"\{(body|body_sha256|timestamp|id|url|nonce|params)\}")
-# How long a digest is, or an Ed25519 signature.
+# Bytes of a digest, or of an Ed25519 signature.
 DIGEST_BYTES: Final[Mapping[str, int]] = {
     "sha256": 32,
     "sha1": 20,
@@ -39,17 +39,18 @@ _TOUCHING_TOKEN: Final = re.compile(
     r"|\{(?:body|body_sha256|url|params)\}\{(?:id|nonce)\}"
 )
 _PUBLIC_KEY_BYTES: Final = 32
-# How some consoles show a secret of Standard Webhooks, with the version of its signatures.
+# Some consoles show a Standard Webhooks secret with the signature version in front.
 _VERSIONED: Final = "v1,whsec_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """How one service signs: all the ways in which services differ.
+    """How one service signs its webhooks.
 
-    Make one with `scheme_from`, which finds contradictions. `url` is what `{url}` stands for,
-    without the query. In the kv format `timestamp_from` is a key, or a header if it has a dash; in
-    the jwt format it is a claim, and `signed_content` says whose hashes the token must hold.
+    Build one with `scheme_from`, which rejects contradictions. `url` is the value of `{url}`,
+    without the query. `timestamp_from` names a header; in the kv format it names a key unless it
+    has a dash, and in the jwt format a claim. In the jwt format `signed_content` lists the parts
+    whose hashes the token must contain.
     """
 
     header: str
@@ -64,31 +65,31 @@ class Scheme:
     nonce_header: str | None = None
     secret_encoding: SecretEncoding = "utf8"  # noqa: S105  the name of an encoding
     url: str | None = None
-    # The same address with its port where `url` has none, or without: the service signs either.
+    # `url` with its port added or removed, for services that sign either.
     other_url: str | None = None
     tries_ports: bool = False
-    # What `{params}` may hold.
+    # The known parameters behind `{params}`.
     parameters: Parameters | None = None
-    # Of a token: its issuer, and whether it must say when it ends.
+    # For tokens: the required issuer, and whether an expiry is required.
     issuer: str | None = None
     expires: bool = False
-    # Whether the service sends GETs too: what they say is in their query.
+    # Whether the service also sends GETs, with the data in the query.
     signs_get: bool = False
 
     @property
     def takes_get(self) -> bool:
-        """Whether a GET can be verified: its token has the address's hash, and none of a body."""
+        """Whether a GET can be verified: the token must contain the hash of the address."""
         return self.signs_get and self.format == "jwt" and "{url}" in self.signed_content
 
     @property
     def has_time_entry(self) -> bool:
-        """Whether the timestamp is an entry of the signature header, and has no header itself."""
+        """Whether the timestamp is an entry of the signature header, not a header itself."""
         source = self.timestamp_from
         return self.format == "kv" and source is not None and "-" not in source
 
     @property
     def units_per_second(self) -> int:
-        """How many of the timestamp's units a second has."""
+        """Units of the timestamp in a second."""
         return 1000 if self.timestamp_unit == "ms" else 1
 
 
@@ -128,7 +129,7 @@ PRESETS: Final[Mapping[SignaturePreset, Scheme]] = MappingProxyType(
             encoding="base64",
             signed_content="{url}{params}",
             parameters=TWILIO,
-            # As its own libraries do, "since sig generation on back end is inconsistent".
+            # Twilio's own libraries do so: its backend signs inconsistently.
             tries_ports=True,
         ),
         "telnyx": Scheme(
@@ -186,10 +187,9 @@ PRESETS: Final[Mapping[SignaturePreset, Scheme]] = MappingProxyType(
 def scheme_from(
     settings: SignatureSettings, public_url: str | None, *, endpoint: str = "webhook"
 ) -> Scheme:
-    """Lay the single knobs over the preset; None leaves the preset's value.
+    """Build a scheme from a preset and the settings that override it.
 
-    Raises ConfigError with one line for each contradiction; `endpoint` is the key under which the
-    settings stand.
+    Raises ConfigError with one line for each contradiction. `endpoint` is the key of the settings.
     """
     knobs = settings.model_dump(exclude={"preset"}, exclude_none=True)
     scheme = at_address(replace(PRESETS[settings.preset], **knobs), public_url)
@@ -205,13 +205,13 @@ def scheme_from(
 
 
 def at_address(scheme: Scheme, url: str | None) -> Scheme:
-    """Return the scheme for webhooks that go to this address."""
+    """Return the scheme for webhooks to this address."""
     other = _other_port(url) if scheme.tries_ports and url is not None else None
     return replace(scheme, url=url, other_url=other)
 
 
 def _other_port(url: str) -> str:
-    """Leave the port out of an address, or put in the usual one where there is none."""
+    """Remove the port of an address, or add the default port if it has none."""
     parts = urlsplit(url)
     host, port = parts.netloc, parts.port
     if port is None:
@@ -315,10 +315,9 @@ def _name_faults(scheme: Scheme) -> Iterator[str]:
 
 
 def decode_secret(scheme: Scheme, secret: str, *, setting: str = "webhook.secrets") -> bytes:
-    """Turn a configured secret into the HMAC key, or the public key of Ed25519.
+    """Decode a configured secret into an HMAC key, or into the public key of Ed25519.
 
-    Raises ConfigError that names the setting, without the secret in it, when it is empty or not in
-    the encoding.
+    Raises ConfigError that names the setting, never the secret, if it is empty or wrongly encoded.
     """
     if secret.startswith(_VERSIONED):
         raise ConfigError(
@@ -335,7 +334,7 @@ def decode_secret(scheme: Scheme, secret: str, *, setting: str = "webhook.secret
             "service's public key, and say in signature.secret_encoding beside it how it is written"
         )
     if not key or not secret.strip():
-        # Raised out here, because a decoder's error may hold the secret.
+        # Raised outside the handler, because the decoder's error may contain the secret.
         raise ConfigError(
             f"{setting}: the secret is empty or not {scheme.secret_encoding}; correct it, "
             "or say in signature.secret_encoding beside it how it is written"
@@ -353,5 +352,5 @@ def _secret_bytes(encoding: SecretEncoding, secret: str) -> bytes:
             return base64.b64decode(secret, validate=True)
         case "whsec":
             text = secret.removeprefix("whsec_")
-            # Standard Webhooks' own libraries take it without padding, too.
+            # The Standard Webhooks libraries accept missing padding.
             return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)

@@ -1,7 +1,7 @@
-"""Check that raw bytes and headers are authentic and fresh, or make such headers.
+"""Verifies the signature and age of a webhook, and signs one for tests and the sandbox.
 
-`verify` is the receiver's side, `sign` the sender's; a scheme is data, in `schemes`. Nothing here
-does I/O or reads the clock.
+`verify` is the receiver's side, `sign` the service's. Schemes are data, see `schemes`. Pure: no
+I/O, no clock.
 """
 
 import functools
@@ -28,9 +28,9 @@ from bridge.webhook.signatures.schemes import Scheme
 
 
 class Verified(NamedTuple):
-    """Which key signed, which event, and when (unix seconds).
+    """Index of the key that signed, the event's id, and the signed time in unix seconds.
 
-    Where the scheme does not sign `{id}`, the id is only a claim.
+    If the scheme does not sign `{id}`, the id is unverified.
     """
 
     key_index: int
@@ -40,7 +40,7 @@ class Verified(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """What a sender puts on a request: headers, and the raw query (empty for most schemes)."""
+    """The headers of a signed request, and its raw query (empty for most schemes)."""
 
     headers: tuple[tuple[str, str], ...]
     query: bytes
@@ -56,13 +56,12 @@ def verify(
     query: bytes = b"",
     method: str = "POST",
 ) -> Verified:
-    """Check that a holder of one of the keys sent exactly this body, just now.
+    """Verify that a holder of one of the keys sent exactly this body, within the tolerance.
 
-    Of a form it is the names and values that are signed, and no two forms that mean different
-    things are. Header names are in lower case, and repeated headers are repeated; `now` is in unix
-    seconds. Raises InvalidSignatureError. It says `stale` or `future` only of what is signed
-    correctly, so that these mean a clock or a replay and never a forgery. `body` is not looked
-    into otherwise.
+    Header names are in lower case, and repeated headers appear repeatedly; `now` is in unix
+    seconds. Raises InvalidSignatureError. Its fault is `stale` or `future` only for a correct
+    signature, so these mean a wrong clock or a replay, never a forgery. Schemes for forms sign
+    names and values alone; a form is `ambiguous` if a different form would have the same signature.
     """
     given = list(headers)
     if scheme.format == "jwt":
@@ -108,11 +107,11 @@ def sign(
     query: bytes = b"",
     content_type: str = "application/json",
 ) -> Signed:
-    """Make what a sender would add to a request with this body; `verify` accepts it.
+    """Sign a body as the service would; `verify` accepts the result.
 
-    For Ed25519 the key is the private one. The event's id is the nonce, too, where there is one,
-    and the token's. `query` is what the address has already; the answer's query replaces it. Raises
-    InvalidSignatureError when `verify` would refuse this id, or a form like this one.
+    Ed25519 takes the private key. The event's id also serves as the nonce and as the token's id.
+    `query` is the query of the address; the returned query replaces it. Raises
+    InvalidSignatureError if `verify` would refuse this id or form.
     """
     given = [(b"content-type", content_type.encode())]
     if scheme.format == "jwt":
@@ -147,7 +146,7 @@ def sign(
 
 
 def is_usable(scheme: Scheme, key: bytes) -> bool:
-    """Say whether the scheme's library takes the key; it is loaded now, and not by a webhook."""
+    """Whether the scheme's library accepts the key. Also loads it, ahead of the first webhook."""
     if scheme.format == "jwt":
         from bridge.webhook.signatures import json_web_tokens  # noqa: PLC0415
 
@@ -164,7 +163,7 @@ def _matching_key(
 ) -> int | None:
     if scheme.algorithm == "ed25519":
         return _matching_public_key(keys, content=content, candidates=candidates)
-    # Everything is compared, found or not: the time taken tells nothing about the keys.
+    # Compare every pair, also after a match, so that the duration reveals nothing about the keys.
     matching = None
     for index, key in enumerate(keys):
         signing = _keyed(key, scheme.algorithm).copy()
@@ -176,8 +175,8 @@ def _matching_key(
     return matching
 
 
-# Half of the work of a short HMAC is its key, which is the same each time. Holds every secret of
-# some endpoints, and some that were replaced.
+# Keying is half the work of a short HMAC, so keyed objects are cached: room for the secrets of
+# several endpoints, and for some replaced ones.
 @functools.lru_cache(maxsize=64)
 def _keyed(key: bytes, algorithm: str) -> hmac.HMAC:
     return hmac.new(key, digestmod=algorithm)
@@ -186,7 +185,7 @@ def _keyed(key: bytes, algorithm: str) -> hmac.HMAC:
 def _matching_public_key(
     keys: Sequence[bytes], *, content: bytes, candidates: Sequence[bytes]
 ) -> int | None:
-    # Only who uses the library pays for it.
+    # Imported here, so that other schemes do not load the library.
     from bridge.webhook.signatures.ed25519 import is_signed  # noqa: PLC0415
 
     for index, key in enumerate(keys):
@@ -225,7 +224,7 @@ def _verify_token(
 
     token = read_token(scheme, keys, given, body, full_url(scheme.url, query))
     is_over = token.expires is not None and now > token.expires
-    # The service itself says how long a token holds that must have an end.
+    # A token with an expiry is judged by that, not by its age.
     is_old = not scheme.expires and now - token.timestamp > scheme.tolerance_seconds
     if is_over or is_old:
         raise InvalidSignatureError("stale")
