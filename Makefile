@@ -39,7 +39,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help env compiled broker rabbitmq-4 prometheus amqp-tools browser demo collect test test-failed test-fast test-compiled test-plain-wire test-rabbitmq-4 \
-    examples upgrade-check soak soak-table soak-lanes soak-cluster soak-scaling side-by-side scenes adaptive priorities simulate pace soak-webhook soak-hour forgeries mutants pictures nginx redpanda-connect go-contestants perf-test otel-collector \
+    examples upgrade-check soak soak-table soak-cluster soak-scaling side-by-side scenes adaptive simulate pace soak-webhook soak-hour forgeries mutants pictures nginx redpanda-connect go-contestants perf-test otel-collector \
     bench bench-guard bench-profile chart chart-cluster chart-files provider-pages docs image release-image \
     lint-image image-proof check pre-commit format clean
 
@@ -152,8 +152,8 @@ test-failed: $(DEV_STAMP) broker prometheus amqp-tools browser  ## run what fail
 # Everything whose result depends on the broker's release: the faults, and the integration tests of
 # the roles, their queues and the operators' commands.
 ON_EACH_RABBITMQ := tests/faults $(patsubst %,tests/integration/test_%.py,broker_metrics \
-    check_online connecting counting dlq draining lane_consumer letters_are_kept lifecycle \
-    operator_permissions pausing peers plain_wire queue_sizes receipts sorter_lock status \
+    check_online connecting counting dlq draining letters_are_kept lifecycle \
+    operator_permissions pausing peers plain_wire queue_sizes receipts status \
     topology_cli upgrading webhook wires worker)
 test-rabbitmq-4:  ## run the tests that depend on the broker once more, on RabbitMQ 4.3
 	$(MAKE) --no-print-directory test RABBITMQ=4 TESTS="$(ON_EACH_RABBITMQ)"
@@ -222,10 +222,6 @@ soak-table: $(DEV_STAMP) broker  ## short soaks with 1, 2, 3 and 8 workers, half
 soak-cluster: $(DEV_STAMP) broker  ## lose nodes of a RabbitMQ cluster of three under traffic, in six minutes (SEED=1 WORKERS=1 RABBITMQ=4 ONLY=frozen WRITE=1)
 	$(BIN)/python soak/cluster.py --seed $(SEED) --workers $(WORKERS) $(if $(ONLY),--only "$(ONLY)") $(if $(WRITE),--write)
 
-soak-lanes: MESSAGES = 20000
-soak-lanes: $(DEV_STAMP) broker  ## order across workers while they come, go and are killed, in five minutes (MESSAGES=20000 SEED=1; RATES=1 measures the throughput instead, in five minutes, WRITE=1 puts that into the docs)
-	$(BIN)/python $(if $(RATES),soak/lane_rates.py $(if $(WRITE),--write),soak/lanes.py --messages $(MESSAGES) --seed $(SEED))
-
 WAVES ?= 4
 soak-scaling: MESSAGES = 6000
 soak-scaling: $(DEV_STAMP) broker  ## scale workers by the chart's ScaledObject, from none to five and back, in at most a quarter of an hour (MESSAGES=6000 WAVES=4 SEED=1)
@@ -236,9 +232,6 @@ side-by-side: $(DEV_STAMP) broker  ## the usual ways to lose messages beside our
 
 scenes: $(DEV_STAMP) broker  ## long proofs of single promises, in half an hour (SCENES="sigterm kill" WRITE=1)
 	$(BIN)/python soak/scenes.py $(SCENES) $(if $(WRITE),--write)
-
-priorities: $(DEV_STAMP) broker  ## one-time codes behind 100,000 texts, with worker.priorities, in two minutes (WRITE=1 puts it into the docs)
-	$(BIN)/python bench/priorities.py $(if $(WRITE),--write)
 
 adaptive: $(DEV_STAMP) broker  ## worker.concurrency: auto beside fixed values, on an API that changes, in a quarter of an hour (WRITE=1 puts it into the docs)
 	$(BIN)/python soak/adaptive.py $(if $(WRITE),--write)

@@ -70,8 +70,8 @@ class _Wire:
 
     is_reading = True
 
-    def ack(self, channel: Channel, delivery_tag: int, *, multiple: bool = False) -> None:
-        frames.ack_frame(channel.number, delivery_tag, multiple=multiple)
+    def ack(self, channel: Channel, delivery_tag: int) -> None:
+        frames.ack_frame(channel.number, delivery_tag)
 
 
 class _Channel:

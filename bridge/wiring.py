@@ -31,7 +31,6 @@ from bridge.topology.declarations import (
     dead_queue,
     name_of,
     retry_queue,
-    sorted_as_counted,
 )
 from bridge.topology.paused_queue import Note
 from bridge.topology.upkeep import Upkeep
@@ -121,9 +120,6 @@ class Wiring:
         publish = partial(worker.operator_pause.beside, partial(peers.beside, publisher.serve))
         self._link("worker publish", publish)
         self._link("worker consume", worker.serve)
-        if (sorter := worker.sorter) is not None:
-            self._link("worker sort", sorter.serve)
-            self.health.ready["sorter"] = lambda: sorter.is_ready
         self.health.ready["consumer"] = lambda: worker.consumer.is_registered or pace.is_holding
         self.health.facts["worker"] = lambda: {
             "queue": settings.worker.queue,
@@ -321,7 +317,6 @@ def _worker_metrics(settings: Settings, registry: Registry) -> WorkerMetrics:
         queue=queue,
         retry_queues=[retry_queue(queue, delay) for delay in settings.worker.retry_delays],
         dead=dead_queue(queue),
-        queues_behind=sorted_as_counted(settings.worker),
         error_codes=list(settings.sms_api.response.errors),
     )
 

@@ -49,7 +49,7 @@ _VALUES: Final[Sequence[object]] = (
 )
 _HEADERS: Final = (
     *("sms-bridge-expires-at", "sms-bridge-not-before", "sms-bridge-on-uncertain"),
-    *("sms-bridge-priority", "sms-bridge-expire-at"),
+    *("sms-bridge-ordering-key", "sms-bridge-expire-at"),
 )
 # What ids begin with; none is longer than 255 bytes with a number behind it.
 _MESSAGE_IDS: Final = ("", "x" * 245, "é" * 122, "\x00\r\n", "%00", "a b")

@@ -97,11 +97,3 @@ def test_what_is_in_flight_counts() -> None:
 
     assert autoscaler().read(counted) == 7
     assert autoscaler().read({"name": "sms.outbound"}) == 0
-
-
-def test_all_that_was_sorted_counts() -> None:
-    """With priorities the answer lists several queues."""
-    scaler = autoscaler(nested("config.worker.priorities", "on"))
-
-    assert "use_regex=true" in scaler.url
-    assert scaler.read({"items": [{"messages": 2}, {"messages": 5}, {}]}) == 7

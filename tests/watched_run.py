@@ -160,8 +160,6 @@ class WatchedRun:
             headers["sms-bridge-expires-at"] = int(time.time()) - 60
         elif chance < 0.3:
             body["text"] = "Dziękujemy! " * 9
-        elif chance > 0.9:
-            headers["sms-bridge-priority"] = "urgent"
         return Message(
             json.dumps(body).encode(),
             message_id=f"{self._chance.getrandbits(64):016x}",

@@ -21,7 +21,7 @@ from bridge.admin.message_models import (
 )
 from bridge.config import Settings, WorkerSettings
 from bridge.config.presets import documented_webhooks
-from bridge.topology.declarations import dead_queue, queues_behind, retry_queue
+from bridge.topology.declarations import dead_queue, retry_queue
 from bridge.webhook.event import OTHER, UNPARSED, routing_key_of
 from bridge.worker.request import OpenSendRequest, SendRequest
 
@@ -123,11 +123,6 @@ def _channels(settings: Settings) -> dict[str, Any]:
             "Requests that were given up, body untouched, the reason in the headers.",
         ),
     }
-    for name in queues_behind(worker):
-        kind = name.removeprefix(worker.queue).title().replace(".", "")
-        channels[f"sorted{kind}"] = _queue(
-            settings, name, ("sendRequest",), "Requests that wait for a worker. Internal."
-        )
     for delay in worker.retry_delays:
         name = retry_queue(worker.queue, delay)
         channels[f"retry{name.rpartition('.')[2]}"] = _queue(

@@ -42,7 +42,6 @@ class RequestHeaders(_TraceHeaders):
     ordering_key: Annotated[str, StringConstraints(min_length=1)] | None = Field(
         None, alias="sms-bridge-ordering-key"
     )
-    priority: Literal["urgent", "normal"] | None = Field(None, alias="sms-bridge-priority")
 
 
 class DeadLetterHeaders(_TraceHeaders):

@@ -273,9 +273,9 @@ def _short_string(payload: bytes, at: int) -> str:
     return payload[at + 1 : at + 1 + size].decode("utf-8", "replace")
 
 
-def ack_frame(channel: int, delivery_tag: int, *, multiple: bool = False) -> bytes:
-    """Write the ack of one delivery; `multiple`: of all before it as well."""
-    return _ACK_FRAME.pack(METHOD, channel, _ACK_BYTES, _ACK, delivery_tag, multiple, FRAME_END)
+def ack_frame(channel: int, delivery_tag: int) -> bytes:
+    """Write the ack of one delivery."""
+    return _ACK_FRAME.pack(METHOD, channel, _ACK_BYTES, _ACK, delivery_tag, 0, FRAME_END)
 
 
 def publish_pieces(

@@ -67,7 +67,7 @@ class PlainWire:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._acks: deque[tuple[Channel, int, bool]] = deque()
+        self._acks: deque[tuple[Channel, int]] = deque()
         self._sending: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
 
@@ -127,17 +127,17 @@ class PlainWire:
             if self._sending is not None:
                 self._sending.cancel()
 
-    def ack(self, channel: Channel, delivery_tag: int, *, multiple: bool = False) -> None:
+    def ack(self, channel: Channel, delivery_tag: int) -> None:
         """Send the ack of a delivery, behind those before it."""
-        self._acks.append((channel, delivery_tag, multiple))
+        self._acks.append((channel, delivery_tag))
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send_acks())
 
     async def _send_acks(self) -> None:
         while self._acks:
-            channel, delivery_tag, multiple = self._acks.popleft()
+            channel, delivery_tag = self._acks.popleft()
             try:
-                await channel.basic_ack(delivery_tag, multiple=multiple, wait=False)
+                await channel.basic_ack(delivery_tag, wait=False)
             except Exception as error:  # noqa: BLE001  aiormq raises more than its own classes
                 # The channel is closed, and the broker delivers the message again.
                 log.debug("ack_not_sent", error=type(error).__name__)

@@ -138,7 +138,7 @@ class StreamWire(TransportFactory):
         finally:
             del self._takers[channel.number]
 
-    def ack(self, channel: Channel, delivery_tag: int, *, multiple: bool = False) -> None:
+    def ack(self, channel: Channel, delivery_tag: int) -> None:
         """Write the ack of a delivery; it leaves at the end of this iteration of the event loop.
 
         Nothing is written on a channel that the broker has closed: it delivers the message again.
@@ -146,7 +146,7 @@ class StreamWire(TransportFactory):
         taker = self._takers.get(channel.number)
         if taker is not None and taker.is_closed:
             return
-        self.write(ack_frame(channel.number, delivery_tag, multiple=multiple))
+        self.write(ack_frame(channel.number, delivery_tag))
 
     async def acks_read(self, channel: Channel) -> None:
         """Return when the broker has read every ack that was written on a channel."""

@@ -70,8 +70,8 @@ class Wire(Protocol):
         its channel, would end.
         """
 
-    def ack(self, channel: Channel, delivery_tag: int, *, multiple: bool = False) -> None:
-        """Send the ack of a delivery, without waiting; `multiple`: of all before it as well.
+    def ack(self, channel: Channel, delivery_tag: int) -> None:
+        """Send the ack of a delivery, without waiting.
 
         Unsent acks have no bound of their own, and need none: the broker delivers no more than the
         prefetch until it has read acks.

@@ -50,27 +50,14 @@ ManagementUrl = Annotated[
     ),
 ]
 
-Lanes = Annotated[
-    int | None,
-    typer.Option(
-        "--lanes",
-        min=1,
-        max=256,
-        help="With so many lanes, whatever worker.lanes says: to have them before it is set.",
-    ),
-]
-
 
 def _read_topology(
-    context: typer.Context, config: ConfigFile, role: OneRole, lanes: int | None
+    context: typer.Context, config: ConfigFile, role: OneRole
 ) -> "tuple[Settings, Topology]":
     """Load the configuration, and say what it needs on the broker."""
     from bridge.topology.declarations import bridge_topology
 
     settings = read_settings(context, config)
-    if lanes is not None:
-        worker = settings.worker.model_copy(update={"lanes": lanes})
-        settings = settings.model_copy(update={"worker": worker})
     return settings, bridge_topology(settings, roles_of(role))
 
 
@@ -83,7 +70,7 @@ def _read_topology(
         "sms-bridge topology show --format definitions --no-policy       # for RabbitMQ 3",
     )
 )
-def show(  # noqa: PLR0913  an option each
+def show(
     context: typer.Context,
     *,
     form: Annotated[
@@ -108,7 +95,6 @@ def show(  # noqa: PLR0913  an option each
         ),
     ] = True,
     role: OneRole = None,
-    lanes: Lanes = None,
     config: ConfigFile = None,
 ) -> None:
     """Print what the bridge needs on the broker, as it declares it itself.
@@ -121,7 +107,7 @@ def show(  # noqa: PLR0913  an option each
     from bridge.admin import topology_formats
     from bridge.admin.management import vhost_of
 
-    settings, topology = _read_topology(context, config, role, lanes)
+    settings, topology = _read_topology(context, config, role)
     vhost = vhost_of(URL(settings.rabbitmq.url[0].get_secret_value()))
     match form:
         case Format.TABLE:
@@ -151,7 +137,6 @@ def verify(
     *,
     management_url: ManagementUrl = None,
     role: OneRole = None,
-    lanes: Lanes = None,
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
@@ -162,7 +147,7 @@ def verify(
     """
     import asyncio
 
-    settings, topology = _read_topology(context, config, role, lanes)
+    settings, topology = _read_topology(context, config, role)
     differences, hint = asyncio.run(_compare(settings, topology, management_url))
     if as_json:
         typer.echo(json.dumps([_as_plain(difference) for difference in differences], indent=2))
@@ -181,14 +166,12 @@ def verify(
     epilog=examples(
         "sms-bridge topology declare",
         "sms-bridge topology declare --role worker",
-        "sms-bridge topology declare --lanes 32",
     )
 )
 def declare(
     context: typer.Context,
     *,
     role: OneRole = None,
-    lanes: Lanes = None,
     config: ConfigFile = None,
 ) -> None:
     """Create what is missing, as a role does when it starts; what exists is never changed.
@@ -201,7 +184,7 @@ def declare(
     from bridge.topology.declarations import name_of
     from bridge.topology.differences import is_unusable
 
-    settings, topology = _read_topology(context, config, role, lanes)
+    settings, topology = _read_topology(context, config, role)
     differences = asyncio.run(_declare(settings, topology))
     unusable = [one for one in differences if is_unusable(one, "declare")]
     absent = {name_of(one.entity) for one in unusable}

@@ -43,8 +43,6 @@ TopologyMode = Literal["declare", "verify", "off"]
 OnUncertain = Literal["retry", "park"]
 
 ENV_PREFIX: Final = "SMS_BRIDGE_"
-# Each is a queue with its own log on each of its nodes.
-MAX_LANES: Final = 256
 # Stands for the sender where the service is told none.
 NO_SENDER: Final = "unused"
 
@@ -104,14 +102,12 @@ class WorkerSettings(Section):
     max_text_length: Annotated[int, Field(ge=1, le=65536)] = 1600
     extra_fields: Literal["refuse", "forward"] = "refuse"
     ordering: Literal["none", "recipient"] = "none"
-    lanes: Annotated[int, Field(ge=1, le=MAX_LANES)] | None = None
     rate_limit: RateLimitSettings = RateLimitSettings()
     outcome_exchange: ExchangeName | None = None
     coordination: Annotated[Literal["on", "off"], BeforeValidator(write_on_or_off)] = "on"
     redelivery_wait: Duration = 10
     deduplicate: Duration | None = None
     deduplicate_by: Literal["message_id", "text"] = "message_id"
-    priorities: Annotated[Literal["on", "off"], BeforeValidator(write_on_or_off)] = "off"
     shutdown_timeout_seconds: Duration = 25
 
     @property
@@ -123,21 +119,6 @@ class WorkerSettings(Section):
     def _delays_ascend(self) -> "WorkerSettings":
         if list(self.retry_delays) != sorted(set(self.retry_delays)):
             raise ValueError("retry_delays must ascend and not repeat, like [5s, 30s, 2m]")
-        return self
-
-    @model_validator(mode="after")
-    def _lanes_can_keep_order(self) -> "WorkerSettings":
-        if self.lanes is None:
-            return self
-        if self.ordering != "recipient":
-            raise ValueError("lanes needs ordering: recipient, whose order the lanes keep")
-        if self.coordination == "off":
-            raise ValueError("lanes needs coordination: on, by which workers share them out")
-        if self.priorities == "on":
-            raise ValueError(
-                "lanes does not go with priorities: on, where an urgent message passes an earlier "
-                "one to the same number; switch one of the two off"
-            )
         return self
 
     @model_validator(mode="after")

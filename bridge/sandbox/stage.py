@@ -23,7 +23,7 @@ from bridge.errors import BridgeError
 from bridge.sandbox.broker import private_broker
 from bridge.sandbox.processes import Child, Guard, free_ports, guarded, wait_until
 from bridge.sandbox.reachability import URL_VARIABLE, find_broker
-from bridge.topology.declarations import dead_queue, queues_behind, retry_queue
+from bridge.topology.declarations import dead_queue, retry_queue
 
 READY_SECONDS: Final = 30
 ROLES: Final = ("worker", "webhook")
@@ -199,5 +199,5 @@ def queues_of(settings: Settings) -> list[str]:
     """Name every queue that the roles declare."""
     worker, inbound = settings.worker, settings.webhook.queue
     ladder = [retry_queue(worker.queue, delay) for delay in worker.retry_delays]
-    queues = [worker.queue, *queues_behind(worker), *ladder, dead_queue(worker.queue)]
+    queues = [worker.queue, *ladder, dead_queue(worker.queue)]
     return queues if inbound is None else [*queues, inbound]

@@ -14,8 +14,6 @@ from bridge.config import Role, Settings, WebhookSettings, WorkerSettings
 from bridge.config.fields import format_duration
 
 QUORUM: Final[dict[str, Any]] = {"x-queue-type": "quorum"}
-# Leaving a lane counts as a delivery of what was held.
-LANES_DELIVERY_LIMIT: Final = 1_000_000
 
 # Who else may have declared a queue, with other arguments: nobody (our own queues), the publishers
 # of what we consume, or the subscribers.
@@ -82,59 +80,6 @@ def workers_exchange(queue: str) -> str:
     return f"{queue}.workers"
 
 
-def urgent_queue(queue: str) -> str:
-    """Name the queue in which sorted requests wait that pass all others: `sms.outbound.urgent`."""
-    return f"{queue}.urgent"
-
-
-def normal_queue(queue: str) -> str:
-    """Name the queue in which all other sorted requests wait: `sms.outbound.normal`."""
-    return f"{queue}.normal"
-
-
-def lane_queue(queue: str, number: int) -> str:
-    """Name a lane, in which requests wait in the order of their keys: `sms.outbound.lane.0`."""
-    return f"{queue}.lane.{number}"
-
-
-def sorter_queue(queue: str) -> str:
-    """Name the exclusive queue of whoever sorts into lanes: `sms.outbound.sorter`.
-
-    It is no part of the topology: it ends with the connection of the worker that has it.
-    """
-    return f"{queue}.sorter"
-
-
-def lane_arguments(lanes: int) -> dict[str, Any]:
-    """Return what each of so many lanes is declared with.
-
-    The limit of deliveries is never reached. It tells the number of lanes: with another number keys
-    are in other lanes, and the broker refuses to declare a lane that was made for one.
-    """
-    limit = LANES_DELIVERY_LIMIT + lanes
-    return QUORUM | {"x-single-active-consumer": True, "x-delivery-limit": limit}
-
-
-def queues_behind(settings: WorkerSettings) -> tuple[str, ...]:
-    """Name the queues into which the main one is sorted, what is sent first before the others."""
-    if settings.lanes is not None:
-        return tuple(lane_queue(settings.queue, number) for number in range(settings.lanes))
-    if settings.priorities == "off":
-        return ()
-    return urgent_queue(settings.queue), normal_queue(settings.queue)
-
-
-def lanes_together(queue: str) -> str:
-    """Name all lanes, where they are counted as one: `sms.outbound.lanes`."""
-    return f"{queue}.lanes"
-
-
-def sorted_as_counted(settings: WorkerSettings) -> tuple[str, ...]:
-    """Name the queues behind the main one as metrics do: all lanes are one."""
-    together = (lanes_together(settings.queue),)
-    return queues_behind(settings) if settings.lanes is None else together
-
-
 def worker_topology(settings: WorkerSettings) -> Topology:
     """List what the worker needs: its queues, the retry ladder, the dead letters."""
     ladder = (
@@ -151,12 +96,10 @@ def worker_topology(settings: WorkerSettings) -> Topology:
         )
         for delay in settings.retry_delays
     )
-    arguments = QUORUM if settings.lanes is None else lane_arguments(settings.lanes)
     outcome = settings.outcome_exchange
     return Topology(
         queues=(
             Queue(settings.queue, use="consumed"),
-            *(Queue(name, dict(arguments)) for name in queues_behind(settings)),
             *ladder,
             Queue(dead_queue(settings.queue)),
         ),

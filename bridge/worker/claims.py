@@ -1,7 +1,5 @@
 """Whether a delivery is a repeat: asked of the ledger, and of the other workers of the queue."""
 
-from bridge.config import WorkerSettings
-from bridge.topology.declarations import queues_behind
 from bridge.worker.acceptances import Accepted
 from bridge.worker.cluster.asking import Asker
 from bridge.worker.cluster.deduplication import Deduplication
@@ -20,7 +18,6 @@ class Claims:
 
     def __init__(
         self,
-        settings: WorkerSettings,
         *,
         ledger: Ledger,
         asker: Asker,
@@ -32,7 +29,6 @@ class Claims:
         self.is_stopping = False
         self.ledger = ledger
         self._find_entry = entry_of
-        self._is_sorted = bool(queues_behind(settings))
         self._asker = asker
         self._repeated_copies = repeated_copies
         self._deduplication = deduplication
@@ -82,7 +78,7 @@ class Claims:
     ) -> None:
         """Note how the claimed message ended: with an acceptance, or replaced by a copy (None)."""
         self.ledger.settle(claim, acceptance, acked=acked)
-        if entry.copies or self._is_sorted:
+        if entry.copies:
             self._repeated_copies.settle(entry, is_sent=acceptance is not None)
         self._report_end(entry, acceptance)
 

@@ -25,6 +25,7 @@ from bridge.worker.envelope import (
     MEMORY,
     OF_EVENTS,
     PREFIX,
+    PRIORITY,
     REASON,
     REPEATED,
     STATUS,
@@ -33,7 +34,6 @@ from bridge.worker.envelope import (
     Envelope,
     is_from_ladder,
     read_expiration,
-    read_moment,
 )
 from bridge.worker.outcomes import Dead, Retried
 from bridge.worker.timestamps import write_moment
@@ -99,24 +99,6 @@ def copy_properties(
     if isinstance(outcome, Dead):
         own[DEAD_AT] = datetime.now(UTC).isoformat(timespec="milliseconds")
     return _fitted(replaced, headers, own, max_bytes)
-
-
-def sorted_properties(properties: Properties, envelope: Envelope, *, max_bytes: int) -> Properties:
-    """Make the properties with which a request waits in the queue of its class: as it came.
-
-    One without an id gets its key as id, so that all its copies have the same.
-    """
-    waiting = moved_properties(properties)
-    waiting.message_id = envelope.id_of_copies
-    headers, own = waiting.headers or {}, dict[str, Any]()
-    if envelope.has_been_copied:
-        own[REPEATED] = True
-    if envelope.expires_at is not None:
-        # The sooner of two; one that cannot be read stays, for the worker to refuse it.
-        told = read_moment(properties.headers or {}, EXPIRES_AT)
-        if told is not None or EXPIRES_AT not in (properties.headers or {}):
-            own[EXPIRES_AT] = write_moment(min(envelope.expires_at, told or envelope.expires_at))
-    return _fitted(waiting, headers, own, max_bytes)
 
 
 def _fitted(
@@ -201,5 +183,6 @@ def replayed_properties(properties: Properties) -> Properties:
     """
     replayed = moved_properties(properties)
     headers = replayed.headers or {}
-    replayed.headers = {name: headers[name] for name in headers if name not in MEMORY}
+    left_out = {*MEMORY, PRIORITY}
+    replayed.headers = {name: headers[name] for name in headers if name not in left_out}
     return replayed

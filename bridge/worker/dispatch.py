@@ -45,8 +45,7 @@ class Dispatcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         # Read for each message; an attribute of a model takes ten times as long as one of ours.
-        # In a lane a message comes here when it is the first of its key.
-        self._is_ordered = settings.ordering == "recipient" and settings.lanes is None
+        self._is_ordered = settings.ordering == "recipient"
         self._max_age_seconds = settings.max_age
         self._policy = Policy.of(settings)
         self._lanes = Lanes(self._policy, clock=clock)
@@ -56,7 +55,6 @@ class Dispatcher:
         self._capacity = capacity
         self._segments = {one: metrics.segments.labels(one) for one in get_args(Encoding)}
         self._acceptance_latency = metrics.acceptance_latency.labels(settings.queue)
-        self._urgent_latency = metrics.urgent_latency.labels()
         self._now = now
         self._is_stopping = False
         self._last_sent_at = 0.0
@@ -101,8 +99,6 @@ class Dispatcher:
         while True:
             if self._is_stopping:
                 raise BrokerError("the worker stops")
-            if delivery.session.is_leaving:
-                raise BrokerError("its lane becomes another worker's")
             outcome = await self._before_it_goes(delivery, request)
             if outcome is not None:
                 if delivery.is_stale:
@@ -261,8 +257,6 @@ class Dispatcher:
             due = max(published, delivery.envelope.not_before or 0)
             age = max(0.0, now - due)
             self._acceptance_latency.observe(age, delivery.trace_id)
-            if delivery.is_urgent:
-                self._urgent_latency.observe(age, delivery.trace_id)
 
 
 def _age_of(envelope: Envelope) -> str:

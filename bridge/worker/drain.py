@@ -98,27 +98,6 @@ async def _take_what_comes_again(held: Held, consumer: Taking, ledger: Ledger) -
     return True
 
 
-async def until_come_again(ledger: Ledger) -> None:
-    """Return when what is done and not acked has come again, as far as that can be seen."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(COMES_AGAIN_SECONDS):
-            while ledger.expects_redeliveries:  # noqa: ASYNC110  time ends it too
-                await asyncio.sleep(OWED_POLL_SECONDS)
-
-
-async def finish_at_once(held: Held, consumer: Taking, ledger: Ledger) -> bool:
-    """Settle what is held, and have the broker deliver the rest to others; take nothing again.
-
-    Returns False when the broker may not have read the acks of some.
-    """
-    await _settle(held, consumer)
-    is_settled = not ledger.expects_redeliveries
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(HAND_OVER_SECONDS):
-            await consumer.end()
-    return is_settled
-
-
 async def hand_over(consumer: Taking, ledger: Ledger, peers: Peers) -> None:
     """Have the broker deliver to other workers what was given back, while this one can be asked.
 

@@ -26,7 +26,6 @@ EXPIRES_AT: Final = "sms-bridge-expires-at"
 NOT_BEFORE: Final = "sms-bridge-not-before"
 ON_UNCERTAIN: Final = "sms-bridge-on-uncertain"
 ORDERING_KEY: Final = "sms-bridge-ordering-key"
-PRIORITY: Final = "sms-bridge-priority"
 REASON: Final = "sms-bridge-reason"
 DETAIL: Final = "sms-bridge-detail"
 ATTEMPTS: Final = "sms-bridge-attempts"
@@ -41,6 +40,8 @@ DEAD_AT: Final = "sms-bridge-dead-at"
 # What is added to our headers does not begin with the prefix: an older worker, in an upgrade or
 # after it is undone, refuses a dead letter that is moved back with one that it does not know.
 REPEATED: Final = "x-sms-bridge-repeated"
+# Of earlier releases. Urgent messages have a queue of their own.
+PRIORITY: Final = "sms-bridge-priority"
 # The traceparent of the delivery that a copy replaces, where spans are exported.
 EARLIER_SPAN: Final = "x-sms-bridge-earlier-span"
 
@@ -51,14 +52,13 @@ MEMORY: Final = (
     *(FIRST_DELIVERED_AT, STATUS, CODE, MEANING, DEAD_AT, TURN_AT, EARLIER_SPAN, REPEATED),
 )
 # What may be set for one message.
-_SETTINGS: Final = (EXPIRES_AT, NOT_BEFORE, ON_UNCERTAIN, ORDERING_KEY, PRIORITY)
+_SETTINGS: Final = (EXPIRES_AT, NOT_BEFORE, ON_UNCERTAIN, ORDERING_KEY)
 # Headers of inbound events. A request may come with them; on a copy they would seem to be its own.
 OF_EVENTS: Final = tuple(
     PREFIX + name for name in ("event-id", "body-sha256", "delivery", "provider-id", "message-id")
 )
 _KNOWN: Final = frozenset((*_SETTINGS, *MEMORY, COPIES, *OF_EVENTS))
 
-_PRIORITIES: Final = frozenset((None, "urgent", "normal"))
 _WAYS_ON_UNCERTAIN: Final = frozenset((None, *get_args(OnUncertain)))
 _MOMENT_CHARACTERS: Final = 20
 _VISIBLE_ASCII: Final = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%")
@@ -155,8 +155,6 @@ def read_envelope(properties: Properties, bare: Envelope) -> Envelope:
     on_uncertain = _read_text(headers, ON_UNCERTAIN)
     if on_uncertain not in _WAYS_ON_UNCERTAIN:
         raise InvalidMessageError(f"{ON_UNCERTAIN}: must be retry or park")
-    if _read_text(headers, PRIORITY) not in _PRIORITIES:
-        raise InvalidMessageError(f"{PRIORITY}: must be urgent or normal")
     full = bare._replace(
         expires_at=_read_expiry(properties, headers, bare),
         not_before=_read_moment(headers, NOT_BEFORE),
@@ -190,6 +188,8 @@ def _refuse_unknown(headers: dict[str, Any]) -> None:
     for name in headers:
         if name in _KNOWN:
             continue
+        if name == PRIORITY:
+            raise InvalidMessageError(f"{PRIORITY}: is no longer read; there is no urgent queue")
         spelt = name.lower().replace("_", "-")
         if spelt.startswith(PREFIX):
             (nearest,) = difflib.get_close_matches(spelt, _SETTINGS, n=1, cutoff=0)

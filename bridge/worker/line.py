@@ -5,7 +5,6 @@
 
 import asyncio
 import time
-from typing import Final, TypeGuard
 
 from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, CopyRefusedError, InvalidMessageError
@@ -19,15 +18,10 @@ from bridge.worker.envelope import read_envelope
 from bridge.worker.ledger import Claim, Kept, Repeat
 from bridge.worker.outcomes import Dead, Outcome, Retried
 from bridge.worker.request import RequestReader
-from bridge.worker.settle import Settler, accepted, count_attempt
-from bridge.worker.sorting.classes import is_urgent
+from bridge.worker.settle import Settler, accepted
 from bridge.worker.spans import WorkerSpans
 
 log = Log(__name__)
-
-# A longer step of the ladder is cut to this in a lane: the broker waits 30 minutes for an ack
-# (consumer_timeout), and others of the lane may be held behind it.
-MOST_WAIT_SECONDS: Final = 600.0
 
 
 class Line:
@@ -55,8 +49,6 @@ class Line:
         self._settler = settler
         self._announcer = announcer
         self._spans = spans
-        self._has_classes = settings.priorities == "on"
-        self._has_lanes = settings.lanes is not None
 
     async def process(self, delivery: Delivery) -> None:
         """Send one message, or what it becomes instead, and ack it when that is confirmed.
@@ -70,19 +62,13 @@ class Line:
         if not isinstance(claim, Claim):
             await self._end_repeat(delivery, entry, claim)
             return
-        outcome = recalled = self._recall(delivery, entry)
+        outcome = self._recall(delivery, entry)
         try:
             if outcome is None:
                 outcome = await self._dispatch(delivery)
-            while self._has_lanes and _is_tried_again(outcome):
-                await self._wait_in_lane(delivery, outcome, is_reported=outcome is recalled)
-                delivery.envelope = count_attempt(delivery.envelope, outcome)
-                outcome = None
-                outcome = await self._dispatch(delivery)
             await self._settler.replace(delivery, outcome)
         except BaseException as error:
-            # A try is counted when its wait is over.
-            kept = Kept(delivery.envelope, _rest_of(delivery, outcome), delivery.replacement)
+            kept = Kept(delivery.envelope, outcome, delivery.replacement)
             delivery.free_slot()
             is_refused = isinstance(error, CopyRefusedError)
             self._claims.give_back(claim, entry, kept, is_refused=is_refused)
@@ -112,8 +98,6 @@ class Line:
         """Read a message and have it sent; whatever is wrong with it becomes an outcome."""
         try:
             delivery.envelope = read_envelope(delivery.properties, delivery.envelope)
-            if self._has_classes:
-                delivery.is_urgent = is_urgent(delivery.properties)
             request = self._reader.read(delivery.body)
             return await self._dispatcher.outcome_of(delivery, request)
         except InvalidMessageError as error:
@@ -124,26 +108,6 @@ class Line:
             log.exception("internal_error", message_id=delivery.envelope.key)
             name = type(error).__name__
             return Dead(reason="internal_error", detail=f"a bug in the bridge: {name}")
-
-    async def _wait_in_lane(
-        self, delivery: Delivery, outcome: Retried, *, is_reported: bool
-    ) -> None:
-        """Wait as on the ladder for the next try, but in its place.
-
-        What comes after it in its lane waits behind it, so that no other worker has to know of it
-        to keep the order. `is_reported`: the try was, and its wait was cut short. Raises
-        BrokerError when the lane is being left.
-        """
-        delivery.free_slot()
-        if not is_reported:
-            self._settler.report_try(delivery, outcome)
-            delivery.begin_again()
-            if self._spans is not None:
-                self._spans.begin(delivery)
-        if delivery.goes_back:
-            raise BrokerError("its lane becomes another worker's")
-        with delivery.waits("retry_in_lane"):
-            await asyncio.sleep(min(outcome.delay_seconds, MOST_WAIT_SECONDS))
 
     async def _end_repeat(self, delivery: Delivery, entry: Entry, repeat: Repeat | None) -> None:
         """Ack a repeat of what is settled, or (None) put it off until the first is settled."""
@@ -177,17 +141,3 @@ class Line:
             delay_seconds=self._settings.retry_delays[0],
             detail="the first message with its id is still being worked on",
         )
-
-
-def _is_tried_again(outcome: Outcome | None) -> TypeGuard[Retried]:
-    """Say whether there is another try; what is not due yet has no place in the order till then."""
-    return isinstance(outcome, Retried) and outcome.reason != "not_before"
-
-
-def _rest_of(delivery: Delivery, outcome: Outcome | None) -> Outcome | None:
-    """Take from a wait in a lane what is over of it, however often it is cut short."""
-    waited_seconds = delivery.waited_seconds.get("retry_in_lane")
-    if waited_seconds is None or not _is_tried_again(outcome):
-        return outcome
-    delay_seconds = min(outcome.delay_seconds, MOST_WAIT_SECONDS) - waited_seconds
-    return outcome._replace(delay_seconds=max(0.0, delay_seconds))

@@ -1,7 +1,7 @@
 """What the worker counts."""
 
 from collections.abc import Sequence
-from typing import Final, Literal, get_args
+from typing import Final, get_args
 
 from bridge.telemetry.metrics import AGE_SECONDS, Catalogue, Registry
 from bridge.worker.delivery import WaitCause
@@ -18,8 +18,6 @@ from bridge.worker.segments import Encoding
 # Upper bounds of buckets.
 HTTP_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30)
 WORK_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-# What matters of one-time codes.
-URGENT_SECONDS: Final = (0.1, 0.5, 2, 10)
 # There are as many of these as there are causes; the sums tell more.
 WAIT_SECONDS: Final = (0.1, 1, 10)
 ATTEMPTS: Final = (1, 2, 3, 5, 8, 13, 21)
@@ -32,8 +30,6 @@ PROCESSED: Final[Sequence[tuple[DeliveryOutcome, str]]] = (
     ("released", "copy_refused"),
     ("dropped", "duplicate"),
 )
-# What is urgent passes what is not.
-MessageClass = Literal["urgent", "normal", "lane"]
 # Any other status counts as `other`.
 PROVIDER_CODES: Final = frozenset(
     (
@@ -56,15 +52,13 @@ class WorkerMetrics(Catalogue):
         queue: str,
         retry_queues: Sequence[str],
         dead: str,
-        queues_behind: Sequence[str] = (),
         error_codes: Sequence[str] = (),
     ) -> None:
         super().__init__(registry)
         self._error_codes = frozenset(error_codes)
         self._flow(queue)
         self._provider([*error_codes, "other"])
-        self._state(queue, queues_behind, retry_queues, dead)
-        self._sorting()
+        self._state(queue, retry_queues, dead)
         self._coordination()
 
     def _flow(self, queue: str) -> None:
@@ -210,27 +204,9 @@ class WorkerMetrics(Catalogue):
             "1 while ten requests in a row or more have failed and no outage is certain yet.",
         )
 
-    def _sorting(self) -> None:
-        self.sorted = self._counter(
-            "sms_bridge_worker_messages_sorted_total",
-            "Requests that were moved from the queue to that of their class.",
-            ("class",),
-            get_args(MessageClass),
-        )
-        self.urgent_latency = self._histogram(
-            "sms_bridge_worker_urgent_acceptance_latency_seconds",
-            "From publishing to the API's acceptance, of urgent requests; worker.priorities.",
-            URGENT_SECONDS,
-        )
-        self.sorter_up = self._gauge(
-            "sms_bridge_worker_sorter_up",
-            "1 while this process sorts the queue, as worker.priorities wants it.",
-        )
-
     def _state(
         self,
         queue: str,
-        queues_behind: Sequence[str],
         retry_queues: Sequence[str],
         dead: str,
     ) -> None:
@@ -242,12 +218,10 @@ class WorkerMetrics(Catalogue):
         )
         self.queue_ready = self._gauge(
             "sms_bridge_worker_queue_messages_ready",
-            "Messages ready in a queue, in the main one with those sorted from it. Every replica "
-            "reports it: use max by (queue).",
+            "Messages ready in a queue. Every replica reports it: use max by (queue).",
             ("queue", "role"),
             [
                 (queue, "main"),
-                *((name, "sorted") for name in queues_behind),
                 *((name, "retry") for name in retry_queues),
                 (dead, "dead_letter"),
             ],

@@ -12,15 +12,13 @@ class Session:
     """One stretch of consuming on one channel; over when nothing can be acked on it any more.
 
     `most_unacked`: how many deliveries the broker may have made on it before it reads an ack.
-    `last_ack_at` is a time of the event loop. `is_leaving`: nothing new of it is begun, so that it
-    can end.
+    `last_ack_at` is a time of the event loop.
     """
 
     def __init__(self, channel: Channel, wire: Wire) -> None:
         self.channel = channel
         self.wire = wire
         self.has_failed = False
-        self.is_leaving = False
         self.last_ack_at = -math.inf
         self.most_unacked = 0
         self.over = asyncio.Event()
@@ -30,15 +28,12 @@ class Session:
         """Whether nothing can be acked on it any more."""
         return self.over.is_set()
 
-    def ack(self, tag: int, *, multiple: bool = False) -> bool:
-        """Write an ack, or return False: the broker delivers the message again.
-
-        `multiple`: it is the ack of all deliveries of the session before this one as well.
-        """
+    def ack(self, tag: int) -> bool:
+        """Write an ack, or return False: the broker delivers the message again."""
         if self.is_over or self.has_failed or self.channel.is_closed:
             return False
         self.last_ack_at = asyncio.get_running_loop().time()
-        self.wire.ack(self.channel, tag, multiple=multiple)
+        self.wire.ack(self.channel, tag)
         return True
 
     async def until_heard_from(self, *, changed: asyncio.Event) -> None:

@@ -101,12 +101,6 @@ class Storing:
                     wait = min(wait * 2, MAX_WAIT_SECONDS)
                 tries.is_alone = tries.is_alone or self._publisher.refusals != tries.refusals_before
 
-    def give_up(self, delivery: Delivery, make_properties: MakeProperties) -> None:
-        """Note that a copy may be stored of a delivery that goes back for another worker."""
-        if delivery.replacement is not None and delivery.replacement.may_be_stored:
-            properties = make_properties(self._publisher.max_properties_bytes)
-            self._note_repeated(properties, delivery.body)
-
     def _set_aside(self, delivery: Delivery, queue: str, refusal: Refusal) -> None:
         """Raise CopyRefusedError, unless too many messages stay unacked already."""
         is_one_too_many = not self._may_set_aside()

@@ -5,7 +5,6 @@
 
 import asyncio
 import time
-from functools import partial
 
 from bridge.amqp.client import Connection
 from bridge.amqp.publisher import Publisher
@@ -31,17 +30,11 @@ from bridge.worker.ledger import Ledger
 from bridge.worker.limits.capacity import Capacity
 from bridge.worker.line import Line
 from bridge.worker.metrics import WorkerMetrics
-from bridge.worker.ordering.keys import ordering_key
-from bridge.worker.ordering.lane_consumer import Calls, LaneConsumer
-from bridge.worker.ordering.share import LaneShare
-from bridge.worker.ordering.turns import Turns
 from bridge.worker.own_queues import OwnQueues
 from bridge.worker.pausing.operator_pause import OperatorPause
 from bridge.worker.pausing.pace import Pace
 from bridge.worker.service.sender import Sender
-from bridge.worker.session import Session
 from bridge.worker.settle import Settler
-from bridge.worker.sorting.chosen import make_sorter
 
 log = Log(__name__)
 
@@ -63,7 +56,7 @@ class Worker:
         self._settings = own = settings.worker
         self._exchange_missing = publisher.exchange_missing
         self._upkeep = upkeep
-        upkeep.changed = self._on_upkeep
+        upkeep.changed = pace.changed.set
         self._peers = peers
         self._sender = sender
         self._pace = pace
@@ -87,21 +80,9 @@ class Worker:
             own, sender=sender, pace=pace, capacity=self._capacity, metrics=metrics
         )
         self._queues = OwnQueues(own, metrics)
-        share = None if own.lanes is None else LaneShare(own.lanes, peers, changed=pace.changed.set)
-        self._turns = None if share is None else Turns()
-        self.sorter = make_sorter(
-            settings,
-            publisher=publisher,
-            peers=peers,
-            repeated_copies=self._repeated_copies,
-            share=share,
-            upkeep=upkeep,
-            metrics=metrics,
-        )
         self.operator_pause = OperatorPause(own.queue, pace)
-        process = self._run if self._turns is None else partial(self._run_in_turn, self._turns)
-        self._held = HeldDeliveries(own.queue, process=process, metrics=metrics)
-        self.consumer = self._make_consumer(share, metrics)
+        self._held = HeldDeliveries(own.queue, process=self._run, metrics=metrics)
+        self.consumer = self._make_consumer(metrics)
         self._held.let_go = self.consumer.let_go
         self._asker, self._answerer = self._make_asker(metrics)
         is_deduplicating = own.deduplicate is not None and peers.is_enabled
@@ -114,32 +95,16 @@ class Worker:
 
     def _make_sharing(self) -> Sharing:
         return Sharing(
-            self._queues.taken[0],
+            self._settings.queue,
             self._pace,
             self._peers,
             is_registered=lambda: self.consumer.is_registered,
             cancelled_consumers=lambda: self._held.cancelled_consumers,
         )
 
-    def _make_consumer(
-        self, share: LaneShare | None, metrics: WorkerMetrics
-    ) -> Consumer | LaneConsumer:
+    def _make_consumer(self, metrics: WorkerMetrics) -> Consumer:
         queue = self._settings.queue
         gauges = Gauges(metrics.consumer_up.labels(queue).set, metrics.poison_suspected.set)
-        if share is not None:
-            return LaneConsumer(
-                queue,
-                share,
-                may_take=self._may_take,
-                changed=self._pace.changed,
-                calls=Calls(
-                    delivery=self._held.take,
-                    registered=self._on_registered,
-                    session_over=self._on_session_over,
-                    give_back=self._give_back,
-                ),
-                gauges=gauges,
-            )
         consumer = Consumer(
             queue,
             prefetch=self._prefetch_of_each,
@@ -162,22 +127,16 @@ class Worker:
             on_change=self._make_room,
             metrics=metrics,
         )
-        consumers: list[Consumer | LaneConsumer] = [self.consumer]
-        ledgers = [self._ledger]
-        if self.sorter is not None:
-            consumers.append(self.sorter.consumer)
-            ledgers.append(self.sorter.mover.ledger)
-            self.sorter.mover.learn_of = asker.learn_of
-
-        async def prove() -> None:
-            await asyncio.gather(*(consumer.prove() for consumer in consumers))
-
-        answerer = Answerer(self._peers, *ledgers, is_asking=asker.is_asking, prove_session=prove)
+        answerer = Answerer(
+            self._peers,
+            self._ledger,
+            is_asking=asker.is_asking,
+            prove_session=self.consumer.prove,
+        )
         return asker, answerer
 
     def _make_claims(self) -> Claims:
         return Claims(
-            self._settings,
             ledger=self._ledger,
             asker=self._asker,
             repeated_copies=self._repeated_copies,
@@ -200,15 +159,13 @@ class Worker:
     @property
     def copies_refused(self) -> int:
         """How many messages stay unacked, because the broker refuses their copies."""
-        moving = 0 if self.sorter is None else self.sorter.mover.ledger.set_aside_count
-        return self._ledger.set_aside_count + moving
+        return self._ledger.set_aside_count
 
     async def serve(self, connection: Connection) -> None:
         """Declare the topology and consume on this connection; `Link.run` calls it."""
         await self._upkeep.ensure(connection)
         # Before anything is taken: what is known may be from before a restart of the broker.
         await self.operator_pause.look(connection)
-        await self._queues.look_behind(connection)
         # Last, for those that are there have had time to say so meanwhile.
         await self._peers.until_acquainted()
         try:
@@ -218,10 +175,6 @@ class Worker:
                 group.create_task(self._capacity.keep_logging())
                 for missing in (self._settler.queue_missing, self._exchange_missing):
                     group.create_task(self._upkeep.mend(connection, missing))
-                if self.sorter is not None:
-                    # RabbitMQ may not say that the queue is another one than that consumed so far.
-                    missing, mended = self.sorter.mover.queue_missing, self.consumer.renew
-                    group.create_task(self._upkeep.mend(connection, missing, mended=mended))
                 if self._pace.rates.is_shared:
                     group.create_task(self._sharing.watch(connection))
                 await self.consumer.serve(connection)
@@ -244,7 +197,7 @@ class Worker:
         end_at = time.monotonic() + timeout_seconds
         try:
             async with asyncio.timeout(timeout_seconds):
-                is_finished = await self._finish()
+                is_finished = await finish(self._held, self.consumer, self._ledger)
         except TimeoutError:
             queue, fault = self._pace.pauses.unstored or (None, None)
             log.warning("drain_timed_out", queue=queue, fault=fault)
@@ -252,8 +205,6 @@ class Worker:
         await self._peers.until_joined(most_seconds=end_at - time.monotonic())
         self._answerer.gives_up_copies = True
         await hand_over(self.consumer, self._ledger, self._peers)
-        if self.sorter is not None:
-            await self.sorter.hand_over()
         if self._deduplication is not None:
             self._deduplication.report()
         await self._peers.leave()
@@ -261,24 +212,12 @@ class Worker:
             log.warning("acks_in_doubt")
         return is_finished
 
-    async def _finish(self) -> bool:
-        """Finish the sending and the sorting; the caller sets the deadline."""
-        sending = finish(self._held, self.consumer, self._ledger)
-        if self.sorter is None:
-            return await sending
-        return all(await asyncio.gather(sending, self.sorter.drain()))
-
     async def aclose(self) -> None:
         """Close the connections to the API."""
         await self._sender.aclose()
 
     def _prefetch_of_each(self) -> dict[str, int]:
-        prefetch = self._prefetch()
-        each = dict.fromkeys(self._queues.taken, prefetch)
-        if self.sorter is not None and not self._claims.is_stopping and self._pace.paused is None:
-            # While all slots have urgent ones, others wait beside those that are not urgent.
-            each[self._queues.taken[0]] = 2 * prefetch
-        return each
+        return {self._settings.queue: self._prefetch()}
 
     def _prefetch(self) -> int:
         if self._claims.is_stopping:
@@ -292,21 +231,11 @@ class Worker:
             return self._pace.probes_wanted
         return self._pace.rates.most_held(self._capacity.most_held)
 
-    def _may_take(self) -> bool:
-        """Whether to take from lanes: in a pause too, but not in an operator's."""
-        self._pace.reopen()
-        return self._upkeep.is_usable and not self._pace.is_held
-
     def _make_room(self) -> None:
         """Take others beside those that wait for peers, when these leave few places."""
         if self._asker.leaves_few(self.consumer.prefetch, self._capacity.most_held):
             self._asker.put_aside()
             self.consumer.renew()
-
-    def _on_upkeep(self) -> None:
-        self._pace.changed.set()
-        if self.sorter is not None:
-            self.sorter.changed.set()
 
     def _on_registered(self) -> None:
         self._ledger.consuming_again()
@@ -322,17 +251,6 @@ class Worker:
                 (delivery.may_be_given_back or delivery.awaits_first) and delivery.is_stale
             )
         )
-
-    def _give_back(self, lane: Session) -> None:
-        """Let go of what waits of a lane that becomes another worker's."""
-        self._held.cancel(lambda delivery: delivery.session is lane and delivery.may_be_given_back)
-
-    async def _run_in_turn(self, turns: Turns, delivery: Delivery) -> None:
-        place = turns.line_up(ordering_key(delivery.properties, delivery.body))
-        try:
-            await turns.take_turn(place, delivery, learn=self._claims.learn, work=self._run)
-        finally:
-            turns.leave(place)
 
     async def _run(self, delivery: Delivery) -> None:
         """Process a delivery; nothing that it raises leaves the task."""

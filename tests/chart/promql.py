@@ -17,11 +17,8 @@ from bridge.telemetry.metrics import BridgeMetrics, new_registry
 from bridge.topology.declarations import (
     bridge_topology,
     dead_queue,
-    lane_queue,
     name_of,
-    normal_queue,
     retry_queue,
-    urgent_queue,
 )
 from bridge.webhook.metrics import WebhookMetrics
 from bridge.worker.metrics import WorkerMetrics
@@ -176,7 +173,6 @@ def known_series() -> tuple[tuple[str, dict[str, str]], ...]:
         queue=worker.queue,
         retry_queues=[retry_queue(worker.queue, delay) for delay in worker.retry_delays],
         dead=dead_queue(worker.queue),
-        queues_behind=(urgent_queue(worker.queue), normal_queue(worker.queue)),
     )
     WebhookMetrics(
         registry,
@@ -189,8 +185,7 @@ def known_series() -> tuple[tuple[str, dict[str, str]], ...]:
         ("sms_bridge_build_info", {"component": role, "version": "1", "revision": "1"})
         for role in ("webhook", "all")
     ]
-    classes = (urgent_queue(worker.queue), normal_queue(worker.queue))
-    taken = (worker.queue, *classes, lane_queue(worker.queue, 0))
+    taken = (worker.queue, f"{worker.queue}.urgent")
     of_broker = [(name, {"vhost": "/", "queue": q}) for name in BROKER_METRICS for q in taken]
     return (*samples, *running, *of_broker, ("up", {}), *((name, {}) for name in records()))
 

@@ -18,7 +18,7 @@ RULE_KEYS = {"expr", "for", "keep_firing_for", "labels"}
 _MATCHER = re.compile(r'\w+(?:=~|!~|!=|=)"(?P<value>[^"]*)"')
 # How often a matcher stands in the alert that repeats it most.
 _AGAIN = ("", ", 2. time")
-_NAMES = "sms.outbound|sms.outbound.urgent|sms.outbound.normal|sms.outbound.lane.[0-9]+"
+_NAMES = "sms.outbound|sms.outbound.urgent"
 _QUEUES = f'queue=~"{_NAMES}"'
 # What changes nothing as long as the rest is as it is.
 EQUIVALENT = {

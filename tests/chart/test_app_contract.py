@@ -23,11 +23,6 @@ from bridge.topology.declarations import (
     Topology,
     bridge_topology,
     dead_queue,
-    lane_arguments,
-    lane_queue,
-    normal_queue,
-    sorter_queue,
-    urgent_queue,
     webhook_topology,
     worker_topology,
     workers_exchange,
@@ -677,55 +672,6 @@ def test_a_topology_that_is_off(tmp_path: Path) -> None:
 
     assert of_kind(render(values), "Permission")
     assert settings_from(values, tmp_path).rabbitmq.topology == "off"
-
-
-@pytest.mark.parametrize("priorities", ["on", "off"])
-def test_the_user_may_take_what_is_sorted(priorities: str, tmp_path: Path) -> None:
-    """With priorities off again, too: what was sorted before must not be stranded."""
-    values = merged(
-        CI["operators"],
-        nested("config.rabbitmq.topology", "verify"),
-        nested("config.worker.priorities", priorities),
-    )
-    settings = settings_from(values, tmp_path)
-    manifests = render(values)
-    (permission,) = of_kind(manifests, "Permission").values()
-    behind = [urgent_queue(settings.worker.queue), normal_queue(settings.worker.queue)]
-    declared = {m["spec"]["name"] for m in of_kind(manifests, "Queue").values()}
-
-    assert all(re.search(permission["spec"]["permissions"]["read"], name) for name in behind)
-    assert set(behind) & declared == (set(behind) if priorities == "on" else set())
-
-
-@pytest.mark.parametrize("lanes", [4, None])
-def test_the_user_may_take_lanes(lanes: int | None, tmp_path: Path) -> None:
-    """Switched off again, too: what was sorted before must not be stranded."""
-    values = merged(
-        CI["operators"],
-        nested("config.rabbitmq.topology", "verify"),
-        nested("config.worker", {"ordering": "recipient", "lanes": lanes}),
-        nested("worker.replicaCount", 1),
-    )
-    settings = settings_from(values, tmp_path)
-    manifests = render(values)
-    (permission,) = of_kind(manifests, "Permission").values()
-    allowed = permission["spec"]["permissions"]
-    names = [lane_queue(settings.worker.queue, number) for number in range(4)]
-    declared = {m["spec"]["name"]: m["spec"] for m in of_kind(manifests, "Queue").values()}
-    found = {name: declared[name]["arguments"] for name in names if name in declared}
-
-    assert all(re.search(allowed["read"], name) for name in names)
-    assert bool(re.search(allowed["configure"], sorter_queue(settings.worker.queue))) is bool(lanes)
-    assert found == (
-        {}
-        if lanes is None
-        else {
-            name: {
-                key: value for key, value in lane_arguments(lanes).items() if key != "x-queue-type"
-            }
-            for name in names
-        }
-    )
 
 
 def test_the_policy_covers_every_queue() -> None:

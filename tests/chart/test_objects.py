@@ -271,28 +271,6 @@ def test_keda_reads_the_workers_queue_with_credentials_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "sorting",
-    [{"priorities": "on"}, {"ordering": "recipient", "lanes": 32}],
-    ids=["classes", "lanes"],
-)
-def test_keda_counts_what_is_sorted_from_the_queue(sorting: dict[str, Any]) -> None:
-    """The backlog is behind the queue then; retries and dead letters are none of it."""
-    values = merged(
-        CI["autoscaled"],
-        nested("config.worker.queue", "team.sms"),
-        nested("config.worker", sorting),
-    )
-    (scaled,) = of_kind(render(values), "ScaledObject").values()
-    metadata = scaled["spec"]["triggers"][0]["metadata"]
-    names = ["", ".urgent", ".normal", ".lane.31", ".retry.5s", ".dead", ".urgent.x", ".lane", "2"]
-    counted = {name for name in names if re.search(metadata["queueName"], f"team.sms{name}")}
-
-    assert (metadata["useRegex"], metadata["operation"]) == ("true", "sum")
-    assert counted == {"", ".urgent", ".normal", ".lane.31"}
-    assert not re.search(metadata["queueName"], "team-sms")
-
-
-@pytest.mark.parametrize(
     ("values", "spec"),
     [
         ({}, {"maxUnavailable": 1}),

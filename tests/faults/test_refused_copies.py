@@ -130,19 +130,6 @@ async def test_many_of_them_end_one_connection(bench: Bench) -> None:
         assert await live.stop() == 0
 
 
-async def test_one_that_cannot_be_sorted_is_counted(bench: Bench) -> None:
-    """Its copy to the queue of its class is refused as well."""
-    await bench.declare_main()
-    await limit_messages(bench, USUAL_LIMIT)
-    await bench.amqp.publish(bench.queue, b"x" * 200_000, message_id="too-large")
-    async with limited(bench, 100_000), bench.worker(worker__priorities="on") as live:
-        await eventually(lambda: aside(live) == 1, what="set aside")
-        await bench.until_taken(await bench.publish(5))
-
-        assert await readiness(live) == (200, 1)
-        assert await live.stop() == 0
-
-
 @pytest.mark.parametrize("ids", [True, False], ids=["with_id", "without_id"])
 async def test_what_was_decided_about_it_stays(bench: Bench, *, ids: bool) -> None:
     """It comes again with each connection and is POSTed once; when it is taken, it is replaced."""

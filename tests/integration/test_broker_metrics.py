@@ -14,8 +14,7 @@ from bridge.sandbox.processes import free_ports, wait_until
 from tests.chart.promql import BROKER_METRICS, FILES, Selector, selectors
 
 DEPLOYMENT = Path(__file__).parents[2] / "docs" / "deployment.md"
-# Those behind the first are there with `worker.priorities`, or with `worker.lanes`.
-QUEUES = ("sms.outbound", "sms.outbound.urgent", "sms.outbound.normal", "sms.outbound.lane.0")
+QUEUES = ("sms.outbound", "sms.outbound.urgent")
 
 
 @pytest.mark.anyio

@@ -232,20 +232,3 @@ def test_every_format_lists_everything() -> None:
 
     assert len(list(rows(topology))) == count
     assert sum(len(part) for part in plain(topology).values()) == count
-
-
-async def test_lanes_can_be_seen_before_they_are_switched_on(values: dict[str, object]) -> None:
-    """What `--lanes` shows is what `worker.lanes` needs."""
-    command = ("topology", "show", "--role", "worker", "--format", "json")
-    on = {"worker.lanes": 2, "worker.ordering": "recipient"}
-    results = await run_programs(
-        {
-            "before": ((*command, "--lanes", "2"), values),
-            "with": (command, values | on),
-            "too many": ((*command, "--lanes", "257"), values),
-        }
-    )
-
-    assert results["before"].stdout == results["with"].stdout
-    assert results["before"].stdout.count(b".lane.") == 2
-    assert results["too many"].returncode == 2

@@ -177,24 +177,6 @@ async def test_what_is_acked_is_gone_and_the_rest_comes_again(
     assert all(delivery.redelivered for delivery in again)
 
 
-async def test_one_ack_for_many(amqp_url: str, queue: str, amqp: Amqp) -> None:
-    """It is the ack of all before it that have none, and of nothing behind it."""
-    for number in range(10):
-        await amqp.publish(queue, b"", message_id=str(number))
-    async with connected(amqp_url) as connection, consuming(connection, queue) as ours:
-        taken = await ours.until(10)
-        ours.ack(taken[2])
-        connection.wire.ack(ours.channel, taken[6].delivery_tag, multiple=True)
-        ours.ack(taken[8])
-        async with asyncio.timeout(SECONDS):
-            await connection.wire.acks_read(ours.channel)
-        assert not ours.channel.is_closed
-    async with connected(amqp_url) as connection, consuming(connection, queue) as ours:
-        again = await ours.until(2)
-
-    assert {delivery.message_id for delivery in again} == {"7", "9"}
-
-
 async def test_nothing_is_taken_behind_the_block(
     connection: Connection, queue: str, amqp: Amqp
 ) -> None:

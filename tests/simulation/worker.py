@@ -26,7 +26,6 @@ from tests.simulation.service import Service
 
 class _Session:
     is_over = False
-    is_leaving = False
     is_closed = False
 
     @property

@@ -5,11 +5,9 @@ from bridge.admin.finding import Finding
 from bridge.admin.pausing import explain_paused, find_pause
 from bridge.admin.worker_status import UNKNOWN, WorkerStatus, explain_pause, read_worker_status
 from bridge.amqp.client import Connection
-from bridge.config import WorkerSettings
-from bridge.topology.declarations import dead_queue, queues_behind
+from bridge.topology.declarations import dead_queue
 from bridge.topology.paused_queue import HIDDEN, HIDDEN_REMEDY, HiddenPauseError, paused_queue
 from bridge.topology.queue_sizes import read_queue
-from bridge.topology.sorted_queues import find_sorted_queues
 
 
 async def check_consumers(broker: ConnectedBroker) -> list[Finding]:
@@ -22,10 +20,6 @@ async def check_consumers(broker: ConnectedBroker) -> list[Finding]:
         findings.append(_judge_worker(await read_worker_status(settings)))
         findings += await _judge_pause(connection, name)
         findings += await _judge_consumers(connection, name, "nothing is sent", fix)
-        behind = queues_behind(settings.worker)
-        for one in behind:
-            findings += await _judge_consumers(connection, one, "nothing of it is sent", fix)
-        findings += await _judge_left_behind(connection, settings.worker)
         findings += await _judge_dead_letters(connection, dead_queue(name))
     if "webhook" in roles and settings.webhook.queue is not None:
         fix = "subscribe to it, or set webhook.queue to null when subscribers have their own queues"
@@ -62,20 +56,6 @@ async def _judge_consumers(
         text = f"nobody consumes it, so {what_happens}; {sizes.ready} messages wait"
         return [Finding(subject, "warn", text, fix)]
     return [Finding(subject, "ok", f"{sizes.consumers} consumers, {sizes.ready} messages wait")]
-
-
-async def _judge_left_behind(connection: Connection, worker: WorkerSettings) -> list[Finding]:
-    """Tell of the queues of priorities or lanes that are switched off again."""
-    findings = []
-    for name, sizes in (await find_sorted_queues(connection, worker.queue)).items():
-        if name in queues_behind(worker):
-            continue
-        text = f"is left from worker.priorities or worker.lanes; {sizes.ready} messages wait"
-        fix = "workers that may read it empty it; delete it then"
-        if worker.lanes is not None:
-            fix = "nobody takes from it: undo the change of the setting until it is empty"
-        findings.append(Finding(f"queue {name}", "warn", text, fix))
-    return findings
 
 
 async def _judge_dead_letters(connection: Connection, name: str) -> list[Finding]:

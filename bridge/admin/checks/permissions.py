@@ -19,8 +19,6 @@ from bridge.topology.declarations import (
     Exchange,
     Queue,
     name_of,
-    queues_behind,
-    sorter_queue,
     workers_exchange,
 )
 from bridge.topology.paused_queue import paused_queue
@@ -101,9 +99,6 @@ def _needs(set_up: SetUp) -> Iterator[Need]:
     settings = set_up.settings
     if "worker" in set_up.roles:
         yield _to_read(settings.worker.queue)
-        yield from map(_to_read, queues_behind(settings.worker))
-        if settings.worker.lanes is not None:
-            yield _to_configure(Queue(sorter_queue(settings.worker.queue)))
         yield Need("write amq.default", lambda channel: _publish(channel, ""))
         if settings.worker.coordination == "on":
             yield from _to_talk(settings.worker.queue)

@@ -84,7 +84,7 @@ _SHOWN_HEADERS: Final = frozenset(
         *(envelope.EXPIRES_AT, envelope.NOT_BEFORE, envelope.ON_UNCERTAIN, envelope.REASON),
         *(envelope.DETAIL, envelope.ATTEMPTS, envelope.UNCERTAIN_ATTEMPTS, envelope.STATUS),
         *(envelope.FIRST_DELIVERED_AT, envelope.COPIES, envelope.DEAD_AT, envelope.DELIVERY_COUNT),
-        *(envelope.CODE, envelope.MEANING, envelope.PRIORITY, envelope.EARLIER_SPAN),
+        *(envelope.CODE, envelope.MEANING, envelope.EARLIER_SPAN),
         *("traceparent", "tracestate"),
     )
 )

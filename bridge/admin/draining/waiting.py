@@ -7,17 +7,14 @@ from bridge.admin.moving import open_connection, read_existing_queue, read_reada
 from bridge.amqp.client import Connection
 from bridge.config import Settings, WorkerSettings
 from bridge.topology.declarations import dead_queue, retry_queue
-from bridge.topology.sorted_queues import find_sorted_queues
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How many messages are ready in each queue, and how many consumers take what is to be sent.
+    """How many messages are ready in each queue, and how many consumers the main queue has.
 
-    `ready` has the retry queues first, the longest wait before the others, then the main queue, and
-    what was sorted from it last: what comes back from the ladder, or is sorted, while they are
-    emptied is met there. `workers` leaves out those that only sort, which a pause does not stop:
-    what they have in hand is met as well.
+    `ready` has the retry queues first, the longest delay before the others, and the main queue
+    last: a message that comes back from a retry queue during the drain is met there.
     """
 
     ready: Mapping[str, int]
@@ -48,9 +45,4 @@ async def count_waiting(connection: Connection, worker: WorkerSettings) -> Waiti
         ready[name] = (await read_readable_queue(connection, name)).ready
     main = await read_existing_queue(connection, worker.queue)
     ready[worker.queue] = main.ready
-    # They may be left from before worker.priorities or worker.lanes was switched off.
-    behind = await find_sorted_queues(connection, worker.queue)
-    for name, sizes in behind.items():
-        ready[name] = sizes.ready
-    senders = max((sizes.consumers for sizes in behind.values()), default=main.consumers)
-    return Waiting(ready, senders)
+    return Waiting(ready, main.consumers)

@@ -25,7 +25,7 @@ from bridge.admin.status.report import (
 from bridge.config import Settings
 from bridge.errors import BrokerError
 from bridge.telemetry.log_lines import utc_text
-from bridge.topology.declarations import dead_queue, queues_behind, retry_queue
+from bridge.topology.declarations import dead_queue, retry_queue
 from bridge.topology.paused_queue import Note
 
 
@@ -65,8 +65,6 @@ class Looker:
 def _queues_of(settings: Settings) -> Iterator[Queue]:
     queue = settings.worker.queue
     yield Queue(name=queue, role="requests")
-    for name in queues_behind(settings.worker):
-        yield Queue(name=name, role="sorted")
     for delay in settings.worker.retry_delays:
         yield Queue(name=retry_queue(queue, delay), role="retry", delay_seconds=delay)
     yield Queue(name=dead_queue(queue), role="dead_letters")

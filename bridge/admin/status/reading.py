@@ -75,11 +75,7 @@ class Reading(NamedTuple):
         found = next(iter(self.scrape.samples(_QUEUE_READY, queue=queue)), None)
         if found is None:
             return None
-        labels, ready = found
-        if labels.get("role") == "main":
-            # Which counts with what was sorted from it.
-            ready -= self.scrape.total(_QUEUE_READY, role="sorted")
-        return int(ready)
+        return int(found[1])
 
     def consumers(self, queue: str) -> int | None:
         """How many consumers of the queue its worker saw."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-QueueRole = Literal["requests", "sorted", "retry", "dead_letters", "events"]
+QueueRole = Literal["requests", "retry", "dead_letters", "events"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,9 +34,8 @@ MAX_WAITING: Final = 64
 class Answerer:
     """Answers for one worker.
 
-    `ledgers` have no entry in common. `prove_session` returns when the broker has answered on each
-    connection that consumes, or that is known to be lost: what a peer asks for may be held on it,
-    or may have been acked in vain.
+    `prove_session` returns when the broker has answered on the session that consumes, or when that
+    is known to be lost: the message in question may be held on it, or its ack may be lost with it.
     `is_asking` says whether this worker itself asks for an entry. Set `gives_up_copies` when it
     ends: no confirm is waited for any more, and who asks publishes a copy that says that it may be
     there twice.
@@ -45,14 +44,15 @@ class Answerer:
     def __init__(
         self,
         peers: Peers,
-        *ledgers: Ledger,
+        ledger: Ledger,
+        *,
         is_asking: Callable[[Entry], bool],
         prove_session: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.gives_up_copies = False
         self._peers = peers
-        self._ledgers = ledgers
+        self._ledger = ledger
         self._is_asking = is_asking
         self._prove_session = prove_session
         self._given: Memory[tuple[str, int], Answer] = Memory(REPEATED_SECONDS, clock)
@@ -74,14 +74,8 @@ class Answerer:
     def _needs_proof(self, peer: str, question: Question) -> bool:
         if (peer, question.number) in self._given:
             return False
-        entry = question.entry
-        ledger = self._ledger_of(entry)
+        entry, ledger = question.entry, self._ledger
         return not ledger.is_working_on(entry) and ledger.depends_on_session(entry)
-
-    def _ledger_of(self, entry: Entry) -> Ledger:
-        """Return the ledger that has an entry, or any if none has."""
-        having = (one for one in self._ledgers if one.knows(entry) or one.depends_on_session(entry))
-        return next(having, self._ledgers[0])
 
     async def _answer_when_proven(self, peer: str, questions: Sequence[Question]) -> None:
         await self._prove_session()
@@ -104,8 +98,7 @@ class Answerer:
         return answer
 
     def _look_up(self, peer: str, question: Question) -> Answer:
-        number, entry = question.number, question.entry
-        ledger = self._ledger_of(entry)
+        number, entry, ledger = question.number, question.entry, self._ledger
         # Of several that ask for the same message, the others wait for the first by its id.
         is_first = self._peers.worker_id < peer and self._is_asking(entry)
         if is_first or ledger.is_working_on(entry):

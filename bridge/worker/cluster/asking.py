@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from bridge.amqp.properties import Properties
 from bridge.worker.cluster.beats import PRESENT, REMEMBERED
@@ -46,22 +46,14 @@ MOST_BUSY_SECONDS: Final = 600.0
 MOST_WAITING: Final = 500
 
 
-class LearnOf(Protocol):
-    """Has another ledger than the worker's learn what peers know of a redelivery."""
-
-    async def __call__(self, delivery: Delivery, entry: Entry, *, ledger: Ledger) -> None:
-        """Return when it has, or it is time; see `Asker.learn_of`."""
-
-
 @dataclass(slots=True, eq=False)
 class _Case:
     """One redelivery that waits for answers: when each peer said it was busy, who knows no more.
 
-    `ledger` learns what they know, `told` are those that knew something. Of the delivery it has no
-    more than it needs: it is kept for long, and a delivery has its body, and its connection.
+    `told` are the peers that knew something. A case is kept for long, so it has only what it needs
+    of the delivery, not its body or its connection.
     """
 
-    ledger: Ledger
     properties: Properties
     envelope: Envelope
     entry: Entry
@@ -113,8 +105,8 @@ class Asker:
 
     @property
     def open(self) -> int:
-        """How many redeliveries wait for answers, but for those that are to be sorted."""
-        return sum(case.ledger is self._ledger for case in self._open.values())
+        """How many redeliveries wait for answers."""
+        return len(self._open)
 
     @property
     def in_the_way(self) -> int:
@@ -140,20 +132,14 @@ class Asker:
         """Say whether a redelivery of the same message waits for answers here."""
         return _message_of(entry) in self._open_entries
 
-    async def learn_of(
-        self, delivery: Delivery, entry: Entry, *, ledger: Ledger | None = None
-    ) -> None:
-        """Return when the ledger knows all that any peer knows of a redelivery, or it is time.
-
-        `ledger` is another one than the worker's, of which peers have the like.
-        """
-        ledger = ledger or self._ledger
-        if ledger.knows(entry) or not self._peers.expects_answers:
+    async def learn_of(self, delivery: Delivery, entry: Entry) -> None:
+        """Return when the ledger knows all that any peer knows of a redelivery, or it is time."""
+        if self._ledger.knows(entry) or not self._peers.expects_answers:
             return
         question = question_of(next(self._numbers), entry)
         if question is None:
             return
-        case = _Case(ledger, delivery.properties, delivery.envelope, entry, question)
+        case = _Case(delivery.properties, delivery.envelope, entry, question)
         self._open_case(case)
         try:
             with delivery.waits("peers"):
@@ -167,9 +153,8 @@ class Asker:
     def _open_case(self, case: _Case) -> None:
         self._open[case.question.number] = case
         self._open_entries[_message_of(case.entry)] += 1
-        if case.ledger is self._ledger:
-            self._in_the_way.add(case.question.number)
-            self._on_change()
+        self._in_the_way.add(case.question.number)
+        self._on_change()
 
     def _close_case(self, case: _Case) -> None:
         del self._open[case.question.number]
@@ -179,8 +164,7 @@ class Asker:
             del self._open_entries[asked]
         self._in_the_way.discard(case.question.number)
         self._closed.add(case.question.number, case)
-        if case.ledger is self._ledger:
-            self._on_change()
+        self._on_change()
 
     async def _until_answered(self, case: _Case) -> str:
         """Return what the answer is; `none` when some peer gave none in time."""
@@ -260,7 +244,7 @@ class Asker:
             case "done":
                 # Of equal messages without an id each peer may have sent another one.
                 if not case.is_done or (is_news and not case.entry.has_id):
-                    case.ledger.learn(case.entry, None)
+                    self._ledger.learn(case.entry, None)
                 case.is_done = True
             case "kept":
                 if is_news and answer.kept is not None:
@@ -276,7 +260,7 @@ class Asker:
         for facts in kept:
             delays, now = self._delays_seconds, time.time()
             told = read_kept(facts, case.properties, case.envelope, delays_seconds=delays, now=now)
-            case.ledger.learn(case.entry, told)
+            self._ledger.learn(case.entry, told)
 
 
 def _message_of(entry: Entry) -> Entry | bytes:

@@ -1,7 +1,6 @@
-"""By what messages are kept in order, and in which lane they wait."""
+"""The key by which messages are kept in order."""
 
 import json
-import zlib
 
 from bridge.amqp.properties import Properties
 from bridge.amqp.wire import Body
@@ -23,8 +22,3 @@ def ordering_key(properties: Properties, body: Body) -> str:
     except (ValueError, TypeError, KeyError, RecursionError):
         return ""
     return recipient if isinstance(recipient, str) else ""
-
-
-def lane_of(key: str, lanes: int) -> int:
-    """Return the lane of a key, from 0; every worker and every version has to find the same."""
-    return zlib.crc32(key.encode("utf-8", "surrogatepass")) % lanes

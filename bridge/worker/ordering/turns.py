@@ -78,11 +78,10 @@ class Turns:
             del self._lines[place.key]
 
     async def take_turn(self, place: Place, delivery: Delivery, *, learn: Work, work: Work) -> None:
-        """Work on a delivery when those of its key that came before it are done, or went back.
+        """Work on a delivery when the earlier ones of its key are done, or went back to the queue.
 
-        `learn` is called at once, so that of many that come again none waits for the answers of
-        those before it. Cancelled before its turn, or when its lane is being left, it goes back to
-        the queue.
+        `learn` is called at once, so that redeliveries do not wait for each other's answers.
+        Cancelled before its turn, the delivery goes back to the queue.
         """
         try:
             if delivery.redelivered:
@@ -90,7 +89,7 @@ class Turns:
             if not place.is_first:
                 with delivery.waits("order"):
                     await place.until_first()
-            if not delivery.goes_back:
+            if not delivery.is_stale:
                 await work(delivery)
         except asyncio.CancelledError:
             log.debug("not_begun", message_id=delivery.envelope.key)

@@ -197,8 +197,6 @@ worker:
   retry_delays: [5s, 30s, 2m, 10m, 1h]
   outcome_exchange: null
   coordination: "on"
-  priorities: "off"
-  lanes: null
 webhook:
   exchange: sms.inbound
   queue: sms.inbound

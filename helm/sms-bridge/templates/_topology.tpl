@@ -8,16 +8,6 @@ Bindings have an `object` too, to be named by; those of subscribers follow the a
 {{- if .Values.worker.enabled }}
 {{- $main := (include "sms-bridge.setting" (list . "worker" "queue") | fromJson).value }}
 {{- $queues = append $queues (dict "name" $main) }}
-{{- if eq (include "sms-bridge.setting" (list . "worker" "priorities") | fromJson).value "on" }}
-{{- $queues = concat $queues (list (dict "name" (printf "%s.urgent" $main)) (dict "name" (printf "%s.normal" $main))) }}
-{{- end }}
-{{- with (include "sms-bridge.setting" (list . "worker" "lanes") | fromJson).value }}
-{{- /* What the limit of deliveries is for, bridge/topology/declarations.py says. */}}
-{{- $arguments := dict "x-single-active-consumer" true "x-delivery-limit" (add 1000000 (int64 .)) }}
-{{- range until (int .) }}
-{{- $queues = append $queues (dict "name" (printf "%s.lane.%d" $main .) "arguments" $arguments) }}
-{{- end }}
-{{- end }}
 {{- range (include "sms-bridge.setting" (list . "worker" "retry_delays") | fromJson).value }}
 {{- $seconds := include "sms-bridge.seconds" . | float64 }}
 {{- $arguments := dict
@@ -90,13 +80,6 @@ queue. The workers' exchange and its queues are never declared by anybody else.
 {{- $main := (include "sms-bridge.setting" (list . "worker" "queue") | fromJson).value }}
 {{- $read = append $read $main }}
 {{- $read = append $read (printf "%s.dead" $main) }}
-{{- /* With priorities or lanes off again, too: what was sorted before is taken from there. */}}
-{{- $read = append $read (printf "%s.urgent" $main) }}
-{{- $read = append $read (printf "%s.normal" $main) }}
-{{- $read = append $read (printf "%s.lane.*" $main) }}
-{{- if (include "sms-bridge.setting" (list . "worker" "lanes") | fromJson).value }}
-{{- $configure = append $configure (printf "%s.sorter" $main) }}
-{{- end }}
 {{- $read = append $read (printf "%s.paused" $main) }}
 {{- range $t.queues }}{{ if hasPrefix (printf "%s.retry." $main) .name }}{{ $read = append $read .name }}{{ end }}{{ end }}
 {{- $configure = append $configure (printf "%s.paused" $main) }}

@@ -172,10 +172,10 @@ webhook.shutdownTimeoutSeconds ({{ .shutdownTimeoutSeconds }}) is below the {{ a
 {{- end }}
 
 {{- define "sms-bridge.validate.scaling" }}
-{{- if and .Values.worker.enabled (eq (get (.Values.config.worker | default dict) "ordering" | default "none") "recipient") (not (get (.Values.config.worker | default dict) "lanes")) }}
+{{- if and .Values.worker.enabled (eq (get (.Values.config.worker | default dict) "ordering" | default "none") "recipient") }}
 {{- with .Values.worker }}
 {{- if or (gt (int .replicaCount) 1) .autoscaling.enabled .keda.enabled }}
-config.worker.ordering is recipient, but there may be more than one worker: several share a queue without an order between them. Set config.worker.lanes to 32, or worker.replicaCount to 1, without an autoscaler.
+config.worker.ordering is recipient, but there may be more than one worker: several share a queue without an order between them. Set worker.replicaCount to 1, without an autoscaler.
 {{- end }}
 {{- end }}
 {{- end }}

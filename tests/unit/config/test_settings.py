@@ -162,21 +162,6 @@ def test_equal_texts_have_a_window(faults: Faults) -> None:
     assert "needs deduplicate" in fault
 
 
-@pytest.mark.parametrize(
-    ("other", "why"),
-    [
-        ({}, "needs ordering: recipient"),
-        ({"ordering": "recipient", "coordination": "off"}, "needs coordination: on"),
-        ({"ordering": "recipient", "priorities": "on"}, "does not go with priorities: on"),
-    ],
-)
-def test_lanes_can_keep_order(faults: Faults, other: dict[str, str], why: str) -> None:
-    """Lanes that would keep no order are refused, with what is missing."""
-    (fault,) = faults({"worker": {"lanes": 32, **other}})
-
-    assert why in fault
-
-
 @pytest.mark.parametrize("key", ["worker.queue", "webhook.queue"])
 def test_requests_and_events_have_a_queue_each(faults: Faults, key: str) -> None:
     """One queue for both is refused: the worker would take the events for requests."""

@@ -96,7 +96,7 @@ RESULTS = (
 )
 WAIT_CAUSES = (
     *("ledger", "peers", "order", "due", "slot", "pace", "rate", "probe"),
-    *("retry_in_place", "retry_in_lane", "jitter", "publish"),
+    *("retry_in_place", "jitter", "publish"),
 )
 STATUSES = (
     *("200", "201", "202", "204", "400", "401", "402", "403", "404", "408", "409"),
@@ -159,9 +159,6 @@ WORKER = {
     "coordination_up": gauge(),
     "redelivery_questions_total": counter("answer", ["unknown", "done", "kept", "none"]),
     "peer_messages_malformed_total": counter(),
-    "messages_sorted_total": counter("class", ["urgent", "normal", "lane"]),
-    "sorter_up": gauge(),
-    "urgent_acceptance_latency_seconds": histogram([0.1, 0.5, 2, 10]),
 }
 WEBHOOK = {
     "http_requests_total": counter(

@@ -163,11 +163,9 @@ class Channel:
     """What stands in for a session and its channel."""
 
     is_closed = False
-    is_leaving = False
 
     def __init__(self) -> None:
         self.acked: list[int] = []
-        self.for_many: list[int] = []
         self.is_over = False
 
     @property
@@ -175,8 +173,7 @@ class Channel:
         """Return the channel."""
         return self
 
-    def ack(self, tag: int, *, multiple: bool = False) -> bool:
-        """Note an ack; one for many is the last of `for_many`, too."""
+    def ack(self, tag: int) -> bool:
+        """Note an ack."""
         self.acked.append(tag)
-        self.for_many += [tag] * multiple
         return not self.is_over

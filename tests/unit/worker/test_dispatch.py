@@ -42,7 +42,6 @@ class Session:
     """What stands in for a session and its channel."""
 
     is_over = False
-    is_leaving = False
     is_closed = False
 
     @property

@@ -392,6 +392,13 @@ def test_count_that_cannot_be_read(name: str, value: object) -> None:
 
 # --- Headers that nobody reads --------------------------------------------------------------------
 
+
+def test_the_priority_of_earlier_releases() -> None:
+    """It makes the message invalid: sent as an ordinary one, an urgent message could be late."""
+    with pytest.raises(InvalidMessageError, match=r"^sms-bridge-priority: .*urgent queue"):
+        read_header("sms-bridge-priority", "urgent")
+
+
 MISSPELT: dict[str, str] = {
     "sms-bridge-expire-at": EXPIRES_AT,
     "sms-bridge-expires": EXPIRES_AT,
@@ -400,7 +407,6 @@ MISSPELT: dict[str, str] = {
     "sms-bridge-notbefore": NOT_BEFORE,
     "sms-bridge-on-uncertian": ON_UNCERTAIN,
     "sms-bridge-order-key": ORDERING_KEY,
-    "sms-bridge-prio": "sms-bridge-priority",
 }
 
 

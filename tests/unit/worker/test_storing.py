@@ -20,7 +20,7 @@ from bridge.worker.envelope import REPEATED
 from bridge.worker.storing import FIRST_WAIT_SECONDS, MAX_UNCONFIRMED_SECONDS, Storing
 from tests.clock import LeapingWorld
 from tests.deliveries import make_delivery
-from tests.unit.worker.stand_ins import PUBLISH_SECONDS, Broker, Channel, Fault
+from tests.unit.worker.stand_ins import PUBLISH_SECONDS, Broker, Channel
 
 
 class World(LeapingWorld):
@@ -95,25 +95,6 @@ def test_a_copy_that_may_be_there_twice(world: World) -> None:
     world.run(store("m-2", {REPEATED: True}))
 
     assert [properties.message_id for properties in world.repeated] == ["m-2"]
-
-
-@pytest.mark.parametrize(("fault", "told"), [("late", 1), ("nacked", 0), (None, 0)])
-def test_a_copy_that_is_given_up(world: World, fault: Fault | None, told: int) -> None:
-    """One that may be stored is told of, for another worker makes the next; no other is."""
-    delivery = world.delivery()
-
-    async def write() -> None:
-        if fault is None:
-            return
-        world.broker.faults = [fault]
-        delivery.replacement = world.broker.write_at_once(
-            b"body", exchange="", routing_key="q.next", properties=Properties(message_id="m-1")
-        )
-
-    world.run(write())
-    world.storing.give_up(delivery, lambda _: Properties(message_id="m-1"))
-
-    assert [properties.message_id for properties in world.repeated] == ["m-1"] * told
 
 
 def test_a_refusal_is_no_missing_queue(world: World) -> None:

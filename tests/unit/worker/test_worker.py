@@ -54,10 +54,10 @@ class Connection(Channel):
         self._told = told
         self.most_unacked = 10
 
-    def ack(self, tag: int, *, multiple: bool = False) -> bool:
+    def ack(self, tag: int) -> bool:
         """Ack a delivery, and tell of it."""
         self._told.append("ack")
-        return super().ack(tag, multiple=multiple)
+        return super().ack(tag)
 
 
 class Service:

@@ -212,7 +212,7 @@ def test_it_ends_as_soon_as_it_is_back(team: Team) -> None:
     assert team.play(story()) == Repeat(None)
 
 
-def test_a_sorted_request_that_is_there_twice(team: Team) -> None:
+def test_a_renewed_request_that_is_there_twice(team: Team) -> None:
     """The second is not sent by another worker when the first was, and its sender is gone."""
     one, other = team.members
 
@@ -231,7 +231,7 @@ def test_a_sorted_request_that_is_there_twice(team: Team) -> None:
     assert isinstance(published_again, Claim)
 
 
-def test_a_sorted_request_that_failed(team: Team) -> None:
+def test_a_renewed_request_that_failed(team: Team) -> None:
     """Its publisher may send it again: that it was given up elsewhere is no reason to drop it."""
     one, other = team.members
 

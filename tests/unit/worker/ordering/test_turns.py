@@ -130,14 +130,14 @@ def test_one_that_learns_is_not_overtaken(world: World) -> None:
     assert world.begun == [(10, "a"), (11, "b")]
 
 
-def test_nothing_of_a_lane_that_is_left_is_begun(world: World) -> None:
+def test_nothing_of_a_session_that_is_over_is_begun(world: World) -> None:
     """It goes back, and all behind it with it."""
 
     async def play() -> None:
         for name in "abc":
             world.take(name)
         await asyncio.sleep(0.5)
-        world.lane.is_leaving = True
+        world.lane.is_over = True
         await world.all_done()
 
     world.start()

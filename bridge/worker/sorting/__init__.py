@@ -1,1 +1,0 @@
-"""Move what waits in the main queue to the queue from which it is sent."""
