@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from bench.lineup import OURS
-from bridge.telemetry.line_writer import LineWriter
-from bridge.telemetry.log_setup import configure_logging
+from bridge.telemetry.log_setup import LineWriter, configure_logging
 from bridge.telemetry.logs import Log
 from bridge.telemetry.metrics import BridgeMetrics, new_registry
 

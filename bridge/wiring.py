@@ -21,8 +21,7 @@ from bridge.http.limits import fit_open_files
 from bridge.http.listener import Listener
 from bridge.http.service import Hooks
 from bridge.start_checks import broker_login, webhook_endpoints
-from bridge.telemetry.line_writer import LineWriter
-from bridge.telemetry.log_setup import configure_logging
+from bridge.telemetry.log_setup import LineWriter, configure_logging
 from bridge.telemetry.logs import Level, Log
 from bridge.telemetry.metrics import BridgeMetrics, Registry, new_registry
 from bridge.telemetry.trace_context import Tracer

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from bridge.telemetry.log_lines import Facts
+from bridge.telemetry.log_format import Facts
 from bridge.telemetry.logs import outputs
 
 

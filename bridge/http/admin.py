@@ -14,7 +14,7 @@ from prometheus_client.exposition import choose_encoder
 
 from bridge.http.limits import Limits
 from bridge.http.messages import Answer, Request, Response, problem
-from bridge.telemetry.log_lines import dump_json
+from bridge.telemetry.log_format import dump_json
 from bridge.telemetry.metrics import BridgeMetrics, Registry
 
 Check = Callable[[], bool]

@@ -6,7 +6,7 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from bridge.telemetry.log_lines import dump_json
+from bridge.telemetry.log_format import dump_json
 
 _STATUS_LINES: Final = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 

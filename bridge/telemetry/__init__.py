@@ -1,1 +1,1 @@
-"""Logs, metrics and traces: how both roles tell what they do."""
+"""Logs, metrics and traces of both roles."""

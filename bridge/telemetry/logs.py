@@ -1,15 +1,14 @@
-"""Logs constant events with facts, a line each, which cannot hold personal data.
+"""The logger of the bridge: constant events with named facts, which cannot hold personal data.
 
-Our own modules log a constant event and named facts: `log.info("paused", reason="outage")`. What
-libraries log through `logging` is reduced to the template of the message, without its arguments,
-because aiormq and asyncio put whole messages into theirs. Of an exception only the type and the
-traceback's places are written, never its text, which may quote a value.
+The bridge's own modules log a constant event and named facts, as in
+`log.info("paused", reason="outage")`. Of an exception, only the type and the places of the
+traceback are logged, never the text, which may quote a value. `log_setup` decides where lines go
+and reduces the records of libraries.
 
-Why our own: a line takes a third of the CPU time that `logging` takes with a formatter for JSON
-(`make bench SCENES=log-line`, docs/benchmarks.md), and `logging.StreamHandler` waits for the reader
-of standard output in the event loop, which `line_writer` does not. To swap `logging` or structlog
-in, have the methods of `Log` call it with the event and the facts, and give `configure_logging` its
-handler; what libraries log must still pass `log_setup`, or personal data gets out.
+Why not `logging`: a line takes a third of the CPU time that `logging` takes with a JSON formatter
+(`make bench SCENES=log-line`, docs/benchmarks.md). To return to `logging` or structlog, have the
+methods of `Log` call it with the event and the facts. Records of libraries must still pass
+`log_setup`, which keeps personal data out.
 """
 
 import asyncio
@@ -21,67 +20,67 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Final, Literal, Protocol
 
-from bridge.telemetry.log_lines import Facts, console_line, json_line
+from bridge.telemetry.log_format import Facts, console_line, json_line
 
-# The shortest time between two lines about the same thing that strangers cause.
+# The shortest time between two lines about an event that strangers can cause.
 COUNT_SECONDS: Final = 1.0
 
 Level = Literal["debug", "info", "warning", "error", "critical"]
 
 
-class Stream(Protocol):
-    """What lines are written to: standard output, or a writer in front of it."""
+class LogStream(Protocol):
+    """The text stream that receives log lines: standard output, or a writer in front of it."""
 
     def write(self, text: str, /) -> object:
-        """Take one line, its end included."""
+        """Accept one line, including its line break."""
 
     def isatty(self) -> bool:
-        """Whether somebody is looking."""
+        """Whether the stream is a terminal."""
 
 
-class Output(Protocol):
-    """Something that takes what is logged."""
+class LogOutput(Protocol):
+    """A receiver of log records."""
 
     def take(self, level: int, logger: str, event: str, facts: Facts, /) -> None:
-        """Take one line; `level` is one of `logging`'s numbers, and no fact is None."""
+        """Accept one record; `level` is a number of `logging`, and no fact is None."""
 
 
-# Where lines go: nowhere, until `configure_logging`.
-outputs: Final[list[Output]] = []
+# All receivers of log records; empty until `configure_logging` is called.
+outputs: Final[list[LogOutput]] = []
 
 
 class Log:
-    """Logs constant events with named facts for one module; a fact that is None is left out."""
+    """The logger of one module: logs constant events with named facts, and leaves out None."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def debug(self, event: str, /, **facts: object) -> None:
-        """Log what helps to find a fault."""
+        """Log a detail that helps to find a fault."""
         self._log(logging.DEBUG, event, facts)
 
     def info(self, event: str, /, **facts: object) -> None:
-        """Log what happened as it should."""
+        """Log normal operation."""
         self._log(logging.INFO, event, facts)
 
-    def tell(self, event: str, facts: Facts, /) -> None:
-        """Log what happened as it should, with facts that somebody else is given as well."""
+    def info_facts(self, event: str, facts: Facts, /) -> None:
+        """Log normal operation, with facts that are already in a dictionary."""
         self._log(logging.INFO, event, facts)
 
     def warning(self, event: str, /, **facts: object) -> None:
-        """Log what somebody may have to look at."""
+        """Log a problem that an operator may have to solve."""
         self._log(logging.WARNING, event, facts)
 
     def error(self, event: str, /, *, cause: BaseException | None, **facts: object) -> None:
-        """Log a bug, with the type of its exception and the places where it came from."""
+        """Log a bug, with the type of its exception and the places of the traceback."""
         self._log(logging.ERROR, event, facts | describe(cause))
 
     def exception(self, event: str, /, **facts: object) -> None:
-        """Log a bug from where its exception is caught, as `error` does."""
+        """Log the exception that is being handled, as `error` does."""
         self.error(event, cause=sys.exception(), **facts)
 
     def critical(self, event: str, /, *, cause: BaseException | None, **facts: object) -> None:
-        """Log why the process ends, as `error` does."""
+        """Log the reason why the process ends, as `error` does."""
         self._log(logging.CRITICAL, event, facts | describe(cause))
 
     def _log(self, level: int, event: str, facts: Facts) -> None:
@@ -91,52 +90,52 @@ class Log:
 
 
 class CountedLog:
-    """Logs what strangers can cause at will: the first at once, then a count once a second.
+    """Logs an event that strangers can cause at will: at once, then as a count per second.
 
-    It counts each set of facts by itself, so facts must come from closed sets. Needs a running
+    Each set of facts is counted separately, so facts must come from closed sets. Needs a running
     event loop.
     """
 
     def __init__(self, log: Log, event: str) -> None:
         self._log = log
         self._event = event
-        # What has happened since the last line, and what writes the next one.
+        # The events since the last line, and the timer of the next line.
         self._pending: dict[tuple[tuple[str, object], ...], int] = {}
         self._timers: dict[tuple[tuple[str, object], ...], asyncio.TimerHandle] = {}
 
     def info(self, **facts: object) -> None:
-        """Log, or count for the next line."""
+        """Log the event, or count it for the next line."""
         key = tuple(facts.items())
         if key in self._pending:
             self._pending[key] += 1
             return
         self._pending[key] = 1
-        self._tell(key)
+        self._write(key)
 
     def flush(self) -> None:
-        """Log what was only counted so far."""
+        """Log the events that were only counted so far."""
         for key in list(self._pending):
             self._timers[key].cancel()
-            self._tell(key)
+            self._write(key)
 
-    def _tell(self, key: tuple[tuple[str, object], ...]) -> None:
+    def _write(self, key: tuple[tuple[str, object], ...]) -> None:
         count, self._pending[key] = self._pending[key], 0
         if count == 0:
             del self._pending[key], self._timers[key]
             return
         self._log.info(self._event, **dict(key), count=count)
         loop = asyncio.get_running_loop()
-        self._timers[key] = loop.call_later(COUNT_SECONDS, self._tell, key)
+        self._timers[key] = loop.call_later(COUNT_SECONDS, self._write, key)
 
 
-class Lines:
-    """Counts what is logged from `level` on, and writes it to `stream` as lines.
+class LineOutput:
+    """Writes records from `level` on to `stream`, one line each.
 
-    The stream must take a line at once. `count` is called with the level of each.
+    The stream must never block. `count` is called with the level of each record.
     """
 
     def __init__(
-        self, stream: Stream, level: int, count: Callable[[Level], object], *, is_console: bool
+        self, stream: LogStream, level: int, count: Callable[[Level], object], *, is_console: bool
     ) -> None:
         self._stream = stream
         self._level = level
@@ -156,12 +155,12 @@ class Lines:
             else:
                 line = json_line(now, name, logger, event, facts)
             self._stream.write(line)
-        except Exception:  # noqa: BLE001  a line less must not be a message less
+        except Exception:  # noqa: BLE001  a lost line must not become a lost message
             return
 
 
 def describe(cause: BaseException | None) -> Facts:
-    """Say of an exception its type and the places where it came from, and never its text."""
+    """Return the type of an exception and the places of its traceback, and never its text."""
     if cause is None:
         return {}
     places = [
@@ -173,7 +172,7 @@ def describe(cause: BaseException | None) -> Facts:
 
 @functools.lru_cache(maxsize=16)
 def _level_name(level: int) -> Level:
-    """Name a level; one that a library has between two of these counts as the lower."""
+    """Return the name of a level; a level between two names counts as the lower one."""
     names: Mapping[int, Level] = {
         logging.CRITICAL: "critical",
         logging.ERROR: "error",

@@ -1,7 +1,7 @@
-"""How metrics are declared, on an injected registry, and those that both roles have.
+"""Declares metrics on an injected registry, and the metrics that both roles have.
 
-Each metric exists at zero for every combination of its labels, whose values come from closed sets
-only: a counter that first appears as 1 fires no alert. `_created` series are left out: they would
+Each metric exists at zero for every combination of its label values, which come from closed sets:
+a counter that first appears as 1 fires no alert. `_created` series are left out because they would
 double the number of series.
 """
 
@@ -20,11 +20,11 @@ from prometheus_client import (
 
 from bridge.errors import Confirm, ConnectOutcome
 from bridge.memory_limit import read_memory_limit
-from bridge.telemetry.instruments import Counter, Histogram
+from bridge.telemetry.counters import Counter, Histogram
 from bridge.telemetry.logs import Level
 from bridge.telemetry.trace_context import SpanLoss
 
-# Upper bounds of buckets.
+# Upper bounds of histogram buckets.
 FAST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 AGE_SECONDS: Final = (
     *(0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600),
@@ -34,7 +34,6 @@ SIZE_BYTES: Final = (256, 1024, 4096, 16384, 65536, 262144, 1048576)
 LAG_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
 
 SECRETS: Final = ("rabbitmq", "sms_api", "webhook")
-
 
 Registry = CollectorRegistry
 
@@ -48,8 +47,8 @@ def new_registry() -> Registry:
     return registry
 
 
-class Catalogue:
-    """Declares metrics and creates every label combination at once."""
+class MetricSet:
+    """Declares metrics, and makes the child of every label combination at once."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -88,8 +87,8 @@ def _at_zero(metric: _Metric, values: Iterable[Any]) -> _Metric:
     return metric
 
 
-class BridgeMetrics(Catalogue):
-    """What both roles have."""
+class BridgeMetrics(MetricSet):
+    """The metrics of both roles."""
 
     def __init__(
         self,
@@ -146,7 +145,7 @@ class BridgeMetrics(Catalogue):
             "sms_bridge_memory_limit_bytes",
             "How much memory the kernel lets the container have; +Inf without a limit.",
         )
-        # It can be changed while a container runs.
+        # The limit may change while a container runs.
         self.memory_limit.set_function(read_memory_limit)
         self.ready = self._gauge("sms_bridge_ready", "1 while /readyz answers 200.")
         self.shutdown_timestamp = self._gauge(

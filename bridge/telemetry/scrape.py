@@ -1,4 +1,7 @@
-"""One reading of a role's /metrics, by those who ask a process from outside."""
+"""Parses a role's /metrics page, for the status commands and the sandbox.
+
+A module of its own, so that the roles do not load the parser.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -7,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 class Scrape:
-    """The samples of one reading; raises ValueError for what is not Prometheus' text format."""
+    """The samples of one scrape; raises ValueError if the text is not in Prometheus' format."""
 
     def __init__(self, text: str = "") -> None:
         try:
@@ -17,25 +20,25 @@ class Scrape:
         self._samples = [sample for family in families for sample in family.samples]
 
     def total(self, name: str, **labels: str) -> float:
-        """Add up the samples of a name that have these labels."""
+        """Return the sum of the samples with this name and these labels."""
         return sum(value for _, value in self.samples(name, **labels))
 
     def by(self, label: str, name: str, **labels: str) -> dict[str, int]:
-        """Add up the samples of a name for each value of a label; leave out the zeros."""
+        """Return the sums of the samples by the value of a label; leave out zeros."""
         totals: Counter[str] = Counter()
         for found, value in self.samples(name, **labels):
             totals[found[label]] += int(value)
         return {key: total for key, total in totals.items() if total}
 
     def buckets(self, name: str, **labels: str) -> list[tuple[float, float]]:
-        """Return a histogram as its upper bounds, ascending, and the counts up to each."""
+        """Return a histogram as ascending upper bounds with their cumulative counts."""
         counts: Counter[float] = Counter()
         for found, value in self.samples(f"{name}_bucket", **labels):
             counts[float(found["le"])] += int(value)
         return sorted(counts.items())
 
     def samples(self, name: str, **labels: str) -> Iterator[tuple[Mapping[str, str], float]]:
-        """Yield the labels and the value of each sample of a name that has these labels."""
+        """Yield the labels and the value of each sample with this name and these labels."""
         for sample in self._samples:
             if sample.name == name and labels.items() <= sample.labels.items():
                 yield sample.labels, sample.value

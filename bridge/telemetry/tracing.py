@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
-from bridge.telemetry.instruments import Counter
+from bridge.telemetry.counters import Counter
 from bridge.telemetry.logs import Log
 from bridge.telemetry.trace_context import (
     TRACEPARENT,

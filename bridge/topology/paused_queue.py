@@ -29,7 +29,7 @@ from bridge.amqp.client import (
 from bridge.amqp.properties import ClientProperties
 from bridge.deadline import Deadline
 from bridge.errors import BrokerError
-from bridge.telemetry.log_lines import utc_text
+from bridge.telemetry.log_format import utc_text
 
 # Each reader takes the note and gives it back, which RabbitMQ counts. -1 stands for no limit from
 # version 4 on, and for none at all before it.

@@ -4,7 +4,7 @@ import time
 from typing import Final
 
 from bridge.http.messages import Request, Response
-from bridge.telemetry.log_lines import shown_seconds
+from bridge.telemetry.log_format import shown_seconds
 from bridge.telemetry.logs import Log
 from bridge.telemetry.trace_context import Span
 from bridge.webhook.endpoint import Endpoint
@@ -88,7 +88,7 @@ class InFlight:
                 known = webhook.endpoint.receipt_types
                 shown = event.type if event.type in known and event.type else RECEIPT
             facts = self._facts(event, shown, path, outcome, why, status, seconds)
-            log.tell("webhook", facts)
+            log.info_facts("webhook", facts)
             end_webhook(webhook.span, facts)
         self._refusals.count_request(webhook.request.method, path, status)
         self._metrics.http_duration.labels(path).observe(seconds, trace_id)

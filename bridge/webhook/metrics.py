@@ -5,7 +5,7 @@ from typing import Final, Literal, get_args
 
 from bridge.errors import SignatureFault
 from bridge.http.occupancy import Eviction
-from bridge.telemetry.metrics import AGE_SECONDS, FAST_SECONDS, SIZE_BYTES, Catalogue, Registry
+from bridge.telemetry.metrics import AGE_SECONDS, FAST_SECONDS, SIZE_BYTES, MetricSet, Registry
 from bridge.webhook.receipts import Delivery
 
 # Outcome of a webhook.
@@ -32,7 +32,7 @@ UNKNOWN_DELIVERY: Final = "unknown"
 WEBHOOK_CODES: Final = ("200", "400", "401", "404", "405", "408", "413", "431", "503")
 
 
-class WebhookMetrics(Catalogue):
+class WebhookMetrics(MetricSet):
     """The metrics of the webhook receiver."""
 
     def __init__(

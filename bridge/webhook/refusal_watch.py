@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bridge.errors import SignatureFault
-from bridge.telemetry.log_lines import utc_text
+from bridge.telemetry.log_format import utc_text
 from bridge.telemetry.logs import Log
 from bridge.webhook.endpoint import Endpoint
 

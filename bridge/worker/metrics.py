@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, get_args
 
-from bridge.telemetry.metrics import AGE_SECONDS, Catalogue, Registry
+from bridge.telemetry.metrics import AGE_SECONDS, MetricSet, Registry
 from bridge.worker.delivery import WaitCause
 from bridge.worker.fates import (
     DeliveryOutcome,
@@ -39,7 +39,7 @@ PROVIDER_CODES: Final = frozenset(
 )
 
 
-class WorkerMetrics(Catalogue):
+class WorkerMetrics(MetricSet):
     """What the worker counts.
 
     `error_codes`: those of the API's own that are told apart; any other counts as `other`.

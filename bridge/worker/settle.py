@@ -15,7 +15,7 @@ from bridge.amqp.properties import Properties
 from bridge.amqp.publisher import Publisher
 from bridge.config import WorkerSettings
 from bridge.errors import PublishFault
-from bridge.telemetry.log_lines import Facts, shown_seconds
+from bridge.telemetry.log_format import Facts, shown_seconds
 from bridge.telemetry.logs import Log
 from bridge.topology.declarations import dead_queue, retry_queue
 from bridge.worker.acceptances import Accepted
@@ -195,7 +195,7 @@ class Settler:
             "seconds": shown_seconds(held),
             "waited_seconds": self._count_waits(delivery) if delivery.waited_seconds else None,
         }
-        log.tell("delivery", facts)
+        log.info_facts("delivery", facts)
         if delivery.span is not None:
             end_delivery(delivery.span, facts)
         return attempts

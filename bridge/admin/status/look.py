@@ -24,7 +24,7 @@ from bridge.admin.status.report import (
 )
 from bridge.config import Settings
 from bridge.errors import BrokerError
-from bridge.telemetry.log_lines import utc_text
+from bridge.telemetry.log_format import utc_text
 from bridge.topology.declarations import dead_queue, retry_queue
 from bridge.topology.paused_queue import Note
 

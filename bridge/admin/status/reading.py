@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from bridge.admin.admin_port import AdminPort, Health, WorkerFacts
 from bridge.admin.status.report import Pause, Process, Rates, Receiver, Worker
-from bridge.telemetry.log_lines import utc_text
+from bridge.telemetry.log_format import utc_text
 from bridge.telemetry.scrape import Scrape
 
 _PROCESSED: Final = "sms_bridge_worker_messages_processed_total"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from bridge.errors import PublishFault
-from bridge.telemetry.log_lines import utc_text
+from bridge.telemetry.log_format import utc_text
 from bridge.telemetry.logs import Log
 from bridge.worker.fates import PauseReason
 from bridge.worker.metrics import WorkerMetrics

@@ -18,7 +18,7 @@ from bridge.admin.status.report import (
     Worker,
 )
 from bridge.cli.status_screen import WIDTH, format_status
-from bridge.telemetry.log_lines import utc_text
+from bridge.telemetry.log_format import utc_text
 from bridge.worker.fates import PauseReason
 
 QUEUES = (

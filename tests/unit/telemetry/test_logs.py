@@ -161,7 +161,7 @@ def _facts_in(module: ast.Module) -> Iterator[str | None]:
             and isinstance(node.func, ast.Attribute)
             and getattr(node.func.value, "id", "") == "log"
         ):
-            if node.func.attr == "tell":
+            if node.func.attr == "info_facts":
                 yield from written.get(getattr(node.args[1], "id", ""), [None])
             yield from (keyword.arg for keyword in node.keywords)
 

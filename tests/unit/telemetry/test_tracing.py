@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from bridge.telemetry import tracing
-from bridge.telemetry.instruments import Counter
+from bridge.telemetry.counters import Counter
 from bridge.telemetry.log_setup import configure_logging
 from bridge.telemetry.trace_context import Attributes, TraceHeaders
 from bridge.telemetry.tracing import (

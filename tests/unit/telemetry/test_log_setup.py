@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.telemetry.line_writer import MAX_LINES, LineWriter
+from bridge.telemetry.log_setup import MAX_LINES, LineWriter
 from tests.ears import Ears
 
 
@@ -88,7 +88,7 @@ def test_outlives_a_reader_that_is_gone(ears: Ears) -> None:
 
 FULL_DISK = """
 import itertools, resource, sys, time
-from bridge.telemetry.line_writer import LineWriter
+from bridge.telemetry.log_setup import LineWriter
 
 most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 lost, numbers = [], itertools.count()

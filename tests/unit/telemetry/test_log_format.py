@@ -2,7 +2,7 @@
 
 import json
 
-from bridge.telemetry.log_lines import dump_json, json_line
+from bridge.telemetry.log_format import dump_json, json_line
 
 
 def test_time_is_utc_with_milliseconds() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from bridge.telemetry.instruments import Counter, Histogram
+from bridge.telemetry.counters import Counter, Histogram
 
 BUCKETS = (0.005, 0.1, 1.0, 2.5, 10.0)
 NEAR_BUCKETS = st.sampled_from(BUCKETS) | st.floats(0, 20)
