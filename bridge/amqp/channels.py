@@ -1,4 +1,4 @@
-"""Channels of a connection: open one, close it, say why it has ended."""
+"""Opens and closes channels, and describes why one ended."""
 
 import asyncio
 import sys
@@ -20,11 +20,11 @@ from bridge.errors import BrokerError, Refusal
 
 # How long the broker may take to answer a method.
 RPC_TIMEOUT_SECONDS: Final = 10.0
-# How long a broker may hold back an ack that it has read: it hands a quorum queue no more than 32
-# commands at once, and forgets the others when the channel ends (seen with 3.10.8).
+# How long the broker may hold back an ack that it has read. It passes at most 32 commands at once
+# to a quorum queue, and forgets the others when the channel ends (seen with 3.10.8).
 ACKS_HELD_BACK_SECONDS: Final = 0.5
-# With these the broker ends the whole connection when it cannot read or process a publish, but also
-# for faults of its own.
+# The broker closes the connection with these if it cannot read or process a publish, but also
+# because of faults of its own.
 _PERHAPS_REFUSALS: Final = (
     ConnectionFrameError,
     ConnectionInternalError,
@@ -32,14 +32,14 @@ _PERHAPS_REFUSALS: Final = (
     ConnectionSyntaxError,
     ConnectionUnexpectedFrame,
 )
-# The event loop alone would let go of them. Each ends with its connection.
+# Strong references, which the event loop does not keep. Each task ends with its connection.
 _closing: Final[set["asyncio.Future[None]"]] = set()
 
 
 async def open_channel(connection: Connection, *, confirms: bool = False) -> Channel:
-    """Open a channel and return aiormq's, which has no objects between us and the frames.
+    """Open a channel of aiormq, whose frames `Wire` can bypass.
 
-    With `confirms` a publish waits for the broker's confirm and raises when it is returned.
+    With `confirms` the broker confirms each publish.
     """
     async with Deadline(RPC_TIMEOUT_SECONDS):
         if connection.transport is None:
@@ -51,7 +51,7 @@ async def open_channel(connection: Connection, *, confirms: bool = False) -> Cha
 
 
 def closed_channel(channel: Channel, use: str) -> BrokerError:
-    """Make the error of a channel that has ended, with the broker's own words if it ended it."""
+    """Return the error for a channel that has ended, with the broker's reason if it closed it."""
     error = end_of(channel)
     why = f": {describe_end(error)}" if isinstance(error, ChannelClosed) else ""
     return BrokerError(f"the {use} channel was closed{why}")
@@ -64,10 +64,10 @@ def end_of(channel: Channel) -> BaseException | None:
 
 
 def refusal_on(channel: Channel) -> Refusal | None:
-    """Say how the broker has refused something that was published on a channel, if it has.
+    """Return how the broker refused a message published on a channel.
 
-    None if the channel is open, was lost, or ended for a reason that is no message's, such as a
-    permission that is missing or a broker that stops.
+    None if the channel is open, was lost, or ended for a reason that no message caused, such as a
+    missing permission or a broker shutdown.
     """
     error = end_of(channel)
     if error is None or not isinstance(error, (ChannelPreconditionFailed, *_PERHAPS_REFUSALS)):
@@ -77,16 +77,16 @@ def refusal_on(channel: Channel) -> Refusal | None:
 
 
 def max_payload_bytes(channel: Channel) -> int:
-    """Return how many bytes the payload of a frame may have: `frame-max` less what is around it."""
-    # A broker that sets no limit says 0, from which aiormq computes a negative size.
+    """Return the maximum payload of a frame: `frame-max` less the overhead."""
+    # 0 means no limit, from which aiormq computes a negative size.
     return channel.max_content_size if channel.max_content_size > 0 else sys.maxsize
 
 
 async def close_channel(channel: Channel) -> None:
-    """Close a channel; the closing goes on when whoever waits for it is cancelled.
+    """Close a channel, even if the caller is cancelled meanwhile.
 
-    A close that is cancelled before it is answered is sent again by aiormq. Then RabbitMQ ends the
-    whole connection: where there is no channel any more it expects a `channel.open`.
+    aiormq repeats a close that is cancelled before its answer. RabbitMQ then closes the connection,
+    because it expects a `channel.open` on a channel that is closed.
     """
     await asyncio.shield(channel.close())
     heed_cancellation()
@@ -102,14 +102,14 @@ def close_soon(channel: Channel) -> None:
 def _let_go(closing: "asyncio.Future[None]") -> None:
     _closing.discard(closing)
     if not closing.cancelled():
-        # That it is closed already, or that the connection is gone, concerns nobody.
+        # Retrieve the exception, so that asyncio does not log it: the channel was closed already.
         closing.exception()
 
 
 async def wait_for_held_back_acks(last_ack_at: float) -> None:
-    """Wait until an ack that the broker has read survives the end of its channel.
+    """Wait until the last ack survives the end of its channel.
 
-    `last_ack_at` is when the last one was written, a time of the event loop.
+    `last_ack_at` is when it was written, a time of the event loop's clock.
     """
     seconds = last_ack_at + ACKS_HELD_BACK_SECONDS - asyncio.get_running_loop().time()
     if seconds > 0:
@@ -117,10 +117,10 @@ async def wait_for_held_back_acks(last_ack_at: float) -> None:
 
 
 def heed_cancellation() -> None:
-    """Raise CancelledError when this task is cancelled.
+    """Raise CancelledError if this task has been cancelled.
 
-    When the connection ends at the same moment, aiormq swallows the cancellation, or replaces it by
-    an error of its own. So call this before going on.
+    Call this after a method of aiormq: if the connection ends at the same moment, aiormq swallows
+    the cancellation or replaces it by an error of its own.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -128,7 +128,7 @@ def heed_cancellation() -> None:
 
 
 def describe_end(error: BaseException) -> str:
-    """Say why a connection or a channel has ended."""
+    """Describe why a connection or a channel ended."""
     # The broker's own text names queues and arguments, never a message.
     if isinstance(error, BrokerError):
         return str(error)

@@ -1,4 +1,4 @@
-"""The door to RabbitMQ's client libraries: every other wing takes their names from here."""
+"""The only module that imports aio-pika and aiormq; others take their names from here."""
 
 import asyncio
 from typing import Any, Final
@@ -81,10 +81,10 @@ _create_task: Final[Any] = FutureStore.create_task
 
 
 def _create_heard_task(store: FutureStore, coroutine: Any) -> Any:  # noqa: ANN401
-    """Make a task as aiormq does, whose error is taken from it when it ends.
+    """Create a task as aiormq does, and retrieve its exception when it ends.
 
-    Nobody awaits the reader of a channel: one that a slow broker does not answer in time, as it
-    closes, would end as an error that is unhandled. Whoever uses the channel sees that it ended.
+    Nothing awaits the reader task of a channel. If a slow broker does not answer the close in time,
+    its exception would be reported as unhandled. Users of the channel see that it ended anyway.
     """
     task = _create_task(store, coroutine)
     task.add_done_callback(_hear)

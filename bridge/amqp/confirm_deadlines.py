@@ -1,6 +1,6 @@
-"""When the confirms of what was written are late: one timer for all that get equally long.
+"""Deadlines of many confirms with the same timeout, on one timer.
 
-A timer for each costs more than its wait.
+A timer for each publish costs more than the wait itself.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ WaitT = TypeVar("WaitT")
 
 
 class ConfirmDeadlines(Generic[KeyT, WaitT]):
-    """Calls `expire`, which must not raise, with what was not discarded in `seconds`, and its key.
+    """Calls `expire(key, wait)` for each wait that is not discarded within `seconds`.
 
-    What has arrived by then is read first: after a stall timers run before sockets are read.
+    `expire` must not raise. The sockets are read first, because after a stall timers run earlier.
     """
 
     def __init__(self, seconds: float, expire: Callable[[KeyT, WaitT], object]) -> None:
         self._seconds: Final = seconds
         self._expire = expire
-        # With times of the event loop, the first to be reached in front.
+        # With deadlines on the event loop's clock, earliest first.
         self._waits: dict[KeyT, tuple[WaitT, float]] = {}
         self._has_timer = False
 
@@ -34,7 +34,7 @@ class ConfirmDeadlines(Generic[KeyT, WaitT]):
         return iter(self._waits)
 
     def add(self, key: KeyT, wait: WaitT) -> None:
-        """Begin a wait; none may have its key."""
+        """Begin a wait. Its key must be unused."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._seconds
         self._waits[key] = (wait, deadline)
@@ -43,12 +43,12 @@ class ConfirmDeadlines(Generic[KeyT, WaitT]):
             loop.call_at(deadline, self._look, READ_ITERATIONS)
 
     def discard(self, key: KeyT) -> WaitT | None:
-        """End a wait and return it, or None when it was ended before, or has expired."""
+        """End a wait and return it; None if it has ended or expired before."""
         found = self._waits.pop(key, None)
         return None if found is None else found[0]
 
     def _look(self, iterations: int) -> None:
-        """Expire what is late after so many iterations of the event loop, and set the timer."""
+        """Expire late waits after this many loop iterations, and set the next timer."""
         loop = asyncio.get_running_loop()
         if iterations:
             loop.call_soon(self._look, iterations - 1)

@@ -1,4 +1,4 @@
-"""What a broker sends on one connection, by channel: each frame goes to its taker, or to aiormq."""
+"""Distributes the frames of a connection by channel: to a `FrameTaker`, or to aiormq."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from bridge.amqp.frames import (
     FrameTaker,
 )
 
-# How often aiormq is shown that the broker is alive while we keep all other frames from it.
+# Interval of the heartbeats shown to aiormq while all other frames bypass it.
 SIGN_OF_LIFE_SECONDS: Final = 1.0
 # Enough bytes of a foreign answer to recognise its protocol.
 FOREIGN_BYTES: Final = 8
 
 
 class Demultiplexer(asyncio.StreamReaderProtocol):
-    """Sorts the frames of a connection: each goes to the taker of its channel, or to the reader."""
+    """Passes each frame to the taker of its channel, else to aiormq's reader."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Demultiplexer(asyncio.StreamReaderProtocol):
         super().__init__(reader, loop=asyncio.get_running_loop())
         self._clock = clock
         self._takers = takers
-        # The start of a frame, and how many bytes are missing until its end.
+        # The beginning of an incomplete frame, and the number of missing bytes.
         self._held: list[bytes] = []
         self._missing_bytes = 0
         self._is_amqp = True
@@ -39,7 +39,7 @@ class Demultiplexer(asyncio.StreamReaderProtocol):
         self._passed_on_at = self.heard_at = self._clock()
 
     def data_received(self, data: bytes) -> None:
-        """Sort what has arrived; an incomplete frame waits for its end."""
+        """Distribute received frames; keep an incomplete one until its end arrives."""
         self.heard_at = self._clock()
         if self._held:
             self._held.append(data)
@@ -59,7 +59,7 @@ class Demultiplexer(asyncio.StreamReaderProtocol):
         super().data_received(data)
 
     def _sort(self, data: bytes) -> bytes:
-        """Return the frames that nobody has taken."""
+        """Return the frames that no taker took."""
         others: list[bytes] = []
         begin = at = end = 0
         while at + FRAME_OVERHEAD_BYTES <= len(data):
@@ -81,19 +81,19 @@ class Demultiplexer(asyncio.StreamReaderProtocol):
         return b"".join(others) or self._sign_of_life(at)
 
     def _hold(self, data: bytes, at: int, end: int) -> int:
-        """Keep back an incomplete frame; return the offset up to which all else passes."""
+        """Keep an incomplete frame; return the offset at which it begins."""
         if self._is_amqp and data[at] in FRAME_TYPES:
-            # Without a whole frame header the end is not known yet: then any next piece is tried.
+            # Without a complete frame header the size is unknown, and any next piece is tried.
             self._held.append(data[at:])
             self._missing_bytes = end - len(data)
             return at
-        # Not AMQP frames: for instance the protocol header by which a broker asks for another
+        # Not AMQP frames, for instance the protocol header with which a broker demands another
         # version. aiormq reports it.
         self._is_amqp = False
         self.foreign = data[at : at + FOREIGN_BYTES]
         return len(data)
 
     def _sign_of_life(self, taken_bytes: int) -> bytes:
-        # aiormq gives up a connection from which it has read nothing for three heartbeats.
+        # aiormq closes a connection after three heartbeats without data.
         silent = self._clock() - self._passed_on_at
         return HEARTBEAT if taken_bytes and silent > SIGN_OF_LIFE_SECONDS else b""

@@ -1,6 +1,6 @@
-"""The values of properties and of their headers, as AMQP 0-9-1 writes them (4.2.5).
+"""Encodes and decodes the values of properties and headers (AMQP 0-9-1, 4.2.5).
 
-What other clients send is read whatever it is, and can be written back with the bytes that it had.
+Every value that other clients send can be read, and written back with its original bytes.
 """
 
 import functools
@@ -14,18 +14,17 @@ import pamqp.encode
 
 from bridge.amqp.headers import Headers, Written
 
-# A header's value that is nested deeper stays bytes when it is read, and is not written: either
-# could overflow the stack, which ends a compiled program without a word.
+# A deeper nested header value stays bytes when read, and is refused when written: recursion could
+# overflow the stack, which ends a compiled program without a message.
 MAX_HEADER_DEPTH: Final = 32
 _LENGTH: Final = struct.Struct(">I")
 _TIME: Final = struct.Struct(">Q")
 TIMESTAMP_BYTES: Final = _TIME.size
-# A time in seconds is below this until the year 5138.
+# Below this a time counts as seconds (until the year 5138).
 _END_OF_SECONDS: Final = 10**11
-# All lengths of a short string, written.
+# The length octets of short strings.
 _OCTETS: Final = tuple(bytes((length,)) for length in range(256))
-# How many bytes a header's value takes after its type octet. Types that are not here begin with a
-# length of four bytes.
+# Size of a header value after its type octet. Other types begin with a length of four bytes.
 _VALUE_BYTES: Final[Mapping[bytes, int]] = {
     **dict.fromkeys((b"V", b"\0"), 0),
     **dict.fromkeys((b"t", b"b", b"B"), 1),
@@ -37,9 +36,9 @@ _VALUE_BYTES: Final[Mapping[bytes, int]] = {
 
 
 def as_they_came(headers: dict[str, Any] | None) -> dict[str, Any]:
-    """Return headers to write back, with the bytes and types that they came with.
+    """Return headers to write back with their original bytes and types.
 
-    The decoded values are not enough for that: 1 may have been one byte or 64 bits.
+    Decoded values do not suffice: a 1 may have been one byte or 64 bits.
     """
     if not isinstance(headers, Headers):
         return dict(headers or {})
@@ -61,17 +60,17 @@ def _end_of_value(table: bytes, at: int) -> int:
 
 
 def header_bytes(name: str, value: Any) -> int:  # noqa: ANN401  a header may be anything
-    """Return how many bytes a header takes in the properties."""
+    """Return the encoded size of a header in bytes."""
     return len(encode_short_string(name)) + len(_encode_value(value))
 
 
 def tolerate_broken_properties() -> None:
-    """Make pamqp read and write what other clients send, so that one message cannot stop all.
+    """Patch pamqp so that it reads and writes whatever other clients send.
 
-    By default a timestamp in micro- or nanoseconds, or a short string or header name that is not
-    UTF-8, or a header nested a thousand levels deep, ends the connection on every delivery; and a
-    header value of bytes, a large number or a float cannot be written back as it came. Bytes that
-    are no UTF-8 are kept; a timestamp is scaled to seconds.
+    Unpatched, a timestamp in micro- or nanoseconds, a short string or header name that is not
+    UTF-8, or a header nested a thousand levels deep ends the connection at every delivery, so one
+    message stops the queue. Header values of bytes, large numbers and floats cannot be written back
+    unchanged. With the patch, invalid UTF-8 is kept, and a timestamp is scaled to seconds.
     """
     decode: Any = pamqp.decode
     encode: Any = pamqp.encode
@@ -90,9 +89,9 @@ def _decode_short_string(value: bytes) -> tuple[int, str]:
 
 
 def decode_timestamp(value: bytes) -> tuple[int, datetime]:
-    """Read a time in any unit, and return how many bytes it takes, too.
+    """Decode a time in any unit; return its size in bytes, and the time.
 
-    Raises struct.error where it is cut off.
+    Raises struct.error if it is cut off.
     """
     (number,) = _TIME.unpack_from(value)
     if number < _END_OF_SECONDS:
@@ -103,23 +102,23 @@ def decode_timestamp(value: bytes) -> tuple[int, datetime]:
     return _TIME.size, datetime.fromtimestamp(moment, tz=UTC)
 
 
-# Messages that come together were published in the same few seconds.
+# Messages that arrive together were published in the same few seconds.
 @functools.lru_cache(maxsize=64)
 def _moment(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, tz=UTC)
 
 
 def encode_timestamp(moment: datetime) -> bytes:
-    """Write a time in whole seconds; raises struct.error before 1970."""
-    # The client library takes one without a zone as UTC, too.
+    """Encode a time in whole seconds; raises struct.error before 1970."""
+    # The client library also takes a naive time as UTC.
     aware = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
     return _TIME.pack(int(aware.timestamp()))
 
 
 def decode_table(value: bytes, depth: int = 0) -> tuple[int, dict[str, Any]]:
-    """Read headers, and return how many bytes they take, too; with their bytes at depth 0.
+    """Decode headers; return their size in bytes, and the headers (with their bytes at depth 0).
 
-    Raises ValueError, IndexError or struct.error where they are cut off or of no known type.
+    Raises ValueError, IndexError or struct.error if they are cut off or of an unknown type.
     """
     end = _end_within(value)
     table: dict[str, Any] = {}
@@ -127,7 +126,7 @@ def decode_table(value: bytes, depth: int = 0) -> tuple[int, dict[str, Any]]:
     while offset < end:
         used, name = _decode_short_string(value[offset:])
         offset += used
-        # A name may reach beyond the table; compiled, no slice may begin behind its end.
+        # A name may reach beyond the table. In compiled code a slice must not begin after its end.
         used, table[name] = _decode_value(value[offset : max(offset, end)], depth + 1)
         offset += used
     return end, table if depth else Headers(table, bytes(value[:end]))
@@ -165,19 +164,19 @@ def _decode_value(value: bytes, depth: int) -> tuple[int, Any]:
 
 
 def encode_short_string(value: str) -> bytes:
-    """Write a text with its length; raises ValueError when it has more than 255 bytes."""
+    """Encode a short string; raises ValueError if it exceeds 255 bytes."""
     encoded = value.encode("utf-8", "surrogateescape")
     if len(encoded) >= len(_OCTETS):
         raise ValueError("a short string has at most 255 bytes")
     return _OCTETS[len(encoded)] + encoded
 
 
-# The names of our own headers, and of those that come back in copies.
+# Header names repeat: the bridge's own, and those of copies.
 _encode_name: Final = functools.lru_cache(maxsize=256)(encode_short_string)
 
 
 def encode_table(value: Mapping[str, Any] | None, depth: int = 0) -> bytes:
-    """Write headers; raises ValueError when a name is too long or a value nested too deep."""
+    """Encode headers; raises ValueError if a name is too long or a value nested too deep."""
     entries = b"".join(
         [
             _encode_name(name) + _encode_value(item, depth + 1)
@@ -188,9 +187,8 @@ def encode_table(value: Mapping[str, Any] | None, depth: int = 0) -> bytes:
 
 
 def _encode_value(value: Any, depth: int = 1) -> bytes:  # noqa: ANN401  a header may be anything
-    # pamqp writes a float in 32 bits, cannot write bytes, and refuses large numbers. A bytearray
-    # is a type of its own, which it writes as it came.
-    # Texts come first, because most values are texts.
+    # Texts come first, because most values are texts. pamqp truncates a float to 32 bits, cannot
+    # write bytes, and refuses large numbers; it writes a bytearray unchanged, as its own type.
     if isinstance(value, str):
         value = value.encode("utf-8", "replace")
     if isinstance(value, bytes):

@@ -1,12 +1,11 @@
-"""AMQP frames of the hot path as bytes: deliveries and acks, publishes and their confirms.
+"""AMQP frames of the hot path as bytes: deliveries, acks, publishes, confirms. No I/O.
 
-Nothing here does I/O. The terms are those of AMQP 0-9-1, 2.3.5 and 4.2; confirms are RabbitMQ's
-extension of it.
+Terms are those of AMQP 0-9-1, 2.3.5 and 4.2; confirms are RabbitMQ's extension.
 
-Why our own: pamqp makes an object for each frame, and `StreamWire` would need three of them for
-each message; its docstring has the figures of `python -m bench.wires`. To swap pamqp in, have
-`feed` take what `pamqp.frame.unmarshal` returns, and write with `pamqp.frame.marshal`: the tests of
-this module compare with both.
+Hand-written because pamqp makes an object for each frame, three for each message; the docstring of
+`stream_wire` has the figures (`python -m bench.wires`). To use pamqp, pass the result of
+`pamqp.frame.unmarshal` to `feed`, and write with `pamqp.frame.marshal`; the tests of this module
+compare with both.
 """
 
 import asyncio
@@ -23,17 +22,17 @@ from bridge.amqp.properties import Properties, read_properties, write_properties
 from bridge.amqp.wire import LARGE_BODY_BYTES, Body, DeliveryHandler, Progress
 from bridge.errors import Confirm
 
-# What a frame begins with: type, channel, size of the payload. It ends with the frame-end octet.
+# Frame header: type, channel, payload size. A frame ends with the frame-end octet.
 FRAME_HEADER: Final = struct.Struct(">BHI")
 FRAME_END: Final = 0xCE
 _FRAME_END: Final = bytes((FRAME_END,))
 FRAME_OVERHEAD_BYTES: Final = FRAME_HEADER.size + len(_FRAME_END)
-# The types: method frame, content header frame, content body frame, heartbeat frame.
+# Types: method frame, content header frame, content body frame, heartbeat frame.
 METHOD, CONTENT_HEADER, CONTENT_BODY, _HEARTBEAT = 1, 2, 3, 8
 FRAME_TYPES: Final = frozenset({METHOD, CONTENT_HEADER, CONTENT_BODY, _HEARTBEAT})
 HEARTBEAT: Final = FRAME_HEADER.pack(_HEARTBEAT, 0, 0) + _FRAME_END
 
-# How the payload of a method frame begins: class id and method id. The arguments follow.
+# A method payload begins with class id and method id. The arguments follow.
 _METHOD_ID: Final = struct.Struct(">HH")
 _CONNECTION, _CHANNEL, _BASIC = 10, 20, 60
 _OPEN_OK, _CLOSE = _METHOD_ID.pack(_CONNECTION, 41), _METHOD_ID.pack(_CONNECTION, 50)
@@ -49,25 +48,25 @@ _CLOSE_TEXT: Final = _ARGUMENTS + 2
 # A delivery tag and an octet of bits: `redelivered` of a delivery, `multiple` of a confirm.
 _TAG_AND_BITS: Final = struct.Struct(">QB")
 _MULTIPLE: Final = 1
-# The whole frame of an ack, which has no part that varies in length.
+# A whole ack frame, whose length is fixed.
 _ACK_FRAME: Final = struct.Struct(">BHI4sQBB")
 _ACK_BYTES: Final = _METHOD_ID.size + _TAG_AND_BITS.size
-# How the payload of a content header frame begins: class id, weight, body size. The property flags
-# and the property list follow.
+# A content header payload begins with class id, weight, body size. Property flags and property list
+# follow.
 CONTENT_HEADER_START: Final = struct.Struct(">HHQ")
 
-# Routing keys of direct reply-to begin so: the reply goes to a client and passes no queue.
+# Prefix of direct reply-to routing keys: the reply goes to a client without a queue.
 _DIRECT_REPLY: Final = "amq.rabbitmq.reply-to"
 
-# A part of what is written. A sequence of pieces is always whole frames.
+# A piece of written frames. A sequence of pieces always forms whole frames.
 Piece = bytes | memoryview
 
 
 class FrameTaker(ABC):
     """Takes the frames of one channel before the client library sees them.
 
-    `is_closed`: the broker has closed the channel. The client library answers that, and a frame
-    written on the channel after the answer would end the connection.
+    `is_closed` means that the broker has closed the channel. The client library answers, and any
+    frame written on the channel after the answer would end the connection.
     """
 
     def __init__(self) -> None:
@@ -79,7 +78,7 @@ class FrameTaker(ABC):
 
 
 class _Content:
-    """Puts the content of one message together: its content header and its content bodies."""
+    """Assembles the content of one message from its content header and body frames."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -89,10 +88,10 @@ class _Content:
         self._large: bytearray | None = None
 
     def add(self, frame_type: int, payload: bytes) -> tuple[Properties, Body] | None:
-        """Take the next frame, and return the message when it was the last.
+        """Add the next frame; return the message when it is complete.
 
-        Raises InvalidFrameError when the frame does not belong to the message, and ValueError when
-        its properties cannot be read.
+        Raises InvalidFrameError if the frame does not belong to the message, and ValueError if its
+        properties cannot be read.
         """
         if frame_type == CONTENT_BODY and self._properties is not None:
             if self._large is None:
@@ -116,7 +115,7 @@ class _Content:
 
 
 class Deliveries(FrameTaker):
-    """What is delivered on one channel."""
+    """Takes the deliveries of one channel."""
 
     def __init__(self, take: DeliveryHandler) -> None:
         super().__init__()
@@ -126,7 +125,7 @@ class Deliveries(FrameTaker):
         self._redelivered = False
 
     def feed(self, frame_type: int, payload: bytes) -> bool:
-        """Take a frame, or return False when it is no part of a delivery."""
+        """Take a frame; return False if it is not part of a delivery."""
         if not self._content.is_open:
             return frame_type == METHOD and self._begin(payload)
         message = self._content.add(frame_type, payload)
@@ -147,38 +146,37 @@ class Deliveries(FrameTaker):
 
 
 class Confirms(FrameTaker):
-    """Matches confirms and returns to the publishes of one channel; all of them pass here."""
+    """Matches confirms and returns to the publishes of one channel."""
 
     def __init__(self) -> None:
         super().__init__()
         self._last_tag = 0
         self._nacked = 0
-        # By their tags; the message ids lead to the same futures.
+        # By delivery tag; `_by_id` has the same futures by message id.
         self._waiting: dict[int, tuple[str | None, asyncio.Future[Confirm]]] = {}
         self._by_id: dict[str | None, asyncio.Future[Confirm]] = {}
         self._returned = _Content()
 
     def __len__(self) -> int:
-        """Return how many publishes have no confirm yet."""
+        """Return the number of unconfirmed publishes."""
         return len(self._waiting)
 
     @property
     def progress(self) -> Progress:
-        """How far the broker has come."""
+        """Progress of the broker."""
         confirmed = self._last_tag - len(self._waiting) - self._nacked
         return Progress(next(iter(self._waiting), None), confirmed, self._nacked)
 
     def awaited(self, message_id: str | None) -> "asyncio.Future[Confirm] | None":
-        """Return the confirm that is awaited for this message id, if any."""
+        """Return the open confirm of a message in flight with this id, or None."""
         confirm = self._by_id.get(message_id)
-        # Whoever waited may have given up before the broker's answer, which ends the entry.
+        # The entry outlives a caller that gave up; the broker's answer removes it.
         return None if confirm is None or confirm.done() else confirm
 
     def expect(self, message_id: str | None) -> "asyncio.Future[Confirm]":
         """Register the next publish on the channel, and return its confirm as a future.
 
-        A returned message is recognised by its message id alone, so no two in flight should share
-        one.
+        A returned message is recognised by its message id alone, so ids in flight must be unique.
         """
         self._last_tag += 1
         confirm: asyncio.Future[Confirm] = asyncio.get_running_loop().create_future()
@@ -187,12 +185,12 @@ class Confirms(FrameTaker):
         return confirm
 
     def close(self) -> None:
-        """Resolve every open confirm as `error`: the channel has ended, and none can come."""
+        """Resolve every open confirm as `error`, because the channel has ended."""
         for tag in list(self._waiting):
             self._end(tag, "error")
 
     def feed(self, frame_type: int, payload: bytes) -> bool:
-        """Take a frame, or return False when it is no confirm and no part of a returned message."""
+        """Take a frame; return False if it is neither a confirm nor part of a returned message."""
         if self._returned.is_open:
             message = self._returned.add(frame_type, payload)
             if message is not None:
@@ -217,7 +215,7 @@ class Confirms(FrameTaker):
     def _resolve_up_to(self, payload: bytes, confirm: Confirm) -> None:
         tag, bits = _TAG_AND_BITS.unpack_from(payload, _ARGUMENTS)
         if bits & _MULTIPLE:
-            # They are in order of their tags, so only those that this confirms are looked at.
+            # Tags are in order, so the search stops at the confirmed one.
             for earlier in list(itertools.takewhile(tag.__gt__, self._waiting)):
                 self._end(earlier, confirm)
         self._end(tag, confirm)
@@ -227,7 +225,7 @@ class Confirms(FrameTaker):
         if found is None:
             return
         message_id, waiting = found
-        # A later message with the same id may have taken its place.
+        # A later message may have the same id.
         if self._by_id.get(message_id) is waiting:
             del self._by_id[message_id]
         _resolve(waiting, confirm)
@@ -239,11 +237,11 @@ def _resolve(waiting: "asyncio.Future[Confirm] | None", confirm: Confirm) -> Non
 
 
 class Notices(FrameTaker):
-    """Reads what the broker says about the connection itself; the client library reads it too.
+    """Observes channel 0, whose frames the client library handles.
 
-    `is_open`: the broker has opened the connection. `is_blocked`: it accepts no publishes now,
-    because of a memory or disk alarm; `on_blocked` is called with the reason, and with None at the
-    end. `closed`: the code and the text with which the broker closed the connection.
+    `is_open`: the broker has opened the connection. `is_blocked`: it accepts no publishes because
+    of a memory or disk alarm; `on_blocked` is called with the reason, and with None at the end.
+    `closed`: code and text with which the broker closed the connection.
     """
 
     def __init__(self) -> None:
@@ -254,7 +252,7 @@ class Notices(FrameTaker):
         self.closed: tuple[int, str] | None = None
 
     def feed(self, _frame_type: int, payload: bytes) -> bool:
-        """Look at a frame of channel 0, and leave it to the client library."""
+        """Observe a frame of channel 0, and leave it to the client library."""
         if payload.startswith((_BLOCKED, _UNBLOCKED)):
             is_blocked = payload.startswith(_BLOCKED)
             if is_blocked != self.is_blocked:
@@ -274,7 +272,7 @@ def _short_string(payload: bytes, at: int) -> str:
 
 
 def ack_frame(channel: int, delivery_tag: int) -> bytes:
-    """Write the ack of one delivery."""
+    """Encode the ack of one delivery."""
     return _ACK_FRAME.pack(METHOD, channel, _ACK_BYTES, _ACK, delivery_tag, 0, FRAME_END)
 
 
@@ -287,12 +285,10 @@ def publish_pieces(
     properties: Properties,
     max_payload_bytes: int,
 ) -> list[Piece]:
-    """Encode a publish; the broker returns the message when no queue takes it (`is_mandatory`).
+    """Encode a publish as pieces to be written in order, without copying the body.
 
-    Write its pieces one after the other; none is a copy of the body.
-
-    Raises ValueError when the exchange, the routing key or the properties do not fit: the broker
-    would end the connection, and with it every other publish.
+    The message is mandatory, except for direct replies (`is_mandatory`). Raises ValueError if
+    exchange, routing key or properties do not fit; the broker would close the connection.
     """
     size = len(body)
     header = content_header(size, properties, max_payload_bytes)
@@ -310,7 +306,7 @@ def publish_pieces(
 def _parts(body: Body, max_payload_bytes: int) -> list[Piece]:
     size = len(body)
     if size <= max_payload_bytes and isinstance(body, bytes):
-        # Almost all, which need no view of a part.
+        # The usual case needs no memoryview.
         return [body] if size else []
     whole = memoryview(body)
     return [whole[at : at + max_payload_bytes] for at in range(0, size, max_payload_bytes)]
@@ -320,12 +316,12 @@ def _parts(body: Body, max_payload_bytes: int) -> list[Piece]:
 def _publish_frame(channel: int, exchange: str, routing_key: str) -> bytes:
     names = encode_short_string(exchange) + encode_short_string(routing_key)
     mandatory = is_mandatory(exchange, routing_key)
-    # A reserved short comes before the names, and the bits come after them.
+    # A reserved short precedes the names, and the bits follow them.
     return _frame(METHOD, channel, b"%s\x00\x00%s%c" % (_PUBLISH, names, mandatory))
 
 
 def content_header(body_size: int, properties: Properties, max_payload_bytes: int) -> bytes:
-    """Write the payload of a content header frame; raises ValueError when it does not fit one."""
+    """Encode the payload of a content header; raises ValueError if it does not fit a frame."""
     header = CONTENT_HEADER_START.pack(_BASIC, 0, body_size) + write_properties(properties)
     if len(header) > max_payload_bytes:
         raise ValueError("the properties have more bytes than a frame")
@@ -333,9 +329,9 @@ def content_header(body_size: int, properties: Properties, max_payload_bytes: in
 
 
 def is_mandatory(exchange: str, routing_key: str) -> bool:
-    """Whether the broker is to return what no queue takes.
+    """Whether the broker should return an unroutable message.
 
-    A direct reply is in no queue, so RabbitMQ would return it although it delivers it.
+    A direct reply passes no queue, so RabbitMQ would return it although it delivers it.
     """
     return exchange != "" or not routing_key.startswith(_DIRECT_REPLY)
 

@@ -1,8 +1,8 @@
-"""A connection to RabbitMQ that stays alive.
+"""Keeps a connection to RabbitMQ alive.
 
-A `Link` connects, hands the connection to its user, watches it, and starts again from nothing
-when anything on it ends. Nothing is restored in place: a restored channel can stay dead for ever
-on a healthy connection (aio-pika, `RobustChannel`), a new connection cannot.
+A `Link` connects, passes the connection to its user, watches it, and reconnects from scratch when
+anything on it ends. Nothing is restored in place: a restored channel can stay dead for ever on a
+healthy connection (aio-pika, `RobustChannel`), a new connection cannot.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ log = Log(__name__)
 
 Serve = Callable[[Connection], Awaitable[object]]
 
-# Upper limits of the random wait between two tries; see `Link.run`. Workers wait for each other
-# when the broker is back (`worker.redelivery_wait`), so none may be away for long.
+# Bounds of the random wait between two attempts, see `Link.run`. Workers wait for each other after
+# a broker restart (`worker.redelivery_wait`), so none may stay away for long.
 MIN_BACKOFF_SECONDS: Final = 0.5
 MAX_BACKOFF_SECONDS: Final = 5.0
-# A session that ends sooner counts as a failed try, and the back-off goes on growing.
+# A shorter session counts as a failed attempt, and the back-off keeps growing.
 USEFUL_SECONDS: Final = 1.0
 # A broker sends a heartbeat whenever it has sent nothing else for half of `heartbeat_seconds`, and
 # calls a peer unreachable that misses two (RabbitMQ docs, "Detecting Dead TCP Connections with
@@ -43,15 +43,15 @@ SILENCE_LOOK_SECONDS: Final = 0.5
 
 
 class Link:
-    """One named connection, made again for as long as the process runs."""
+    """One named connection, reopened for as long as the process runs."""
 
     def __init__(self, name: str, settings: RabbitMQSettings, metrics: BridgeMetrics) -> None:
         self.name = name
         self._settings = settings
         self._metrics = metrics
-        # Where to begin in the list of URLs: behind that of the connection before.
+        # Index of the URL to try first: the one after the last connection's.
         self._next = 0
-        # What was told last of each host, and under "" of sessions that ended at once.
+        # The last logged fault of each host; under "" that of sessions that ended at once.
         self._told: dict[str, str] = {}
         self._connection: Connection | None = None
 
@@ -66,11 +66,10 @@ class Link:
         return self._connection is not None and self._connection.wire.is_blocked
 
     async def run(self, serve: Serve) -> NoReturn:
-        """Connect and `serve`, for ever. `serve` returns or raises when the connection is unusable.
+        """Connect and `serve` for ever. `serve` returns or raises when the connection is unusable.
 
-        Between two tries it waits for a random time. Its upper limit is half of the time that the
-        broker has been away, at least 0.5 s and at most 5 s: quick after a restart, and no storm
-        when many clients come back.
+        Between two attempts it waits a random time. The upper limit is half the time since the
+        broker was lost, between 0.5 s and 5 s: quick after a restart, without a storm of clients.
         """
         down_since = time.monotonic()
         while True:
@@ -150,10 +149,10 @@ async def _serve_until_closed(
     try:
         await asyncio.wait({closing, serving, silence}, return_when=asyncio.FIRST_COMPLETED)
         if silence.done():
-            # To say good-bye would be to wait for an answer.
+            # A regular close would wait for an answer.
             connection.wire.abort()
             raise BrokerError("the broker sent nothing for too long")
-        # Closing a channel cancels what waits on it, which would look like our own cancellation.
+        # Closing a channel cancels its waiters, which must not pass for our own cancellation.
         if serving.done() and not serving.cancelled():
             serving.result()
         raise BrokerError(describe_end(_reason(closing)))
@@ -165,10 +164,10 @@ async def _serve_until_closed(
 
 
 async def _until_silent(wire: Wire, longest_seconds: float) -> None:
-    """Return when the broker has sent nothing for longer than this."""
+    """Return when the broker has been silent for longer than this."""
     times = 0
-    # Seen twice: after a stall of this process, and when reading has just been resumed, what has
-    # arrived meanwhile is only read by the second look.
+    # Two looks: after a stall of this process, or when reading was just resumed, only the second
+    # look sees the bytes that arrived meanwhile.
     while times < 2:  # noqa: PLR2004
         await asyncio.sleep(SILENCE_LOOK_SECONDS)
         times = times + 1 if wire.silent_seconds > longest_seconds else 0

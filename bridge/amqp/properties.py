@@ -1,11 +1,11 @@
-"""AMQP properties as other clients send them, read so that one message cannot stop all.
+"""Reads and writes AMQP properties, tolerating whatever other clients send.
 
-Why our own: pamqp ends the connection over a text that is no UTF-8 or a time in milliseconds, so
-that one such message stops the queue (`field_values.tolerate_broken_properties` has the list); and
-reading those of one message takes it twice the CPU time, 5.2 µs for 2.7: `python -m
-bench.wires`. To swap pamqp in, leave `tolerate_broken_properties` out, and read with
-`ClientProperties.unmarshal` and write with `.marshal`; tests/unit/amqp/test_properties.py shows
-what breaks then.
+Hand-written because pamqp ends the connection over text that is not UTF-8 or a time in
+milliseconds, so that one such message stops the queue (list:
+`field_values.tolerate_broken_properties`), and takes twice the CPU time: 5.2 µs instead of 2.7 µs
+for the properties of one message (`python -m bench.wires`). To use pamqp, drop
+`tolerate_broken_properties`, read with `ClientProperties.unmarshal` and write with `.marshal`;
+tests/unit/amqp/test_properties.py shows what breaks.
 """
 
 import struct
@@ -23,13 +23,12 @@ from bridge.amqp.field_values import (
     encode_timestamp,
 )
 
-# What the client library takes and gives.
+# The client library's class.
 ClientProperties = Basic.Properties
 
 _FLAGS: Final = struct.Struct(">H")
 _OCTET: Final = struct.Struct(">B")
-# The flags of the properties that a message has, in the order in which they follow (AMQP 0-9-1,
-# 4.2.6.1).
+# Property flags, in the order of the properties (AMQP 0-9-1, 4.2.6.1).
 _CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 14, 1 << 13, 1 << 12
 _PRIORITY, _CORRELATION_ID, _REPLY_TO, _EXPIRATION = 1 << 11, 1 << 10, 1 << 9, 1 << 8
 _MESSAGE_ID, _TIMESTAMP, _MESSAGE_TYPE, _USER_ID = 1 << 7, 1 << 6, 1 << 5, 1 << 4
@@ -37,13 +36,12 @@ _APP_ID, _CLUSTER_ID = 1 << 3, 1 << 2
 
 
 class Properties:
-    """The properties of one message: None, or empty, is what it has none of.
+    """The properties of one message, under the client library's names.
 
-    The names are the client library's. A delivery mode of 2 is persistent.
+    Absent ones are None or empty. A delivery mode of 2 is persistent.
     """
 
-    # Where this is compiled an attribute is a place in memory, while the client library's class
-    # stays Python.
+    # Compiled, an attribute is an offset in memory; the client library's class stays Python.
 
     __slots__ = (
         "app_id",
@@ -96,11 +94,11 @@ class Properties:
         self.cluster_id = cluster_id
 
     def copy(self) -> "Properties":
-        """Make others like these; both have the same headers."""
+        """Return a copy, which shares the headers."""
         return Properties(**as_facts(self))
 
 
-# In the order of their flags.
+# In the order of the flags.
 NAMES: Final = tuple(ClientProperties.__slots__)
 
 
@@ -110,13 +108,13 @@ def as_facts(properties: Properties) -> dict[str, Any]:
 
 
 def of_client(properties: ClientProperties) -> Properties:
-    """Make the properties of what the client library has delivered."""
+    """Convert properties from the client library's class."""
     facts: dict[str, Any] = dict(properties)
     return Properties(**facts)
 
 
 def for_client(properties: Properties) -> ClientProperties:
-    """Make the properties of what the client library is to publish."""
+    """Convert properties to the client library's class."""
     made = ClientProperties()
     for name, value in as_facts(properties).items():
         setattr(made, name, value)
@@ -124,9 +122,9 @@ def for_client(properties: Properties) -> ClientProperties:
 
 
 def read_properties(data: bytes, at: int = 0) -> Properties:
-    """Read the properties of a content header, flags first (AMQP 0-9-1, 4.2.6.1).
+    """Read the properties of a content header from an offset, flags first (AMQP 0-9-1, 4.2.6.1).
 
-    They begin at an offset. Raises ValueError, whose text quotes nothing of the message.
+    Raises ValueError, whose text quotes nothing of the message.
     """
     try:
         return _read(data, at)
@@ -135,7 +133,7 @@ def read_properties(data: bytes, at: int = 0) -> Properties:
 
 
 def _read(data: bytes, at: int) -> Properties:  # noqa: C901, PLR0912  a flat list
-    # One by one, as they are written.
+    # Unrolled, like `_write`.
     properties = Properties()
     flags = data[at] << 8 | data[at + 1]
     at += 2
@@ -175,16 +173,16 @@ def _read(data: bytes, at: int) -> Properties:  # noqa: C901, PLR0912  a flat li
 
 
 def _short_string(data: bytes, at: int) -> tuple[int, str]:
-    """Read a short string at an offset; return the offset behind it, too."""
+    """Read a short string at an offset; return the offset after it, and the string."""
     end = at + 1 + data[at]
     return end, data[at + 1 : end].decode("utf-8", "surrogateescape")
 
 
 def write_properties(properties: Properties) -> bytes:
-    """Write the properties of a content header, flags first; what is None or empty is left out.
+    """Write the properties of a content header, flags first; None and empty values are left out.
 
-    Raises ValueError when AMQP cannot hold one (a text that is too long, a time before 1970), or
-    when headers are nested deeper than MAX_HEADER_DEPTH.
+    Raises ValueError if AMQP cannot hold a value (a text too long, a time before 1970), or if
+    headers are nested deeper than MAX_HEADER_DEPTH.
     """
     try:
         return _write(properties)
@@ -193,7 +191,7 @@ def write_properties(properties: Properties) -> bytes:
 
 
 def _write(properties: Properties) -> bytes:  # noqa: C901, PLR0912  a flat list
-    # One by one, because a loop over them takes half as long again; in the order of their flags.
+    # Unrolled, because a loop takes half as long again; in the order of the flags.
     flags, parts = 0, [b""]
     if properties.content_type:
         flags |= _CONTENT_TYPE

@@ -1,4 +1,4 @@
-"""A message that was written, and the confirm that says whether the broker stored it."""
+"""A published message and its confirm."""
 
 import asyncio
 import time
@@ -8,15 +8,23 @@ from typing import Final, assert_never
 from bridge.errors import Confirm, PublishError, PublishFault, Refusal
 from bridge.telemetry.metrics import BridgeMetrics
 
-# Within this many iterations of the event loop, asyncio's or uvloop's, a confirm that has arrived
-# is read and handed to whoever waits for it.
+# Iterations of the event loop (asyncio's or uvloop's) within which an arrived confirm is read and
+# delivered.
 READ_ITERATIONS: Final = 4
 
 
 class Publication:
-    """A message that was written; the broker has yet to say whether it stored it."""
+    """A message that was written and awaits its confirm."""
 
-    __slots__ = ("_confirm", "_is_counted", "_label", "_metrics", "_routing_key", "_started")
+    __slots__ = (
+        "_confirm",
+        "_is_counted",
+        "_label",
+        "_metrics",
+        "_routing_key",
+        "_started",
+        "refusal",
+    )
 
     def __init__(
         self,
@@ -32,15 +40,16 @@ class Publication:
         self._confirm = confirm
         self._started = started
         self._is_counted = False
+        self.refusal: Refusal | None = None
 
     @property
     def is_refused(self) -> bool:
-        """Whether the broker has refused it, or its channel has ended: no confirm can come."""
+        """Whether the broker refused it or its channel ended: no confirm can arrive any more."""
         return self._confirm.done() and self._confirm.result() != "confirmed"
 
     @property
     def may_be_stored(self) -> bool:
-        """Whether the broker may have stored it, as far as is known: it has not refused it."""
+        """Whether the broker may have stored it: it has not refused it."""
         return not self._confirm.done() or self._confirm.result() not in {"nacked", "returned"}
 
     @property
@@ -50,23 +59,20 @@ class Publication:
 
     @property
     def error(self) -> PublishError | None:
-        """Why it is not stored; None as long as that is not known, and when it is stored."""
+        """Why it is not stored; None if it is stored, or not answered yet."""
         confirm = self._confirm.result() if self._confirm.done() else "confirmed"
         return None if confirm == "confirmed" else not_stored(confirm, self._routing_key)
 
     def time_out(self) -> PublishError:
-        """Note that its confirm is late: the metric counts it so, whatever the broker says later.
-
-        Returns what `stored` would raise at its deadline.
-        """
+        """Count the confirm as late; return the error that `stored` would raise."""
         self._count("timeout")
         return not_stored("timeout", self._routing_key)
 
     async def stored(self, deadline: float) -> None:
         """Return when the broker has confirmed it.
 
-        Raises PublishError otherwise, at the latest at the deadline, a time of the event loop.
-        After a time-out it may be waited for again. The metric counts it once, by the first result.
+        Raises PublishError otherwise, at the latest at the deadline, a time of the event loop's
+        clock. May be called again after a time-out. The metric counts the first result.
         """
         confirm = await _wait(self._confirm, deadline)
         self._count(confirm)
@@ -74,7 +80,7 @@ class Publication:
             raise not_stored(confirm, self._routing_key)
 
     def when_known(self, notify: Callable[[bool], object]) -> None:
-        """Call `notify` with whether it is stored, once the broker has said so or its channel ends.
+        """Call `notify(is_stored)` when the broker has answered or the channel has ended.
 
         That may be long after the deadline.
         """
@@ -86,7 +92,7 @@ class Publication:
         self._confirm.add_done_callback(note)
 
     def abandon(self) -> None:
-        """Stop waiting for its confirm, so that the next message with the same id need not wait."""
+        """Stop waiting for the confirm, so that a message with the same id can be written."""
         resolve(self._confirm, "timeout")
 
     def _count(self, confirm: Confirm) -> None:
@@ -100,29 +106,18 @@ class Publication:
 
 
 class LonePublication(Publication):
-    """A message that was written on a channel of its own.
+    """A message on a channel of its own.
 
-    `refusal`: the broker has ended that channel, or its connection, because of it.
+    `refusal` is set if the broker closed that channel, or the connection, because of the message.
     """
 
-    __slots__ = ("refusal",)
-
-    def __init__(
-        self,
-        metrics: BridgeMetrics,
-        exchange_label: str,
-        routing_key: str,
-        confirm: "asyncio.Future[Confirm]",
-        started: float,
-    ) -> None:
-        super().__init__(metrics, exchange_label, routing_key, confirm, started)
-        self.refusal: Refusal | None = None
+    __slots__ = ()
 
     @property
     def may_be_stored(self) -> bool:
-        """Whether the broker may have stored it: it has not, if it ended the channel for it.
+        """Whether the broker may have stored it. Not if it closed the channel because of it.
 
-        One that ended the whole connection may have done so for another message.
+        A closed connection proves nothing: another message may have been the reason.
         """
         is_certain = self.refusal is not None and self.refusal.is_certain
         return not is_certain and super().may_be_stored
@@ -133,7 +128,7 @@ class LonePublication(Publication):
         return self._confirm
 
     async def stored(self, deadline: float) -> None:
-        """Return when the broker has confirmed it, as any other; the error holds the refusal."""
+        """Return when the broker has confirmed it; a PublishError carries the refusal."""
         try:
             await super().stored(deadline)
         except PublishError as error:
@@ -142,7 +137,7 @@ class LonePublication(Publication):
 
 
 async def _wait(confirm: "asyncio.Future[Confirm]", deadline: float) -> Confirm:
-    """Return a publish's confirm, or `timeout` at the deadline; others may go on waiting for it."""
+    """Return the confirm, or `timeout` at the deadline, without cancelling the confirm."""
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[Confirm] = loop.create_future()
 
@@ -160,7 +155,7 @@ async def _wait(confirm: "asyncio.Future[Confirm]", deadline: float) -> Confirm:
 
 
 def _time_out(waiter: "asyncio.Future[Confirm]", iterations: int = READ_ITERATIONS) -> None:
-    """Resolve as `timeout`, but read what has arrived first: after a stall timers run first."""
+    """Resolve as `timeout` after reading the socket: after a stall, timers run first."""
     if iterations == 0:
         resolve(waiter, "timeout")
     elif not waiter.done():
@@ -168,13 +163,13 @@ def _time_out(waiter: "asyncio.Future[Confirm]", iterations: int = READ_ITERATIO
 
 
 def resolve(confirm: "asyncio.Future[Confirm]", outcome: Confirm) -> None:
-    """Note what is known of a publish, unless it is known already."""
+    """Resolve a confirm, unless it is resolved already."""
     if not confirm.done():
         confirm.set_result(outcome)
 
 
 def not_stored(fault: PublishFault, routing_key: str = "") -> PublishError:
-    """Make the error of a publish without a confirm; it names the key where that matters."""
+    """Return the error of a publish that was not confirmed."""
     match fault:
         case "returned":
             return PublishError(fault, f"no queue takes it: {routing_key}")

@@ -1,4 +1,4 @@
-"""Publish one message and know that it is stored, or raise."""
+"""Publishes messages and waits for the broker's confirm."""
 
 import asyncio
 import time
@@ -26,45 +26,43 @@ from bridge.telemetry.metrics import BridgeMetrics
 
 log = Log(__name__)
 
-# How many publishes may wait for their confirm at a time: each holds its body in memory.
+# Bound of unconfirmed publishes. Each holds its body in memory.
 MAX_UNCONFIRMED: Final = 4096
 # Used while there is no connection: RabbitMQ's default `frame_max` of 128 KiB, less what is around
 # the properties.
 USUAL_PROPERTIES_BYTES: Final = 128 * 1024 - FRAME_OVERHEAD_BYTES - CONTENT_HEADER_START.size
-# How many bytes may be written that the broker has not read. Those of abandoned publishes count
-# too: with a broker that hangs nothing else bounds them.
+# Bound of written bytes that the broker has not read, abandoned publishes included. With a hung
+# broker nothing else bounds them.
 MAX_UNWRITTEN_BYTES: Final = 64 * 1024 * 1024
-# A large body gets this much more time for each of its bytes: one second for 1 MiB.
+# Added to the deadline for each byte of a large body: one second for 1 MiB.
 SECONDS_PER_BYTE: Final = 1 / (1024 * 1024)
-# When the broker has read a publish, and not answered it for so long, or refuses everything for so
-# long, another channel takes the place of this one. A channel that has confirmed nothing yet may be
-# asking the leader that a queue had before a node died or hung, and ask it for as long as a
-# connection to that node is tried, 7 s and more, though the queue has another leader (seen with
-# 3.10.8 and 4.0.5).
+# A channel is replaced if the broker has read a publish and not confirmed it for this long, or has
+# refused everything for this long. A channel without any confirm may be asking a queue's former
+# leader, which died or hangs, for as long as connecting to that node takes: 7 s and more, although
+# the queue has a new leader (seen with 3.10.8 and 4.0.5).
 FIRST_CONFIRM_SECONDS: Final = 2.0
-# A broker that needs longer for every confirm is given twice as long each time, up to this.
+# The limit doubles for a broker that is slow each time, up to this.
 MAX_FIRST_CONFIRM_SECONDS: Final = 80.0
-# A channel that has confirmed is left alone for longer: RabbitMQ itself hands what waits on it to
-# the next leader (seen up to 9 s after the old one hung). Another channel would come before that
-# leader, and wait for the old one.
+# A channel with confirms is kept for longer: RabbitMQ itself passes its unconfirmed publishes to
+# the next leader (seen up to 9 s after the old one hung). A new channel would be opened before that
+# leader is elected, and wait for the old one.
 OVERDUE_SECONDS: Final = 16.0
 LOOK_SECONDS: Final = 0.5
-# How many messages may be published alone at a time: each has a channel, most have a large body.
+# Bound of publishes on channels of their own. Most have a large body.
 MAX_ALONE: Final = 16
-# How long a channel that fails may take to say why: what waits on it may be told sooner.
+# How long to wait for the close of a channel whose publish failed: it states the reason.
 REASON_SECONDS: Final = 1.0
-# How long an optional exchange is left alone when the broker has refused it: each try is an error
-# in the broker's log. One that is missing may be declared at any moment.
+# Pause before the optional exchange is tried again after a refusal, each of which is an error in
+# the broker's log. A missing exchange may be declared at any moment.
 FORBIDDEN_SECONDS: Final = 60.0
 MISSING_SECONDS: Final = 5.0
 
 
 class Publisher:
-    """Publishes mandatory and confirmed messages on a connection of its own.
+    """Publishes mandatory, confirmed messages on a connection without consumers.
 
-    The connection is never shared with a consumer: an alarm of the broker blocks it, and would
-    block the acks too. Messages for `optional_exchange` have a channel of their own, so that the
-    broker's refusal of that exchange fails no other message.
+    A resource alarm of the broker blocks a publishing connection, and would block acks on it. The
+    `optional_exchange` has a channel of its own, so that a refusal there fails no other message.
     """
 
     def __init__(
@@ -89,21 +87,21 @@ class Publisher:
         self._large = asyncio.Lock()
         self._channel: PublishingChannel | None = None
         self._open = asyncio.Event()
-        # How long a channel may take for its first confirm; it grows while none comes.
+        # Limit for the first confirm of a channel; grows while none arrives.
         self._first_confirm_seconds = FIRST_CONFIRM_SECONDS
         self._connection: Connection | None = None
         self._alone: set[asyncio.Task[None]] = set()
-        # How often the broker has ended the channel because of a message that it refuses: every one
-        # that was in flight then is suspected, and is to be published alone.
+        # Number of channels that the broker closed because of a message. Every message that was in
+        # flight then is suspect, and must be published on a channel of its own.
         self.refusals = 0
-        # Bodies of at least this many bytes are published alone: the broker has refused one of this
-        # size, and each further one would end the channel with everything in flight on it.
+        # Bodies of at least this size are published on channels of their own, because the broker
+        # has refused one of this size: another would close the channel under all in flight.
         self._alone_from = LARGE_BODY_BYTES + 1
 
     async def serve(self, connection: Connection) -> None:
-        """Publish on this connection until its channel ends; `Link.run` calls it.
+        """Publish on this connection until its channel ends. Called by `Link.run`.
 
-        A channel on which confirms are overdue is replaced.
+        A channel with overdue confirms is replaced.
         """
         if self._optional is None:
             await self._serve(connection)
@@ -116,7 +114,7 @@ class Publisher:
             await asyncio.gather(optional, return_exceptions=True)
 
     async def _serve(self, connection: Connection) -> None:
-        # What another node took its time for says nothing of this one.
+        # A slow node says nothing about this one.
         self._first_confirm_seconds = FIRST_CONFIRM_SECONDS
         while True:
             channel = await open_channel(connection, confirms=True)
@@ -126,27 +124,28 @@ class Publisher:
                 try:
                     seconds = await self._until_overdue(channel, publishing)
                 finally:
-                    # Before what is in flight learns that its channel has ended.
+                    # Before the publishes in flight are told that their channel has ended.
                     self._note_end(channel)
                     self._open.clear()
                     self._channel = self._connection = None
             if channel.is_closed:
                 raise closed_channel(channel, "publishing")
             log.warning("confirms_overdue", seconds=seconds)
-            # A channel that waits for a leader leaves its close unanswered, too.
+            # Do not wait: a channel that waits for a leader does not answer its close either.
             close_soon(channel)
 
     def _note_end(self, channel: Channel) -> None:
         self.refusals += refusal_on(channel) is not None
 
     async def _until_overdue(self, channel: Channel, publishing: PublishingChannel) -> float:
-        """Return when the channel ends, or when the broker no longer confirms what it reads.
+        """Return when the channel ends or its confirms are overdue.
 
-        Returns how many seconds it was given for that.
+        Returns the time limit that was exceeded, in seconds; 0 if the channel ended.
         """
         loop = asyncio.get_running_loop()
         before, since = publishing.progress, loop.time()
-        # Asked for once: each time aiormq makes another future, kept until the channel ends.
+        # Read once, because aiormq makes a new future each time and keeps it until the channel
+        # ends.
         closing = channel.closing
         while not closing.done():
             await asyncio.wait({closing}, timeout=LOOK_SECONDS)
@@ -165,7 +164,7 @@ class Publisher:
 
     @property
     def max_properties_bytes(self) -> int:
-        """How many bytes of properties the broker takes; its default while it is away."""
+        """Bytes of properties that fit a frame; the broker's default while it is away."""
         channel = self._channel
         return USUAL_PROPERTIES_BYTES if channel is None else channel.max_properties_bytes
 
@@ -176,7 +175,7 @@ class Publisher:
 
     @property
     def unconfirmed(self) -> int:
-        """How many messages the broker has not confirmed yet."""
+        """Number of unconfirmed messages."""
         optional = 0 if self._optional is None else self._optional.unconfirmed
         return optional + (0 if self._channel is None else self._channel.unconfirmed)
 
@@ -189,13 +188,12 @@ class Publisher:
         properties: Properties,
         timeout_seconds: float | None = None,
     ) -> None:
-        """Return when the broker has confirmed that the message is in a queue.
+        """Publish a message and return when the broker has confirmed it.
 
-        Raises PublishError otherwise, at the latest after `timeout_seconds` (default:
-        `rabbitmq.publish_timeout_seconds`), at once when the broker blocks or does not read, or too
-        many publishes wait. After a time-out the broker may have it nevertheless: a caller that
-        must not publish it twice uses `write`. Raises ExchangeRefusedError if the broker refuses
-        the optional exchange.
+        Raises PublishError after `timeout_seconds` (default: `rabbitmq.publish_timeout_seconds`),
+        or at once if the broker blocks, does not read, or too many publishes are unconfirmed. After
+        a time-out the message may be stored nevertheless; a caller that must not publish twice uses
+        `write`. Raises ExchangeRefusedError if the broker refuses the optional exchange.
         """
         if self._optional is not None and exchange == self._optional.exchange:
             await self._optional.publish(
@@ -223,10 +221,10 @@ class Publisher:
     async def deadline_for(
         self, body: Body, *, timeout_seconds: float | None = None, alone: bool = False
     ) -> AsyncIterator[float]:
-        """Give the publish of a body its deadline, a time of the event loop.
+        """Yield the deadline for publishing a body, a time of the event loop's clock.
 
-        Bodies of more than 1 MiB go one at a time, because unread bytes take up memory, and each
-        has a second more for each MiB. So does what is published `alone`.
+        Bodies over 1 MiB are published one at a time, because unread bytes take memory, and get one
+        more second for each MiB. The same holds for a publish `alone`.
         """
         loop = asyncio.get_running_loop()
         seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
@@ -245,10 +243,10 @@ class Publisher:
         properties: Properties,
         deadline: float,
     ) -> Publication:
-        """Write a message, and return the `Publication` that waits for its confirm.
+        """Write a message, and return the `Publication` that awaits its confirm.
 
-        Nothing is written after `deadline`, a time of the event loop. Raises PublishError when
-        nothing was written, in the cases that `publish` names.
+        Nothing is written after `deadline`, a time of the event loop's clock. Raises PublishError,
+        as `publish` does, if nothing was written.
         """
         if self._optional is not None and exchange == self._optional.exchange:
             return await self._optional.write(
@@ -274,15 +272,15 @@ class Publisher:
         return Publication(self._metrics, label, routing_key, confirm, started)
 
     def goes_alone(self, body: Body) -> bool:
-        """Whether a body is so large that `write_alone` has to publish it."""
+        """Whether a body is too large for `write`, so that `write_alone` must publish it."""
         return len(body) >= self._alone_from
 
     async def write_alone(
         self, body: Body, *, routing_key: str, properties: Properties, deadline: float
     ) -> LonePublication:
-        """Write a message to a queue as `write` does, but on a channel of its own.
+        """Write a message to a queue on a channel of its own.
 
-        If the broker ends that channel, it refuses this message and no other.
+        If the broker closes that channel, it refuses this message and no other.
         """
         started = time.perf_counter()
         confirm: asyncio.Future[Confirm] = asyncio.get_running_loop().create_future()
@@ -333,10 +331,9 @@ class Publisher:
         stack: ExitStack,
         size: int,
     ) -> None:
-        """Wait for what the broker says of a message that is alone on its channel, and pass it on.
+        """Await the broker's answer to a message on a channel of its own, and resolve its confirm.
 
-        A channel that waits for a leader which is gone is given up, as in `serve`. `size` is that
-        of the body.
+        A channel with overdue confirms is given up, as in `serve`. `size` is the size of the body.
         """
         closing = channel.closing
         try:
@@ -370,7 +367,7 @@ class Publisher:
     def write_at_once(
         self, body: Body, *, exchange: str, routing_key: str, properties: Properties
     ) -> Publication | None:
-        """Write a message if nothing keeps it waiting; None says that `write` has to see to it."""
+        """Write a message if there is room for it now, else return None: use `write`."""
         channel = self._channel
         if channel is None or self.goes_alone(body):
             return None
@@ -387,13 +384,13 @@ class Publisher:
         return Publication(self._metrics, exchange or "default", routing_key, confirm, started)
 
     def abandon(self, message_id: str) -> None:
-        """Want to know nothing more of what is in flight with this id: the next need not wait."""
+        """Stop waiting for the message in flight with this id, so that it can be written again."""
         confirm = None if self._channel is None else self._channel.awaited(message_id)
         if confirm is not None:
             resolve(confirm, "timeout")
 
     async def _room(self, message_id: str | None, deadline: float) -> PublishingChannel:
-        """Return a channel that takes a message with this id now, or raise PublishError."""
+        """Return a channel that can take a message with this id now; raise PublishError if none."""
         channel = self._channel
         if channel is not None:
             _check_room(channel)

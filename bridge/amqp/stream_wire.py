@@ -1,15 +1,14 @@
-"""The byte stream beneath aiormq: deliveries, acks, publishes and confirms pass it by.
+"""Carries deliveries, acks, publishes and confirms past aiormq, on the connection's byte stream.
 
-The frames of deliveries, publishes and confirms are taken out of the stream as they arrive, and
-those of acks and publishes are written past aiormq. Everything else on the connection reaches it
-unchanged.
+Frames of deliveries, returns and confirms are taken from the stream as they arrive; acks and
+publishes are written past aiormq. Everything else on the connection reaches aiormq unchanged.
 
-Why our own: for each delivery aiormq makes three frame objects, six passes through queues and a
-task, and as much for each publish, which costs more than all that the bridge does with the message.
-A publish with its confirm takes a twelfth of the CPU time here, a delivery with its ack an eighth
-(5 µs for 65, 6 µs for 52; `python -m bench.wires`). And aiormq reads whatever comes: only
-below it can reading stop while too many bytes are held. To swap it for `PlainWire`, set
-`SMS_BRIDGE_WIRE=plain`.
+Hand-written because aiormq needs three frame objects, six queue operations and a task for each
+delivery, and as much for each publish: more than all other work of the bridge on a message. A
+publish with its confirm takes a twelfth of the CPU time here, a delivery with its ack an eighth
+(5 µs instead of 65, 6 µs instead of 52; `python -m bench.wires`). Also, aiormq reads without bound;
+only below it can reading stop while too many bytes are held. `SMS_BRIDGE_WIRE=plain` selects
+`PlainWire` instead.
 """
 
 import asyncio
@@ -47,7 +46,7 @@ from bridge.happy_eyeballs import create_connection
 
 
 class StreamWire(TransportFactory):
-    """The stream of one connection, which aiormq opens and shares."""
+    """The byte stream of one connection, opened by aiormq and shared with it."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -63,7 +62,7 @@ class StreamWire(TransportFactory):
         url: URL,
         **kwargs: Any,  # noqa: ANN401  aiormq's
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect; aiormq calls it. Raises AMQPConnectionError."""
+        """Connect. Called by aiormq. Raises AMQPConnectionError."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(loop=loop)
         protocol = Demultiplexer(reader, self._takers, self._clock)
@@ -139,9 +138,9 @@ class StreamWire(TransportFactory):
             del self._takers[channel.number]
 
     def ack(self, channel: Channel, delivery_tag: int) -> None:
-        """Write the ack of a delivery; it leaves at the end of this iteration of the event loop.
+        """Write the ack of a delivery; it is sent at the end of this event loop iteration.
 
-        Nothing is written on a channel that the broker has closed: it delivers the message again.
+        Nothing is written on a channel that the broker has closed; it delivers the message again.
         """
         taker = self._takers.get(channel.number)
         if taker is not None and taker.is_closed:
@@ -153,19 +152,19 @@ class StreamWire(TransportFactory):
         await channel.basic_qos(prefetch_count=1)
 
     def write(self, *frames: Piece) -> None:
-        """Write whole frames; those of one iteration of the event loop leave together."""
+        """Write whole frames; all frames of one event loop iteration are sent together."""
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._write_out)
         self._unwritten += frames
 
     def write_large(self, frames: Sequence[Piece]) -> None:
-        """Write whole frames at once, after those before them, without copying them."""
+        """Write whole frames immediately and in order, without copying them."""
         self._write_out()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(frames)
 
     def set_reading(self, *, enabled: bool) -> None:
-        """Read no more, so that TCP stops the broker, or go on; call `keep_alive` meanwhile."""
+        """Stop reading, so that TCP stops the broker, or resume; call `keep_alive` meanwhile."""
         if enabled is not self._is_reading and self._transport is not None:
             self._is_reading = enabled
             (self._transport.resume_reading if enabled else self._transport.pause_reading)()
@@ -176,7 +175,7 @@ class StreamWire(TransportFactory):
         return self._is_reading
 
     def keep_alive(self) -> None:
-        """Show aiormq a heartbeat while it is we who do not read."""
+        """Show aiormq a heartbeat while reading is off."""
         if not self._is_reading and self._protocol is not None:
             self._protocol.pretend(HEARTBEAT)
 
@@ -204,11 +203,11 @@ class StreamWire(TransportFactory):
 
 
 async def _sees_no_delivery(_message: object) -> None:
-    """Do nothing: aiormq wants a callback to consume with."""
+    """Do nothing. aiormq requires a callback to consume."""
 
 
 class StreamPublishing:
-    """A channel whose publishes are written, and their confirms read, past aiormq."""
+    """A channel whose publishes and confirms bypass aiormq."""
 
     def __init__(self, wire: StreamWire, channel: Channel, confirms: Confirms) -> None:
         self._wire = wire

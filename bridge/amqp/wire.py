@@ -1,8 +1,7 @@
-"""What a wire is: the path of deliveries, acks, publishes and confirms over one connection.
+"""The interface of a wire, which carries deliveries, acks, publishes and confirms.
 
-There are two behind one interface. `StreamWire` reads and writes their frames past aiormq, which
-costs a tenth; `PlainWire` has aiormq do it, and leans on nothing but what aiormq documents.
-`python -m bench.wires` measures both.
+`StreamWire` reads and writes their frames past aiormq, at a tenth of the cost. `PlainWire` uses
+aiormq's documented methods alone. `python -m bench.wires` measures both.
 """
 
 import asyncio
@@ -19,15 +18,15 @@ from bridge.errors import Confirm
 Body = bytes | bytearray
 # Called with the delivery tag, whether it was delivered before, the properties and the body.
 DeliveryHandler = Callable[[int, bool, Properties, Body], None]
-# Larger than any send request. Bodies above this are not copied where that can be avoided, and are
-# published one at a time.
+# Larger than any send request. Larger bodies are copied as little as possible, and published one at
+# a time.
 LARGE_BODY_BYTES: Final = 1024 * 1024
 
 
 class Progress(NamedTuple):
-    """How far the broker has come with the publishes of a channel.
+    """Progress of the broker with the publishes of a channel.
 
-    `oldest` is the tag of the first that it has not answered, None without any.
+    `oldest` is the delivery tag of the oldest unanswered publish, or None.
     """
 
     oldest: int | None
@@ -48,11 +47,11 @@ class Wire(Protocol):
 
     @property
     def foreign(self) -> bytes:
-        """How the answer began if it was not AMQP; empty if it was, or if that is not known."""
+        """First bytes of an answer that was not AMQP; empty if it was, or if unknown."""
 
     @property
     def closed(self) -> tuple[int, str] | None:
-        """The code and the text with which the broker closed the connection, as far as is known."""
+        """Code and text with which the broker closed the connection, if known."""
 
     @property
     def is_blocked(self) -> bool:
@@ -64,25 +63,23 @@ class Wire(Protocol):
     def deliveries(
         self, channel: Channel, take: DeliveryHandler
     ) -> AbstractContextManager[ConsumerCallback]:
-        """Hand what is delivered on a channel to `take`, as long as the block lasts.
+        """Pass the deliveries of a channel to `take` while the block lasts.
 
-        It yields the callback to pass to `basic_consume`. `take` must not raise: the connection, or
-        its channel, would end.
+        Yields the callback for `basic_consume`. `take` must not raise, or the connection or its
+        channel ends.
         """
 
     def ack(self, channel: Channel, delivery_tag: int) -> None:
-        """Send the ack of a delivery, without waiting.
+        """Send the ack of a delivery without waiting.
 
-        Unsent acks have no bound of their own, and need none: the broker delivers no more than the
-        prefetch until it has read acks.
+        The prefetch bounds unsent acks, because the broker delivers no more until it reads acks.
         """
 
     async def acks_read(self, channel: Channel) -> None:
         """Return when the broker has read every ack that was sent on a channel.
 
-        The broker answers the methods of a channel in order, so its answer to a later method proves
-        it. Has no deadline, and may change the prefetch. Raises aiormq's error when the channel
-        ends.
+        The broker answers the methods of a channel in order, so the answer to a later method proves
+        it. Has no deadline, and may change the prefetch. Raises aiormq's error if the channel ends.
         """
 
     def publishing(self, channel: Channel) -> AbstractContextManager["PublishingChannel"]:
@@ -90,24 +87,24 @@ class Wire(Protocol):
 
     @property
     def silent_seconds(self) -> float:
-        """For how long the broker has sent nothing, while it was read; 0 where that is unknown."""
+        """Seconds of silence of the broker while reading was on; 0 if unknown."""
 
     def abort(self) -> None:
-        """End a connection that is silent, without a word to the broker."""
+        """Abort a silent connection without a regular close."""
 
     @property
     def is_reading(self) -> bool:
-        """Whether what the broker sends is read."""
+        """Whether reading from the connection is on."""
 
     def set_reading(self, *, enabled: bool) -> None:
         """Stop or resume reading from the connection, where the wire can."""
 
     def keep_alive(self) -> None:
-        """Keep a connection alive that is not read: call this every few seconds."""
+        """Keep the connection alive while reading is off; call every few seconds."""
 
 
 class PublishingChannel(Protocol):
-    """A channel whose every publish is confirmed by the broker."""
+    """A channel with publisher confirms."""
 
     @property
     def is_blocked(self) -> bool:
@@ -115,28 +112,28 @@ class PublishingChannel(Protocol):
 
     @property
     def unconfirmed(self) -> int:
-        """How many publishes have no confirm yet, abandoned ones included."""
+        """Number of unconfirmed publishes, abandoned ones included."""
 
     @property
     def progress(self) -> Progress | None:
-        """How far the broker has come with what was published; None where that is not known."""
+        """Progress of the broker with the publishes, or None if unknown."""
 
     @property
     def unwritten_bytes(self) -> int:
-        """How many bytes the broker has not read, at most."""
+        """Upper bound of the bytes that the broker has not read."""
 
     @property
     def max_properties_bytes(self) -> int:
-        """How many bytes of properties fit into a frame: a content header cannot be split."""
+        """Bytes of properties that fit a frame, because a content header cannot be split."""
 
     def awaited(self, message_id: str | None) -> "asyncio.Future[Confirm] | None":
-        """Return the confirm of the message in flight with which this id would collide, or None."""
+        """Return the confirm of a message in flight with this id, or None."""
 
     def publish(
         self, body: Body, *, exchange: str, routing_key: str, properties: Properties
     ) -> "asyncio.Future[Confirm]":
         """Send a mandatory message, and return its confirm as a future.
 
-        A returned message is recognised by its message id: no two in flight may share one. Raises
-        ValueError when the exchange, the routing key or the properties do not fit AMQP.
+        A returned message is recognised by its message id, so ids in flight must be unique. Raises
+        ValueError if exchange, routing key or properties do not fit AMQP.
         """
