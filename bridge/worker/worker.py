@@ -54,7 +54,7 @@ class Worker:
         metrics: WorkerMetrics,
     ) -> None:
         self._settings = own = settings.worker
-        self._exchange_missing = publisher.exchange_missing
+        self._publisher = publisher
         self._upkeep = upkeep
         upkeep.changed = pace.changed.set
         self._peers = peers
@@ -173,7 +173,7 @@ class Worker:
                 group.create_task(self.operator_pause.watch(connection))
                 group.create_task(self._queues.watch(connection))
                 group.create_task(self._capacity.keep_logging())
-                for missing in (self._settler.queue_missing, self._exchange_missing):
+                for missing in (self._settler.queue_missing, self._publisher.exchange_missing):
                     group.create_task(self._upkeep.mend(connection, missing))
                 if self._pace.rates.is_shared:
                     group.create_task(self._sharing.watch(connection))
