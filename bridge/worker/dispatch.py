@@ -131,6 +131,10 @@ class Dispatcher:
                 why = self._pace.paused or "it looks like an outage"
                 detail = f"the worker is paused: {why}"
                 return put_off("paused", self._policy, detail=detail, wait_seconds=away_seconds)
+            if (seconds := self._pace.seconds_to_make_room(request.sender)) > 0:
+                detail = "the SMS API wants a wait, and others may be behind messages of its sender"
+                delay = self._policy.longest_within(seconds)
+                return Retried(reason="rate_limited", delay_seconds=delay, detail=detail)
         if delivery.is_urgent:
             return self._put_off(self._rates.urgent_seconds_on_ladder(request.sender))
         return self._put_off_to_its_turn(delivery, request.sender)

@@ -134,6 +134,32 @@ async def test_a_senders_limit_without_a_code_of_its_own(bench: Bench, choosy: C
         assert await bench.dead_letters() == []
 
 
+@pytest.mark.parametrize(("concurrency", "bulk"), [(1, 60), (10, 300), (50, 300)])
+@pytest.mark.parametrize("wait", [2, 7])
+async def test_a_limited_senders_bulk_makes_room(
+    bench: Bench, choosy: ChoosyApi, *, concurrency: int, bulk: int, wait: int
+) -> None:
+    """Others behind a bulk whose sender gets 429s are sent after a wait or two, at any concurrency.
+
+    Takes those waits.
+    """
+    is_full = True
+    choosy.answer = lambda _, sender: (
+        Said(429, retry_after=wait) if is_full and sender == "Slow" else None
+    )
+    choosy.latency_seconds = 0.02
+    await bench.declare_main()
+    slow = await bench.publish(bulk, sender="Slow")
+    others = await bench.publish(20)
+    changed = {"worker__concurrency": concurrency, "worker__max_attempts": 1}
+    async with bench.worker(sms_api__base_url=choosy.url, **changed) as live:
+        await until_all_are_taken(choosy, others, seconds=25)
+        is_full = False
+        await until_all_are_taken(choosy, slow, seconds=60)
+        assert not live.paused
+        assert await bench.dead_letters() == []
+
+
 async def test_a_limit_for_all_burns_no_attempt(bench: Bench, choosy: ChoosyApi) -> None:
     """While the service takes a few messages a second, 429s cost none its only attempt."""
     await bench.declare_main()

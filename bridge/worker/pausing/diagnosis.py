@@ -87,6 +87,10 @@ class Diagnosis:
         """Whether that is so of more than one answer to it."""
         return self._evidence.is_subject_again(key)
 
+    def is_only_sender(self, sender: str) -> bool:
+        """Whether only this sender was asked for waits, and nothing of it was accepted since."""
+        return self._evidence.is_only_sender(sender)
+
     def about(self, key: str, recipient: str, sender: str) -> About | None:
         """Say what another such answer to a message would be about; None: about all."""
         return self._evidence.about(key, recipient, sender)

@@ -149,6 +149,10 @@ class Evidence:
         subject = self._messages.get(key)
         return subject is not None and subject.own > 0
 
+    def is_only_sender(self, sender: str) -> bool:
+        """Whether each such answer was to this sender, of which nothing was accepted since."""
+        return len(self._senders) == 1 and sender in self._senders
+
     def about(self, key: str, recipient: str, sender: str) -> About | None:
         """Say what such an answer to a message would be about by now; None: about all."""
         if not self.is_counting:

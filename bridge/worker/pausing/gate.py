@@ -16,6 +16,11 @@ MAX_JITTER: Final = 1.1
 # No worker is asked for more.
 MAX_CLOSED_SECONDS: Final = MAX_RETRY_AFTER_SECONDS * MAX_JITTER
 MAX_SENDERS: Final = 1000
+# Messages may leave for the retry queues while the gate is closed for the second time in a row, or
+# for longer than this, so that messages of other senders come to the front of the queue.
+LONG_WAIT_SECONDS: Final = 6.0
+# How many may leave each time: a limit that holds for all must not copy the whole queue.
+MAX_LEAVING: Final = 1000
 
 
 class Gate:
@@ -24,6 +29,7 @@ class Gate:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._slow_downs = 0
+        self._may_leave = 0
         # When the service itself has let this worker know that it may send again.
         self.asked_until = 0.0
         self.opens_at = 0.0
@@ -34,12 +40,24 @@ class Gate:
         # Read for each message; the clock only where it was closed once.
         return self.opens_at - self._clock() if self.opens_at else 0.0
 
+    @property
+    def may_leave(self) -> bool:
+        """Whether a message may leave, instead of waiting here until it opens."""
+        closed = self.closed_seconds
+        is_stubborn = self._slow_downs > 1 or closed > LONG_WAIT_SECONDS
+        return closed > 0 and is_stubborn and self._may_leave > 0
+
+    def note_leaving(self) -> None:
+        """Note that a message leaves."""
+        self._may_leave -= 1
+
     def close(self, retry_after_seconds: float | None) -> float:
         """Close it after a 429, and return for how many seconds, without the jitter."""
         now = self._clock()
         if self.opens_at <= now:
             # Of many 429s at once only the first makes our own wait grow.
             self._slow_downs += 1
+            self._may_leave = MAX_LEAVING
         own = FIRST_WAIT_SECONDS * 2.0 ** min(self._slow_downs - 1, MAX_DOUBLINGS)
         wait = retry_after_seconds or min(own, MAX_HOLD_SECONDS)
         opens_at = now + wait * random.uniform(1.0, MAX_JITTER)  # noqa: S311
@@ -55,6 +73,7 @@ class Gate:
         now, seconds = self._clock(), min(seconds, MAX_CLOSED_SECONDS)
         if self.opens_at <= now < now + seconds:
             self._slow_downs += 1
+            self._may_leave = MAX_LEAVING
         self.opens_at = max(self.opens_at, now + seconds)
 
     def note_acceptance(self) -> None:

@@ -158,6 +158,21 @@ class Pace:
         """How long a sender has to wait while others go on; zero or less when it does not."""
         return self._sender_gates.closed_seconds(sender)
 
+    def seconds_to_make_room(self, sender: str) -> float:
+        """Return how long a message has to stay away for others; 0 when it need not.
+
+        It has to when only its sender was asked for waits: messages of other senders, behind a bulk
+        of it, show whether the wait is for all.
+        """
+        if not self._is_in_the_way(sender):
+            return 0.0
+        self.gate.note_leaving()
+        return self.gate.closed_seconds
+
+    def _is_in_the_way(self, sender: str) -> bool:
+        may_leave = self._pause is None and not self.is_held and self.gate.may_leave
+        return may_leave and self._diagnosis.is_only_sender(sender)
+
     async def admit(self, delivery: Delivery, recipient: str, sender: str) -> float | None:
         """Wait until a message may go as far as pauses are concerned, and return None.
 
@@ -216,7 +231,7 @@ class Pace:
         counted_to = 0.0
         while delivery.held_seconds <= MAX_HOLD_SECONDS:
             wait = self._seconds_behind(delivery.envelope.key, recipient, sender)
-            if wait <= 0:
+            if wait <= 0 or self._is_in_the_way(sender):
                 break
             has_waited = True
             if (since := max(self._clock(), counted_to)) < self.gate.opens_at:
