@@ -18,8 +18,7 @@ from bridge.cli.catalogue import ENTRIES, Catalogue
 from bridge.cli.completion import InstallCompletion, ShowCompletion
 from bridge.cli.options import ConfigFile
 from bridge.cli.output import UNWRITABLE, explain_unwritable
-from bridge.errors import BridgeError, ConfigError, InvalidMessageError
-from bridge.exit_codes import EXIT_FAILED, EXIT_USAGE
+from bridge.errors import EXIT_FAILED, EXIT_USAGE, BridgeError, ConfigError, InvalidMessageError
 
 
 def main() -> None:

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import uvloop
 
-from bridge import __version__, gc_tuning
+from bridge import __version__, memory
 from bridge.config import Role, Settings
-from bridge.exit_codes import EXIT_CLEAN, EXIT_DRAIN_TIMED_OUT, EXIT_FAILED
+from bridge.errors import EXIT_CLEAN, EXIT_DRAIN_TIMED_OUT, EXIT_FAILED
 from bridge.start_checks import check_start
 from bridge.telemetry.log_setup import log_loop_faults
 from bridge.telemetry.logs import Log
@@ -38,10 +38,10 @@ def run(settings: Settings, roles: Collection[Role]) -> int:
 async def _run(settings: Settings, roles: Collection[Role]) -> int:
     bridge = Bridge(settings, roles)
     # Modules, settings and the roles live until the process ends.
-    gc_tuning.begin()
+    memory.enable_gc()
     stop = asyncio.Event()
     _own_signals(stop)
-    collecting = asyncio.create_task(gc_tuning.collect_when_quiet())
+    collecting = asyncio.create_task(memory.collect_when_quiet())
     try:
         return await bridge.run(stop)
     finally:

@@ -1,4 +1,4 @@
-"""What settings name by file: secrets, read again whenever they change, and certificates."""
+"""Secrets and certificates in files: secret files are read again when they change."""
 
 import asyncio
 import re
@@ -19,15 +19,15 @@ log = Log(__name__)
 
 MAX_SECRET_BYTES: Final = 64 * 1024
 REREAD_SECONDS: Final = 5.0
-# A file that still changes after this many rounds is left to the next rereading.
+# If files still change after this many rounds, the next reread gets the rest.
 MAX_ROUNDS: Final = 3
 _REMEDY: Final = "put the secret alone into it"
 
 
 def read_secret(key: str, path: Path) -> str:
-    """Read a secret file; white space around it is dropped, because `echo` adds a newline.
+    """Read a secret file and strip white space, because `echo` adds a newline.
 
-    Raises ConfigError that names `key` and the remedy when the file is missing, empty or not text.
+    Raises ConfigError with `key` and the remedy if the file is missing, empty or not text.
     """
     try:
         with path.open("rb") as file:
@@ -45,16 +45,16 @@ def read_secret(key: str, path: Path) -> str:
 
 
 def unreadable(key: str, path: Path | None, error: OSError) -> ConfigError:
-    """Make the error of a file that a setting names and that cannot be read."""
+    """Make the error for a configured file that cannot be read."""
     return ConfigError(
         f"{key}: {path} cannot be read: {error.strerror}; correct the path or its permissions"
     )
 
 
 def load_authorities(key: str, path: Path | None) -> ssl.SSLContext:
-    """Trust a file's certificate authorities, or without one the system's.
+    """Make a TLS context that trusts the authorities in a file, or those of the system.
 
-    Raises ConfigError that names `key` and the remedy when the file is of no use.
+    Raises ConfigError with `key` and the remedy if the file cannot be used.
     """
     try:
         return ssl.create_default_context(cafile=path)
@@ -65,14 +65,14 @@ def load_authorities(key: str, path: Path | None) -> ssl.SSLContext:
 
 
 def check_header_value(key: str, value: str) -> str:
-    """Return a secret that may stand in an HTTP header, or raise ConfigError without quoting it."""
+    """Return a secret that is valid in an HTTP header; otherwise raise ConfigError without it."""
     if not re.fullmatch(r"[!-~]+", value):
         raise ConfigError(f"{key}: must be visible ASCII without spaces or line breaks")
     return value
 
 
 class Credential:
-    """One secret, from a file when `file` is given, else the fixed `value`."""
+    """One secret: read from `file` if that is given, otherwise the fixed `value`."""
 
     def __init__(
         self,
@@ -92,9 +92,9 @@ class Credential:
         self.read_at = time.time()
 
     def reread(self) -> bool:
-        """Look at the file again and say whether the secret changed.
+        """Read the file again and return whether the secret changed.
 
-        Raises ConfigError when the file cannot be used now; the last good secret stays.
+        Raises ConfigError if the file cannot be used now; the last good secret stays.
         """
         if self._file is None:
             return False
@@ -113,28 +113,28 @@ class _WatchedSecret:
 
 
 class Secrets:
-    """The secrets of a process, read again every few seconds; the last good one stays in use."""
+    """The secrets of a process: reads them every few seconds, and keeps the last good ones."""
 
     def __init__(self, metrics: BridgeMetrics) -> None:
         self._metrics = metrics
         self._watched: list[_WatchedSecret] = []
 
     def watch(self, label: str, credential: Credential, on_change: Callable[[], None]) -> None:
-        """Reread this secret too, and call `on_change` after each change."""
+        """Reread this secret, too, and call `on_change` after each change."""
         self._watched.append(_WatchedSecret(label, credential, on_change))
 
     async def follow(self) -> NoReturn:
-        """Read all of them every REREAD_SECONDS."""
+        """Read all secrets every REREAD_SECONDS."""
         while True:
             self.reread()
             await asyncio.sleep(REREAD_SECONDS)
 
     def reread(self) -> None:
-        """Read all of them again, round after round until one finds nothing new.
+        """Read all secrets again, until a round finds no change.
 
-        When several files are replaced together, one round may read some before the exchange and
-        the others after it. No request is verified between two rounds, because nothing here awaits,
-        so only the secrets of the last round are ever used.
+        If several files are replaced together, one round may read some of them before the change
+        and the others after it. Nothing here awaits, so no request is verified between two rounds,
+        and only the secrets of the last round are used.
         """
         for _ in range(MAX_ROUNDS):
             changed = [self._reread(secret) for secret in self._watched]

@@ -1,24 +1,23 @@
-"""A deadline that holds over calls into libraries that swallow a cancellation.
+"""A deadline for calls into libraries that swallow a cancellation.
 
-`asyncio.timeout` cancels once. `asyncio.wait_for` of Python 3.11 drops a cancellation that arrives
-together with its result, and aiormq replaces one by the error of a channel that ends at the same
-moment: what comes next in the block then runs without any limit.
+`asyncio.timeout` cancels only once. `asyncio.wait_for` of Python 3.11 drops a cancellation that
+arrives together with its result, and aiormq replaces one by the error of a channel that ends at
+the same moment. The rest of the block would then run without a limit.
 """
 
 import asyncio
 from types import TracebackType
 from typing import Final, Self
 
-# Long enough for a block to clean up after it was cancelled.
+# Gives a cancelled block time to clean up.
 CANCEL_AGAIN_SECONDS: Final = 1.0
 
 
 class Deadline:
     """Ends its block with TimeoutError after `seconds`: `async with Deadline(3.0): ...`.
 
-    The block is cancelled again each second until it ends. A block that ends by itself after all
-    keeps its result or its error. A cancellation of the task from outside that was swallowed in the
-    block is raised at its end.
+    Cancels the block again every second until it ends. A block that ends by itself keeps its
+    result or error. If the block swallowed a cancellation from outside, it is raised at the end.
     """
 
     __slots__ = ("_before", "_cancels", "_seconds", "_task", "_timer")

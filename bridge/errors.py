@@ -1,33 +1,41 @@
-"""Every error that the bridge raises itself, classed by what happens to the message next.
+"""The bridge's own errors, by their effect on the message, and the exit codes of all commands.
 
 BridgeError
-    ConfigError              a setting is wrong               -> exit 2, a line for each fault
+    ConfigError              a setting is wrong               -> exit 2, one line per fault
     InvalidMessageError      the body is not a send request   -> dead letter `invalid`
     InvalidSignatureError    the webhook is not authentic     -> 401
-    BrokerError              no usable connection or topology -> connect again, with back-off
-      ConnectError           no connection at all; `fault` says which kind
-      CopyRefusedError       it takes all but one message's copy -> that message stays unacked
-    PublishError             the broker did not store it      -> hold the delivery; 503 to a webhook
-    AttemptError             the SMS API gave no answer       -> a fate, as each status has one
+    BrokerError              no usable connection or topology -> reconnect, with back-off
+      ConnectError           no connection; `fault` names the kind
+      CopyRefusedError       the broker refuses the copy of one message -> it stays unacked
+    PublishError             the broker did not confirm       -> hold the delivery; 503 to a webhook
+    AttemptError             the SMS API gave no answer       -> a fate, as for each status
 
-What the SMS API answers is no error but data: see `fates`.
-Anything else that is raised is a bug: caught once at a task's edge, dead letter `internal_error`.
+An answer of the SMS API is data and not an error: see `fates`.
+Any other exception is a bug: caught once at the edge of a task, dead letter `internal_error`.
 """
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
+
+# Supervisors and scripts rely on these exit codes.
+EXIT_CLEAN: Final = 0
+EXIT_FAILED: Final = 1
+# typer, too, ends with this code for a wrong option.
+EXIT_USAGE: Final = 2
+# EX_TEMPFAIL of sysexits.h: the next start continues with the remaining messages.
+EXIT_DRAIN_TIMED_OUT: Final = 75
 
 SignatureFault = Literal["missing", "malformed", "mismatch", "ambiguous", "stale", "future"]
 ConnectFault = Literal["auth_failed", "refused", "tls_failed", "timeout", "client_unsupported"]
-# What became of a connection to the broker.
+# Outcome of an attempt to connect to the broker, or of a connection.
 ConnectOutcome = Literal["opened", ConnectFault, "closed_by_broker"]
-# `error`: the channel ended before the broker answered. `timeout`: whoever waited has given up.
+# `error`: the channel ended before the broker answered. `timeout`: the deadline has passed.
 PublishFault = Literal["returned", "nacked", "timeout", "error"]
-# What became of a publish.
+# Outcome of a publish.
 Confirm = Literal["confirmed", PublishFault]
-# How an attempt, one POST, ended without an answer.
+# Why an attempt, one POST, ended without an answer.
 AttemptFault = Literal[
-    # Not one byte of the request's body was written.
+    # No byte of the request's body was written.
     "connect_failed",
     "connect_timeout",
     "proxy_failed",
@@ -41,11 +49,11 @@ AttemptFault = Literal[
 
 
 class BridgeError(Exception):
-    """The root of the bridge's own errors."""
+    """The base of the bridge's own errors."""
 
 
 class ConfigError(BridgeError):
-    """The configuration cannot be used; `faults` holds one readable line for each reason."""
+    """The configuration is invalid; `faults` holds one readable line for each reason."""
 
     def __init__(self, *faults: str) -> None:
         super().__init__("\n".join(faults))
@@ -53,11 +61,11 @@ class ConfigError(BridgeError):
 
 
 class InvalidMessageError(BridgeError):
-    """A message is not a send request; the text names the field and never its value."""
+    """The body of a message is not a send request; the text names the field, never its value."""
 
 
 class InvalidSignatureError(BridgeError):
-    """A webhook is not authentic; `fault` says how, for metrics and logs, never for the sender."""
+    """A webhook is not authentic; `fault` is for metrics and logs, never for the sender."""
 
     def __init__(self, fault: SignatureFault) -> None:
         super().__init__(fault)
@@ -65,11 +73,11 @@ class InvalidSignatureError(BridgeError):
 
 
 class BrokerError(BridgeError):
-    """The broker cannot be used now; the text says why and what to do."""
+    """The broker cannot be used now; the text names the reason and the remedy."""
 
 
 class ConnectError(BrokerError):
-    """There is no connection to the broker; `fault` is the kind, for metrics and the back-off."""
+    """The connection failed; `fault` is the kind, for metrics and the back-off."""
 
     def __init__(self, fault: ConnectFault, text: str) -> None:
         super().__init__(text)
@@ -77,13 +85,13 @@ class ConnectError(BrokerError):
 
 
 class CopyRefusedError(BrokerError):
-    """The broker refuses one message's copy for itself; the text holds the broker's reason."""
+    """The broker refuses the copy of one message; the text holds the broker's reason."""
 
 
 class Refusal(NamedTuple):
-    """How the broker ended a channel, or its connection, because of what was published there.
+    """The broker closed a channel or connection because of a message published there.
 
-    `why`: its own words. `is_certain`: no other message would have been refused in the same way.
+    `why` holds the broker's words. `is_certain` means that the refusal concerns this message only.
     """
 
     why: str
@@ -91,9 +99,9 @@ class Refusal(NamedTuple):
 
 
 class PublishError(BridgeError):
-    """The broker did not confirm that it stored a message; it may or may not have it.
+    """The broker did not confirm a message; it may have stored it or not.
 
-    `refusal`: it has refused this message for itself, which was published alone.
+    `refusal` is set if the broker refused this message, which was then the only unconfirmed one.
     """
 
     def __init__(
@@ -105,9 +113,9 @@ class PublishError(BridgeError):
 
     @property
     def why(self) -> str:
-        """What went wrong, without the routing key that the text of `returned` names.
+        """The reason, without the routing key that the text of `returned` contains.
 
-        A key may be a `reply_to` with a number in it, or any text that the service sent.
+        A routing key may be a `reply_to` with a phone number, or any text from the service.
         """
         return "no queue takes it" if self.fault == "returned" else str(self)
 
@@ -117,7 +125,7 @@ class ExchangeRefusedError(PublishError):
 
 
 class AttemptError(BridgeError):
-    """The SMS API gave no answer; `fault` says how, and so whether the request may have arrived."""
+    """The SMS API gave no answer; `fault` tells whether the request may have arrived."""
 
     def __init__(self, fault: AttemptFault) -> None:
         super().__init__(fault)
@@ -125,9 +133,9 @@ class AttemptError(BridgeError):
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what it was raised from, each once.
+    """Yield an error and its chain of causes, each once.
 
-    A chain may run in a circle: aiormq raises one error from another and back.
+    The chain may be circular: aiormq raises two errors from each other.
     """
     seen: set[int] = set()
     cause: BaseException | None = error

@@ -1,7 +1,7 @@
-"""Connect to a name with several addresses, of which some may be silent (RFC 8305).
+"""Connects to a host with several addresses, some of which may not answer (RFC 8305).
 
-The event loop alone tries one address after another, so one that never answers would use up the
-whole time for connecting.
+The event loop itself tries one address after the other, so an address that never answers would
+use up the whole connect timeout. The only module that uses aiohappyeyeballs.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ async def create_connection(
 ) -> tuple[asyncio.Transport, Protocol]:
     """Connect to the first address of a host that answers, with a TLS handshake if `tls` is given.
 
-    After a quarter of a second without an answer the next address is tried beside it, in the order
-    of the system's resolver. There is no deadline of its own: the caller sets one. Raises OSError,
-    and UnicodeError for a host that cannot be a name.
+    If an address has not answered after a quarter of a second, the next one is tried in parallel,
+    in the resolver's order. The caller sets the deadline. Raises OSError, and UnicodeError for an
+    invalid host name.
     """
     loop = asyncio.get_running_loop()
     addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -43,7 +43,7 @@ async def create_connection(
             interleave=FIRST_FAMILY_COUNT,
         )
     except RuntimeError as error:
-        # uvloop raises it for a file descriptor that it still holds.
+        # uvloop raises it for a file descriptor that it still uses.
         raise OSError("no socket to connect with") from error
     return await loop.create_connection(
         protocol_factory,

@@ -1,4 +1,4 @@
-"""Outcome events: what became of a message, in the one form in which both roles tell it."""
+"""Outcome events: the outcome of a message, in the form that both roles publish."""
 
 import json
 import uuid
@@ -8,18 +8,18 @@ from typing import Final, Literal, NamedTuple
 from bridge.amqp.properties import Properties
 from bridge.telemetry.trace_context import TraceHeaders
 
-# What a message has become by its delivery receipt.
+# The outcome of a message according to its delivery receipt.
 ReceiptOutcome = Literal["delivered", "undelivered"]
 
 _PERSISTENT: Final = 2
 
 
 class OutcomeEvent(NamedTuple):
-    """What became of one message: never its text or its number.
+    """The outcome of one message, without its text and phone number.
 
-    What is not known, or does not apply, is None. `at` is when it came about, in unix seconds;
-    `attempts` and `status`, the last one of HTTP, only the worker knows. `code` is the API's own
-    for an error, `meaning` what it says, in our words.
+    None stands for unknown or not applicable. `at` is the time of the outcome in unix seconds.
+    Only the worker knows `attempts` and `status`, the last HTTP status. `code` is the API's error
+    code, and `meaning` explains it in words of the bridge.
     """
 
     outcome: str
@@ -34,7 +34,7 @@ class OutcomeEvent(NamedTuple):
     is_duplicate: bool = False
 
     def body(self) -> bytes:
-        """Write it as JSON, without `code`, `meaning` and `duplicate` where they say nothing."""
+        """Write the event as JSON; without `code`, `meaning` and `duplicate` if empty."""
         event: dict[str, object] = {
             "message_id": self.message_id,
             "outcome": self.outcome,
@@ -54,7 +54,7 @@ class OutcomeEvent(NamedTuple):
 
 
 def outcome_properties(trace: TraceHeaders, correlation_id: str | None = None) -> Properties:
-    """Make the AMQP properties of an outcome event, with an id of its own."""
+    """Make the AMQP properties of an outcome event, with a new message id."""
     return Properties(
         content_type="application/json",
         delivery_mode=_PERSISTENT,

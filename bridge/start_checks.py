@@ -1,4 +1,4 @@
-"""What a role needs before it may start: secrets, files and ports, checked one by one."""
+"""Checks before a role starts: its secrets, files and ports."""
 
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_start(settings: Settings, roles: Collection[Role]) -> None:
-    """Try all that these roles need to start, except whether their ports are free.
+    """Check everything that these roles need to start, except that their ports are free.
 
     Raises ConfigError with one line for each fault.
     """
@@ -36,10 +36,9 @@ def check_start(settings: Settings, roles: Collection[Role]) -> None:
 
 
 def check_roles(settings: Settings, roles: Collection[Role]) -> dict[Role, str | None]:
-    """Say for each role why it is not configured at all, or None when it could start.
+    """Return for each role why it is not configured at all, or None if it could start.
 
-    Raises ConfigError when one that is configured, even in part, could not: somebody meant to
-    run it.
+    Raises ConfigError if a role is configured in part and could not start.
     """
     api, webhook = settings.sms_api, settings.webhook
     parts: dict[Role, tuple[object, ...]] = {
@@ -56,7 +55,7 @@ def check_roles(settings: Settings, roles: Collection[Role]) -> dict[Role, str |
 
 
 def _why_missing(role: Role) -> str:
-    """Say of a role that nobody has configured what it needs."""
+    """Return which setting of an unconfigured role is missing."""
     if role == "worker":
         return "sms_api.base_url: is missing; the worker needs it"
     from bridge.webhook.endpoint import lacks_secrets
@@ -65,9 +64,10 @@ def _why_missing(role: Role) -> str:
 
 
 def broker_login(settings: Settings) -> list[Credential]:
-    """Read the files of the broker's login; each connection reads them anew by itself.
+    """Read the files of the broker's login.
 
-    They are watched all the same, so that an unreadable file shows before a connection needs it.
+    Each connection reads them again by itself. They are watched as well, so that an unreadable
+    file is reported before a connection needs it.
     """
     files = {
         "rabbitmq.username_file": settings.rabbitmq.username_file,
@@ -77,9 +77,9 @@ def broker_login(settings: Settings) -> list[Credential]:
 
 
 def webhook_endpoints(settings: WebhookSettings) -> "list[Endpoint]":
-    """Make the endpoints that the webhook receiver serves, their secrets read.
+    """Make the endpoints of the webhook receiver and read their secrets.
 
-    Raises ConfigError with the faults of all of them.
+    Raises ConfigError with the faults of all endpoints.
     """
     from bridge.webhook.endpoint import Endpoint
 
@@ -126,7 +126,7 @@ def _check_ports(settings: Settings) -> None:
     webhook, admin = settings.webhook, settings.admin
     hosts = {webhook.host, admin.host}
     is_one_family = (":" in webhook.host) == (":" in admin.host)
-    # `::` is every address, of IPv4 too.
+    # `::` stands for every address, including those of IPv4.
     is_one_address = (
         len(hosts) == 1 or "::" in hosts or (is_one_family and "0.0.0.0" in hosts)  # noqa: S104
     )

@@ -1,8 +1,10 @@
-"""The newest value of each key, of so many keys that it matters how they are kept.
+"""A TTL cache for 100,000 keys and more: the newest value of each key, for a limited time.
 
-They are in a few dictionaries, each filled after the other and dropped as a whole. A single one
-whose oldest goes for each new one is made anew again and again: of 100,000 that takes the event
-loop several milliseconds, and the memory of two.
+It is a segmented cache: a few dictionaries, each filled after the other and dropped as a whole. A
+single dictionary that loses its oldest key for every new one is rebuilt again and again; at
+100,000 keys that blocks the event loop for several milliseconds and needs twice the memory.
+
+Keys and values are bytes, which the garbage collector does not traverse.
 """
 
 import itertools
@@ -11,74 +13,74 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-# So many full ones hold the fewest values that are remembered; one more is being filled.
-FULL: Final = 4
+# Four full segments hold the guaranteed minimum; one more is being filled.
+FULL_SEGMENTS: Final = 4
 
-# Since when a value is known stands before it: an object for each time would be a tenth more, and
-# a tuple of both be visited by each search for garbage.
-_SINCE: Final = struct.Struct(">d")
+# The time of a value is packed before it. A float object per value would take a tenth more memory,
+# and the garbage collector would traverse a tuple of both.
+_TIME: Final = struct.Struct(">d")
 
 
-class Generations:
-    """Values by key, both bytes, for `seconds`; of more than `least` the oldest may be forgotten.
+class TtlCache:
+    """Keeps each value for `seconds`; of more than `min_size` values the oldest may be dropped.
 
-    There are half more than `least` at most. What is over is let go a quarter of its time later,
-    when another one is added. Times are of `clock`.
+    Holds at most one and a half times `min_size` values. An expired value is freed a quarter of
+    its time later, when another value is added. Times are those of `clock`.
     """
 
-    def __init__(self, seconds: float, clock: Callable[[], float], *, least: int) -> None:
+    def __init__(self, seconds: float, clock: Callable[[], float], *, min_size: int) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._least = least
-        # The newest first. It is being filled; the others have ended.
-        self._all: list[dict[bytes, bytes]] = [{}]
+        self._min_size = min_size
+        # The newest segment first. It is being filled; the others are closed.
+        self._segments: list[dict[bytes, bytes]] = [{}]
         self._begun_at = self._added_at = clock()
-        # When the last value was added to each of the others.
-        self._ended_at: list[float] = []
+        # Time of the last value of each closed segment.
+        self._closed_at: list[float] = []
 
     def add(self, key: bytes, value: bytes, *, age_seconds: float = 0.0) -> None:
-        """Remember a value instead of the key's last one; it is known for so long already."""
+        """Store a value that is `age_seconds` old already, and replace the key's last one."""
         now = self._clock()
-        is_full = len(self._all[0]) * FULL >= self._least
-        if is_full or now - self._begun_at >= self._seconds / FULL:
-            self._begin(now)
+        is_full = len(self._segments[0]) * FULL_SEGMENTS >= self._min_size
+        if is_full or now - self._begun_at >= self._seconds / FULL_SEGMENTS:
+            self._begin_segment(now)
         self._added_at = now
-        filling = self._all[0]
-        filling.pop(key, None)  # the new value is behind all others
-        filling[key] = _SINCE.pack(now - age_seconds) + value
+        newest = self._segments[0]
+        newest.pop(key, None)  # The new value goes to the end.
+        newest[key] = _TIME.pack(now - age_seconds) + value
 
     def get(self, key: bytes, *, within_seconds: float = math.inf) -> bytes | None:
-        """Return the value of a key, if it is known for less than that."""
-        for values in self._all:
-            if key in values:
-                found = values[key]
-                is_known = self._age(found) < min(within_seconds, self._seconds)
-                return found[_SINCE.size :] if is_known else None
+        """Return the value of a key, if it is younger than `within_seconds`."""
+        for segment in self._segments:
+            if key in segment:
+                packed = segment[key]
+                is_known = self._age(packed) < min(within_seconds, self._seconds)
+                return packed[_TIME.size :] if is_known else None
         return None
 
     def is_any_younger_than(self, seconds: float) -> bool:
-        """Say whether the value that was added last is known for less than that."""
-        return any(self._clock() - since < seconds for since, _ in self.latest(1))
+        """Whether the value that was added last is younger than this."""
+        return any(self._clock() - at < seconds for at, _ in self.latest(1))
 
-    def latest(self, most: int) -> list[tuple[float, bytes]]:
-        """Return so many keys that were added last, the last one first, each since it is known."""
+    def latest(self, count: int) -> list[tuple[float, bytes]]:
+        """Return the time and key of the values that were added last, the last one first."""
         added: list[tuple[bytes, bytes]] = []
-        for values in self._all:
-            added += itertools.islice(reversed(values.items()), most - len(added))
-        limit, since = self._clock() - self._seconds, _SINCE.unpack_from
-        return [(at, key) for key, found in added if (at := since(found)[0]) > limit]
+        for segment in self._segments:
+            added += itertools.islice(reversed(segment.items()), count - len(added))
+        limit, time_of = self._clock() - self._seconds, _TIME.unpack_from
+        return [(at, key) for key, packed in added if (at := time_of(packed)[0]) > limit]
 
-    def _age(self, found: bytes) -> float:
-        since: float = _SINCE.unpack_from(found)[0]
-        return self._clock() - since
+    def _age(self, packed: bytes) -> float:
+        at: float = _TIME.unpack_from(packed)[0]
+        return self._clock() - at
 
-    def _begin(self, now: float) -> None:
-        """Begin another one, and drop those that are not needed beside the newer ones."""
-        self._all.insert(0, {})
-        self._ended_at.insert(0, self._added_at)
+    def _begin_segment(self, now: float) -> None:
+        """Begin a new segment, and drop old ones that the newer ones make superfluous."""
+        self._segments.insert(0, {})
+        self._closed_at.insert(0, self._added_at)
         self._begun_at = now
-        while self._ended_at and (
-            now - self._ended_at[-1] >= self._seconds
-            or sum(map(len, self._all[:-1])) >= self._least
+        while self._closed_at and (
+            now - self._closed_at[-1] >= self._seconds
+            or sum(map(len, self._segments[:-1])) >= self._min_size
         ):
-            del self._all[-1], self._ended_at[-1]
+            del self._segments[-1], self._closed_at[-1]

@@ -16,7 +16,7 @@ from typer._click.exceptions import UsageError
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from bridge import exit_codes
+from bridge import errors
 from bridge.__main__ import app
 from bridge.worker.fates import DeadReason, PauseReason, RetryReason
 
@@ -178,7 +178,7 @@ def test_every_command_is_listed() -> None:
 
 def test_every_exit_code_is_listed() -> None:
     """The page of the commands says what each exit code means, and no other."""
-    codes = [code for name, code in vars(exit_codes).items() if name.startswith("EXIT_")]
+    codes = [code for name, code in vars(errors).items() if name.startswith("EXIT_")]
 
     assert _first_column("code") == [str(code) for code in sorted(codes)]
 

@@ -15,8 +15,7 @@ from bridge.cli.options import (
     roles_of,
 )
 from bridge.cli.output import format_table, printable
-from bridge.errors import ConfigError
-from bridge.exit_codes import EXIT_FAILED
+from bridge.errors import EXIT_FAILED, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import typer
 
 from bridge.cli.options import examples
-from bridge.errors import ConfigError
-from bridge.exit_codes import EXIT_FAILED
+from bridge.errors import EXIT_FAILED, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

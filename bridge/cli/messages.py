@@ -8,8 +8,7 @@ import typer
 
 from bridge.cli.options import ConfigFile, examples, read_settings, until_interrupted
 from bridge.cli.output import explain_unwritable
-from bridge.errors import BridgeError
-from bridge.exit_codes import EXIT_CLEAN, EXIT_FAILED
+from bridge.errors import EXIT_CLEAN, EXIT_FAILED, BridgeError
 
 app = typer.Typer()
 

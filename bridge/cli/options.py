@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bridge.exit_codes import EXIT_CLEAN
+from bridge.errors import EXIT_CLEAN
 
 if TYPE_CHECKING:
     from bridge.config import Role, Settings

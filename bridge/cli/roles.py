@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from bridge import gc_tuning
+from bridge import memory
 from bridge.cli.options import ConfigFile, examples, read_settings
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def both(context: typer.Context, config: ConfigFile = None) -> None:
 
 def _run(context: typer.Context, config: Path | None, *roles: "Role") -> None:
     # Until `run` begins to search.
-    gc_tuning.forgo_until_started()
+    memory.disable_gc_until_started()
     from bridge.app import run
 
     sys.exit(run(read_settings(context, config), roles))

@@ -17,8 +17,7 @@ from bridge.cli.options import (
     read_settings,
     until_interrupted,
 )
-from bridge.errors import ConfigError
-from bridge.exit_codes import EXIT_FAILED
+from bridge.errors import EXIT_FAILED, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -15,8 +15,7 @@ from bridge.cli.options import (
     roles_of,
 )
 from bridge.cli.output import format_table
-from bridge.errors import BrokerError
-from bridge.exit_codes import EXIT_FAILED
+from bridge.errors import EXIT_FAILED, BrokerError
 
 if TYPE_CHECKING:
     from bridge.admin.management import Management

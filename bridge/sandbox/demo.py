@@ -22,8 +22,7 @@ from rich.table import Table
 from bridge.amqp.client import AMQPError
 from bridge.config import ENV_PREFIX
 from bridge.config.urls import mask_url
-from bridge.errors import BridgeError
-from bridge.exit_codes import EXIT_FAILED
+from bridge.errors import EXIT_FAILED, BridgeError
 from bridge.sandbox.actors import Actors, bring_on
 from bridge.sandbox.reachability import URL_VARIABLE
 from bridge.sandbox.scoreboard import (

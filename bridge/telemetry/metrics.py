@@ -19,7 +19,7 @@ from prometheus_client import (
 )
 
 from bridge.errors import Confirm, ConnectOutcome
-from bridge.memory_limit import read_memory_limit
+from bridge.memory import read_memory_limit
 from bridge.telemetry.counters import Counter, Histogram
 from bridge.telemetry.logs import Level
 from bridge.telemetry.trace_context import SpanLoss

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from bridge.amqp.publication import Publication
-from bridge.ttl_cache import Generations
+from bridge.ttl_cache import TtlCache
 
 # Guaranteed number of remembered events. They take less than 24 MiB.
 LEAST_RECENT_EVENTS: Final = 100_000
@@ -24,7 +24,7 @@ class RecentEvents:
 
     def __init__(self, window_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._in_flight: dict[bytes, asyncio.Future[bool]] = {}
-        self._published = Generations(window_seconds, clock, least=LEAST_RECENT_EVENTS)
+        self._published = TtlCache(window_seconds, clock, min_size=LEAST_RECENT_EVENTS)
 
     async def once(
         self, key: bytes | None, write: Callable[[], Awaitable[Publication]], *, deadline: float

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from bridge.ttl_cache import Generations
+from bridge.ttl_cache import TtlCache
 
 # How long a message that was sent here, or replaced by a copy, is known by its id.
 SENT_SECONDS: Final = 900.0
@@ -53,8 +53,8 @@ class Acceptances:
     def __init__(self, clock: Callable[[], float], *, window_seconds: float | None = None) -> None:
         self._window_seconds = SENT_SECONDS if window_seconds is None else window_seconds
         own_seconds = max(SENT_SECONDS, self._window_seconds)
-        self._own = Generations(own_seconds, clock, least=LEAST_OWN)
-        self._told = Generations(self._window_seconds, clock, least=LEAST_TOLD)
+        self._own = TtlCache(own_seconds, clock, min_size=LEAST_OWN)
+        self._told = TtlCache(self._window_seconds, clock, min_size=LEAST_TOLD)
 
     def __contains__(self, message: bytes) -> bool:
         """Say whether a message was accepted here."""

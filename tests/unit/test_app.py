@@ -8,7 +8,7 @@ import pytest
 
 from bridge.app import Bridge
 from bridge.config import Role, Settings
-from bridge.exit_codes import EXIT_CLEAN, EXIT_FAILED
+from bridge.errors import EXIT_CLEAN, EXIT_FAILED
 from tests.ears import Ears, listening, logging_kept
 
 SECONDS = 20

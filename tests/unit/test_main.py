@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bridge.exit_codes import EXIT_CLEAN
+from bridge.errors import EXIT_CLEAN
 from bridge.sandbox.processes import Child, guarded, wait_until
 
 # Python tells on standard error of each module that it imports.
