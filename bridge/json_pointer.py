@@ -1,4 +1,4 @@
-"""Reads ids and codes from other people's JSON, at the places that pointers (RFC 6901) name."""
+"""Reads ids, texts and codes from JSON of third parties, by JSON pointers (RFC 6901)."""
 
 import functools
 import itertools
@@ -13,15 +13,15 @@ NOT_JSON: Final = object()
 
 
 def read_document(body: bytes) -> Any:  # noqa: ANN401  JSON
-    """Read JSON for its type and ids; return NOT_JSON for what is no JSON in UTF-8.
+    """Parse JSON; return NOT_JSON if the body is not JSON in UTF-8.
 
-    Huge numbers and deep nesting are not refused: an integer too long for an id, and whatever lies
-    deeper than `MAX_DEPTH`, is read as None.
+    Huge numbers and deep nesting are accepted: an integer too long for an id, and values deeper
+    than `MAX_DEPTH`, are read as None.
     """
     if not body:
         return NOT_JSON
     try:
-        # A quarter of the time of the standard library's.
+        # Takes a quarter of the time of the standard library's parser.
         return from_json(body, cache_strings="keys")
     except ValueError:
         pass
@@ -36,35 +36,32 @@ def read_document(body: bytes) -> Any:  # noqa: ANN401  JSON
         return NOT_JSON
 
 
-# As many words of a text as are read.
+# How many words of a plain text are read.
 MAX_WORDS: Final = 100
 _WORD: Final = re.compile(r'[^\s:;,|=&"]+')
 
 
 def read_words(body: bytes) -> list[str]:
-    """Read plain text as the list of its words, the first `MAX_WORDS` of them, whatever it holds.
-
-    White space and `: ; , | = & "` stand between words.
-    """
+    """Split plain text into its first `MAX_WORDS` words, at white space and `: ; , | = & "`."""
     text = body.decode("utf-8-sig", "replace")
     return [word.group() for word in itertools.islice(_WORD.finditer(text), MAX_WORDS)]
 
 
 def _parse_int(digits: str) -> int | None:
-    # Python refuses more than 4,300 digits, and the time to read them grows with their square.
+    # Python refuses more than 4,300 digits, and parsing takes time quadratic in their number.
     return int(digits) if len(digits) <= len("-") + MAX_ID_DIGITS else None
 
 
 MAX_ID_DIGITS: Final = 40
 MAX_DEPTH: Final = 100
 _DECODER: Final = json.JSONDecoder(parse_int=_parse_int)
-# A whole string, or to the end of the text if it never ends, so that nothing is scanned twice; or a
-# bracket.
+# A bracket or a whole string. An unterminated string extends to the end of the text, so that no
+# character is scanned twice.
 _TOKENS: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
 
 def _cut_depths(text: str) -> str:
-    """Put null for each list and object that lies deeper than `MAX_DEPTH`."""
+    """Replace each list and object deeper than `MAX_DEPTH` by null."""
     kept: list[str] = []
     begin = depth = 0
     for token in _TOKENS.finditer(text):
@@ -77,7 +74,7 @@ def _cut_depths(text: str) -> str:
             depth -= 1
             if depth == MAX_DEPTH:
                 begin = token.end()
-    # A text that ends too deep is not JSON, and stays so.
+    # A text that ends too deep is not JSON, and the result is not JSON either.
     kept.append(text[begin:] if depth <= MAX_DEPTH else "")
     return "".join(kept)
 
@@ -87,10 +84,10 @@ _END_OF_IDS: Final = 10**MAX_ID_DIGITS
 
 
 def find_id(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
-    """Take the first id that a pointer leads to.
+    """Return the first id that a pointer leads to.
 
     An id is an integer of at most `MAX_ID_DIGITS` digits or 1 to 255 visible ASCII characters;
-    anything else is passed over.
+    other values are skipped.
     """
     for pointer in pointers:
         for value in find_all(document, pointer):
@@ -102,7 +99,7 @@ def find_id(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN4
 
 
 def find_text(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: ANN401  JSON
-    """Take the first text that a pointer leads to, of any characters and length."""
+    """Return the first text that a pointer leads to, with any characters and of any length."""
     for pointer in pointers:
         for value in find_all(document, pointer):
             if isinstance(value, str):
@@ -110,10 +107,11 @@ def find_text(document: Any, pointers: Sequence[str]) -> str | None:  # noqa: AN
     return None
 
 
-# 7 digits with no letter between, or a + before one: no phone number, however it is grouped.
-_LIKE_A_NUMBER: Final = re.compile(r"\+[0-9]|(?:[0-9][^0-9A-Za-z]*){7}")
+# Seven digits without a letter in between, or a + before a digit. Every phone number matches,
+# however its digits are grouped.
+_LIKE_A_PHONE_NUMBER: Final = re.compile(r"\+[0-9]|(?:[0-9][^0-9A-Za-z]*){7}")
 CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-# In a sentence any word would do.
+# A code within a sentence, where any word would match `CODE`.
 CODE_IN_TEXT: Final = re.compile(r"(?=[A-Za-z_.-]*[0-9])[A-Za-z0-9_.-]{1,64}")
 _NONE: Final[Mapping[str, Collection[str]]] = {}
 
@@ -126,11 +124,10 @@ def find_code(
     but: Mapping[str, Collection[str]] = _NONE,
     like: re.Pattern[str] = CODE,
 ) -> str | None:
-    """Take the first error code that a pointer leads to, of `known` or one that looks like a code.
+    """Return the first error code that a pointer leads to: a `known` one, or one in code form.
 
-    That is 1 to 64 letters, digits, `_`, `.` and `-`, in `CODE_IN_TEXT` one digit at least, and
-    nothing like a phone number; all else is passed over. `but` has, by their pointer, values that
-    are no errors there.
+    Code form is `like`, by default 1 to 64 letters, digits, `_`, `.` and `-`, and not like a phone
+    number; other values are skipped. `but` lists, by pointer, values that mean no error there.
     """
     for pointer in pointers:
         no_errors = but.get(pointer, ())
@@ -138,18 +135,18 @@ def find_code(
             code = as_code(found, known)
             if code is None or code in no_errors:
                 continue
-            if code in known or (like.fullmatch(code) and not is_like_a_number(code)):
+            if code in known or (like.fullmatch(code) and not is_like_a_phone_number(code)):
                 return code
     return None
 
 
-def is_like_a_number(text: str) -> bool:
-    """Whether a text may be, or hold, a phone number."""
-    return _LIKE_A_NUMBER.search(text) is not None
+def is_like_a_phone_number(text: str) -> bool:
+    """Whether a text may be or contain a phone number."""
+    return _LIKE_A_PHONE_NUMBER.search(text) is not None
 
 
 def as_text(value: object) -> str | None:
-    """Write a text, a whole number or a truth value as settings write it; None for all else."""
+    """Format a text, integer or boolean as in the settings; return None for other values."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -160,14 +157,14 @@ def as_text(value: object) -> str | None:
 
 
 _WHOLE: Final = re.compile(r"(-?[0-9]{1,40})\.0+")
-# Beyond it, not each whole number is one of floating point.
+# From here on, floating point numbers skip integers.
 _END_OF_WHOLES: Final = 2.0**53
 
 
 def as_code(value: object, known: Collection[str] = ()) -> str | None:
-    """Write a code as settings do, as `as_text`; `21211.0`, number or text, is 21211.
+    """Format an error code as in the settings: like `as_text`, and `21211.0` becomes `21211`.
 
-    A text of `known` stays as it is.
+    A text in `known` stays as it is.
     """
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < _END_OF_WHOLES else None
@@ -182,13 +179,12 @@ FRAGMENT: Final = "#"
 
 
 def find_all(document: Any, pointer: str) -> Sequence[Any]:  # noqa: ANN401  JSON
-    """Return what a pointer (RFC 6901) leads to.
+    """Return the values that a pointer (RFC 6901) leads to.
 
-    Beyond the RFC, one `*` in it is each member of a list, and a `#` at its end takes the fragment
-    of the URL that it leads to. What is not there, in the document or in one of the members, is
-    None as what is null.
+    Two extensions of the RFC: one `*` stands for each member of a list, and a `#` at the end takes
+    the fragment of a URL. A missing value is None, like null.
     """
-    steps, behind, takes_fragment = _way(pointer)
+    steps, behind, takes_fragment = _parse(pointer)
     found: Sequence[Any] = (_follow(document, steps),)
     if behind is not None:
         members = found[0] if isinstance(found[0], list) else ()
@@ -197,17 +193,17 @@ def find_all(document: Any, pointer: str) -> Sequence[Any]:  # noqa: ANN401  JSO
 
 
 def in_member(pointer: str, number: int) -> str:
-    """Return the pointer into one member of the list, where it leads into each."""
+    """Return the pointer with its `*` replaced by the index of one member."""
     names = (str(number) if name == EACH else name for name in pointer.split("/"))
     return "/".join(names)
 
 
-# The name of a member, and its place where that is a list's.
+# The name of a member, and its index if the name is one.
 _Step = tuple[str, int | None]
 
 
-class _Way(NamedTuple):
-    """Where a pointer leads: by `steps`, and behind a star by `behind` in each member there."""
+class _Path(NamedTuple):
+    """A parsed pointer: `steps` up to the star, `behind` after it, in each member."""
 
     steps: tuple[_Step, ...]
     behind: tuple[_Step, ...] | None
@@ -215,18 +211,18 @@ class _Way(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _way(pointer: str) -> _Way:
+def _parse(pointer: str) -> _Path:
     takes_fragment = pointer.endswith(FRAGMENT)
     names = split_pointer(pointer.removesuffix(FRAGMENT))
     steps = tuple((name, int(name) if _NUMBER.fullmatch(name) else None) for name in names)
     if EACH not in names:
-        return _Way(steps, None, takes_fragment)
+        return _Path(steps, None, takes_fragment)
     at = names.index(EACH)
-    return _Way(steps[:at], steps[at + 1 :], takes_fragment)
+    return _Path(steps[:at], steps[at + 1 :], takes_fragment)
 
 
 def split_pointer(pointer: str) -> tuple[str, ...]:
-    """Return the names on a pointer's way, unescaped."""
+    """Return the names in a pointer, unescaped."""
     return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
 
 

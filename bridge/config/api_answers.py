@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from bridge.config.fields import ErrorCode, List, Map, Pointer, Section, write_number
-from bridge.json_pointer import is_like_a_number
+from bridge.json_pointer import is_like_a_phone_number
 
 # What a code of the service's own means for the message; behind `setup:` the reason of the pause,
 # behind `slow_down:` who alone has to wait.
@@ -33,7 +33,7 @@ _SAYS_NO_REPEAT: Final = frozenset((401, 402, 403, 404, 405, 407, 408, 410, 421,
 
 
 def _check_code(value: str) -> str:
-    if is_like_a_number(value):
+    if is_like_a_phone_number(value):
         raise ValueError("is like a phone number, which is never read as a code; leave it out")
     return value
 
