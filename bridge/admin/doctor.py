@@ -1,8 +1,8 @@
-"""Which checks `sms-bridge check` makes of a set-up, in which order, and how they are run.
+"""The checks of `sms-bridge check`: the tables that list them, and how they run.
 
-With --online it is tried against the real thing, and nothing is changed: no check sends an SMS,
+With --online they try the real broker and API, and change nothing: no check sends an SMS,
 publishes a message, takes one or creates anything. All run at the same time, each with a deadline,
-but for those that share the management API.
+except those that share the management API.
 """
 
 import asyncio
@@ -10,25 +10,28 @@ import contextlib
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
-from bridge.admin.checks.alarms import check_alarms
-from bridge.admin.checks.clock import check_brokers_clock
-from bridge.admin.checks.connections import connect_to_all, judge_attempts
-from bridge.admin.checks.consumers import check_consumers
-from bridge.admin.checks.exchanges import check_exchanges
-from bridge.admin.checks.open_files import check_open_files
-from bridge.admin.checks.permissions import check_permissions
-from bridge.admin.checks.queues import check_queues
-from bridge.admin.checks.replicas import check_replicas
-from bridge.admin.checks.set_up import WAIT_SECONDS, ConnectedBroker, ManagedBroker, SetUp
-from bridge.admin.checks.sms_api import (
+from bridge.admin.checks.broker import (
+    check_consumers,
+    check_permissions,
+    check_topology,
+    connect,
+)
+from bridge.admin.checks.findings import WAIT_SECONDS, Broker, Finding, SetUp
+from bridge.admin.checks.local import (
     check_answers,
-    check_sms_api,
+    check_open_files,
+    check_webhooks,
     judge_base_url,
     judge_repeats,
 )
-from bridge.admin.checks.topology import check_topology
-from bridge.admin.checks.webhooks import check_webhooks
-from bridge.admin.finding import Finding
+from bridge.admin.checks.management_api import (
+    check_alarms,
+    check_brokers_clock,
+    check_exchanges,
+    check_queues,
+    check_replicas,
+)
+from bridge.admin.checks.sms_api import check_sms_api
 from bridge.admin.management import open_management
 from bridge.config import Role, Settings
 from bridge.deadline import Deadline
@@ -37,10 +40,10 @@ from bridge.errors import BrokerError, ConfigError
 # Every check, in the order in which its findings are printed. A check that fails or times out is
 # reported by its name.
 
-# Without --online: these ask nothing of any server.
+# Without --online: these ask no server.
 OFFLINE: Final = (judge_base_url, judge_repeats)
-# Then whether each URL of the broker connects; on the first one that does:
-ON_THE_BROKER: Final[Mapping[str, Callable[[ConnectedBroker], Awaitable[list[Finding]]]]] = {
+# On the first URL of the broker that connects:
+ON_THE_BROKER: Final[Mapping[str, Callable[[Broker], Awaitable[list[Finding]]]]] = {
     "topology": check_topology,
     "permissions": check_permissions,
     "consumers": check_consumers,
@@ -68,7 +71,7 @@ _NOT_CHECKED: Final = (
 
 
 def examine_offline(settings: Settings, roles: Collection[Role]) -> list[Finding]:
-    """Say what looks wrong in a configuration with which these roles start."""
+    """Find faults in a configuration with which these roles start."""
     set_up = SetUp(settings=settings, roles=roles)
     return [finding for check in OFFLINE for finding in check(set_up)]
 
@@ -76,9 +79,9 @@ def examine_offline(settings: Settings, roles: Collection[Role]) -> list[Finding
 async def examine(
     settings: Settings, roles: Collection[Role], *, management: str | None = None
 ) -> list[Finding]:
-    """Make every check for these roles and return what they found, in a fixed order.
+    """Run every check for these roles and return the findings, in a fixed order.
 
-    `management` is the URL of the management API when it is not on the broker's host and usual
+    `management` is the URL of the management API if it is not on the broker's host and usual
     port. Raises ConfigError when a file that a setting names cannot be read.
     """
     set_up = SetUp(settings=settings, roles=roles, management_url=management)
@@ -87,39 +90,41 @@ async def examine(
 
 
 async def _check_broker(set_up: SetUp) -> list[Finding]:
+    rabbitmq = set_up.settings.rabbitmq
     async with contextlib.AsyncExitStack() as stack:
-        attempts = await connect_to_all(set_up, stack)
-        findings = judge_attempts(attempts)
-        broker = next((one.broker for one in attempts if one.broker is not None), None)
-        if broker is None:
-            return findings
+        connected = await connect(set_up, stack)
+        if connected.url is None or connected.connection is None:
+            return connected.findings
+        broker = Broker(
+            settings=set_up.settings,
+            roles=set_up.roles,
+            url=connected.url,
+            connection=connected.connection,
+            management=await stack.enter_async_context(
+                open_management(rabbitmq, set_up.management_url)
+            ),
+        )
         checks = {name: check(broker) for name, check in ON_THE_BROKER.items()}
         checks["management"] = _check_through_management(broker)
-        return findings + await _run(checks, WAIT_SECONDS * 2)
+        return connected.findings + await _run(checks, WAIT_SECONDS * 2)
 
 
-async def _check_through_management(broker: ConnectedBroker) -> list[Finding]:
-    set_up = broker.set_up
-    async with open_management(set_up.settings.rabbitmq, set_up.management_url) as management:
-        subject = f"management {management.url.host}:{management.url.port}"
-        managed = ManagedBroker(set_up=set_up, management=management, version=broker.version)
-        findings = [Finding(subject, "ok", "answers")]
-        try:
-            async with Deadline(WAIT_SECONDS):
-                for check in ON_THE_MANAGEMENT_API:
-                    findings += await check(managed)
-        except (BrokerError, TimeoutError) as error:
-            why = str(error) or "no answer in time"
-            return [
-                Finding(
-                    subject,
-                    "warn",
-                    f"{why}; not checked: {_NOT_CHECKED}",
-                    "rabbitmq-plugins enable rabbitmq_management, give the user the tag "
-                    "`monitoring`, or name it with --management-url",
-                )
-            ]
-        return findings
+async def _check_through_management(broker: Broker) -> list[Finding]:
+    url = broker.management.url
+    subject = f"management {url.host}:{url.port}"
+    findings = [Finding(subject, "ok", "answers")]
+    try:
+        async with Deadline(WAIT_SECONDS):
+            for check in ON_THE_MANAGEMENT_API:
+                findings += await check(broker)
+    except (BrokerError, TimeoutError) as error:
+        text = f"{str(error) or 'no answer in time'}; not checked: {_NOT_CHECKED}"
+        fix = (
+            "rabbitmq-plugins enable rabbitmq_management, give the user the tag `monitoring`, or "
+            "name it with --management-url"
+        )
+        return [Finding(subject, "warn", text, fix)]
+    return findings
 
 
 async def _run(checks: Mapping[str, Awaitable[list[Finding]]], seconds: float) -> list[Finding]:

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Mapping
+from email.utils import parsedate_to_datetime
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -10,7 +12,6 @@ from urllib.parse import quote
 import httpx
 from yarl import URL
 
-from bridge.admin.clock_skew import clock_skew_seconds
 from bridge.amqp.connecting import tls_context, with_credentials
 from bridge.config import RabbitMQSettings
 from bridge.deadline import Deadline
@@ -222,3 +223,16 @@ async def open_management(settings: RabbitMQSettings, url: str | None) -> AsyncI
 def vhost_of(url: URL) -> str:
     """Name the vhost of an AMQP URL: `/` when there is none."""
     return url.path.removeprefix("/") or "/"
+
+
+def clock_skew_seconds(date: str | None) -> float | None:
+    """Return by how many seconds a clock is ahead of ours, from the Date header of its answer.
+
+    None without such a header, or without a date in it. To be called when the answer has come.
+    """
+    try:
+        theirs = parsedate_to_datetime(date or "").timestamp()
+    except ValueError:
+        return None
+    # The header has whole seconds, cut off.
+    return theirs + 0.5 - time.time()

@@ -20,7 +20,7 @@ from bridge.errors import EXIT_FAILED, ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bridge.admin.finding import Finding
+    from bridge.admin.checks.findings import Finding
     from bridge.config import Role, Settings
 
 app = typer.Typer()
@@ -97,7 +97,8 @@ def check(  # noqa: PLR0913  an option each
     findings = _examine(settings, missing, management_url, online=online)
     shown = [finding for finding in findings if not quiet or finding.result != "ok"]
     is_for_findings = quiet or (online and not as_json)
-    _print(None if is_for_findings else settings.masked(), missing, shown, as_json=as_json)
+    show = _print_json if as_json else _print_text
+    show(None if is_for_findings else settings.masked(), missing, shown)
     if any(finding.result == "fail" for finding in findings):
         raise typer.Exit(EXIT_FAILED)
 
@@ -106,7 +107,7 @@ def try_everything(settings: "Settings") -> bool:
     """Try what `check --online` tries, print a line for each thing, and say whether all went."""
     missing = _missing(settings, None)
     findings = _examine(settings, missing, None, online=True)
-    _print(None, missing, findings, as_json=False)
+    _print_text(None, missing, findings)
     return all(finding.result != "fail" for finding in findings)
 
 
@@ -144,19 +145,6 @@ def _examine(
     return findings + asyncio.run(examine(settings, roles, management=management_url))
 
 
-def _print(
-    configuration: dict[str, Any] | None,
-    missing: "dict[Role, str | None]",
-    findings: "list[Finding]",
-    *,
-    as_json: bool,
-) -> None:
-    if as_json:
-        _print_json(configuration, missing, findings)
-    else:
-        _print_text(configuration, missing, findings)
-
-
 def _print_json(
     configuration: dict[str, Any] | None,
     missing: "dict[Role, str | None]",
@@ -177,7 +165,7 @@ def _print_text(
     missing: "dict[Role, str | None]",
     findings: "list[Finding]",
 ) -> None:
-    # Behind the configuration comments, so that all of the output is YAML.
+    # After the configuration the lines are comments, so that all of the output is YAML.
     mark = "" if configuration is None else "# "
     if configuration is not None:
         import yaml

@@ -1,4 +1,4 @@
-"""`sms-bridge status`: everything on one screen, or as JSON."""
+"""`sms-bridge status`: the state of queues, workers and receivers on one screen, or as JSON."""
 
 import json
 import os
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from bridge.admin.status.report import Status
     from bridge.config import Settings
 
-# From the begin of a look to that of the next.
+# From the beginning of a look to that of the next.
 WATCH_SECONDS: Final = 2.0
 
-# How each kind of line looks, on a terminal that has colours.
+# The style of each kind of line, on a terminal that has colours.
 _STYLES: Final = {"head": "bold", "wrong": "red", "plain": ""}
 
 app = typer.Typer()
@@ -116,9 +116,9 @@ async def _watch(settings: "Settings", ports: "list[AdminPort]", *, as_json: boo
 
 @contextmanager
 def _display(*, as_json: bool) -> "Iterator[Callable[[Status], None]]":
-    """Yield what shows a status: on a terminal in the place of the last one, else behind it.
+    """Yield a function that shows a status: on a terminal in place of the last one.
 
-    A terminal that cannot move its cursor gets one behind the other, too.
+    Elsewhere, and on a terminal that cannot move its cursor, it is printed below the last one.
     """
     if as_json or not sys.stdout.isatty() or _is_dumb():
         yield lambda status: _print(status, as_json=as_json, indent=None)
@@ -131,7 +131,7 @@ def _display(*, as_json: bool) -> "Iterator[Callable[[Status], None]]":
 
     def show(status: "Status") -> None:
         lines = format_status(status, _width())
-        # What is wider than the terminal goes on in the next line: nothing is cut off.
+        # A line wider than the terminal continues on the next one: nothing is cut off.
         live.update(
             Group(*(Text(line.text, _STYLES[line.kind], overflow="fold") for line in lines)),
             refresh=True,
@@ -142,12 +142,10 @@ def _display(*, as_json: bool) -> "Iterator[Callable[[Status], None]]":
 
 
 def _print(status: "Status", *, as_json: bool, indent: int | None = 2) -> None:
-    from dataclasses import asdict
-
     from bridge.cli.status_screen import format_status
 
     if as_json:
-        typer.echo(json.dumps(asdict(status), indent=indent))
+        typer.echo(json.dumps(status.model_dump(), indent=indent))
         return
     has_colours = not os.environ.get("NO_COLOR") and not _is_dumb()
     for line in format_status(status, _width()):

@@ -1,4 +1,4 @@
-"""What `sms-bridge status` shows, as lines: what is wrong first, lists last."""
+"""The lines of `sms-bridge status`: faults first, then queues, workers and webhook receivers."""
 
 import textwrap
 import time
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from bridge.cli.output import format_age, format_table, printable
 
 if TYPE_CHECKING:
-    from bridge.admin.status.report import Pause, Process, Queue, Status, Worker
+    from bridge.admin.admin_port import PauseFacts
+    from bridge.admin.status.report import ProcessReport, QueueReport, Status, WorkerReport
 
 # The usual width of a terminal: sentences are broken there, on a narrower one earlier.
 WIDTH: Final = 80
@@ -17,20 +18,21 @@ _UNKNOWN: Final = "-"
 
 
 class Line(NamedTuple):
-    """A line, and what it is: the head of a table, something wrong, or neither."""
+    """A line, and whether it is the head of a table, a fault, or neither."""
 
     text: str
     kind: Literal["head", "wrong", "plain"] = "plain"
 
 
 def format_status(status: "Status", width: int = WIDTH) -> list[Line]:
-    """Write a status as lines, none of them with a line break or anything that a terminal obeys.
+    """Write a status as lines, without line breaks or anything else that a terminal obeys.
 
-    Sentences are broken at `width`; tables are as wide as what they hold.
+    Sentences are broken at `width`; tables are as wide as their contents.
     """
+    faults = (_wrapped(sentence, width, "wrong") for sentence in _faults(status))
     parts = (
         [_summary(status)],
-        list(_wrong(status, width)),
+        [line for lines in faults for line in lines],
         list(_queues(status, width)),
         list(_workers(status)),
         list(_receivers(status)),
@@ -57,16 +59,15 @@ def _how_many(workers: int) -> str:
     return "1 worker" if workers == 1 else f"{workers} workers"
 
 
-# What is wrong
+def _wrapped(text: str, width: int, kind: Literal["wrong", "plain"] = "plain") -> Iterator[Line]:
+    for line in textwrap.wrap(text, width, subsequent_indent="  "):
+        yield Line(line, kind)
 
 
-def _wrong(status: "Status", width: int) -> Iterator[Line]:
-    for sentence in _sentences(status):
-        for text in textwrap.wrap(sentence, width, subsequent_indent="  "):
-            yield Line(text, "wrong")
+# Faults
 
 
-def _sentences(status: "Status") -> Iterator[str]:
+def _faults(status: "Status") -> Iterator[str]:
     broker = status.broker
     if broker.fault is not None:
         yield f"BROKER  {broker.fault}"
@@ -80,30 +81,33 @@ def _sentences(status: "Status") -> Iterator[str]:
             f"NO PERMISSION  on {', '.join(broker.refused)}: what waits there is not known; to "
             "read is enough (rabbitmqctl set_permissions)"
         )
-    yield from _operators_pause(status)
-    yield from _own_pauses(status)
-    yield from _slowed_down(status)
-    yield from _suspected(status)
-    yield from _unanswered(status)
-
-
-def _operators_pause(status: "Status") -> Iterator[str]:
     if status.is_paused_by_operator:
         note = status.paused_by_operator
         since = _since(None if note is None else note.since)
         why = "" if note is None or note.reason is None else f": {note.reason}"
         yield f"PAUSED  every worker, by an operator{since}{why}; `sms-bridge resume` ends it"
+    yield from _own_pauses(status)
+    waits = [worker.retry_after_seconds for _, worker in status.workers]
+    slow, of_all = [wait for wait in waits if wait > 0], _how_many(len(waits))
+    if slow:
+        yield (
+            f"SLOWED DOWN  {len(slow)} of {of_all}, by a 429 of the service, for "
+            f"{format_age(max(slow))} more"
+        )
+    if suspecting := sum(worker.outage_suspected is True for _, worker in status.workers):
+        yield f"OUTAGE SUSPECTED  {suspecting} of {of_all}, where request after request fails"
+    yield from _unanswered(status)
 
 
 def _own_pauses(status: "Status") -> Iterator[str]:
     from bridge.admin.worker_status import known_reason, meaning_of
 
-    pauses: dict[tuple[str, str | None], list[Pause]] = {}
+    pauses: dict[tuple[str, str | None], list[PauseFacts]] = {}
     for _, worker in status.workers:
         for pause in worker.pauses:
             pauses.setdefault((pause.reason, pause.queue), []).append(pause)
     for (reason, queue), ones in pauses.items():
-        # Seen on the broker, or as the only sign of it.
+        # Reported above, whether the broker or only a worker told it.
         if reason == "operator" and status.is_paused_by_operator:
             continue
         first = min(ones, key=lambda pause: pause.since or "")
@@ -115,25 +119,6 @@ def _own_pauses(status: "Status") -> Iterator[str]:
         yield f"PAUSED  {count}, {reason}{_since(first.since)}{answered}{meaning}"
 
 
-def _slowed_down(status: "Status") -> Iterator[str]:
-    waits = [worker.retry_after_seconds for _, worker in status.workers]
-    slow = [wait for wait in waits if wait > 0]
-    if slow:
-        yield (
-            f"SLOWED DOWN  {len(slow)} of {_how_many(len(waits))}, by a 429 of the service, for "
-            f"{format_age(max(slow))} more"
-        )
-
-
-def _suspected(status: "Status") -> Iterator[str]:
-    suspecting = sum(worker.outage_suspected is True for _, worker in status.workers)
-    if suspecting:
-        yield (
-            f"OUTAGE SUSPECTED  {suspecting} of {_how_many(len(status.workers))}, where request "
-            "after request fails"
-        )
-
-
 def _unanswered(status: "Status") -> Iterator[str]:
     for process in status.processes:
         if process.fault is not None:
@@ -142,8 +127,8 @@ def _unanswered(status: "Status") -> Iterator[str]:
     consumers = next((one.consumers for one in status.queues if one.role == "requests"), None)
     if status.queues_from != "broker" or consumers is None:
         return
-    # One that is paused may be a consumer or not; a consumer that has ended counts until what it
-    # was given is settled, beside the next one, which takes the probe.
+    # A paused worker may be a consumer or not. A consumer that has ended counts until its messages
+    # are settled, beside the worker's next consumer, which takes the probe.
     count_twice = sum(bool(worker.pauses and worker.held) for _, worker in status.workers)
     hidden = consumers - len(status.workers) - count_twice
     if consumers == 0 and not status.workers:
@@ -170,39 +155,37 @@ def _queues(status: "Status", width: int) -> Iterator[Line]:
     source = ""
     if status.queues_from == "workers" and status.queues_at is not None:
         source = f"as a worker saw it {_age(status.queues_at)} ago"
-    listed = [one for one in status.queues if one.role != "retry"]
-    rows = [(one.name, _number(one), _count(one.consumers), _note(status, one)) for one in listed]
+    rows = [
+        (queue.name, _number(queue), _count(queue.consumers), _note(status, queue))
+        for queue in status.queues
+        if queue.role != "retry"
+    ]
     yield from _table(("QUEUE", "WAITING", "CONSUMERS", source), rows)
-    ladder = [one for one in status.queues if one.role == "retry"]
-    steps = (f"{one.name.rpartition('.')[2]} {_number(one)}" for one in ladder)
-    yield from _paragraph("on the retry ladder: " + ", ".join(steps), width)
-    if status.ladder is not None and status.ladder.not_back:
-        told = status.ladder
-        yield from _paragraph(
-            f"retries since the workers started: {told.stored:,} stored, {told.returned:,} came "
-            f"back, {told.not_back:,} did not yet",
-            width,
-        )
-    dead = ", ".join(
-        f"{reason} {count:,}"
-        for reason, count in sorted(status.dead_letters.by_reason.items(), key=lambda x: -x[1])
+    steps = (
+        f"{queue.name.rpartition('.')[2]} {_number(queue)}"
+        for queue in status.queues
+        if queue.role == "retry"
     )
+    yield from _wrapped("on the retry ladder: " + ", ".join(steps), width)
+    if (told := status.ladder) is not None and told.not_back:
+        text = (
+            f"retries since the workers started: {told.stored:,} stored, {told.returned:,} came "
+            f"back, {told.not_back:,} did not yet"
+        )
+        yield from _wrapped(text, width)
     if status.workers:
-        yield from _paragraph(f"dead letters since the workers started: {dead or 'none'}", width)
+        counts = sorted(status.dead_letters.by_reason.items(), key=lambda item: -item[1])
+        dead = ", ".join(f"{reason} {count:,}" for reason, count in counts)
+        yield from _wrapped(f"dead letters since the workers started: {dead or 'none'}", width)
 
 
-def _paragraph(text: str, width: int) -> Iterator[Line]:
-    for line in textwrap.wrap(text, width, subsequent_indent="  "):
-        yield Line(line)
-
-
-def _note(status: "Status", queue: "Queue") -> str:
+def _note(status: "Status", queue: "QueueReport") -> str:
     if queue.role == "requests" and status.oldest_seconds is not None:
         return f"oldest in hand: {format_age(status.oldest_seconds)}"
     return ""
 
 
-def _number(queue: "Queue") -> str:
+def _number(queue: "QueueReport") -> str:
     return "missing" if queue.exists is False else _count(queue.ready)
 
 
@@ -231,20 +214,20 @@ def _receivers(status: "Status") -> Iterator[Line]:
     rows = [
         (
             process.address,
-            _rate(receiver.published_per_second),
-            _rate(receiver.refused_per_second),
-            _rate(receiver.failed_per_second),
-            _ago(receiver.last_event_at),
+            _rate(process.webhook.published_per_second),
+            _rate(process.webhook.refused_per_second),
+            _rate(process.webhook.failed_per_second),
+            _ago(process.webhook.last_event_at),
             _state(process, None),
         )
-        for process, receiver in status.receivers
+        for process in status.processes
+        if process.webhook is not None
     ]
     yield from _table(("WEBHOOK", "EVENTS/S", "REFUSED/S", "FAILED/S", "LAST", "STATE"), rows)
 
 
-def _rates(worker: "Worker") -> tuple[str, str, str]:
-    rates = worker.rates
-    if rates is None:
+def _rates(worker: "WorkerReport") -> tuple[str, str, str]:
+    if (rates := worker.rates) is None:
         return (_UNKNOWN, _UNKNOWN, _UNKNOWN)
     return (
         _rate(rates.sent_per_second),
@@ -261,7 +244,7 @@ def _ago(moment: str | None) -> str:
     return _UNKNOWN if moment is None else _age(moment)
 
 
-def _state(process: "Process", worker: "Worker | None") -> str:
+def _state(process: "ProcessReport", worker: "WorkerReport | None") -> str:
     if "not_draining" in process.failing:
         return "draining"
     if not process.is_connected:
@@ -276,7 +259,7 @@ def _state(process: "Process", worker: "Worker | None") -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[Line]:
-    """Write a table, its numbers, all but the first and the last column, to the right."""
+    """Write a table, with all columns but the first and the last aligned to the right."""
     if not rows:
         return
     cells = [head, *rows]

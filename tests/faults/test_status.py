@@ -11,8 +11,7 @@ from yarl import URL
 
 from bridge.admin.admin_port import AdminPort
 from bridge.admin.pausing import pause, resume
-from bridge.admin.status.broker import ANSWER_SECONDS, CONNECT_SECONDS, BrokerReader
-from bridge.admin.status.look import Looker
+from bridge.admin.status.look import ANSWER_SECONDS, CONNECT_SECONDS, BrokerReader, Looker
 from bridge.cli.status_screen import format_status
 from bridge.errors import BrokerError
 from tests.alarms import memory_alarm

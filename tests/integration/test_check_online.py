@@ -15,10 +15,9 @@ import httpx
 import pytest
 from yarl import URL
 
-from bridge.admin.checks.certificates import judge_certificate
-from bridge.admin.checks.connections import read_certificate
+from bridge.admin.checks.broker import read_certificate
+from bridge.admin.checks.findings import Finding, judge_certificate
 from bridge.admin.doctor import examine
-from bridge.admin.finding import Finding
 from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.config import Role, Settings
 from bridge.sandbox.broker import Broker

@@ -1,21 +1,23 @@
-"""What `sms-bridge status` tells, as data: the members here are those of its `--json`.
+"""The result of `sms-bridge status`: these models are the members of its `--json`.
 
-None stands for what is not known. Moments are UTC, like `2030-01-31T03:12:00Z`. Rates are those
-between two readings. No part of it can hold a number, a text or a secret.
+None means unknown. Times are UTC, like `2030-01-31T03:12:00Z`. Rates are those between two
+readings. No part can hold a phone number, a text or a secret.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from pydantic import BaseModel
+
+from bridge.admin.admin_port import PauseFacts
 
 QueueRole = Literal["requests", "retry", "dead_letters", "events"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Broker:
-    """`fault` says why it does not answer. An alarm of the broker has it store nothing.
+class BrokerReport(BaseModel, frozen=True):
+    """`fault`: why the broker does not answer. `stores` is False in an alarm of memory or disk.
 
-    `refused` are the queues of which it tells nothing, since the user has no permission on them.
+    `refused` are the queues on which the user has no permission, so that nothing is known of them.
     """
 
     fault: str | None
@@ -23,9 +25,8 @@ class Broker:
     refused: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
-    """`ready` is how many messages wait in it. `delay_seconds` is how long, on the retry ladder."""
+class QueueReport(BaseModel, frozen=True):
+    """`ready` messages wait in the queue. `delay_seconds` is the delay of a retry queue."""
 
     name: str
     role: QueueRole
@@ -35,53 +36,33 @@ class Queue:
     consumers: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorPause:
-    """Of every worker. `reason` is what was given with `sms-bridge pause`."""
+class OperatorPauseReport(BaseModel, frozen=True):
+    """The pause of every worker; `reason` was given with `sms-bridge pause`."""
 
     since: str | None
     reason: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pause:
-    """Of one worker. `status` and `code` are what the service answered when it began.
-
-    `queue` and `fault` are of what RabbitMQ does not store.
-    """
-
-    reason: str
-    since: str | None
-    status: int | None
-    code: str | None
-    queue: str | None = None
-    fault: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """Deliveries a second, by what became of them."""
+class RatesReport(BaseModel, frozen=True):
+    """Deliveries per second, by outcome."""
 
     sent_per_second: float
     retried_per_second: float
     dead_per_second: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
-    """One worker. It counts from its start.
+class WorkerReport(BaseModel, frozen=True):
+    """One worker, with counts since its start.
 
-    `stored` are its copies on the retry ladder, `returned` those that came back to it.
-
-    `held` are the deliveries that it has taken and not settled, `in_flight` the requests that wait
-    for the service's answer, and `oldest_seconds` is how long ago the oldest held one was
-    published. `outage_suspected`: so many requests have failed in a row that messages that have
-    failed are held back; not known of an earlier version. `retry_after_seconds` is for how much
-    longer the service wants no request.
+    `held` deliveries are taken and not settled, `in_flight` requests wait for the service's answer,
+    and the oldest held message was published `oldest_seconds` ago. `outage_suspected`: requests
+    fail in a row, so that messages that have failed are held back; None of an earlier version. The
+    service wants no request for `retry_after_seconds` more. `stored` copies went to the retry
+    queues, and `returned` came back to this worker.
     """
 
     queue: str
-    pauses: Sequence[Pause]
+    pauses: Sequence[PauseFacts]
     outage_suspected: bool | None
     retry_after_seconds: float
     is_consuming: bool
@@ -89,7 +70,7 @@ class Worker:
     in_flight: int
     oldest_seconds: float | None
     last_sent_at: str | None
-    rates: Rates | None
+    rates: RatesReport | None
     sent: int
     stored: int = 0
     returned: int = 0
@@ -97,9 +78,8 @@ class Worker:
     dead: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Receiver:
-    """One webhook receiver. It counts from its start, webhooks by what became of them."""
+class ReceiverReport(BaseModel, frozen=True):
+    """One webhook receiver, with its webhooks since its start by outcome."""
 
     last_event_at: str | None
     published_per_second: float | None
@@ -108,12 +88,10 @@ class Receiver:
     events: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
-    """Who answers on an admin port; `fault` says why nobody does, and all else is unknown then.
+class ProcessReport(BaseModel, frozen=True):
+    """One admin port; `fault` says why no role answers there, and all else is unknown then.
 
-    `name` is what was asked for, `address` an address that it stands for. `failing` are the checks
-    of /readyz that fail.
+    `name` was asked for and stands for `address`. `failing` are the failing checks of /readyz.
     """
 
     name: str
@@ -122,24 +100,22 @@ class Process:
     version: str | None = None
     failing: Sequence[str] = ()
     is_connected: bool | None = None
-    worker: Worker | None = None
-    webhook: Receiver | None = None
+    worker: WorkerReport | None = None
+    webhook: ReceiverReport | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetters:
-    """How many wait, and by reason how many the workers have made since they started."""
+class DeadLettersReport(BaseModel, frozen=True):
+    """The dead letters that wait, and those that the workers have made since they started."""
 
     waiting: int | None
     by_reason: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ladder:
-    """Retries that the workers which answer have stored on the ladder, and that came back to them.
+class LadderReport(BaseModel, frozen=True):
+    """Retries that the workers which answer have stored, and that came back to them.
 
-    The difference, `not_back`, waits there, in the queue of requests, or outside it where that
-    refuses what comes when it is full. A worker that has ended is not counted.
+    The difference, `not_back`, waits in the retry queues, in the queue of requests, or outside it
+    if that queue is full and refuses messages. A worker that has ended is not counted.
     """
 
     stored: int
@@ -147,34 +123,28 @@ class Ladder:
     not_back: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class Status(BaseModel, frozen=True):
     """All of it.
 
-    `queues_from` is the broker, or the workers where it does not answer: what they read last, at
-    `queues_at`. `rates` and `dead_letters` add up the workers that answer, and `oldest_seconds` is
-    of the oldest message that any of them holds.
+    `queues_from` is the broker, or the workers if the broker does not answer: their last reading,
+    at `queues_at`. `rates` and `dead_letters` add up the workers that answer, and `oldest_seconds`
+    is the age of the oldest message that any of them holds.
     """
 
     at: str
-    broker: Broker
-    queues: Sequence[Queue]
+    broker: BrokerReport
+    queues: Sequence[QueueReport]
     queues_from: Literal["broker", "workers"] | None
     queues_at: str | None
     is_paused_by_operator: bool | None
-    paused_by_operator: OperatorPause | None
+    paused_by_operator: OperatorPauseReport | None
     oldest_seconds: float | None
-    rates: Rates | None
-    dead_letters: DeadLetters
-    ladder: Ladder | None = None
-    processes: Sequence[Process]
+    rates: RatesReport | None
+    dead_letters: DeadLettersReport
+    ladder: LadderReport | None = None
+    processes: Sequence[ProcessReport]
 
     @property
-    def workers(self) -> list[tuple[Process, Worker]]:
+    def workers(self) -> list[tuple[ProcessReport, WorkerReport]]:
         """The workers that answer."""
         return [(one, one.worker) for one in self.processes if one.worker is not None]
-
-    @property
-    def receivers(self) -> list[tuple[Process, Receiver]]:
-        """The webhook receivers that answer."""
-        return [(one, one.webhook) for one in self.processes if one.webhook is not None]

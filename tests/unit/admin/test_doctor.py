@@ -1,4 +1,4 @@
-"""Every check is made, and one that fails takes nothing from the others."""
+"""Every check is listed, and one that fails does not affect the others."""
 
 import asyncio
 import importlib
@@ -9,10 +9,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from bridge.admin import checks, doctor
-from bridge.admin.checks.connections import ConnectionAttempt
-from bridge.admin.checks.set_up import SetUp
+from bridge.admin.checks.broker import Connected
+from bridge.admin.checks.findings import Finding, SetUp
 from bridge.admin.doctor import examine
-from bridge.admin.finding import Finding
 from bridge.config import Settings
 from bridge.errors import BrokerError, ConfigError
 from tests.clock import LeapingLoop
@@ -57,13 +56,13 @@ def _raise(error: Exception) -> Check:
     return check
 
 
-async def _no_broker(*_: object) -> list[ConnectionAttempt]:
-    return []
+async def _no_broker(*_: object) -> Connected:
+    return Connected(None, None, [])
 
 
 def _examine(monkeypatch: pytest.MonkeyPatch, **made: Check) -> list[Finding]:
     """Make these checks of a set-up without a broker, on a clock that leaps."""
-    monkeypatch.setattr(doctor, "connect_to_all", _no_broker)
+    monkeypatch.setattr(doctor, "connect", _no_broker)
     monkeypatch.setattr(doctor, "ELSEWHERE", made)
     with asyncio.Runner(loop_factory=LeapingLoop) as runner:
         return runner.run(examine(Settings(), ["worker"]))

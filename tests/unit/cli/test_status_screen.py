@@ -5,29 +5,29 @@ from typing import Any, get_args
 
 import pytest
 
+from bridge.admin.admin_port import PauseFacts
 from bridge.admin.status.report import (
-    Broker,
-    DeadLetters,
-    OperatorPause,
-    Pause,
-    Process,
-    Queue,
-    Rates,
-    Receiver,
+    BrokerReport,
+    DeadLettersReport,
+    OperatorPauseReport,
+    ProcessReport,
+    QueueReport,
+    RatesReport,
+    ReceiverReport,
     Status,
-    Worker,
+    WorkerReport,
 )
 from bridge.cli.status_screen import WIDTH, format_status
 from bridge.telemetry.log_format import utc_text
 from bridge.worker.fates import PauseReason
 
 QUEUES = (
-    Queue(name="sms.outbound", role="requests", exists=True, ready=1204, consumers=2),
-    Queue(name="sms.outbound.retry.5s", role="retry", delay_seconds=5, exists=True, ready=12),
-    Queue(name="sms.outbound.retry.30s", role="retry", delay_seconds=30, exists=False),
-    Queue(name="sms.outbound.dead", role="dead_letters", exists=True, ready=31, consumers=0),
+    QueueReport(name="sms.outbound", role="requests", exists=True, ready=1204, consumers=2),
+    QueueReport(name="sms.outbound.retry.5s", role="retry", delay_seconds=5, exists=True, ready=12),
+    QueueReport(name="sms.outbound.retry.30s", role="retry", delay_seconds=30, exists=False),
+    QueueReport(name="sms.outbound.dead", role="dead_letters", exists=True, ready=31, consumers=0),
 )
-RATES = Rates(sent_per_second=98.2, retried_per_second=0.5, dead_per_second=0.0)
+RATES = RatesReport(sent_per_second=98.2, retried_per_second=0.5, dead_per_second=0.0)
 
 
 def ago(seconds: float) -> str:
@@ -35,13 +35,13 @@ def ago(seconds: float) -> str:
     return utc_text(time.time() - seconds)
 
 
-def paused(reason: str, *, since: str | None = None, **facts: Any) -> Pause:
+def paused(reason: str, *, since: str | None = None, **facts: Any) -> PauseFacts:
     """Make a pause."""
     usual: dict[str, Any] = {"status": None, "code": None}
-    return Pause(reason=reason, since=since, **usual | facts)
+    return PauseFacts(reason=reason, since=since, **usual | facts)
 
 
-def worker(address: str, *pauses: Pause, **facts: Any) -> Process:
+def worker(address: str, *pauses: PauseFacts, **facts: Any) -> ProcessReport:
     """Make a worker."""
     failing, is_connected = facts.pop("failing", ()), facts.pop("is_connected", True)
     usual: dict[str, Any] = {
@@ -59,21 +59,21 @@ def worker(address: str, *pauses: Pause, **facts: Any) -> Process:
         "retried": {},
         "dead": {},
     }
-    return Process(
+    return ProcessReport(
         name=address,
         address=address,
         fault=None,
         failing=failing,
         is_connected=is_connected,
-        worker=Worker(**usual | facts),
+        worker=WorkerReport(**usual | facts),
     )
 
 
-def status(*processes: Process, **facts: Any) -> Status:
+def status(*processes: ProcessReport, **facts: Any) -> Status:
     """Make a status."""
     usual: dict[str, Any] = {
         "at": ago(0),
-        "broker": Broker(fault=None, stores=True),
+        "broker": BrokerReport(fault=None, stores=True),
         "queues": QUEUES,
         "queues_from": "broker",
         "queues_at": ago(0),
@@ -81,18 +81,18 @@ def status(*processes: Process, **facts: Any) -> Status:
         "paused_by_operator": None,
         "oldest_seconds": None,
         "rates": RATES,
-        "dead_letters": DeadLetters(waiting=31, by_reason={}),
+        "dead_letters": DeadLettersReport(waiting=31, by_reason={}),
         "processes": processes,
     }
     return Status(**usual | facts)
 
 
-def screen(*processes: Process, **facts: Any) -> str:
+def screen(*processes: ProcessReport, **facts: Any) -> str:
     """Return the screen as one text."""
     return "\n".join(line.text for line in format_status(status(*processes, **facts)))
 
 
-def sentences(*processes: Process, **facts: Any) -> list[str]:
+def sentences(*processes: ProcessReport, **facts: Any) -> list[str]:
     """Return what is wrong, each broken sentence in one piece."""
     joined: list[str] = []
     for line in format_status(status(*processes, **facts)):
@@ -108,14 +108,14 @@ TWO = (worker("10.0.0.7:9090"), worker("10.0.0.8:9090"))
 
 def test_all_is_well() -> None:
     """Two workers that send: nothing is wrong, and all of it fits on a small terminal."""
-    receiver = Receiver(
+    receiver = ReceiverReport(
         last_event_at=None,
         published_per_second=3.0,
         refused_per_second=0.0,
         failed_per_second=None,
         events={},
     )
-    webhook = Process(
+    webhook = ProcessReport(
         name="w", address="10.0.0.9:9090", fault=None, is_connected=True, webhook=receiver
     )
     reasons = {"invalid": 1, "refused": 20}
@@ -123,7 +123,7 @@ def test_all_is_well() -> None:
         *TWO,
         webhook,
         oldest_seconds=75.0,
-        dead_letters=DeadLetters(waiting=31, by_reason=reasons),
+        dead_letters=DeadLettersReport(waiting=31, by_reason=reasons),
     )
     lines = found.splitlines()
 
@@ -151,7 +151,7 @@ def test_all_is_well() -> None:
 def test_an_operators_pause() -> None:
     """Since when and what for, once, however many workers heed it, and how it ends."""
     ones = [worker(f"10.0.0.{last}:9090", paused("operator")) for last in (7, 8)]
-    note = OperatorPause(since=ago(2300), reason="wrong text")
+    note = OperatorPauseReport(since=ago(2300), reason="wrong text")
     found = sentences(*ones, is_paused_by_operator=True, paused_by_operator=note)
     bare = sentences(*ones, is_paused_by_operator=True)
 
@@ -209,7 +209,7 @@ def test_a_suspected_outage() -> None:
 
 def test_the_broker_is_silent() -> None:
     """It is told, and so is of when the numbers are that a worker saw."""
-    fault = Broker(fault="no connection to rabbitmq:5672 (refused)", stores=None)
+    fault = BrokerReport(fault="no connection to rabbitmq:5672 (refused)", stores=None)
     facts = {"broker": fault, "queues_from": "workers", "queues_at": ago(16)}
     found = screen(*TWO, **facts)
 
@@ -219,15 +219,15 @@ def test_the_broker_is_silent() -> None:
 
 def test_the_broker_stores_nothing() -> None:
     """An alarm of the broker is told."""
-    (found,) = sentences(*TWO, broker=Broker(fault=None, stores=False))
+    (found,) = sentences(*TWO, broker=BrokerReport(fault=None, stores=False))
 
     assert found.startswith("BROKER  takes no messages")
 
 
 def test_ports_that_do_not_answer() -> None:
     """Each is named, by address and name, with why."""
-    silent = Process(name="workers:9090", address="10.0.0.9:9090", fault="no connection")
-    unknown = Process(name="nobody:1", address="nobody:1", fault="nobody knows the name")
+    silent = ProcessReport(name="workers:9090", address="10.0.0.9:9090", fault="no connection")
+    unknown = ProcessReport(name="nobody:1", address="nobody:1", fault="nobody knows the name")
 
     assert sentences(*TWO, silent, unknown) == [
         "NO ANSWER  10.0.0.9:9090 (workers:9090): no connection",
@@ -241,9 +241,9 @@ def test_workers_that_nobody_named() -> None:
         "NOT SHOWN  1 of 2 workers that consume: name their admin ports with --admin"
     ]
     assert sentences(TWO[0], queues_from="workers") == []
-    three = Queue(name="q", role="requests", exists=True, ready=0, consumers=3)
+    three = QueueReport(name="q", role="requests", exists=True, ready=0, consumers=3)
     assert sentences(*TWO, queues=[three])[0].startswith("NOT SHOWN  1 of 3 workers")
-    nobody = Queue(name="q", role="requests", exists=True, ready=0, consumers=0)
+    nobody = QueueReport(name="q", role="requests", exists=True, ready=0, consumers=0)
     assert sentences(queues=[nobody], rates=None)[0].startswith("NO WORKER  takes requests")
 
 
@@ -258,7 +258,7 @@ def test_the_ended_consumer_of_a_paused_worker_is_no_other_worker() -> None:
 
 def test_a_narrow_terminal() -> None:
     """What is wrong, and where things wait, is broken at its width."""
-    note = OperatorPause(since=ago(60), reason="wrong text in the spring campaign")
+    note = OperatorPauseReport(since=ago(60), reason="wrong text in the spring campaign")
     found = status(*TWO, is_paused_by_operator=True, paused_by_operator=note)
     lines = [line.text for line in format_status(found, 40)]
     wrong = [line.text for line in format_status(found, 40) if line.kind == "wrong"]
@@ -284,12 +284,12 @@ def test_states(facts: dict[str, object], state: str) -> None:
 def test_nobody_answers() -> None:
     """What is not known is no zero."""
     found = screen(
-        broker=Broker(fault="no answer", stores=None),
-        queues=[Queue(name="q", role="requests")],
+        broker=BrokerReport(fault="no answer", stores=None),
+        queues=[QueueReport(name="q", role="requests")],
         queues_from=None,
         queues_at=None,
         rates=None,
-        dead_letters=DeadLetters(waiting=None, by_reason={}),
+        dead_letters=DeadLettersReport(waiting=None, by_reason={}),
     )
 
     assert "rates unknown: no worker answers" in found
@@ -299,6 +299,6 @@ def test_nobody_answers() -> None:
 
 def test_a_terminal_obeys_nothing_of_it() -> None:
     """A name of a queue cannot move the cursor."""
-    queue = Queue(name="q\x1b[2J", role="requests", exists=True, ready=0, consumers=0)
+    queue = QueueReport(name="q\x1b[2J", role="requests", exists=True, ready=0, consumers=0)
 
     assert "\x1b" not in screen(*TWO, queues=[queue])

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from bridge.admin.checks.certificates import judge_certificate
+from bridge.admin.checks.findings import judge_certificate
 
 DAY_SECONDS = 86400
 

@@ -5,8 +5,8 @@ from email.utils import formatdate
 
 import pytest
 
-from bridge.admin.checks.clock import judge_clock
-from bridge.admin.clock_skew import clock_skew_seconds
+from bridge.admin.checks.findings import judge_clock
+from bridge.admin.management import clock_skew_seconds
 
 
 @pytest.mark.parametrize(

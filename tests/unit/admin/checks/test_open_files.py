@@ -2,8 +2,8 @@
 
 import pytest
 
-from bridge.admin.checks.open_files import check_open_files
-from bridge.admin.checks.set_up import SetUp
+from bridge.admin.checks.findings import SetUp
+from bridge.admin.checks.local import check_open_files
 from bridge.config import Settings
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bridge.admin.checks.queue_rules import (
+from bridge.admin.checks.management_api import (
     has_default_limit,
     judge_default_limit,
     judge_policy,

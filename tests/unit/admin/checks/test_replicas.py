@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from bridge.admin.checks.replicas import judge_members, judge_online
+from bridge.admin.checks.management_api import judge_members, judge_online
 from bridge.admin.management import Members
 
 A, B, C, D = (f"rabbit@{letter}" for letter in "abcd")

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from bridge.admin.checks.set_up import SetUp
-from bridge.admin.checks.sms_api import judge_base_url, judge_repeats
+from bridge.admin.checks.findings import SetUp
+from bridge.admin.checks.local import judge_base_url, judge_repeats
 from bridge.config import Settings
 
 

@@ -10,7 +10,7 @@ from bridge.admin.admin_port import AdminPort
 from bridge.admin.status import processes
 from bridge.admin.status.look import put_together
 from bridge.admin.status.processes import ProcessReader
-from bridge.admin.status.report import Queue
+from bridge.admin.status.report import QueueReport
 from bridge.cli.status import _print
 
 NUMBER: Final = "+491713920001"
@@ -136,7 +136,7 @@ async def test_odd_answers(
         port = AdminPort("127.0.0.1", server.sockets[0].getsockname()[1])
         reader = ProcessReader([port], queue="q")
         found = await reader.read()
-    queues = [Queue(name="q", role="requests")]
+    queues = [QueueReport(name="q", role="requests")]
     status = put_together(queues, found, list(reader.readings.values()), "no answer")
     _print(status, as_json=True)
     as_json = capsys.readouterr().out

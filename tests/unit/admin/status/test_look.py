@@ -2,34 +2,32 @@
 
 from typing import Any
 
-from bridge.admin.admin_port import Health, WorkerFacts
+from bridge.admin.admin_port import Health, PauseFacts, WorkerFacts
 from bridge.admin.pausing import Paused
-from bridge.admin.status.broker import BrokerReading
-from bridge.admin.status.look import put_together
-from bridge.admin.status.reading import Reading
+from bridge.admin.status.look import BrokerReading, put_together
+from bridge.admin.status.processes import Reading
 from bridge.admin.status.report import (
-    OperatorPause,
-    Pause,
-    Process,
-    Queue,
-    Rates,
+    OperatorPauseReport,
+    ProcessReport,
+    QueueReport,
+    RatesReport,
     Status,
-    Worker,
+    WorkerReport,
 )
 from bridge.telemetry.scrape import Scrape
 from bridge.topology.paused_queue import Note
 from bridge.topology.queue_sizes import QueueSizes
 
 QUEUES = [
-    Queue(name="q", role="requests"),
-    Queue(name="q.retry.5s", role="retry", delay_seconds=5.0),
-    Queue(name="q.dead", role="dead_letters"),
+    QueueReport(name="q", role="requests"),
+    QueueReport(name="q.retry.5s", role="retry", delay_seconds=5.0),
+    QueueReport(name="q.dead", role="dead_letters"),
 ]
 SIZES = {"q": QueueSizes(7, 2), "q.retry.5s": QueueSizes(0, 0, exists=False), "q.dead": None}
 NOTE = Note("wrong text", 1_896_059_520.0)
-SHOWN_NOTE = OperatorPause(since="2030-01-31T03:12:00Z", reason="wrong text")
+SHOWN_NOTE = OperatorPauseReport(since="2030-01-31T03:12:00Z", reason="wrong text")
 SILENT = "no connection"
-OPERATORS = Pause(reason="operator", since=None, status=None, code=None)
+OPERATORS = PauseFacts(reason="operator", since=None, status=None, code=None)
 
 
 def broker(*, paused: Paused | None = None, is_paused: bool | None = False) -> BrokerReading:
@@ -37,7 +35,7 @@ def broker(*, paused: Paused | None = None, is_paused: bool | None = False) -> B
     return BrokerReading(SIZES, refused=[], stores=True, is_paused=is_paused, paused=paused)
 
 
-def process(**facts: Any) -> Process:
+def process(**facts: Any) -> ProcessReport:
     """Make a worker's process."""
     usual: dict[str, Any] = {
         "queue": "q",
@@ -54,7 +52,9 @@ def process(**facts: Any) -> Process:
         "retried": {},
         "dead": {},
     }
-    return Process(name="w:1", address="w:1", fault=None, worker=Worker(**usual | facts))
+    return ProcessReport(
+        name="w:1", address="w:1", fault=None, worker=WorkerReport(**usual | facts)
+    )
 
 
 def saw(at: float, ready: int, note: Note | None = None) -> Reading:
@@ -103,7 +103,7 @@ def test_nothing_is_made_up() -> None:
 
 def test_workers_are_added_up() -> None:
     """Rates and dead letters of all, and the oldest message that any of them holds."""
-    rates = Rates(sent_per_second=1.5, retried_per_second=0.1, dead_per_second=0.0)
+    rates = RatesReport(sent_per_second=1.5, retried_per_second=0.1, dead_per_second=0.0)
     workers = [
         process(rates=rates, dead={"refused": 2}, oldest_seconds=3.0),
         process(rates=rates, dead={"refused": 1, "invalid": 4}, oldest_seconds=9.0),
@@ -111,7 +111,9 @@ def test_workers_are_added_up() -> None:
     ]
     status = put_together(QUEUES, workers, [], SILENT)
 
-    assert status.rates == Rates(sent_per_second=3.0, retried_per_second=0.2, dead_per_second=0.0)
+    assert status.rates == RatesReport(
+        sent_per_second=3.0, retried_per_second=0.2, dead_per_second=0.0
+    )
     assert status.dead_letters.by_reason == {"refused": 3, "invalid": 4}
     assert status.oldest_seconds == 9.0
 

@@ -3,8 +3,8 @@
 import time
 
 from bridge.admin.admin_port import AdminPort, Health, WorkerFacts
-from bridge.admin.status.reading import Reading, describe
-from bridge.admin.status.report import Process, Rates, Worker
+from bridge.admin.status.processes import Reading, describe
+from bridge.admin.status.report import ProcessReport, RatesReport, WorkerReport
 from bridge.telemetry.scrape import Scrape
 
 QUEUE = "q"
@@ -38,12 +38,12 @@ def reading(
     return Reading(at, health, Scrape("\n".join(lines) + "\n"))
 
 
-def described(now: Reading, before: Reading | None = None) -> Process:
+def described(now: Reading, before: Reading | None = None) -> ProcessReport:
     """Describe it as that of our queue."""
     return describe(NAME, PORT, now, before, queue=QUEUE)
 
 
-def worker(now: Reading, before: Reading | None = None) -> Worker:
+def worker(now: Reading, before: Reading | None = None) -> WorkerReport:
     """Describe the worker."""
     found = described(now, before).worker
     assert found is not None
@@ -55,7 +55,7 @@ def test_rates_are_of_the_time_between() -> None:
     before = reading(10.0, sent=100, retried=10, dead=1)
     now = reading(12.0, sent=300, retried=15, dead=2)
 
-    assert worker(now, before).rates == Rates(
+    assert worker(now, before).rates == RatesReport(
         sent_per_second=100.0, retried_per_second=2.5, dead_per_second=0.5
     )
     assert (worker(now).sent, worker(now).retried, worker(now).dead) == (300, {"r": 15}, {"r": 2})

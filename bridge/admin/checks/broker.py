@@ -1,0 +1,353 @@
+"""Checks over AMQP: connections, topology, permissions, and who takes from the queues."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+from pydantic import SecretStr
+from yarl import URL
+
+from bridge.admin.checks.findings import (
+    WAIT_SECONDS,
+    Broker,
+    Finding,
+    SetUp,
+    judge_certificate,
+    version_of,
+)
+from bridge.admin.pausing import explain_paused, find_pause
+from bridge.admin.worker_status import UNKNOWN, explain_pause, read_worker_status
+from bridge.amqp.channels import RPC_TIMEOUT_SECONDS, close_channel, open_channel
+from bridge.amqp.client import Channel, ChannelAccessRefused, ChannelClosed, Connection
+from bridge.amqp.connecting import close_quietly, host_of, open_connection, tls_context
+from bridge.amqp.properties import ClientProperties
+from bridge.config import RabbitMQSettings, TopologyMode
+from bridge.deadline import Deadline
+from bridge.errors import BrokerError
+from bridge.happy_eyeballs import create_connection
+from bridge.topology.comparison import compare
+from bridge.topology.declarations import (
+    Binding,
+    Exchange,
+    Queue,
+    dead_queue,
+    name_of,
+    workers_exchange,
+)
+from bridge.topology.differences import Difference, is_unusable
+from bridge.topology.paused_queue import HIDDEN, HIDDEN_REMEDY, HiddenPauseError, paused_queue
+from bridge.topology.queue_sizes import read_queue
+
+# Connections
+
+
+class Connected(NamedTuple):
+    """The result of connecting to all URLs: the first connection that was made, and findings."""
+
+    url: SecretStr | None
+    connection: Connection | None
+    findings: list[Finding]
+
+
+async def connect(set_up: SetUp, stack: contextlib.AsyncExitStack) -> Connected:
+    """Connect to every URL at the same time; the connections close with `stack`."""
+    settings = set_up.settings.rabbitmq
+    results = await asyncio.gather(*(_connect(settings, url, stack) for url in settings.url))
+    opened = [(url, one) for url, (one, _) in zip(settings.url, results, strict=True) if one]
+    findings = [finding for _, found in results for finding in found]
+    if opened:
+        # A cluster with one node away still works.
+        findings = [
+            Finding(one.subject, "warn", one.text, one.fix) if one.result == "fail" else one
+            for one in findings
+        ]
+    url, connection = opened[0] if opened else (None, None)
+    return Connected(url, connection, findings)
+
+
+async def _connect(
+    settings: RabbitMQSettings, url: SecretStr, stack: contextlib.AsyncExitStack
+) -> tuple[Connection | None, list[Finding]]:
+    subject = f"broker {host_of(url)}"
+    started = time.monotonic()
+    try:
+        connection = await open_connection(settings, url, name="check", ask_http=True)
+    except BrokerError as error:
+        # A BrokerError separates the fault and the remedy by a semicolon.
+        text, _, fix = str(error).partition("; ")
+        return None, [Finding(subject, "fail", text, fix or None)]
+    stack.push_async_callback(close_quietly, connection)
+    milliseconds = round((time.monotonic() - started) * 1000)
+    version = ".".join(map(str, version_of(connection)))
+    findings = [Finding(subject, "ok", f"RabbitMQ {version}, connected in {milliseconds} ms")]
+    certificate = await read_certificate(settings, URL(url.get_secret_value()))
+    if certificate is not None:
+        findings.append(judge_certificate(subject, certificate))
+    return connection, findings
+
+
+async def read_certificate(settings: RabbitMQSettings, url: URL) -> dict[str, Any] | None:
+    """Read a broker's certificate on a connection of its own; None without TLS, or on failure."""
+    if url.scheme != "amqps":
+        return None
+    with contextlib.suppress(OSError, TimeoutError):
+        async with Deadline(settings.connect_timeout_seconds):
+            transport, _ = await create_connection(
+                asyncio.Protocol,
+                url.host or "",
+                url.port or 5671,
+                tls=tls_context(settings),
+                server_hostname=settings.tls.server_name,
+            )
+            certificate = transport.get_extra_info("ssl_object").getpeercert()
+            transport.close()
+            return dict(certificate)
+    return None
+
+
+# Topology
+
+_DECLARED_AT_START: Final = "a role declares what it needs when it starts"
+_DECLARE: Final = "start the roles, or run `sms-bridge topology declare`"
+
+
+async def check_topology(broker: Broker) -> list[Finding]:
+    """Compare the queues and exchanges with what the roles need."""
+    count = len(broker.topology.declarable)
+    mode = broker.settings.rabbitmq.topology
+    differences = [one async for one in compare(broker.connection, broker.topology)]
+    missing = {name_of(one.entity) for one in differences if one.kind == "missing"}
+    if mode == "declare" and len(missing) == count:
+        # Before the first start: one line in place of one for each.
+        text = f"none of the {count} queues and exchanges is there"
+        return [Finding("topology", "warn", f"{text}; {_DECLARED_AT_START}", _DECLARE)]
+    findings = [_judge_difference(one, mode) for one in differences]
+    right = count - len({finding.subject for finding in findings})
+    if right and not any(finding.result == "fail" for finding in findings):
+        findings.insert(0, Finding("topology", "ok", f"{right} queues and exchanges are right"))
+    return findings
+
+
+def _judge_difference(difference: Difference, mode: TopologyMode) -> Finding:
+    subject, text, fix = name_of(difference.entity), difference.text, difference.fix
+    match difference.kind, mode:
+        case "not_compared", _:
+            return Finding(subject, "ok", "exists; its arguments were not compared: no permission")
+        case "hidden", _:
+            return Finding(subject, "warn", text, fix)
+        case "missing", "declare":
+            return Finding(subject, "warn", f"is missing; {_DECLARED_AT_START}", _DECLARE)
+        case "missing", _:
+            fix = "run `sms-bridge topology declare`, or set rabbitmq.topology to declare"
+            return Finding(subject, "fail", "is missing", fix)
+        case _:
+            is_failure = mode != "off" and is_unusable(difference, mode)
+            return Finding(subject, "fail" if is_failure else "warn", text, fix)
+
+
+# Permissions. Each is tried with a request that RabbitMQ refuses in any case, but only after it has
+# checked the permission: nothing is consumed, published or created, and the kind of the refusal
+# tells whether the permission is there.
+
+
+class Need(NamedTuple):
+    """A permission, and a request that needs it.
+
+    `without_it` is the cost where the roles work without it, `instead` how to do without.
+    """
+
+    what: str
+    attempt: Callable[[Channel], Awaitable[object]]
+    without_it: str | None = None
+    instead: str | None = None
+
+
+async def check_permissions(broker: Broker) -> list[Finding]:
+    """Try what the roles do, on a connection of its own: an alarm blocks one that publishes."""
+    needs = list(_needs(broker))
+    connection = await open_connection(
+        broker.settings.rabbitmq, broker.url, name="check permissions"
+    )
+    try:
+        async with Deadline(WAIT_SECONDS):
+            refused = [need for need in needs if not await _is_permitted(connection, need)]
+    except TimeoutError:
+        if not connection.wire.is_blocked:
+            raise
+        return [
+            Finding(
+                f"broker {host_of(broker.url)}",
+                "fail",
+                "takes no messages (a memory or disk alarm); permissions were not tried",
+                "look at `rabbitmq-diagnostics check_local_alarms`, and run this again after it",
+            )
+        ]
+    finally:
+        await close_quietly(connection)
+    if not refused:
+        return [Finding("permissions", "ok", f"all {len(needs)} that are needed")]
+    return [_judge_refusal(need) for need in refused]
+
+
+def _judge_refusal(need: Need) -> Finding:
+    text, remedy = f"the user may not {need.what}", "grant it with rabbitmqctl set_permissions"
+    if need.instead is not None:
+        remedy += f", or {need.instead}"
+    if need.without_it is not None:
+        return Finding("permissions", "warn", f"{text}: {need.without_it}", remedy)
+    if need.what.startswith("configure"):
+        remedy += ", or set rabbitmq.topology to verify"
+    return Finding("permissions", "fail", text, remedy)
+
+
+async def _is_permitted(connection: Connection, need: Need) -> bool:
+    channel = await open_channel(connection)
+    try:
+        async with Deadline(RPC_TIMEOUT_SECONDS):
+            await need.attempt(channel)
+            await close_channel(channel)
+    except ChannelAccessRefused:
+        return False
+    except ChannelClosed:
+        # Refused for the deliberate fault, or because the entity is missing, which another check
+        # reports.
+        return True
+    return True
+
+
+def _needs(broker: Broker) -> Iterator[Need]:
+    settings = broker.settings
+    if "worker" in broker.roles:
+        queue = settings.worker.queue
+        yield _to_read(queue)
+        yield Need("write amq.default", lambda channel: _publish(channel, ""))
+        if settings.worker.coordination == "on":
+            yield from _to_coordinate(queue)
+        yield _to_configure(Queue(paused_queue(queue)))._replace(
+            without_it="`sms-bridge pause` and `resume` need a user that may"
+        )
+        yield _to_read(paused_queue(queue))._replace(
+            without_it="nobody is told what an operator's pause is for"
+        )
+    for exchange in broker.topology.exchanges:
+        yield _to_write(exchange.name)
+    if settings.rabbitmq.topology == "declare":
+        yield from map(_to_configure, broker.topology.declarable)
+        yield from map(_to_bind, broker.topology.bindings)
+
+
+def _to_coordinate(queue: str) -> Iterator[Need]:
+    exchange = workers_exchange(queue)
+    own = f"{exchange}.check"
+    for need in (
+        _to_configure(Exchange(exchange)),
+        _to_configure(Queue(own)),
+        _to_write(exchange),
+        _to_bind(Binding(exchange, own)),
+        _to_read(own),
+    ):
+        yield need._replace(
+            without_it="each worker stands alone", instead="set worker.coordination to off"
+        )
+
+
+def _to_read(queue: str) -> Need:
+    return Need(f"read {queue}", lambda channel: _consume(channel, queue))
+
+
+def _to_write(exchange: str) -> Need:
+    return Need(f"write {exchange}", lambda channel: _publish(channel, exchange))
+
+
+def _to_configure(entity: Queue | Exchange) -> Need:
+    return Need(f"configure {name_of(entity)}", lambda channel: _declare(channel, entity))
+
+
+def _to_bind(binding: Binding) -> Need:
+    # Unbinding what is not bound changes nothing, and needs the permissions of binding.
+    return Need(
+        f"write queue {binding.queue} and read exchange {binding.exchange}",
+        lambda channel: channel.queue_unbind(binding.queue, binding.exchange, "sms-bridge-check"),
+    )
+
+
+async def _consume(channel: Channel, queue: str) -> None:
+    async def ignore(_message: object) -> None: ...
+
+    await channel.basic_consume(queue, ignore, arguments={"x-priority": "no number"})
+
+
+async def _publish(channel: Channel, exchange: str) -> None:
+    # Both properties are wrong, and RabbitMQ checks neither before the permission.
+    wrong = ClientProperties(user_id="sms-bridge-check", expiration="no number")
+    await channel.basic_publish(
+        b"", exchange=exchange, routing_key="sms-bridge-check", properties=wrong, mandatory=True
+    )
+    # The refusal of a publish arrives at the latest before the answer to this request.
+    await channel.basic_qos(prefetch_count=1)
+
+
+async def _declare(channel: Channel, entity: Queue | Exchange) -> None:
+    if isinstance(entity, Queue):
+        arguments = entity.arguments | {"x-message-ttl": "no number"}
+        await channel.queue_declare(entity.name, durable=True, arguments=arguments)
+    else:
+        wrong: dict[str, Any] = {"alternate-exchange": 1}
+        await channel.exchange_declare(
+            entity.name, exchange_type="topic", durable=True, arguments=wrong
+        )
+
+
+# Consumers
+
+
+async def check_consumers(broker: Broker) -> list[Finding]:
+    """Look at the worker on this computer, at pauses, and at the consumers of the main queues."""
+    settings, connection = broker.settings, broker.connection
+    findings = []
+    if "worker" in broker.roles:
+        name = settings.worker.queue
+        fix = "start a worker; where one runs, its /readyz says why it takes nothing"
+        status = await read_worker_status(settings)
+        if status is None:
+            findings.append(Finding("worker", "ok", UNKNOWN))
+        elif status.paused is None:
+            findings.append(Finding("worker", "ok", "that on this computer is not paused"))
+        else:
+            text, remedy = explain_pause(status.paused, status.queue, status.fault)
+            findings.append(Finding("worker", "fail", text, remedy))
+        findings += await _judge_pause(connection, name)
+        findings += await _judge_consumers(connection, name, "nothing is sent", fix)
+        dead = await read_queue(connection, dead_queue(name))
+        if dead is not None and dead.ready:
+            text, fix = f"{dead.ready} dead letters wait", "`sms-bridge dlq list` shows them"
+            findings.append(Finding(f"queue {dead_queue(name)}", "warn", text, fix))
+    if "webhook" in broker.roles and settings.webhook.queue is not None:
+        fix = "subscribe to it, or set webhook.queue to null when subscribers have their own queues"
+        name = settings.webhook.queue
+        findings += await _judge_consumers(connection, name, "events pile up", fix)
+    return findings
+
+
+async def _judge_pause(connection: Connection, queue: str) -> list[Finding]:
+    try:
+        paused = await find_pause(connection, queue)
+    except HiddenPauseError:
+        text = f"no permission on {paused_queue(queue)}: whether one is on is not known; {HIDDEN}"
+        return [Finding("pause", "warn", text, HIDDEN_REMEDY)]
+    return [] if paused is None else [Finding("pause", "fail", *explain_paused(queue, paused))]
+
+
+async def _judge_consumers(
+    connection: Connection, name: str, what_happens: str, fix: str
+) -> list[Finding]:
+    sizes = await read_queue(connection, name)
+    if sizes is None or not sizes.exists:
+        return []
+    subject = f"queue {name}"
+    if not sizes.consumers:
+        text = f"nobody consumes it, so {what_happens}; {sizes.ready} messages wait"
+        return [Finding(subject, "warn", text, fix)]
+    return [Finding(subject, "ok", f"{sizes.consumers} consumers, {sizes.ready} messages wait")]

@@ -1,0 +1,99 @@
+"""The types and rules that all checks share."""
+
+import re
+import ssl
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from pydantic import SecretStr
+
+from bridge.admin.management import Management
+from bridge.amqp.client import Connection
+from bridge.config import Role, Settings
+from bridge.topology.declarations import Topology, bridge_topology
+
+# The deadline of each wait of a check, unless it has a shorter one.
+WAIT_SECONDS: Final = 15.0
+MAX_SKEW_SECONDS: Final = 5.0
+# A certificate that ends sooner is a warning.
+SHORT_DAYS: Final = 14
+_DAY_SECONDS: Final = 86400
+
+CheckResult = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of a check. `fail`: it cannot work or loses messages. `fix` is the remedy."""
+
+    subject: str
+    result: CheckResult
+    text: str
+    fix: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetUp:
+    """The settings, and the roles that are to start with them.
+
+    `management_url` is set if the management API is not on the broker's host and usual port.
+    """
+
+    settings: Settings
+    roles: Collection[Role]
+    management_url: str | None = None
+
+    @property
+    def topology(self) -> Topology:
+        """What these roles need on the broker."""
+        return bridge_topology(self.settings, self.roles)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broker(SetUp):
+    """A set-up with an open connection to its broker, and a client of its management API."""
+
+    url: SecretStr
+    connection: Connection
+    management: Management
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """RabbitMQ's version, as far as it consists of numbers: (4, 0, 5)."""
+        return version_of(self.connection)
+
+
+def version_of(connection: Connection) -> tuple[int, ...]:
+    """Read the version of RabbitMQ from what it said when the connection was opened."""
+    transport = connection.transport
+    told: Any = {} if transport is None else transport.connection.server_properties
+    numbers = re.match("[0-9.]*", str(told.get("version", "")))
+    return tuple(int(part) for part in numbers[0].split(".") if part) if numbers else ()
+
+
+def judge_certificate(subject: str, certificate: dict[str, Any]) -> Finding:
+    """Warn of a certificate that ends within `SHORT_DAYS`."""
+    ends = ssl.cert_time_to_seconds(str(certificate["notAfter"]))
+    days = (ends - time.time()) / _DAY_SECONDS
+    day = datetime.fromtimestamp(ends, UTC).date()
+    if days < SHORT_DAYS:
+        text = f"its certificate ends in {max(0, int(days))} days, on {day}"
+        return Finding(subject, "warn", text, "have it renewed")
+    return Finding(subject, "ok", f"its certificate is valid until {day}")
+
+
+def judge_clock(whose: str, skew_seconds: float | None) -> list[Finding]:
+    """Warn when another clock is too far ahead of ours (above zero) or behind; None is unknown."""
+    if skew_seconds is None:
+        return []
+    if abs(skew_seconds) <= MAX_SKEW_SECONDS:
+        return [Finding("clock", "ok", f"agrees with {whose}'s")]
+    where = "behind" if skew_seconds > 0 else "ahead of"
+    text = (
+        f"{abs(skew_seconds):.0f} s {where} {whose}'s: expiries, ages and signed webhooks "
+        "are judged wrongly"
+    )
+    return [Finding("clock", "warn", text, "synchronise it (NTP)")]

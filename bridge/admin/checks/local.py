@@ -1,0 +1,109 @@
+"""Checks on this computer: the settings alone, its limits, and the roles that run here."""
+
+import itertools
+import resource
+from typing import Final
+
+from bridge.admin.admin_port import local_port, open_client, read_health, read_metrics
+from bridge.admin.checks.findings import Finding, SetUp
+from bridge.errors import BridgeError
+
+# Files beside the connections: logs, epoll, certificates, the broker, the admin port.
+OTHER_FILES: Final = 64
+_CLOCK: Final = "compare this computer's clock with the service's"
+_REFUSED_FIXES: Final = {
+    "mismatch": "compare {endpoint}.secret_files with the secret at the service, and public_url, "
+    "where its scheme signs the address, with the address that it calls",
+    "malformed": "compare {endpoint}.preset and .signature with what the service sends",
+    "stale": _CLOCK,
+    "future": _CLOCK,
+}
+
+
+def judge_base_url(set_up: SetUp) -> list[Finding]:
+    """Warn of a base URL that already has the path that the worker adds; no request is made."""
+    api = set_up.settings.sms_api
+    url, path = api.base_url or "", api.path
+    steps = itertools.accumulate(path.split("/")[1:], lambda way, name: f"{way}/{name}", initial="")
+    if "worker" not in set_up.roles or not url.endswith(tuple(filter(None, steps))):
+        return []
+    fix = f"leave {path} out of sms_api.base_url: the worker adds it"
+    return [Finding("SMS API", "warn", f"messages will be posted to {url}{path}", fix)]
+
+
+def judge_repeats(set_up: SetUp) -> list[Finding]:
+    """Explain the fate of an uncertain attempt at a service that cannot recognise a repeat."""
+    api, worker = set_up.settings.sms_api, set_up.settings.worker
+    if "worker" not in set_up.roles or api.knows_repeats:
+        return []
+    text = (
+        "takes no idempotency key (sms_api.idempotency is none), so what is sent again may be a "
+        f"second text; worker.on_uncertain is {worker.on_uncertain}: a message that may have been "
+        "sent becomes"
+    )
+    if worker.on_uncertain == "park":
+        return [Finding("SMS API", "ok", f"{text} a dead letter `uncertain` and is not repeated")]
+    times = worker.max_uncertain_attempts
+    fix = "set worker.on_uncertain to park, or leave it out"
+    return [Finding("SMS API", "warn", f"{text} up to {times} texts", fix)]
+
+
+async def check_open_files(set_up: SetUp) -> list[Finding]:
+    """Compare the limit of open files with the connections that the settings allow."""
+    needed = OTHER_FILES
+    if "worker" in set_up.roles:
+        needed += set_up.settings.worker.most_in_flight
+    if "webhook" in set_up.roles:
+        needed += set_up.settings.webhook.max_connections
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = f"{limit} may be open, about {needed} are needed"
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        return [Finding("files", "warn", text, f"raise the limit: ulimit -n {needed}")]
+    return [Finding("files", "ok", text)]
+
+
+async def check_answers(set_up: SetUp) -> list[Finding]:
+    """Warn of web pages that the worker on this computer received and counted as sent."""
+    settings = set_up.settings
+    if "worker" not in set_up.roles:
+        return []
+    try:
+        async with open_client() as client:
+            scrape = await read_metrics(client, local_port(settings.admin))
+    except BridgeError:
+        return []
+    # A worker of another queue may have another service.
+    is_ours = any(scrape.samples("sms_bridge_worker_consumer_up", queue=settings.worker.queue))
+    pages = int(scrape.total("sms_bridge_worker_provider_pages_total")) if is_ours else 0
+    if not pages:
+        return []
+    text = (
+        f"{pages} of its answers to the worker on this computer were web pages behind a 2xx, and "
+        "count as sent"
+    )
+    fix = (
+        "check sms_api.base_url and sms_api.path; where they are right, say in "
+        "sms_api.response.accepted what means yes"
+    )
+    return [Finding("SMS API", "warn", text, fix)]
+
+
+async def check_webhooks(set_up: SetUp) -> list[Finding]:
+    """Warn of endpoints at which the receiver on this computer refuses every webhook."""
+    port = local_port(set_up.settings.admin)
+    if "webhook" not in set_up.roles or port.port == 0:
+        return []
+    try:
+        async with open_client() as client:
+            health = await read_health(client, port)
+    except BridgeError:
+        return []
+    return [
+        Finding(
+            one.endpoint,
+            "warn",
+            f"every webhook of the last hour was refused, {one.refused} of them ({one.why})",
+            _REFUSED_FIXES.get(one.why, _REFUSED_FIXES["mismatch"]).format(endpoint=one.endpoint),
+        )
+        for one in (() if health.webhook is None else health.webhook.refused)
+    ]
