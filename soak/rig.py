@@ -20,7 +20,7 @@ import uvloop
 from bridge.amqp.link import USEFUL_SECONDS
 from bridge.config import WorkerSettings
 from bridge.sandbox.broker import Broker, private_broker
-from bridge.sandbox.faults import Fault
+from bridge.sandbox.orders import Fault
 from bridge.sandbox.processes import Child, Guard, guarded
 from bridge.topology.declarations import retry_queue
 from soak.bench import read_rss_bytes
@@ -147,7 +147,7 @@ class Rig(Bench):
     @property
     def posted(self) -> int:
         """How many POSTs have reached the service."""
-        return len(self.service.memory.attempts)
+        return len(self.service.memory.requests)
 
     @property
     def accepted(self) -> int:
@@ -221,7 +221,7 @@ class Rig(Bench):
             dead = await _read(amqp, [self.dead_queue])
         posts: Counter[str] = Counter()
         keys: defaultdict[str, set[str | None]] = defaultdict(set)
-        for attempt in self.service.memory.attempts:
+        for attempt in self.service.memory.requests:
             posts[str(attempt.to)] += 1
             keys[str(attempt.to)].add(attempt.idempotency_key)
         taken = Counter(message.to for message in self.service.memory.messages)

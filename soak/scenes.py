@@ -115,7 +115,7 @@ async def revoke_key_until_restored(stand: Stand) -> Finding:
     """Revoke the key for a minute, then take it again."""
 
     def restore() -> None:
-        stand.service.memory.key = "first"
+        stand.service.played.api_key = "first"
 
     # Nothing tells the worker; its probe comes once a minute by then.
     return await _revoke_key(stand, restore, within_seconds=MAX_PROBE_SECONDS + SOON_SECONDS)
@@ -124,25 +124,25 @@ async def revoke_key_until_restored(stand: Stand) -> Finding:
 async def _revoke_key(
     stand: Stand, repair: Callable[[], object], *, within_seconds: float
 ) -> Finding:
-    finding, memory = Finding(), stand.service.memory
+    finding, service = Finding(), stand.service
     key = stand.folder / "key"
     key.write_text("first", encoding="ascii")
     try:
         async with stand.rig() as rig:
-            memory.key = "first"
+            service.played.api_key = "first"
             await rig.declare_main()
             numbers = await rig.publish(5_200)
             process = rig.start(sms_api__key_file=str(key))
             await rig.until_accepted(200)
-            memory.key = "second"
+            service.played.api_key = "second"
             await asyncio.sleep(60)
-            refused = sum(attempt.status == 401 for attempt in memory.attempts)
+            refused = sum(attempt.status == 401 for attempt in service.memory.requests)
             seconds = await _seconds_to_next(rig, repair, most=120)
             await rig.until_through(numbers)
             await finding.show_end(process)
             account = await rig.account(numbers)
     finally:
-        memory.key = None
+        service.played.api_key = None
     finding.show_account(account)
     finding.show_no_double(account)
     finding.show(f"{refused} POSTs while it was revoked")
@@ -220,7 +220,7 @@ async def kill_worker_often(stand: Stand) -> Finding:
 def _count_repeats(rig: Rig, killed: Sequence[float], repeated: Collection[str]) -> Counter[int]:
     """Count the POSTs that were made again, by the first kill after the earlier one."""
     posts: defaultdict[str, list[float]] = defaultdict(list)
-    for attempt in rig.service.memory.attempts:
+    for attempt in rig.service.memory.requests:
         if attempt.to not in repeated:
             posts[str(attempt.to)].append(attempt.received_at)
     return Counter(bisect.bisect(killed, at) for times in posts.values() for at in times[:-1])
@@ -344,7 +344,7 @@ async def close_windows(stand: Stand) -> Finding:
         await rig.until_through(numbers)
         await finding.show_end(process)
         account = await rig.account(numbers)
-        refused = sum(attempt.status == 429 for attempt in rig.service.memory.attempts)
+        refused = sum(attempt.status == 429 for attempt in rig.service.memory.requests)
     finding.show(f"{WINDOWS} windows, {refused} answers 429")
     finding.show_account(account)
     finding.show_no_double(account)
@@ -357,10 +357,10 @@ async def _close_window(rig: Rig, closed: dict[str, Any]) -> int:
     before = rig.posted
     rig.service.misbehave(closed)
     await eventually(lambda: rig.posted > before, what="a POST")
-    begin = rig.service.memory.attempts[before].received_at
+    begin = rig.service.memory.requests[before].received_at
     await asyncio.sleep(max(0.0, begin + WINDOW_SECONDS - time.time()))
     rig.service.misbehave(SLOW)
-    came = [attempt.received_at - begin for attempt in [*rig.service.memory.attempts][before:]]
+    came = [attempt.received_at - begin for attempt in [*rig.service.memory.requests][before:]]
     return sum(ON_ITS_WAY_SECONDS < moment < WINDOW_SECONDS for moment in came)
 
 
@@ -381,7 +381,7 @@ async def come_back_small(stand: Stand) -> Finding:
         first = rig.service.memory.messages[0].received_at - back
         await finding.show_end(process)
         account = await rig.account(numbers)
-        refused = sum(attempt.status == 429 for attempt in rig.service.memory.attempts)
+        refused = sum(attempt.status == 429 for attempt in rig.service.memory.requests)
     finding.show_account(account)
     finding.show_no_double(account)
     finding.show(f"{refused} answers 429")

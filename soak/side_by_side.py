@@ -231,7 +231,7 @@ async def compare_storms(stand: Stand) -> list[Row]:
     async with naive(stand, "requeue") as (rig, start):
         await _limit_deliveries(rig)
         await _answer_503(rig, start)
-        posts = [attempt.received_at for attempt in rig.service.memory.attempts]
+        posts = [attempt.received_at for attempt in rig.service.memory.requests]
         gone = f"gone after {1000 * (posts[-1] - posts[0]):.0f} ms, {len(posts)} POSTs"
         assert not rig.accepted, "the delivery limit has not dropped the message"
     async with ours(stand) as (rig, start):

@@ -45,8 +45,8 @@ _CONTEXT.set_forkserver_preload(
         "bridge.admin.draining.drain",
         "bridge.admin.status.look",
         "bridge.sandbox.server",
-        "bridge.sandbox.signing",
-        "bridge.sandbox.routes",
+        "bridge.sandbox.webhooks",
+        "bridge.sandbox.api",
         "pytest",  # the main program of us, which each process imports once more
     ]
 )

@@ -1,4 +1,4 @@
-"""`sms-bridge sandbox` and `demo`: the SMS service, and the whole flow, on this computer."""
+"""`sms-bridge sandbox` and `demo`: a stand-in for the SMS service, and the whole flow with it."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from bridge.errors import ConfigError
 
 if TYPE_CHECKING:
     from bridge.config.presets import Preset
-    from bridge.sandbox.signing import Signer
+    from bridge.sandbox.webhooks import Signer
 
 app = typer.Typer()
 
@@ -86,7 +86,7 @@ def sandbox(  # noqa: PLR0913  an option each
 
     import uvloop
 
-    from bridge.sandbox.routes import create_app
+    from bridge.sandbox.api import create_app
     from bridge.sandbox.server import serve
 
     played = _known_preset(preset)
@@ -96,12 +96,13 @@ def sandbox(  # noqa: PLR0913  an option each
         webhook_secret = _read_secret(webhook_secret_file, beside=webhook_secret)
     signer = _make_signer(played, webhook_url, webhook_secret)
     hosts = (host, *(name.lower() for name in allow_host or ()))
-    service = create_app(sign=signer, webhook_url=webhook_url, key=key, preset=played, hosts=hosts)
+    service = create_app(preset=played, key=key, signer=signer, hosts=hosts)
 
     def announce(url: str) -> None:
         sys.stdout.write(f"sandbox: {url}\n")
         if signer is not None and played != "generic":
-            sys.stdout.write(_settings_to_copy(played, url, signer, has_key=key is not None))
+            settings = signer.settings_to_copy(url, has_key=key is not None)
+            sys.stdout.write(f"It plays {played}. For the bridge's configuration:\n\n{settings}\n")
         sys.stdout.flush()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -127,21 +128,13 @@ def _read_secret(file: Path, *, beside: str | None) -> str:
 
 
 def _make_signer(preset: "Preset", url: str | None, secret: str | None) -> "Signer | None":
-    """Make what signs webhooks; the generic service sends none without a secret."""
-    from bridge.sandbox.signing import Signer
-    from bridge.sandbox.webhooks import check_url
+    """Make the signer of webhooks; the generic service sends none without a secret."""
+    from bridge.sandbox.webhooks import Signer, check_url
 
-    if url is None or (preset == "generic" and secret is None):
+    if url is None:
         return None
     check_url(url)
-    return Signer(preset, url, secret)
-
-
-def _settings_to_copy(preset: "Preset", url: str, signer: "Signer", *, has_key: bool) -> str:
-    from bridge.sandbox.configuration import write_configuration
-
-    written = write_configuration(preset, url, signer, has_key=has_key)
-    return f"It plays {preset}. For the bridge's configuration:\n\n{written}\n"
+    return None if preset == "generic" and secret is None else Signer(preset, url, secret)
 
 
 def _known_preset(name: str) -> "Preset":

@@ -1,4 +1,4 @@
-"""Serves the sandbox: uvicorn, but requests may be left unanswered, and it stops soon."""
+"""Serves the sandbox by uvicorn, which here can leave requests unanswered and stops quickly."""
 
 import asyncio
 import socket
@@ -18,9 +18,9 @@ from bridge.http.listener import bind
 
 T = TypeVar("T")
 
-# A request that still runs this long after the signal to stop is a hanging fault, and is cut.
+# A request that is still open this long after the signal to stop hangs by order, and is cut.
 STOP_GRACE_SECONDS: Final = 0.3
-# Longer than clients keep idle connections, so that none is closed under a new request.
+# Longer than clients keep idle connections, so that none is closed as a new request arrives.
 KEEP_ALIVE_SECONDS: Final = 120
 
 
@@ -36,16 +36,16 @@ async def serve(
     port: int = 8025,
     announce: Callable[[str], object] = _announce,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or cancellation; `announce` gets the URL once it accepts.
+    """Serve until SIGTERM, SIGINT or cancellation; call `announce` with the URL once it listens.
 
-    It runs on the caller's event loop, so start that as uvloop. Raises BridgeError when the
-    address cannot be used.
+    Uses the caller's event loop, which should be uvloop. Raises BridgeError if the address cannot
+    be used.
     """
     with bind(host, port, settings="--") as listening:
-        # Connections inherit it. asyncio sets it only on sockets it made, and an answer in two
-        # writes then waits 40 ms for the client's delayed ACK.
+        # Inherited by connections. asyncio sets it only on sockets that it made itself; without
+        # it, an answer in two writes waits 40 ms for the client's delayed ACK.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        server = _Server(app, lambda: announce(_format_url(host, listening)))
+        server = _SandboxServer(app, lambda: announce(_format_url(host, listening)))
         running = asyncio.create_task(server.serve(sockets=[listening]))
         try:
             await asyncio.shield(running)
@@ -61,22 +61,22 @@ def _format_url(host: str, listening: socket.socket) -> str:
     return f"http://{shown}:{listening.getsockname()[1]}"
 
 
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, but the application may close the connection without an answer."""
+class _CuttableProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, whose connections the application can close without an answer."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["state"]["close_connection"] = self.transport.close
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server, but it stops soon whatever hangs, and leaves logging alone."""
+class _SandboxServer(uvicorn.Server):
+    """uvicorn's server, which stops quickly whatever hangs and does not configure logging."""
 
     def __init__(self, app: Starlette, on_started: Callable[[], object]) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=_Protocol,
+                http=_CuttableProtocol,
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -104,13 +104,13 @@ class _Server(uvicorn.Server):
             connection.transport.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        # uvicorn's own also remembers the signal and raises it again after a clean stop.
+        # uvicorn would also raise the signal again after a clean stop.
         self.force_exit = self.should_exit
         self.should_exit = True
 
 
 async def while_connected(request: Request, work: Awaitable[T]) -> T | None:
-    """Await `work`, but give it up when the client is gone or cut off; then return None."""
+    """Await `work` and return its result, or cancel it and return None if the client leaves."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_until_gone(request))
     try:
@@ -130,13 +130,13 @@ async def _until_gone(request: Request) -> None:
 async def close_unanswered(request: Request) -> Response:
     """Close the connection of a request without a response."""
     request.state.close_connection()
-    # uvicorn takes a missing answer for a bug of ours unless it has seen the connection end.
+    # uvicorn logs a missing answer as an error unless it has seen the connection end.
     await _until_gone(request)
     return NoResponse()
 
 
 class NoResponse(Response):
-    """What an endpoint returns when nothing is to be sent."""
+    """Returned by an endpoint if nothing is to be sent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send nothing at all."""
+        """Send nothing."""

@@ -1,193 +1,178 @@
-"""The service that is played, by a preset: how it is asked, and what it answers.
+"""The SMS service that the sandbox plays: reads requests and writes answers as its preset says.
 
-Where the bridge writes a request and judges an answer, this reads the one and gives the other.
+The worker's `bridge.worker.service` writes requests and judges answers; this is the other side.
 """
 
 import base64
 import binascii
+import copy
+import json
+import re
 import secrets
+import string
+import time
+import uuid
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, Final, Literal, NamedTuple, assert_never
 from urllib.parse import parse_qsl
 
-from bridge.config import SmsApiSettings
-from bridge.config.api_request import Slot, build_document, parse_text, slots_of
-from bridge.config.presets import Preset
-from bridge.json_pointer import split_pointer
-from bridge.sandbox.answers import Answer, Answers
-from bridge.sandbox.faults import Fault
-from bridge.sandbox.messages import Message, Values, find_fault, read_object
-from bridge.sandbox.visitors import FORM, JSON
+from pydantic import SecretStr
 
-# More members than a request can have fields.
+from bridge.config import SmsApiSettings
+from bridge.config.presets import Preset, documented_answers
+from bridge.config.api_request import Slot, parse_text
+from bridge.config.fields import did_you_mean
+from bridge.json_pointer import find_all, split_pointer
+from bridge.sandbox.records import AcceptedMessage
+from bridge.worker.service.connection import Reply
+from bridge.worker.service.shape import shape_from
+
+JSON: Final = "application/json"
+FORM: Final = "application/x-www-form-urlencoded"
+# More members than a request of any preset has fields.
 _MAX_FORM_FIELDS: Final = 1000
 
+# Lone surrogates are refused because UTF-8 cannot encode them.
+_FORMATS: Final = {
+    "to": (re.compile(r"\+[1-9][0-9]{3,14}"), "must be + and 4 to 15 digits, the first not 0"),
+    "short_codes": (
+        re.compile(r"\+[1-9][0-9]{3,14}|[0-9]{3,8}"),
+        "must be + and 4 to 15 digits, the first not 0, or a short code of 3 to 8 digits",
+    ),
+    "digits": (re.compile(r"[1-9][0-9]{3,14}"), "must be 4 to 15 digits, the first not 0, no +"),
+    "from": (
+        re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,32}"),
+        "must be 1 to 32 characters, none of them a control character",
+    ),
+    "text": (re.compile(r"[^\ud800-\udfff]+"), "must be valid Unicode and not empty"),
+}
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# Shorter runs of digits may be the same in all ids of the service, such as a date.
+_DIGITS: Final = re.compile(r"[0-9a-f]{8,}|[0-9A-F]{8,}")
 
-class Refusal(NamedTuple):
-    """The answer to a request that is not taken, and in our words what is wrong with it."""
+Format = Literal["to", "short_codes", "digits", "from", "text"]
 
-    answer: Answer
+
+def find_problem(kind: Format, value: object) -> str | None:
+    """Say what is wrong with a number, a sender or a text, or return None."""
+    if value is None:
+        return "is missing"
+    if not isinstance(value, str):
+        return "must be a string"
+    pattern, rule = _FORMATS[kind]
+    return None if pattern.fullmatch(value) else rule
+
+
+class ServiceAnswer(NamedTuple):
+    """An answer of the service, without a body if `body` is None.
+
+    A documented answer has the preset's `means`, `fate` and `code`; `missing` names the members
+    (`to`, `from`, `text`) whose absence is answered so.
+    """
+
+    status: int
+    body: Any = None
+    means: str | None = None
+    fate: str | None = None
+    code: str | None = None
+    missing: tuple[str, ...] = ()
+    headers: Mapping[str, str] = {}
+
+
+class Rejection(NamedTuple):
+    """The answer to a request that is not accepted, and the reason in the sandbox's words."""
+
+    answer: ServiceAnswer
     detail: str
 
 
-class Reading(NamedTuple):
-    """What a request says: number and key where they can be read, and what comes of it."""
+class ParsedRequest(NamedTuple):
+    """What the service read in a request; `rejection` is None if it may be accepted."""
 
     to: str | None
-    key: str | None
-    outcome: Message | Refusal
+    idempotency_key: str | None
+    sender: str | None
+    text: str
+    rejection: Rejection | None
 
 
-class Service:
-    """One service, played by the preset's own settings."""
+class PlayedService:
+    """One service, played by its preset; `api_key` is the only key it knows, None is any."""
 
-    def __init__(self, preset: Preset) -> None:
+    def __init__(self, preset: Preset, api_key: str | None = None) -> None:
         self.preset = preset
-        self.settings = SmsApiSettings.model_validate({"preset": preset})
-        self.path = self.settings.path
-        self._is_form = self.settings.request.body == "form"
-        self.content_type = FORM if self._is_form else JSON
-        self._answers = Answers(self.settings)
+        self.api_key = api_key
+        self.settings = settings = SmsApiSettings.model_validate({"preset": preset})
+        self.path = settings.path
+        self.login_header = settings.auth.header.lower()
         self._is_generic = preset == "generic"
-        self._digits = self.settings.request.to_format == "digits"
-        short_codes: Literal["to", "short_codes"] = (
-            "short_codes" if self.settings.request.short_codes else "to"
-        )
-        self._to_form: Literal["to", "digits", "short_codes"] = (
-            "digits" if self._digits else short_codes
-        )
-        kind, _, place = self.settings.idempotency.partition(":")
-        self._key_header = place.lower() if kind == "header" else None
-        fields = self.settings.request.fields
-        self._template = _prepare(build_document(fields))
-        self._names = {
-            slot.name: pointer[1:] for pointer, value in fields.items() for slot in slots_of(value)
+        request = settings.request
+        self._is_form = request.body == "form"
+        self.content_type = FORM if self._is_form else JSON
+        self._has_digits = request.to_format == "digits"
+        self._number_format: Format = "short_codes" if request.short_codes else "to"
+        if self._has_digits:
+            self._number_format = "digits"
+        kind, _, name = settings.idempotency.partition(":")
+        self._key_header = name.lower() if kind == "header" else None
+        # The pointer to each member in the body of a request.
+        self._pointers = {
+            slot: place
+            for pointer, value in request.fields.items()
+            for slot, place in _places(pointer, value)
         }
-        # A message whose request gives it an id keeps that one.
-        own, given = self.settings.message_id_pointers[0], f"/{self._names.get('key', '')}"
-        self._takes_ids = split_pointer(own)[-1] == split_pointer(given)[-1]
-
-    @property
-    def login_header(self) -> str:
-        """The header that holds the login, in lower case."""
-        return self.settings.auth.header.lower()
-
-    def list_answers(self) -> list[dict[str, Any]]:
-        """List the service's own answers, as a fault can order them."""
-        return self._answers.listed()
+        id_pointer = settings.message_id_pointers[0]
+        key_pointer = self._pointers.get("key", "/")
+        # The id of a message is its key, if both have the same name.
+        self._key_is_id = split_pointer(id_pointer)[-1] == split_pointer(key_pointer)[-1]
+        self._id_pointer = id_pointer
+        self._answers = [*_documented(settings)]
+        accepted = [answer for answer in self._answers if answer.fate == "sent"]
+        self.acceptance = accepted[0]
+        # A second answer that means yes is the one to a repeated key. None: repeats are accepted.
+        self.duplicate = accepted[1] if len(accepted) > 1 else None
 
     def key_header(self, headers: Mapping[str, str]) -> str | None:
-        """Return the idempotency key of a request whose body is not read yet."""
+        """Return the idempotency key in the headers of a request, if the service has it there."""
         return None if self._key_header is None else headers.get(self._key_header)
 
-    def read(
-        self, headers: Mapping[str, str], body: bytes, *, api_key: str | None, received_at: float
-    ) -> Reading:
-        """Read a request, and check its login and what it says, as the service does.
-
-        Any login with `api_key` is known; None takes every key.
-        """
-        document = _read_form(body) if self._is_form else read_object(body)
-        values = dict(_find(self._template, document))
-        number, key = self._number(values), self.key_header(headers)
-        if key is None and isinstance(given := values.get("key"), str):
-            key = given
-        refusal = None if self._knows(headers, api_key) else self._refuse_login()
-        refusal = refusal or self._find_fault(values, is_readable=document is not None)
-        if refusal is not None:
-            return Reading(number, key, refusal)
-        sender = values.get("from")
-        message = Message(
-            (key if self._takes_ids else None) or self._answers.new_id(),
-            number or "",
+    def read(self, headers: Mapping[str, str], body: bytes) -> ParsedRequest:
+        """Read a request, and check its login and its members as the service does."""
+        document = _read_form(body) if self._is_form else _read_json(body)
+        values = {name: find_all(document, place)[0] for name, place in self._pointers.items()}
+        number, key, sender = values.get("to"), values.get("key"), values.get("from")
+        if find_problem(self._number_format, number):
+            number = None
+        elif self._has_digits:
+            number = f"+{number}"
+        return ParsedRequest(
+            number,
+            self.key_header(headers) or (key if isinstance(key, str) else None),
             None if sender is None else str(sender),
-            str(values["text"]),
-            key,
-            received_at,
+            str(values.get("text")),
+            self._check_login(headers) or self._check_values(values, document),
         )
-        return Reading(number, key, message)
 
-    def _number(self, values: Values) -> str | None:
-        """Return the number that a request is for, with its +, or None without a usable one."""
-        if find_fault("to", values, to_form=self._to_form):
-            return None
-        return f"+{values['to']}" if self._digits else str(values["to"])
-
-    def _find_fault(self, values: Values, *, is_readable: bool) -> Refusal | None:
-        if not is_readable:
-            kind = "a form" if self._is_form else "a JSON object"
-            return self._refuse(f"body: must be {kind} in UTF-8", missing="to")
-        for name in self._needed():
-            if fault := find_fault(name, values, to_form=self._to_form):
-                missing = None if name in values else name
-                return self._refuse(f"{self._names[name]}: {fault}", missing=missing)
-        return None
-
-    @property
-    def duplicate(self) -> Answer | None:
-        """The answer to a repeat of a key that was taken; None where it is taken once more."""
-        return self._answers.duplicate
-
-    def accept(self, message: Message, *, status: int | None = None) -> Answer:
-        """Answer that a message was taken, with the service's own status or another."""
-        answer = self._answers.accept(message.id)
-        return answer if status is None else answer._replace(status=status)
-
-    def ordered(self, fault: Fault) -> Answer | None:
-        """Return the answer that a fault orders; None where that is a message taken.
-
-        Raises ValueError that lists the answers when there is none of its name.
-        """
-        if fault.answer is not None:
-            found = self._answers.named(fault.answer)
-        elif fault.own_status is None:
-            return None
-        else:
-            found = self._with_status(fault.own_status)
-        return None if found == self._answers.acceptance else found
-
-    def status_of(self, fault: Fault) -> int:
-        """Return the status that a fault answers with; raises ValueError as `ordered` does."""
-        answer = self.ordered(fault) or self._answers.acceptance
-        return fault.own_status or answer.status
-
-    def _with_status(self, status: int) -> Answer:
-        documented = None if self._is_generic else self._answers.with_status(status)
-        if documented is None and status < HTTPStatus.MULTIPLE_CHOICES:
-            return self._answers.acceptance
-        return documented or Answer(status, {"error": "a fault of the sandbox"})
-
-    def _needed(self) -> Iterator[Literal["to", "from", "text"]]:
-        for name in ("to", "from", "text"):
-            if name in self._names:
-                yield name
-
-    def _refuse(self, detail: str, *, missing: str | None = None) -> Refusal:
-        if self._is_generic:
-            return Refusal(Answer(400, {"error": detail}), detail)
-        return Refusal(self._answers.refusal(missing=missing), detail)
-
-    def _refuse_login(self) -> Refusal:
+    def _check_login(self, headers: Mapping[str, str]) -> Rejection | None:
         auth = self.settings.auth
+        if auth.scheme == "none":
+            return None
+        given, known = self._secret(headers.get(self.login_header, "")), self.api_key
+        if given and (known is None or secrets.compare_digest(given.encode(), known.encode())):
+            return None
         scheme = {"basic": "Basic", "bearer": "Bearer"}.get(auth.scheme, auth.prefix.strip())
         login = f"{scheme} and a known key" if scheme else "a known key"
         detail = f"{auth.header}: must be {login}"
         if self._is_generic:
-            headers = {"WWW-Authenticate": scheme}
-            return Refusal(Answer(401, {"error": detail}, headers=headers), detail)
-        return Refusal(self._answers.login_refusal(), detail)
-
-    def _knows(self, headers: Mapping[str, str], api_key: str | None) -> bool:
-        if self.settings.auth.scheme == "none":
-            return True
-        given = self._secret(headers.get(self.login_header, ""))
-        if not given:
-            return False
-        return api_key is None or secrets.compare_digest(given.encode(), api_key.encode())
+            answer = ServiceAnswer(401, {"error": detail}, headers={"WWW-Authenticate": scheme})
+        else:
+            fate = "setup:credentials_rejected"
+            answer = next(answer for answer in self._answers if answer.fate == fate)
+        return Rejection(answer, detail)
 
     def _secret(self, value: str) -> str:
-        """Return the secret in the header of a login, empty where it is none."""
+        """Return the key in a login header, or an empty string if there is none."""
         auth = self.settings.auth
         scheme, _, rest = value.partition(" ")
         match auth.scheme:
@@ -203,6 +188,134 @@ class Service:
             case _:
                 assert_never(auth.scheme)
 
+    def _check_values(self, values: Mapping[str, object], document: object) -> Rejection | None:
+        if document is None:
+            kind = "a form" if self._is_form else "a JSON object"
+            return self._reject(f"body: must be {kind} in UTF-8", missing="to")
+        formats: dict[str, Format] = {"to": self._number_format, "from": "from", "text": "text"}
+        for name, kind in formats.items():
+            if name in self._pointers and (problem := find_problem(kind, values[name])):
+                missing = name if values[name] is None else None
+                return self._reject(f"{self._pointers[name][1:]}: {problem}", missing=missing)
+        return None
+
+    def _reject(self, detail: str, *, missing: str | None) -> Rejection:
+        """Answer with the documented refusal, of what is missing if the service tells that."""
+        if self._is_generic:
+            return Rejection(ServiceAnswer(400, {"error": detail}), detail)
+        refusals = [answer for answer in self._answers if answer.fate == "refused"]
+        wrong = next(answer for answer in refusals if not answer.missing)
+        answer = next((answer for answer in refusals if missing in answer.missing), wrong)
+        return Rejection(answer, detail)
+
+    def accept(self, request: ParsedRequest) -> AcceptedMessage:
+        """Make the message of a request that has no rejection."""
+        key = request.idempotency_key
+        message_id = (key if self._key_is_id else None) or self._new_id()
+        return AcceptedMessage(
+            message_id, request.to or "", request.sender, request.text, key, time.time()
+        )
+
+    def _new_id(self) -> str:
+        return like(str(find_all(self.acceptance.body, self._id_pointer)[0]))
+
+    def acceptance_of(self, message: AcceptedMessage) -> ServiceAnswer:
+        """Return the answer that says that a message was accepted, with its id in it."""
+        body = copy.deepcopy(self.acceptance.body)
+        *way, last = split_pointer(self._id_pointer)
+        node = body
+        for name in way:
+            node = node[int(name) if isinstance(node, list) else name]
+        node[int(last) if isinstance(node, list) else last] = message.id
+        return self.acceptance._replace(body=body)
+
+    def fault_answer(self, name: str | None, status: int | None) -> ServiceAnswer | None:
+        """Return the answer that a fault orders by name or by status; None accepts the message.
+
+        Raises ValueError that lists the answers if none has the name.
+        """
+        if name is not None:
+            found = self._named(name)
+            return None if found is self.acceptance else found
+        if status is None:
+            return None
+        if not self._is_generic:
+            for answer in self._answers:
+                if answer.status == status:
+                    return None if answer is self.acceptance else answer
+        if status < HTTPStatus.MULTIPLE_CHOICES:
+            return None
+        return ServiceAnswer(status, {"error": "a fault of the sandbox"})
+
+    def _named(self, name: str) -> ServiceAnswer:
+        for attribute in ("means", "code", "fate"):
+            for answer in self._answers:
+                if getattr(answer, attribute) == name:
+                    return answer
+        known = [text for answer in self._answers for text in (answer.means, answer.code) if text]
+        listed = "; ".join(
+            f"{one.means} ({', '.join(filter(None, (one.code, one.fate)))})"
+            for one in self._answers
+        )
+        raise ValueError(f"is unknown{did_you_mean(name, known) or ';'} there are: {listed}")
+
+    def list_answers(self) -> list[dict[str, Any]]:
+        """List the documented answers, each with the name by which a fault orders it."""
+        return [
+            {
+                "name": one.means or one.code,
+                "status": one.status,
+                "code": one.code,
+                "fate": one.fate,
+            }
+            for one in self._answers
+        ]
+
+
+def _places(pointer: str, value: object) -> Iterator[tuple[str, str]]:
+    """Yield each placeholder that is a whole value, and the pointer to it."""
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        for name, below in value.items():
+            yield from _places(f"{pointer}/{name}", below)
+    elif isinstance(value, str):
+        parts = parse_text(value)
+        if len(parts) == 1 and isinstance(parts[0], Slot):
+            yield parts[0].name, pointer
+
+
+def _documented(settings: SmsApiSettings) -> Iterator[ServiceAnswer]:
+    """Yield the preset's documented answers, each with the error code that the worker reads."""
+    placeholders = {"base_url": "http://sandbox", "account": "any", "key": SecretStr("any")}
+    shape = shape_from(settings.model_copy(update=placeholders))
+    for given in documented_answers(settings.preset):
+        content = json.dumps(given["body"]).encode() if "body" in given else b""
+        yield ServiceAnswer(
+            given["status"],
+            given.get("body"),
+            given["means"],
+            given["fate"],
+            shape.judge(Reply(given["status"], (), content)).code,
+            tuple(given.get("missing", ())),
+        )
+
+
+def like(example: str) -> str:
+    """Make an id of the same form as an example, or one of ours if the form is not known."""
+    if _UUID.fullmatch(example):
+        return str(uuid.uuid4())
+    if not _DIGITS.search(example):
+        return f"sandbox-{uuid.uuid4().hex}"
+    return _DIGITS.sub(_random_digits, example)
+
+
+def _random_digits(run: re.Match[str]) -> str:
+    if run[0].isdecimal():
+        return "".join(secrets.choice(string.digits) for _ in run[0])
+    digits = secrets.token_hex(len(run[0]))[: len(run[0])]
+    return digits.upper() if run[0].isupper() else digits
+
 
 def _decode(text: str) -> str:
     try:
@@ -211,11 +324,18 @@ def _decode(text: str) -> str:
         return ""
 
 
+def _read_json(body: bytes) -> dict[str, Any] | None:
+    try:
+        members = json.loads(body.decode())
+    except (ValueError, RecursionError):
+        return None
+    return members if isinstance(members, dict) else None
+
+
 def _read_form(body: bytes) -> dict[str, str] | None:
     try:
-        text = body.decode("ascii")
         pairs = parse_qsl(
-            text,
+            body.decode("ascii"),
             keep_blank_values=True,
             strict_parsing=True,
             errors="strict",
@@ -224,28 +344,3 @@ def _read_form(body: bytes) -> dict[str, str] | None:
     except ValueError:
         return None
     return dict(reversed(pairs))
-
-
-def _prepare(template: Any) -> Any:  # noqa: ANN401  JSON
-    """Put, for each text that is a placeholder, that placeholder, and None for all else."""
-    if isinstance(template, dict):
-        return {name: _prepare(below) for name, below in template.items()}
-    if isinstance(template, list):
-        return [_prepare(below) for below in template]
-    match parse_text(template) if isinstance(template, str) else ():
-        case [Slot() as slot]:
-            return slot
-        case _:
-            return None
-
-
-def _find(template: Any, document: Any) -> Iterator[tuple[str, object]]:  # noqa: ANN401  JSON
-    """Yield what stands in a document where a prepared template has placeholders."""
-    if isinstance(template, Slot):
-        yield template.name, document
-    elif isinstance(template, dict) and isinstance(document, dict):
-        for name in template.keys() & document.keys():
-            yield from _find(template[name], document[name])
-    elif isinstance(template, list) and isinstance(document, list):
-        for below, value in zip(template, document, strict=False):
-            yield from _find(below, value)

@@ -1,135 +1,188 @@
-"""The stand-in's webhooks: what is to be sent, and sending it, signed, to the bridge."""
+"""The played service's webhooks: written after its documented examples, signed, and posted."""
 
 import asyncio
+import base64
+import json
+import secrets
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from types import TracebackType
-from typing import Annotated, Any, Final, Literal, Protocol, Self
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple, get_args
+from urllib.parse import urlencode, urlsplit
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+import yaml
 
+from bridge.config import EndpointSettings
+from bridge.config.presets import Preset, documented_webhooks, needed_settings
 from bridge.errors import ConfigError
-from bridge.sandbox.events import Event
-from bridge.sandbox.messages import format_time
+from bridge.sandbox.records import AcceptedMessage
+from bridge.sandbox.service import FORM, JSON, like
+from bridge.webhook.signatures.ed25519 import make_pair
 from bridge.webhook.receipts import Delivery
-from bridge.webhook.signatures.verify import Signed
+from bridge.webhook.signatures.schemes import Scheme, decode_secret, scheme_from
+from bridge.webhook.signatures.verify import Signed, sign
 
 MAX_WEBHOOKS_IN_FLIGHT: Final = 50
-# Longer than any receiver takes that answers within its own deadline.
+# Longer than a receiver takes that answers within its own deadline.
 WEBHOOK_TIMEOUT_SECONDS: Final = 30
+_SECRET_BYTES: Final = 32
 
 
-class Sign(Protocol):
-    """Signs the body of a webhook, correctly or as a forger would; `Signer` does."""
+class WebhookContent(NamedTuple):
+    """The body of a webhook, and its content type."""
 
-    def __call__(self, body: bytes, *, content_type: str, forged: bool = False) -> Signed:
-        """Make the headers and the query; raises InvalidSignatureError where that cannot be."""
-
-
-class Order(BaseModel):
-    """How often a webhook is to be sent, and whether it is to be forged."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
-
-    repeat: Annotated[int, Field(ge=1, le=1000)] = 1
-    forged: bool = False
+    body: bytes
+    content_type: str
 
 
-class PhoneReply(Order):
-    """What a phone sends back."""
-
-    sender: Annotated[str, Field(alias="from", min_length=1, max_length=32)]
-    text: str
-
-
-class ReceiptOrder(Order):
-    """What became of a message: the newest with this id, for this number, or of all."""
-
-    id: str | None = None
-    to: str | None = None
-    delivery: Delivery = "delivered"
+def documented_deliveries(preset: Preset) -> list[Delivery]:
+    """List what the delivery receipts of a service can say."""
+    documented = {example.get("delivery") for example in documented_webhooks(preset)}
+    return [delivery for delivery in get_args(Delivery) if delivery in documented]
 
 
-@dataclass(slots=True)
-class SentWebhook:
-    """A webhook that was ordered; `answers` is None while it is on its way.
+def write_reply(preset: Preset, sender: str, text: str) -> WebhookContent:
+    """Write the webhook that a service sends for a message from a phone."""
+    if preset == "generic":
+        # The id is not documented. It tells two equal replies from a repeat of one.
+        data = {"id": f"reply-{uuid.uuid4().hex}", "from": sender, "text": text}
+        return WebhookContent(_as_json({"type": "message.received", "data": data}), JSON)
+    example = next(one for one in documented_webhooks(preset) if "delivery" not in one)
+    return _fill_example(example, {"number": sender, "text": text})
 
-    `phone` is the number whose conversation it belongs to, `about` the id of the message that a
-    receipt is about.
+
+def write_receipt(preset: Preset, message: AcceptedMessage, delivery: Delivery) -> WebhookContent:
+    """Write the delivery receipt of a message.
+
+    Raises ValueError if the service is not documented to send any of this kind.
+    """
+    examples = documented_webhooks(preset)
+    example = next((one for one in examples if one.get("delivery") == delivery), None)
+    if example is None:
+        raise ValueError(f"the service has no documented receipt that says {delivery}")
+    values = {
+        "number": message.to,
+        "text": message.text,
+        "message_id": message.idempotency_key or "",
+        "provider_id": message.id,
+    }
+    return _fill_example(example, values)
+
+
+def _fill_example(example: Mapping[str, Any], values: Mapping[str, str]) -> WebhookContent:
+    """Replace the example's number, text and ids, which it names, wherever they stand in it."""
+    new = {}
+    # An event without an id of its own has that of its message.
+    if event_id := example.get("event_id"):
+        new[event_id] = like(event_id)
+    for name, value in values.items():
+        if shown := example.get(name):
+            has_plus = name != "number" or shown.startswith("+")
+            new[shown] = value if has_plus else value.removeprefix("+")
+    body, kind = _replace(example["body"], new), example.get("content_type", JSON)
+    return WebhookContent(urlencode(body).encode() if kind == FORM else _as_json(body), kind)
+
+
+def _replace(node: Any, new: Mapping[str, str]) -> Any:  # noqa: ANN401  JSON
+    if isinstance(node, dict):
+        return {name: _replace(below, new) for name, below in node.items()}
+    if isinstance(node, list):
+        return [_replace(below, new) for below in node]
+    return new.get(node, node) if isinstance(node, str) else node
+
+
+def _as_json(document: object) -> bytes:
+    return json.dumps(document, ensure_ascii=False).encode()
+
+
+class Signer:
+    """Signs webhooks to one URL; a `secret` that is None is made up.
+
+    `shown_secret` is then what the receiver needs to verify them: the secret, or the public key.
+    Raises ConfigError if the URL or the secret cannot be one for this service.
     """
 
-    kind: Literal["reply", "receipt", "event"]
-    body: str
-    phone: str | None = None
-    text: str | None = None
-    about: str | None = None
-    delivery: Delivery | None = None
-    repeat: int = 1
-    forged: bool = False
-    answers: list[int | None] | None = None
-    number: int = 0
-    sent_at: float = field(default_factory=time.time)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the webhook as the page shows it."""
-        return asdict(self) | {"sent_at": format_time(self.sent_at)}
-
-
-PHONE_REPLY: Final = TypeAdapter(PhoneReply)
-RECEIPT_ORDER: Final = TypeAdapter(ReceiptOrder)
-
-
-class WebhookSender:
-    """Posts signed webhooks to one URL, while it is open."""
-
-    def __init__(self, url: str, sign: Sign) -> None:
+    def __init__(self, preset: Preset, url: str, secret: str | None) -> None:
+        check_url(url)
         self.url = url
-        self._url = httpx.URL(url)
-        self._sign = sign
-        self._in_flight = asyncio.Semaphore(MAX_WEBHOOKS_IN_FLIGHT)
-        self._client = httpx.AsyncClient(trust_env=False, timeout=WEBHOOK_TIMEOUT_SECONDS)
+        self._preset = preset
+        address = urlsplit(url)
+        self._path = address.path or "/"
+        self._query = address.query.encode()
+        endpoint = EndpointSettings.model_validate({"path": self._path, "preset": preset})
+        # If the preset has no scheme, the sandbox signs as a proxy before the receiver would.
+        self._scheme_name = None if endpoint.knows_signature else endpoint.signature.preset
+        public_url = address._replace(query="", fragment="").geturl()
+        self._scheme = scheme_from(endpoint.signature, public_url)
+        self._public_url = public_url if "{url}" in self._scheme.signed_content else None
+        self.shown_secret: str | None = None
+        if self._scheme.algorithm == "ed25519":
+            if secret is not None:
+                raise ConfigError(
+                    f"--webhook-secret: {preset} signs with a pair of keys, which the sandbox "
+                    "makes; leave it out"
+                )
+            self._key, public = make_pair()
+            self._wrong_key, _ = make_pair()
+            self.shown_secret = base64.b64encode(public).decode()
+            return
+        if secret is None:
+            secret = self.shown_secret = _make_secret(self._scheme)
+        self._key = decode_secret(self._scheme, secret, setting="--webhook-secret")
+        self._wrong_key = secrets.token_bytes(_SECRET_BYTES)
 
-    async def __aenter__(self) -> Self:
-        await self._client.__aenter__()
-        return self
+    def sign(self, content: WebhookContent, *, forged: bool = False) -> Signed:
+        """Make the headers and the query of a webhook; a forged one is signed with another key.
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._client.__aexit__(kind, error, trace)
-
-    async def send(self, event: Event, order: Order) -> list[int | None]:
-        """Post an event as often as ordered, and return the statuses; None is no answer in time.
-
-        Raises InvalidSignatureError when the service's scheme cannot sign it.
+        Raises InvalidSignatureError if the service's scheme cannot sign the content unambiguously.
         """
-        kind = event.content_type
-        signed = self._sign(event.body, content_type=kind, forged=order.forged)
-        url = self._url.copy_with(query=signed.query or None)
-        headers = [("Content-Type", kind), *signed.headers]
-        posts = (self._post(url, event.body, headers) for _ in range(order.repeat))
-        return await asyncio.gather(*posts)
+        return sign(
+            self._scheme,
+            self._wrong_key if forged else self._key,
+            content.body,
+            now=time.time(),
+            event_id=uuid.uuid4().hex,
+            query=self._query,
+            content_type=content.content_type,
+        )
 
-    async def _post(
-        self, url: httpx.URL, body: bytes, headers: Sequence[tuple[str, str]]
-    ) -> int | None:
-        async with self._in_flight:
-            try:
-                # httpx limits each read; this limits the whole.
-                async with asyncio.timeout(WEBHOOK_TIMEOUT_SECONDS):
-                    response = await self._client.post(url, content=body, headers=[*headers])
-            except (httpx.HTTPError, TimeoutError):
-                return None
-            return response.status_code
+    def settings_to_copy(self, sandbox_url: str, *, has_key: bool) -> str:
+        """Write, in YAML, the settings with which the bridge works with this sandbox.
+
+        Values that the sandbox does not check are made up. Secrets that the user gave are not
+        printed; `has_key` says that `--key` is one of them.
+        """
+        api: dict[str, Any] = {"preset": self._preset, "base_url": sandbox_url}
+        needed = needed_settings(self._preset)
+        if "account" in needed:
+            api["account"] = "any-account"
+        if "auth.username" in needed:
+            api["auth"] = {"username": "any-user"}
+        api["key"] = "what --key says" if has_key else "any-key"
+        endpoint: dict[str, Any] = {"path": self._path, "preset": self._preset}
+        if self._scheme_name is not None:
+            endpoint["signature"] = {"preset": self._scheme_name}
+        if self._public_url is not None:
+            endpoint["public_url"] = self._public_url
+        endpoint["secrets"] = [self.shown_secret or "what --webhook-secret says"]
+        settings = {"sms_api": api, "webhook": {"endpoints": [endpoint]}}
+        return yaml.safe_dump(settings, sort_keys=False)
+
+
+def _make_secret(scheme: Scheme) -> str:
+    key = secrets.token_bytes(_SECRET_BYTES)
+    match scheme.secret_encoding:
+        case "utf8" | "hex":
+            return key.hex()
+        case "base64":
+            return base64.b64encode(key).decode()
+        case "whsec":
+            return f"whsec_{base64.b64encode(key).decode()}"
 
 
 def check_url(url: str) -> None:
-    """Raise ConfigError when webhooks cannot be sent to this URL."""
+    """Raise ConfigError if webhooks cannot be sent to this URL."""
     try:
         parsed = httpx.URL(url)
         is_usable = parsed.scheme in {"http", "https"} and bool(parsed.host)
@@ -137,3 +190,40 @@ def check_url(url: str) -> None:
         is_usable = False
     if not is_usable:
         raise ConfigError("--webhook-url: must look like http://127.0.0.1:8080/webhooks")
+
+
+class WebhookSender:
+    """Posts signed webhooks to the URL of its signer, until it is closed."""
+
+    def __init__(self, signer: Signer) -> None:
+        self.url = signer.url
+        self._signer = signer
+        self._in_flight = asyncio.Semaphore(MAX_WEBHOOKS_IN_FLIGHT)
+        self._client = httpx.AsyncClient(trust_env=False, timeout=WEBHOOK_TIMEOUT_SECONDS)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    async def send(self, content: WebhookContent, *, repeat: int, forged: bool) -> list[int | None]:
+        """Post a webhook `repeat` times and return the statuses; None is no answer in time.
+
+        Raises InvalidSignatureError if the service's scheme cannot sign it.
+        """
+        signed = self._signer.sign(content, forged=forged)
+        url = httpx.URL(self.url).copy_with(query=signed.query or None)
+        headers = [("Content-Type", content.content_type), *signed.headers]
+        posts = (self._post(url, content.body, headers) for _ in range(repeat))
+        return await asyncio.gather(*posts)
+
+    async def _post(
+        self, url: httpx.URL, body: bytes, headers: Sequence[tuple[str, str]]
+    ) -> int | None:
+        async with self._in_flight:
+            try:
+                # httpx limits the time of each read, this limits that of all.
+                async with asyncio.timeout(WEBHOOK_TIMEOUT_SECONDS):
+                    response = await self._client.post(url, content=body, headers=[*headers])
+            except (httpx.HTTPError, TimeoutError):
+                return None
+            return response.status_code

@@ -11,12 +11,12 @@ import pytest
 from playwright.async_api import Browser, ConsoleMessage, Page, ViewportSize, async_playwright
 from starlette.applications import Starlette
 
-from bridge.sandbox.memory import Memory
-from bridge.sandbox.messages import Message
+from bridge.sandbox.api import create_app
 from bridge.sandbox.processes import free_ports
-from bridge.sandbox.routes import create_app
+from bridge.sandbox.records import AcceptedMessage
 from bridge.sandbox.server import serve
 from bridge.sandbox.stage import Stage, open_stage
+from bridge.sandbox.store import SandboxStore
 
 # For whatever a page is waited for; a busy machine takes long.
 SECONDS = 30.0
@@ -94,13 +94,15 @@ class Alone:
     """A sandbox in this process, without a bridge."""
 
     url: str
-    memory: Memory
+    store: SandboxStore
 
     def take(self, to: str, text: str, *, sender: str = "Acme", key: str | None = None) -> None:
         """Have the service take a message."""
-        number = self.memory.feed.last + 1
+        number = self.store.feed.last + 1
         moment = 1_800_000_000 + number
-        self.memory.keep(Message(f"id-{number}", to, sender, text, key or f"k-{number}", moment))
+        self.store.add_message(
+            AcceptedMessage(f"id-{number}", to, sender, text, key or f"k-{number}", moment)
+        )
 
 
 @asynccontextmanager
@@ -118,10 +120,10 @@ async def serving(app: Starlette, port: int = 0) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def alone() -> AsyncIterator[Alone]:
-    """Serve a sandbox, whose memory the test fills."""
-    app = create_app(sign=None, webhook_url=None)
+    """Serve a sandbox, whose records the test fills."""
+    app = create_app()
     async with serving(app) as url:
-        yield Alone(url, app.state.memory)
+        yield Alone(url, app.state.store)
 
 
 @pytest.fixture

@@ -22,12 +22,13 @@ from bridge.amqp.client import Connection
 from bridge.amqp.connecting import open_connection
 from bridge.app import Bridge
 from bridge.config import Role, Settings
+from bridge.sandbox.api import create_app
 from bridge.sandbox.broker import Broker
-from bridge.sandbox.faults import Fault
-from bridge.sandbox.memory import Memory
-from bridge.sandbox.messages import Attempt, Message
-from bridge.sandbox.routes import create_app
+from bridge.sandbox.orders import Fault
+from bridge.sandbox.records import AcceptedMessage, ReceivedRequest
 from bridge.sandbox.server import serve
+from bridge.sandbox.service import PlayedService
+from bridge.sandbox.store import SandboxStore
 from bridge.worker.worker import Worker
 from tests.ears import Ears, listening
 from tests.faults.amqp_proxy import CONFIRM_SELECT_OK, AmqpProxy, open_amqp_proxy
@@ -95,9 +96,10 @@ PROGRAM: Final = (sys.executable, "-m", "bridge")
 class Service:
     """The stand-in SMS service, on our own event loop."""
 
-    def __init__(self, url: str, memory: Memory) -> None:
+    def __init__(self, url: str, memory: SandboxStore, played: PlayedService) -> None:
         self.url = url
         self.memory = memory
+        self.played = played
 
     def misbehave(self, *faults: dict[str, Any]) -> None:
         """Order faults, in the place of all others."""
@@ -112,12 +114,12 @@ class Service:
         """End the faults."""
         self.memory.faults.clear()
 
-    def posts(self, numbers: Iterable[str]) -> list[Attempt]:
+    def posts(self, numbers: Iterable[str]) -> list[ReceivedRequest]:
         """Return the POSTs for these numbers, oldest first, whatever came of them."""
         wanted = set(numbers)
-        return [attempt for attempt in self.memory.attempts if attempt.to in wanted]
+        return [attempt for attempt in self.memory.requests if attempt.to in wanted]
 
-    def taken(self, numbers: Iterable[str]) -> list[Message]:
+    def taken(self, numbers: Iterable[str]) -> list[AcceptedMessage]:
         """Return the messages accepted for these numbers, oldest first."""
         wanted = set(numbers)
         return [message for message in self.memory.messages if message.to in wanted]
@@ -126,20 +128,20 @@ class Service:
         """Forget everything, and behave."""
         self.behave()
         self.memory.messages.clear()
-        self.memory.attempts.clear()
+        self.memory.requests.clear()
 
 
 @asynccontextmanager
 async def open_service() -> AsyncIterator[Service]:
     """Serve a stand-in SMS service on a free port."""
-    app = create_app(sign=None, webhook_url=None)
+    app = create_app()
     # Behind the curtain: tests poll too often to go through HTTP.
-    memory: Memory = app.state.memory
+    memory: SandboxStore = app.state.store
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     server = asyncio.create_task(serve(app, port=0, announce=url.set_result))
     try:
-        service = Service(await asyncio.wait_for(url, SECONDS), memory)
+        service = Service(await asyncio.wait_for(url, SECONDS), memory, app.state.service)
         # The server takes signals for itself: it would end, and what runs here would go on without.
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.sandbox.faults import Fault
+from bridge.sandbox.orders import Fault
 from bridge.sandbox.processes import Child
 from tests.faults.bench import Bench, eventually, make_numbers
 

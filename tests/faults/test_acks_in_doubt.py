@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.sandbox.faults import Fault
+from bridge.sandbox.orders import Fault
 from bridge.sandbox.processes import Child, guarded
 from bridge.worker.ledger import COMES_AGAIN_SECONDS
 from tests.faults.amqp_proxy import ACK, CONFIRM_SELECT_OK, PUBLISH

@@ -420,9 +420,8 @@ class Service:
 
     async def headers(self, to: str) -> list[dict[str, str]]:
         """Return the headers of the POSTs that named a number, the first ones first."""
-        snapshot = (await self._http.get(f"{self.url}/sandbox/snapshot")).json()
-        numbers = sorted(one["number"] for one in snapshot["requests"] if one["to"] == to)
-        urls = [f"{self.url}/sandbox/requests/{number}" for number in numbers]
+        requests = await self.requests(to)
+        urls = [f"{self.url}/sandbox/requests/{one['number']}" for one in requests]
         return [dict((await self._http.get(url)).json()["headers"]) for url in urls]
 
     async def _list(self, kind: str, to: str) -> list[dict[str, Any]]:

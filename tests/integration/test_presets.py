@@ -16,10 +16,9 @@ import httpx
 import pytest
 import yaml
 
-from bridge.config import SmsApiSettings
 from bridge.config.presets import PRESETS, Preset, documented_webhooks
-from bridge.sandbox.answers import Answer, Answers
 from bridge.sandbox.processes import free_ports
+from bridge.sandbox.service import PlayedService, ServiceAnswer
 from bridge.webhook.event import read_body
 from tests.integration.conftest import (
     Amqp,
@@ -132,9 +131,11 @@ def line(request: pytest.FixtureRequest, lines: dict[Preset, Line]) -> Line:
     return lines[request.param]
 
 
-def answer_of(preset: Preset, name: str) -> Answer:
+def answer_of(preset: Preset, name: str) -> ServiceAnswer:
     """Return a documented answer."""
-    return Answers(SmsApiSettings.model_validate({"preset": preset})).named(name)
+    answer = PlayedService(preset).fault_answer(name, None)
+    assert answer is not None
+    return answer
 
 
 async def test_a_message_gets_the_services_id(line: Line) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from bridge.sandbox.memory import Memory
-from bridge.sandbox.routes import create_app
+from bridge.sandbox.api import create_app
+from bridge.sandbox.store import SandboxStore
 from tests.services.comparison import MESSAGES, SECRET, Message, Service
 from tests.services.stub import GUARD_SECONDS, Stub
 
@@ -18,9 +18,9 @@ from tests.services.stub import GUARD_SECONDS, Stub
 @contextmanager
 def played(
     service: Service, certificate: Path, *, key: str = SECRET
-) -> Iterator[tuple[Stub, Memory]]:
+) -> Iterator[tuple[Stub, SandboxStore]]:
     """Have the sandbox play a service that knows this key; where it is, and what it took."""
-    app = create_app(sign=None, webhook_url=None, key=key, preset=service.preset)
+    app = create_app(key=key, preset=service.preset)
     config = uvicorn.Config(
         app,
         ssl_certfile=certificate,
@@ -37,7 +37,7 @@ def played(
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
-            yield Stub(host, certificate), app.state.memory
+            yield Stub(host, certificate), app.state.store
         finally:
             server.should_exit = True
             thread.join(GUARD_SECONDS)
@@ -67,5 +67,5 @@ def assert_sandbox_refuses_the_client(
             service.send(place, Message())
 
         assert service.code_of(raised.value) == code
-        assert [attempt.status is not None for attempt in memory.attempts] == [True]
+        assert [attempt.status is not None for attempt in memory.requests] == [True]
         assert not memory.messages

@@ -1,21 +1,17 @@
-// The page of the sandbox. What others wrote is only ever put in as text, never as markup.
+// The page of the sandbox. Text from outside is only ever set as text, never as markup.
 "use strict";
 
-const ROW_PIXELS = 70; // as --row in page.css
-const SPARE_ROWS = 6;
-const CHUNK_ITEMS = 40;
-const ITEM_PIXELS = 86; // a guess, until a chunk has been on the screen
+const LISTED = 60; // how many rows a list shows at first, and how many more each time
 const MAX_MESSAGES = 10_000; // as many as a snapshot holds
 const TRIM_MESSAGES = 1_000;
 const MAX_REQUESTS = 1_000;
-const REQUESTS_AT_ONCE = 60;
-const WEBHOOKS_AT_ONCE = 60;
 const LONG_TEXT = 2_000;
 const NUMBER = /^\+?[1-9][0-9]{3,14}$/;
+const NARROW = "(max-width: 760px)";
 
 const $ = (id) => document.getElementById(id);
 
-/** Make an element: text is put in as text, whatever it holds. */
+/** Make an element; `text` is set as text, whatever it contains. */
 function make(tag, { text, on, ...properties } = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -28,228 +24,127 @@ function make(tag, { text, on, ...properties } = {}, ...children) {
   return element;
 }
 
-/** Have a list show items, with the elements that it has as long as an item's key is the same. */
+/** Make a list show these items; an element is kept while its item has the same key. */
 function reconcile(box, items, keyOf, draw) {
-  const left = new Map([...box.children].map((element) => [element.dataset.key, element]));
-  items.forEach((item, index) => {
-    const key = keyOf(item);
-    const element = left.get(key) ?? draw(item);
-    left.delete(key);
+  const kept = new Map([...box.children].map((element) => [element.dataset.key, element]));
+  const shown = items.map((item) => {
+    const key = String(keyOf(item));
+    const element = kept.get(key) ?? draw(item);
+    kept.delete(key);
     element.dataset.key = key;
-    if (box.children[index] !== element) box.insertBefore(element, box.children[index] ?? null);
+    return element;
   });
-  for (const element of left.values()) element.remove();
+  for (const element of kept.values()) element.remove();
+  let next = box.firstElementChild;
+  for (const element of shown) {
+    if (element === next) next = next.nextElementSibling;
+    else box.insertBefore(element, next);
+  }
 }
 
-// ---- What is known ------------------------------------------------------------------------------
+/** The key of a record that is drawn anew whenever it has changed. */
+const versionOf = ({ number, version }) => `${number}.${version}`;
+
+// ---- State --------------------------------------------------------------------------------------
 
 const state = {
-  run: null,
-  at: -1,
-  about: {},
-  phones: new Map(), // number -> {number, items, unread, last}
+  about: null, // the snapshot's facts about the sandbox
+  phones: new Map(), // number -> {number, items}, the items oldest first
   order: [], // the phones that are listed, newest first
-  messages: [], // all, oldest first, so that the oldest can be forgotten
-  keys: new Map(), // what tells a repeat -> how many
+  messages: [], // all messages, oldest first
+  keys: new Set(), // of the messages, to recognise repeats
   requests: new Map(), // number -> request, oldest first
   webhooks: new Map(),
   faults: [],
-  read: {},
-  open: null,
+  read: {}, // phone number -> the newest message that was seen
+  open: null, // the number whose conversation is shown
   query: "",
-  requestsShown: REQUESTS_AT_ONCE,
-  request: null,
+  request: null, // the one that is shown in full
+  listed: { phones: LISTED, items: LISTED, requests: LISTED },
 };
 
-function phoneOf(number) {
-  let phone = state.phones.get(number);
-  if (!phone) {
-    phone = { number, items: [], byNumber: new Map(), unread: 0 };
-    state.phones.set(number, phone);
-  }
-  return phone;
-}
-
-/** Put an item where its number belongs; says whether that is the end. */
-function insert(phone, item) {
-  const known = phone.byNumber.get(item.number);
-  if (known) {
-    Object.assign(known, item);
-    return { item: known, place: "same" };
-  }
-  phone.byNumber.set(item.number, item);
+/** Add an item to a conversation, in the order of the numbers; most belong at the end. */
+function place(phoneNumber, item) {
+  let phone = state.phones.get(phoneNumber);
+  if (!phone) state.phones.set(phoneNumber, phone = { number: phoneNumber, items: [] });
   let index = phone.items.length;
   while (index > 0 && phone.items[index - 1].number > item.number) index--;
   phone.items.splice(index, 0, item);
-  return { item, place: index === phone.items.length - 1 ? "end" : "between" };
+  item.isPlaced = true;
 }
 
-function addMessage(message) {
-  const phone = phoneOf(message.to);
-  const key = message.idempotency_key ?? JSON.stringify([message.to, message.from, message.text]);
-  const before = state.keys.get(key) ?? 0;
-  state.keys.set(key, before + 1);
-  const item = { kind: "message", ...message, key, repeats: before > 0 };
-  item.sought = `${message.from ?? ""}\n${message.text}`.toLowerCase();
-  state.messages.push(item);
-  if (message.number > (state.read[message.to] ?? 0)) phone.unread += 1;
-  return { phone, ...insert(phone, item) };
+/** Add a record to a map, or update the one with its number. */
+function upsert(records, kind, record) {
+  const item = records.get(record.number) ?? { kind, version: 0, isPlaced: false };
+  records.set(record.number, Object.assign(item, record));
+  item.version += 1;
+  return item;
 }
 
-function forgetOldest() {
-  const touched = new Set();
-  for (const item of state.messages.splice(0, TRIM_MESSAGES)) {
-    touched.add(item.to);
-    const left = state.keys.get(item.key) - 1;
-    if (left) state.keys.set(item.key, left);
-    else state.keys.delete(item.key);
+/** A request is shown in a conversation if it brought no message, or not as it should. */
+function isTrouble({ fault, status }) {
+  if (fault && fault !== "answer") return true;
+  return status === null ? Boolean(fault) : status >= 300;
+}
+
+function unreadOf({ number, items }) {
+  const seen = state.read[number] ?? 0;
+  let unread = 0;
+  for (let index = items.length - 1; index >= 0 && items[index].number > seen; index--) {
+    if (items[index].kind === "message") unread += 1;
   }
-  const oldest = state.messages[0]?.number ?? Infinity;
-  for (const number of touched) {
-    const phone = state.phones.get(number);
-    for (const item of phone.items) if (item.number < oldest) phone.byNumber.delete(item.number);
-    phone.items = phone.items.filter((item) => item.number >= oldest);
-    if (!phone.items.length) state.phones.delete(number);
-    else countUnread(phone);
-  }
-  if (touched.has(state.open)) conversation.rebuild();
+  return unread;
 }
 
-function countUnread(phone) {
-  const seen = state.read[phone.number] ?? 0;
-  phone.unread = 0;
-  for (let index = phone.items.length - 1; index >= 0 && phone.items[index].number > seen; index--) {
-    if (phone.items[index].kind === "message") phone.unread += 1;
-  }
-}
-
-/** A request stands in a conversation when it brought no message, or brought it oddly. */
-function isTrouble(request) {
-  if (request.fault && request.fault !== "answer") return true;
-  if (request.status === null) return Boolean(request.fault);
-  return request.status >= 300;
-}
-
+/** What the changes on the stream do to the state. */
 const apply = {
   message(message) {
-    const { phone, item, place } = addMessage(message);
-    conversation.changed(phone, item, place);
+    const key = message.idempotency_key ?? JSON.stringify([message.to, message.from, message.text]);
+    const item = { kind: "message", version: 0, ...message, key, repeats: state.keys.has(key) };
+    item.sought = `${message.from ?? ""}\n${message.text}`.toLowerCase();
+    state.keys.add(key);
+    state.messages.push(item);
+    place(message.to, item);
     if (state.messages.length > MAX_MESSAGES + TRIM_MESSAGES) forgetOldest();
-    if (!phone.announced) {
-      phone.announced = true;
-      setTimeout(() => { phone.announced = false; }, 1000);
-      $("announce").textContent = `New message for ${message.to} from ${message.from ?? "no sender"}`;
-    }
   },
   request(request) {
-    state.requests.set(request.number, request);
+    const item = upsert(state.requests, "request", request);
     if (state.requests.size > MAX_REQUESTS) state.requests.delete(state.requests.keys().next().value);
-    if (request.to && isTrouble(request)) {
-      const phone = phoneOf(request.to);
-      const { item, place } = insert(phone, { kind: "request", ...request });
-      conversation.changed(phone, item, place);
-    }
+    if (item.to && !item.isPlaced && isTrouble(item)) place(item.to, item);
   },
   webhook(webhook) {
-    state.webhooks.set(webhook.number, webhook);
-    if (webhook.phone) {
-      const phone = phoneOf(webhook.phone);
-      const { item, place } = insert(phone, { ...webhook });
-      conversation.changed(phone, item, place);
-    }
+    const item = upsert(state.webhooks, "webhook", webhook);
+    if (item.phone && !item.isPlaced) place(item.phone, item);
   },
   faults(faults) {
     state.faults = faults;
   },
   read({ to, number }) {
     state.read[to] = Math.max(number, state.read[to] ?? 0);
-    const phone = state.phones.get(to);
-    if (phone) countUnread(phone);
   },
 };
 
-function take(snapshot) {
-  Object.assign(state, {
-    run: snapshot.run, at: snapshot.at, about: snapshot,
-    phones: new Map(), messages: [], keys: new Map(), requests: new Map(), webhooks: new Map(),
-    faults: snapshot.faults, read: snapshot.read,
-  });
-  snapshot.messages.forEach(addMessage);
-  for (const request of snapshot.requests) {
-    state.requests.set(request.number, request);
-    if (request.to && isTrouble(request)) insert(phoneOf(request.to), { kind: "request", ...request });
+function forgetOldest() {
+  const { number } = state.messages.splice(0, TRIM_MESSAGES).at(-1);
+  state.keys = new Set(state.messages.map(({ key }) => key));
+  for (const phone of state.phones.values()) {
+    phone.items = phone.items.filter((item) => item.number > number);
+    if (!phone.items.length) state.phones.delete(phone.number);
   }
-  for (const webhook of snapshot.webhooks) {
-    state.webhooks.set(webhook.number, webhook);
-    if (webhook.phone) insert(phoneOf(webhook.phone), { ...webhook });
-  }
-  snapshot.messages = snapshot.requests = snapshot.webhooks = null;
 }
 
-// ---- The stream ---------------------------------------------------------------------------------
+function takeSnapshot({ messages, requests, webhooks, faults, read, ...about }) {
+  Object.assign(state, {
+    about, faults, read, phones: new Map(), messages: [], keys: new Set(), requests: new Map(), webhooks: new Map(),
+  });
+  // Another sandbox may have given the same numbers to other records.
+  for (const id of ["phone-list", "items", "request-list", "webhook-list"]) $(id).replaceChildren();
+  messages.forEach(apply.message);
+  requests.forEach(apply.request);
+  webhooks.forEach(apply.webhook);
+}
 
-const stream = {
-  source: null,
-  isLoading: false,
-  early: [],
-
-  open() {
-    this.source = new EventSource("/sandbox/stream");
-    this.source.onopen = () => setLive(state.run ? "live" : "connecting");
-    this.source.onerror = () => {
-      setLive("away");
-      // A browser tries again by itself, but not after an answer that is none.
-      if (this.source.readyState === EventSource.CLOSED) setTimeout(() => this.open(), 2000);
-    };
-    this.source.addEventListener("reset", (event) => this.hear(event));
-    for (const kind of Object.keys(apply)) {
-      this.source.addEventListener(kind, (event) => this.hear(event));
-    }
-  },
-
-  hear(event) {
-    const [run, number] = event.lastEventId.split("-");
-    const heard = { run, number: Number(number), kind: event.type, data: JSON.parse(event.data) };
-    if (this.isLoading) this.early.push(heard);
-    else this.act(heard);
-  },
-
-  act({ run, number, kind, data }) {
-    if (run === state.run && number <= state.at) return;
-    if (kind === "reset" || run !== state.run) {
-      this.load();
-      return;
-    }
-    state.at = number;
-    apply[kind](data);
-    show();
-  },
-
-  /** Look anew; what is told meanwhile is taken up after. */
-  async load() {
-    this.isLoading = true;
-    try {
-      const answer = await fetch("/sandbox/snapshot");
-      if (!answer.ok) throw new Error(answer.status);
-      take(await answer.json());
-      setLive("live");
-    } catch {
-      setLive("away");
-      setTimeout(() => this.load(), 2000);
-      return;
-    }
-    this.isLoading = false;
-    const early = this.early;
-    this.early = [];
-    conversation.rebuild();
-    introduce();
-    show();
-    for (const heard of early) {
-      if (this.isLoading) this.early.push(heard);
-      else this.act(heard);
-    }
-  },
-};
+// ---- The stream, and requests to the sandbox ----------------------------------------------------
 
 const LIVE = {
   connecting: "Connecting…",
@@ -262,7 +157,40 @@ function setLive(name) {
   if ($("live").textContent !== LIVE[name]) $("live").textContent = LIVE[name];
 }
 
-/** Ask the sandbox for something; what it refuses is thrown as an error that says why. */
+function openStream() {
+  const source = new EventSource("/sandbox/stream");
+  source.onerror = () => {
+    setLive("away");
+    // The browser tries again by itself, but not if it was refused.
+    if (source.readyState === EventSource.CLOSED) setTimeout(openStream, 2000);
+  };
+  source.addEventListener("snapshot", ({ data }) => {
+    takeSnapshot(JSON.parse(data));
+    setLive("live");
+    introduce();
+    conversation.toEnd();
+    show();
+  });
+  for (const [kind, change] of Object.entries(apply)) {
+    source.addEventListener(kind, ({ data }) => {
+      const record = JSON.parse(data);
+      change(record);
+      if (kind === "message") announce(record);
+      show();
+    });
+  }
+}
+
+let announcedAt = 0;
+
+/** Tell screen readers of a message, at most once a second. */
+function announce({ to, from }) {
+  if (Date.now() - announcedAt < 1000) return;
+  announcedAt = Date.now();
+  $("announce").textContent = `New message for ${to} from ${from ?? "no sender"}`;
+}
+
+/** Send a request to the sandbox; throws an error that says why it was refused. */
 async function ask(method, path, body) {
   let answer;
   try {
@@ -274,37 +202,45 @@ async function ask(method, path, body) {
   } catch {
     throw new Error("The sandbox does not answer. Is it still running?");
   }
-  const text = await answer.text();
-  let document = null;
-  try {
-    document = text ? JSON.parse(text) : null;
-  } catch {
-    // Not JSON: the status has to do.
-  }
+  const document = await answer.json().catch(() => null);
   if (!answer.ok) throw new Error(document?.error ?? `The sandbox answered ${answer.status}.`);
   return document;
 }
 
-// ---- Words --------------------------------------------------------------------------------------
+/** Send an order to the sandbox, and show in `note` why it was refused. */
+async function send(path, order, note = $("composer-note")) {
+  note.textContent = "";
+  note.className = "note";
+  try {
+    await ask("POST", path, order);
+    return true;
+  } catch (error) {
+    note.textContent = error.message;
+    note.classList.add("bad");
+    return false;
+  }
+}
+
+// ---- Wording ------------------------------------------------------------------------------------
 
 const ENCODINGS = { gsm7: "GSM-7", ucs2: "UCS-2" };
 
-function count(number, one, many = `${one}s`) {
-  return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
+function count(number, noun) {
+  return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 }
 
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 const day = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
 
-function timeOf(text) {
-  const time = new Date(text);
+function timeOf(item) {
+  const time = new Date(item.received_at ?? item.sent_at);
   const isToday = time.toDateString() === new Date().toDateString();
   return isToday ? clock.format(time) : `${day.format(time)}, ${clock.format(time)}`;
 }
 
 function answered(webhook) {
   const { answers, forged, repeat } = webhook;
-  if (answers === null) return { tone: "", text: "on its way …" };
+  if (answers === null) return { tone: "", text: "under way …" };
   if (!answers.length) return { tone: "bad", text: "given up" };
   const statuses = [...new Set(answers)].map((status) => status ?? "nothing").join(" and ");
   const times = repeat > 1 ? `, ${repeat} times` : "";
@@ -314,161 +250,119 @@ function answered(webhook) {
 
 function hintFor({ answers, forged }) {
   const url = state.about.webhook_url;
-  if (forged && answers.includes(200)) return "A forged webhook was taken: webhook.signature checks nothing.";
+  if (forged && answers.includes(200)) return "A forged webhook was accepted: webhook.signature checks nothing.";
   if (answers.includes(null)) return `Nothing answered at ${url}. Is sms-bridge webhook running there?`;
   if (!forged && answers.includes(401)) return "The signature was refused. The bridge's webhook.secrets and --webhook-secret have to be equal.";
   if (answers.includes(404)) return `The bridge has no such path. Compare webhook.path with ${url}.`;
   if (answers.includes(503)) return "The bridge could not publish it. Is RabbitMQ up? A service would try again.";
   const other = answers.find((status) => status >= 300 && !(forged && status === 401));
-  return other ? `${other} is not the bridge's answer to a webhook. Does --webhook-url lead to it?` : null;
+  return other ? `${other} is not an answer of the bridge to a webhook. Does --webhook-url lead to it?` : null;
 }
 
-function describeFault(fault) {
+function describeFault({ mode, latency_seconds, headers, answer, status }) {
   const what = {
     hang: "takes the request and hangs",
     cut: "cuts the connection",
     accept_then_cut: "sends the message, then cuts",
-  }[fault.mode];
-  const after = fault.latency_seconds ? ` after ${fault.latency_seconds} s` : "";
-  const headers = Object.entries(fault.headers ?? {}).map(([name, value]) => `, ${name}: ${value}`).join("");
+  }[mode];
+  const after = latency_seconds ? ` after ${latency_seconds} s` : "";
+  const more = Object.entries(headers ?? {}).map(([name, value]) => `, ${name}: ${value}`).join("");
   if (what) return `${what}${after}`;
-  if (fault.answer) return `answers “${fault.answer}”${after}${headers}`;
-  if (fault.status) return `answers ${fault.status}${after}${headers}`;
-  return `sends the message${after}${headers}`;
+  if (answer) return `answers “${answer}”${after}${more}`;
+  return `${status ? `answers ${status}` : "sends the message"}${after}${more}`;
 }
 
-function outcomeOf(request) {
-  if (request.status !== null) return { tone: request.status < 300 ? "good" : "bad", text: String(request.status) };
-  if (request.seconds === null) return { tone: "warn", text: "…" };
-  return { tone: "warn", text: "cut" };
+function outcomeOf({ status, seconds }) {
+  if (status !== null) return { tone: status < 300 ? "good" : "bad", text: String(status) };
+  return { tone: "warn", text: seconds === null ? "…" : "cut" };
 }
 
-function troubleIn(request) {
-  if (request.fault === "accept_then_cut") return "was sent, and the connection cut: the bridge cannot know";
-  if (request.status !== null) return `was answered ${request.status}`;
-  if (request.seconds === null) return request.fault === "hang" ? "hangs …" : "waits …";
-  return request.fault === "hang" ? "was left hanging until the bridge gave up" : "was cut unanswered";
+function describeTrouble({ fault, status, seconds }) {
+  if (fault === "accept_then_cut") return "was sent, and the connection cut: the bridge cannot know";
+  if (status !== null) return `was answered ${status}`;
+  if (seconds === null) return fault === "hang" ? "hangs …" : "waits …";
+  return fault === "hang" ? "was left hanging until the bridge gave up" : "was cut unanswered";
 }
-
-// ---- The phones ---------------------------------------------------------------------------------
-
-const list = {
-  rows: new Map(),
-
-  sort() {
-    const query = state.query.trim().toLowerCase();
-    const isFitting = (phone) => !query || phone.number.includes(query)
-      || phone.items.some((item) => (item.sought ?? item.text ?? "").toLowerCase().includes(query));
-    state.order = [...state.phones.values()].filter((phone) => phone.items.length && isFitting(phone));
-    state.order.sort((a, b) => b.items.at(-1).number - a.items.at(-1).number);
-  },
-
-  draw() {
-    this.sort();
-    const box = $("phone-list");
-    box.hidden = !state.order.length;
-    box.style.height = `${state.order.length * ROW_PIXELS}px`;
-    this.drawRows();
-    const query = state.query.trim();
-    const asNumber = query.startsWith("+") ? query : `+${query}`;
-    const isNew = NUMBER.test(query) && !state.phones.has(asNumber);
-    $("nothing-found").hidden = Boolean(state.order.length) || (!query && !state.phones.size);
-    $("nothing-found").textContent = `No number, sender or text has “${query}” in it.`;
-    $("write-from").hidden = !isNew;
-    $("write-from").textContent = `Write from ${asNumber}`;
-    const { length } = state.messages;
-    $("totals").textContent = length ? `${count(length, "message")}` : "";
-    $("forget").hidden = !length && !state.phones.size;
-  },
-
-  drawRows() {
-    const scroller = $("phone-scroller");
-    const first = Math.max(0, Math.floor(scroller.scrollTop / ROW_PIXELS) - SPARE_ROWS);
-    const seen = Math.ceil(scroller.clientHeight / ROW_PIXELS) + 2 * SPARE_ROWS;
-    const shown = state.order.slice(first, first + seen);
-    const wanted = new Set(shown.map((phone) => phone.number));
-    for (const [number, row] of this.rows) {
-      if (!wanted.has(number)) {
-        row.remove();
-        this.rows.delete(number);
-      }
-    }
-    shown.forEach((phone, index) => this.drawRow(phone, first + index));
-    const selected = this.rows.get(state.open);
-    if (selected) $("phone-list").setAttribute("aria-activedescendant", selected.id);
-    else $("phone-list").removeAttribute("aria-activedescendant");
-  },
-
-  drawRow(phone, place) {
-    let row = this.rows.get(phone.number);
-    if (!row) {
-      const part = (name) => make("span", { className: name });
-      row = make("div", { className: "row", id: `phone-${phone.number.slice(1)}`, role: "option" },
-        part("who"), part("when"), part("what"), part("badge"));
-      row.addEventListener("click", () => openPhone(phone.number, { goThere: true }));
-      this.rows.set(phone.number, row);
-      $("phone-list").append(row);
-    }
-    const last = phone.items.at(-1);
-    const [who, when, what, badge] = row.children;
-    const put = (element, text) => { if (element.textContent !== text) element.textContent = text; };
-    put(who, phone.number);
-    put(when, timeOf(last.received_at ?? last.sent_at));
-    put(what, previewOf(last));
-    badge.hidden = !phone.unread;
-    if (badge.dataset.count !== String(phone.unread)) {
-      badge.dataset.count = phone.unread;
-      badge.replaceChildren(String(phone.unread), make("span", { className: "hidden", text: " unread" }));
-    }
-    row.classList.toggle("unread", phone.unread > 0);
-    row.setAttribute("aria-selected", String(phone.number === state.open));
-    row.setAttribute("aria-posinset", place + 1);
-    row.setAttribute("aria-setsize", state.order.length);
-    row.style.transform = `translateY(${place * ROW_PIXELS}px)`;
-  },
-
-  move(step) {
-    this.sort(); // A key may come before the frame that draws what was typed before it.
-    if (!state.order.length) return;
-    const at = state.order.findIndex((phone) => phone.number === state.open);
-    const to = Math.max(0, Math.min(state.order.length - 1, at < 0 ? 0 : at + step));
-    const scroller = $("phone-scroller");
-    const top = to * ROW_PIXELS;
-    if (top < scroller.scrollTop) scroller.scrollTop = top;
-    if (top + ROW_PIXELS > scroller.scrollTop + scroller.clientHeight) {
-      scroller.scrollTop = top + ROW_PIXELS - scroller.clientHeight;
-    }
-    openPhone(state.order[to].number);
-  },
-};
 
 function previewOf(item) {
   const text = (item.text ?? "").slice(0, 200);
   if (item.kind === "message") return item.from ? `${item.from}: ${text}` : text;
   if (item.kind === "reply") return `Reply: ${text}`;
   if (item.kind === "receipt") return `Receipt: ${item.delivery}`;
-  return `A request ${troubleIn(item)}`;
+  return `A request ${describeTrouble(item)}`;
+}
+
+// ---- The list of phones -------------------------------------------------------------------------
+
+function findPhones() {
+  const query = state.query.trim().toLowerCase();
+  const isFound = ({ number, items }) => !query || number.includes(query)
+    || items.some((item) => (item.sought ?? item.text ?? "").toLowerCase().includes(query));
+  state.order = [...state.phones.values()].filter(isFound);
+  state.order.sort((a, b) => b.items.at(-1).number - a.items.at(-1).number);
+}
+
+function drawPhones() {
+  findPhones();
+  const box = $("phone-list");
+  const shown = state.order.slice(0, state.listed.phones);
+  reconcile(box, shown, ({ number }) => number, makeRow);
+  shown.forEach((phone, index) => drawRow(box.children[index], phone));
+  const selected = box.querySelector("[aria-selected=true]");
+  if (selected) box.setAttribute("aria-activedescendant", selected.id);
+  else box.removeAttribute("aria-activedescendant");
+  box.hidden = !shown.length;
+  $("more-phones").hidden = state.order.length <= shown.length;
+  const query = state.query.trim();
+  const asNumber = query.startsWith("+") ? query : `+${query}`;
+  $("nothing-found").hidden = Boolean(shown.length) || !query;
+  $("nothing-found").textContent = `No number, sender or text has “${query}” in it.`;
+  $("write-from").hidden = !NUMBER.test(query) || state.phones.has(asNumber);
+  $("write-from").textContent = `Write from ${asNumber}`;
+  const { length } = state.messages;
+  $("totals").textContent = length ? count(length, "message") : "";
+  $("forget").hidden = !state.phones.size;
+}
+
+function makeRow({ number }) {
+  return make("div", { className: "row", id: `phone-${number.slice(1)}`, role: "option", on: { click: () => openPhone(number, { goThere: true }) } },
+    ...["who", "when", "what", "badge"].map((className) => make("span", { className })));
+}
+
+function drawRow(row, phone) {
+  const last = phone.items.at(-1);
+  const unread = unreadOf(phone);
+  const isOpen = phone.number === state.open;
+  const drawn = `${versionOf(last)} ${unread} ${isOpen}`;
+  if (row.dataset.drawn === drawn) return;
+  row.dataset.drawn = drawn;
+  const [who, when, what, badge] = row.children;
+  who.textContent = phone.number;
+  when.textContent = timeOf(last);
+  what.textContent = previewOf(last);
+  badge.hidden = !unread;
+  badge.replaceChildren(String(unread), make("span", { className: "hidden", text: " unread" }));
+  row.classList.toggle("unread", unread > 0);
+  row.setAttribute("aria-selected", String(isOpen));
+}
+
+function moveSelection(step) {
+  findPhones(); // A key may arrive before the frame that draws the result of the last one.
+  if (!state.order.length) return;
+  const at = state.order.findIndex((phone) => phone.number === state.open);
+  const to = Math.max(0, Math.min(state.order.length - 1, at < 0 ? 0 : at + step));
+  state.listed.phones = Math.max(state.listed.phones, to + 1);
+  openPhone(state.order[to].number);
+  document.querySelector(".row[aria-selected=true]").scrollIntoView({ block: "nearest" });
 }
 
 // ---- The conversation ---------------------------------------------------------------------------
 
-/** Items stand in chunks; only those near the screen hold elements, the others their height. */
 const conversation = {
-  chunks: [],
-  sticks: true,
-  near: null,
+  sticks: true, // at the newest message, also when another arrives
 
   start() {
     const log = $("log");
-    this.near = new IntersectionObserver((entries) => {
-      for (const { target, isIntersecting } of entries) {
-        const chunk = this.chunks[Number(target.dataset.index)];
-        if (chunk?.element !== target) continue;
-        if (isIntersecting) this.fill(chunk);
-        else this.empty(chunk);
-      }
-      if (this.sticks) this.toEnd();
-    }, { root: log, rootMargin: "1200px 0px" });
     log.addEventListener("scroll", () => {
       this.sticks = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
       $("newest").hidden = this.sticks;
@@ -478,77 +372,43 @@ const conversation = {
   },
 
   toEnd() {
+    this.sticks = true;
+    $("newest").hidden = true;
     $("log").scrollTop = $("log").scrollHeight;
   },
 
-  rebuild() {
-    const phone = state.phones.get(state.open);
+  draw() {
     const log = $("log");
-    this.near.disconnect();
-    this.chunks = [];
-    log.replaceChildren();
-    this.sticks = true;
-    $("newest").hidden = true;
-    if (!phone) return;
-    for (let start = 0; start < phone.items.length; start += CHUNK_ITEMS) {
-      this.addChunk(phone.items.slice(start, start + CHUNK_ITEMS));
+    const items = state.phones.get(state.open)?.items ?? [];
+    const ends = () => [$("items").firstElementChild, $("items").lastElementChild];
+    const [first, last] = ends();
+    const fromEnd = this.sticks ? 0 : log.scrollHeight - log.scrollTop;
+    reconcile($("items"), items.slice(-state.listed.items), versionOf, drawItem);
+    $("earlier").hidden = items.length <= state.listed.items;
+    if (this.sticks) {
+      log.scrollTop = log.scrollHeight;
+    } else if (last !== ends()[1]) {
+      $("newest").hidden = false;
+    } else if (first !== ends()[0]) {
+      // What was added above leaves the items on the screen where they are.
+      log.scrollTop = log.scrollHeight - fromEnd;
     }
-    if (this.chunks.length) this.fill(this.chunks.at(-1));
-    this.toEnd();
-  },
-
-  addChunk(items) {
-    const element = make("div", { className: "chunk" });
-    element.dataset.index = this.chunks.length;
-    element.style.height = `${items.length * ITEM_PIXELS}px`;
-    const chunk = { element, items, filled: null };
-    this.chunks.push(chunk);
-    $("log").append(element);
-    this.near.observe(element);
-    return chunk;
-  },
-
-  fill(chunk) {
-    if (chunk.filled) return;
-    chunk.filled = new Map(chunk.items.map((item) => [item.number, drawItem(item)]));
-    chunk.element.replaceChildren(...chunk.filled.values());
-    chunk.element.style.height = "";
-  },
-
-  empty(chunk) {
-    if (!chunk.filled || chunk === this.chunks.at(-1)) return;
-    if (chunk.element.contains(document.activeElement)) return;
-    chunk.element.style.height = `${chunk.element.offsetHeight}px`;
-    chunk.element.replaceChildren();
-    chunk.filled = null;
-  },
-
-  changed(phone, item, place) {
-    if (phone.number !== state.open) return;
-    if (place === "between") {
-      this.rebuild();
-    } else if (place === "same") {
-      const chunk = this.chunks.find(({ filled }) => filled?.has(item.number));
-      if (!chunk) return;
-      const drawn = drawItem(item);
-      chunk.filled.get(item.number).replaceWith(drawn);
-      chunk.filled.set(item.number, drawn);
-    } else {
-      let chunk = this.chunks.at(-1);
-      if (!chunk || chunk.items.length >= CHUNK_ITEMS) {
-        chunk = this.addChunk([]);
-        this.fill(chunk);
-      }
-      const drawn = drawItem(item);
-      chunk.items.push(item);
-      this.fill(chunk);
-      chunk.filled.set(item.number, drawn);
-      chunk.element.append(drawn);
-    }
-    if (this.sticks) this.toEnd();
-    else $("newest").hidden = false;
   },
 };
+
+function drawConversation() {
+  const isEmpty = !state.phones.size && !state.open;
+  $("panes").classList.toggle("empty", isEmpty && !state.query);
+  $("welcome").hidden = !isEmpty || !state.about;
+  $("choose").hidden = isEmpty || Boolean(state.open);
+  $("phone").hidden = !state.open;
+  if (!state.open) return;
+  const items = state.phones.get(state.open)?.items ?? [];
+  const messages = items.filter((item) => item.kind === "message").length;
+  $("phone-title").textContent = state.open;
+  $("phone-about").textContent = messages ? count(messages, "message") : "No message yet";
+  conversation.draw();
+}
 
 function drawItem(item) {
   if (item.kind === "message") return drawMessage(item);
@@ -559,6 +419,10 @@ function drawItem(item) {
 
 function tag(text, tone = "") {
   return make("span", { className: `tag ${tone}`, text });
+}
+
+function makeTime(item) {
+  return make("time", { text: timeOf(item), dateTime: item.received_at ?? item.sent_at });
 }
 
 function drawText(text, className) {
@@ -573,16 +437,16 @@ function drawText(text, className) {
 }
 
 function drawMessage(message) {
-  const meta = make("div", { className: "meta" },
-    make("time", { text: timeOf(message.received_at), dateTime: message.received_at }),
-    make("span", { text: `${count(message.segments, "segment")} · ${ENCODINGS[message.encoding]}` }));
-  if (message.repeats) meta.append(tag(message.idempotency_key ? "again: same key as before" : "again: same words as before", "warn"));
-  const deliveries = state.about.deliveries;
-  if (deliveries.length && state.about.webhook_url) {
+  const { id, to, segments, encoding, repeats, idempotency_key } = message;
+  const meta = make("div", { className: "meta" }, makeTime(message),
+    make("span", { text: `${count(segments, "segment")} · ${ENCODINGS[encoding]}` }));
+  if (repeats) meta.append(tag(idempotency_key ? "again: same key as before" : "again: same words as before", "warn"));
+  const { deliveries, webhook_url } = state.about;
+  if (deliveries.length && webhook_url) {
     meta.append(make("span", { className: "receipts", role: "group", "aria-label": "Send a receipt" },
       ...deliveries.map((delivery) => make("button", {
         type: "button", className: "quiet", text: delivery, title: `Send the receipt that says ${delivery}`,
-        on: { click: () => send("/sandbox/receipts", { id: message.id, to: message.to, delivery }) },
+        on: { click: () => send("/sandbox/receipts", { id, to, delivery }) },
       }))));
   }
   return make("article", { className: "item" },
@@ -594,79 +458,48 @@ function drawReply(reply) {
   const { tone, text, hint } = answered(reply);
   return make("article", { className: "item ours" },
     ...drawText(reply.text, `bubble${reply.forged ? " forged" : ""}`),
-    make("div", { className: "meta" },
-      make("time", { text: timeOf(reply.sent_at), dateTime: reply.sent_at }),
-      reply.forged ? tag("forged", "warn") : null,
-      tag(text, tone)),
+    make("div", { className: "meta" }, makeTime(reply), reply.forged ? tag("forged", "warn") : null, tag(text, tone)),
     hint ? make("div", { className: "meta", text: hint }) : null);
 }
 
 function drawReceipt(receipt) {
   const { tone, text, hint } = answered(receipt);
   return make("article", { className: "item event" },
-    make("span", { text: `${timeOf(receipt.sent_at)} · receipt “${receipt.delivery}”` }), tag(text, tone),
+    make("span", { text: `${timeOf(receipt)} · receipt “${receipt.delivery}”` }), tag(text, tone),
     hint ? make("span", { text: hint }) : null);
 }
 
 function drawTrouble(request) {
-  return make("article", { className: "item event" },
-    tag(outcomeOf(request).text, outcomeOf(request).tone),
-    make("span", { text: `${timeOf(request.received_at)} · a request ${troubleIn(request)}` }),
+  const { tone, text } = outcomeOf(request);
+  return make("article", { className: "item event" }, tag(text, tone),
+    make("span", { text: `${timeOf(request)} · a request ${describeTrouble(request)}` }),
     make("button", { type: "button", className: "quiet", text: "Look at it", on: { click: () => openRequest(request.number) } }));
 }
 
 function openPhone(number, { goThere = false } = {}) {
   if (state.open !== number) {
     state.open = number;
-    $("fault-to").placeholder = "every number";
-    history.replaceState(null, "", number ? `#${number}` : location.pathname);
+    state.listed.items = LISTED;
+    history.replaceState(null, "", `#${number}`);
     $("composer-note").textContent = "";
-    conversation.rebuild();
   }
   if (goThere) {
     $("panes").dataset.view = "conversation";
-    if (matchMedia("(max-width: 760px)").matches) $("back").focus();
+    if (matchMedia(NARROW).matches) $("back").focus();
   }
-  // Measured once it can be seen.
-  show.now();
-  conversation.toEnd();
-  markRead();
+  conversation.sticks = true;
+  draw();
 }
 
+/** Mark the open conversation as read if its newest message is on the screen. */
 function markRead() {
   const phone = state.phones.get(state.open);
-  if (!phone?.unread || document.visibilityState !== "visible" || $("phone").hidden) return;
-  if (!conversation.sticks || $("conversation").offsetParent === null) return;
-  const number = phone.items.at(-1).number;
-  apply.read({ to: phone.number, number });
-  ask("PUT", "/sandbox/read", { to: phone.number, number }).catch(() => {});
+  if (!phone || !unreadOf(phone) || document.visibilityState !== "visible") return;
+  if (!conversation.sticks || $("phone").offsetParent === null) return;
+  const seen = { to: phone.number, number: phone.items.at(-1).number };
+  apply.read(seen);
+  ask("PUT", "/sandbox/read", seen).catch(() => {});
   show();
-}
-
-function drawConversation() {
-  const isEmpty = !state.phones.size && !state.open;
-  const phone = state.phones.get(state.open);
-  $("panes").classList.toggle("empty", isEmpty && !state.query);
-  $("welcome").hidden = !isEmpty || !state.run;
-  $("choose").hidden = isEmpty || Boolean(state.open);
-  $("phone").hidden = !state.open;
-  if (!state.open) return;
-  $("phone-title").textContent = state.open;
-  const messages = phone?.items.filter((item) => item.kind === "message").length ?? 0;
-  $("phone-about").textContent = messages ? count(messages, "message") : "No message yet";
-}
-
-async function send(path, order, note = $("composer-note")) {
-  note.textContent = "";
-  note.className = "note";
-  try {
-    await ask("POST", path, order);
-    return true;
-  } catch (error) {
-    note.textContent = error.message;
-    note.classList.add("bad");
-    return false;
-  }
 }
 
 async function sendReply(event) {
@@ -684,21 +517,21 @@ async function sendReply(event) {
   $("reply").focus();
 }
 
-// ---- Requests, faults, webhooks -----------------------------------------------------------------
+// ---- The panels: requests, faults, webhooks -----------------------------------------------------
 
 function drawRequests() {
   const isOnly = $("only-this").checked && state.open;
-  const fitting = [...state.requests.values()].reverse().filter((one) => !isOnly || one.to === state.open);
+  const fitting = [...state.requests.values()].reverse().filter(({ to }) => !isOnly || to === state.open);
   $("no-requests").hidden = fitting.length > 0;
-  $("more-requests").hidden = fitting.length <= state.requestsShown;
-  const keyOf = ({ number, status, seconds }) => `${number} ${status} ${seconds}`;
-  reconcile($("request-list"), fitting.slice(0, state.requestsShown), keyOf, (request) => {
+  $("more-requests").hidden = fitting.length <= state.listed.requests;
+  reconcile($("request-list"), fitting.slice(0, state.listed.requests), versionOf, (request) => {
+    const { number, to, seconds, detail, idempotency_key } = request;
     const { tone, text } = outcomeOf(request);
-    const took = request.seconds === null ? "" : `${Math.round(request.seconds * 1000)} ms · `;
-    return make("li", {}, make("button", { type: "button", className: "entry", on: { click: () => openRequest(request.number) } },
-      tag(text, tone), make("span", { text: request.to ?? "no number" }),
-      make("span", { className: "when", text: timeOf(request.received_at) }),
-      make("span", { className: request.detail ? "sub" : "sub line", text: took + (request.detail ?? (request.idempotency_key ? `key ${request.idempotency_key}` : "no key")) })));
+    const took = seconds === null ? "" : `${Math.round(seconds * 1000)} ms · `;
+    return make("li", {}, make("button", { type: "button", className: "entry", on: { click: () => openRequest(number) } },
+      tag(text, tone), make("span", { text: to ?? "no number" }),
+      make("span", { className: "when", text: timeOf(request) }),
+      make("span", { className: detail ? "sub" : "sub line", text: took + (detail ?? (idempotency_key ? `key ${idempotency_key}` : "no key")) })));
   });
 }
 
@@ -716,14 +549,19 @@ async function openRequest(number) {
     const body = (text, label) => text ? make("pre", { text: pretty(text), tabIndex: 0, "aria-label": label }) : make("p", { className: "muted", text: "No body" });
     box.replaceChildren(make("div", { className: "detail" },
       make("p", { className: "line", text: `${request.method} ${request.path}` }),
-      make("p", { className: "muted", text: `${timeOf(request.received_at)}${request.detail ? ` · ${request.detail}` : ""}` }),
+      make("p", { className: "muted", text: `${timeOf(request)}${request.detail ? ` · ${request.detail}` : ""}` }),
       headers(request.headers), body(request.body, "Body of the request"),
-      make("h3", { text: request.status === null ? `The request ${troubleIn(request)}` : `Answer ${request.status}` }),
+      make("h3", { text: request.status === null ? `The request ${describeTrouble(request)}` : `Answer ${request.status}` }),
       headers(request.answer_headers), body(request.answer_body, "Body of the answer")));
   } catch (error) {
     box.replaceChildren(make("p", { className: "nothing", text: `${error.message}.` }));
   }
   $("request-back").focus();
+}
+
+function closeRequest() {
+  $("request-list-view").hidden = false;
+  $("request-view").hidden = true;
 }
 
 function pretty(text) {
@@ -734,38 +572,35 @@ function pretty(text) {
   }
 }
 
-/** Quote for a shell: nothing in single quotes means anything. */
+/** Quote for a shell: within single quotes nothing has a meaning. */
 function quote(text) {
   return `'${text.replaceAll("'", "'\\''")}'`;
 }
 
 function asCurl({ method, path, headers, body }) {
-  const left = new Set(["host", "content-length", "connection", "accept", "accept-encoding", "user-agent"]);
+  const implied = new Set(["host", "content-length", "connection", "accept", "accept-encoding", "user-agent"]);
   const lines = [`curl -X ${method} ${quote(location.origin + path)}`];
-  for (const [name, value] of headers) if (!left.has(name)) lines.push(`-H ${quote(`${name}: ${value}`)}`);
+  for (const [name, value] of headers) if (!implied.has(name)) lines.push(`-H ${quote(`${name}: ${value}`)}`);
   if (body) lines.push(`--data-raw ${quote(body)}`);
   return lines.join(" \\\n  ");
 }
 
 async function copy(text, button) {
-  const before = button.dataset.label ?? button.textContent;
-  button.dataset.label = before;
+  button.dataset.label ??= button.textContent;
   try {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
   } catch {
     button.textContent = "Not allowed here";
   }
-  setTimeout(() => { button.textContent = before; }, 1500);
+  setTimeout(() => { button.textContent = button.dataset.label; }, 1500);
 }
 
 function drawFaults() {
-  const faults = state.faults;
-  $("fault-count").hidden = $("no-faults").hidden = !faults.length;
+  const { faults } = state;
   $("no-faults").hidden = faults.length > 0;
-  $("fault-count").textContent = String(faults.length);
   $("end-faults").hidden = !faults.length;
-  const keyed = faults.slice(0, REQUESTS_AT_ONCE).map((fault, index) => ({ fault, key: `${index} ${JSON.stringify(fault)}` }));
+  const keyed = faults.slice(0, LISTED).map((fault, index) => ({ fault, key: `${index} ${JSON.stringify(fault)}` }));
   reconcile($("fault-list"), keyed, ({ key }) => key, ({ fault }) => make("li", {},
     make("div", { className: "entry" },
       tag(fault.count ? `${fault.count} ×` : "∞", "bad"),
@@ -774,8 +609,7 @@ function drawFaults() {
 }
 
 function readFault() {
-  const kind = $("fault-kind").value;
-  const [mode, rest] = kind.split(/:(.*)/s);
+  const [mode, rest] = $("fault-kind").value.split(/:(.*)/s);
   const fault = { latency_seconds: Number($("fault-latency").value) || 0 };
   const times = $("fault-count-field").value;
   if (times) fault.count = Number(times);
@@ -791,9 +625,8 @@ function readFault() {
 
 function chooseFault() {
   const [mode, status] = $("fault-kind").value.split(/:(.*)/s);
-  const isAnswer = mode === "status" || mode === "answer";
   $("status-field").hidden = mode !== "status";
-  $("retry-after-field").hidden = !isAnswer;
+  $("retry-after-field").hidden = mode !== "status" && mode !== "answer";
   if (mode === "status" && status) $("fault-status").value = status;
   $("fault-retry-after").value = ["503", "429"].includes(status) ? "2" : "";
   $("fault-latency").value = mode === "slow" ? "5" : "0";
@@ -802,22 +635,21 @@ function chooseFault() {
 async function orderFault(event) {
   event.preventDefault();
   if (await send("/sandbox/faults", readFault(), $("fault-note"))) {
-    $("fault-note").textContent = "Ordered: it is done to the next request that fits.";
+    $("fault-note").textContent = "Ordered: the next request that it applies to meets it.";
     $("fault-note").classList.add("good");
   }
 }
 
 function drawWebhooks() {
-  const newest = [...state.webhooks.values()].slice(-WEBHOOKS_AT_ONCE).reverse();
+  const newest = [...state.webhooks.values()].slice(-LISTED).reverse();
   $("no-webhooks").hidden = newest.length > 0;
-  const keyOf = ({ number, answers }) => `${number} ${answers}`;
-  reconcile($("webhook-list"), newest, keyOf, (webhook) => {
+  reconcile($("webhook-list"), newest, versionOf, (webhook) => {
     const { tone, text, hint } = answered(webhook);
     const what = [webhook.forged ? "forged" : "", webhook.kind, webhook.delivery ?? "", webhook.phone ? `of ${webhook.phone}` : ""];
     return make("li", {}, make("div", { className: "entry" },
-      tag(webhook.answers?.length ? [...new Set(webhook.answers)].map((one) => one ?? "none").join(" ") : "…", tone),
+      tag(webhook.answers?.length ? [...new Set(webhook.answers)].map((status) => status ?? "none").join(" ") : "…", tone),
       make("span", { text: what.filter(Boolean).join(" ") }),
-      make("span", { className: "when", text: timeOf(webhook.sent_at) }),
+      make("span", { className: "when", text: timeOf(webhook) }),
       make("span", { className: "sub", text: hint ?? text }),
       make("pre", { text: webhook.body, tabIndex: 0, "aria-label": "Body of the webhook" })));
   });
@@ -828,19 +660,20 @@ async function sendEvent(event) {
   await send("/sandbox/events", $("event-body").value, $("event-note"));
 }
 
+const PANELS = { requests: drawRequests, faults: drawFaults, webhooks: drawWebhooks };
 let panel = "requests";
 
 function openPanel(name) {
   panel = name;
   for (const each of document.querySelectorAll("[role=tab]")) {
-    const isIt = each.dataset.panel === name;
-    each.setAttribute("aria-selected", String(isIt));
-    each.tabIndex = isIt ? 0 : -1;
-    $(each.getAttribute("aria-controls")).hidden = !isIt;
+    const isSelected = each.dataset.panel === name;
+    each.setAttribute("aria-selected", String(isSelected));
+    each.tabIndex = isSelected ? 0 : -1;
+    $(each.getAttribute("aria-controls")).hidden = !isSelected;
   }
   $("panel").classList.add("open");
   if (name === "requests") closeRequest();
-  show.now();
+  draw();
 }
 
 function closePanel() {
@@ -848,41 +681,35 @@ function closePanel() {
   document.querySelector(`.switch[data-panel="${panel}"]`).focus();
 }
 
-function closeRequest() {
-  $("request-list-view").hidden = false;
-  $("request-view").hidden = true;
-}
+// ---- Drawing ------------------------------------------------------------------------------------
 
-const PANELS = { requests: drawRequests, faults: drawFaults, webhooks: drawWebhooks };
+let isScheduled = false;
 
-// ---- Drawing, once for all that came since the last frame ---------------------------------------
-
-let isAwaited = false;
-
+/** Draw in the next frame, once for all changes until then. */
 function show() {
-  if (isAwaited) return;
-  isAwaited = true;
-  requestAnimationFrame(show.now);
+  if (isScheduled) return;
+  isScheduled = true;
+  requestAnimationFrame(draw);
 }
 
-show.now = () => {
-  isAwaited = false;
-  list.draw();
+function draw() {
+  isScheduled = false;
+  drawPhones();
   drawConversation();
-  if ($("panel").offsetParent !== null || $("panel").classList.contains("open")) PANELS[panel]();
+  PANELS[panel]();
   $("fault-count").hidden = !state.faults.length;
   $("fault-count").textContent = String(state.faults.length);
   let unread = 0;
-  for (const phone of state.phones.values()) unread += phone.unread;
+  for (const phone of state.phones.values()) unread += unreadOf(phone);
   document.title = unread ? `(${unread}) sms-bridge sandbox` : "sms-bridge sandbox";
   markRead();
-};
+}
 
-/** Say what depends on how the sandbox was started. */
+/** Fill in what depends on how the sandbox was started. */
 function introduce() {
   const { preset, path, has_key, webhook_url, answers } = state.about;
-  $("preset").textContent = preset;
   const isGeneric = preset === "generic";
+  $("preset").textContent = preset;
   $("configure-how").textContent = isGeneric
     ? "In the bridge's config.yaml; every setting may be an environment variable, too:"
     : "Take the settings that the sandbox printed at its start. They say, among others:";
@@ -891,9 +718,9 @@ function introduce() {
   if (isGeneric) lines.push("webhook:", `  secrets: [${webhook_url ? "what --webhook-secret says" : "a-secret"}]`);
   $("configure").textContent = lines.join("\n");
   $("wait-for").textContent = `curl '${location.origin}/sandbox/messages?to=491713920001&wait_seconds=30'`;
-  $("no-requests").textContent = `What the bridge's worker sends to POST ${path} is listed here, with headers, body and answer.`;
-  $("own-answers").replaceChildren(...answers.filter((one) => one.fate !== "sent").map((one) => make("option", {
-    value: `answer:${one.name}`, text: `${one.status}${one.code ? ` (${one.code})` : ""}: ${one.name}`,
+  $("no-requests").textContent = `The requests of the bridge's worker, POST ${path}, are listed here with headers, body and answer.`;
+  $("own-answers").replaceChildren(...answers.filter(({ fate }) => fate !== "sent").map(({ name, status, code }) => make("option", {
+    value: `answer:${name}`, text: `${status}${code ? ` (${code})` : ""}: ${name}`,
   })));
   $("webhook-where").textContent = webhook_url
     ? `They go to ${webhook_url}.`
@@ -909,7 +736,7 @@ function onListKey(event) {
   const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
   if (event.key in steps) {
     event.preventDefault();
-    list.move(steps[event.key]);
+    moveSelection(steps[event.key]);
   } else if (event.key === "Enter" && state.open) {
     event.preventDefault();
     openPhone(state.open, { goThere: true });
@@ -937,21 +764,32 @@ function onTabKey(event) {
   next.focus();
 }
 
+/** Have a button at the end of a list show more of it, also as soon as it is scrolled to. */
+function growWith(button, list) {
+  const grow = () => {
+    state.listed[list] += LISTED;
+    show();
+  };
+  button.addEventListener("click", grow);
+  new IntersectionObserver((entries) => { if (entries.some(({ isIntersecting }) => isIntersecting)) grow(); }).observe(button);
+}
+
 function listen() {
-  $("phone-scroller").addEventListener("scroll", () => list.drawRows(), { passive: true });
-  new ResizeObserver(() => list.drawRows()).observe($("phone-scroller"));
+  growWith($("more-phones"), "phones");
+  growWith($("earlier"), "items");
+  growWith($("more-requests"), "requests");
   $("phone-list").addEventListener("keydown", onListKey);
   $("search").addEventListener("input", () => {
     state.query = $("search").value;
+    state.listed.phones = LISTED;
     $("phone-scroller").scrollTop = 0;
     show();
   });
   $("search").addEventListener("keydown", (event) => {
-    if (event.key === "ArrowDown") {
-      event.preventDefault();
-      list.move(0);
-      $("phone-list").focus();
-    }
+    if (event.key !== "ArrowDown") return;
+    event.preventDefault();
+    moveSelection(0);
+    $("phone-list").focus();
   });
   $("write-from").addEventListener("click", () => {
     const query = state.query.trim();
@@ -971,7 +809,6 @@ function listen() {
     for (const kind of ["messages", "requests"]) await ask("DELETE", `/sandbox/${kind}`).catch(() => setLive("away"));
   });
   $("newest").addEventListener("click", () => {
-    conversation.sticks = true;
     conversation.toEnd();
     $("log").focus();
   });
@@ -980,18 +817,14 @@ function listen() {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) sendReply(event);
   });
   for (const button of document.querySelectorAll("[data-panel]")) {
-    button.addEventListener("click", () => openPanel(button.dataset.panel));
-  }
-  for (const button of document.querySelectorAll(".switch")) {
-    button.addEventListener("click", () => $(`tab-${button.dataset.panel}`).focus());
+    button.addEventListener("click", () => {
+      openPanel(button.dataset.panel);
+      $(`tab-${button.dataset.panel}`).focus();
+    });
   }
   document.querySelector("[role=tablist]").addEventListener("keydown", onTabKey);
   $("close-panel").addEventListener("click", closePanel);
   $("only-this").addEventListener("change", show);
-  $("more-requests").addEventListener("click", () => {
-    state.requestsShown += REQUESTS_AT_ONCE;
-    show();
-  });
   $("request-back").addEventListener("click", () => {
     closeRequest();
     $("tab-requests").focus();
@@ -1002,11 +835,11 @@ function listen() {
   }
   $("fault-kind").addEventListener("change", chooseFault);
   $("fault-form").addEventListener("submit", orderFault);
-  $("fault-to").addEventListener("focus", () => {
-    const numbers = [state.open, ...state.order.slice(0, 20).map((phone) => phone.number)];
-    $("fault-numbers").replaceChildren(...[...new Set(numbers)].filter(Boolean).map((number) => make("option", { value: number })));
-  });
   $("end-faults").addEventListener("click", () => ask("DELETE", "/sandbox/faults").catch(() => {}));
+  $("fault-to").addEventListener("focus", () => {
+    const numbers = new Set([state.open, ...state.order.slice(0, 20).map(({ number }) => number)]);
+    $("fault-numbers").replaceChildren(...[...numbers].filter(Boolean).map((value) => make("option", { value })));
+  });
   $("event-form").addEventListener("submit", sendEvent);
   document.addEventListener("keydown", onKey);
   document.addEventListener("visibilitychange", markRead);
@@ -1021,4 +854,4 @@ function openFromAddress() {
 conversation.start();
 listen();
 openFromAddress();
-stream.open();
+openStream();

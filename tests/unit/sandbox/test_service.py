@@ -1,17 +1,15 @@
-"""A service that is played reads what the bridge writes for it, and is understood by it."""
+"""A played service reads what the bridge writes for it, and the bridge reads its answers."""
 
 import base64
 import json
+import re
 from typing import Any
 
 import pytest
 
 from bridge.config import SmsApiSettings
 from bridge.config.presets import PRESETS, Preset
-from bridge.sandbox.answers import Answer
-from bridge.sandbox.faults import Fault
-from bridge.sandbox.messages import Message
-from bridge.sandbox.service import Reading, Refusal, Service
+from bridge.sandbox.service import ParsedRequest, PlayedService, Rejection, ServiceAnswer, like
 from bridge.worker.envelope import Envelope
 from bridge.worker.fates import Fate
 from bridge.worker.request import SendRequest
@@ -46,12 +44,21 @@ def written(preset: Preset, *, key: str = "a-message-id") -> tuple[dict[str, str
     return {name.decode().lower(): value.decode() for name, value in headers}, asked.body
 
 
-def ask(preset: Preset, headers: dict[str, str], body: bytes, *, key: str | None = KEY) -> Reading:
+def ask(
+    preset: Preset, headers: dict[str, str], body: bytes, *, key: str | None = KEY
+) -> ParsedRequest:
     """Have the service read a request."""
-    return Service(preset).read(headers, body, api_key=key, received_at=1.5)
+    return PlayedService(preset, key).read(headers, body)
 
 
-def judge(preset: Preset, answer: Answer) -> Any:
+def rejection(preset: Preset, headers: dict[str, str], body: bytes) -> Rejection:
+    """Have the service read a request that it does not accept."""
+    found = ask(preset, headers, body).rejection
+    assert found is not None
+    return found
+
+
+def judge(preset: Preset, answer: ServiceAnswer) -> Any:
     """Have the bridge judge an answer."""
     content = b"" if answer.body is None else json.dumps(answer.body).encode()
     return shape(preset).judge(Reply(answer.status, (), content))
@@ -61,10 +68,11 @@ def judge(preset: Preset, answer: Answer) -> Any:
 def test_the_service_reads_what_the_bridge_writes(preset: Preset) -> None:
     """Number, sender, text and key arrive as they were, wherever the preset puts them."""
     headers, body = written(preset)
-    message = ask(preset, headers, body).outcome
+    parsed = ask(preset, headers, body)
+    message = PlayedService(preset).accept(parsed)
 
-    assert isinstance(message, Message)
-    assert (message.to, message.text, message.received_at) == (TO, TEXT, 1.5)
+    assert parsed.rejection is None
+    assert (message.to, message.text) == (TO, TEXT)
     assert message.sender == (None if preset in SENDERLESS else "Acme")
     assert message.idempotency_key == (None if preset in KEYLESS else "a-message-id")
 
@@ -72,11 +80,12 @@ def test_the_service_reads_what_the_bridge_writes(preset: Preset) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_bridge_reads_what_the_service_answers(preset: Preset) -> None:
     """The yes of the service is a yes to the bridge, with the id of the message in it."""
-    message = ask(preset, *written(preset)).outcome
-    assert isinstance(message, Message)
-    judged = judge(preset, Service(preset).accept(message))
+    service = PlayedService(preset)
+    one, other = (service.accept(ask(preset, *written(preset, key=key))) for key in ("a", "b"))
+    judged = judge(preset, service.acceptance_of(one))
 
-    assert (judged.fate, judged.provider_id) == (Fate.SENT, message.id)
+    assert one.id != other.id
+    assert (judged.fate, judged.provider_id) == (Fate.SENT, one.id)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -85,20 +94,20 @@ def test_a_wrong_login_is_told_as_the_service_does(preset: Preset, login: str) -
     """A key that is not known, or none, pauses the bridge for its credentials."""
     headers, body = written(preset)
     if login == "missing":
-        del headers[Service(preset).settings.auth.header.lower()]
-    reading = ask(preset, headers, body, key="another-key" if login == "wrong" else None)
-    assert isinstance(reading.outcome, Refusal)
-    judged = judge(preset, reading.outcome.answer)
+        del headers[PlayedService(preset).login_header]
+    parsed = ask(preset, headers, body, key="another-key" if login == "wrong" else None)
+    assert parsed.rejection is not None
+    judged = judge(preset, parsed.rejection.answer)
 
     assert (judged.fate, judged.pause) == (Fate.SETUP, "credentials_rejected")
-    assert reading.outcome.detail.endswith("a known key")
-    assert reading.to == TO
+    assert parsed.rejection.detail.endswith("a known key")
+    assert parsed.to == TO
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_any_key_will_do_unless_one_is_named(preset: Preset) -> None:
     """Without a key of its own, the service takes each."""
-    assert isinstance(ask(preset, *written(preset), key=None).outcome, Message)
+    assert ask(preset, *written(preset), key=None).rejection is None
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -106,14 +115,14 @@ def test_any_key_will_do_unless_one_is_named(preset: Preset) -> None:
 def test_what_is_missing_is_refused(preset: Preset, name: str) -> None:
     """A request without number, sender or text gets the service's own no, and we say what lacks."""
     headers, body = written(preset)
-    fields = Service(preset).settings.request.fields
+    fields = PlayedService(preset).settings.request.fields
     field = next((at for at, value in fields.items() if value == f"{{{name}}}"), None)
     if field is None:
         assert name == "from"
         assert preset in SENDERLESS
         return
     parts = field[1:].split("/")
-    if Service(preset).settings.request.body == "form":
+    if PlayedService(preset).settings.request.body == "form":
         pairs = [pair for pair in body.split(b"&") if not pair.startswith(f"{parts[0]}=".encode())]
         body = b"&".join(pairs)
     else:
@@ -122,8 +131,7 @@ def test_what_is_missing_is_refused(preset: Preset, name: str) -> None:
             node = node[int(part) if part.isdecimal() else part]
         del node[int(parts[-1]) if parts[-1].isdecimal() else parts[-1]]
         body = json.dumps(document).encode()
-    refused = ask(preset, headers, body).outcome
-    assert isinstance(refused, Refusal)
+    refused = rejection(preset, headers, body)
 
     assert refused.detail == f"{field[1:]}: is missing"
     assert judge(preset, refused.answer).fate is Fate.REFUSED
@@ -134,8 +142,7 @@ def test_what_is_missing_is_refused(preset: Preset, name: str) -> None:
 def test_what_cannot_be_read_is_refused(preset: Preset, body: bytes) -> None:
     """A body of another kind is a no as well, whatever is in it."""
     headers, _ = written(preset)
-    refused = ask(preset, headers, body).outcome
-    assert isinstance(refused, Refusal)
+    refused = rejection(preset, headers, body)
 
     assert judge(preset, refused.answer).fate is Fate.REFUSED
 
@@ -143,12 +150,10 @@ def test_what_cannot_be_read_is_refused(preset: Preset, body: bytes) -> None:
 def test_a_number_wants_the_form_that_the_service_wants() -> None:
     """Where a service takes digits, a + is wrong, and the other way round."""
     headers, body = written("vonage")
-    digits = ask("vonage", headers, body.replace(b'"15550100"', b'"+15550100"')).outcome
+    digits = rejection("vonage", headers, body.replace(b'"15550100"', b'"+15550100"'))
     headers, body = written("twilio")
-    number = ask("twilio", headers, body.replace(b"%2B15550100", b"15550100")).outcome
+    number = rejection("twilio", headers, body.replace(b"%2B15550100", b"15550100"))
 
-    assert isinstance(digits, Refusal)
-    assert isinstance(number, Refusal)
     assert digits.detail == "to: must be 4 to 15 digits, the first not 0, no +"
     assert number.detail == "To: must be + and 4 to 15 digits, the first not 0"
 
@@ -166,61 +171,93 @@ def test_a_number_wants_the_form_that_the_service_wants() -> None:
 def test_a_login_wants_the_form_of_the_service(value: str) -> None:
     """A key that stands elsewhere than the service looks for it is none."""
     headers, body = written("twilio")
-    refused = ask("twilio", headers | {"authorization": value}, body).outcome
+    refused = rejection("twilio", headers | {"authorization": value}, body)
 
-    assert isinstance(refused, Refusal)
+    assert refused.detail == "Authorization: must be Basic and a known key"
 
 
-@pytest.mark.parametrize("preset", ["android-sms-gateway", "infobip"])
-def test_a_message_keeps_the_id_that_its_request_gives_it(preset: Preset) -> None:
-    """Where a request names the message's id, the answer has that one, and a repeat is told so."""
-    message = ask(preset, *written(preset, key="our-own-id")).outcome
-    duplicate = Service(preset).duplicate
-    assert isinstance(message, Message)
-    assert duplicate is not None
+def test_a_message_keeps_the_id_that_its_request_gives_it() -> None:
+    """Two services take our key for the id of the message, and recognise a repeat of it."""
+    duplicates = {preset: PlayedService(preset).duplicate for preset in PRESETS}
+    found = {preset: answer for preset, answer in duplicates.items() if answer is not None}
 
-    assert message.id == "our-own-id"
-    assert judge(preset, duplicate).fate is Fate.SENT
+    assert {preset: answer.status for preset, answer in found.items()} == {
+        "android-sms-gateway": 409,
+        "infobip": 200,
+    }
+    for preset, answer in found.items():
+        message = PlayedService(preset).accept(ask(preset, *written(preset, key="our-own-id")))
+        assert message.id == "our-own-id"
+        assert judge(preset, answer).fate is Fate.SENT
 
 
 @pytest.mark.parametrize(
-    ("preset", "fault", "status", "fate"),
+    ("preset", "name", "status", "answered", "fate"),
     [
-        ("twilio", {"answer": "21610"}, 400, Fate.REFUSED),
-        ("twilio", {"status": 429}, 429, Fate.SLOW_DOWN),
-        ("twilio", {"status": 418}, 418, Fate.REFUSED),
-        ("vonage-sms", {"answer": "slow_down"}, 200, Fate.SLOW_DOWN),
-        ("generic", {"status": 422}, 422, Fate.REFUSED),
+        ("twilio", "21610", None, 400, Fate.REFUSED),
+        ("twilio", "the person has answered STOP", None, 400, Fate.REFUSED),
+        ("twilio", "setup:credentials_rejected", None, 401, Fate.SETUP),
+        ("twilio", None, 429, 429, Fate.SLOW_DOWN),
+        ("twilio", None, 418, 418, Fate.REFUSED),
+        ("vonage-sms", "slow_down", None, 200, Fate.SLOW_DOWN),
+        ("generic", None, 422, 422, Fate.REFUSED),
     ],
 )
 def test_a_fault_is_answered_in_the_services_words(
-    preset: Preset, fault: dict[str, Any], status: int, fate: Fate
+    preset: Preset, name: str | None, status: int | None, answered: int, fate: Fate
 ) -> None:
-    """By name, or by a status of which the service has an example; else in the sandbox's words."""
-    service = Service(preset)
-    ordered = service.ordered(Fault(**fault))
-    assert ordered is not None
+    """By meaning, code or fate, or by a status that is documented; else in the sandbox's words."""
+    answer = PlayedService(preset).fault_answer(name, status)
+    assert answer is not None
 
-    assert service.status_of(Fault(**fault)) == ordered.status == status
-    assert (ordered.means is None) == (status in {418, 422})
-    assert judge(preset, ordered).fate is fate
+    assert answer.status == answered
+    assert (answer.means is None) == (answered in {418, 422})
+    assert judge(preset, answer).fate is fate
 
 
 @pytest.mark.parametrize(
-    ("preset", "fault", "status"),
+    ("preset", "name", "status"),
     [
-        ("twilio", {"latency_seconds": 1}, 201),
-        ("twilio", {"answer": "queued"}, 201),
-        ("vonage-sms", {"status": 200}, 200),
-        ("generic", {"status": 204}, 204),
-        ("generic", {}, 202),
+        ("twilio", None, None),
+        ("twilio", "queued", None),
+        ("vonage-sms", None, 200),
+        ("generic", None, 204),
     ],
 )
-def test_a_fault_that_says_yes_takes_the_message(
-    preset: Preset, fault: dict[str, Any], status: int
+def test_a_fault_that_says_yes_accepts_the_message(
+    preset: Preset, name: str | None, status: int | None
 ) -> None:
-    """The service's own yes is no answer to give in its place, whatever else is ordered."""
-    service = Service(preset)
+    """If a fault orders the service's own yes, there is no other answer in its place."""
+    assert PlayedService(preset).fault_answer(name, status) is None
 
-    assert service.ordered(Fault(**fault)) is None
-    assert service.status_of(Fault(**fault)) == status
+
+def test_an_unknown_answer_lists_the_answers() -> None:
+    """The error lists the answers, and suggests the nearest name."""
+    meant = r"^is unknown; did you mean the person has answered STOP\? there are: queued \(sent\); "
+    with pytest.raises(ValueError, match=meant) as caught:
+        PlayedService("twilio").fault_answer("the persn has answerd STOP", None)
+
+    assert "the person has answered STOP (21610, refused); " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("example", "pattern"),
+    [
+        ("SM00000000000000000000000000000001", r"SM[0-9]{32}"),
+        (
+            "00000000-0000-4000-8000-000000000001",
+            r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}",
+        ),
+        ("0C000000217B7F02", r"[0-9A-F]{16}"),
+        ("e8077d803532c0b5937c639b60216938", r"[0-9a-f]{32}"),
+        ("01FC66621XXXXX119Z8PMV1QPQ", r"[0-9A-F]{9}XXXXX119Z8PMV1QPQ"),
+        ("817790313235066447", r"[0-9]{18}"),
+        ("a-message-id", r"sandbox-[0-9a-f]{32}"),
+    ],
+)
+def test_an_id_has_the_form_of_its_example(example: str, pattern: str) -> None:
+    """What differs from message to message is made up, and the form stays."""
+    made = {like(example) for _ in range(20)}
+
+    assert len(made) == 20
+    assert all(re.fullmatch(pattern, one) for one in made)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from bridge.config.presets import Preset
-from bridge.sandbox.routes import create_app
+from bridge.sandbox.api import create_app
 
 TWILIO = "/2010-04-01/Accounts/AC-any-of-them/Messages.json"
 FORM = {"To": "+15550100", "From": "+15550101", "Body": "Hi"}
@@ -23,9 +23,7 @@ async def play() -> AsyncIterator[Play]:
     async with AsyncExitStack() as stack:
 
         def start(preset: Preset) -> httpx.AsyncClient:
-            transport = httpx.ASGITransport(
-                create_app(sign=None, webhook_url=None, key="the-key", preset=preset)
-            )
+            transport = httpx.ASGITransport(create_app(key="the-key", preset=preset))
             client = httpx.AsyncClient(
                 transport=transport, base_url="http://127.0.0.1", auth=("any", "the-key")
             )

@@ -21,11 +21,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bridge.errors import BridgeError, ConfigError
-from bridge.sandbox.routes import MAX_BODY_BYTES, create_app
+from bridge.sandbox.api import MAX_BODY_BYTES, MAX_WAITING, create_app
 from bridge.sandbox.server import serve
-from bridge.webhook.signatures.verify import Signed
+from bridge.sandbox.webhooks import Signer
 
-SECRET = b"webhook-secret"
+SECRET = "webhook-secret"
 MESSAGE = {"to": "+491713920001", "from": "Acme", "text": "Hello\nthere 👋"}
 BEARER = {"Authorization": "Bearer any-key"}
 
@@ -34,14 +34,6 @@ BEARER = {"Authorization": "Bearer any-key"}
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     """Run on the loop that the sandbox runs on in earnest."""
     return "asyncio", {"use_uvloop": True}
-
-
-def sign(body: bytes, *, content_type: str = "", forged: bool = False) -> Signed:
-    """Sign a webhook as the bridge's `plain` scheme does."""
-    assert content_type in {"", "application/json"}
-    key = b"another-secret" if forged else SECRET
-    signature = hmac.new(key, body, hashlib.sha256).hexdigest()
-    return Signed((("X-Service-Signature", signature),), b"")
 
 
 @asynccontextmanager
@@ -64,7 +56,7 @@ async def running(app: Starlette) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture(scope="module")
 async def served() -> AsyncIterator[httpx.AsyncClient]:
     """One sandbox for the whole file, because each takes a moment to stop."""
-    async with running(create_app(sign=None, webhook_url=None)) as client:
+    async with running(create_app()) as client:
         yield client
 
 
@@ -95,7 +87,8 @@ class Bridge:
         self.signatures.append(request.headers["x-service-signature"])
         if self.silent:
             request.state.close_connection()
-        return Response(status_code=200 if self.signatures[-1] == sign(body).headers[0][1] else 401)
+        expected = hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()
+        return Response(status_code=200 if self.signatures[-1] == expected else 401)
 
 
 @pytest.fixture
@@ -110,7 +103,7 @@ async def phone(bridge: Bridge) -> AsyncIterator[httpx.AsyncClient]:
     async with AsyncExitStack() as stack:
         routes = [Route("/webhooks", bridge.take, methods=["POST"])]
         taker = await stack.enter_async_context(running(Starlette(routes=routes)))
-        app = create_app(sign=sign, webhook_url=f"{taker.base_url}/webhooks")
+        app = create_app(signer=Signer("generic", f"{taker.base_url}/webhooks", SECRET))
         yield await stack.enter_async_context(running(app))
 
 
@@ -228,7 +221,7 @@ async def test_missing_key_is_refused(sandbox: httpx.AsyncClient, header: str) -
 
 async def test_only_the_named_key_is_accepted() -> None:
     """Where the sandbox was given a key, every other is answered 401."""
-    async with running(create_app(sign=None, webhook_url=None, key="the-key")) as client:
+    async with running(create_app(key="the-key")) as client:
         wrong = await send(client)
         right = await send(client, Authorization="Bearer the-key")
 
@@ -237,7 +230,7 @@ async def test_only_the_named_key_is_accepted() -> None:
 
 async def test_memory_is_bounded() -> None:
     """The oldest messages and requests give way to new ones."""
-    async with running(create_app(sign=None, webhook_url=None, max_messages=2)) as client:
+    async with running(create_app(max_messages=2)) as client:
         for key in "abc":
             await send(client, **{"Idempotency-Key": key})
         messages, requests = await kept(client), await attempts(client)
@@ -268,6 +261,105 @@ async def test_records_can_be_deleted(sandbox: httpx.AsyncClient, kind: str) -> 
 
     assert answer.status_code == 204
     assert (await sandbox.get(f"/sandbox/{kind}")).json() == {kind: []}
+
+
+async def take(client: httpx.AsyncClient, key: str, to: str) -> str:
+    """Send a message for a number and return its id."""
+    answer = await client.post(
+        "/v1/messages", json={**MESSAGE, "to": to}, headers={"Idempotency-Key": key}
+    )
+    return str(answer.raise_for_status().json()["id"])
+
+
+async def keys(client: httpx.AsyncClient, query: str) -> list[str]:
+    """Return the keys of the messages that a query finds."""
+    answer = await client.get(f"/sandbox/messages?{query}", timeout=60)
+    return [one["idempotency_key"] for one in answer.raise_for_status().json()["messages"]]
+
+
+async def test_messages_for_a_number_and_after_another(sandbox: httpx.AsyncClient) -> None:
+    """The + may be missing, or be a space, which an unescaped + means in a query."""
+    first = await take(sandbox, "a", "+15550100")
+    await take(sandbox, "b", "+15550101")
+    await take(sandbox, "c", "+15550100")
+
+    assert await keys(sandbox, f"after={first}") == ["b", "c"]
+    assert await keys(sandbox, f"to=%2B15550100&after={first}") == ["c"]
+    assert await keys(sandbox, "to=15550100") == ["a", "c"]
+    assert await keys(sandbox, "to=+15550101") == ["b"]
+    assert await keys(sandbox, "to=+15550101&wait_seconds=60") == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "error"),
+    [
+        ("too=%2B15550100", 400, "too: extra inputs are not permitted"),
+        ("to=me", 400, "to: must be + and 4 to 15 digits, the first not 0"),
+        ("wait_seconds=61", 400, "wait_seconds: input should be less than or equal to 60"),
+        ("wait_seconds=nan", 400, "wait_seconds: input should be a finite number"),
+        ("after=z", 404, "after: no message that is kept has this id"),
+    ],
+)
+async def test_a_query_that_cannot_be_answered_is_refused(
+    sandbox: httpx.AsyncClient, query: str, status: int, error: str
+) -> None:
+    """A misspelt or unusable member is named, and nobody else's message is shown."""
+    answer = await sandbox.get(f"/sandbox/messages?{query}")
+
+    assert (answer.status_code, answer.json()) == (status, {"error": error})
+
+
+async def test_a_wait_ends_with_the_next_message(sandbox: httpx.AsyncClient) -> None:
+    """The answer comes with the first message that fits, or is empty when the time is up."""
+    old = await take(sandbox, "old", "+15550100")
+    query = f"to=15550100&after={old}"
+    waiting = asyncio.create_task(keys(sandbox, f"{query}&wait_seconds=30"))
+    await take(sandbox, "other", "+15550101")
+
+    assert await keys(sandbox, f"{query}&wait_seconds=0.05") == []
+    assert not waiting.done()
+    await take(sandbox, "new", "+15550100")
+    assert await waiting == ["new"]
+
+
+async def test_the_number_of_waiting_requests_is_bounded() -> None:
+    """Another request than `MAX_WAITING` at a time is answered 503."""
+    app = create_app()
+    transport = httpx.ASGITransport(app)
+    url, wait = "http://127.0.0.1", "/sandbox/messages?wait_seconds=30"
+    async with httpx.AsyncClient(transport=transport, base_url=url, headers=BEARER) as client:
+        waiting = [asyncio.create_task(client.get(wait)) for _ in range(MAX_WAITING)]
+        await asyncio.sleep(0.2)
+        refused = await client.get(wait)
+        await take(client, "one", "+15550100")
+        answers = await asyncio.gather(*waiting)
+
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+    assert {len(answer.json()["messages"]) for answer in answers} == {1}
+
+
+async def test_a_request_is_shown_with_its_answer(sandbox: httpx.AsyncClient) -> None:
+    """Headers and bodies are shown as they were on the wire, except for the key."""
+    sent = await send(sandbox, Authorization="Bearer the-key")
+    (listed,) = (await sandbox.get("/sandbox/requests")).json()["requests"]
+    shown = (await sandbox.get(f"/sandbox/requests/{listed['number']}")).json()
+
+    assert (listed["status"], listed["seconds"] >= 0) == (202, True)
+    assert ["authorization", "Bearer ***"] in shown["headers"]
+    assert json.loads(shown["body"]) == MESSAGE
+    assert json.loads(shown["answer_body"]) == sent.json()
+    assert "the-key" not in json.dumps([listed, shown])
+    assert (await sandbox.get("/sandbox/requests/999999")).status_code == 404
+
+
+async def test_a_fault_can_be_added(sandbox: httpx.AsyncClient) -> None:
+    """A fault that is posted comes after the others, and is checked as they are."""
+    await set_faults(sandbox, {"status": 500})
+    added = await sandbox.post("/sandbox/faults", json={"status": 429, "count": 2})
+    refused = await sandbox.post("/sandbox/faults", json={"answer": "no such thing"})
+
+    assert [one["status"] for one in added.json()["faults"]] == [500, 429]
+    assert refused.status_code == 400
 
 
 async def test_fault_answers_as_often_as_it_says(sandbox: httpx.AsyncClient) -> None:
@@ -499,9 +591,9 @@ async def test_webhooks_need_a_url(sandbox: httpx.AsyncClient, path: str) -> Non
 
 @pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://host/", "http://", "http://[::1"])
 async def test_unusable_webhook_url_is_told_at_the_start(url: str) -> None:
-    """A webhook URL that cannot be one is a fault of the configuration."""
+    """An unusable webhook URL is an error of the configuration."""
     with pytest.raises(ConfigError, match="--webhook-url"):
-        create_app(sign=sign, webhook_url=url)
+        Signer("generic", url, SECRET)
 
 
 async def test_used_port_is_told(sandbox: httpx.AsyncClient) -> None:
@@ -511,7 +603,7 @@ async def test_used_port_is_told(sandbox: httpx.AsyncClient) -> None:
     with pytest.raises(
         BridgeError, match=f"^--port: cannot listen on 127.0.0.1:{port}: it is in use"
     ):
-        await serve(create_app(sign=None, webhook_url=None), port=port)
+        await serve(create_app(), port=port)
 
 
 async def test_index_names_the_endpoints(sandbox: httpx.AsyncClient) -> None:
@@ -542,7 +634,7 @@ async def test_index_names_the_endpoints(sandbox: httpx.AsyncClient) -> None:
 )
 async def test_pages_of_other_sites_are_refused(headers: dict[str, str], status: int) -> None:
     """A foreign Origin may order nothing, and a foreign Host (DNS rebinding) see nothing."""
-    app = create_app(sign=None, webhook_url=None, hosts=["sandbox.example.com"])
+    app = create_app(hosts=["sandbox.example.com"])
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         ordered = await client.delete("/sandbox/faults", headers=headers)
@@ -581,10 +673,10 @@ async def test_json_with_a_charset_is_taken(sandbox: httpx.AsyncClient) -> None:
 
 STANDALONE = """
 import asyncio, uvloop
-from bridge.sandbox.routes import create_app
+from bridge.sandbox.api import create_app
 from bridge.sandbox.server import serve
 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-    runner.run(serve(create_app(sign=None, webhook_url=None), port=0))
+    runner.run(serve(create_app(), port=0))
 """
 
 

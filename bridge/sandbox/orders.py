@@ -1,0 +1,141 @@
+"""What users order of the sandbox: models that validate the JSON and queries of `/sandbox/...`."""
+
+from typing import Annotated, Final, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from starlette.exceptions import HTTPException
+
+from bridge.sandbox.service import find_problem
+from bridge.webhook.receipts import Delivery
+
+MAX_FAULTS: Final = 1000
+# The longest time for which a fault may delay its answer, or hang.
+MAX_HANG_SECONDS: Final = 600
+MAX_WAIT_SECONDS: Final = 60
+
+T = TypeVar("T")
+
+
+class _Order(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+
+class WebhookOrder(_Order):
+    """How often to send a webhook, and whether with a forged signature."""
+
+    repeat: Annotated[int, Field(ge=1, le=1000)] = 1
+    forged: bool = False
+
+
+class PhoneReply(WebhookOrder):
+    """A reply from a phone."""
+
+    sender: Annotated[str, Field(alias="from", min_length=1, max_length=32)]
+    text: str
+
+
+class ReceiptOrder(WebhookOrder):
+    """The delivery receipt of the newest message with this id and for this number; None is any."""
+
+    id: str | None = None
+    to: str | None = None
+    delivery: Delivery = "delivered"
+
+
+class ReadMark(_Order):
+    """The newest message of a number's conversation that somebody has seen on the page."""
+
+    to: Annotated[str, Field(min_length=1, max_length=32)]
+    number: Annotated[int, Field(ge=0)]
+
+
+def _not_framing(name: str) -> str:
+    if name.lower() in {"content-length", "transfer-encoding"}:
+        raise ValueError("is set by the server and cannot be changed")
+    return name
+
+
+_HeaderName = Annotated[
+    str, StringConstraints(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"), AfterValidator(_not_framing)
+]
+_HeaderValue = Annotated[str, StringConstraints(pattern=r"^[\t\x20-\x7e\xa0-\xff]*$")]
+
+
+class Fault(_Order):
+    """How the service misbehaves, towards whom (`to`, None is all) and how often (None: always).
+
+    `answer` names one of the service's documented answers, in place of `status`.
+    """
+
+    to: str | None = None
+    count: Annotated[int, Field(ge=1)] | None = None
+    answer: Annotated[str, Field(max_length=200)] | None = None
+    status: Annotated[int, Field(ge=200, le=599)] = 202
+    headers: Annotated[dict[_HeaderName, _HeaderValue], Field(max_length=50)] = {}
+    latency_seconds: Annotated[float, Field(ge=0, le=MAX_HANG_SECONDS, allow_inf_nan=False)] = 0
+    mode: Literal["answer", "hang", "cut", "accept_then_cut"] = "answer"
+
+    @property
+    def given_status(self) -> int | None:
+        """The status that was ordered, or None if the service's own is to be used."""
+        return self.status if "status" in self.model_fields_set else None
+
+    @model_validator(mode="after")
+    def _has_one_answer(self) -> "Fault":
+        if self.answer is not None and self.given_status is not None:
+            raise ValueError("answer brings a status along; leave status out")
+        return self
+
+
+def _number(value: str) -> str:
+    # In a query, a + that is not written as %2B means a space.
+    number = f"+{value.strip().removeprefix('+')}"
+    if problem := find_problem("to", number):
+        raise ValueError(problem)
+    return number
+
+
+class MessageQuery(BaseModel):
+    """Which messages to list: for a number, after the message with an id; None is all.
+
+    If there is none yet, wait `wait_seconds` for the first.
+    """
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    to: Annotated[str, AfterValidator(_number)] | None = None
+    after: str | None = None
+    wait_seconds: Annotated[float, Field(ge=0, le=MAX_WAIT_SECONDS, allow_inf_nan=False)] = 0
+
+
+FAULT: Final = TypeAdapter(Fault)
+FAULTS: Final = TypeAdapter(Annotated[list[Fault], Field(max_length=MAX_FAULTS)])
+MESSAGE_QUERY: Final = TypeAdapter(MessageQuery)
+PHONE_REPLY: Final = TypeAdapter(PhoneReply)
+READ_MARK: Final = TypeAdapter(ReadMark)
+RECEIPT_ORDER: Final = TypeAdapter(ReceiptOrder)
+
+
+def validate(adapter: TypeAdapter[T], given: bytes | dict[str, str]) -> T:
+    """Read JSON, or the members of a query.
+
+    Raises HTTPException 400 whose detail names the first member that is wrong, not its value.
+    """
+    try:
+        if isinstance(given, bytes):
+            return adapter.validate_json(given)
+        return adapter.validate_python(given)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        path = ".".join(str(part) for part in first["loc"]) or "body"
+        text = first["msg"].removeprefix("Value error, ")
+        raise HTTPException(400, f"{path}: {text[:1].lower()}{text[1:]}") from None

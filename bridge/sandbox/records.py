@@ -1,0 +1,153 @@
+"""What the sandbox keeps in memory: accepted messages, received requests, sent webhooks.
+
+Every record has a `number`, its place in the order of all events, which the page sorts by.
+"""
+
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from bridge.webhook.receipts import Delivery
+from bridge.worker.segments import count_segments
+
+MAX_SHOWN_BYTES: Final = 64 * 1024
+MASK: Final = "***"
+# Headers with a login, whichever service is played; the preset adds its own.
+_LOGIN_HEADERS: Final = frozenset({"authorization", "proxy-authorization", "cookie"})
+
+HeaderPairs = tuple[tuple[str, str], ...]
+
+
+@dataclass(slots=True)
+class AcceptedMessage:
+    """A message that the service accepted; `sender` is None if the service is not given one."""
+
+    id: str
+    to: str
+    sender: str | None
+    text: str
+    idempotency_key: str | None
+    received_at: float
+    number: int = 0
+
+    @property
+    def repeat_key(self) -> tuple[str | None, ...]:
+        """The idempotency key or, without one, number, sender and text: equal for repeats."""
+        if self.idempotency_key:
+            return (self.idempotency_key,)
+        return (self.to, self.sender, self.text)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the message as `GET /sandbox/messages` shows it."""
+        return {
+            "id": self.id,
+            "to": self.to,
+            "from": self.sender,
+            "text": self.text,
+            "idempotency_key": self.idempotency_key,
+            "received_at": format_time(self.received_at),
+        }
+
+    def for_page(self) -> dict[str, Any]:
+        """Return the message with the details that only the page shows."""
+        encoding, segments = count_segments(self.text)
+        more = {"number": self.number, "encoding": encoding, "segments": segments}
+        return self.as_json() | more
+
+
+@dataclass(slots=True)
+class HttpExchange:
+    """A request and its answer as they were on the wire, with logins masked and bodies cut."""
+
+    method: str
+    path: str
+    headers: HeaderPairs
+    body: str = ""
+    answer_headers: HeaderPairs = ()
+    answer_body: str = ""
+
+
+@dataclass(slots=True)
+class ReceivedRequest:
+    """A POST to the service; `status` stays None if it was not answered.
+
+    `detail` says what was wrong with the request, `fault` is the mode of the fault that hit it.
+    `exchange` is None once many newer requests have arrived.
+    """
+
+    idempotency_key: str | None
+    exchange: HttpExchange | None
+    to: str | None = None
+    status: int | None = None
+    detail: str | None = None
+    fault: str | None = None
+    received_at: float = field(default_factory=time.time)
+    ended_at: float | None = None
+    number: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the request as `GET /sandbox/requests` and the page show it."""
+        took = None if self.ended_at is None else round(self.ended_at - self.received_at, 3)
+        return {
+            "to": self.to,
+            "idempotency_key": self.idempotency_key,
+            "status": self.status,
+            "detail": self.detail,
+            "received_at": format_time(self.received_at),
+            "number": self.number,
+            "fault": self.fault,
+            "seconds": took,
+        }
+
+
+@dataclass(slots=True)
+class SentWebhook:
+    """A webhook that a user had sent; `answers` is None while it is under way.
+
+    `phone` is the number whose conversation shows it; `about` is the id of a receipt's message.
+    """
+
+    kind: Literal["reply", "receipt", "event"]
+    body: str
+    phone: str | None = None
+    text: str | None = None
+    about: str | None = None
+    delivery: Delivery | None = None
+    repeat: int = 1
+    forged: bool = False
+    answers: list[int | None] | None = None
+    sent_at: float = field(default_factory=time.time)
+    number: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the webhook as the page shows it."""
+        return asdict(self) | {"sent_at": format_time(self.sent_at)}
+
+
+def format_time(seconds: float) -> str:
+    """Write Unix time in RFC 3339, in UTC, with milliseconds."""
+    text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+def mask_logins(headers: Iterable[tuple[str, str]], also: Collection[str]) -> HeaderPairs:
+    """Return the headers with logins masked; `also` names further login headers, in lower case."""
+    logins = _LOGIN_HEADERS.union(also)
+    return tuple(
+        (name, _mask(value) if name.lower() in logins else value) for name, value in headers
+    )
+
+
+def _mask(value: str) -> str:
+    """Mask a login; the first of several words is its scheme, such as Bearer, and stays."""
+    scheme, space, _ = value.partition(" ")
+    return f"{scheme} {MASK}" if space else MASK
+
+
+def cut_body(body: bytes) -> str:
+    """Return the part of a body that is shown, as text."""
+    text = body[:MAX_SHOWN_BYTES].decode(errors="replace")
+    rest = len(body) - MAX_SHOWN_BYTES
+    return text if rest <= 0 else f"{text}\n... and {rest} bytes"

@@ -1,0 +1,209 @@
+"""The sandbox's memory: bounded lists of records, the ordered faults, and a feed of changes."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from bridge.sandbox.orders import Fault
+from bridge.sandbox.records import AcceptedMessage, ReceivedRequest, SentWebhook
+
+# How many of the newest requests are kept with their headers and bodies.
+MAX_EXCHANGES: Final = 1000
+MAX_WEBHOOKS: Final = 10_000
+# How many changes a page may fall behind before it gets a new snapshot.
+MAX_CHANGES: Final = 4096
+_BURST_SECONDS: Final = 0.01
+
+
+class Change(NamedTuple):
+    """A change of one record; `render` returns the record's JSON as it stands when called."""
+
+    kind: str
+    render: Callable[[], object]
+
+
+class ChangeFeed:
+    """Numbers all changes and keeps the newest, for open pages and waiting tests."""
+
+    def __init__(self, max_changes: int = MAX_CHANGES) -> None:
+        self.last = 0
+        self._changes: deque[Change] = deque(maxlen=max_changes)
+        self._changed = asyncio.Event()
+
+    def publish(self, kind: str, render: Callable[[], object]) -> None:
+        """Give a change the next number, keep it, and wake everybody who waits."""
+        self._changes.append(Change(kind, render))
+        self._advance()
+
+    def restart(self) -> None:
+        """Drop all changes, so that every reader has to take a new snapshot."""
+        self._changes.clear()
+        self._advance()
+
+    def _advance(self) -> None:
+        self.last += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def after(self, number: int) -> Sequence[Change] | None:
+        """Return the changes after a number, or None if some of them are no longer kept."""
+        missed = self.last - number
+        if not 0 <= missed <= len(self._changes):
+            return None
+        return [self._changes[index] for index in range(-missed, 0)]
+
+    async def wait(self, number: int, seconds: float) -> bool:
+        """Wait for a change after a number; return False if there is none in time."""
+        if self.last > number:
+            return True
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class SandboxStore:
+    """All records, oldest first, at most `max_messages` messages and as many requests.
+
+    `faults` are the faults still to come. `read` maps a number to the newest message of it that
+    somebody has seen on the page.
+    """
+
+    def __init__(self, max_messages: int) -> None:
+        self.feed = ChangeFeed()
+        self.messages: deque[AcceptedMessage] = deque(maxlen=max_messages)
+        self.requests: deque[ReceivedRequest] = deque(maxlen=max_messages)
+        self.webhooks: deque[SentWebhook] = deque(maxlen=MAX_WEBHOOKS)
+        self.faults: list[Fault] = []
+        self.read: dict[str, int] = {}
+        self._with_exchange: deque[ReceivedRequest] = deque()
+
+    def add_message(self, message: AcceptedMessage) -> None:
+        """Keep an accepted message."""
+        message.number = self.feed.last + 1
+        self.messages.append(message)
+        self.feed.publish("message", message.for_page)
+
+    def add_request(self, request: ReceivedRequest) -> None:
+        """Keep a request; `request_changed` tells the pages what becomes of it."""
+        request.number = self.feed.last + 1
+        self.requests.append(request)
+        self._with_exchange.append(request)
+        if len(self._with_exchange) > MAX_EXCHANGES:
+            self._with_exchange.popleft().exchange = None
+        self.request_changed(request)
+
+    def request_changed(self, request: ReceivedRequest) -> None:
+        """Tell the pages of a change to a request."""
+        self.feed.publish("request", request.as_json)
+
+    def add_webhook(self, webhook: SentWebhook) -> None:
+        """Keep a webhook that is about to be sent; `webhook_changed` tells of its answers."""
+        webhook.number = self.feed.last + 1
+        self.webhooks.append(webhook)
+        self.webhook_changed(webhook)
+
+    def webhook_changed(self, webhook: SentWebhook) -> None:
+        """Tell the pages of a change to a webhook."""
+        self.feed.publish("webhook", webhook.as_json)
+
+    def mark_read(self, to: str, number: int) -> None:
+        """Remember that the messages for a number have been seen up to the one given."""
+        seen = self.read[to] = max(number, self.read.pop(to, 0))
+        if len(self.read) > (self.messages.maxlen or len(self.read)):
+            del self.read[next(iter(self.read))]
+        self.feed.publish("read", lambda: {"to": to, "number": seen})
+
+    def forget_messages(self) -> None:
+        """Drop the messages, and the webhooks that the page shows beside them."""
+        self.messages.clear()
+        self.webhooks.clear()
+        self.read.clear()
+        self.feed.restart()
+
+    def forget_requests(self) -> None:
+        """Drop the requests."""
+        self.requests.clear()
+        self._with_exchange.clear()
+        self.feed.restart()
+
+    def find_request(self, number: int) -> ReceivedRequest | None:
+        """Return the request with a number, if its headers and bodies are still kept."""
+        return next((one for one in self._with_exchange if one.number == number), None)
+
+    def holds_key(self, key: str | None) -> bool:
+        """Whether a message with this idempotency key was accepted."""
+        # From the newest on: a repeat follows soon.
+        return key is not None and any(
+            message.idempotency_key == key for message in reversed(self.messages)
+        )
+
+    def newest(self, message_id: str | None, to: str | None) -> AcceptedMessage | None:
+        """Return the newest message with an id and for a number; None is any."""
+        fitting = (
+            message
+            for message in reversed(self.messages)
+            if message_id in {None, message.id} and to in {None, message.to}
+        )
+        return next(fitting, None)
+
+    def messages_after(self, number: int, to: str | None) -> list[AcceptedMessage]:
+        """Return the messages after a number of the feed, for `to` or for anybody."""
+        found = []
+        for message in reversed(self.messages):
+            if message.number <= number:
+                break
+            if to in {None, message.to}:
+                found.append(message)
+        return found[::-1]
+
+    async def wait_for_messages(
+        self, number: int, to: str | None, seconds: float
+    ) -> list[AcceptedMessage]:
+        """Return `messages_after`, once there are any; an empty list if there are none in time."""
+        ends = time.monotonic() + seconds
+        while True:
+            # Read before the list, so that a message in between ends the wait.
+            at = self.feed.last
+            if found := self.messages_after(number, to):
+                return found
+            if not await self.feed.wait(at, max(0, ends - time.monotonic())):
+                return []
+            # One look for a whole burst of changes.
+            await asyncio.sleep(_BURST_SECONDS)
+
+    def repeats(self) -> Iterator[AcceptedMessage]:
+        """Yield the messages that repeat an earlier one, oldest first."""
+        seen = set()
+        for message in self.messages:
+            if message.repeat_key in seen:
+                yield message
+            seen.add(message.repeat_key)
+
+    def set_faults(self, faults: list[Fault]) -> None:
+        """Replace all faults."""
+        self.faults = faults
+        self._faults_changed()
+
+    def take_fault(self, to: str) -> Fault | None:
+        """Return the first fault that applies to a number, and count it down."""
+        for fault in self.faults:
+            if fault.to in {None, to}:
+                if fault.count is not None:
+                    fault.count -= 1
+                    if fault.count == 0:
+                        self.faults.remove(fault)
+                    self._faults_changed()
+                return fault
+        return None
+
+    def _faults_changed(self) -> None:
+        self.feed.publish("faults", self.render_faults)
+
+    def render_faults(self) -> list[dict[str, Any]]:
+        """Return the faults still to come, as the page shows them."""
+        return [fault.model_dump(exclude_unset=True) for fault in self.faults]
