@@ -20,9 +20,9 @@ from urllib.parse import parse_qsl
 from pydantic import SecretStr
 
 from bridge.config import SmsApiSettings
-from bridge.config.presets import Preset, documented_answers
 from bridge.config.api_request import Slot, parse_text
 from bridge.config.fields import did_you_mean
+from bridge.config.presets import Preset, documented_answers
 from bridge.json_pointer import find_all, split_pointer
 from bridge.sandbox.records import AcceptedMessage
 from bridge.worker.service.connection import Reply

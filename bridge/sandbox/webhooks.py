@@ -18,8 +18,8 @@ from bridge.config.presets import Preset, documented_webhooks, needed_settings
 from bridge.errors import ConfigError
 from bridge.sandbox.records import AcceptedMessage
 from bridge.sandbox.service import FORM, JSON, like
-from bridge.webhook.signatures.ed25519 import make_pair
 from bridge.webhook.receipts import Delivery
+from bridge.webhook.signatures.ed25519 import make_pair
 from bridge.webhook.signatures.schemes import Scheme, decode_secret, scheme_from
 from bridge.webhook.signatures.verify import Signed, sign
 
