@@ -101,7 +101,7 @@ endef
 
 broker: $(STAMP) $(if $(filter 4,$(RABBITMQ)),rabbitmq-4)  ## install a RabbitMQ server, unless there is one or a URL names one
 	@if [ -n "$$SMS_BRIDGE_RABBITMQ__URL$$SMS_BRIDGE_TEST_AMQP_URL" ] || \
-	    $(BIN)/python -c 'from bridge.sandbox.rabbitmq_installation import find_scripts as f; f()' 2>/dev/null; \
+	    $(BIN)/python -c 'from bridge.sandbox.broker import find_scripts as f; f()' 2>/dev/null; \
 	then exit 0; fi; \
 	$(call apt_install,rabbitmq-server,$(WITHOUT_RABBITMQ))
 

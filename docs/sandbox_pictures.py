@@ -16,7 +16,7 @@ from playwright.async_api import Page, ViewportSize, async_playwright, expect
 
 from bridge.amqp.client import DeliveryMode, Message
 from bridge.amqp.connecting import close_quietly
-from bridge.sandbox.stage import Stage, open_stage
+from bridge.sandbox.demo.environment import DemoEnvironment, open_environment
 from tests.browser.conftest import NARROW, SECONDS, find_chromium, launch_arguments
 
 IMAGES = Path(__file__).parent / "img"
@@ -28,7 +28,7 @@ PARCEL = "Your parcel comes today between 2 and 4 pm. Not at home? Reply NO."
 FAULT = {"to": NUMBER, "status": 503, "count": 1, "headers": {"Retry-After": "1"}}
 
 
-async def main(stage: Stage) -> None:
+async def main(stage: DemoEnvironment) -> None:
     """Have some texts sent and replied to, and take both pictures."""
     async with httpx.AsyncClient(
         base_url=stage.sandbox_url, trust_env=False, timeout=2 * SECONDS
@@ -88,6 +88,6 @@ async def save(page: Page, name: str) -> None:
 
 
 if __name__ == "__main__":
-    with open_stage() as the_stage:
+    with open_environment() as the_stage:
         the_stage.start()
         asyncio.run(main(the_stage))

@@ -8,7 +8,6 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -18,8 +17,7 @@ from matplotlib.figure import Figure
 
 from bridge.amqp.client import DeliveryMode, Message
 from bridge.amqp.connecting import close_quietly
-from bridge.config import ENV_PREFIX
-from bridge.sandbox.stage import Stage, open_stage
+from bridge.sandbox.demo.environment import DemoEnvironment, open_environment
 from tests.otlp import Received, Receiver, otlp_receiver
 
 mpl.use("svg")
@@ -42,7 +40,7 @@ RED = "#d0342c"
 NAME_SHARE = 0.29
 
 
-async def play(stage: Stage, receiver: Receiver) -> tuple[float, list[Received]]:
+async def play(stage: DemoEnvironment, receiver: Receiver) -> tuple[float, list[Received]]:
     """Have a message sent at the second try and replied to; return when, and all spans."""
     async with httpx.AsyncClient(
         base_url=stage.sandbox_url, trust_env=False, timeout=SECONDS
@@ -59,7 +57,7 @@ async def play(stage: Stage, receiver: Receiver) -> tuple[float, list[Received]]
     return published_at, sorted(receiver.spans, key=lambda span: span.started_at)
 
 
-async def publish(stage: Stage) -> float:
+async def publish(stage: DemoEnvironment) -> float:
     """Publish a request as a program would that traces; return when."""
     connection = await stage.connect("pictures")
     try:
@@ -138,12 +136,11 @@ def draw_link(axes: Axes, span: Received, row: int, linked_row: int) -> None:
 
 def main() -> None:
     """Run it all and write the picture."""
-    with otlp_receiver() as receiver, open_stage() as stage:
-        tracing = {"OTLP_ENDPOINT": receiver.url, "SAMPLE_RATIO": "1"}
-        ours = {f"{ENV_PREFIX}TRACING__{name}": value for name, value in tracing.items()}
-        stage.place = replace(stage.place, environ={**stage.place.environ, **ours})
-        stage.start()
-        figure = draw(*asyncio.run(play(stage, receiver)))
+    with otlp_receiver() as receiver:
+        tracing = {"TRACING__OTLP_ENDPOINT": receiver.url, "TRACING__SAMPLE_RATIO": "1"}
+        with open_environment(tracing) as stage:
+            stage.start()
+            figure = draw(*asyncio.run(play(stage, receiver)))
     figure.savefig(PICTURE, metadata={"Date": None})
 
 

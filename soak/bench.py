@@ -19,9 +19,8 @@ import aio_pika
 import httpx
 
 from bridge.config import ENV_PREFIX
-from bridge.sandbox.broker import Broker
+from bridge.sandbox.broker import URL_VARIABLE, Broker
 from bridge.sandbox.processes import Child, Guard, free_ports, wait_until
-from bridge.sandbox.reachability import URL_VARIABLE
 from bridge.topology.declarations import dead_queue, retry_queue
 from soak.checker import DeadLetter, Post
 from soak.publisher import Request

@@ -35,9 +35,8 @@ from rich.table import Table
 
 from bridge.config import ENV_PREFIX
 from bridge.errors import BridgeError
-from bridge.sandbox.broker import Broker, private_broker
+from bridge.sandbox.broker import URL_VARIABLE, Broker, private_broker
 from bridge.sandbox.processes import Child, Guard, free_ports, guarded
-from bridge.sandbox.reachability import URL_VARIABLE
 from soak.bench import (
     GRACE_SECONDS,
     READY_SECONDS,

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from bridge.errors import BrokerError
-from bridge.sandbox.broker import Broker
-from bridge.sandbox.epmd import Epmd
+from bridge.sandbox.broker import Broker, Epmd
 from bridge.sandbox.processes import Guard, guarded, wait_until
 
 NODES: Final = 3

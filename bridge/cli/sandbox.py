@@ -158,6 +158,6 @@ def demo(
 ) -> None:
     """Run the whole flow on this computer: broker, sandbox, both roles, traffic, faults."""
     _check_installed("demo")
-    from bridge.sandbox.demo import run_demo
+    from bridge.sandbox.demo.run import run_demo
 
     sys.exit(run_demo(keep=keep, messages=messages, events=events))

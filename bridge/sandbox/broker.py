@@ -1,35 +1,83 @@
 """A private RabbitMQ server for the demo and the tests: own folder, own ports, gone at exit."""
 
+import os
+import re
 import secrets
 import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from yarl import URL
 
 from bridge.errors import BrokerError
-from bridge.sandbox.code_path import shorten_code_path
-from bridge.sandbox.epmd import Epmd
-from bridge.sandbox.node_setup import node_environment, write_configuration
-from bridge.sandbox.processes import Child, Guard, free_ports, guarded, wait_until
-from bridge.sandbox.rabbitmq_installation import find_scripts
-from bridge.sandbox.reachability import serves, shakes_hands
+from bridge.sandbox.processes import Child, Guard, accepts, free_ports, guarded, wait_until
 
-# How long starting, stopping and `rabbitmqctl` may each take before they count as failed.
-START_SECONDS = 90
-STOP_SECONDS = 30
-CTL_SECONDS = 60
+# The setting with which the demo and the tests are given a broker that runs already.
+URL_VARIABLE: Final = "SMS_BRIDGE_RABBITMQ__URL"
+# How long starting, stopping, `rabbitmqctl` and a handshake may each take before they have failed.
+START_SECONDS: Final = 90
+STOP_SECONDS: Final = 30
+CTL_SECONDS: Final = 60
+HANDSHAKE_SECONDS: Final = 3
+# How soon RabbitMQ asks again whether a message has arrived that it moved from a retry queue to a
+# queue without a leader, as queues are for a moment after the start. The default is three minutes.
+_DEAD_LETTER_CONFIRM_SECONDS: Final = 3
+_PACKAGE_FOLDERS = (
+    "/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin",
+    "/opt/rabbitmq/sbin",
+    "/opt/homebrew/opt/rabbitmq/sbin",
+    "/usr/local/opt/rabbitmq/sbin",
+)
+
+
+class Epmd:
+    """Erlang's name service for the nodes whose home, and so whose cookie, is `folder`.
+
+    A node would start one that outlives it; this one is ended with the broker.
+    """
+
+    def __init__(self, folder: Path, *, guard: Guard) -> None:
+        self.folder = folder
+        self.port = free_ports(1)[0]
+        self._guard = guard
+        self._child: Child | None = None
+
+    def start(self) -> None:
+        """Start, unless it runs, and return when it accepts connections."""
+        if self._child is not None:
+            return
+        self._child = child = Child(
+            [_find_epmd(), "-port", str(self.port), "-address", "127.0.0.1"],
+            guard=self._guard,
+            log=self.folder / "epmd.log",
+            environ=os.environ,
+        )
+        if not wait_until(
+            lambda: accepts(self.port),
+            seconds=START_SECONDS,
+            running=lambda: child.exit_code is None,
+        ):
+            raise BrokerError(f"epmd did not start; the end of its log:\n{child.tail()}")
+
+    def close(self) -> None:
+        """End it at once."""
+        if self._child is not None:
+            self._child.kill()
 
 
 class Broker:
     """One RabbitMQ node on this computer; its data and ports stay the same over restarts.
 
-    Nodes that are given the same `epmd` can be joined to a cluster. `configuration` is laid over
-    ours, in the form of `rabbitmq.conf`; `applications` stand in `advanced.config` beside ours.
+    Nodes that share an `epmd` can form a cluster. `configuration` adds lines to `rabbitmq.conf`,
+    `applications` adds terms to `advanced.config`.
     """
 
     def __init__(
@@ -47,18 +95,18 @@ class Broker:
         self._folder = folder
         self._guard = guard
         self._epmd = Epmd(folder, guard=guard) if epmd is None else epmd
-        self._port, distribution, management_port = free_ports(3)
-        self.url = f"amqp://guest:guest@127.0.0.1:{self._port}/"
+        port, distribution, management_port = free_ports(3)
+        self.url = f"amqp://guest:guest@127.0.0.1:{port}/"
         self.management_url = f"http://127.0.0.1:{management_port}" if management else None
         self.node = f"sms-bridge-{secrets.token_hex(4)}@localhost"
         if management:
             plugins = (*plugins, "rabbitmq_management")
             own = ("management.tcp.ip = 127.0.0.1", f"management.tcp.port = {management_port}")
             configuration = (*own, *configuration)
-        self._environ = node_environment(folder, self.node, distribution, self._epmd)
+        self._environ = _environment(folder, self.node, distribution, self._epmd)
         self._environ |= shorten_code_path(folder / "code", self._scripts, plugins)
-        configuration = (f"listeners.tcp.1 = 127.0.0.1:{self._port}", *configuration)
-        write_configuration(folder, plugins, configuration, applications)
+        configuration = (f"listeners.tcp.1 = 127.0.0.1:{port}", *configuration)
+        _write_configuration(folder, plugins, configuration, applications)
         self._server: Child | None = None
 
     @property
@@ -80,19 +128,22 @@ class Broker:
         if not wait_until(
             self.answers, seconds=START_SECONDS, running=lambda: server.exit_code is None
         ):
-            raise BrokerError(self._describe_failure(server))
+            how = f"did not answer within {START_SECONDS} s"
+            if server.exit_code is not None:
+                how = f"ended at once with code {server.exit_code}"
+            raise BrokerError(f"The private RabbitMQ {how}; the end of its log:\n{server.tail()}")
 
     def stop(self) -> None:
-        """Shut down in good order."""
+        """Shut down in an orderly way."""
         if self._server is not None:
             self.resume()
             self._server.end(grace_seconds=STOP_SECONDS)
 
     def flush(self) -> None:
-        """Have the queues that were declared just now survive a kill.
+        """Write the directory of quorum queues to disk, so that new queues survive a kill.
 
-        RabbitMQ writes the directory of its quorum queues half a second late; a queue that it
-        does not find there after the restart is listed and answers nothing, for ever.
+        RabbitMQ writes it half a second late; after a restart, a queue that is missing there is
+        listed but never answers.
         """
         self.ctl("eval", "[dets:sync(Table) || Table <- dets:all()].")
 
@@ -102,17 +153,17 @@ class Broker:
             self._server.kill()
 
     def pause(self) -> None:
-        """Freeze: connections stay open and nothing answers."""
+        """Freeze: connections stay open, and nothing is answered."""
         if self._server is not None:
             self._server.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         if self._server is not None:
             self._server.signal(signal.SIGCONT)
 
     def ctl(self, *args: str, tool: str = "rabbitmqctl") -> str:
-        """Run `rabbitmqctl`, or another such `tool`, on this node and return what it prints."""
+        """Run `rabbitmqctl`, or another such `tool`, on this node and return its output."""
         result = subprocess.run(
             [str(self._scripts / tool), "--quiet", "--node", self.node, *args],
             env=self._environ,
@@ -129,31 +180,23 @@ class Broker:
         return result.stdout
 
     def close(self) -> None:
-        """End the server and its name service."""
-        # Nobody needs the data any more, so there is nothing to shut down in good order.
-        if self._server is not None:
-            self._server.kill()
+        """End the server and its name service at once; the data is of no further use."""
+        self.kill()
         self._epmd.close()
 
     def answers(self) -> bool:
         """Whether clients are answered now, within seconds."""
         web = self.management_url
-        return shakes_hands(URL(self.url)) and (web is None or serves(f"{web}/api/overview"))
-
-    def _describe_failure(self, server: Child) -> str:
-        how = f"did not answer within {START_SECONDS} s"
-        if server.exit_code is not None:
-            how = f"ended at once with code {server.exit_code}"
-        return f"The private RabbitMQ {how}; the end of its log:\n{server.tail()}"
+        return answers_amqp(self.url) and (web is None or _answers_http(f"{web}/api/overview"))
 
 
 @contextmanager
 def private_broker(
     *, management: bool = False, plugins: Sequence[str] = (), configuration: Sequence[str] = ()
 ) -> Iterator[Broker]:
-    """Run a RabbitMQ server of our own, and leave nothing of it behind.
+    """Run a private RabbitMQ server, and leave nothing of it behind.
 
-    Raises BrokerError when none is installed or it does not start.
+    Raises BrokerError if none is installed or it does not start.
     """
     folder = Path(tempfile.mkdtemp(prefix="sms-bridge-broker-"))
     try:
@@ -172,3 +215,160 @@ def private_broker(
                 broker.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def find_scripts() -> Path:
+    """Find the folder of the server's own scripts, which have `rabbitmq-env` beside them.
+
+    The commands that Debian puts on PATH change the user and ignore the environment. Raises
+    BrokerError that says what to install.
+    """
+    found = [path for pattern in _PACKAGE_FOLDERS for path in sorted(Path("/").glob(pattern[1:]))]
+    on_path = shutil.which("rabbitmq-server")
+    if on_path is not None:
+        found.insert(0, Path(on_path).resolve().parent)
+    for folder in found:
+        if all((folder / name).is_file() for name in ("rabbitmq-env", "rabbitmq-server")):
+            return folder
+    raise BrokerError(
+        "No RabbitMQ server is installed: run `apt-get install rabbitmq-server`, "
+        "`dnf install rabbitmq-server` or `brew install rabbitmq`, "
+        f"or set {URL_VARIABLE} to a broker that runs."
+    )
+
+
+def _find_epmd() -> str:
+    erlang = shutil.which("erl")
+    beside = str(Path(erlang).resolve().parent) if erlang else ""
+    found = shutil.which("epmd") or shutil.which("epmd", path=beside)
+    if found is None:
+        raise BrokerError("Erlang's `epmd` is not on PATH; install Erlang in full.")
+    return found
+
+
+def _environment(folder: Path, node: str, distribution_port: int, epmd: Epmd) -> dict[str, str]:
+    """Return the variables of a node and its `rabbitmqctl`, which write to `folder` only."""
+    # The user's own RabbitMQ and Erlang variables are meant for another node.
+    others = {k: v for k, v in os.environ.items() if not k.startswith(("RABBITMQ_", "ERL_"))}
+    local = "-kernel inet_dist_use_interface {127,0,0,1}"
+    return {
+        **others,
+        "HOME": str(epmd.folder),  # of the Erlang cookie
+        "LANG": "C.UTF-8",
+        "LC_ALL": "C.UTF-8",
+        "ERL_EPMD_PORT": str(epmd.port),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODENAME": node,
+        "RABBITMQ_DIST_PORT": str(distribution_port),
+        "RABBITMQ_CONF_ENV_FILE": str(folder / "none.conf"),
+        "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+        "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+        "RABBITMQ_LOG_BASE": str(folder / "log"),
+        "RABBITMQ_PID_FILE": str(folder / "pid"),
+        # The script then becomes the VM instead of waiting for it, so that a signal to the child
+        # reaches the VM. -noinput on the command line takes the input away again.
+        "RABBITMQ_ALLOW_INPUT": "1",
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"+S 1:1 +B i {local}",
+        "RABBITMQ_CTL_ERL_ARGS": f"+S 1:1 {local}",
+    }
+
+
+def _write_configuration(
+    folder: Path, plugins: Sequence[str], lines: Sequence[str], applications: Sequence[str]
+) -> None:
+    # The default limit of disk space raises an alarm on a small or busy disk.
+    base = ("disk_free_limit.absolute = 50MB", "log.file.level = info", "log.console = false")
+    milliseconds = _DEAD_LETTER_CONFIRM_SECONDS * 1000
+    rabbit = f"{{rabbit, [{{dead_letter_worker_publisher_confirm_timeout, {milliseconds}}}]}}"
+    for name, text in {
+        "rabbitmq.conf": "\n".join((*base, *lines)),
+        "plugins": f"[{', '.join(plugins)}].",
+        "advanced.config": f"[{', '.join((rabbit, *applications))}].",
+    }.items():
+        (folder / name).write_text(f"{text}\n", encoding="utf-8")
+
+
+def shorten_code_path(folder: Path, scripts: Path, plugins: Sequence[str]) -> dict[str, str]:
+    """Return the environment with which a node finds its code in half of the CPU time.
+
+    For each of its thousand modules Erlang searches the code path from the front, where RabbitMQ
+    puts the folders of all its plugins. `folder` gets links to the enabled ones, and takes the
+    place of them all. Changes nothing if Erlang or RabbitMQ is installed in another way.
+    """
+    erlang = shutil.which("erl")
+    if erlang is None:
+        return {}
+    bundled = _applications((scripts / "rabbitmq-env").resolve().parents[1] / "plugins")
+    every = _applications(Path(erlang).resolve().parents[1] / "lib") | bundled
+    if "rabbit" not in bundled or "kernel" not in every:
+        return {}
+    # RabbitMQ starts Mnesia without naming it as a dependency.
+    needed = _with_dependencies(["rabbit", "mnesia"], every)
+    linked = ((_with_dependencies(plugins, every) - needed) | {"rabbit"}) & bundled.keys()
+    folder.mkdir()
+    for name in linked:
+        (folder / bundled[name].name).symlink_to(bundled[name])
+    # Erlang reverses the order, so that the folders with the most modules are searched first.
+    paths = sorted((every[name] / "ebin" for name in needed), key=_count_modules)
+    arguments = " ".join(["-pa", *map(str, paths)])
+    return {"RABBITMQ_PLUGINS_DIR": str(folder), "ERL_AFLAGS": arguments}
+
+
+def _applications(folder: Path) -> dict[str, Path]:
+    # A folder is named after the application and, mostly, its version: `rabbit-3.13.7`.
+    named = {path.name.partition("-")[0]: path for path in sorted(folder.glob("*"))}
+    return {name: path for name, path in named.items() if (path / "ebin" / f"{name}.app").is_file()}
+
+
+def _with_dependencies(names: Iterable[str], every: Mapping[str, Path]) -> set[str]:
+    found: set[str] = set()
+    left = [*names]
+    while left:
+        name = left.pop()
+        if name in every and name not in found:
+            found.add(name)
+            text = (every[name] / "ebin" / f"{name}.app").read_text(encoding="utf-8")
+            listed = re.search(r"\{\s*applications\s*,\s*\[([^\]]*)\]", text)
+            left += re.findall(r"\w+", listed[1]) if listed else []
+    return found
+
+
+def _count_modules(folder: Path) -> int:
+    return sum(1 for _ in folder.glob("*.beam"))
+
+
+def answers_amqp(url: str) -> bool:
+    """Whether a URL can be connected to and the other side answers as an AMQP 0-9-1 broker."""
+    try:
+        broker = URL(url)
+        is_tls = broker.scheme == "amqps"
+        address = (broker.host or "localhost", broker.port or (5671 if is_tls else 5672))
+        with socket.create_connection(address, HANDSHAKE_SECONDS) as plain:
+            if not is_tls:
+                return _shakes_hands(plain)
+            # No password is sent here; the client that sends one checks the certificate.
+            context = ssl._create_unverified_context()  # noqa: S323, SLF001
+            with context.wrap_socket(plain, server_hostname=address[0]) as wrapped:
+                return _shakes_hands(wrapped)
+    except (OSError, ValueError):
+        return False
+
+
+def _shakes_hands(connection: socket.socket) -> bool:
+    connection.sendall(b"AMQP\x00\x00\x09\x01")
+    # The start of a method frame on channel 0. A broker of another version answers "AMQP...".
+    return connection.recv(3) == b"\x01\x00\x00"
+
+
+def _answers_http(url: str) -> bool:
+    """Whether the management API answers the user guest, which every new broker has."""
+    request = urllib.request.Request(url)  # noqa: S310  always http on 127.0.0.1
+    request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=HANDSHAKE_SECONDS) as answer:
+            return bool(answer.status == 200)  # noqa: PLR2004
+    except OSError:
+        return False

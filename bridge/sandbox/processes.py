@@ -1,4 +1,4 @@
-"""Child processes that never outlive us: started in groups of their own, ended by id."""
+"""Child processes that end with this one: started in groups of their own, ended by id."""
 
 import os
 import random
@@ -12,23 +12,23 @@ from pathlib import Path
 
 from bridge.errors import BridgeError
 
-# Between two looks whether something is ready.
+# How often to look whether something is ready.
 POLL_SECONDS = 0.05
-# For a connection to a port of this computer.
+# How long a connection to a port of this computer may take.
 CONNECT_SECONDS = 3
 
-# Below every system's range for outgoing connections: a client that tries again and again to
-# reach a port of that range while the server is down can be given the same port for its own
-# end, connects to itself, and the server finds its port taken.
+# Below every system's range for outgoing connections. A client that keeps trying to reach a port
+# of that range while the server is down can be given the same port for its own end, connects to
+# itself, and the server finds its port taken.
 _PORTS = range(20_000, 32_000)
 
-# Reads the process groups in its care, a line for each change, and kills those of the last line
-# when our end of the pipe closes, however this process ended.
+# Reads lines, each with all process groups to guard, and kills those of the last line when this
+# process ends, in whatever way, which closes the pipe.
 _GUARD = 'while read -r line; do groups=$line; done; [ -z "$groups" ] || kill -s KILL -- $groups'
 
 
 class Guard:
-    """Ends the process groups that are still running when this process is gone, even by SIGKILL."""
+    """A shell that kills the guarded process groups when this process ends, even by SIGKILL."""
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
@@ -41,17 +41,17 @@ class Guard:
         )
 
     def add(self, group: int) -> None:
-        """Take a group into care."""
+        """Guard a process group."""
         self._groups.add(group)
         self._tell()
 
     def remove(self, group: int) -> None:
-        """Forget a group that has ended, before its id is given to someone else."""
+        """Stop guarding a group that has ended, before its id is used again."""
         self._groups.discard(group)
         self._tell()
 
     def close(self) -> None:
-        """End whatever is still in care."""
+        """Kill the groups that are still guarded."""
         if self._shell.stdin is not None:
             self._shell.stdin.close()
         self._shell.wait()
@@ -65,7 +65,7 @@ class Guard:
 
 @contextmanager
 def guarded() -> Iterator[Guard]:
-    """Lend a guard, and end at exit what it still cares for."""
+    """Lend a guard, and at exit kill the groups that it still guards."""
     guard = Guard()
     try:
         yield guard
@@ -102,12 +102,12 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The id of the process, which is also that of its group."""
+        """The id of the process and of its group."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended; None while it runs."""
+        """The exit code, or None while it runs."""
         return self._process.poll()
 
     def signal(self, number: int) -> None:
@@ -115,27 +115,27 @@ class Child:
         self._process.send_signal(number)
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to the process and to all that it started."""
+        """Send a signal to the process and everything that it started."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     def ask_to_end(self) -> None:
-        """Send SIGTERM, once: the second one would mean to leave at once."""
+        """Send SIGTERM, but not twice: a role leaves at once on the second."""
         if not self._is_asked:
             self._is_asked = True
             self.signal(signal.SIGTERM)
 
     def end(self, *, grace_seconds: float) -> None:
-        """End it and all that it started: SIGTERM, then SIGKILL when the grace is over."""
+        """End it and everything that it started: SIGTERM, then SIGKILL after the grace."""
         self.ask_to_end()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_seconds)
         self.kill()
 
     def kill(self) -> None:
-        """End it and all that it started, at once."""
+        """End it and everything that it started, at once."""
         if self._is_ended:
-            return  # its id may be somebody else's by now
+            return  # The id may belong to another process by now.
         self.signal_group(signal.SIGKILL)
         self._process.wait()
         self._guard.remove(self.pid)
@@ -150,7 +150,7 @@ class Child:
 def wait_until(
     ready: Callable[[], bool], *, seconds: float, running: Callable[[], bool] = lambda: True
 ) -> bool:
-    """Poll until `ready`; return False when the time is up or what is awaited runs no more."""
+    """Poll until `ready`; return False if the time is up, or if it is no longer `running`."""
     deadline = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > deadline or not running():
@@ -160,7 +160,7 @@ def wait_until(
 
 
 def accepts(port: int) -> bool:
-    """Say whether something listens on a port of this computer."""
+    """Whether something listens on a port of this computer."""
     try:
         with socket.create_connection(("127.0.0.1", port), CONNECT_SECONDS):
             return True
@@ -169,7 +169,7 @@ def accepts(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports on 127.0.0.1 that nobody uses, and that no outgoing connection will be given."""
+    """Find unused ports on 127.0.0.1 that no outgoing connection will be given."""
     ports: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, suppress(OSError):

@@ -12,10 +12,10 @@ from playwright.async_api import Browser, ConsoleMessage, Page, ViewportSize, as
 from starlette.applications import Starlette
 
 from bridge.sandbox.api import create_app
+from bridge.sandbox.demo.environment import DemoEnvironment, open_environment
 from bridge.sandbox.processes import free_ports
 from bridge.sandbox.records import AcceptedMessage
 from bridge.sandbox.server import serve
-from bridge.sandbox.stage import Stage, open_stage
 from bridge.sandbox.store import SandboxStore
 
 # For whatever a page is waited for; a busy machine takes long.
@@ -133,8 +133,8 @@ def port() -> int:
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
+def stage() -> Iterator[DemoEnvironment]:
     """Start a broker, the sandbox and both roles, as `sms-bridge demo` does."""
-    with open_stage() as stage:
+    with open_environment() as stage:
         stage.start()
         yield stage

@@ -12,7 +12,7 @@ from aio_pika.abc import AbstractChannel
 from playwright.async_api import Page, expect
 
 from bridge.amqp.connecting import close_quietly
-from bridge.sandbox.stage import Stage
+from bridge.sandbox.demo.environment import DemoEnvironment
 from tests.browser.conftest import SECONDS, Tab
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ TRIES = 5
 
 
 @pytest.fixture
-async def channel(stage: Stage) -> AsyncIterator[AbstractChannel]:
+async def channel(stage: DemoEnvironment) -> AsyncIterator[AbstractChannel]:
     """Connect to the broker, with confirms, and have the service behave and forget."""
     async with httpx.AsyncClient(base_url=stage.sandbox_url, trust_env=False) as client:
         for what in ("messages", "requests", "faults"):
@@ -34,7 +34,7 @@ async def channel(stage: Stage) -> AsyncIterator[AbstractChannel]:
         await close_quietly(connection)
 
 
-async def publish(stage: Stage, channel: AbstractChannel, text: str) -> None:
+async def publish(stage: DemoEnvironment, channel: AbstractChannel, text: str) -> None:
     """Publish a send request as a team does, and wait for the confirm."""
     body = json.dumps({"to": NUMBER, "from": "Acme", "text": text}).encode()
     message = Message(body, message_id=text, delivery_mode=DeliveryMode.PERSISTENT)
@@ -51,7 +51,7 @@ async def open_phone(page: Page) -> None:
 
 
 async def test_a_published_message_appears_within_a_second(
-    stage: Stage, channel: AbstractChannel, tab: Tab
+    stage: DemoEnvironment, channel: AbstractChannel, tab: Tab
 ) -> None:
     """What is published stands on the page soon, with sender, segments and encoding."""
     page = await tab(stage.sandbox_url)
@@ -70,7 +70,7 @@ async def test_a_published_message_appears_within_a_second(
 
 
 async def test_a_reply_is_published_by_the_bridge(
-    stage: Stage, channel: AbstractChannel, tab: Tab
+    stage: DemoEnvironment, channel: AbstractChannel, tab: Tab
 ) -> None:
     """A text from the phone is an event on the queue, and the page says what the bridge said."""
     queue = await channel.get_queue(str(stage.settings.webhook.queue))
@@ -87,7 +87,9 @@ async def test_a_reply_is_published_by_the_bridge(
     assert (data["from"], data["text"]) == (NUMBER, "YES please")
 
 
-async def test_a_forged_reply_is_refused(stage: Stage, channel: AbstractChannel, tab: Tab) -> None:
+async def test_a_forged_reply_is_refused(
+    stage: DemoEnvironment, channel: AbstractChannel, tab: Tab
+) -> None:
     """Forged on order, it is answered 401, published nowhere, and told as what it should be."""
     queue = await channel.get_queue(str(stage.settings.webhook.queue))
     await queue.purge()
@@ -103,7 +105,7 @@ async def test_a_forged_reply_is_refused(stage: Stage, channel: AbstractChannel,
 
 
 async def test_a_fault_is_seen_and_so_is_the_retry(
-    stage: Stage, channel: AbstractChannel, tab: Tab
+    stage: DemoEnvironment, channel: AbstractChannel, tab: Tab
 ) -> None:
     """A fault of the panel is done to the next request; the bridge's second try brings it in."""
     page = await tab(stage.sandbox_url)
@@ -121,7 +123,7 @@ async def test_a_fault_is_seen_and_so_is_the_retry(
 
 
 async def test_a_request_is_shown_whole_but_for_its_key(
-    stage: Stage, channel: AbstractChannel, tab: Tab
+    stage: DemoEnvironment, channel: AbstractChannel, tab: Tab
 ) -> None:
     """Headers and body are those that the worker sent; curl of it holds no key, and works."""
     page = await tab(stage.sandbox_url)
@@ -138,7 +140,7 @@ async def test_a_request_is_shown_whole_but_for_its_key(
     await page.get_by_role("button", name="Copy as curl").click()
     await expect(page.get_by_role("button", name="Copied")).to_be_visible()
     command = await page.evaluate("navigator.clipboard.readText()")
-    key = stage._key
+    key = stage.api_key
     shell = await asyncio.create_subprocess_shell(
         command.replace("Bearer ***", f"Bearer {key}").replace("curl ", "curl -s --max-time 10 "),
         stdout=asyncio.subprocess.PIPE,

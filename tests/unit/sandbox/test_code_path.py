@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.sandbox.code_path import shorten_code_path
+from bridge.sandbox.broker import shorten_code_path
 
 # RabbitMQ's plugins and Erlang's own applications, each with what it needs.
 PLUGINS = {

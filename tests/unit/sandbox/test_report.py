@@ -1,4 +1,4 @@
-"""The demo's account: metrics are read, summed up and compared with what was seen."""
+"""The demo's account: metrics are compared with what was seen, and drawn as tables."""
 
 import math
 from io import StringIO
@@ -6,13 +6,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from bridge.sandbox.scoreboard import (
-    Summary,
-    check_webhook_metrics,
-    check_worker_metrics,
-    percentile,
-)
-from bridge.sandbox.traffic import Seen, plan_requests, plan_webhooks
+from bridge.sandbox.demo.report import Report, percentile
+from bridge.sandbox.demo.traffic import Observed, plan_messages, plan_webhooks
 from bridge.telemetry.scrape import Scrape
 
 WORKER = Scrape(
@@ -69,42 +64,33 @@ def test_has_no_percentile_of_nothing(buckets: list[tuple[float, float]]) -> Non
     assert math.isnan(percentile(0.5, buckets))
 
 
-def test_reads_a_histogram() -> None:
-    """The buckets of a histogram come in ascending order of their bounds."""
-    assert WORKER.buckets("latency_seconds") == [(0.5, 2.0), (1.0, 3.0), (math.inf, 3.0)]
-
-
 def test_accepts_metrics_that_agree() -> None:
     """Metrics that count what was seen cause no complaint."""
-    seen = Seen(
-        accepted=["a", "b", "c"],
-        dead=[("d", "invalid")],
-        answers={"x": [200, 200], "y": [401], "z": [200]},
-        events=[("x", "other"), ("z", "unparsed")],
-    )
+    report = Report([], [])
+    report.worker, report.webhook, report.webhook_before = WORKER, WEBHOOK, WEBHOOK_BEFORE
+    report.seen.accepted += ["a", "b", "c"]
+    report.seen.dead += [("d", "invalid")]
+    report.seen.answers |= {"x": [200, 200], "y": [401], "z": [200]}
+    report.seen.events += [("x", "other"), ("z", "unparsed")]
 
-    assert check_worker_metrics(WORKER, seen) == []
-    assert check_webhook_metrics(WEBHOOK, seen, before=WEBHOOK_BEFORE) == []
+    assert report.check_metrics() == []
 
 
 def test_finds_metrics_that_disagree() -> None:
     """Metrics that count anything else than what was seen are told, one line for each role."""
-    assert len(check_worker_metrics(WORKER, Seen())) == 1
-    assert len(check_webhook_metrics(WEBHOOK, Seen(), before=Scrape())) == 1
+    report = Report([], [])
+    report.worker, report.webhook = WORKER, WEBHOOK
+
+    assert len(report.check_metrics()) == 2
 
 
 def test_sums_up_a_run_in_which_nothing_was_seen() -> None:
     """The summary can be drawn however early a run has failed."""
-    summary = Summary(
-        Scrape(),
-        Scrape(),
-        Seen(),
-        requests=plan_requests(50, run="ab"),
-        webhooks=plan_webhooks(20, run="ab"),
-    )
+    report = Report(plan_messages(50, run="ab"), plan_webhooks(20, run="ab"))
     console = Console(file=StringIO(), width=110)
-    for part in summary.parts():
+    for part in report.tables():
         console.print(part)
     assert isinstance(console.file, StringIO)
 
+    assert report.seen == Observed()
     assert "nan" not in console.file.getvalue()

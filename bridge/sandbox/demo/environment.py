@@ -1,4 +1,4 @@
-"""What the demo runs on: a broker, the sandbox, the worker and the webhook receiver."""
+"""The processes of the demo: a broker, the sandbox, the worker and the webhook receiver."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,19 +18,18 @@ import httpx
 
 from bridge.amqp.client import Connection
 from bridge.amqp.connecting import close_quietly, open_connection
-from bridge.config import ENV_PREFIX, Settings, load_settings
+from bridge.config import ENV_PREFIX, Role, Settings, load_settings
 from bridge.errors import BridgeError
-from bridge.sandbox.broker import private_broker
+from bridge.sandbox.broker import URL_VARIABLE, answers_amqp, private_broker
 from bridge.sandbox.processes import Child, Guard, free_ports, guarded, wait_until
-from bridge.sandbox.reachability import URL_VARIABLE, find_broker
-from bridge.topology.declarations import dead_queue, retry_queue
+from bridge.topology.declarations import bridge_topology
 
 READY_SECONDS: Final = 30
-ROLES: Final = ("worker", "webhook")
-# A little longer than the roles' own time limits for a drain.
+ROLES: Final[tuple[Role, ...]] = ("worker", "webhook")
+# A little longer than the roles' own limits for a drain.
 GRACE_SECONDS: Final = 30
 
-# Short limits, so that the faults of a minute play out within seconds.
+# Short limits, so that the faults play out within seconds.
 _WORKER: Final[Mapping[str, str]] = {
     "SMS_API__TIMEOUT_SECONDS": "2",
     "WORKER__CONCURRENCY": "50",
@@ -40,44 +39,49 @@ _WORKER: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A broker, and the names of what the demo uses there."""
+class DemoBroker:
+    """The broker that the demo uses: the environment that names it, and the names used there."""
 
     is_private: bool
     environ: Mapping[str, str]
     names: Mapping[str, str]
 
 
-class Stage:
-    """The processes of the demo and their addresses."""
+class DemoEnvironment:
+    """The sandbox and the roles, with their addresses; `more` adds to the roles' settings."""
 
-    def __init__(self, place: Place, folder: Path, guard: Guard) -> None:
-        self.place = place
+    def __init__(
+        self, broker: DemoBroker, folder: Path, guard: Guard, more: Mapping[str, str]
+    ) -> None:
+        self.broker = broker
         self.folder = folder
+        self.api_key, self._secret = secrets.token_urlsafe(), secrets.token_urlsafe()
         self._guard = guard
+        self._more = more
         self._children: dict[str, Child] = {}
-        self._key, self._secret = secrets.token_urlsafe(), secrets.token_urlsafe()
         sandbox, webhook, *admin = free_ports(2 + len(ROLES))
+        self._ports = {"sandbox": sandbox, "webhook": webhook}
+        self._admin_ports = dict(zip(ROLES, admin, strict=True))
         self.sandbox_url = f"http://127.0.0.1:{sandbox}"
         self.webhook_url = f"http://127.0.0.1:{webhook}/webhooks"
         self.admin_urls = {
-            role: f"http://127.0.0.1:{port}" for role, port in zip(ROLES, admin, strict=True)
+            role: f"http://127.0.0.1:{port}" for role, port in self._admin_ports.items()
         }
         self.settings = load_settings(None, self._environ("worker"))
 
     def start(self) -> None:
         """Start everything and return when all is ready."""
-        port = str(httpx.URL(self.sandbox_url).port)
         to = ["--webhook-url", self.webhook_url, "--webhook-secret", self._secret]
-        self._start("sandbox", ["--port", port, "--key", self._key, *to])
+        port = str(self._ports["sandbox"])
+        self._start("sandbox", self.broker.environ, ["--port", port, "--key", self.api_key, *to])
         for role in ROLES:
-            self._start(role)
+            self._start(role, self._environ(role))
         self._wait_for("sandbox", f"{self.sandbox_url}/sandbox/faults")
         for role in ROLES:
             self._wait_for(role, f"{self.admin_urls[role]}/readyz")
 
     def check(self) -> None:
-        """Raise when a process has ended."""
+        """Raise BridgeError if a process has ended."""
         for child in self._children.values():
             if child.exit_code is not None:
                 raise BridgeError(
@@ -96,41 +100,57 @@ class Stage:
         return [f"{c.name} ended with code {c.exit_code}" for c in ended if c.exit_code != 0]
 
     async def connect(self, name: str) -> Connection:
-        """Connect to the broker as the roles do, with whatever login and TLS it takes."""
+        """Connect to the broker as the roles do."""
         rabbitmq = self.settings.rabbitmq
         return await open_connection(rabbitmq, rabbitmq.url[0], name=name)
 
-    def _environ(self, role: str) -> dict[str, str]:
-        admin = httpx.URL(self.admin_urls[role])
-        ours = {
-            **self.place.names,
+    async def delete_queues(self) -> None:
+        """Delete all that the roles have declared."""
+        connection = await self.connect("demo clean-up")
+        try:
+            channel = await connection.channel()
+            for queue in queues_of(self.settings, *ROLES):
+                await channel.queue_delete(queue)
+            await channel.exchange_delete(self.settings.webhook.exchange)
+        finally:
+            await close_quietly(connection)
+
+    def _environ(self, role: Role) -> dict[str, str]:
+        settings = {
+            **self.broker.names,
             **_WORKER,
             "SMS_API__BASE_URL": self.sandbox_url,
-            "SMS_API__KEY": self._key,
+            "SMS_API__KEY": self.api_key,
             "WEBHOOK__HOST": "127.0.0.1",
-            "WEBHOOK__PORT": str(httpx.URL(self.webhook_url).port),
+            "WEBHOOK__PORT": str(self._ports["webhook"]),
             "WEBHOOK__SECRETS": json.dumps([self._secret]),
             "ADMIN__HOST": "127.0.0.1",
-            "ADMIN__PORT": str(admin.port),
+            "ADMIN__PORT": str(self._admin_ports[role]),
             "LOG__FORMAT": "json",
+            **self._more,
         }
-        return {**self.place.environ, **{ENV_PREFIX + name: ours[name] for name in ours}}
+        return {**self.broker.environ, **{ENV_PREFIX + k: v for k, v in settings.items()}}
 
-    def _start(self, command: str, options: Sequence[str] = ()) -> None:
+    def _start(self, command: str, environ: Mapping[str, str], options: Sequence[str] = ()) -> None:
         self._children[command] = Child(
             [sys.executable, "-m", "bridge", command, *options],
             guard=self._guard,
             log=self.folder / f"{command}.log",
-            environ=self._environ(command) if command in ROLES else dict(self.place.environ),
+            environ=environ,
         )
 
     def _wait_for(self, name: str, url: str) -> None:
         child = self._children[name]
         with httpx.Client(trust_env=False, timeout=1) as client:
+
+            def is_ready() -> bool:
+                try:
+                    return client.get(url).is_success
+                except httpx.HTTPError:
+                    return False
+
             ready = wait_until(
-                lambda: _answers(client, url),
-                seconds=READY_SECONDS,
-                running=lambda: child.exit_code is None,
+                is_ready, seconds=READY_SECONDS, running=lambda: child.exit_code is None
             )
         self.check()
         if not ready:
@@ -140,38 +160,41 @@ class Stage:
             )
 
 
-def _answers(client: httpx.Client, url: str) -> bool:
-    try:
-        return client.get(url).is_success
-    except httpx.HTTPError:
-        return False
+def queues_of(settings: Settings, *roles: Role) -> list[str]:
+    """List the queues that the roles declare."""
+    return [queue.name for queue in bridge_topology(settings, roles).queues]
 
 
 @contextmanager
-def open_stage() -> Iterator[Stage]:
-    """Lend a stage, and leave nothing of it behind; the logs stay when it fails."""
-    with _open_place() as place, guarded() as guard:
+def open_environment(more: Mapping[str, str] | None = None) -> Iterator[DemoEnvironment]:
+    """Lend an environment, and leave nothing of it behind except, if it fails, the logs.
+
+    `more` are further settings of the roles, such as `TRACING__SAMPLE_RATIO`.
+    """
+    with _open_broker() as broker, guarded() as guard:
         folder = Path(tempfile.mkdtemp(prefix="sms-bridge-demo-"))
-        stage = Stage(place, folder, guard)
+        environment = DemoEnvironment(broker, folder, guard, more or {})
         try:
-            yield stage
+            yield environment
         except KeyboardInterrupt:
             shutil.rmtree(folder)
             raise
         finally:
-            stage.stop()
-            if not place.is_private:
-                asyncio.run(_delete_names(stage))
+            environment.stop()
+            if not broker.is_private:
+                asyncio.run(environment.delete_queues())
         shutil.rmtree(folder)
 
 
 @contextmanager
-def _open_place() -> Iterator[Place]:
+def _open_broker() -> Iterator[DemoBroker]:
+    """Lend the broker that the environment names, under names of its own, or a private one."""
     others = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     url = find_broker(os.environ)
     if url is None:
         with private_broker() as broker:
-            yield Place(is_private=True, environ={**others, URL_VARIABLE: broker.url}, names={})
+            environ = {**others, URL_VARIABLE: broker.url}
+            yield DemoBroker(is_private=True, environ=environ, names={})
         return
     section = f"{ENV_PREFIX}RABBITMQ__"
     login = {name: value for name, value in os.environ.items() if name.startswith(section)}
@@ -181,23 +204,15 @@ def _open_place() -> Iterator[Place]:
         "WEBHOOK__EXCHANGE": f"{prefix}.inbound",
         "WEBHOOK__QUEUE": f"{prefix}.inbound",
     }
-    yield Place(is_private=False, environ={**others, **login, URL_VARIABLE: url}, names=names)
+    yield DemoBroker(is_private=False, environ={**others, **login, URL_VARIABLE: url}, names=names)
 
 
-async def _delete_names(stage: Stage) -> None:
-    connection = await stage.connect("demo clean-up")
-    try:
-        channel = await connection.channel()
-        for queue in queues_of(stage.settings):
-            await channel.queue_delete(queue)
-        await channel.exchange_delete(stage.settings.webhook.exchange)
-    finally:
-        await close_quietly(connection)
-
-
-def queues_of(settings: Settings) -> list[str]:
-    """Name every queue that the roles declare."""
-    worker, inbound = settings.worker, settings.webhook.queue
-    ladder = [retry_queue(worker.queue, delay) for delay in worker.retry_delays]
-    queues = [worker.queue, *ladder, dead_queue(worker.queue)]
-    return queues if inbound is None else [*queues, inbound]
+def find_broker(environ: Mapping[str, str]) -> str | None:
+    """Return the first URL of the setting `rabbitmq.url` that answers, or None."""
+    value = environ.get(URL_VARIABLE, "").strip()
+    urls = [value] if value else []
+    if value.startswith("["):
+        urls = []
+        with suppress(ValueError):
+            urls = [str(url) for url in json.loads(value)]
+    return next((url for url in urls if answers_amqp(url)), None)

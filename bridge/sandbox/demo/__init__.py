@@ -1,0 +1,1 @@
+"""The demo: both directions for real, with faults, and an account of every message."""

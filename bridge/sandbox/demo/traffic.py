@@ -1,0 +1,233 @@
+"""The demo's traffic: the messages and webhooks to send, and the end that each must come to."""
+
+import json
+import random
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+SENT: Final = "sent"
+MARKER: Final = re.compile(r"demo-[0-9a-f]+-[0-9]{5,}")
+
+# Numbers reserved for fiction. Ordinary messages share a few phones, which keeps the sandbox's page
+# readable. A message with a fault has a number of its own, which the fault names: 555-0100 to
+# 555-0199 are free in every area code of North America.
+_PHONES: Final = [f"+4917139200{n:02}" for n in range(50)]
+_AREA_CODES: Final = range(200, 1000)
+# How many names a line about a problem lists.
+_LISTED: Final = 5
+
+
+class PlannedMessage(NamedTuple):
+    """A message for the outbound queue, the end it must come to, and the fault that it meets.
+
+    `expected` is `sent` or the reason of a dead letter.
+    """
+
+    message_id: str
+    to: str
+    body: bytes
+    headers: dict[str, Any]
+    expected: str
+    fault: dict[str, Any] | None
+
+
+class PlannedWebhook(NamedTuple):
+    """A webhook to order from the sandbox `orders` times; `marker` is part of the event's body.
+
+    `answers` are those that the bridge must give, `routing_keys` those of the events that must
+    come out.
+    """
+
+    marker: str
+    path: str
+    body: bytes
+    answers: list[int]
+    routing_keys: list[str]
+    orders: int = 1
+
+
+@dataclass(slots=True)
+class Observed:
+    """What has been observed so far, from outside of the bridge."""
+
+    published: int = 0
+    accepted: list[str] = field(default_factory=list)
+    accepted_at: list[float] = field(default_factory=list)
+    dead: list[tuple[str, str]] = field(default_factory=list)
+    answers: dict[str, list[int | None]] = field(default_factory=dict)
+    events: list[tuple[str, str]] = field(default_factory=list)
+
+
+class _Kind(NamedTuple):
+    """A kind of message: how many of a thousand, its end, its fault, its flaw, its expiry."""
+
+    share: int
+    expected: str = SENT
+    fault: Mapping[str, Any] | None = None
+    flaw: Callable[[dict[str, Any]], bytes] | None = None
+    expires_in_seconds: int | None = None
+
+
+def _without_text(members: dict[str, Any]) -> bytes:
+    return _dump({name: value for name, value in members.items() if name != "text"})
+
+
+def _fault(status: int, *, count: int | None = 1, **headers: str) -> dict[str, Any]:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return {"status": status, "count": count, "headers": named}
+
+
+# No fault accepts a message without an answer, so that a second acceptance is always an error.
+_KINDS: Final = (
+    _Kind(4, "invalid", flaw=lambda _members: b"to=+491713920001&text=Hi"),
+    _Kind(4, "invalid", flaw=_without_text),
+    _Kind(4, "invalid", flaw=lambda members: _dump(members | {"text": 42})),
+    _Kind(4, "invalid", flaw=lambda members: _dump(members | {"txt": "Hi"})),
+    _Kind(4, "invalid", flaw=lambda members: _dump(members | {"to": "0171 3920001"})),
+    _Kind(5, "expired", expires_in_seconds=-60),
+    _Kind(20, "refused", fault=_fault(422, count=None)),
+    _Kind(5, "uncertain", fault=_fault(500, count=None)),
+    _Kind(5, "exhausted", fault=_fault(409, count=None)),
+    _Kind(30, fault=_fault(503)),
+    _Kind(30, fault=_fault(503, Retry_After="1")),
+    _Kind(3, fault=_fault(429, Retry_After="1")),
+    _Kind(10, fault={"mode": "hang", "count": 1}),
+    _Kind(10, fault={"mode": "cut", "count": 1}),
+)
+
+
+def plan_messages(count: int, *, run: str) -> list[PlannedMessage]:
+    """Plan messages of all kinds, mixed; the same kinds for the same count."""
+    kinds = _mix([(kind, kind.share) for kind in _KINDS], 1000, count, rest=_Kind(0))
+    return [_plan_message(number, kind, run) for number, kind in enumerate(kinds)]
+
+
+def _plan_message(number: int, kind: _Kind, run: str) -> PlannedMessage:
+    to = _PHONES[number % len(_PHONES)]
+    if kind.fault is not None:
+        to = f"+1{_AREA_CODES[number // 100 % len(_AREA_CODES)]}55501{number % 100:02}"
+    members = {"to": to, "from": "Demo", "text": f"Demo message {number}"}
+    headers: dict[str, Any] = {}
+    if kind.expires_in_seconds is not None:
+        headers["sms-bridge-expires-at"] = int(time.time()) + kind.expires_in_seconds
+    return PlannedMessage(
+        message_id=f"demo-{run}-{number:05}",
+        to=to,
+        body=_dump(members) if kind.flaw is None else kind.flaw(members),
+        headers=headers,
+        expected=kind.expected,
+        fault=None if kind.fault is None else {"to": to, **kind.fault},
+    )
+
+
+def _reply(marker: str, *, forged: bool = False, repeat: int = 1) -> PlannedWebhook:
+    order = {"from": _PHONES[0], "text": f"Reply {marker}", "forged": forged, "repeat": repeat}
+    answers = [401 if forged else 200] * repeat
+    routing_keys = [] if forged else ["message.received"]
+    return PlannedWebhook(marker, "/sandbox/replies", _dump(order), answers, routing_keys)
+
+
+def _event(marker: str, event: object, routing_key: str, *, orders: int = 1) -> PlannedWebhook:
+    answers, routing_keys = [200] * orders, [routing_key] * orders
+    return PlannedWebhook(marker, "/sandbox/events", _dump(event), answers, routing_keys, orders)
+
+
+def _said_twice(marker: str) -> PlannedWebhook:
+    # Without an id it is no repeat: a person who answers YES twice has said it twice.
+    event = {"type": "message.received", "data": {"from": _PHONES[1], "text": f"YES {marker}"}}
+    return _event(marker, event, "message.received", orders=2)
+
+
+def _delivery_event(marker: str) -> PlannedWebhook:
+    data = {"id": f"sms-{marker}", "status": "delivered"}
+    return _event(marker, {"type": "message.delivered", "data": data}, "message.delivered")
+
+
+# How many of two hundred webhooks are of which kind; the others are replies.
+_WEBHOOKS: Final[Mapping[Callable[[str], PlannedWebhook], int]] = {
+    lambda marker: _reply(marker, forged=True): 20,
+    lambda marker: _reply(marker, repeat=3): 10,
+    _said_twice: 6,
+    _delivery_event: 10,
+    lambda marker: _event(marker, {"type": f"What? {marker}"}, "other"): 2,
+    lambda marker: _event(marker, [marker], "unparsed"): 2,
+}
+
+
+def plan_webhooks(count: int, *, run: str) -> list[PlannedWebhook]:
+    """Plan webhooks of all kinds, genuine and forged, mixed; the same kinds for the same count."""
+    makers = _mix(_WEBHOOKS.items(), 200, count, rest=_reply)
+    return [make(f"demo-{run}-{number:05}") for number, make in enumerate(makers)]
+
+
+def _mix(shares: Iterable[tuple[T, int]], whole: int, count: int, *, rest: T) -> list[T]:
+    """Give each its share of the count, at least one, fill up with `rest`, and shuffle."""
+    mixed = [each for each, n in shares for _ in range(max(1, round(n * count / whole)))]
+    mixed += [rest] * (count - len(mixed))
+    random.Random(count).shuffle(mixed)
+    return mixed
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def count_open_messages(messages: Sequence[PlannedMessage], seen: Observed) -> int:
+    """Count the messages that are neither accepted nor dead letters yet."""
+    ended = {*seen.accepted, *(message_id for message_id, _ in seen.dead)}
+    return sum(message.message_id not in ended for message in messages)
+
+
+def count_open_webhooks(webhooks: Sequence[PlannedWebhook], seen: Observed) -> int:
+    """Count the webhooks that lack an answer or an event."""
+    arrived = Counter(marker for marker, _ in seen.events)
+    return sum(
+        len(seen.answers.get(webhook.marker, ())) < len(webhook.answers)
+        or arrived[webhook.marker] < len(webhook.routing_keys)
+        for webhook in webhooks
+    )
+
+
+def check_traffic(
+    messages: Sequence[PlannedMessage], webhooks: Sequence[PlannedWebhook], seen: Observed
+) -> list[str]:
+    """Compare everything that was planned with what was observed; return a line per problem."""
+    ends = [(message_id, SENT) for message_id in seen.accepted] + seen.dead
+    return [
+        *_differences("message", {m.message_id: [m.expected] for m in messages}, _grouped(ends)),
+        *_differences("webhook answered", {w.marker: w.answers for w in webhooks}, seen.answers),
+        *_differences(
+            "webhook published", {w.marker: w.routing_keys for w in webhooks}, _grouped(seen.events)
+        ),
+    ]
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for name, value in pairs:
+        groups[name].append(value)
+    return groups
+
+
+def _differences(
+    what: str, expected: Mapping[str, Sequence[object]], seen: Mapping[str, Sequence[object]]
+) -> list[str]:
+    problems: defaultdict[str, list[str]] = defaultdict(list)
+    for name in [*expected, *sorted(seen.keys() - expected.keys())]:
+        wanted, found = [*expected.get(name, ())], [*seen.get(name, ())]
+        if wanted != found:
+            problems[f"{what}: {_join(found)}, expected {_join(wanted)}"].append(name)
+    return [
+        f"{len(names)} x {problem}: {', '.join(names[:_LISTED])}{', ...' * (len(names) > _LISTED)}"
+        for problem, names in problems.items()
+    ]
+
+
+def _join(values: Sequence[object]) -> str:
+    return " and ".join(str(value) for value in values) or "nothing"
