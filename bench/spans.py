@@ -1,4 +1,4 @@
-"""A receiver of spans that does as little as it can, for it runs on the workers' own cores."""
+"""A receiver of spans that does little work, because it shares the cores with the workers."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ ENDPOINT = f"{ENV_PREFIX}TRACING__OTLP_ENDPOINT"
 
 @dataclass
 class CountingReceiver(Receiver):
-    """Counts spans, and keeps none."""
+    """Counts spans and keeps none."""
 
     count: int = 0
 
@@ -33,7 +33,7 @@ class CountingReceiver(Receiver):
 def traced_to(
     receiver: CountingReceiver, environ: Mapping[str, str]
 ) -> Iterator[Mapping[str, str]]:
-    """Run the receiver for a worker whose environment has a ratio, and name it there."""
+    """Run the receiver if the worker's environment has a sample ratio, and add its address."""
     if RATIO not in environ:
         yield environ
         return

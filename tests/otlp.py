@@ -1,4 +1,4 @@
-"""A small OTLP receiver for tests: takes spans over HTTP, as protobuf, and remembers them."""
+"""A small OTLP receiver for tests: accepts spans over HTTP as protobuf, and keeps them."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,13 +11,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-# A request that hangs is let go then, at the latest.
+# A request hangs no longer than this.
 HANG_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Received:
-    """One span, its ids in hex, with what its resource says of the process. Times are seconds."""
+    """One span with its resource; ids are in hex, times in seconds."""
 
     name: str
     kind: str
@@ -38,7 +38,7 @@ class Received:
 
 @dataclass
 class Receiver:
-    """What has come, and how it answers: with a status, or, at None, not at all."""
+    """The received spans, and the status of each answer; at None it does not answer."""
 
     url: str = ""
     status: int | None = 200
@@ -69,12 +69,12 @@ def read_spans(request: ExportTraceServiceRequest) -> list[Received]:
 
 @contextmanager
 def otlp_receiver(given: Receiver | None = None) -> Iterator[Receiver]:
-    """Run a receiver, of the usual kind unless one is given, in threads of its own."""
+    """Run a receiver in threads of its own."""
     receiver = given or Receiver()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            """Take a request and answer as told."""
+            """Read a request and answer with the receiver's status."""
             receiver.take(self.path, self.rfile.read(int(self.headers["Content-Length"])))
             if receiver.status is None:
                 receiver.let_go.wait(HANG_SECONDS)
@@ -84,7 +84,7 @@ def otlp_receiver(given: Receiver | None = None) -> Iterator[Receiver]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

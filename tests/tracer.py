@@ -1,4 +1,4 @@
-"""A tracer for tests that need no library: it keeps what it is told."""
+"""A tracer for tests: it keeps the spans that are begun."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,7 +7,7 @@ from bridge.telemetry.trace_context import Attributes, Span, SpanKind, TraceHead
 
 
 class Told(Span):
-    """A recorded span, with all that was said of it; `within` are those that began within it."""
+    """A recorded span with its attributes; `within` are its child spans."""
 
     __slots__ = ("attributes", "ended", "error", "kind", "link", "name", "parent", "within")
 
@@ -23,13 +23,13 @@ class Told(Span):
         self.error: str | None = None
 
     def begin(self, name: str, kind: SpanKind, attributes: Attributes) -> Span:
-        """Keep a span within this one."""
+        """Keep a child span."""
         number = int(self.headers[0][1].split("-")[2], 16) * 16 + len(self.within)
         self.within.append(Told(name, kind, attributes, number))
         return self.within[-1]
 
     def end(self, attributes: Attributes, *, error: str | None = None) -> None:
-        """Keep what is known at the end."""
+        """Keep the attributes of the end."""
         self.attributes |= attributes
         self.ended += 1
         self.error = error
@@ -37,7 +37,7 @@ class Told(Span):
 
 @dataclass
 class KeepingTracer:
-    """Keeps the first span of each thing that is traced; records none while `is_off`."""
+    """Keeps the first span of each trace; samples none while `is_off`."""
 
     spans: list[Told] = field(default_factory=list)
     is_off: bool = False

@@ -1,6 +1,6 @@
 """The traces of messages and webhooks: from publisher to API, from service to event.
 
-The spans go to a small receiver of ours, in between the OpenTelemetry Collector where it is built
+Spans go to a small receiver, directly and through the OpenTelemetry Collector if it is built
 (`make otel-collector`).
 """
 
@@ -41,7 +41,7 @@ DELAY = "1s"
 
 @dataclass
 class Line:
-    """Both roles, which export the spans of all traces that they begin, and who talks to them."""
+    """Both roles, which sample every new trace, with their broker, service and receiver."""
 
     bridge: Running
     receiver: Receiver
@@ -64,7 +64,7 @@ class Line:
         return (await self.http.post(url, content=body, headers=signed)).status_code
 
     async def until_spans(self, count: int, **wanted: str) -> list[Received]:
-        """Return the spans with these values, once there are so many, the earliest first."""
+        """Wait for `count` spans with these values, and return them in order of time."""
 
         async def look() -> list[Received] | None:
             found = [
@@ -78,7 +78,7 @@ class Line:
         return sorted(found, key=lambda span: span.started_at)
 
     async def posted(self, to: str, count: int) -> list[dict[str, str]]:
-        """Return the headers of the POSTs for a number, once there are so many."""
+        """Wait for `count` POSTs for a number, and return their headers."""
         await self.service.until_requested(to, count)
         return await self.service.headers(to)
 
@@ -92,7 +92,7 @@ async def line(
     session_service: Service,
     amqp: Amqp,
 ) -> AsyncIterator[Line]:
-    """Start both roles in one process, and what takes their spans."""
+    """Start both roles in one process, and the receiver of their spans."""
     canaries, http = launcher.canaries, launcher.http
     if request.param == "collector" and not COLLECTOR.exists():
         pytest.skip("the OpenTelemetry Collector is not built: make otel-collector, with Go")
@@ -132,7 +132,7 @@ async def line(
 
 
 def start_collector(port: int, receiver: Receiver, log: Path, guard: Guard) -> Child:
-    """Start the OpenTelemetry Collector, which hands on what it takes as soon as it has it."""
+    """Start the OpenTelemetry Collector, which forwards spans at once."""
     configuration = {
         "receivers": {"otlp": {"protocols": {"http": {"endpoint": f"127.0.0.1:{port}"}}}},
         "exporters": {"otlphttp": {"endpoint": receiver.url, "compression": "none"}},
@@ -146,7 +146,7 @@ def start_collector(port: int, receiver: Receiver, log: Path, guard: Guard) -> C
 
 
 async def until_listening(port: int, collector: Child) -> None:
-    """Return when the collector takes connections."""
+    """Wait until the collector accepts connections."""
 
     async def is_open() -> bool:
         assert collector.exit_code is None, collector.tail()
@@ -157,12 +157,12 @@ async def until_listening(port: int, collector: Child) -> None:
 
 
 def link_to(span: Received) -> tuple[str, str]:
-    """Return what a link to a span names."""
+    """Return the ids in a link to a span."""
     return span.trace_id, span.span_id
 
 
 async def test_from_the_publisher_to_the_api(line: Line) -> None:
-    """The delivery is a child of what published it, the POST one of the delivery, and the API's."""
+    """The delivery is a child of the publisher's span, and the POST one of the delivery."""
     message_id = uuid.uuid4().hex
     to = await line.publish(
         message_id=message_id, headers={"traceparent": SAMPLED, "tracestate": "vendor=1"}
@@ -200,8 +200,8 @@ async def test_from_the_publisher_to_the_api(line: Line) -> None:
 
 
 @pytest.mark.parametrize("is_publishers", [True, False], ids=["of the publisher", "of ours"])
-async def test_over_the_ladder(line: Line, *, is_publishers: bool) -> None:
-    """What comes back from the ladder refers to the delivery before, and is in the same trace."""
+async def test_over_a_retry_queue(line: Line, *, is_publishers: bool) -> None:
+    """A retried delivery links to the one before it and is in the same trace."""
     trace_id, message_id = uuid.uuid4().hex, uuid.uuid4().hex
     headers = {"traceparent": f"00-{trace_id}-{PUBLISHER}-01"} if is_publishers else None
     await line.service.misbehave({"count": 1, "status": 503})
@@ -225,7 +225,7 @@ async def test_over_the_ladder(line: Line, *, is_publishers: bool) -> None:
 
 
 async def test_a_dead_letter_is_an_error(line: Line) -> None:
-    """The span of what ends in the dead-letter queue says why; its trace goes on from there."""
+    """The span of a dead letter has the reason, and the dead letter carries the trace on."""
     trace_id, message_id = uuid.uuid4().hex, uuid.uuid4().hex
     headers = {"traceparent": f"00-{trace_id}-{PUBLISHER}-01"}
     await line.amqp.publish(line.queue, b"no request", message_id=message_id, headers=headers)
@@ -238,8 +238,8 @@ async def test_a_dead_letter_is_an_error(line: Line) -> None:
     assert process.is_named_by(str(letter.headers["x-sms-bridge-earlier-span"]))
 
 
-async def test_what_is_sampled_out_is_passed_on(line: Line) -> None:
-    """Who decided against recording a trace is followed: no span, and the same header."""
+async def test_an_unsampled_trace_is_passed_on(line: Line) -> None:
+    """A publisher's decision against sampling is kept: no span, and the same header."""
     to = await line.publish(headers={"traceparent": UNSAMPLED})
     (sent,) = await line.posted(to, 1)
     await line.publish(headers={"traceparent": SAMPLED.replace(TRACE_ID, "6" * 32)})
@@ -250,7 +250,7 @@ async def test_what_is_sampled_out_is_passed_on(line: Line) -> None:
 
 
 async def test_from_the_webhook_to_the_event(line: Line) -> None:
-    """The event carries the span of its publish, which is one of the webhook's."""
+    """The event carries the span of its publish, which is a child of the webhook's."""
     trace_id, event_id = uuid.uuid4().hex, uuid.uuid4().hex
     body = json.dumps({"type": "message.received", "id": event_id}).encode()
     given = {"traceparent": f"00-{trace_id}-{PUBLISHER}-01"}
@@ -279,7 +279,7 @@ async def test_from_the_webhook_to_the_event(line: Line) -> None:
 
 
 async def test_a_stranger_writes_no_spans(line: Line) -> None:
-    """Of a webhook that is not verified there is no span, whatever trace it names."""
+    """A webhook that is not verified has no span, whatever trace it names."""
     stranger, friend = uuid.uuid4().hex, uuid.uuid4().hex
     body = json.dumps({"type": "message.received"}).encode()
     forged = f"00-{stranger}-{PUBLISHER}-01"
@@ -292,7 +292,7 @@ async def test_a_stranger_writes_no_spans(line: Line) -> None:
 
 
 async def test_latencies_name_a_trace(line: Line) -> None:
-    """OpenMetrics names a trace that shows what took so long; the plain text has no such thing."""
+    """OpenMetrics pages have exemplars with trace ids; plain text pages have none."""
     trace_id = uuid.uuid4().hex
     await line.publish(headers={"traceparent": f"00-{trace_id}-{PUBLISHER}-01"})
     await line.until_spans(2, trace_id=trace_id)
@@ -318,7 +318,7 @@ async def test_latencies_name_a_trace(line: Line) -> None:
 async def test_without_an_endpoint_nothing_is_loaded(
     launcher: Launcher, service: Service, canaries: Canaries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Roles that export no spans load nothing of OpenTelemetry, nor what it would bring along."""
+    """Roles without a collector load neither OpenTelemetry nor its dependencies."""
     settings = {
         "worker.queue": unique("untraced"),
         "sms_api.base_url": service.url,

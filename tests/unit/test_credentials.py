@@ -1,4 +1,4 @@
-"""Secrets of files: what is read, what is refused without being quoted, what changes do."""
+"""Secret files: reading, faults that do not quote the secret, and changes."""
 
 import os
 from collections.abc import Callable
@@ -19,7 +19,7 @@ CANARY = "Canary7Secret"
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Give a secret file."""
+    """Provide a secret file."""
     path = tmp_path / "key"
     path.write_text("first", encoding="utf-8")
     return path
@@ -40,8 +40,8 @@ def file(tmp_path: Path) -> Path:
     ],
     ids=["plain", "newline", "CRLF", "BOM", "BOM and blanks", "tabs"],
 )
-def test_secret_is_what_was_meant(tmp_path: Path, content: bytes) -> None:
-    """What editors and `echo` put around a secret is no part of it."""
+def test_a_secret_is_stripped(tmp_path: Path, content: bytes) -> None:
+    """White space that editors and `echo` add around a secret is not part of it."""
     path = tmp_path / "key"
     path.write_bytes(content)
 
@@ -49,7 +49,7 @@ def test_secret_is_what_was_meant(tmp_path: Path, content: bytes) -> None:
 
 
 def test_blanks_inside_stay(tmp_path: Path) -> None:
-    """A password may hold blanks and any other character."""
+    """A password may contain blanks and any other character."""
     path = tmp_path / "password"
     path.write_text('a b"c\té\n', encoding="utf-8")
 
@@ -69,7 +69,7 @@ def test_blanks_inside_stay(tmp_path: Path) -> None:
     ids=["empty", "blank", "only a BOM", "binary", "UTF-16", "large"],
 )
 def test_file_without_a_secret(tmp_path: Path, content: bytes, says: str) -> None:
-    """A file without a readable secret is told by setting and path, with the remedy."""
+    """The fault of a file without a secret names setting, path and remedy."""
     path = tmp_path / "key"
     path.write_bytes(content)
 
@@ -80,7 +80,7 @@ def test_file_without_a_secret(tmp_path: Path, content: bytes, says: str) -> Non
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    """A file that is not there is told by setting and path, with the remedy."""
+    """The fault of a missing file names setting, path and remedy."""
     told = r"^a\.b: .*/nothing cannot be read: No such file or directory; correct the path or "
     with pytest.raises(ConfigError, match=told):
         read_secret("a.b", tmp_path / "nothing")
@@ -93,10 +93,10 @@ def test_folder_for_a_file(tmp_path: Path) -> None:
 
 
 @given(content=st.binary(max_size=60))
-def test_any_content_is_taken_or_told(
+def test_any_content_is_a_secret_or_a_fault(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
-    """Whatever a file holds, it gives a secret that is not blank, or a fault."""
+    """Any file content results in a secret that is not blank, or in a fault."""
     path = tmp_path_factory.mktemp("secret") / "key"
     path.write_bytes(content)
     try:
@@ -112,7 +112,7 @@ def test_any_content_is_taken_or_told(
 
 @pytest.mark.parametrize("value", ["sk_live_1", "a.b-c~d/e+f==", "!", "~"])
 def test_header_value(value: str) -> None:
-    """Visible ASCII may stand in a header."""
+    """Visible ASCII is valid in a header."""
     assert check_header_value("sms_api.key", value) == value
 
 
@@ -130,15 +130,15 @@ BAD_VALUES = {
 
 
 @pytest.mark.parametrize("value", BAD_VALUES.values(), ids=BAD_VALUES)
-def test_value_that_no_header_takes(value: str) -> None:
-    """What would break a header is refused at the start."""
+def test_invalid_header_value(value: str) -> None:
+    """A secret that would break a header is refused at the start."""
     with pytest.raises(ConfigError, match=r"^sms_api\.key: must be visible ASCII"):
         check_header_value("sms_api.key", value)
 
 
 @pytest.mark.parametrize("value", BAD_VALUES.values(), ids=BAD_VALUES)
 def test_refusal_does_not_quote_the_secret(value: str) -> None:
-    """The refusal is logged, so it does not hold the secret."""
+    """The refusal is logged, so it does not contain the secret."""
     with pytest.raises(ConfigError) as caught:
         check_header_value("sms_api.key", value)
 
@@ -160,23 +160,23 @@ def test_fixed_value() -> None:
 
 
 def test_fixed_value_never_changes() -> None:
-    """A secret without a file has nothing to read again."""
+    """A secret without a file is never read again."""
     assert not Credential("sms_api.key", value=SecretStr("s3cret")).reread()
 
 
 def test_file_goes_before_value(file: Path) -> None:
-    """With both, the file's secret counts."""
+    """If both are given, the secret in the file counts."""
     assert Credential("k", value=SecretStr("fixed"), file=file).current == "first"
 
 
 def test_neither_file_nor_value() -> None:
-    """Without either, both settings that could give it are named."""
+    """The fault names both settings."""
     with pytest.raises(ConfigError, match=r"sms_api\.key or sms_api\.key_file"):
         Credential("sms_api.key")
 
 
 def test_check_at_the_start(file: Path) -> None:
-    """A file's secret that does not pass its check stops the start."""
+    """A secret in a file that does not pass its check prevents the start."""
     file.write_text("a b", encoding="utf-8")
 
     with pytest.raises(ConfigError):
@@ -184,13 +184,13 @@ def test_check_at_the_start(file: Path) -> None:
 
 
 def test_check_of_a_fixed_value() -> None:
-    """A configured secret is checked too."""
+    """A configured secret is checked, too."""
     with pytest.raises(ConfigError):
         Credential("sms_api.key", value=SecretStr("a b"), check=check_header_value)
 
 
 def test_unchanged_file(file: Path) -> None:
-    """Reading the same again is no change."""
+    """Reading the same content again is no change."""
     assert not Credential("k", file=file).reread()
 
 
@@ -211,7 +211,7 @@ def test_changed_file(file: Path) -> None:
 
 
 def test_change_by_symlink(tmp_path: Path) -> None:
-    """A change as Kubernetes makes it, by turning the link of the folder, is seen."""
+    """A change as Kubernetes makes it, by another target of the folder's link, is noticed."""
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "key").write_text(name, encoding="utf-8")
@@ -225,7 +225,7 @@ def test_change_by_symlink(tmp_path: Path) -> None:
 
 
 def test_same_length_and_time(file: Path) -> None:
-    """A change is seen by content, not by size or time of the file."""
+    """A change is noticed by the content, not by the size or time of the file."""
     credential = Credential("k", file=file)
     before = file.stat()
     file.write_text("other", encoding="utf-8")
@@ -250,8 +250,8 @@ BREAKS = {"missing": _remove, "empty": _empty, "refused by its check": _break}
 
 
 @pytest.mark.parametrize("spoil", BREAKS.values(), ids=BREAKS)
-def test_spoilt_file_is_told(file: Path, spoil: Callable[[Path], None]) -> None:
-    """A file that cannot be used any more is a fault that the caller can log."""
+def test_spoilt_file_is_a_fault(file: Path, spoil: Callable[[Path], None]) -> None:
+    """A file that cannot be used any more raises a fault that the caller can log."""
     credential = Credential("k", file=file, check=check_header_value)
     spoil(file)
 
@@ -261,7 +261,7 @@ def test_spoilt_file_is_told(file: Path, spoil: Callable[[Path], None]) -> None:
 
 @pytest.mark.parametrize("spoil", BREAKS.values(), ids=BREAKS)
 def test_last_good_secret_stays(file: Path, spoil: Callable[[Path], None]) -> None:
-    """While the file cannot be used, the last good secret is used on."""
+    """While the file cannot be used, the last good secret stays in use."""
     credential = Credential("k", file=file, check=check_header_value)
     spoil(file)
     with pytest.raises(ConfigError):
@@ -272,7 +272,7 @@ def test_last_good_secret_stays(file: Path, spoil: Callable[[Path], None]) -> No
 
 @pytest.mark.parametrize("spoil", BREAKS.values(), ids=BREAKS)
 def test_repaired_file_is_a_change(file: Path, spoil: Callable[[Path], None]) -> None:
-    """A file that was spoilt and comes back with another secret is a change."""
+    """A spoilt file that is repaired with another secret is a change."""
     credential = Credential("k", file=file, check=check_header_value)
     spoil(file)
     with pytest.raises(ConfigError):
@@ -282,8 +282,8 @@ def test_repaired_file_is_a_change(file: Path, spoil: Callable[[Path], None]) ->
     assert credential.reread()
 
 
-def test_failed_reading_is_not_the_last_one(file: Path) -> None:
-    """The time of the last reading is that of the last one that succeeded."""
+def test_a_failed_read_keeps_the_time(file: Path) -> None:
+    """The time of the last read is that of the last successful one."""
     credential = Credential("k", file=file)
     credential.read_at = 1.0
     file.unlink()
@@ -304,7 +304,7 @@ def test_credential_does_not_show_its_secret(file: Path) -> None:
 
 
 class Mount:
-    """Two secret files as Kubernetes mounts them: links into a folder that is exchanged whole."""
+    """Two secret files as Kubernetes mounts them: links into a folder that is replaced."""
 
     def __init__(self, folder: Path) -> None:
         self.files = [folder / "current", folder / "previous"]
@@ -312,7 +312,7 @@ class Mount:
         self._generation = 0
 
     def put(self, current: str, previous: str) -> None:
-        """Exchange both secrets at once."""
+        """Replace both secrets at once."""
         self._generation += 1
         fresh = self._folder / f"..{self._generation}"
         fresh.mkdir()
@@ -336,7 +336,7 @@ def mount(tmp_path: Path) -> Mount:
 
 @pytest.fixture
 def mounted(mount: Mount) -> list[Credential]:
-    """Give the secrets as they were read at the start."""
+    """Provide the secrets as they were read at the start."""
     return [Credential("webhook.secret_files", file=file) for file in mount.files]
 
 
@@ -355,7 +355,7 @@ def _current(mounted: list[Credential]) -> list[str]:
 
 
 def _meddle(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
-    """Have a change happen between the reading of one file and that of the next."""
+    """Make a change between reading one file and reading the next."""
     genuine = credentials.read_secret
     pending = [change]
 
@@ -368,10 +368,10 @@ def _meddle(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None
     monkeypatch.setattr(credentials, "read_secret", read_then_change)
 
 
-def test_secrets_that_change_places_while_they_are_read(
+def test_secrets_that_swap_while_they_are_read(
     secrets: Secrets, mounted: list[Credential], mount: Mount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A secret that is in the files before and after an exchange is in use all the time."""
+    """A secret that is in the files before and after a change is always in use."""
     _meddle(monkeypatch, lambda: mount.put("b", "a"))
 
     secrets.reread()
@@ -382,7 +382,7 @@ def test_secrets_that_change_places_while_they_are_read(
 def test_secrets_that_change_all_the_time(
     secrets: Secrets, mounted: list[Credential], mount: Mount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files that never come to rest do not hold the process up."""
+    """Files that change all the time do not block the process."""
     genuine = credentials.read_secret
 
     def change_then_read(key: str, path: Path) -> str:
@@ -396,7 +396,7 @@ def test_secrets_that_change_all_the_time(
     assert all(secret.endswith("+") for secret in _current(mounted))
 
 
-def test_one_file_that_is_gone_does_not_hold_the_other_up(
+def test_a_missing_file_does_not_affect_the_other(
     secrets: Secrets, mounted: list[Credential], mount: Mount
 ) -> None:
     """A file that cannot be read keeps its last good secret; the other one is rotated."""

@@ -1,4 +1,4 @@
-"""The deadline: it ends what swallows cancellations, and swallows none itself."""
+"""The deadline ends blocks that swallow cancellations, and swallows none itself."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def _swallow(times: int) -> None:
-    """Wait for ever, but for so many cancellations: as a library does that drops them."""
+    """Wait for ever and drop a number of cancellations, as some libraries do."""
     for _ in range(times):
         try:
             await asyncio.Event().wait()
@@ -40,7 +40,7 @@ async def test_a_swallowed_cancellation_does_not_lift_the_deadline(times: int) -
     assert task.cancelling() == 0
 
 
-async def test_what_ends_by_itself_keeps_its_result() -> None:
+async def test_a_block_that_ends_by_itself_keeps_its_result() -> None:
     """A result, or an error, that comes together with the deadline is not lost."""
     async with Deadline(0.01):
         await _swallow(1)
@@ -61,7 +61,7 @@ async def test_what_ends_by_itself_keeps_its_result() -> None:
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["dropped", "replaced"])
 async def test_a_cancellation_from_outside_is_raised_at_the_end(*, replaced: bool) -> None:
-    """A library that drops the task's own cancellation, or raises an error for it, is overruled."""
+    """The cancellation is raised even if a library drops it or replaces it by an error."""
     is_beyond = False
 
     async def work() -> None:
@@ -95,7 +95,7 @@ async def test_the_outer_deadline_reaches_through_the_inner() -> None:
 
 
 async def test_a_task_that_is_cancelled_may_have_deadlines() -> None:
-    """Cleaning up after a cancellation, a deadline still is a TimeoutError."""
+    """During the clean-up after a cancellation, a deadline still raises TimeoutError."""
 
     async def work() -> str:
         try:

@@ -1,4 +1,4 @@
-"""What pointers lead to in other people's JSON, and what of it may be a code."""
+"""Values that pointers lead to in JSON of third parties, and which of them are codes."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ DOCUMENT: dict[str, Any] = {
     [("/a/*/b", "/a/2/b"), ("/a/*", "/a/2"), ("/a*/b", "/a*/b"), ("/a/*/b#", "/a/2/b#")],
 )
 def test_in_member(pointer: str, into_one: str) -> None:
-    """A star becomes the number of the one member; all else stays."""
+    """The star is replaced by the index of the member."""
     assert in_member(pointer, 2) == into_one
 
 
@@ -41,7 +41,7 @@ def test_in_member(pointer: str, into_one: str) -> None:
     ],
 )
 def test_find_all(pointer: str, found: list[Any]) -> None:
-    """A star is each member of a list, a # the fragment there; what is not there is None."""
+    """A star stands for each member of a list, a # for the fragment; a missing value is None."""
     assert list(find_all(DOCUMENT, pointer)) == found
 
 
@@ -61,7 +61,7 @@ def test_find_all(pointer: str, found: list[Any]) -> None:
     ],
 )
 def test_find_code(pointers: list[str], but: dict[str, list[str]], code: str | None) -> None:
-    """The first code counts, of those that mean something where they stand."""
+    """The first code that means an error at its pointer counts."""
     assert find_code(DOCUMENT, pointers, but=but) == code
 
 
@@ -77,7 +77,7 @@ def test_find_code(pointers: list[str], but: dict[str, list[str]], code: str | N
     ],
 )
 def test_find_id(pointer: str, found: str | None) -> None:
-    """An id is found by the same pointers as all else: the first that is one."""
+    """The first value that is an id counts."""
     document = {"ids": [{"id": "a b"}, {"id": "b"}], "page": "https://x.example/#c", "number": 5}
 
     assert find_id(document, [pointer]) == found
@@ -109,14 +109,14 @@ def test_find_id(pointer: str, found: str | None) -> None:
         ("x" * 65, False),
     ],
 )
-def test_what_looks_like_a_code(value: str, is_code: bool) -> None:  # noqa: FBT001
-    """A word may be a code, but nothing like a phone number, however its digits are grouped."""
+def test_code_form(value: str, is_code: bool) -> None:  # noqa: FBT001
+    """A word may be a code, but not a phone number, however its digits are grouped."""
     assert find_code({"code": value}, ["/code"]) == (value if is_code else None)
 
 
 @pytest.mark.parametrize("code", ["errors/17", "a:b", "#7"])
-def test_code_that_is_known_may_look_otherwise(code: str) -> None:
-    """What the settings list is a code, whatever it looks like."""
+def test_a_known_code_may_have_any_form(code: str) -> None:
+    """A code listed in the settings counts in any form."""
     assert find_code({"code": code}, ["/code"], known=[code]) == code
     assert find_code({"code": code}, ["/code"]) is None
 
@@ -126,7 +126,7 @@ def test_code_that_is_known_may_look_otherwise(code: str) -> None:
     [(1, "1"), (True, "true"), (False, "false"), ("a", "a"), (1.5, None), (None, None), ([], None)],
 )
 def test_as_text(value: object, text: str | None) -> None:
-    """Values are compared as they are written in settings."""
+    """Values are formatted as in the settings."""
     assert as_text(value) == text
 
 
@@ -146,5 +146,5 @@ def test_as_text(value: object, text: str | None) -> None:
     ],
 )
 def test_read_words(body: bytes, words: list[str]) -> None:
-    """Words are what stands between white space and punctuation, a hundred of them at most."""
+    """Words end at white space and punctuation; at most a hundred are read."""
     assert read_words(body) == words

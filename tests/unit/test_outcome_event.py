@@ -5,8 +5,8 @@ import json
 from bridge.outcome_event import OutcomeEvent, outcome_properties
 
 
-def test_what_is_not_known_is_null() -> None:
-    """Every event has the same members; only a code and a repeat are told when there is one."""
+def test_unknown_members_are_null() -> None:
+    """Every event has the same members; only code and duplicate may be missing."""
     event = OutcomeEvent("delivered", at=0.5, message_id=None, provider_id="p-1")
 
     assert json.loads(event.body()) == {
@@ -20,8 +20,8 @@ def test_what_is_not_known_is_null() -> None:
     }
 
 
-def test_a_code_and_a_repeat_are_told() -> None:
-    """They are the members that most events do without."""
+def test_a_code_and_a_duplicate_are_members() -> None:
+    """Most events do not have these members."""
     event = OutcomeEvent("dead", at=0, message_id="m-1", code="E1", is_duplicate=True)
 
     body = json.loads(event.body())
@@ -30,7 +30,7 @@ def test_a_code_and_a_repeat_are_told() -> None:
 
 
 def test_each_event_is_a_message_of_its_own() -> None:
-    """It is persistent JSON with an id of its own, and goes back to whoever asked."""
+    """Each event is persistent JSON with a new id and the publisher's correlation id."""
     trace = (("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),)
     first, second = (outcome_properties(trace, "asked") for _ in range(2))
 

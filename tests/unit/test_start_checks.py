@@ -1,4 +1,4 @@
-"""What keeps a role from starting, told before anything is started."""
+"""Faults that prevent the start of a role, reported before anything is started."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ GOOD: dict[str, dict[str, Any]] = {
 
 
 def _settings(changes: dict[str, dict[str, Any]]) -> Settings:
-    """Make settings with which both roles start, but for what is changed."""
+    """Make settings with which both roles start, except for the changes."""
     names = {*GOOD, *changes}
     return Settings.model_validate(
         {name: GOOD.get(name, {}) | changes.get(name, {}) for name in names}
@@ -29,7 +29,7 @@ def _settings(changes: dict[str, dict[str, Any]]) -> Settings:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a certificate, with `key.pem` beside it and `text.pem`, which is none."""
+    """Make a certificate with its `key.pem`, and `text.pem`, which is not a certificate."""
     made = make_certificate(tmp_path_factory.mktemp("tls"))
     made.with_name("text.pem").write_text("no certificate", encoding="utf-8")
     return made
@@ -59,10 +59,10 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=str,
 )
-def test_what_cannot_be_used_keeps_a_role_from_starting(
+def test_an_unusable_value_prevents_the_start(
     certificate: Path, section: str, changes: dict[str, Any], told: str
 ) -> None:
-    """A file or a value with which a role cannot run is told by its setting, before it starts."""
+    """The fault of an unusable file or value names its setting, before the role starts."""
     folder = certificate.parent
     placed = {
         key: str(folder / value)
@@ -82,7 +82,7 @@ def test_what_cannot_be_used_keeps_a_role_from_starting(
 
 
 def test_good_files_let_the_roles_start(certificate: Path) -> None:
-    """With files that can be used every role is ready to start."""
+    """With usable files, every role may start."""
     tls = {
         "ca_file": certificate,
         "cert_file": certificate,
@@ -93,8 +93,8 @@ def test_good_files_let_the_roles_start(certificate: Path) -> None:
     assert check_roles(settings, BOTH) == {"worker": None, "webhook": None}
 
 
-def test_every_fault_of_a_start_is_told(tmp_path: Path) -> None:
-    """All that keeps the roles from starting is told at once, a line each."""
+def test_every_fault_is_reported(tmp_path: Path) -> None:
+    """All faults are reported at once, one line each."""
     nope = tmp_path / "nope"
     settings = _settings(
         {
@@ -118,7 +118,7 @@ def test_every_fault_of_a_start_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", BOTH)
 def test_spans_need_the_extra(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the extra no role starts that is to export spans; it says what to install."""
+    """Without the extra, a role with a collector does not start and names what to install."""
     settings = _settings({"tracing": {"otlp_endpoint": "http://collector:4318"}})
     check_start(settings, [role])
     monkeypatch.setattr("bridge.start_checks.is_exporter_installed", lambda: False)
@@ -132,7 +132,7 @@ def test_spans_need_the_extra(role: Role, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_role_needs_only_its_own_files(tmp_path: Path) -> None:
-    """What only the other role reads does not keep a role from starting."""
+    """Files that only the other role reads do not prevent the start."""
     nope = tmp_path / "nope"
     settings = _settings(
         {"sms_api": {"key_file": nope, "ca_file": nope}, "webhook": {"secret_files": [nope]}}
@@ -165,7 +165,7 @@ def test_a_role_needs_only_its_own_files(tmp_path: Path) -> None:
 def test_two_ports_of_one_address_differ(
     webhook: tuple[str, int], admin: tuple[str, int], *, is_refused: bool
 ) -> None:
-    """One port for both listeners is refused where the system would refuse it; 0 is any port."""
+    """The same port for both listeners is refused if the system would refuse it; 0 is any port."""
     changes = {"webhook": webhook, "admin": admin}
     settings = _settings({name: {"host": h, "port": p} for name, (h, p) in changes.items()})
 
@@ -177,7 +177,7 @@ def test_two_ports_of_one_address_differ(
 
 
 async def test_a_certificate_that_goes_away_is_waited_for(tmp_path: Path) -> None:
-    """After the start a file that is missing is a fault of the connection, which is tried again."""
+    """After the start, a missing file is a fault of the connection, which is retried."""
     tls = {"ca_file": tmp_path / "nope"}
     settings = Settings.model_validate({"rabbitmq": {"url": "amqps://localhost:9/", "tls": tls}})
     (url,) = settings.rabbitmq.url
@@ -186,8 +186,8 @@ async def test_a_certificate_that_goes_away_is_waited_for(tmp_path: Path) -> Non
         await open_connection(settings.rabbitmq, url, name="test")
 
 
-def test_a_role_that_nobody_configured_is_told_apart() -> None:
-    """A role of which nothing is set is named with what it lacks first; the others start."""
+def test_an_unconfigured_role_is_named() -> None:
+    """A role without settings is returned with its first missing setting; the others start."""
     settings = Settings.model_validate({"webhook": {"secrets": ["s"]}})
 
     assert check_roles(settings, BOTH) == {
@@ -226,8 +226,10 @@ def test_a_role_that_nobody_configured_is_told_apart() -> None:
         ({"preset": "twilio", "account": "AC1", "key": "k"}, []),
     ],
 )
-def test_all_that_a_service_needs_is_told_at_once(api: dict[str, Any], told: list[str]) -> None:
-    """What a service lacks is told in one go, each setting with the word that the service has."""
+def test_all_missing_settings_of_a_service_are_reported(
+    api: dict[str, Any], told: list[str]
+) -> None:
+    """All missing settings are reported at once, each with the service's own word."""
     settings = Settings.model_validate({"sms_api": api})
     if not told:
         assert check_roles(settings, ["worker"]) == {"worker": None}
@@ -243,7 +245,7 @@ def test_all_that_a_service_needs_is_told_at_once(api: dict[str, Any], told: lis
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_name_what_they_need(preset: Preset) -> None:
-    """The worker starts with what a preset says that it needs, and with nothing less."""
+    """The worker starts with exactly the settings that a preset requires."""
     needs = needed_settings(preset)
     given = {key: "https://a.example" if key == "base_url" else "a" for key in needs}
     if preset == "generic":
@@ -261,8 +263,8 @@ def test_presets_name_what_they_need(preset: Preset) -> None:
 
 
 @pytest.mark.parametrize("key", ["webhook", "webhook.endpoints.0"])
-def test_a_secret_that_cannot_be_used_is_told_by_its_setting(tmp_path: Path, key: str) -> None:
-    """Of several secret files the one that is not in the scheme's encoding is named."""
+def test_an_unusable_secret_is_named_by_its_setting(tmp_path: Path, key: str) -> None:
+    """Of several secret files, the fault names the one in the wrong encoding."""
     files = [tmp_path / "current", tmp_path / "previous"]
     for file, secret in zip(files, ("00ff", "no hex"), strict=True):
         file.write_text(secret, encoding="utf-8")
@@ -275,8 +277,8 @@ def test_a_secret_that_cannot_be_used_is_told_by_its_setting(tmp_path: Path, key
     assert str(caught.value).startswith(f"{key}.secret_files.1: the secret is empty or not hex; ")
 
 
-def test_every_endpoint_that_cannot_be_served_is_told() -> None:
-    """Each endpoint that lacks secrets, or whose scheme contradicts itself, is told by its key."""
+def test_every_unusable_endpoint_is_reported() -> None:
+    """Each endpoint without secrets or with a contradictory scheme is named by its key."""
     endpoints = [
         {"path": "/a"},
         {"path": "/b", "secrets": ["s"]},
@@ -294,8 +296,8 @@ def test_every_endpoint_that_cannot_be_served_is_told() -> None:
     ]
 
 
-def test_whoever_lists_endpoints_means_to_run_the_receiver() -> None:
-    """Endpoints without secrets are a fault, not a role that nobody has configured."""
+def test_endpoints_without_secrets_are_a_fault() -> None:
+    """A receiver with endpoints but without secrets is not an unconfigured role."""
     settings = Settings.model_validate({"webhook": {"endpoints": [{"path": "/a"}]}})
 
     with pytest.raises(ConfigError, match=r"^webhook\.endpoints\.0\.secrets: is missing; set "):

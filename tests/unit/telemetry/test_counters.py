@@ -1,4 +1,4 @@
-"""Our counters and histograms say what prometheus-client's own would say."""
+"""Counters and histograms are written as those of prometheus-client."""
 
 import re
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def written(registry: CollectorRegistry) -> tuple[bytes, bytes]:
-    """Return what a scrape gets, in both formats."""
+    """Return the page of a scrape in both formats."""
     return generate_latest(registry), generate_openmetrics(registry)  # type: ignore[no-untyped-call]
 
 
@@ -38,7 +38,7 @@ def test_counter(counts: Sequence[tuple[str, float]]) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), NEAR_BUCKETS)))
 def test_histogram(values: Sequence[tuple[str, float]]) -> None:
-    """A histogram is written as the library writes its own, a bound in the bucket that it ends."""
+    """A histogram is written as the library writes its own, including values equal to a bound."""
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     histogram = Histogram("wait_seconds", "A wait.", ("kind",), ours, buckets=BUCKETS)
     own = prometheus_client.Histogram(
@@ -53,7 +53,7 @@ def test_histogram(values: Sequence[tuple[str, float]]) -> None:
 
 @given(st.lists(st.tuples(NEAR_BUCKETS, st.none() | st.sampled_from(["a" * 32, "b" * 32]))))
 def test_exemplars(values: Sequence[tuple[float, str | None]]) -> None:
-    """The last trace of each bucket is written as the library writes it, in OpenMetrics alone."""
+    """The last trace of each bucket is an exemplar, in the OpenMetrics format only."""
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     histogram = Histogram("wait_seconds", "A wait.", (), ours, buckets=BUCKETS)
     own = prometheus_client.Histogram("wait_seconds", "A wait.", buckets=BUCKETS, registry=theirs)
@@ -68,12 +68,12 @@ def test_exemplars(values: Sequence[tuple[float, str | None]]) -> None:
 
 
 def _without_times(page: bytes) -> bytes:
-    """Leave out when each exemplar was taken."""
+    """Remove the times of exemplars."""
     return re.sub(rb"(# {.*} \S+) \S+", rb"\1", page)
 
 
 def test_without_labels() -> None:
-    """What has no labels is counted on the metric itself."""
+    """A metric without labels counts by itself."""
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     Counter("sent_total", "What was sent.", (), ours).inc()
     Histogram("wait_seconds", "A wait.", (), ours, buckets=BUCKETS).observe(1)
@@ -96,7 +96,7 @@ def test_a_name_is_taken_once() -> None:
 
 @pytest.mark.parametrize("values", [(), ("a", "b")], ids=["too few", "too many"])
 def test_as_many_values_as_labels(values: tuple[str, ...]) -> None:
-    """A wrong number of labels is a bug that shows at once."""
+    """A wrong number of labels raises an error at once."""
     counter = Counter("sent_total", "What was sent.", ("kind",), CollectorRegistry())
 
     with pytest.raises(ValueError, match="sent_total has 1 labels"):

@@ -1,4 +1,4 @@
-"""The writer in front of standard output: it never waits, and loses whole lines only."""
+"""The writer before standard output never blocks, and drops whole lines only."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from tests.ears import Ears
 
 @dataclass
 class Pipe:
-    """A pipe, a writer to its one end, and how many lines that dropped."""
+    """A pipe, the writer at its end, and the numbers of dropped lines."""
 
     read_end: int
     writer: LineWriter
@@ -32,18 +32,18 @@ def pipe() -> Iterator[Pipe]:
         writer = LineWriter(stream, dropped=dropped.append)
         yield Pipe(read_end, writer, dropped)
         os.close(read_end)
-        # Before the descriptor's number is another file's.
+        # Before the number of the descriptor is reused.
         writer.finish()
 
 
 def read_lines(descriptor: int, count: int) -> list[str]:
-    """Read so many lines from a pipe."""
+    """Read a number of lines from a pipe."""
     with open(descriptor, encoding="utf-8", closefd=False) as stream:
         return [stream.readline() for _ in range(count)]
 
 
 def test_lines_stay_in_order(pipe: Pipe) -> None:
-    """All that was written arrives, in order, when the writer is finished."""
+    """All lines arrive in order when the writer is finished."""
     for number in range(1000):
         pipe.writer.write(f"{number}\n")
     pipe.writer.finish()
@@ -51,16 +51,16 @@ def test_lines_stay_in_order(pipe: Pipe) -> None:
     assert read_lines(pipe.read_end, 1000) == [f"{number}\n" for number in range(1000)]
 
 
-def test_no_write_waits_for_a_reader(pipe: Pipe) -> None:
-    """While nobody reads, lines are dropped and counted, and no write waits."""
+def test_no_write_blocks(pipe: Pipe) -> None:
+    """Without a reader, lines are dropped and counted, and no write blocks."""
     for _ in range(3 * MAX_LINES):
         pipe.writer.write("x" * 200 + "\n")
 
     assert 0 < sum(pipe.dropped) < 3 * MAX_LINES
 
 
-def test_what_was_dropped_is_told(pipe: Pipe, ears: Ears) -> None:
-    """A warning says how many lines are missing as soon as lines find room again."""
+def test_dropped_lines_are_reported(pipe: Pipe, ears: Ears) -> None:
+    """A warning has the number of missing lines as soon as there is room again."""
     for _ in range(3 * MAX_LINES):
         pipe.writer.write("x" * 200 + "\n")
     missing = sum(pipe.dropped)
@@ -72,8 +72,8 @@ def test_what_was_dropped_is_told(pipe: Pipe, ears: Ears) -> None:
     assert sum(facts["lines"] for facts in told) == missing
 
 
-def test_outlives_a_reader_that_is_gone(ears: Ears) -> None:
-    """A broken pipe costs its lines and nothing else; no warning follows them into it."""
+def test_a_closed_pipe_costs_its_lines_only(ears: Ears) -> None:
+    """Lines to a broken pipe are lost, and no warning follows."""
     read_end, write_end = os.pipe()
     os.close(read_end)
     dropped: list[int] = []
@@ -100,7 +100,7 @@ with open(sys.argv[1], "w") as stream:
         while len(lost) == told:
             writer.write(f"line {next(numbers):4} {'x' * 50}\\n")
             time.sleep(0.001)
-    # What failed last is told with the next line.
+    # The next line reports the last failure.
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     while not writer._is_writable:
         writer.write(f"line {next(numbers):4} {'x' * 50}\\n")
@@ -112,7 +112,7 @@ print(next(numbers), sum(lost))
 
 
 def test_full_disk_tears_no_line(tmp_path: Path) -> None:
-    """A disk that is full in the middle of a line, again and again, loses whole lines only."""
+    """A disk that fills up in the middle of a line, again and again, loses whole lines only."""
     file = tmp_path / "log"
     ran = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(file)], capture_output=True, check=True, timeout=30

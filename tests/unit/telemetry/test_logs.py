@@ -1,4 +1,4 @@
-"""Log lines: one line for each fact, and nothing of a message on it, whoever logs."""
+"""The log: one line per event, without personal data, whichever module logs."""
 
 import ast
 import asyncio
@@ -30,23 +30,23 @@ Start = Callable[..., io.StringIO]
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that is a terminal."""
 
     def isatty(self) -> bool:
-        """Say so."""
+        """Return True."""
         return True
 
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    """Leave logging as it was, for the tests that come after."""
+    """Restore logging for the following tests."""
     with logging_kept():
         yield
 
 
 @pytest.fixture
 def start() -> Start:
-    """Configure logging to a stream, and give the stream."""
+    """Configure logging to a stream, and provide the stream."""
 
     def started(
         level: str = "debug",
@@ -75,7 +75,7 @@ def only_line(stream: io.StringIO) -> dict[str, Any]:
 
 
 def test_line_of_json(start: Start) -> None:
-    """A line says when, how bad, who, what, and the facts."""
+    """A line has time, level, logger, event and facts."""
     stream = start()
     OURS.info("delivery", outcome="sent", attempts=1, detail=None)
     line = only_line(stream)
@@ -106,7 +106,7 @@ ODD_FACTS: dict[str, object] = {
 
 @pytest.mark.parametrize("fact", ODD_FACTS.values(), ids=ODD_FACTS)
 def test_any_fact_is_one_line_of_json(start: Start, fact: object) -> None:
-    """Whatever a fact holds, it is one line that can be read."""
+    """A line with any fact is one line of valid JSON."""
     stream = start()
     OURS.info("delivery", fact=fact)
 
@@ -123,7 +123,7 @@ CONTROLS = {
 
 @pytest.mark.parametrize("fact", CONTROLS.values(), ids=CONTROLS)
 def test_fact_cannot_forge_a_console_line(start: Start, fact: str) -> None:
-    """On the console too a fact stays on its line, and controls nothing."""
+    """On the console, too, a fact stays on its line, and its control characters are replaced."""
     stream = start(form="console")
     OURS.info("delivery", fact=fact)
 
@@ -131,7 +131,7 @@ def test_fact_cannot_forge_a_console_line(start: Start, fact: str) -> None:
 
 
 def test_no_fact_is_called_like_a_part_of_every_line(start: Start) -> None:
-    """No fact has the name of what every line has: a reader would take it for that."""
+    """No fact has the name of a field that every line has."""
     stream = start()
     OURS.info("delivery")
     taken = set(only_line(stream))
@@ -146,7 +146,7 @@ def test_no_fact_is_called_like_a_part_of_every_line(start: Start) -> None:
 
 
 def _facts_in(module: ast.Module) -> Iterator[str | None]:
-    """Yield the name of each fact that is logged; None for facts that are not written out."""
+    """Yield the name of each logged fact; None if the names are not literals."""
     nodes = list(ast.walk(module))
     written = defaultdict[str, list[str | None]](list)
     for node in nodes:
@@ -203,7 +203,7 @@ def test_console_line_of_a_template_with_newlines(start: Start) -> None:
 def test_form(
     start: Start, form: Form, stream: Callable[[], io.StringIO], *, is_json: bool
 ) -> None:
-    """`auto` writes for people on a terminal, and JSON anywhere else."""
+    """`auto` means console lines on a terminal, and JSON otherwise."""
     written = start(form=form, stream=stream())
     OURS.info("delivery")
 
@@ -223,7 +223,7 @@ def test_facts_leave_out_none(start: Start) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_level(start: Start, level: str) -> None:
-    """What is below the level that is set is not written."""
+    """Records below the configured level are not written."""
     stream = start(level)
     for log in (OURS.debug, OURS.info, OURS.warning):
         log("delivery")
@@ -235,7 +235,7 @@ def test_level(start: Start, level: str) -> None:
 
 @pytest.mark.parametrize("name", [*LIBRARIES, "asyncio", "uvicorn.access"])
 def test_libraries_do_not_debug(start: Start, name: str) -> None:
-    """At the level `debug` libraries that would write whole messages still do not."""
+    """At level `debug`, libraries whose debug records quote messages stay silent."""
     stream = start("debug")
     logging.getLogger(name).debug("frame: %s", NUMBER)
 
@@ -244,7 +244,7 @@ def test_libraries_do_not_debug(start: Start, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["httpx", "httpcore", "uvicorn.access", "uvicorn.error"])
 def test_libraries_do_not_chat(start: Start, name: str) -> None:
-    """Requests are told by our own lines only."""
+    """Libraries do not log requests; the bridge's own lines do."""
     stream = start("debug")
     logging.getLogger(name).info("HTTP Request: %s", NUMBER)
 
@@ -253,7 +253,7 @@ def test_libraries_do_not_chat(start: Start, name: str) -> None:
 
 @pytest.mark.parametrize("name", [*LIBRARIES, "asyncio"])
 def test_libraries_keep_to_the_level(start: Start, name: str) -> None:
-    """A library's warning is not written when only errors are wanted."""
+    """A library's warning is not written at level `error`."""
     stream = start("error")
     logging.getLogger(name).warning("warning")
 
@@ -261,8 +261,8 @@ def test_libraries_keep_to_the_level(start: Start, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["aiormq.connection", "aio_pika.robust"])
-def test_errors_of_the_broker_client_are_told_by_us(start: Start, name: str) -> None:
-    """The client library's own lines, one for each try to connect, are for debugging only."""
+def test_errors_of_the_broker_client_are_for_debugging(start: Start, name: str) -> None:
+    """The client library's lines, one for each connection attempt, appear at `debug` only."""
     silent, debugged = start("info"), io.StringIO()
     logging.getLogger(name).error("error when creating transport: %r", NUMBER)
     start("debug", stream=debugged)
@@ -273,7 +273,7 @@ def test_errors_of_the_broker_client_are_told_by_us(start: Start, name: str) -> 
 
 @pytest.mark.parametrize("name", ["httpx", "uvicorn.error", "asyncio", "library.module"])
 def test_warnings_of_libraries_are_written(start: Start, name: str) -> None:
-    """What a library warns of is worth a line."""
+    """Warnings of libraries are written."""
     stream = start("info")
     logging.getLogger(name).warning("warning")
 
@@ -281,7 +281,7 @@ def test_warnings_of_libraries_are_written(start: Start, name: str) -> None:
 
 
 def test_records_are_counted(start: Start) -> None:
-    """Each line that is written is counted by its level."""
+    """Each written line is counted by its level."""
     counted: Counter[str] = Counter()
     start("info", count=lambda level: counted.update([level]))
     OURS.debug("not written")
@@ -306,7 +306,7 @@ def test_a_librarys_own_level_counts_as_a_known_one(start: Start, level: int, na
 
 
 def test_configured_again(start: Start) -> None:
-    """To configure logging again replaces the stream, and no line is written twice."""
+    """Configuring logging again replaces the stream; no line is written twice."""
     first = start()
     second = start()
     OURS.info("delivery")
@@ -314,19 +314,19 @@ def test_configured_again(start: Start) -> None:
     assert (first.getvalue(), len(second.getvalue().splitlines())) == ("", 1)
 
 
-# --- What never reaches the line -----------------------------------------------------------------
+# --- What is never written -----------------------------------------------------------------
 
 
 class Holder:
-    """An object that shows a number when it is printed."""
+    """An object whose repr is a phone number."""
 
     def __repr__(self) -> str:
-        """Show it."""
+        """Return the number."""
         return NUMBER
 
 
 def raise_it() -> None:
-    """Fail with a number in the text."""
+    """Raise an error with a phone number in its text."""
     raise ValueError(f"cannot send to {NUMBER}")
 
 
@@ -390,7 +390,7 @@ LEAKS: dict[str, Callable[[], object]] = {
 def test_nothing_of_a_message_is_written(
     start: Start, leak: Callable[[], object], form: Form
 ) -> None:
-    """Neither arguments, exceptions nor objects bring what they hold to a line."""
+    """No argument, exception or object brings personal data into a line."""
     stream = start(form=form)
     leak()
 
@@ -400,7 +400,7 @@ def test_nothing_of_a_message_is_written(
 @pytest.mark.parametrize("form", ["json", "console"])
 @pytest.mark.parametrize("leak", LEAKS.values(), ids=LEAKS)
 def test_every_record_is_one_line(start: Start, leak: Callable[[], object], form: Form) -> None:
-    """Whatever is logged, and however, is one line."""
+    """Every record is one line."""
     stream = start(form=form)
     leak()
 
@@ -408,7 +408,7 @@ def test_every_record_is_one_line(start: Start, leak: Callable[[], object], form
 
 
 def test_template_is_written(start: Start) -> None:
-    """Of a library's line the constant part is written, so that it can be looked up."""
+    """The template of a library's record is written, so that it can be looked up."""
     stream = start()
     THEIRS.error("got %s", NUMBER)
 
@@ -416,7 +416,7 @@ def test_template_is_written(start: Start) -> None:
 
 
 def test_name_that_only_begins_like_ours(start: Start) -> None:
-    """A library whose name begins as ours does is still a library."""
+    """A library whose name begins like the bridge's is still a library."""
     stream = start()
     logging.getLogger("bridgekeeper").error("got %s", NUMBER)
 

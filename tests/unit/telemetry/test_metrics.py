@@ -1,4 +1,4 @@
-"""The metrics: names, labels and buckets that dashboards and alerts rely on, all there at zero."""
+"""Names, labels and buckets of the metrics, which dashboards and alerts rely on, all at zero."""
 
 import itertools
 import re
@@ -43,7 +43,7 @@ SIZE = [256, 1024, 4096, 16384, 65536, 262144, 1048576]
 
 @dataclass(frozen=True)
 class Promise:
-    """What the documents promise of a metric: kind, label names, every combination, buckets."""
+    """The documented properties of a metric: kind, labels, all label combinations, buckets."""
 
     kind: str
     labels: tuple[str, ...] = ()
@@ -212,12 +212,12 @@ PROMISES: dict[str, Promise] = {
     **{f"sms_bridge_webhook_{name}": promise for name, promise in WEBHOOK.items()},
     **{f"sms_bridge_{name}": promise for name, promise in BOTH.items()},
 }
-# Not there at zero: what is running, and how much memory it may have.
+# Not at zero: the version that is running, and its memory limit.
 NOT_AT_ZERO = {"sms_bridge_build_info", "sms_bridge_memory_limit_bytes"}
 
 
 def both(registry: Registry, exchanges: Sequence[str] = EXCHANGES) -> BridgeMetrics:
-    """Add what both roles have; `exchanges` are those that they publish to."""
+    """Add the metrics of both roles, which publish to `exchanges`."""
     return BridgeMetrics(
         registry,
         component="worker",
@@ -229,12 +229,12 @@ def both(registry: Registry, exchanges: Sequence[str] = EXCHANGES) -> BridgeMetr
 
 
 def worker(registry: Registry) -> WorkerMetrics:
-    """Add what a worker with the default settings has."""
+    """Add the metrics of a worker with default settings."""
     return WorkerMetrics(registry, queue=QUEUE, retry_queues=RETRY_QUEUES, dead=DEAD)
 
 
 def webhook(registry: Registry) -> WebhookMetrics:
-    """Add what a webhook receiver with the default settings has."""
+    """Add the metrics of a webhook receiver with default settings."""
     return WebhookMetrics(
         registry, paths=[PATH], event_types=["message.received"], queues=[INBOUND]
     )
@@ -242,7 +242,7 @@ def webhook(registry: Registry) -> WebhookMetrics:
 
 @pytest.fixture
 def worker_registry() -> Registry:
-    """Give the registry of a worker that has just started."""
+    """Provide the registry of a worker that has just started."""
     registry = new_registry()
     both(registry, ["default"])
     worker(registry)
@@ -251,7 +251,7 @@ def worker_registry() -> Registry:
 
 @pytest.fixture
 def webhook_registry() -> Registry:
-    """Give the registry of a webhook receiver that has just started."""
+    """Provide the registry of a webhook receiver that has just started."""
     registry = new_registry()
     both(registry, [INBOUND])
     webhook(registry)
@@ -260,7 +260,7 @@ def webhook_registry() -> Registry:
 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
-    """Give the registry of a process with both roles that has just started."""
+    """Provide the registry of a process with both roles that has just started."""
     whole = new_registry()
     both(whole)
     worker(whole)
@@ -270,7 +270,7 @@ def registry() -> Registry:
 
 @pytest.fixture(scope="module")
 def families(registry: Registry) -> dict[str, Metric]:
-    """Return our metrics by name, as they are read from the text."""
+    """Return the bridge's metrics by name, parsed from the text."""
     text = generate_latest(registry).decode()
     return {
         family.name + ("_total" if family.type == "counter" else ""): family
@@ -280,12 +280,12 @@ def families(registry: Registry) -> dict[str, Metric]:
 
 
 def series(registry: Registry) -> list[str]:
-    """Return a name for each series that a scrape gives."""
+    """Return a name for each series of a scrape."""
     text = generate_latest(registry).decode()
     return [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
 
 
-# --- How many ------------------------------------------------------------------------------------
+# --- Series --------------------------------------------------------------------------------------
 
 
 def test_series_of_a_worker(worker_registry: Registry) -> None:
@@ -299,46 +299,46 @@ def test_series_of_a_webhook_receiver(webhook_registry: Registry) -> None:
 
 
 def test_no_series_twice(registry: Registry) -> None:
-    """No series is there twice, which a scraper would refuse."""
+    """No series is repeated, which a scraper would refuse."""
     names = series(registry)
 
     assert len(names) == len(set(names))
 
 
-def test_nothing_was_created_at(registry: Registry) -> None:
+def test_no_created_series(registry: Registry) -> None:
     """There are no `_created` series, which would double the counters."""
     assert not [name for name in series(registry) if "_created" in name]
 
 
-def test_nothing_was_created_at_in_openmetrics(registry: Registry) -> None:
-    """The other format has none either."""
+def test_no_created_series_in_openmetrics(registry: Registry) -> None:
+    """The OpenMetrics format has none either."""
     assert "_created" not in openmetrics_of(registry)
 
 
 # --- Names ---------------------------------------------------------------------------------------
 
 
-def test_metrics_are_those_that_are_promised(families: dict[str, Metric]) -> None:
-    """Dashboards find every metric, and no metric is without a promise."""
+def test_metrics_are_as_documented(families: dict[str, Metric]) -> None:
+    """Every documented metric exists, and every metric is documented."""
     assert set(families) == {*PROMISES, *NOT_AT_ZERO}
 
 
 @pytest.mark.slow
-def test_names_are_as_prometheus_advises(registry: Registry) -> None:
-    """Prometheus' own check of names, units and explanations has nothing to say."""
+def test_names_pass_promtool(registry: Registry) -> None:
+    """Prometheus' own check of names, units and help texts finds nothing."""
     checked = promtool("check", "metrics", given=text_of(registry))
 
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
 def openmetrics_of(registry: Registry) -> str:
-    """Return what a scraper gets that asks for OpenMetrics."""
+    """Return the page in the OpenMetrics format."""
     written: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]
     return written.decode()
 
 
 def text_of(registry: Registry) -> str:
-    """Return what a scraper gets that asks for nothing special."""
+    """Return the page in the text format."""
     return generate_latest(registry).decode()
 
 
@@ -354,25 +354,25 @@ def test_text_can_be_parsed(
     write: Callable[[Registry], str],
     parse: Callable[[str], Iterable[Metric]],
 ) -> None:
-    """Both formats are read by Prometheus' own parser."""
+    """Prometheus' parsers accept both formats."""
     assert len(list(parse(write(registry)))) > len(PROMISES)
 
 
 @pytest.mark.parametrize("name", [*PROMISES, *sorted(NOT_AT_ZERO)])
 def test_name(name: str) -> None:
-    """A name is of small letters, with a base unit and no part that formats reserve."""
+    """A name consists of lower-case words."""
     assert re.fullmatch(r"sms_bridge(_[a-z]+)+", name)
 
 
 @pytest.mark.parametrize("name", [*PROMISES, *sorted(NOT_AT_ZERO)])
 def test_help(families: dict[str, Metric], name: str) -> None:
-    """Every metric says what it is."""
+    """Every metric has a help text."""
     assert families[name].documentation.strip()
 
 
 @pytest.mark.parametrize(("name", "promise"), PROMISES.items(), ids=PROMISES)
 def test_kind(families: dict[str, Metric], name: str, promise: Promise) -> None:
-    """A metric is of the promised kind."""
+    """A metric has the documented kind."""
     assert families[name].type == promise.kind
 
 
@@ -380,7 +380,7 @@ def test_kind(families: dict[str, Metric], name: str, promise: Promise) -> None:
 
 
 def combinations(family: Metric, promise: Promise) -> set[tuple[str, ...]]:
-    """Return every combination of labels that a metric has, in the promised order."""
+    """Return every label combination of a metric, in the documented order."""
     return {
         tuple(sample.labels.get(label, "?") for label in promise.labels)
         for sample in family.samples
@@ -390,23 +390,21 @@ def combinations(family: Metric, promise: Promise) -> set[tuple[str, ...]]:
 
 @pytest.mark.parametrize(("name", "promise"), PROMISES.items(), ids=PROMISES)
 def test_labels(families: dict[str, Metric], name: str, promise: Promise) -> None:
-    """A metric has the promised labels, and no others."""
+    """A metric has the documented labels and no others."""
     found = {frozenset(sample.labels) - {"le"} for sample in families[name].samples}
 
     assert found == {frozenset(promise.labels)}
 
 
 @pytest.mark.parametrize(("name", "promise"), PROMISES.items(), ids=PROMISES)
-def test_every_combination_is_there(
-    families: dict[str, Metric], name: str, promise: Promise
-) -> None:
+def test_every_combination_exists(families: dict[str, Metric], name: str, promise: Promise) -> None:
     """A metric has every combination from the start, so that the first event is an increase."""
     assert combinations(families[name], promise) == set(promise.values)
 
 
 @pytest.mark.parametrize("name", PROMISES)
 def test_everything_is_zero(families: dict[str, Metric], name: str) -> None:
-    """Before anything has happened everything is zero."""
+    """At the start, every value is zero."""
     assert {sample.value for sample in families[name].samples} == {0}
 
 
@@ -416,14 +414,14 @@ def test_everything_is_zero(families: dict[str, Metric], name: str) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_buckets(families: dict[str, Metric], name: str, promise: Promise) -> None:
-    """A histogram has the promised buckets."""
+    """A histogram has the documented buckets."""
     bounds = {s.labels["le"] for s in families[name].samples if "le" in s.labels}
 
     assert sorted(map(float, bounds)) == [*promise.buckets, float("inf")]
 
 
-def test_what_is_running(registry: Registry) -> None:
-    """One series says what is running, and is always 1."""
+def test_build_info(registry: Registry) -> None:
+    """One series names version and component, and is always 1."""
     labels = {"version": "1.2.3", "revision": "abc", "component": "worker"}
 
     assert registry.get_sample_value("sms_bridge_build_info", labels) == 1
@@ -431,7 +429,7 @@ def test_what_is_running(registry: Registry) -> None:
 
 @pytest.mark.parametrize("prefix", ["process_", "python_"])
 def test_process_and_interpreter(registry: Registry, prefix: str) -> None:
-    """The usual metrics of process and interpreter are there too."""
+    """The usual metrics of process and interpreter exist, too."""
     assert [name for name in series(registry) if name.startswith(prefix)]
 
 
@@ -456,8 +454,8 @@ def test_names_of_the_settings_are_the_labels() -> None:
     }
 
 
-def test_types_that_are_always_there_can_be_configured() -> None:
-    """A type that is called as one of the two that are always there does no harm."""
+def test_built_in_event_types_can_be_configured() -> None:
+    """A configured event type may have the name of a built-in one."""
     registry = new_registry()
     WebhookMetrics(registry, paths=[PATH], event_types=["other", "message.received"])
     names = series(registry)

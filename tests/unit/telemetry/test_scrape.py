@@ -1,4 +1,4 @@
-"""What is read of a /metrics."""
+"""Reading a /metrics page."""
 
 import pytest
 
@@ -13,7 +13,7 @@ sent_total{queue="other",reason="none"} 4.0
 
 
 def test_samples_are_added_up() -> None:
-    """All samples of a name count, or those with the labels that are asked for."""
+    """All samples of a name are added, or those with the given labels."""
     scrape = Scrape(PAGE)
 
     assert scrape.total("sent_total") == 7
@@ -22,11 +22,11 @@ def test_samples_are_added_up() -> None:
 
 
 def test_zeros_are_left_out() -> None:
-    """By a label there is only what was counted."""
+    """A label value with a count of zero is left out."""
     assert Scrape(PAGE).by("reason", "sent_total", queue="q") == {"none": 3}
 
 
 def test_another_page_is_refused() -> None:
-    """What is not in Prometheus' format is an error, not an empty reading."""
+    """A page in another format is an error, not an empty scrape."""
     with pytest.raises(ValueError, match="no metrics"):
         Scrape("<html><body>hello</body></html>")
