@@ -119,9 +119,10 @@ class Wiring:
         publish = partial(worker.operator_pause.beside, partial(peers.beside, publisher.serve))
         self._link("worker publish", publish)
         self._link("worker consume", worker.serve)
-        self.health.ready["consumer"] = lambda: worker.consumer.is_registered or pace.is_holding
+        self.health.ready["consumer"] = lambda: worker.consumer.is_served or pace.is_holding
         self.health.facts["worker"] = lambda: {
             "queue": settings.worker.queue,
+            "standby": worker.is_standby,
             "paused": pace.paused or ("broker_blocked" if pace.broker_blocked else None),
             "pauses": pace.pauses.facts(),
             "outage_suspected": pace.is_outage_suspected,

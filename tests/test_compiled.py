@@ -77,7 +77,7 @@ def test_pure_python_is_the_default() -> None:
 
 
 # Their exits wait for nothing.
-EXITS_AT_ONCE = {"asyncio.timeout", "self._lanes.place", "self._rates.token"}
+EXITS_AT_ONCE = {"asyncio.timeout", "self._rates.token"}
 
 
 def handlers_in(function: ast.AST) -> Iterator[ast.AST]:

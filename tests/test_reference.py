@@ -87,6 +87,7 @@ def test_the_names_on_the_broker_are_the_defaults() -> None:
             "retry.<delay>",
             "dead",
             "paused",
+            "active",
             "workers",
         )
     }

@@ -136,6 +136,7 @@ class WorkerFacts(BaseModel):
     pauses: Annotated[tuple[PauseFacts, ...], Field(max_length=50)] = ()
     paused_by_operator: Annotated[Any, BeforeValidator(_read_note)] = None
     outage_suspected: bool | None = None
+    standby: bool | None = None
     retry_after_seconds: Annotated[float, Field(ge=0, le=_MOST_SECONDS, allow_inf_nan=False)] = 0.0
 
     @property

@@ -255,6 +255,8 @@ def _state(process: "ProcessReport", worker: "WorkerReport | None") -> str:
         return "not ready: " + ", ".join(process.failing)
     if worker is not None and worker.retry_after_seconds > 0:
         return "slowed down"
+    if worker is not None and worker.is_standby is not None:
+        return "standing by" if worker.is_standby else "active"
     return "ready"
 
 

@@ -80,6 +80,14 @@ def workers_exchange(queue: str) -> str:
     return f"{queue}.workers"
 
 
+def active_queue(queue: str) -> str:
+    """Name the exclusive queue that makes a worker the active one: `sms.outbound.active`.
+
+    It is no part of the topology: it ends with the connection of the worker that has it.
+    """
+    return f"{queue}.active"
+
+
 def worker_topology(settings: WorkerSettings) -> Topology:
     """List what the worker needs: its queues, the retry ladder, the dead letters."""
     ladder = (

@@ -98,6 +98,11 @@ class Consumer:
         return bool(self._consuming_with)
 
     @property
+    def is_served(self) -> bool:
+        """Whether the broker delivers to this worker."""
+        return self.is_registered
+
+    @property
     def has_session(self) -> bool:
         """Whether it has a channel on which it could consume."""
         return self._session is not None

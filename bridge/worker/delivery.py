@@ -36,6 +36,8 @@ WaitCause = Literal[
     "probe",
     # The next quick try of a request that never left.
     "retry_in_place",
+    # Its next try, where it keeps its place in the order of its key.
+    "next_try",
     # Nothing but the spread of messages that failed together.
     "jitter",
     # The confirm of the copy that replaces it, with all tries of that.
@@ -43,7 +45,7 @@ WaitCause = Literal[
 ]
 # The waits during which nothing has been sent or decided.
 _BEFORE_SENDING: Final = frozenset[WaitCause | None](
-    ("peers", "order", "due", "slot", "pace", "rate", "probe")
+    ("peers", "order", "due", "slot", "pace", "rate", "probe", "next_try")
 )
 Waits = Callable[[WaitCause], AbstractContextManager[None]]
 
@@ -99,6 +101,11 @@ class Delivery:
         return self.session.is_over or self.session.channel.is_closed
 
     @property
+    def goes_back(self) -> bool:
+        """Whether nothing new is to be begun with it, since it is to come again."""
+        return self.session.is_leaving or self.is_stale
+
+    @property
     def held_seconds(self) -> float:
         """How long it has been held here."""
         return self.clock() - self.received
@@ -128,6 +135,11 @@ class Delivery:
         if self.give_slot_back is not None:
             self.give_slot_back()
             self.give_slot_back = None
+
+    def begin_again(self) -> None:
+        """Take its times as those of a new delivery, after a try that settled nothing."""
+        self.received = self.clock()
+        self.waited_seconds = {}
 
     def waits(self, cause: WaitCause) -> "_Wait":
         """Measure a wait: a `with` block around what is waited for.

@@ -1,7 +1,7 @@
 """One delivery's way to the SMS API, to the outcome that its answer means.
 
-It waits for what comes before it, for its time, for the end of a pause, for a token of the rate
-limits and for a slot, in this order; then its request is posted, and `pace` rules on the answer.
+It waits for its time, for the end of a pause, for a token of the rate limits and for a slot, in
+this order; then its request is posted, and `pace` rules on the answer.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ from bridge.errors import BrokerError
 from bridge.worker.delivery import MAX_HOLD_SECONDS, Delivery
 from bridge.worker.envelope import Envelope
 from bridge.worker.fates import Fate
-from bridge.worker.lanes import Lanes
 from bridge.worker.limits.capacity import Capacity, Slot
 from bridge.worker.metrics import WorkerMetrics
 from bridge.worker.outcomes import Dead, Outcome, Policy, Retried, Sent, put_off
@@ -30,7 +29,7 @@ _MAY_BE_SENT: Final = frozenset((Fate.SENT, Fate.UNCERTAIN))
 class Dispatcher:
     """Takes each delivery to its outcome; what replaces it is not published here.
 
-    `now` gives unix seconds, `clock` the monotonic ones by which `lanes` remembers.
+    `now` gives unix seconds.
     """
 
     def __init__(
@@ -42,13 +41,10 @@ class Dispatcher:
         capacity: Capacity,
         metrics: WorkerMetrics,
         now: Callable[[], float] = time.time,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         # Read for each message; an attribute of a model takes ten times as long as one of ours.
-        self._is_ordered = settings.ordering == "recipient"
         self._max_age_seconds = settings.max_age
         self._policy = Policy.of(settings)
-        self._lanes = Lanes(self._policy, clock=clock)
         self._sender = sender
         self._pace = pace
         self._rates = pace.rates
@@ -72,33 +68,17 @@ class Dispatcher:
         worker stops. Cancelled, it gives back what it held: its place, its token, its slot.
         """
         try:
-            if self._is_ordered:
-                return await self._send_in_order(delivery, request)
             return await self._send(delivery, request)
         finally:
             self._pace.give_up_probe(delivery.envelope.key)
-
-    async def _send_in_order(self, delivery: Delivery, request: SendRequest) -> Outcome:
-        key = delivery.envelope.ordering_key or request.to
-        # In a pause, who waits takes the place of one that may end it.
-        may_wait = self._pace.paused is None
-        async with self._lanes.place(key, delivery, may_wait=may_wait) as place:
-            if place.behind_seconds is None:
-                outcome = await self._send(delivery, request)
-            else:
-                detail = "an earlier message of its ordering key is not settled"
-                outcome = Retried(
-                    reason="ordering", delay_seconds=place.behind_seconds, detail=detail
-                )
-            if isinstance(outcome, Retried) and outcome.reason != "not_before":
-                place.stay_ahead(outcome.delay_seconds)
-            return outcome
 
     async def _send(self, delivery: Delivery, request: SendRequest) -> Outcome:
         """Try until there is an outcome; a pause that begins or a slow-down starts it over."""
         while True:
             if self._is_stopping:
                 raise BrokerError("the worker stops")
+            if delivery.session.is_leaving:
+                raise BrokerError("all that waits goes back to the queue")
             outcome = await self._before_it_goes(delivery, request)
             if outcome is not None:
                 if delivery.is_stale:

@@ -16,7 +16,7 @@ log = Log(__name__)
 OWED_POLL_SECONDS: Final = 0.1
 MAX_OWED_SECONDS: Final = 5.0
 # How long other workers may take to ask for what was given back, and how often to look.
-HAND_OVER_SECONDS: Final = 2.0
+HAND_OVER_SECONDS: Final = 3.0
 HAND_OVER_POLL_SECONDS: Final = 0.05
 
 
@@ -24,8 +24,8 @@ class Taking(Protocol):
     """What takes deliveries, as `Consumer` does."""
 
     @property
-    def is_registered(self) -> bool:
-        """Whether the broker knows this process as a consumer."""
+    def is_served(self) -> bool:
+        """Whether the broker delivers to this worker, or to the active one in its place."""
 
     async def stop(self) -> None:
         """Take nothing more; return when the broker has been told, or is gone."""
@@ -90,7 +90,7 @@ async def _take_what_comes_again(held: Held, consumer: Taking, ledger: Ledger) -
         consumer.resume()
         began, taken = time.monotonic(), held.redeliveries
         await asyncio.sleep(OWED_POLL_SECONDS)
-        if consumer.is_registered:
+        if consumer.is_served:
             seconds = time.monotonic() - began
             consuming_seconds += seconds
             is_quiet = held.redeliveries == taken and not held.count

@@ -72,7 +72,6 @@ RetryReason = Literal[
     "ambiguous",
     "singled_out",
     "not_before",
-    "ordering",
 ]
 # Whom an answer speaks of, when that is not everybody.
 About = Literal["message", "sender"]

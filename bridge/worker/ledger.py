@@ -57,11 +57,18 @@ class Kept:
     """What is known of a delivery that went back unsettled: its key and counts, and its outcome.
 
     `replacement`: the copy that was published for the outcome, and may yet be confirmed.
+    `waits_in_place`: nothing has to be done for the outcome but to wait for the next try.
     """
 
     envelope: Envelope
     outcome: Outcome | None
     replacement: Publication | None = None
+    waits_in_place: bool = False
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether something has to be done for its outcome before it may be acked."""
+        return self.outcome is not None and not self.waits_in_place
 
 
 @dataclass(slots=True, eq=False)
@@ -221,7 +228,7 @@ class Ledger:
 
         What was decided about it is kept: when it comes again, it must not be sent again.
         """
-        memory = self._undecided if kept.outcome is None else self._decided
+        memory = self._decided if kept.is_decided else self._undecided
         memory.add(claim.entry, kept)
         self._finish(claim, settled=False)
 
@@ -268,7 +275,7 @@ class Ledger:
         if kept is None:
             self._doubtful.add(entry, None)
         else:
-            (self._undecided if kept.outcome is None else self._decided).add(entry, kept)
+            (self._decided if kept.is_decided else self._undecided).add(entry, kept)
 
     def is_settled(self, entry: Entry) -> bool:
         """Say whether a copy that is there twice is done: sent, or replaced."""
@@ -319,7 +326,7 @@ class Ledger:
         most_unread = most_unacked - self.set_aside_count
         for aside, equal in self._set_aside.items():
             for kept in equal:
-                (self._undecided if kept.outcome is None else self._decided).add(aside, kept)
+                (self._decided if kept.is_decided else self._undecided).add(aside, kept)
         self._set_aside.clear()
         self.set_aside_count = 0
         for claims in self._in_flight.values():

@@ -5,6 +5,7 @@
 
 import asyncio
 import time
+from typing import Final, TypeGuard
 
 from bridge.config import WorkerSettings
 from bridge.errors import BrokerError, CopyRefusedError, InvalidMessageError
@@ -18,10 +19,14 @@ from bridge.worker.envelope import read_envelope
 from bridge.worker.ledger import Claim, Kept, Repeat
 from bridge.worker.outcomes import Dead, Outcome, Retried
 from bridge.worker.request import RequestReader
-from bridge.worker.settle import Settler, accepted
+from bridge.worker.settle import Settler, accepted, count_attempt
 from bridge.worker.spans import WorkerSpans
 
 log = Log(__name__)
+
+# A longer step of the ladder is cut to this where a message keeps its place: the broker waits 30
+# minutes for an ack (consumer_timeout), and others may be held behind it.
+MOST_WAIT_SECONDS: Final = 600.0
 
 
 class Line:
@@ -49,6 +54,7 @@ class Line:
         self._settler = settler
         self._announcer = announcer
         self._spans = spans
+        self._is_ordered = settings.ordering == "recipient"
 
     async def process(self, delivery: Delivery) -> None:
         """Send one message, or what it becomes instead, and ack it when that is confirmed.
@@ -62,13 +68,24 @@ class Line:
         if not isinstance(claim, Claim):
             await self._end_repeat(delivery, entry, claim)
             return
-        outcome = self._recall(delivery, entry)
+        outcome = recalled = self._recall(delivery, entry)
         try:
             if outcome is None:
                 outcome = await self._dispatch(delivery)
+            while self._is_ordered and _is_tried_again(outcome):
+                await self._wait_for_next_try(delivery, outcome, is_reported=outcome is recalled)
+                delivery.envelope = count_attempt(delivery.envelope, outcome)
+                outcome = None
+                outcome = await self._dispatch(delivery)
             await self._settler.replace(delivery, outcome)
         except BaseException as error:
-            kept = Kept(delivery.envelope, outcome, delivery.replacement)
+            # A try is counted when its wait is over.
+            kept = Kept(
+                delivery.envelope,
+                _rest_of(delivery, outcome),
+                delivery.replacement,
+                waits_in_place=self._is_ordered and _is_tried_again(outcome),
+            )
             delivery.free_slot()
             is_refused = isinstance(error, CopyRefusedError)
             self._claims.give_back(claim, entry, kept, is_refused=is_refused)
@@ -109,6 +126,25 @@ class Line:
             name = type(error).__name__
             return Dead(reason="internal_error", detail=f"a bug in the bridge: {name}")
 
+    async def _wait_for_next_try(
+        self, delivery: Delivery, outcome: Retried, *, is_reported: bool
+    ) -> None:
+        """Wait as long as on the ladder, but in place: later messages of the key wait behind it.
+
+        `is_reported`: the try was, and its wait was cut short. Raises BrokerError when the delivery
+        goes back to the queue.
+        """
+        delivery.free_slot()
+        if not is_reported:
+            self._settler.report_try(delivery, outcome)
+            delivery.begin_again()
+            if self._spans is not None:
+                self._spans.begin(delivery)
+        if delivery.goes_back:
+            raise BrokerError("all that waits goes back to the queue")
+        with delivery.waits("next_try"):
+            await asyncio.sleep(min(outcome.delay_seconds, MOST_WAIT_SECONDS))
+
     async def _end_repeat(self, delivery: Delivery, entry: Entry, repeat: Repeat | None) -> None:
         """Ack a repeat of what is settled, or (None) put it off until the first is settled."""
         if repeat is None:
@@ -141,3 +177,17 @@ class Line:
             delay_seconds=self._settings.retry_delays[0],
             detail="the first message with its id is still being worked on",
         )
+
+
+def _is_tried_again(outcome: Outcome | None) -> TypeGuard[Retried]:
+    """Say whether there is another try; a message that is not due yet has no place in the order."""
+    return isinstance(outcome, Retried) and outcome.reason != "not_before"
+
+
+def _rest_of(delivery: Delivery, outcome: Outcome | None) -> Outcome | None:
+    """Shorten a wait for the next try by the time that has passed, however often it is cut."""
+    waited_seconds = delivery.waited_seconds.get("next_try")
+    if waited_seconds is None or not _is_tried_again(outcome):
+        return outcome
+    delay_seconds = min(outcome.delay_seconds, MOST_WAIT_SECONDS) - waited_seconds
+    return outcome._replace(delay_seconds=max(0.0, delay_seconds))

@@ -236,6 +236,13 @@ class WorkerMetrics(MetricSet):
         self.queue_stats_timestamp = self._gauge(
             "sms_bridge_worker_queue_stats_timestamp_seconds", "When the queues were last read."
         )
+        self.active = self._gauge(
+            "sms_bridge_worker_active",
+            "1 while this worker is the active one (worker.ordering: recipient), 0 while it stands "
+            "by or has no connection.",
+            ("queue",),
+            [queue],
+        )
         self.consumer_up = self._gauge(
             "sms_bridge_worker_consumer_up",
             "1 while this process is registered as a consumer.",

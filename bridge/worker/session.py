@@ -12,13 +12,15 @@ class Session:
     """One stretch of consuming on one channel; over when nothing can be acked on it any more.
 
     `most_unacked`: how many deliveries the broker may have made on it before it reads an ack.
-    `last_ack_at` is a time of the event loop.
+    `last_ack_at` is a time of the event loop. `is_leaving`: nothing more of it is begun, so that it
+    can end.
     """
 
     def __init__(self, channel: Channel, wire: Wire) -> None:
         self.channel = channel
         self.wire = wire
         self.has_failed = False
+        self.is_leaving = False
         self.last_ack_at = -math.inf
         self.most_unacked = 0
         self.over = asyncio.Event()

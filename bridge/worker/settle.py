@@ -149,6 +149,10 @@ class Settler:
         self._report(delivery, outcome)
         return delivery.session.ack(delivery.tag)
 
+    def report_try(self, delivery: Delivery, outcome: Retried) -> None:
+        """Report a try of a delivery that is held until its next one."""
+        self._count(delivery, name_of(outcome), outcome.reason, outcome)
+
     def report_given_back(self, delivery: Delivery) -> None:
         """Report a delivery that goes back to the queue, because we stop or its channel is gone."""
         self._count(delivery, "released", "shutdown", None)

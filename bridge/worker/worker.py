@@ -5,6 +5,7 @@
 
 import asyncio
 import time
+from functools import partial
 
 from bridge.amqp.client import Connection
 from bridge.amqp.publisher import Publisher
@@ -30,6 +31,10 @@ from bridge.worker.ledger import Ledger
 from bridge.worker.limits.capacity import Capacity
 from bridge.worker.line import Line
 from bridge.worker.metrics import WorkerMetrics
+from bridge.worker.ordering.active_lock import ActiveLock
+from bridge.worker.ordering.keys import ordering_key
+from bridge.worker.ordering.ordered_consumer import OrderedConsumer
+from bridge.worker.ordering.turns import Turns
 from bridge.worker.own_queues import OwnQueues
 from bridge.worker.pausing.operator_pause import OperatorPause
 from bridge.worker.pausing.pace import Pace
@@ -81,7 +86,14 @@ class Worker:
         )
         self._queues = OwnQueues(own, metrics)
         self.operator_pause = OperatorPause(own.queue, pace)
-        self._held = HeldDeliveries(own.queue, process=self._run, metrics=metrics)
+        is_ordered = own.ordering == "recipient"
+        self._lock = (
+            ActiveLock([own.queue], show=metrics.active.labels(own.queue).set)
+            if is_ordered
+            else None
+        )
+        process = partial(self._run_in_turn, Turns()) if is_ordered else self._run
+        self._held = HeldDeliveries(own.queue, process=process, metrics=metrics)
         self.consumer = self._make_consumer(metrics)
         self._held.let_go = self.consumer.let_go
         self._asker, self._answerer = self._make_asker(metrics)
@@ -102,9 +114,19 @@ class Worker:
             cancelled_consumers=lambda: self._held.cancelled_consumers,
         )
 
-    def _make_consumer(self, metrics: WorkerMetrics) -> Consumer:
+    def _make_consumer(self, metrics: WorkerMetrics) -> Consumer | OrderedConsumer:
         queue = self._settings.queue
         gauges = Gauges(metrics.consumer_up.labels(queue).set, metrics.poison_suspected.set)
+        if self._lock is not None:
+            return OrderedConsumer(
+                self._lock,
+                held=self._held,
+                may_take=self._may_take,
+                changed=self._pace.changed,
+                on_registered=self._on_registered,
+                on_session_over=self._on_session_over,
+                gauges=gauges,
+            )
         consumer = Consumer(
             queue,
             prefetch=self._prefetch_of_each,
@@ -157,6 +179,11 @@ class Worker:
         )
 
     @property
+    def is_standby(self) -> bool | None:
+        """Whether another worker is the active one; None where all are."""
+        return None if self._lock is None else self._lock.is_standby
+
+    @property
     def copies_refused(self) -> int:
         """How many messages stay unacked, because the broker refuses their copies."""
         return self._ledger.set_aside_count
@@ -175,7 +202,7 @@ class Worker:
                 group.create_task(self._capacity.keep_logging())
                 for missing in (self._settler.queue_missing, self._publisher.exchange_missing):
                     group.create_task(self._upkeep.mend(connection, missing))
-                if self._pace.rates.is_shared:
+                if self._pace.rates.is_shared and self._lock is None:
                     group.create_task(self._sharing.watch(connection))
                 await self.consumer.serve(connection)
         except BaseExceptionGroup as errors:
@@ -231,6 +258,11 @@ class Worker:
             return self._pace.probes_wanted
         return self._pace.rates.most_held(self._capacity.most_held)
 
+    def _may_take(self) -> bool:
+        """Whether to take messages in their order: in a pause too, but not in an operator's."""
+        self._pace.reopen()
+        return self._upkeep.is_usable and not self._pace.is_held
+
     def _make_room(self) -> None:
         """Take others beside those that wait for peers, when these leave few places."""
         if self._asker.leaves_few(self.consumer.prefetch, self._capacity.most_held):
@@ -239,6 +271,9 @@ class Worker:
 
     def _on_registered(self) -> None:
         self._ledger.consuming_again()
+        if self._lock is not None:
+            # No other worker sends now.
+            self._pace.rates.divide_by(1)
         self._sharing.tell()
         # Redeliveries may have come before the broker's answer to the consume was read.
         self._make_room()
@@ -251,6 +286,13 @@ class Worker:
                 (delivery.may_be_given_back or delivery.awaits_first) and delivery.is_stale
             )
         )
+
+    async def _run_in_turn(self, turns: Turns, delivery: Delivery) -> None:
+        place = turns.line_up(ordering_key(delivery.properties, delivery.body))
+        try:
+            await turns.take_turn(place, delivery, learn=self._claims.learn, work=self._run)
+        finally:
+            turns.leave(place)
 
     async def _run(self, delivery: Delivery) -> None:
         """Process a delivery; nothing that it raises leaves the task."""

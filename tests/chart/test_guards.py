@@ -191,8 +191,8 @@ def test_defaults_alone_name_what_is_missing() -> None:
         ),
         # Scaling.
         (
-            nested("config.worker.ordering", "recipient"),
-            "several share a queue without an order between them",
+            merged(KEDA, nested("config.worker.ordering", "recipient")),
+            "an autoscaler would only add standbys",
         ),
         (
             merged(KEDA, nested("worker.autoscaling.enabled", True)),

@@ -27,6 +27,7 @@ from tests.simulation.service import Service
 class _Session:
     is_over = False
     is_closed = False
+    is_leaving = False
 
     @property
     def channel(self) -> "_Session":
@@ -89,7 +90,6 @@ class Worker:
             capacity=self._capacity,
             metrics=metrics,
             now=loop.time,
-            clock=loop.time,
         )
         self.can_take = True
         self._prefetch = 0

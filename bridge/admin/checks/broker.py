@@ -32,6 +32,7 @@ from bridge.topology.declarations import (
     Binding,
     Exchange,
     Queue,
+    active_queue,
     dead_queue,
     name_of,
     workers_exchange,
@@ -197,7 +198,7 @@ def _judge_refusal(need: Need) -> Finding:
         remedy += f", or {need.instead}"
     if need.without_it is not None:
         return Finding("permissions", "warn", f"{text}: {need.without_it}", remedy)
-    if need.what.startswith("configure"):
+    if need.what.startswith("configure") and need.instead is None:
         remedy += ", or set rabbitmq.topology to verify"
     return Finding("permissions", "fail", text, remedy)
 
@@ -222,6 +223,9 @@ def _needs(broker: Broker) -> Iterator[Need]:
     if "worker" in broker.roles:
         queue = settings.worker.queue
         yield _to_read(queue)
+        if settings.worker.ordering == "recipient":
+            lock = _to_configure(Queue(active_queue(queue)))
+            yield lock._replace(instead="set worker.ordering to none")
         yield Need("write amq.default", lambda channel: _publish(channel, ""))
         if settings.worker.coordination == "on":
             yield from _to_coordinate(queue)

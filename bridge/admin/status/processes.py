@@ -203,6 +203,7 @@ def _describe_worker(facts: WorkerFacts, reading: Reading, before: Reading | Non
         outage_suspected=facts.outage_suspected,
         retry_after_seconds=facts.retry_after_seconds,
         is_consuming=scrape.total("sms_bridge_worker_consumer_up") > 0,
+        is_standby=facts.standby,
         held=int(scrape.total("sms_bridge_worker_messages_in_progress")),
         in_flight=int(scrape.total("sms_bridge_worker_provider_requests_in_flight")),
         oldest_seconds=round(max(0.0, time.time() - oldest), 1) if oldest else None,

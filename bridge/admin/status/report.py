@@ -58,7 +58,8 @@ class WorkerReport(BaseModel, frozen=True):
     and the oldest held message was published `oldest_seconds` ago. `outage_suspected`: requests
     fail in a row, so that messages that have failed are held back; None of an earlier version. The
     service wants no request for `retry_after_seconds` more. `stored` copies went to the retry
-    queues, and `returned` came back to this worker.
+    queues, and `returned` came back to this worker. `is_standby`: another worker is the active one;
+    None where all are active.
     """
 
     queue: str
@@ -66,6 +67,7 @@ class WorkerReport(BaseModel, frozen=True):
     outage_suspected: bool | None
     retry_after_seconds: float
     is_consuming: bool
+    is_standby: bool | None = None
     held: int
     in_flight: int
     oldest_seconds: float | None

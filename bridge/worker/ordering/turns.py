@@ -89,7 +89,7 @@ class Turns:
             if not place.is_first:
                 with delivery.waits("order"):
                     await place.until_first()
-            if not delivery.is_stale:
+            if not delivery.goes_back:
                 await work(delivery)
         except asyncio.CancelledError:
             log.debug("not_begun", message_id=delivery.envelope.key)

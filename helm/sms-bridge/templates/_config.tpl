@@ -197,6 +197,7 @@ worker:
   retry_delays: [5s, 30s, 2m, 10m, 1h]
   outcome_exchange: null
   coordination: "on"
+  ordering: none
 webhook:
   exchange: sms.inbound
   queue: sms.inbound

@@ -83,6 +83,9 @@ queue. The workers' exchange and its queues are never declared by anybody else.
 {{- $read = append $read (printf "%s.paused" $main) }}
 {{- range $t.queues }}{{ if hasPrefix (printf "%s.retry." $main) .name }}{{ $read = append $read .name }}{{ end }}{{ end }}
 {{- $configure = append $configure (printf "%s.paused" $main) }}
+{{- if eq (include "sms-bridge.setting" (list . "worker" "ordering") | fromJson).value "recipient" }}
+{{- $configure = append $configure (printf "%s.active" $main) }}
+{{- end }}
 {{- /* Retries and dead letters go through the default exchange, which permissions call so. */}}
 {{- $write = append $write "amq.default" }}
 {{- if eq (include "sms-bridge.setting" (list . "worker" "coordination") | fromJson).value "on" }}

@@ -172,10 +172,10 @@ webhook.shutdownTimeoutSeconds ({{ .shutdownTimeoutSeconds }}) is below the {{ a
 {{- end }}
 
 {{- define "sms-bridge.validate.scaling" }}
-{{- if and .Values.worker.enabled (eq (get (.Values.config.worker | default dict) "ordering" | default "none") "recipient") }}
+{{- if and .Values.worker.enabled (eq (include "sms-bridge.setting" (list . "worker" "ordering") | fromJson).value "recipient") }}
 {{- with .Values.worker }}
-{{- if or (gt (int .replicaCount) 1) .autoscaling.enabled .keda.enabled }}
-config.worker.ordering is recipient, but there may be more than one worker: several share a queue without an order between them. Set worker.replicaCount to 1, without an autoscaler.
+{{- if or .autoscaling.enabled .keda.enabled }}
+config.worker.ordering is recipient, where one worker sends and the others stand by: an autoscaler would only add standbys. Switch worker.autoscaling and worker.keda off; worker.replicaCount 2 keeps one in reserve.
 {{- end }}
 {{- end }}
 {{- end }}

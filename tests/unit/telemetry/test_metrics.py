@@ -79,7 +79,6 @@ ENDS = (
     ("retried", "ambiguous"),
     ("retried", "singled_out"),
     ("retried", "not_before"),
-    ("retried", "ordering"),
     ("dead", "invalid"),
     ("dead", "refused"),
     ("dead", "expired"),
@@ -96,7 +95,7 @@ RESULTS = (
 )
 WAIT_CAUSES = (
     *("ledger", "peers", "order", "due", "slot", "pace", "rate", "probe"),
-    *("retry_in_place", "jitter", "publish"),
+    *("retry_in_place", "next_try", "jitter", "publish"),
 )
 STATUSES = (
     *("200", "201", "202", "204", "400", "401", "402", "403", "404", "408", "409"),
@@ -149,6 +148,7 @@ WORKER = {
     "queue_messages_ready": Promise("gauge", ("queue", "role"), QUEUE_ROLES),
     "queue_consumers": gauge("queue", [QUEUE]),
     "queue_stats_timestamp_seconds": gauge(),
+    "active": gauge("queue", [QUEUE]),
     "consumer_up": gauge("queue", [QUEUE]),
     "last_delivery_timestamp_seconds": gauge("queue", [QUEUE]),
     "last_sent_timestamp_seconds": gauge("queue", [QUEUE]),

@@ -163,6 +163,7 @@ class Channel:
     """What stands in for a session and its channel."""
 
     is_closed = False
+    is_leaving = False
 
     def __init__(self) -> None:
         self.acked: list[int] = []

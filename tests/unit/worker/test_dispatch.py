@@ -1,6 +1,6 @@
 """One delivery's way to its outcome: what it waits for, in what order, and what it gives back.
 
-Lanes, capacity, pace and rate limits are the real ones; the service is a script. All run on an
+Capacity, pace and rate limits are the real ones; the service is a script. All run on an
 event loop whose time leaps to the next timer.
 """
 
@@ -43,6 +43,7 @@ class Session:
 
     is_over = False
     is_closed = False
+    is_leaving = False
 
     @property
     def channel(self) -> "Session":
@@ -94,7 +95,6 @@ class World(LeapingWorld):
             capacity=self.capacity,
             metrics=self.metrics,
             now=self.loop.time,
-            clock=self.loop.time,
         )
 
     def delivery(self, key: str, **envelope: Any) -> Delivery:
@@ -144,13 +144,6 @@ def world() -> Iterator[World]:
 
 
 @pytest.fixture
-def ordered() -> Iterator[World]:
-    """Give a dispatcher that keeps each recipient's order, with slots for all."""
-    with closing(World(ordering="recipient")) as made:
-        yield made
-
-
-@pytest.fixture
 def limited() -> Iterator[World]:
     """Give a dispatcher that may post once in ten seconds, with slots for all."""
     with closing(World(RateLimitSettings(per_second=0.1, burst=1))) as made:
@@ -187,18 +180,18 @@ def test_no_wait_is_measured_where_there_is_none(world: World) -> None:
 
 
 def test_each_wait_has_its_cause_and_they_add_up() -> None:
-    """A message waits for its order, its time, a token and the broker, one after the other."""
+    """A message waits for its time, a token and the broker, one after the other."""
     limit = RateLimitSettings(per_second=0.1, burst=1)
-    with closing(World(limit, ordering="recipient")) as world:
-        second = world.delivery("second", not_before=world.began + 5)
+    with closing(World(limit)) as world:
+        second = world.delivery("second", not_before=world.began + 4)
         # The first has its answer at 2; the token comes at 10, while the broker stores nothing.
         world.at(9, lambda: world.pace.block("sms.outbound.dead", "nacked"))
         world.at(13, world.pace.unblock)
         world.all_of(world.delivery("first"), second, to="same")
 
         waited = second.waited_seconds
-        assert list(waited) == ["order", "due", "rate", "pace"]
-        assert waited == pytest.approx({"order": 2, "due": 3, "rate": 5, "pace": 3})
+        assert list(waited) == ["due", "rate", "pace"]
+        assert waited == pytest.approx({"due": 4, "rate": 6, "pace": 3})
         assert sum(waited.values()) + LATENCY_SECONDS == pytest.approx(second.held_seconds)
 
 
@@ -317,58 +310,6 @@ def test_moment_that_is_near(world: World) -> None:
 
     assert isinstance(world.all_of(delivery)[0], Sent)
     assert (world.posts, delivery.waited_seconds) == ([(4, "m")], {"due": 4})
-
-
-# --- Order ----------------------------------------------------------------------------------------
-
-
-def test_messages_to_a_number_go_one_by_one(ordered: World) -> None:
-    """The second to a number goes when the first has its outcome; one to another goes at once."""
-
-    async def everyone() -> None:
-        tasks = [ordered.start(ordered.delivery(key), to) for key, to in ("1a", "2a", "1b")]
-        await asyncio.wait(tasks)
-
-    ordered.run(everyone())
-
-    assert ordered.posts == [(0, "1"), (0, "1"), (2, "2")]
-
-
-def test_one_that_goes_up_the_ladder_stays_ahead(ordered: World) -> None:
-    """Those behind a message that failed go up behind it."""
-    ordered.service.script["1"] = [status(409)]
-    first, second = ordered.all_of(ordered.delivery("1"), ordered.delivery("2"), to="a")
-
-    assert isinstance(first, Retried)
-    assert second == Retried(
-        "ordering", 5.0, "an earlier message of its ordering key is not settled"
-    )
-    assert ordered.posts == [(0, "1")]
-
-
-def test_one_that_waits_for_its_time_keeps_no_place(ordered: World) -> None:
-    """A message that goes up the ladder for its own time holds up nobody behind it."""
-    early = ordered.delivery("1", not_before=ordered.began + 1000)
-    outcomes = ordered.all_of(early, ordered.delivery("2"), to="a")
-
-    assert [type(outcome) for outcome in outcomes] == [Retried, Sent]
-
-
-def test_nobody_waits_behind_the_probe(ordered: World) -> None:
-    """In a pause a message does not wait for one to its number, but goes up behind it at once."""
-    ordered.pace.pause("misconfigured")
-    second = ordered.delivery("2")
-    outcomes = ordered.all_of(ordered.delivery("1"), second, to="a")
-
-    assert [type(outcome) for outcome in outcomes] == [Sent, Retried]
-    assert second.waited_seconds == {"order": 0}
-
-
-def test_ordering_key_of_the_publisher(ordered: World) -> None:
-    """What the publisher named orders messages to different numbers."""
-    ordered.all_of(*(ordered.delivery(key, ordering_key="k") for key in "12"))
-
-    assert ordered.posts == [(0, "1"), (2, "2")]
 
 
 # --- Pauses ---------------------------------------------------------------------------------------

@@ -1,0 +1,165 @@
+"""The lock of the one active worker: an exclusive queue on the connection that consumes.
+
+The broker deletes an exclusive queue with its connection, so no crash leaves the lock behind, and
+it locks every queue that exists, of any type. RabbitMQ logs an error for each refused declaration:
+while the queue of requests has a consumer, a standby only counts consumers, which logs nothing.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from bridge.amqp.channels import (
+    RPC_TIMEOUT_SECONDS,
+    close_channel,
+    describe_end,
+    heed_cancellation,
+    open_channel,
+)
+from bridge.amqp.client import (
+    ChannelAccessRefused,
+    ChannelLockedResource,
+    ChannelPreconditionFailed,
+    Connection,
+)
+from bridge.deadline import Deadline
+from bridge.telemetry.logs import Log
+from bridge.topology.declarations import active_queue
+from bridge.topology.queue_sizes import read_queue
+
+log = Log(__name__)
+
+# A standby looks at the queue after a random time between these.
+LOOK_SECONDS: Final = (0.4, 0.8)
+# It also tries the lock this often while the queue has a consumer: that may be another program.
+TRY_ANYWAY_SECONDS: Final = 15.0
+# How often a worker tries again that may not have the lock, and how often it logs that.
+REFUSED_SECONDS: Final = 5.0
+LOG_AGAIN_SECONDS: Final = 60.0
+# The lock may be free a moment before the broker has put back what its last owner held. A consumer
+# that stays for longer is another program's, or a worker's without ordering.
+MOST_OTHERS_SECONDS: Final = 5.0
+OTHERS_LOOK_SECONDS: Final = 0.1
+OTHERS_REMEDY: Final = (
+    "what it takes keeps no order: stop whatever else consumes the queue, and give every worker of "
+    "the queue worker.ordering: recipient"
+)
+
+
+class ActiveLock:
+    """One worker's hold on the lock; `queues` are those that only the active worker consumes.
+
+    `show` is given 1 when this worker becomes active, else 0.
+    """
+
+    def __init__(self, queues: Sequence[str], *, show: Callable[[float], None]) -> None:
+        self.queues = queues
+        self._name = active_queue(queues[0])
+        self._show = show
+        self._logged_at = -LOG_AGAIN_SECONDS
+        # Whether this worker is active, and whether it waits because another one is.
+        self.is_held = False
+        self.is_standby = False
+
+    @asynccontextmanager
+    async def held_on(self, connection: Connection) -> AsyncIterator[None]:
+        """Wait until this worker is the active one, which it is as long as the block lasts.
+
+        When the block ends without an error the lock is free at once, else with the connection.
+        """
+        try:
+            await self._acquire(connection)
+            self._mark(is_held=True)
+            yield
+            await self._release(connection)
+        finally:
+            self._mark(is_held=False)
+
+    async def _acquire(self, connection: Connection) -> None:
+        while not await self._try(connection):
+            heed_cancellation()
+        self.is_standby = False
+        await self._until_alone(connection)
+
+    async def _try(self, connection: Connection) -> bool:
+        """Take the lock; when it is not to be had, return False after a while."""
+        try:
+            async with Deadline(RPC_TIMEOUT_SECONDS):
+                channel = await open_channel(connection)
+                # Another default type for the virtual host must not matter.
+                classic: dict[str, Any] = {"x-queue-type": "classic"}
+                await channel.queue_declare(self._name, exclusive=True, arguments=classic)
+                await close_channel(channel)
+        except ChannelLockedResource as error:
+            # Of another connection's exclusive queue the broker tells nothing.
+            sizes = await read_queue(connection, self._name)
+            if sizes is None:
+                self._stand_by()
+                await self._until_free(connection)
+            elif sizes.exists:
+                await self._tell_fault(error)
+            return False
+        except (ChannelAccessRefused, ChannelPreconditionFailed) as error:
+            await self._tell_fault(error)
+            return False
+        return True
+
+    async def _release(self, connection: Connection) -> None:
+        async with Deadline(RPC_TIMEOUT_SECONDS):
+            channel = await open_channel(connection)
+            await channel.queue_delete(self._name)
+            await close_channel(channel)
+
+    def _stand_by(self) -> None:
+        if not self.is_standby:
+            self.is_standby = True
+            log.info("standing_by", queue=self.queues[0])
+
+    async def _until_free(self, connection: Connection) -> None:
+        """Return when the queue has lost its consumer, or it is time to try anyway."""
+        clock = asyncio.get_running_loop().time
+        try_anyway_at = clock() + TRY_ANYWAY_SECONDS
+        while clock() < try_anyway_at:
+            await asyncio.sleep(random.uniform(*LOOK_SECONDS))  # noqa: S311  jitter, no secret
+            sizes = await read_queue(connection, self.queues[0])
+            if sizes is None or not sizes.consumers:
+                return
+
+    async def _until_alone(self, connection: Connection) -> None:
+        """Return when nobody else consumes the queues, or somebody goes on doing so."""
+        clock = asyncio.get_running_loop().time
+        give_up_at = clock() + MOST_OTHERS_SECONDS
+        for queue in self.queues:
+            while (sizes := await read_queue(connection, queue)) and sizes.consumers:
+                if clock() >= give_up_at:
+                    log.warning("others_take", queue=queue, remedy=OTHERS_REMEDY)
+                    break
+                await asyncio.sleep(OTHERS_LOOK_SECONDS)
+
+    def _mark(self, *, is_held: bool) -> None:
+        if is_held is not self.is_held:
+            log.info("active" if is_held else "no_longer_active", queue=self.queues[0])
+        self.is_held = is_held
+        self.is_standby = False
+        self._show(1 if is_held else 0)
+
+    async def _tell_fault(self, error: Exception) -> None:
+        """Say once a minute why no worker can be active, and wait before the next try."""
+        self.is_standby = False
+        now = asyncio.get_running_loop().time()
+        if now - self._logged_at >= LOG_AGAIN_SECONDS:
+            self._logged_at = now
+            self._log_fault(error)
+        await asyncio.sleep(REFUSED_SECONDS)
+
+    def _log_fault(self, error: Exception) -> None:
+        if isinstance(error, ChannelAccessRefused):
+            remedy = (
+                f"let the user configure {self._name} with rabbitmqctl set_permissions, or set "
+                "worker.ordering to none"
+            )
+        else:
+            remedy = f"delete the queue {self._name}, which somebody else has declared"
+        log.warning("order_not_kept", queue=self.queues[0], why=describe_end(error), remedy=remedy)
