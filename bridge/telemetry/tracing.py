@@ -174,6 +174,7 @@ class _SpanLosses:
         self._dropped = dropped
         self._loop = asyncio.get_running_loop()
         self._failed = self._unlogged = 0
+        self._reason: SpanLoss = "export_failed"
         self._logged_at = -math.inf
         self._is_closed = False
 
@@ -182,11 +183,12 @@ class _SpanLosses:
         if self._is_closed:
             return
         self._dropped.labels(reason).inc(count)
+        self._reason = reason
         self._unlogged += count
         if reason == "export_failed":
             self._failed += count
         if self._loop.time() - self._logged_at >= WARN_SECONDS:
-            self._log(reason)
+            self._log()
 
     def add_from_thread(self, count: int) -> None:
         """Have the event loop count spans whose export failed."""
@@ -198,13 +200,13 @@ class _SpanLosses:
         if unexported > self._failed:
             self.add("export_failed", unexported - self._failed)
         if self._unlogged:
-            self._log("export_failed")
+            self._log()
         self._is_closed = True
 
-    def _log(self, reason: SpanLoss) -> None:
+    def _log(self) -> None:
         log.warning(
             "spans_dropped",
-            why=reason,
+            why=self._reason,
             count=self._unlogged,
             remedy="see that a collector takes OTLP over HTTP at tracing.otlp_endpoint",
         )
