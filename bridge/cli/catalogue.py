@@ -31,11 +31,11 @@ ENTRIES: Final[Mapping[str, Entry]] = {
     "status": Entry("status", "Show what waits, what is sent, what is paused and why."),
     "pause": Entry("pausing", "Stop sending: every worker of the queue, within two seconds."),
     "resume": Entry("pausing", "Go on sending after `sms-bridge pause`."),
-    "drain": Entry("draining", "Move what waits for the workers to the dead letters."),
+    "drain": Entry("drain", "Move what waits for the workers to the dead letters."),
     "sign": Entry("sign", "Sign a body as the endpoint's scheme does."),
     "sandbox": Entry("sandbox", "Run a stand-in for the SMS service, with faults to order."),
     "demo": Entry("sandbox", "Run the whole flow on this computer, with faults."),
-    "dlq": Entry("dead_letters", "Look at dead letters, send them again, take them away."),
+    "dlq": Entry("dlq", "Look at dead letters, send them again, take them away."),
     "topology": Entry("topology", "Show, compare or make the queues, exchanges and bindings."),
     "schema": Entry("schema", "Print the contract for machines: JSON Schemas and AsyncAPI."),
 }

@@ -1,4 +1,4 @@
-"""What commands have in common: the configuration, the role, examples, the end by Ctrl-C."""
+"""What commands have in common: the configuration, options, examples, the end by Ctrl-C."""
 
 import os
 import signal
@@ -13,6 +13,8 @@ import typer
 from bridge.errors import EXIT_CLEAN
 
 if TYPE_CHECKING:
+    import asyncio
+
     from bridge.config import Role, Settings
 
 
@@ -34,6 +36,8 @@ ConfigFile = Annotated[
 ]
 OneRole = Annotated[RoleName | None, typer.Option("--role", help="Only this role; both without.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; without, only say what would be done.")]
+AtMost = Annotated[int | None, typer.Option("--limit", help="At most so many.", min=1)]
 
 
 def read_settings(context: typer.Context, config: Path | None) -> "Settings":
@@ -63,3 +67,20 @@ def until_interrupted(action: Callable[[], None]) -> None:
         action()
     except KeyboardInterrupt:
         sys.exit(EXIT_CLEAN)
+
+
+def stop_at_signals(stopping: "asyncio.Event") -> None:
+    """Set an event at the first SIGINT or SIGTERM; the second ends the process."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def stop() -> None:
+        for number in signals:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+        stopping.set()
+
+    for number in signals:
+        loop.add_signal_handler(number, stop)

@@ -1,7 +1,9 @@
-"""What commands print: tables, ages, text made safe, the error of unwritable output."""
+"""What commands print: tables, ages, text made safe, a progress bar, the error of full disks."""
 
 import errno
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 # Errors of a file or device that output goes to; a broken pipe is handled by typer itself.
@@ -32,6 +34,27 @@ def printable(text: str) -> str:
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def counts_of(counts: Mapping[str, int]) -> str:
+    """Write what a number consists of: ` (refused 3, invalid 1)`, or nothing if all are 0."""
+    parts = ", ".join(f"{printable(name)} {count}" for name, count in counts.items() if count)
+    return f" ({parts})" if parts else ""
+
+
+@contextmanager
+def progress_bar(total: int) -> Iterator[Callable[[int], object]]:
+    """Show a progress bar on a terminal; yield the function that advances it."""
+    if not (total and sys.stderr.isatty()):
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda count: progress.advance(task, count)
 
 
 def explain_unwritable(error: OSError) -> str:

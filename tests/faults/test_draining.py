@@ -8,9 +8,10 @@ from pathlib import Path
 import aio_pika
 import pytest
 
-from bridge.admin import moving
-from bridge.admin.draining.drain import MAX_ROUND, open_drain
-from bridge.admin.lines_file import NewLinesFile
+from bridge.admin import replacement
+from bridge.admin.drain import MAX_ROUND, Drain, count_waiting
+from bridge.admin.move import open_mover
+from bridge.admin.replacement import NewLinesFile
 from bridge.amqp.connecting import close_quietly, open_first_connection
 from bridge.config import Settings
 from bridge.errors import BrokerError
@@ -49,10 +50,13 @@ async def _publish(settings: Settings, count: int) -> list[str]:
 
 async def _drain(settings: Settings, file: Path) -> int:
     """Move what waits, and return how many wait by then."""
-    async with open_drain(settings) as drain:
+    worker = settings.worker
+    async with open_mover(settings, "drain") as mover:
+        waiting = await count_waiting(mover.connection, worker)
         with NewLinesFile(file, option="--file") as listed:
-            await drain.run("wrong text", listed, step=lambda: None)
-        return (await drain.left()).total
+            drain = Drain(worker, mover, "wrong text", listed, limit=None)
+            await drain.run(waiting, advance=lambda _: None)
+        return (await count_waiting(mover.connection, worker)).total
 
 
 async def _ids_in(settings: Settings, queue: str) -> list[str | None]:
@@ -115,7 +119,7 @@ async def test_nothing_leaves_its_queue_in_an_alarm(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that takes no messages ends a drain, which names the alarm; everything is there."""
-    monkeypatch.setattr(moving, "PUBLISH_SECONDS", 2.0)
+    monkeypatch.setattr(replacement, "PUBLISH_SECONDS", 2.0)
     settings = make_settings(bench.values(rabbitmq__url=[bench.broker.url]))
     ids = await _publish(settings, 20)
     async with memory_alarm(bench.broker):
@@ -124,4 +128,4 @@ async def test_nothing_leaves_its_queue_in_an_alarm(
     left = await _ids_in(settings, settings.worker.queue)
 
     assert set(left) == set(ids)
-    assert (tmp_path / "drained.jsonl").read_bytes() == b""
+    assert not (tmp_path / "drained.jsonl").exists()

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from yarl import URL
 
-from bridge.admin.draining.waiting import find_waiting
+from bridge.admin.drain import count_waiting
 from bridge.admin.pausing import pause, resume
 from bridge.amqp.client import ChannelNotFoundEntity
 from bridge.errors import BrokerError
@@ -159,8 +159,12 @@ async def test_a_queue_that_may_not_be_counted_is_named(bench: Bench) -> None:
     async with open_link(bench, "operator") as connection:
         topology = worker_topology(make_settings(bench.values()).worker)
         assert await provide(connection, topology, "declare") == []
-    async with user(bench, "^$", r"^amq\.default$", f"^{bench.queue}(\\.dead)?$") as url:
-        counting = find_waiting(make_settings(bench.values(rabbitmq__url=[url])))
+    worker = make_settings(bench.values()).worker
+    async with (
+        user(bench, "^$", r"^amq\.default$", f"^{bench.queue}(\\.dead)?$") as url,
+        open_link(bench, "drain", rabbitmq__url=[url]) as connection,
+    ):
+        counting = count_waiting(connection, worker)
         if hidden:
             with pytest.raises(BrokerError, match=r"retry\.2s: no permission to read; grant it"):
                 await counting

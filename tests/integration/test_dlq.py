@@ -6,11 +6,12 @@ import os
 import pty
 import signal
 import stat
+import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,18 +22,19 @@ import aio_pika
 import anyio
 import pytest
 
-from bridge.admin.dead_letters import queue as dead_letter_queue
-from bridge.admin.dead_letters import remembered_ids
-from bridge.admin.dead_letters.discard import discard
-from bridge.admin.dead_letters.letter import Filter
-from bridge.admin.dead_letters.order import Order, Tally
-from bridge.admin.dead_letters.queue import open_dead_letters
-from bridge.admin.dead_letters.records import as_record
-from bridge.admin.dead_letters.replay import replay
-from bridge.admin.moving import IN_FLIGHT
+from bridge.admin import dead_letters
+from bridge.admin.dead_letters import (
+    MAX_ROUND,
+    LetterFilter,
+    Look,
+    Replay,
+    Tally,
+    open_dead_letters,
+)
+from bridge.admin.move import MessageMover, TakenMessage
+from bridge.admin.replacement import Acted
 from bridge.amqp.field_values import tolerate_broken_properties
 from bridge.config import Settings
-from bridge.errors import BridgeError
 from bridge.sandbox.broker import Broker
 from tests.accounts import account
 from tests.integration.conftest import (
@@ -139,13 +141,12 @@ async def graveyard(amqp: Amqp, amqp_url: str) -> AsyncIterator[Graveyard]:
 
 async def _look(graveyard: Graveyard) -> list[str | None]:
     """Look at every dead letter once, in this process, and give them back."""
-    found = []
-    async with open_dead_letters(graveyard.settings) as queue:
-        async with aclosing(queue.letters()) as letters:
-            async for letter in letters:
-                found.append(letter.message_id)
-                await queue.keep(letter)
-        await queue.finish()
+    found: list[str | None] = []
+    look = Look(
+        LetterFilter(), sys.maxsize, form=lambda one: str(one.message_id), show=found.append
+    )
+    async with open_dead_letters(graveyard.settings) as letters:
+        await letters.run(look)
     return found
 
 
@@ -248,7 +249,7 @@ async def test_more_are_listed_than_are_held_at_once(
     graveyard: Graveyard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each letter of a queue that is longer than a round is shown once, in order."""
-    monkeypatch.setattr(dead_letter_queue, "MAX_ROUND", 20)
+    monkeypatch.setattr(dead_letters, "MAX_ROUND", 20)
     ids = [await graveyard.bury() for _ in range(105)]
 
     found = await _look(graveyard)
@@ -263,14 +264,13 @@ async def test_a_body_that_is_no_text_is_shown(graveyard: Graveyard) -> None:
     message_id = await graveyard.bury(
         "invalid", body=b"\xff\x00", sms_bridge_detail=b"\xfe", sms_bridge_attempts="many"
     )
-    async with open_dead_letters(graveyard.settings) as queue:
-        async with aclosing(queue.letters()) as letters:
-            (letter,) = [letter async for letter in letters]
-        record = as_record(letter)
+    listed = await run_program("dlq", "list", "--json", settings=graveyard.values)
+    shown = await run_program("dlq", "show", message_id, "--reveal", settings=graveyard.values)
+    row, record = json.loads(listed.stdout), json.loads(shown.stdout)
 
-    assert (record["message_id"], record["attempts"], letter.to) == (message_id, None, None)
+    assert (row["message_id"], row["attempts"], row["to"]) == (message_id, None, None)
+    assert record["headers"]["sms-bridge-detail"] == {"base64": "/g=="}
     assert record["body_base64"] == "/wA="
-    assert json.loads(json.dumps(record)) == record
 
 
 @pytest.mark.parametrize("command", [("list",), ("list", "--json"), ("show", "x"), ("replay",)])
@@ -367,10 +367,12 @@ async def test_an_id_that_is_left_out_is_there(graveyard: Graveyard) -> None:
 # replay
 
 
-async def _replay(graveyard: Graveyard, **order: Any) -> Tally:
-    async with open_dead_letters(graveyard.settings) as queue:
-        given: dict[str, Any] = {"wanted": Filter(), "apply": True, **order}
-        return await replay(queue, graveyard.queue, Order(**given))
+async def _replay(graveyard: Graveyard, **options: Any) -> Tally:
+    given: dict[str, Any] = {"selection": LetterFilter(), "apply": True, **options}
+    replay = Replay(target=graveyard.queue, **given)
+    async with open_dead_letters(graveyard.settings) as letters:
+        await letters.run(replay)
+    return replay.tally
 
 
 async def test_a_replay_only_says_what_it_would_do(graveyard: Graveyard) -> None:
@@ -500,7 +502,7 @@ async def test_what_would_only_die_again_is_left_out(graveyard: Graveyard) -> No
     await graveyard.bury("expired", sms_bridge_expires_at="1700000000")
     tally = await _replay(graveyard)
 
-    assert (tally.expired, tally.total) == (1, 0)
+    assert (tally.expired, tally.taken.total()) == (1, 0)
     await graveyard.until_at_rest(0, 1)
 
 
@@ -534,8 +536,8 @@ async def test_repeats_are_replayed_on_demand(graveyard: Graveyard) -> None:
     await graveyard.until_at_rest(0, 4)
     tally = await _replay(graveyard, include_repeats=True)
 
-    assert (meant.total, meant.repeats) == (3, 1)
-    assert (tally.total, tally.repeats) == (4, 0)
+    assert (meant.taken.total(), meant.repeats) == (3, 1)
+    assert (tally.taken.total(), tally.repeats) == (4, 0)
     await graveyard.until_at_rest(4, 0)
 
 
@@ -543,19 +545,19 @@ async def test_ids_are_remembered_up_to_a_bound(
     graveyard: Graveyard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over the bound a replay forgets the oldest id first, so that its memory does not grow."""
-    monkeypatch.setattr(remembered_ids, "MAX_REMEMBERED_IDS", 2)
+    monkeypatch.setattr(dead_letters, "MAX_REMEMBERED_IDS", 2)
     for message_id in ("a", "b", "c", "b", "a"):
         await graveyard.bury(message_id=message_id)
     tally = await _replay(graveyard)
 
-    assert (tally.total, tally.repeats) == (4, 1)
+    assert (tally.taken.total(), tally.repeats) == (4, 1)
     await graveyard.until_at_rest(4, 1)
 
 
 async def test_a_replay_takes_what_is_meant_only(graveyard: Graveyard) -> None:
     """Filters and --limit choose what is replayed; the rest stays."""
     await graveyard.fill(9)
-    tally = await _replay(graveyard, wanted=Filter(reasons=["exhausted"]), at_most=2)
+    tally = await _replay(graveyard, selection=LetterFilter(reasons=["exhausted"]), limit=2)
 
     assert dict(tally.taken) == {"exhausted": 2}
     await graveyard.until_at_rest(2, 7)
@@ -616,7 +618,7 @@ async def test_a_killed_replay_loses_nothing(graveyard: Graveyard, launcher: Lau
 
     assert (moved >= 700, last.returncode) == (True, 0)
     assert set(times) == ids
-    assert times.total() - 1000 <= 3 * IN_FLIGHT
+    assert times.total() - 1000 <= 3 * MAX_ROUND
     assert {message.body for message in messages} == {BODY}
     await graveyard.amqp.until_count(graveyard.dead, 0)
 
@@ -700,10 +702,10 @@ async def test_a_file_is_never_overwritten(graveyard: Graveyard, tmp_path: Path)
     file = tmp_path / "taken.jsonl"
     file.write_text("mine", encoding="ascii")
     await graveyard.bury()
-    async with open_dead_letters(graveyard.settings) as queue:
-        with pytest.raises(BridgeError, match="--to"):
-            await discard(queue, file, Order(wanted=Filter(), apply=True))
+    command = ("dlq", "discard", "--yes", "--to", str(file))
+    result = await run_program(*command, settings=graveyard.values)
 
+    assert (result.returncode, b"--to" in result.stderr) == (1, True)
     assert file.read_text(encoding="ascii") == "mine"
     await graveyard.until_at_rest(0, 1)
 
@@ -712,11 +714,25 @@ async def test_a_discard_only_counts_without_a_yes(graveyard: Graveyard, tmp_pat
     """Without --yes nothing is written and nothing is removed."""
     await graveyard.fill(3)
     file = tmp_path / "gone.jsonl"
-    async with open_dead_letters(graveyard.settings) as queue:
-        tally = await discard(queue, file, Order(wanted=Filter(), apply=False))
+    command = ("dlq", "discard", "--to", str(file))
+    result = await run_program(*command, settings=graveyard.values)
 
-    assert (tally.total, file.exists()) == (3, False)
+    assert b"would discard 3" in result.stdout
+    assert not file.exists()
     await graveyard.until_at_rest(0, 3)
+
+
+class _Remove:
+    """Removes all letters."""
+
+    def next_round(self) -> int:
+        return MAX_ROUND
+
+    async def act(self, _: MessageMover, messages: Sequence[TakenMessage], /) -> Acted:
+        return Acted([message.tag for message in messages])
+
+    async def settled(self) -> None:
+        pass
 
 
 async def test_what_was_removed_does_not_come_back(graveyard: Graveyard) -> None:
@@ -727,11 +743,8 @@ async def test_what_was_removed_does_not_come_back(graveyard: Graveyard) -> None
     for _ in range(ROUNDS_OF_REMOVALS):
         await graveyard.fill(MANY_FOR_A_QUORUM_QUEUE)
         await graveyard.amqp.until_count(graveyard.dead, MANY_FOR_A_QUORUM_QUEUE)
-        async with open_dead_letters(graveyard.settings) as queue:
-            async with aclosing(queue.letters()) as letters:
-                async for letter in letters:
-                    await queue.remove(letter)
-            await queue.finish()
+        async with open_dead_letters(graveyard.settings) as letters:
+            await letters.run(_Remove())
         assert await _look(graveyard) == []
 
 

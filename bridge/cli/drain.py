@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bridge.cli.dead_letter_options import AtMost, Yes
-from bridge.cli.dead_letter_output import progress_bar
-from bridge.cli.options import AsJson, ConfigFile, examples, read_settings
-from bridge.cli.signals import stopped_by_signals
+from bridge.cli.options import (
+    AsJson,
+    AtMost,
+    ConfigFile,
+    Yes,
+    examples,
+    read_settings,
+    stop_at_signals,
+)
+from bridge.cli.output import counts_of, progress_bar
 from bridge.errors import BridgeError, ConfigError
 
 if TYPE_CHECKING:
-    from bridge.admin.draining.drain import Drain
-    from bridge.admin.draining.waiting import Waiting
+    from bridge.admin.drain import Waiting
     from bridge.config import Settings
 
 app = typer.Typer()
@@ -75,67 +80,77 @@ def drain(  # noqa: PLR0913  an option each
     except ValueError as error:
         raise ConfigError(f"--reason: {error}") from None
     settings = read_settings(context, config)
-    if yes:
-        file = file or Path(f"drained-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl")
-        asyncio.run(_move(settings, reason, file, at_most=limit, as_json=as_json))
-    else:
-        asyncio.run(_count(settings, at_most=limit, as_json=as_json))
+    path = file or Path(f"drained-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl")
+    asyncio.run(_drain(settings, reason, path, limit=limit, apply=yes, as_json=as_json))
 
 
-async def _count(settings: "Settings", *, at_most: int | None, as_json: bool) -> None:
-    from bridge.admin.draining.waiting import find_waiting
-
-    waiting = await find_waiting(settings)
-    if as_json:
-        _print_json(waiting, applied=False, done=0)
-        return
-    _warn_of_workers(waiting, settings.worker.queue)
-    count = waiting.total if at_most is None else min(waiting.total, at_most)
-    typer.echo(f"would move {count} of {waiting.total} that wait{_by_queue(waiting.ready)}")
-    if count:
-        typer.echo("nothing was changed; --yes does it")
-
-
-async def _move(
-    settings: "Settings", reason: str, file: Path, *, at_most: int | None, as_json: bool
+async def _drain(
+    settings: "Settings",
+    reason: str,
+    path: Path,
+    *,
+    limit: int | None,
+    apply: bool,
+    as_json: bool,
 ) -> None:
-    from bridge.admin.draining.drain import open_drain
-    from bridge.admin.lines_file import NewLinesFile
+    from bridge.admin.drain import Drain, count_waiting
+    from bridge.admin.move import open_mover
+    from bridge.admin.replacement import NewLinesFile
 
-    async with open_drain(settings) as drain, stopped_by_signals(drain.stop):
-        total = drain.waiting.total if at_most is None else min(drain.waiting.total, at_most)
-        _warn_of_workers(drain.waiting, settings.worker.queue)
-        with NewLinesFile(file, option="--file") as listed:
-            try:
-                if total:
-                    with progress_bar(total, is_shown=True) as step:
-                        await drain.run(reason, listed, at_most=at_most, step=step)
-            finally:
-                _print_moved(drain, file, as_json=as_json)
-        if drain.is_stopped:
-            done = drain.done
-            raise BridgeError(f"stopped after {done}; nothing is lost, run it again for the rest")
-        rest = await drain.left()
-        if at_most is None and rest.total:
+    async with open_mover(settings, "drain") as mover:
+        stop_at_signals(mover.stopping)
+        waiting = await count_waiting(mover.connection, settings.worker)
+        total = waiting.total if limit is None else min(waiting.total, limit)
+        if apply or not as_json:
+            _warn_of_workers(waiting, settings.worker.queue)
+        if not apply:
+            _print_waiting(waiting, total, as_json=as_json)
+            return
+        file = NewLinesFile(path, option="--file")
+        drain = Drain(settings.worker, mover, reason, file, limit=limit)
+        try:
+            if total:
+                with file, progress_bar(total) as advance:
+                    await drain.run(waiting, advance=advance)
+        finally:
+            _print_moved(mover.moved, drain.maybe_sent, waiting, path, as_json=as_json)
+        if mover.stopping.is_set():
+            raise BridgeError(
+                f"stopped after {mover.moved.total()}; nothing is lost, run it again for the rest"
+            )
+        rest = await count_waiting(mover.connection, settings.worker)
+        if limit is None and rest.total:
             typer.echo(
                 f"{rest.total} wait by now, published or put back meanwhile"
-                f"{_by_queue(rest.ready)}; run it again for them",
+                f"{counts_of(rest.ready)}; run it again for them",
                 err=True,
             )
 
 
-def _print_moved(drain: "Drain", file: Path, *, as_json: bool) -> None:
+def _print_waiting(waiting: "Waiting", count: int, *, as_json: bool) -> None:
     if as_json:
-        facts: dict[str, object] = {"moved": dict(drain.moved), "maybe_sent": drain.maybe_sent}
-        if drain.done:
-            facts["file"] = str(file)
-        _print_json(drain.waiting, applied=True, done=drain.done, **facts)
+        _print_json(waiting, applied=False, done=0)
         return
-    listed = f", listed in {file}" if drain.done else ""
-    typer.echo(f"moved {drain.done}{_by_queue(drain.moved)}{listed}")
-    if drain.maybe_sent:
+    typer.echo(f"would move {count} of {waiting.total} that wait{counts_of(waiting.ready)}")
+    if count:
+        typer.echo("nothing was changed; --yes does it")
+
+
+def _print_moved(
+    moved: Mapping[str, int], maybe_sent: int, waiting: "Waiting", path: Path, *, as_json: bool
+) -> None:
+    done = sum(moved.values())
+    if as_json:
+        facts: dict[str, object] = {"moved": dict(moved), "maybe_sent": maybe_sent}
+        if done:
+            facts["file"] = str(path)
+        _print_json(waiting, applied=True, done=done, **facts)
+        return
+    listed = f", listed in {path}" if done else ""
+    typer.echo(f"moved {done}{counts_of(moved)}{listed}")
+    if maybe_sent:
         typer.echo(
-            f"of them may have been sent already: {drain.maybe_sent}; "
+            f"of them may have been sent already: {maybe_sent}; "
             "`dlq replay` leaves them out without --include-uncertain"
         )
 
@@ -160,8 +175,3 @@ def _warn_of_workers(waiting: "Waiting", queue: str) -> None:
             "hand is not moved; `sms-bridge pause` stops workers first",
             err=True,
         )
-
-
-def _by_queue(counts: Mapping[str, int]) -> str:
-    parts = ", ".join(f"{queue} {count}" for queue, count in counts.items() if count)
-    return f" ({parts})" if parts else ""

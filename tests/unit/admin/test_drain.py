@@ -6,34 +6,36 @@ from typing import Any
 
 import pytest
 
-from bridge.admin.draining.move import Move, make_move
-from bridge.admin.rounds import Taken
+from bridge.admin.drain import DrainedMessage, drain_message
+from bridge.admin.move import TakenMessage
 from bridge.amqp.properties import Properties
 
 BODY = b'{"to": "+491713920010", "from": "Acme", "text": "Zikadensommer"}'
 MAX_BYTES = 131_000
 
 
-def move_of(
+def drained(
     headers: dict[str, Any] | None = None,
     *,
     redelivered: bool = False,
     max_bytes: int = MAX_BYTES,
     **properties: Any,
-) -> Move:
-    """Make the move of a message with these headers."""
+) -> DrainedMessage:
+    """Drain a message with these headers."""
     given = Properties(**({"message_id": "m-1", "headers": headers} | properties))
-    return make_move(Taken(7, redelivered, given, BODY), "wrong text", max_bytes=max_bytes)
+    return drain_message(
+        TakenMessage(7, redelivered, given, BODY), "wrong text", max_bytes=max_bytes
+    )
 
 
-def headers_of(move: Move) -> dict[str, Any]:
+def headers_of(message: DrainedMessage) -> dict[str, Any]:
     """Return the headers of its copy."""
-    return dict(move.properties.headers or {})
+    return dict(message.properties.headers or {})
 
 
 def test_a_message_that_nobody_had_has_no_attempts() -> None:
     """What waits for its first delivery is a dead letter without an attempt, certain or not."""
-    headers = headers_of(move_of())
+    headers = headers_of(drained())
 
     assert headers["sms-bridge-reason"] == "drained"
     assert headers["sms-bridge-detail"] == "wrong text"
@@ -53,30 +55,30 @@ def test_what_waited_for_a_retry_keeps_its_past() -> None:
         "sms-bridge-status": 500,
         "sms-bridge-code": "30008",
     }
-    move = move_of(past)
-    headers = headers_of(move)
+    message = drained(past)
+    headers = headers_of(message)
     changed = {"sms-bridge-reason": "drained", "sms-bridge-detail": "wrong text"}
     headers.pop("sms-bridge-dead-at")
 
     assert headers == past | changed | {"sms-bridge-copies": 3}
-    assert move.may_be_sent
+    assert message.may_be_sent
 
 
 @pytest.mark.parametrize("attempts", [0, 1])
 def test_what_somebody_had_counts_as_uncertain(attempts: int) -> None:
     """One that came back unacked may have been sent, and no attempt is counted for it."""
     own = {"sms-bridge-attempts": attempts, "sms-bridge-uncertain-attempts": attempts}
-    move = move_of(own if attempts else None, redelivered=True)
-    headers = headers_of(move)
+    message = drained(own if attempts else None, redelivered=True)
+    headers = headers_of(message)
 
-    assert move.may_be_sent
+    assert message.may_be_sent
     assert headers["sms-bridge-uncertain-attempts"] == attempts + 1
     assert headers["sms-bridge-attempts"] == attempts
 
 
 def test_headers_that_nobody_can_read_stay() -> None:
     """A message that a worker would find invalid is moved all the same, as it is."""
-    headers = headers_of(move_of({"sms-bridge-not-before": "soon", "sms-bridge-expiry": 7}))
+    headers = headers_of(drained({"sms-bridge-not-before": "soon", "sms-bridge-expiry": 7}))
 
     assert (headers["sms-bridge-not-before"], headers["sms-bridge-expiry"]) == ("soon", 7)
     assert headers["sms-bridge-reason"] == "drained"
@@ -84,7 +86,7 @@ def test_headers_that_nobody_can_read_stay() -> None:
 
 def test_headers_that_fit_no_frame_go() -> None:
     """What no frame holds is published with the bridge's own headers."""
-    headers = headers_of(move_of({"large": "x" * 5000}, max_bytes=4096))
+    headers = headers_of(drained({"large": "x" * 5000}, max_bytes=4096))
 
     assert "large" not in headers
     assert headers["sms-bridge-reason"] == "drained"
@@ -98,8 +100,8 @@ def test_the_record_has_nothing_personal() -> None:
         "sms-bridge-ordering-key": "+491713920010",
         "customer": "+491713920010",
     }
-    move = move_of(own, timestamp=published, expiration="60000", reply_to="of-+491713920010")
-    record = move.as_record("q")
+    message = drained(own, timestamp=published, expiration="60000", reply_to="of-+491713920010")
+    record = message.record("q")
     moved_at = datetime.fromisoformat(record.pop("moved_at"))
     # The move is the first delivery, from which an `expiration` counts.
     lasts = datetime.fromisoformat(record.pop("expires_at")) - moved_at

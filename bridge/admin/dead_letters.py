@@ -1,0 +1,444 @@
+"""Dead letters: read one, select some, and list, replay or discard them."""
+
+import asyncio
+import base64
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from bridge.admin.move import (
+    Action,
+    MessageMover,
+    Source,
+    TakenMessage,
+    open_mover,
+    read_existing_queue,
+)
+from bridge.admin.replacement import Acted, NewLinesFile, write_time
+from bridge.amqp.properties import Properties, as_facts
+from bridge.amqp.wire import LARGE_BODY_BYTES
+from bridge.config import Settings
+from bridge.topology.declarations import dead_queue
+from bridge.worker import envelope
+from bridge.worker.copies import moved_properties, replayed_properties
+from bridge.worker.envelope import read_moment
+
+# A kill leaves at most one round of letters in both queues.
+MAX_ROUND: Final = 50
+# How long letters are held because of a rate limit.
+MAX_WAIT_SECONDS: Final = 0.1
+# At most 13 MiB of usual ids, 33 MiB of the longest.
+MAX_REMEMBERED_IDS: Final = 100_000
+
+
+class DeadLetter:
+    """A message of the dead-letter queue, read from its properties and headers.
+
+    A header that is not in the form that the bridge writes counts as missing. Times are in unix
+    seconds.
+    """
+
+    def __init__(self, message: TakenMessage) -> None:
+        headers = message.properties.headers or {}
+        self.message = message
+        self.message_id = message.properties.message_id or None
+        self.reason = _text(headers.get(envelope.REASON))
+        self.detail = _text(headers.get(envelope.DETAIL))
+        self.attempts = _count(headers.get(envelope.ATTEMPTS))
+        self.uncertain_attempts = _count(headers.get(envelope.UNCERTAIN_ATTEMPTS)) or 0
+        self.status = _count(headers.get(envelope.STATUS))
+        self.code = _text(headers.get(envelope.CODE))
+        self.meaning = _text(headers.get(envelope.MEANING))
+        self.dead_at = read_moment(headers, envelope.DEAD_AT)
+        self.expires_at = read_moment(headers, envelope.EXPIRES_AT)
+
+    @property
+    def may_be_sent(self) -> bool:
+        """Whether an attempt may have reached the phone, so that a replay may be a second SMS."""
+        return self.reason == "uncertain" or self.uncertain_attempts > 0
+
+    @property
+    def to(self) -> str | None:
+        """The number, if the body has one; a body too large for a request is not parsed."""
+        if len(self.message.body) > LARGE_BODY_BYTES:
+            return None
+        try:
+            document = json.loads(self.message.body)
+        except (ValueError, RecursionError):
+            return None
+        number = document.get("to") if isinstance(document, dict) else None
+        return number if isinstance(number, str) else None
+
+    def summary(self) -> dict[str, Any]:
+        """Return plain data without the body."""
+        dead_at = self.dead_at
+        return {
+            "message_id": self.message_id,
+            "reason": self.reason,
+            "detail": self.detail,
+            "attempts": self.attempts,
+            "status": self.status,
+            "code": self.code,
+            "meaning": self.meaning,
+            "dead_at": write_time(dead_at),
+            "age_seconds": None if dead_at is None else round(time.time() - dead_at),
+        }
+
+    def record(self) -> dict[str, Any]:
+        """Return plain data of all there is; the body is `body` if it is text, or `body_base64`."""
+        properties = {
+            name: value
+            for name, value in as_facts(self.message.properties).items()
+            if name not in {"headers", "cluster_id"} and value not in {None, ""}
+        }
+        try:
+            body = {"body": self.message.body.decode("utf-8")}
+        except UnicodeDecodeError:
+            body = {"body_base64": base64.b64encode(self.message.body).decode()}
+        return {
+            **self.summary(),
+            "properties": _plain(properties),
+            "headers": _plain(self.message.properties.headers or {}),
+            **body,
+        }
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  a header may be anything
+    match value:
+        case dict():
+            return {str(name): _plain(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case bytes() | bytearray():
+            return {"base64": base64.b64encode(value).decode()}
+        case datetime():
+            return value.isoformat()
+        case None | bool() | int() | float() | str():
+            return value
+        case _:
+            return str(value)
+
+
+# Mask personal data
+
+_SHOWN_PROPERTIES: Final = frozenset(
+    (
+        *("content_type", "content_encoding", "delivery_mode", "priority"),
+        *("message_id", "timestamp", "message_type", "app_id"),
+    )
+)
+_SHOWN_HEADERS: Final = frozenset(
+    (
+        *(envelope.EXPIRES_AT, envelope.NOT_BEFORE, envelope.ON_UNCERTAIN, envelope.REASON),
+        *(envelope.DETAIL, envelope.ATTEMPTS, envelope.UNCERTAIN_ATTEMPTS, envelope.STATUS),
+        *(envelope.FIRST_DELIVERED_AT, envelope.COPIES, envelope.DEAD_AT, envelope.DELIVERY_COUNT),
+        *(envelope.CODE, envelope.MEANING, envelope.EARLIER_SPAN),
+        *("traceparent", "tracestate"),
+    )
+)
+_HIDDEN: Final = "***"
+
+
+def mask_number(number: str) -> str:
+    """Write a number so that only people who know it recognise it: `+491*****78`."""
+    shown = 9
+    return f"{number[:4]}*****{number[-2:]}" if len(number) >= shown else "***"
+
+
+def mask_record(record: dict[str, Any]) -> dict[str, Any]:
+    """Hide in a record whatever could be personal; names of members stay."""
+    masked = dict(record)
+    for part, shown in (("properties", _SHOWN_PROPERTIES), ("headers", _SHOWN_HEADERS)):
+        masked[part] = {
+            name: value if name in shown else _HIDDEN for name, value in record[part].items()
+        }
+    masked.pop("body_base64", None)
+    masked["body"] = _mask_body(record.get("body", ""))
+    return masked
+
+
+def _mask_body(body: str) -> str:
+    if len(body) > LARGE_BODY_BYTES:
+        return f"<{len(body)} characters>"
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return f"<{len(body)} characters, no JSON>"
+    if not isinstance(document, dict):
+        return "<no JSON object>"
+    return json.dumps({name: _mask_member(name, value) for name, value in document.items()})
+
+
+def _mask_member(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        return _HIDDEN
+    return {"to": mask_number(value), "text": f"<{len(value)} characters>"}.get(name, _HIDDEN)
+
+
+# Select
+
+
+@dataclass(frozen=True, slots=True)
+class LetterFilter:
+    """Which dead letters to select; an age is counted from `sms-bridge-dead-at`."""
+
+    reasons: Sequence[str] | None = None
+    ids: Sequence[str] | None = None
+    older_than_seconds: float | None = None
+    newer_than_seconds: float | None = None
+
+    @property
+    def selects_all(self) -> bool:
+        """Whether every letter is selected."""
+        return self == LetterFilter()
+
+    def selects(self, letter: DeadLetter, *, now: float) -> bool:
+        """Whether a letter is selected; one without `sms-bridge-dead-at` has no age."""
+        if self.reasons and letter.reason not in self.reasons:
+            return False
+        if self.ids and letter.message_id not in self.ids:
+            return False
+        age = None if letter.dead_at is None else now - letter.dead_at
+        older, newer = self.older_than_seconds, self.newer_than_seconds
+        return (older is None or (age is not None and age > older)) and (
+            newer is None or (age is not None and age < newer)
+        )
+
+
+class RememberedIds:
+    """The message ids that a run has seen, the last `MAX_REMEMBERED_IDS` of them.
+
+    A copy whose confirm was lost is published again, so a message can have died twice.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[str, None] = {}
+
+    def add(self, message_id: str | None) -> bool:
+        """Return whether an id is new, as a missing id is; forget the oldest above the bound."""
+        if message_id is None:
+            return True
+        is_new = message_id not in self._ids
+        self._ids[message_id] = None
+        if len(self._ids) > MAX_REMEMBERED_IDS:
+            del self._ids[next(iter(self._ids))]
+        return is_new
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many letters a replay or a discard took, and left out, by reason."""
+
+    taken: Counter[str] = field(default_factory=Counter)
+    maybe_sent: Counter[str] = field(default_factory=Counter)
+    expired: int = 0
+    repeats: int = 0
+
+    @property
+    def selected(self) -> int:
+        """How many letters were selected, including those that were left out."""
+        return self.taken.total() + self.maybe_sent.total() + self.expired + self.repeats
+
+
+# Act
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterQueue:
+    """The dead-letter queue of a worker; `total` is how many letters it had when it was opened."""
+
+    name: str
+    total: int
+    mover: MessageMover
+
+    async def run(
+        self, action: Action, *, advance: Callable[[int], object] = lambda _: None
+    ) -> None:
+        """Act on the letters, oldest first; letters that are not replaced stay.
+
+        Raises BridgeError as `MessageMover.run` does; if no copy could be published, before
+        anything is taken.
+        """
+        if self.total:
+            await self.mover.check(self.name, self.name)
+        # Once is enough: only a delivery limit of 0 drops a letter the first time.
+        source = Source(queue=self.name, max_returns=1, renewal=_renewal)
+        await self.mover.run(source, action, at_most=self.total, advance=advance)
+
+
+def _renewal(message: TakenMessage) -> Properties:
+    return moved_properties(message.properties)
+
+
+@asynccontextmanager
+async def open_dead_letters(settings: Settings) -> AsyncIterator[DeadLetterQueue]:
+    """Open the dead-letter queue of `worker.queue`; letters in hand at the end are given back.
+
+    Raises BrokerError if no broker answers or there is no such queue.
+    """
+    name = dead_queue(settings.worker.queue)
+    async with open_mover(settings, "dead letters") as mover:
+        sizes = await read_existing_queue(mover.connection, name)
+        yield DeadLetterQueue(name, sizes.ready, mover)
+
+
+class Look:
+    """Shows letters, and leaves all of them in their queue.
+
+    `form` writes a letter in a row. `show` gets each row when all letters of its round are safe, so
+    that `dlq list | head` costs none.
+    """
+
+    def __init__(
+        self,
+        selection: LetterFilter,
+        limit: int,
+        *,
+        form: Callable[[DeadLetter], str],
+        show: Callable[[str], object],
+    ) -> None:
+        self._selection = selection
+        self._limit = limit
+        self._form = form
+        self._show = show
+        self._rows: list[str] = []
+        self._ids = RememberedIds()
+        self.shown = self.repeats = 0
+
+    def next_round(self) -> int:
+        """Return how many letters to take at most: RabbitMQ counts each that it delivers."""
+        left = self._limit - self.shown
+        return min(left, MAX_ROUND) if self._selection.selects_all or not left else MAX_ROUND
+
+    async def act(self, _: MessageMover, messages: Sequence[TakenMessage], /) -> Acted:
+        """Write the rows of the selected letters."""
+        for message in messages:
+            letter = DeadLetter(message)
+            if self.shown < self._limit and self._selection.selects(letter, now=time.time()):
+                self.shown += 1
+                self.repeats += not self._ids.add(letter.message_id)
+                self._rows.append(self._form(letter))
+        return Acted()
+
+    async def settled(self) -> None:
+        """Show the rows of a round."""
+        rows, self._rows = self._rows, []
+        for row in rows:
+            self._show(row)
+
+
+@dataclass(kw_only=True)
+class _Removal:
+    """An action that takes the selected letters out of their queue, or only counts them."""
+
+    selection: LetterFilter
+    apply: bool
+    limit: int | None = None
+    tally: Tally = field(default_factory=Tally)
+
+    def next_round(self) -> int:
+        """Return how many letters to take at most; until the limit any may be left out."""
+        return 0 if self.tally.taken.total() == self.limit else MAX_ROUND
+
+    def _choose(self, messages: Sequence[TakenMessage]) -> list[DeadLetter]:
+        chosen: list[DeadLetter] = []
+        for message in messages:
+            letter = DeadLetter(message)
+            if self.tally.taken.total() == self.limit:
+                break
+            if self.selection.selects(letter, now=time.time()) and self._takes(letter):
+                self.tally.taken[letter.reason or "-"] += 1
+                chosen.append(letter)
+        return chosen if self.apply else []
+
+    def _takes(self, _: DeadLetter) -> bool:
+        return True
+
+    async def settled(self) -> None:
+        """Do nothing more."""
+
+
+@dataclass(kw_only=True)
+class Discard(_Removal):
+    """Writes the selected letters to a file, a line of JSON each, then removes them."""
+
+    file: NewLinesFile
+
+    async def act(self, _: MessageMover, messages: Sequence[TakenMessage], /) -> Acted:
+        """Write the selected letters to the disk."""
+        letters = self._choose(messages)
+        if letters:
+            self.file.write(letter.record() for letter in letters)
+        return Acted({letter.message.tag for letter in letters})
+
+
+@dataclass(kw_only=True)
+class Replay(_Removal):
+    """Publishes the selected letters to the queue `target`, as new, with their old keys.
+
+    Left out are letters that may have been sent already and letters with the id of one that this
+    run has taken, unless they are included, and letters past their own expiry, which would only die
+    again.
+    """
+
+    target: str
+    per_second: float | None = None
+    include_uncertain: bool = False
+    include_repeats: bool = False
+    _ids: RememberedIds = field(default_factory=RememberedIds)
+    _started: float = math.inf
+
+    def next_round(self) -> int:
+        """Return how many letters to take at most; with a rate limit, few wait in hand."""
+        at_most = super().next_round()
+        if not self.apply or self.per_second is None:
+            return at_most
+        return min(at_most, max(1, int(self.per_second * MAX_WAIT_SECONDS)))
+
+    def _takes(self, letter: DeadLetter) -> bool:
+        if letter.expires_at is not None and letter.expires_at <= time.time():
+            self.tally.expired += 1
+        elif letter.may_be_sent and not self.include_uncertain:
+            self.tally.maybe_sent[letter.reason or "-"] += 1
+        elif not (self._ids.add(letter.message_id) or self.include_repeats):
+            self.tally.repeats += 1
+        else:
+            return True
+        return False
+
+    async def act(self, mover: MessageMover, messages: Sequence[TakenMessage], /) -> Acted:
+        """Publish the selected letters as soon as the rate limit allows."""
+        letters = self._choose(messages)
+        self._started = min(self._started, time.monotonic())
+        if letters and self.per_second is not None:
+            due = self._started + (self.tally.taken.total() - 1) / self.per_second
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                    await mover.stopping.wait()
+        if mover.stopping.is_set():
+            self.tally.taken -= Counter(letter.reason or "-" for letter in letters)
+            return Acted()
+        return await mover.copies.store_all(
+            {
+                letter.message.tag: (
+                    letter.message.body,
+                    self.target,
+                    replayed_properties(letter.message.properties),
+                )
+                for letter in letters
+            }
+        )

@@ -1,1 +1,0 @@
-"""What operators do with dead letters: look at them, send them again, take them away."""

@@ -1,0 +1,203 @@
+"""Move the messages that wait for the workers of a queue to its dead letters.
+
+Copies are published and confirmed, then listed in a file, then the messages are acked, and whoever
+asked for their outcome is told.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from bridge.admin.move import (
+    MessageMover,
+    Source,
+    TakenMessage,
+    read_existing_queue,
+    read_readable_queue,
+)
+from bridge.admin.replacement import Acted, NewLinesFile, write_time
+from bridge.amqp.client import Connection
+from bridge.amqp.properties import Properties
+from bridge.config import WorkerSettings
+from bridge.errors import InvalidMessageError
+from bridge.topology.declarations import dead_queue, retry_queue
+from bridge.topology.queue_sizes import read_queue
+from bridge.worker.announcer import Announcer
+from bridge.worker.copies import copy_properties, renewed_properties
+from bridge.worker.envelope import DEAD_AT, Envelope, bare_envelope, read_envelope
+from bridge.worker.outcomes import Dead
+from bridge.worker.settle import count_attempt
+
+# A kill leaves at most one round of messages in both queues.
+MAX_ROUND: Final = 256
+# How often a message may have come back before it is renewed. Only the first message of a run that
+# cannot work comes back. It may have come back from a worker before, and a renewal costs it its
+# place in the queue.
+MAX_RETURNS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How many messages are ready in each queue, and how many consumers the main queue has.
+
+    `ready` has the retry queues first, the longest delay before the others, and the main queue
+    last: a message that comes back from a retry queue during the drain is met there.
+    """
+
+    ready: Mapping[str, int]
+    workers: int
+
+    @property
+    def total(self) -> int:
+        """How many messages wait in all."""
+        return sum(self.ready.values())
+
+
+async def count_waiting(connection: Connection, worker: WorkerSettings) -> Waiting:
+    """Count the messages that wait, without taking any; a missing retry queue counts as empty.
+
+    Raises BrokerError if the main queue or the dead-letter queue is missing.
+    """
+    await read_existing_queue(connection, dead_queue(worker.queue))
+    ready = {}
+    for delay in sorted(worker.retry_delays, reverse=True):
+        name = retry_queue(worker.queue, delay)
+        ready[name] = (await read_readable_queue(connection, name)).ready
+    main = await read_existing_queue(connection, worker.queue)
+    ready[worker.queue] = main.ready
+    return Waiting(ready, main.consumers)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainedMessage:
+    """A message as it came, and the properties of its dead letter.
+
+    `envelope` is from before the move.
+    """
+
+    message: TakenMessage
+    envelope: Envelope
+    outcome: Dead
+    properties: Properties
+
+    @property
+    def may_be_sent(self) -> bool:
+        """Whether an attempt may have reached the phone."""
+        return self.message.redelivered or self.envelope.uncertain_attempts > 0
+
+    def record(self, queue: str) -> dict[str, Any]:
+        """Return plain data for the file: no number, no text, no header."""
+        return {
+            "message_id": self.properties.message_id,
+            "queue": queue,
+            "published_at": write_time(self.envelope.published_at),
+            "not_before": write_time(self.envelope.not_before),
+            "expires_at": write_time(self.envelope.expires_at),
+            "attempts": self.envelope.attempts,
+            "may_be_sent": self.may_be_sent,
+            "bytes": len(self.message.body),
+            "moved_at": (self.properties.headers or {})[DEAD_AT],
+        }
+
+
+def drain_message(message: TakenMessage, reason: str, *, max_bytes: int) -> DrainedMessage:
+    """Make the dead letter of a message; `reason` is the operator's, `max_bytes` fit into a frame.
+
+    A message that a worker had before and did not ack may have been sent. It counts an uncertain
+    attempt, so that a replay leaves it out unless it is asked for.
+    """
+    envelope = bare_envelope(message.properties, now=time.time())
+    # Headers that cannot be read stay as they are; the message is `invalid` when a worker has it.
+    with suppress(InvalidMessageError):
+        envelope = read_envelope(message.properties, envelope)
+    outcome = Dead("drained", reason, uncertain=message.redelivered)
+    properties = copy_properties(
+        message.properties, count_attempt(envelope, outcome), outcome, max_bytes=max_bytes
+    )
+    return DrainedMessage(message, envelope, outcome, properties)
+
+
+class Drain:
+    """Moves messages to the dead letters and lists them in a file; `maybe_sent` may have been sent.
+
+    `limit` is for all queues together.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerSettings,
+        mover: MessageMover,
+        reason: str,
+        file: NewLinesFile,
+        *,
+        limit: int | None,
+    ) -> None:
+        self._worker = worker
+        self._mover = mover
+        self._reason = reason
+        self._file = file
+        self._limit = limit
+        self._target = dead_queue(worker.queue)
+        publisher = mover.copies.publisher
+        self._announcer = Announcer(publisher, outcome_exchange=worker.outcome_exchange)
+        self._queue = worker.queue
+        self._drained: list[DrainedMessage] = []
+        self.maybe_sent = 0
+
+    async def run(self, waiting: Waiting, *, advance: Callable[[int], object]) -> None:
+        """Move as many messages of each queue as it has when its turn comes.
+
+        So it ends although publishers go on. Raises BridgeError; messages that are not moved by
+        then are where they were.
+        """
+        await self._mover.check(self._worker.queue, self._target)
+        retry_queues = {retry_queue(self._worker.queue, one) for one in self._worker.retry_delays}
+        for self._queue in waiting.ready:
+            sizes = await read_queue(self._mover.connection, self._queue)
+            at_most = 0 if sizes is None else sizes.ready
+            # A renewed message would wait in a retry queue once more. Above the delivery limit the
+            # broker moves it to the main queue, and drops nothing.
+            renewal = None if self._queue in retry_queues else self._renewal
+            source = Source(queue=self._queue, max_returns=MAX_RETURNS, renewal=renewal)
+            await self._mover.run(source, self, at_most=at_most, advance=advance)
+
+    def _renewal(self, message: TakenMessage) -> Properties:
+        return renewed_properties(
+            message.properties,
+            is_repeated=message.redelivered,
+            max_bytes=self._mover.copies.publisher.max_properties_bytes,
+        )
+
+    def next_round(self) -> int:
+        """Return how many messages to take at most."""
+        done = self._mover.moved.total()
+        return MAX_ROUND if self._limit is None else min(MAX_ROUND, self._limit - done)
+
+    async def act(self, mover: MessageMover, messages: Sequence[TakenMessage], /) -> Acted:
+        """Publish the copies of messages, then list those that are stored."""
+        max_bytes = mover.copies.publisher.max_properties_bytes
+        drained = [drain_message(one, self._reason, max_bytes=max_bytes) for one in messages]
+        stored = await mover.copies.store_all(
+            {one.message.tag: (one.message.body, self._target, one.properties) for one in drained}
+        )
+        moved = [one for one in drained if one.message.tag in stored.replaced]
+        self._file.write(one.record(self._queue) for one in moved)
+        # Their bodies are needed no more.
+        self._drained += [replace(one, message=one.message._replace(body=b"")) for one in moved]
+        return stored
+
+    async def settled(self) -> None:
+        """Publish the outcomes of a round."""
+        drained, self._drained = self._drained, []
+        self.maybe_sent += sum(one.may_be_sent for one in drained)
+        at = time.time()
+        async with asyncio.TaskGroup() as group:
+            for one in drained:
+                properties, envelope = one.message.properties, one.envelope
+                announcing = self._announcer.announce(
+                    properties, envelope, one.outcome, at, trace=envelope.trace
+                )
+                group.create_task(announcing)

@@ -1,1 +1,0 @@
-"""Move what waits for the workers of a queue to its dead letters."""

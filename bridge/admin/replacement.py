@@ -1,0 +1,187 @@
+"""What replaces a message before it leaves its queue: a confirmed copy, or a line on the disk."""
+
+import asyncio
+import json
+import os
+import uuid
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+
+from bridge import __version__
+from bridge.amqp.properties import Properties
+from bridge.amqp.publisher import Publisher
+from bridge.amqp.wire import Body
+from bridge.config import Settings
+from bridge.errors import BridgeError, BrokerError, PublishError
+from bridge.telemetry.metrics import BridgeMetrics, new_registry
+
+PUBLISH_SECONDS: Final = 10.0
+# How long to wait for the broker's reason, which comes after the channel has ended.
+REASON_SECONDS: Final = 1.0
+
+
+class Acted(NamedTuple):
+    """The tags of the messages that are replaced, and why others are not."""
+
+    replaced: Collection[int] = ()
+    fault: BridgeError | None = None
+
+
+class QueueFullError(BrokerError):
+    """The broker has refused to store a copy, as a full queue does."""
+
+
+class Copies:
+    """Publishes copies of messages to queues, each confirmed."""
+
+    def __init__(self, publisher: Publisher, serving: asyncio.Task[None]) -> None:
+        self.publisher = publisher
+        self._serving = serving
+
+    async def check(self, queue: str) -> None:
+        """Raise BrokerError if this user, or the broker in an alarm, can publish no copy now.
+
+        Publishes a message that no queue takes and that comes back. Whether a queue is full shows
+        only with the first copy: a probe that the queue takes would stay in it.
+        """
+        nobody = f"{queue}.{uuid.uuid4().hex}"
+        try:
+            await self.publisher.publish(
+                b"", exchange="", routing_key=nobody, properties=Properties(message_id=nobody)
+            )
+        except PublishError as error:
+            if error.fault == "returned":
+                return
+            why = await self._why_not_stored(error)
+            raise BrokerError(
+                f"queue {queue}: a copy is not stored: {why}; nothing was taken, nothing is lost, "
+                "mend it and run this again"
+            ) from None
+
+    async def store(
+        self, body: Body, queue: str, properties: Properties, *, alone: bool = False
+    ) -> None:
+        """Return when a copy is stored; raise BrokerError, with the broker's words, if it is not.
+
+        `alone`: on a new channel. Raises QueueFullError if the broker itself refuses the copy.
+        """
+        try:
+            if alone:
+                await self._publish_alone(body, queue, properties)
+            else:
+                await self.publisher.publish(
+                    body, exchange="", routing_key=queue, properties=properties
+                )
+        except PublishError as error:
+            remedy = "nothing is lost, mend it and run this again"
+            if error.fault == "nacked":
+                raise QueueFullError(
+                    f"queue {queue}: not stored: {error}: it is full (max-length), or has no "
+                    f"leader; {remedy}"
+                ) from None
+            why = await self._why_not_stored(error)
+            raise BrokerError(f"queue {queue}: not stored: {why}; {remedy}") from None
+
+    async def store_all(self, copies: Mapping[int, tuple[Body, str, Properties]]) -> Acted:
+        """Store the copy of each tag: body, queue and properties."""
+        stored: set[int] = set()
+        faults: list[BrokerError] = []
+
+        async def store(tag: int, body: Body, queue: str, properties: Properties) -> None:
+            try:
+                await self.store(body, queue, properties)
+            except BrokerError as error:
+                faults.append(error)
+            else:
+                stored.add(tag)
+
+        async with asyncio.TaskGroup() as group:
+            for tag, copy in copies.items():
+                group.create_task(store(tag, *copy))
+        return Acted(stored, faults[0] if faults else None)
+
+    async def _publish_alone(self, body: Body, queue: str, properties: Properties) -> None:
+        async with self.publisher.deadline_for(body, alone=True) as deadline:
+            publication = await self.publisher.write_alone(
+                body, routing_key=queue, properties=properties, deadline=deadline
+            )
+            try:
+                await publication.stored(deadline)
+            finally:
+                publication.abandon()
+
+    async def _why_not_stored(self, error: PublishError) -> str:
+        if self.publisher.is_blocked:
+            return (
+                f"{error}: the broker takes no messages, as in a memory or disk alarm; look at "
+                "rabbitmq-diagnostics check_local_alarms; what was under way may yet be stored"
+            )
+        if error.fault != "error":
+            return str(error)
+        # The channel has ended. The broker's words, such as a missing permission, come with that.
+        await asyncio.wait({self._serving}, timeout=REASON_SECONDS)
+        ended = self._serving.exception() if self._serving.done() else None
+        return str(ended) if isinstance(ended, BrokerError) else str(error)
+
+
+def new_publisher(settings: Settings) -> Publisher:
+    """Make the publisher of one command."""
+    # Nobody reads the metrics, but each publish is counted.
+    exchanges = ("default", settings.webhook.exchange)
+    metrics = BridgeMetrics(
+        new_registry(), component="cli", version=__version__, revision="", exchanges=exchanges
+    )
+    return Publisher(metrics, timeout_seconds=PUBLISH_SECONDS)
+
+
+def write_time(seconds: float | None) -> str | None:
+    """Write unix seconds for a record of JSON."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+class NewLinesFile:
+    """A new file of JSON lines that nobody else can read; removed at the end if it is empty.
+
+    `option` is the command's option that names another file, for error messages.
+    """
+
+    def __init__(self, path: Path, *, option: str) -> None:
+        self.path = path
+        self._remedy = f"what is not in it is still in the queue; name another file with {option}"
+        self._is_empty = True
+
+    def __enter__(self) -> Self:
+        """Make the file; raise BridgeError if it exists or cannot be made."""
+        try:
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
+        except OSError as error:
+            raise BridgeError(f"{self.path}: {error.strerror}; {self._remedy}") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+        if self._is_empty:
+            self.path.unlink(missing_ok=True)
+
+    def write(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write records, a line each, and return when they are on the disk.
+
+        Raises BridgeError if they cannot be.
+        """
+        try:
+            # One after the other: a record may have megabytes.
+            for record in records:
+                line = memoryview(f"{json.dumps(record)}\n".encode("ascii"))
+                self._is_empty = False
+                while line:
+                    line = line[os.write(self._descriptor, line) :]
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise BridgeError(f"{self.path}: {error.strerror}; {self._remedy}") from None

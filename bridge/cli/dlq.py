@@ -1,0 +1,401 @@
+"""`sms-bridge dlq`: look at dead letters, send them again, take them away."""
+
+import json
+import time
+from collections import Counter
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
+
+import typer
+
+from bridge.cli.options import (
+    AsJson,
+    AtMost,
+    ConfigFile,
+    Yes,
+    examples,
+    read_settings,
+    stop_at_signals,
+)
+from bridge.cli.output import counts_of, format_age, printable, progress_bar
+from bridge.errors import BridgeError, ConfigError
+from bridge.worker.fates import DeadReason
+
+if TYPE_CHECKING:
+    from bridge.admin.dead_letters import DeadLetter, Discard, Look, Replay, Tally
+    from bridge.admin.replacement import NewLinesFile
+    from bridge.config import Settings
+
+app = typer.Typer(
+    name="dlq",
+    help="Look at dead letters, send them again, take them away.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog=(
+        "The queue is <worker.queue>.dead. A look gives every message back, which RabbitMQ counts "
+        "up to version 4.2; one that has come back before is put to the end of its queue as a "
+        "fresh copy, so that no delivery limit drops it. The user needs the permissions to "
+        "read <worker.queue>.dead and to write amq.default; without them nothing is taken."
+    ),
+)
+
+# The options that select letters
+
+REASONS: Final = get_args(DeadReason)
+
+
+def _reason(value: str) -> str:
+    if value not in REASONS:
+        raise typer.BadParameter(f"{value!r} is not one of {', '.join(map(repr, REASONS))}.")
+    return value
+
+
+def _age(value: str) -> float:
+    from bridge.config.fields import parse_duration
+
+    try:
+        seconds = parse_duration(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return seconds if isinstance(seconds, float) else 0.0
+
+
+Reasons = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reason",
+        parser=_reason,
+        autocompletion=lambda: list(REASONS),
+        metavar=f"[{'|'.join(REASONS)}]",
+        help="Only this reason; may be repeated.",
+    ),
+]
+Ids = Annotated[
+    list[str] | None,
+    typer.Option("--id", metavar="ID", help="Only this message id; may be repeated."),
+]
+OlderThan = Annotated[
+    float | None,
+    typer.Option(parser=_age, metavar="AGE", help="Only what died longer ago, as 90s, 5m, 2h, 7d."),
+]
+NewerThan = Annotated[
+    float | None,
+    typer.Option(parser=_age, metavar="AGE", help="Only what died after that."),
+]
+Reveal = Annotated[bool, typer.Option("--reveal", help="Show numbers and texts in full.")]
+
+
+# The commands
+
+
+@app.command(
+    name="list",
+    epilog=examples(
+        "sms-bridge dlq list",
+        "sms-bridge dlq list --reason refused --older-than 1h",
+        "sms-bridge dlq list --limit 100000 --json | jq -r .message_id",
+    ),
+)
+def list_letters(  # noqa: PLR0913  an option each
+    context: typer.Context,
+    *,
+    reason: Reasons = None,
+    older_than: OlderThan = None,
+    newer_than: NewerThan = None,
+    ids: Ids = None,
+    limit: Annotated[int, typer.Option(help="Show at most so many.", min=1)] = 50,
+    reveal: Reveal = False,
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+) -> None:
+    """Show the oldest dead letters, a line each: age, reason, attempts, status, code, number, id.
+
+    Numbers are masked without --reveal. With --json each line is a JSON object. Below the rows
+    it says how many have the id of one above: the same message, dead twice.
+    """
+    import asyncio
+
+    from bridge.admin.dead_letters import LetterFilter, Look
+
+    def form(letter: "DeadLetter") -> str:
+        row = _form_letter(letter, as_json=as_json, reveal=reveal)
+        return row if as_json or look.shown > 1 else f"{_HEAD}\n{row}"
+
+    look = Look(
+        LetterFilter(reason, ids, older_than, newer_than), limit, form=form, show=typer.echo
+    )
+    total = asyncio.run(_look(read_settings(context, config), look))
+    if look.repeats:
+        verb = "repeats" if look.repeats == 1 else "repeat"
+        typer.echo(f"{look.repeats} of them {verb} an id: one message, dead twice", err=True)
+    if total > look.shown == limit:
+        typer.echo(f"{look.shown} shown of {total}; --limit shows more", err=True)
+    elif not total:
+        typer.echo("no dead letters", err=True)
+    elif not look.shown:
+        typer.echo(f"none of {total} dead letters is meant", err=True)
+
+
+@app.command(
+    epilog=examples(
+        "sms-bridge dlq show 0f8fad5b-d9cb-469f-a165-70867728950e",
+        "sms-bridge dlq show 0f8fad5b-d9cb-469f-a165-70867728950e --reveal",
+    )
+)
+def show(
+    context: typer.Context,
+    message_id: Annotated[str, typer.Argument(help="As `dlq list` shows it.")],
+    *,
+    reveal: Reveal = False,
+    config: ConfigFile = None,
+) -> None:
+    """Show one dead letter as JSON: what is known of it, its properties, headers and body.
+
+    Whatever could be personal is masked without --reveal.
+    """
+    import asyncio
+
+    from bridge.admin.dead_letters import LetterFilter, Look, mask_record
+
+    def form(letter: "DeadLetter") -> str:
+        record = letter.record()
+        return json.dumps(record if reveal else mask_record(record), indent=2)
+
+    look = Look(LetterFilter(ids=[message_id]), 1, form=form, show=typer.echo)
+    asyncio.run(_look(read_settings(context, config), look))
+    if not look.shown:
+        raise _unknown_id(message_id)
+
+
+@app.command(
+    epilog=examples(
+        "sms-bridge dlq replay --reason exhausted                # says what it would do",
+        "sms-bridge dlq replay --reason exhausted --yes --rate 20",
+        "sms-bridge dlq replay --reason exhausted --json | jq .taken",
+        "sms-bridge dlq replay --id 0f8fad5b-d9cb-469f-a165-70867728950e --yes",
+        "sms-bridge dlq replay --reason uncertain --include-uncertain --newer-than 1h --yes",
+    )
+)
+def replay(  # noqa: PLR0913  an option each
+    context: typer.Context,
+    *,
+    reason: Reasons = None,
+    older_than: OlderThan = None,
+    newer_than: NewerThan = None,
+    ids: Ids = None,
+    include_uncertain: Annotated[
+        bool,
+        typer.Option(
+            "--include-uncertain", help="Also what may have been sent: it may be a second SMS."
+        ),
+    ] = False,
+    include_repeats: Annotated[
+        bool,
+        typer.Option(
+            "--include-repeats", help="Also what has the id of a letter that this run sends."
+        ),
+    ] = False,
+    rate: Annotated[float | None, typer.Option(help="At most so many a second.", min=0.001)] = None,
+    limit: AtMost = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+) -> None:
+    """Send dead letters again: put them back into the queue, their attempts counted from zero.
+
+    Each keeps its idempotency key. Left out is what may have been sent already, unless
+    --include-uncertain says otherwise, what is past its own expiry, and, of letters with one id,
+    all but the oldest, unless --include-repeats says otherwise (a run knows its last 100,000 ids).
+    A letter leaves the dead-letter queue when the broker has confirmed its copy: stop or kill this
+    at any point and nothing is lost, and at most 50 letters are in both queues, with one key each.
+    """
+    import asyncio
+
+    from bridge.admin.dead_letters import LetterFilter, Replay
+
+    settings = read_settings(context, config)
+    if "uncertain" in (reason or []) and not include_uncertain:
+        raise ConfigError(
+            "--reason uncertain: these may have been sent already; "
+            "add --include-uncertain to send them again"
+        )
+    replay = Replay(
+        selection=LetterFilter(reason, ids, older_than, newer_than),
+        apply=yes,
+        limit=limit,
+        target=settings.worker.queue,
+        per_second=rate,
+        include_uncertain=include_uncertain,
+        include_repeats=include_repeats,
+    )
+    asyncio.run(_carry_out(settings, replay, "replay", as_json=as_json))
+
+
+@app.command(
+    epilog=examples(
+        "sms-bridge dlq discard --reason invalid --older-than 30d        # says what it would do",
+        "sms-bridge dlq discard --reason invalid --older-than 30d --yes --to invalid.jsonl",
+    )
+)
+def discard(  # noqa: PLR0913  an option each
+    context: typer.Context,
+    *,
+    reason: Reasons = None,
+    older_than: OlderThan = None,
+    newer_than: NewerThan = None,
+    ids: Ids = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where to write what is removed; dead-letters-<time>.jsonl without.",
+        ),
+    ] = None,
+    limit: AtMost = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+) -> None:
+    """Remove dead letters, each written to a file first, as a line of JSON.
+
+    The file holds numbers and texts in full; only its owner can read it. A letter is removed
+    when it is safely on the disk: stop or kill this at any point and nothing is lost.
+    """
+    import asyncio
+
+    from bridge.admin.dead_letters import Discard, LetterFilter
+    from bridge.admin.replacement import NewLinesFile
+
+    settings = read_settings(context, config)
+    path = to or Path(f"dead-letters-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl")
+    file = NewLinesFile(path, option="--to")
+    selection = LetterFilter(reason, ids, older_than, newer_than)
+    discard = Discard(selection=selection, apply=yes, limit=limit, file=file)
+    asyncio.run(_carry_out(settings, discard, "discard", as_json=as_json, file=file))
+
+
+async def _look(settings: "Settings", look: "Look") -> int:
+    """Show letters, and return how many there are in all."""
+    from bridge.admin.dead_letters import open_dead_letters
+
+    async with open_dead_letters(settings) as letters:
+        stop_at_signals(letters.mover.stopping)
+        await letters.run(look)
+        return letters.total
+
+
+async def _carry_out(
+    settings: "Settings",
+    action: "Replay | Discard",
+    verb: Literal["replay", "discard"],
+    *,
+    as_json: bool,
+    file: "NewLinesFile | None" = None,
+) -> None:
+    from bridge.admin.dead_letters import open_dead_letters
+
+    is_complete = False
+    async with open_dead_letters(settings) as letters:
+        stop_at_signals(letters.mover.stopping)
+        try:
+            # The file is made before anything is taken.
+            opened = file if file and action.apply else nullcontext()
+            with opened, progress_bar(letters.total if action.apply else 0) as advance:
+                await letters.run(action, advance=advance)
+            is_complete = True
+        finally:
+            done = letters.mover.moved.total()
+            if as_json:
+                # Without a tally it was cut short, and an error says why.
+                tally = action.tally if is_complete else None
+                _print_json(tally, done, applied=action.apply, file=file)
+            elif verb == "replay" and action.apply:
+                typer.echo(f"replayed {done}")
+            elif file and done:
+                typer.echo(f"discarded {done}, written to {file.path}")
+    is_stopped = letters.mover.stopping.is_set()
+    if not as_json:
+        _print_left_out(action.tally, verb, applied=action.apply, is_stopped=is_stopped)
+    if is_stopped:
+        raise BridgeError(f"stopped after {done}; nothing is lost, run it again for the rest")
+    if action.selection.ids and not action.tally.selected:
+        raise _unknown_id(*action.selection.ids)
+
+
+# The output
+
+_ROW: Final = "{:>4}  {:<14}  {:>5}  {:>6}  {:<8}  {:<16}  {:<36}  {}"
+# The widths are fixed, because the rows are printed as they come.
+_HEAD: Final = _ROW.format("AGE", "REASON", "TRIES", "STATUS", "CODE", "TO", "MESSAGE ID", "DETAIL")
+
+
+def _form_letter(letter: "DeadLetter", *, as_json: bool, reveal: bool) -> str:
+    """Write a letter in one line, its number masked unless it is to be revealed."""
+    from bridge.admin.dead_letters import mask_number
+
+    number = letter.to
+    if number is not None and not reveal:
+        number = mask_number(number)
+    if as_json:
+        return json.dumps(letter.summary() | {"to": number})
+    cells = (
+        None if letter.dead_at is None else format_age(time.time() - letter.dead_at),
+        letter.reason,
+        letter.attempts,
+        letter.status,
+        letter.code,
+        number,
+        letter.message_id,
+        ": ".join(filter(None, (letter.detail, letter.meaning))) or None,
+    )
+    texts = ("-" if cell is None else printable(str(cell)) for cell in cells)
+    return _ROW.format(*texts).rstrip()
+
+
+def _print_json(
+    tally: "Tally | None", done: int, *, applied: bool, file: "NewLinesFile | None"
+) -> None:
+    document: dict[str, object] = {"applied": applied, "done": done}
+    if tally is not None:
+        document |= {
+            "taken": dict(tally.taken),
+            "maybe_sent": dict(tally.maybe_sent),
+            "expired": tally.expired,
+            "repeats": tally.repeats,
+        }
+        if file and applied and done:
+            document["file"] = str(file.path)
+    typer.echo(json.dumps(document, indent=2))
+
+
+def _print_left_out(tally: "Tally", verb: str, *, applied: bool, is_stopped: bool) -> None:
+    """Say which letters were left out and why, and what another run would take."""
+    if not applied:
+        typer.echo(f"would {verb} {tally.taken.total()}{_by_reason(tally.taken)}")
+    if tally.maybe_sent:
+        typer.echo(
+            f"left out, may have been sent already: {tally.maybe_sent.total()}"
+            f"{_by_reason(tally.maybe_sent)}; --include-uncertain takes them too"
+        )
+    if tally.expired:
+        typer.echo(f"left out, past their own expiry: {tally.expired}; `dlq discard` removes them")
+    if tally.repeats:
+        # Before the replay this would remove the letter that it is to send, too.
+        removal = ", `dlq discard --id` removes them" if applied else ""
+        typer.echo(
+            f"left out, with the id of one that is replayed: {tally.repeats}; "
+            f"--include-repeats takes them too{removal}"
+        )
+    if not applied and tally.taken and not is_stopped:
+        typer.echo("nothing was changed; --yes does it")
+
+
+def _by_reason(counts: Counter[str]) -> str:
+    return counts_of(dict(counts.most_common()))
+
+
+def _unknown_id(*ids: str) -> BridgeError:
+    names = ", ".join(map(printable, ids))
+    return BridgeError(f"no dead letter has the id {names}; `sms-bridge dlq list` shows them")
