@@ -388,14 +388,14 @@ class Discard(_Removal):
 
 @dataclass(kw_only=True)
 class Replay(_Removal):
-    """Publishes the selected letters to the queue `target`, as new, with their old keys.
+    """Publishes the selected letters to the queue of requests, as new, with their old keys.
 
     Left out are letters that may have been sent already and letters with the id of one that this
     run has taken, unless they are included, and letters past their own expiry, which would only die
     again.
     """
 
-    target: str
+    queue: str
     per_second: float | None = None
     include_uncertain: bool = False
     include_repeats: bool = False
@@ -436,7 +436,7 @@ class Replay(_Removal):
             {
                 letter.message.tag: (
                     letter.message.body,
-                    self.target,
+                    self.queue,
                     replayed_properties(letter.message.properties),
                 )
                 for letter in letters

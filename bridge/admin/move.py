@@ -353,9 +353,9 @@ class MessageMover:
             self._to_ack.append(message.tag)
 
     async def _settle(self) -> None:
-        """Ack what is replaced; return when the broker has read that, for a kill undoes the rest.
+        """Ack the messages that are replaced, and return when the broker has read the acks.
 
-        Raises BrokerError if the broker is gone.
+        A kill would undo acks that are only written. Raises BrokerError if the broker is gone.
         """
         if not self._to_ack:
             return

@@ -225,7 +225,7 @@ def replay(  # noqa: PLR0913  an option each
         selection=LetterFilter(reason, ids, older_than, newer_than),
         apply=yes,
         limit=limit,
-        target=settings.worker.queue,
+        queue=settings.worker.queue,
         per_second=rate,
         include_uncertain=include_uncertain,
         include_repeats=include_repeats,
