@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> str:
-        # Looked up when it is asked for: it takes a sixth of the time of `sms-bridge --help`.
+        # Looked up on demand, because it takes a sixth of the time of `sms-bridge --help`.
         if name != "__version__":
             raise AttributeError(name)
         from importlib.metadata import version  # noqa: PLC0415
@@ -17,5 +17,5 @@ else:
 
 
 def is_compiled() -> bool:
-    """Whether the modules of the hot path are compiled to machine code, as the image has them."""
+    """Whether the modules of the hot path are compiled to machine code, as in the image."""
     return any(Path(__file__).parent.rglob("*.so"))

@@ -1,4 +1,4 @@
-"""Runs the roles in one process, from its start through its signals to its drain and its end."""
+"""Runs the roles in one process: start, signals, drain and end."""
 
 import asyncio
 import contextlib
@@ -22,14 +22,14 @@ from bridge.wiring import ADMIN_LISTENER, WEBHOOK_LISTENER, Wiring
 
 log = Log(__name__)
 
-# How long closing connections and the admin port may take after the drain.
+# How long connections and the admin port may take to close after the drain.
 CLOSE_SECONDS: Final = 4.0
 
 
 def run(settings: Settings, roles: Collection[Role]) -> int:
     """Run the roles until a signal and return the exit code.
 
-    Raises ConfigError before anything is started when a role lacks what it needs.
+    Raises ConfigError before anything is started if a role is not configured correctly.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(settings, roles))
@@ -37,7 +37,7 @@ def run(settings: Settings, roles: Collection[Role]) -> int:
 
 async def _run(settings: Settings, roles: Collection[Role]) -> int:
     bridge = Bridge(settings, roles)
-    # Modules, settings and the roles live until the process ends.
+    # Modules, settings and roles live until the process ends.
     memory.enable_gc()
     stop = asyncio.Event()
     _own_signals(stop)
@@ -49,7 +49,7 @@ async def _run(settings: Settings, roles: Collection[Role]) -> int:
 
 
 def _own_signals(stop: asyncio.Event) -> None:
-    """Drain at the first SIGTERM or SIGINT, leave at once at the second."""
+    """Drain at the first SIGTERM or SIGINT, and exit at once at the second."""
 
     def on_signal(name: str) -> None:
         log.info("signal", signal=name)
@@ -64,7 +64,7 @@ def _own_signals(stop: asyncio.Event) -> None:
 
 
 class Bridge:
-    """One process: `wiring` holds what it is made of."""
+    """One process, made of the objects in `wiring`."""
 
     def __init__(self, settings: Settings, roles: Collection[Role]) -> None:
         check_start(settings, roles)
@@ -73,7 +73,7 @@ class Bridge:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self, stop: asyncio.Event) -> int:
-        """Run everything until `stop` is set, or until a part of it fails; then drain."""
+        """Run all parts until `stop` is set or a part fails; then drain."""
         log_loop_faults(asyncio.get_running_loop())
         self._tasks = {
             name: asyncio.create_task(part()) for name, part in self.wiring.parts.items()
@@ -102,7 +102,7 @@ class Bridge:
         )
 
     def _ended(self) -> dict[str, asyncio.Task[None]]:
-        """Return the tasks that have ended; none of them does by itself."""
+        """Return the tasks that have ended, which means that they failed."""
         return {name: task for name, task in self._tasks.items() if task.done()}
 
     def _log_failures(self) -> bool:
@@ -113,7 +113,7 @@ class Bridge:
         return bool(failed)
 
     async def _drain(self) -> bool:
-        """Drain both roles; return whether all that was held could be settled in time."""
+        """Drain both roles; return whether everything in flight was settled in time."""
         self.wiring.health.is_draining = True
         self.wiring.metrics.shutdown_timestamp.set(time.time())
         drained = await asyncio.gather(self._drain_worker(), self._drain_webhook())
@@ -136,7 +136,7 @@ class Bridge:
         return bool(done) and not listener.has_cut_off
 
     async def _close(self, *others: asyncio.Task[Any]) -> None:
-        """Cancel all that still runs; the admin port, which answers probes, ends by itself."""
+        """Cancel the remaining tasks; the admin port, which answers probes, ends by itself."""
         self.wiring.admin_listener.stop()
         tasks = [task for name, task in self._tasks.items() if name != ADMIN_LISTENER]
         for task in (*tasks, *others):
