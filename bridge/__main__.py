@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -15,19 +16,18 @@ import typer.core
 from typer._completion_classes import completion_init
 
 from bridge.cli.catalogue import ENTRIES, Catalogue
-from bridge.cli.completion import InstallCompletion, ShowCompletion
 from bridge.cli.options import ConfigFile
 from bridge.cli.output import UNWRITABLE, explain_unwritable
 from bridge.errors import EXIT_FAILED, EXIT_USAGE, BridgeError, ConfigError, InvalidMessageError
 
 
 def main() -> None:
-    """Run a command; a fault of ours is one line on standard error, never a traceback."""
-    # Without a handler Python prints what libraries warn of, with its arguments.
+    """Run a command; an expected fault is one line on standard error, never a traceback."""
+    # Without a handler Python prints the warnings of libraries, with their arguments.
     logging.getLogger().addHandler(logging.NullHandler())
-    # Pydantic looks through all that is installed for plugins, which would see every message.
+    # Pydantic would load plugins of other installed packages, which would see every message.
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
-    # Typer does so only with its own options for it.
+    # Typer calls this only with its own completion options.
     completion_init()
     try:
         app()
@@ -49,8 +49,8 @@ def _fail(error: BridgeError, code: int) -> None:
 
 
 def _give_up_what_cannot_be_written() -> None:
-    """Leave Python nothing to write at its end, where a fault would be exit code 120."""
-    if sys.stdout is not None:  # As it is when it was closed before the start.
+    """Leave nothing to be written when Python exits, where a fault would be exit code 120."""
+    if sys.stdout is not None:  # It is None if it was closed before the start.
         try:
             sys.stdout.flush()
         except OSError:
@@ -62,13 +62,13 @@ def _in_plain_words() -> Iterator[None]:
     try:
         yield
     except typer.BadParameter as error:
-        # How the library that typer checks choices with begins its own text.
+        # The prefix is that of the library with which typer checks choices.
         error.message = error.message.removeprefix("Value error, ")
         raise
 
 
 class _Commands(typer.core.TyperGroup):
-    # Typer's Context and formatter are its own copies of click's.
+    # Any, because typer's Context and formatter are its private copies of click's.
     def __init__(self, **attributes: Any) -> None:  # noqa: ANN401
         super().__init__(**attributes | {"commands": Catalogue()})
 
@@ -93,11 +93,33 @@ app = typer.Typer(
     cls=_Commands,
     help="The bridge between RabbitMQ and an SMS service.",
     no_args_is_help=True,
-    # `commands.completion` has better ones.
+    # The options below take the shell by name; typer's own guess it.
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+class Shell(StrEnum):
+    """The shells for which there is a completion."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+    POWERSHELL = "powershell"
+    PWSH = "pwsh"
+
+
+def _install_completion(context: typer.Context, parameter: Any, shell: str | None) -> None:  # noqa: ANN401
+    from typer.completion import install_callback
+
+    install_callback(context, parameter, shell)
+
+
+def _show_completion(context: typer.Context, parameter: Any, shell: str | None) -> None:  # noqa: ANN401
+    from typer.completion import show_callback
+
+    show_callback(context, parameter, shell)
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001  typer calls it so
@@ -117,8 +139,24 @@ def _options(
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
-    _install: InstallCompletion = None,
-    _show: ShowCompletion = None,
+    _install: Annotated[
+        Shell | None,
+        typer.Option(
+            "--install-completion",
+            callback=_install_completion,
+            is_eager=True,
+            help="Complete the commands in this shell from its next start on.",
+        ),
+    ] = None,
+    _show: Annotated[
+        Shell | None,
+        typer.Option(
+            "--show-completion",
+            callback=_show_completion,
+            is_eager=True,
+            help="Print what --install-completion would install.",
+        ),
+    ] = None,
 ) -> None:
     context.obj = config
 

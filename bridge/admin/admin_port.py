@@ -1,4 +1,4 @@
-"""The admin ports of running roles: where they are, and what they say to whoever asks."""
+"""Client of the admin ports of running roles: addresses, /readyz and /metrics."""
 
 import asyncio
 import ipaddress
@@ -18,7 +18,7 @@ from bridge.telemetry.scrape import Scrape
 from bridge.topology.paused_queue import Note, read_body
 
 ANSWER_SECONDS: Final = 2.0
-# Many times what a role says: a worker's /metrics has less than 100 kB.
+# Far above a worker's /metrics, which has less than 100 kB.
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 # Where to reach a role that listens on every address.
 _LOOPBACK: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
@@ -48,7 +48,7 @@ def local_port(settings: AdminSettings) -> AdminPort:
 def parse_admin_port(text: str, default_port: int) -> AdminPort:
     """Read `HOST`, `HOST:PORT`, `[IPV6]:PORT` or an IPv6 address.
 
-    Raises ValueError that says what is wrong, also when there is no port and none by default (0).
+    Raises ValueError that names the fault, also if there is no port and no default (0).
     """
     port: str | None = None
     if (match := _IN_BRACKETS.fullmatch(text)) is not None:
@@ -76,10 +76,10 @@ def _is_address(text: str) -> bool:
 
 
 async def addresses_of(name: AdminPort) -> list[AdminPort]:
-    """List all addresses that a name stands for, as that of a headless service does.
+    """Return all addresses of a name, such as that of a headless service.
 
-    Those of one kind: where a process has an address of IPv4 and one of IPv6, it is to be asked
-    once. Raises BridgeError that says why there is none.
+    Only those of one kind: a process with an IPv4 and an IPv6 address is asked once. Raises
+    BridgeError with the reason if there is none.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -97,28 +97,32 @@ async def addresses_of(name: AdminPort) -> list[AdminPort]:
     return [AdminPort(host, name.port) for host in sorted(chosen)]
 
 
-# What is said
+# Models of /readyz
 
 
 def _read_note(content: object) -> Note | None:
     return read_body(json.dumps(content).encode())
 
 
-# Words of a closed set that may be a later version's.
+# A word of a closed set, which may be one of a later version.
 _Word = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,39}$")]
 _MOMENT: Final = r"^(19[7-9]|[2-9]\d\d)\d-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
-# Ten years: what a service may ask for, and far more than a worker heeds.
+# Ten years: the most that a service may ask for, and far more than a worker waits.
 _MOST_SECONDS: Final = 10 * 366 * 86400
 
 
 def _checked_moment(text: str) -> str:
-    """Return a moment; raise ValueError for one that no calendar has."""
+    """Return a time; raise ValueError if no calendar has it."""
     datetime.fromisoformat(text)
     return text
 
 
 class PauseFacts(BaseModel):
-    """One pause; since when is not known of a worker of an earlier version."""
+    """One pause of a worker; a worker of an earlier version does not tell `since`.
+
+    `status` and `code` are the service's answer that began it. `queue` and `fault`: where RabbitMQ
+    does not store a copy, and how it refuses.
+    """
 
     reason: _Word
     since: Annotated[str, Field(pattern=_MOMENT), AfterValidator(_checked_moment)] | None = None
@@ -129,7 +133,7 @@ class PauseFacts(BaseModel):
 
 
 class WorkerFacts(BaseModel):
-    """What a worker says of itself. `paused` is one of `pauses`, or all that is known of them."""
+    """A worker's own facts. `paused` is one of `pauses`, or the only one that is known."""
 
     queue: Annotated[str, Field(max_length=255)]
     paused: _Word | None = None
@@ -156,13 +160,13 @@ class RefusedEndpoint(BaseModel):
 
 
 class WebhookFacts(BaseModel):
-    """A receiver's own facts, from /readyz."""
+    """A webhook receiver's own facts."""
 
     refused: Annotated[tuple[RefusedEndpoint, ...], Field(max_length=51)] = ()
 
 
 class Health(BaseModel):
-    """What /readyz says; `worker` and `webhook` are None where that role does not run."""
+    """The answer of /readyz; `worker` and `webhook` are None if that role does not run there."""
 
     status: Literal["ok", "failing"]
     checks: Annotated[dict[_Word, Literal["ok", "failing"]], Field(max_length=50)]
@@ -174,12 +178,12 @@ Client = httpx.AsyncClient
 
 
 def open_client() -> Client:
-    """Open what ports are asked with."""
+    """Open the HTTP client for admin ports."""
     return Client(trust_env=False, timeout=ANSWER_SECONDS)
 
 
 async def read_health(client: Client, port: AdminPort) -> Health:
-    """Read what a role says of itself; raise BridgeError when nobody or no role answers."""
+    """Read /readyz; raise BridgeError if nothing answers, or another program."""
     try:
         return Health.model_validate_json(await _read(client, port, "/readyz"))
     except ValidationError:
@@ -187,7 +191,7 @@ async def read_health(client: Client, port: AdminPort) -> Health:
 
 
 async def read_metrics(client: Client, port: AdminPort) -> Scrape:
-    """Read what a role counts; raise BridgeError as `read_health` does."""
+    """Read /metrics; raise BridgeError as `read_health` does."""
     try:
         return Scrape((await _read(client, port, "/metrics")).decode())
     except ValueError:
@@ -195,7 +199,7 @@ async def read_metrics(client: Client, port: AdminPort) -> Scrape:
 
 
 async def _read(client: Client, port: AdminPort, page: str) -> bytes:
-    """Read a page within `ANSWER_SECONDS`; raise BridgeError that says why there is none."""
+    """Read a page within `ANSWER_SECONDS`; raise BridgeError with the reason if that fails."""
     body = bytearray()
     try:
         async with (

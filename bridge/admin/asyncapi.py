@@ -1,6 +1,6 @@
 """The machine-readable contract of messages: their JSON Schemas, and an AsyncAPI 3.0 document.
 
-Made from the models and the configuration in effect, so that names and limits are those of this
+Made from the models and the effective configuration, so that names and limits are those of this
 installation.
 """
 
@@ -75,7 +75,7 @@ def _schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """Put definitions where they are used: in AsyncAPI a reference counts from the document."""
+    """Put definitions where they are used: in AsyncAPI references start at the document's root."""
     definitions = schema.pop("$defs", {})
 
     def inline(value: Any) -> Any:  # noqa: ANN401  JSON
@@ -145,7 +145,7 @@ def _channels(settings: Settings) -> dict[str, Any]:
             "What became of each request; the routing key is `sent` or `dead`, and `delivered` or "
             "`undelivered` when a delivery receipt says so.",
         )
-    # A name that only the request knows: its reply_to.
+    # Only the request knows the address: its reply_to.
     channels["replies"] = {
         "address": None,
         "description": "The outcome, to the queue that a request names in reply_to, with its "
@@ -197,7 +197,7 @@ def _message_references(*names: str) -> dict[str, Any]:
 
 
 def _takes_forms(settings: Settings) -> bool:
-    """Whether a service that is known to send forms has an endpoint."""
+    """Whether an endpoint belongs to a service that sends forms."""
     presets = {endpoint.preset for endpoint in settings.webhook.all_endpoints}
     return any(
         one.get("content_type") == FORM for name in presets for one in documented_webhooks(name)

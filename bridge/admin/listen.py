@@ -1,4 +1,4 @@
-"""Hear the inbound events, as a subscriber would."""
+"""Consume the inbound events, as a subscriber would."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -9,7 +9,7 @@ from bridge.amqp.client import AbstractIncomingMessage, ChannelAccessRefused, Ch
 from bridge.config import Settings
 from bridge.errors import BrokerError
 
-# What a delivery receipt says, by what it is called here.
+# The headers of a delivery receipt, by their names in the output.
 _RECEIPT: Final = {
     "delivery": "sms-bridge-delivery",
     "provider_id": "sms-bridge-provider-id",
@@ -22,9 +22,9 @@ async def listen(
 ) -> AsyncIterator[dict[str, Any]]:
     """Yield the events of the inbound exchange from now on, as plain data.
 
-    `listening` is called with the exchange's name once no event is missed any more. Only a queue is
-    created, which ends with the connection. Raises BrokerError when there is no such exchange, when
-    the user may not do this, and when the connection ends.
+    `listening` is called with the exchange's name once no event is missed any more. The only thing
+    created is a queue that is deleted with the connection. Raises BrokerError if there is no such
+    exchange, if the user lacks a permission, and when the connection ends.
     """
     name = settings.webhook.exchange
     async with open_session(settings) as (_, channel):
@@ -65,10 +65,10 @@ def _event(message: AbstractIncomingMessage) -> dict[str, Any]:
 
 
 def _body(content: bytes) -> Any:  # noqa: ANN401
-    """Return a body as data that can be written as JSON again, or as text."""
+    """Return a body as data that can be written as JSON, or else as text."""
     try:
         body = json.loads(content, parse_constant=_refuse)
-        # Numbers too large for a float are infinite by now, and deep values cannot be written.
+        # Numbers too large for a float have become infinite, and deep values cannot be written.
         json.dumps(body, allow_nan=False)
     except (ValueError, RecursionError):
         return content.decode("utf-8", "replace")

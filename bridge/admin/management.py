@@ -1,4 +1,4 @@
-"""RabbitMQ's management API, read only: what AMQP does not tell about queues and bindings."""
+"""Client of RabbitMQ's management API, read only: policies, bindings, members, nodes."""
 
 import asyncio
 import contextlib
@@ -22,19 +22,19 @@ from bridge.topology.queue_facts import ExchangeFacts, QueueFacts
 
 ANSWER_SECONDS: Final = 5.0
 _PORTS: Final = {"amqp": ("http", 15672), "amqps": ("https", 15671)}
-# The member of a queue that says what its policies set.
+# The member of a queue with the settings of its policies.
 _IN_FORCE: Final = "effective_policy_definition"
 # A queue that was declared just now has no such member before the broker's next statistics.
 POLICY_SECONDS: Final = 10.0
 POLICY_POLL_SECONDS: Final = 0.5
-# From RabbitMQ 4 on it is told at once, without the statistics; before, only with them.
+# RabbitMQ 4 returns it at once, without the statistics; RabbitMQ 3 only with them.
 _WITHOUT_STATISTICS: Final[Mapping[str, str]] = {"disable_stats": "true"}
 _WITH_STATISTICS: Final[Mapping[str, str]] = {}
 _MISSING: Final = "create it: sms-bridge topology declare"
 
 
 class Members(NamedTuple):
-    """The nodes that hold a copy of a quorum queue, and those of them that are there now."""
+    """The nodes that hold a copy of a quorum queue, and those of them that are online."""
 
     nodes: tuple[str, ...]
     online: tuple[str, ...]
@@ -51,13 +51,13 @@ class Management:
         self.vhost = vhost
         self.clock_skew_seconds: float | None = None
         self._client = client
-        # When to wait no longer for queues to tell their policies.
+        # The deadline for queues to report their policies, shared by all of them.
         self._policies_until: float | None = None
 
     async def read(self, *path: str, query: Mapping[str, str] = MappingProxyType({})) -> Any:  # noqa: ANN401  JSON
-        """Read `/api/<path>`; None when there is no such thing.
+        """Read `/api/<path>`; None if it does not exist.
 
-        Raises BrokerError that says why there is no answer.
+        Raises BrokerError with the reason if there is no answer.
         """
         address = (
             str(self.url).rstrip("/") + "/api/" + "/".join(quote(part, safe="") for part in path)
@@ -71,7 +71,7 @@ class Management:
         if answer.status_code == httpx.codes.NOT_FOUND:
             return None
         if answer.status_code != httpx.codes.OK:
-            # Of nodes it tells nothing to a user with the tag `management` alone.
+            # A user with only the tag `management` may not read the nodes.
             what = {401: "wrong user or password, or the user lacks the tag `monitoring`"}
             raise BrokerError(what.get(answer.status_code, f"it answered {answer.status_code}"))
         try:
@@ -82,8 +82,7 @@ class Management:
     async def queue(self, name: str) -> QueueFacts | None:
         """Read a queue's arguments and the policies in force; None when it is missing.
 
-        Which policy is in force the broker alone knows: its patterns are not ours to match. It
-        tells a change within seconds.
+        The broker decides which policy is in force, and reports a change within seconds.
         """
         found = await self._read_with_policy(name)
         if found is None:
@@ -96,14 +95,14 @@ class Management:
             auto_delete=bool(found.get("auto_delete")),
             exclusive=bool(found.get("exclusive")),
             arguments=found.get("arguments") or {},
-            # RabbitMQ writes nothing at all as an empty list in places.
+            # RabbitMQ writes an empty object as an empty list in places.
             policy=policy if isinstance(policy, dict) else {},
             policy_name=found.get("policy") or None,
             is_policy_known=_IN_FORCE in found,
         )
 
     async def _read_with_policy(self, name: str) -> dict[str, Any] | None:
-        """Read a queue, at best once it tells its policies; all of them share the time for it."""
+        """Read a queue; wait for its policies, with one deadline for all queues."""
         clock = asyncio.get_running_loop().time
         while True:
             for query in (_WITHOUT_STATISTICS, _WITH_STATISTICS):
@@ -118,7 +117,7 @@ class Management:
             await asyncio.sleep(POLICY_POLL_SECONDS)
 
     async def members(self, name: str) -> Members | None:
-        """Read which nodes hold a quorum queue; None when it is missing, or of another kind."""
+        """Read which nodes hold a quorum queue; None if it is missing, or of another kind."""
         found = await self.read("queues", self.vhost, name)
         if found is None or found.get("type") != "quorum":
             return None
@@ -142,7 +141,7 @@ class Management:
         return bound
 
     async def alternate_exchange(self, exchange: str) -> str | None:
-        """Name the exchange that takes what no queue of this one takes."""
+        """Return the name of the exchange's alternate exchange, from its arguments or a policy."""
         found = await self.read("exchanges", self.vhost, exchange) or {}
         name = (found.get("arguments") or {}).get("alternate-exchange")
         if name is None and found.get("policy"):
@@ -195,7 +194,7 @@ def _missing(entity: Entity) -> Difference:
 
 
 def management_url(settings: RabbitMQSettings) -> URL:
-    """Guess where the management API is: the broker's host, the port that RabbitMQ gives it."""
+    """Return the usual address of the management API: the broker's host, RabbitMQ's own port."""
     url = URL(settings.url[0].get_secret_value())
     scheme, port = _PORTS[url.scheme]
     return URL.build(scheme=scheme, host=url.host or "localhost", port=port)
@@ -203,9 +202,9 @@ def management_url(settings: RabbitMQSettings) -> URL:
 
 @contextlib.asynccontextmanager
 async def open_management(settings: RabbitMQSettings, url: str | None) -> AsyncIterator[Management]:
-    """Open a client with the broker's own user and password; nothing is asked yet.
+    """Open a client with the broker's own user and password, without a request yet.
 
-    Raises ConfigError when `url` is none.
+    Raises ConfigError if `url` is not a URL.
     """
     target = with_credentials(URL(settings.url[0].get_secret_value()), settings)
     try:

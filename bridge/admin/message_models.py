@@ -1,4 +1,4 @@
-"""What messages hold: their bodies, headers and properties, as models for the schemas of them."""
+"""Models of the messages' bodies, headers and properties, from which the schemas are made."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -32,8 +32,8 @@ class _TraceHeaders(_Described):
 class RequestHeaders(_TraceHeaders):
     """The headers that a publisher may set for one message.
 
-    Another name that begins with `sms-bridge-` makes the message invalid, unless the bridge writes
-    it itself.
+    Any other name that begins with `sms-bridge-` makes the message invalid, unless the bridge
+    itself writes it.
     """
 
     expires_at: Moment | None = Field(None, alias="sms-bridge-expires-at")
@@ -45,7 +45,7 @@ class RequestHeaders(_TraceHeaders):
 
 
 class DeadLetterHeaders(_TraceHeaders):
-    """The headers that a dead letter has beside those of its request."""
+    """The headers that a dead letter has in addition to those of its request."""
 
     reason: DeadReason = Field(alias="sms-bridge-reason")
     detail: Annotated[str, StringConstraints(max_length=500)] = Field(alias="sms-bridge-detail")

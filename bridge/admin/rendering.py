@@ -1,4 +1,4 @@
-"""What the worker would send for a request, and what each answer of the service would become."""
+"""`check --render`: the HTTP request for a send request, and the fate of each answer to it."""
 
 import json
 import re
@@ -26,7 +26,7 @@ _MASK: Final = "***"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedAnswer:
-    """An answer of the service, and what becomes of the message; `status` is None for any."""
+    """An answer of the service, and the fate of the message; `status` None means any status."""
 
     status: int | None
     code: str | None
@@ -36,7 +36,7 @@ class RenderedAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendering:
-    """A request as it would be posted, its secrets masked, and the answers to it."""
+    """A request as it would be posted, with masked secrets, and the answers to it."""
 
     url: str
     headers: dict[str, str]
@@ -45,14 +45,14 @@ class Rendering:
 
 
 def render(settings: Settings, body: str, answers: Sequence[str] = ()) -> Rendering:
-    """Write the request that the worker would post for a body.
+    """Return the HTTP request that the worker would post for a body, and judge answers to it.
 
-    Says of each of `answers`, a status and behind a space a body, what it would become; without
-    any, of those that the preset knows. Raises ConfigError when the body is no send request, an
-    answer has no status, or the worker could not start.
+    Each of `answers` is a status, a space and a body; without any, the preset's own examples are
+    judged. Raises ConfigError if the body is no send request, an answer has no status, or the
+    worker could not start.
     """
     shape_from(settings.sms_api)
-    # What could be started with the key is written without it: nothing here can show it.
+    # The real key has been checked; from here on a mask stands for it, so that nothing can show it.
     request = settings.sms_api.request
     headers = dict.fromkeys(request.headers, SecretStr(_MASK))
     masked = settings.sms_api.model_copy(
@@ -83,7 +83,7 @@ def render(settings: Settings, body: str, answers: Sequence[str] = ()) -> Render
         headers=dict(
             _shown(header, is_secret=header == login) for header in (*asked.common, *asked.headers)
         ),
-        # A form has the mask encoded.
+        # In a form the mask is percent-encoded.
         body=asked.body.decode().replace(quote_plus(_MASK), _MASK),
         answers=judged,
     )
@@ -91,7 +91,7 @@ def render(settings: Settings, body: str, answers: Sequence[str] = ()) -> Render
 
 def _shown(header: Header, *, is_secret: bool) -> tuple[str, str]:
     name, value = header[0].decode(), header[1].decode()
-    # What stands before the secret says how it is sent.
+    # The words before the secret name the scheme.
     before, space, _ = value.rpartition(" ")
     return name, f"{before}{space}{_MASK}" if is_secret else value
 
@@ -113,7 +113,7 @@ def _judge(
 
 
 def _documented(settings: Settings, shape: Shape) -> list[RenderedAnswer]:
-    """Judge the preset's examples; those of `generic` say nothing of a service that differs."""
+    """Judge the preset's examples; those of `generic` do not apply to a service that differs."""
     api = settings.sms_api
     if api.preset == "generic" and api.response.accepted != AcceptedSettings():
         return []
@@ -132,12 +132,12 @@ def _documented(settings: Settings, shape: Shape) -> list[RenderedAnswer]:
 def _by_code_alone(
     settings: Settings, documented: Sequence[RenderedAnswer]
 ) -> list[RenderedAnswer]:
-    """Say what the codes mean of which there is no example; a status stands for a missing one."""
+    """Judge the codes without an example; in an example without a code the status stands for it."""
     api = settings.sms_api
     accepted, meanings = api.response.accepted, code_meanings(api.preset)
     shown = {answer.code or str(answer.status) for answer in documented}
     if set(api.error_code_pointers) == {accepted.pointer}:
-        # What means yes is no error where it stands, and codes stand nowhere else.
+        # Codes stand only at this pointer, where the accepted values are no errors.
         shown |= set(accepted.values)
     return [
         RenderedAnswer(

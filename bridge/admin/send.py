@@ -1,6 +1,6 @@
-"""Publish one send request, as a team would, and wait for its outcome.
+"""Publish one send request, as a publisher would, and wait for its outcome.
 
-While there is none, it finds out why, as far as that can be known here.
+While there is no outcome, it looks for the reason: a pause, no worker, an alarm.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from bridge.worker.request import parse_request
 
 PUBLISH_SECONDS: Final = 10.0
 POLL_SECONDS: Final = 0.1
-# How often to find out why there is no outcome, and how long that may take.
+# The interval and the deadline for finding out why there is no outcome.
 LOOK_SECONDS: Final = 2.0
 
 
@@ -49,12 +49,12 @@ async def send(
     published: Callable[[str], object],
     waiting: Callable[[str], object] = lambda _why: None,
 ) -> dict[str, Any] | None:
-    """Publish one request and, when it is waited for, return its outcome event.
+    """Publish one request and, with `wait_seconds`, return its outcome event.
 
-    `published` is called with the message id once the broker has the request; `waiting` with the
-    reason why nothing is sent, whenever that is known and new. Raises InvalidMessageError for what
-    the worker would refuse, BrokerError when the broker does not take it, and BridgeError when
-    there was no outcome within `wait_seconds`.
+    `published` is called with the message id once the broker has confirmed the request; `waiting`
+    with each new reason why nothing is sent. Raises InvalidMessageError for a request that the
+    worker would refuse, BrokerError if the broker does not take it, and BridgeError if there is no
+    outcome within `wait_seconds`.
     """
     body = json.dumps({name: value for name, value in request.items() if value is not None})
     short_codes = settings.sms_api.request.short_codes
@@ -125,7 +125,7 @@ async def _take_reply(replies: AbstractQueue) -> AbstractIncomingMessage | None:
 
 
 class _Silence:
-    """Why there is no outcome, as far as that can be known from here."""
+    """Finds out why there is no outcome, as far as the broker and this computer can tell."""
 
     def __init__(self, settings: Settings, connection: Connection) -> None:
         self._settings = settings
@@ -133,7 +133,7 @@ class _Silence:
         self.why: str | None = None
 
     async def look(self) -> str | None:
-        """Find out why, and return the reason if it is a new one."""
+        """Look for the reason, and return it if it has changed."""
         before = self.why
         with contextlib.suppress(TimeoutError):
             async with Deadline(LOOK_SECONDS):
@@ -154,7 +154,7 @@ class _Silence:
             return (
                 f"no worker takes from {queue}; start one, or ask one that runs: /readyz says why"
             )
-        # A worker that is not paused has it on the ladder, or waits for its turn.
+        # The worker is not paused: the request is in a retry queue, or waits for its turn.
         return None if status is not None else UNKNOWN
 
 

@@ -1,6 +1,6 @@
-"""The topology as others read it: a table, JSON, RabbitMQ definitions, custom resources.
+"""Formats of the topology: a table, JSON, RabbitMQ definitions, Kubernetes custom resources.
 
-All of it comes from `topology`, so that what is made by hand is what the bridge itself declares.
+All come from `bridge.topology`, so that entities made by hand equal those that the bridge declares.
 """
 
 import re
@@ -41,7 +41,7 @@ def definitions(topology: Topology, *, vhost: str, policy: bool) -> dict[str, An
 
 
 def plain(topology: Topology) -> dict[str, Any]:
-    """Make plain data of it: the definitions without a vhost."""
+    """Make plain data: the definitions without a vhost."""
     return {
         "queues": [_queue(queue) for queue in topology.queues],
         "exchanges": [_exchange(exchange) for exchange in topology.exchanges],
@@ -94,8 +94,8 @@ def custom_resources(
 ) -> Iterator[dict[str, Any]]:
     """Yield the resources of RabbitMQ's messaging topology operator, one for each entity.
 
-    A queue stays when its resource is deleted. `cluster` is the RabbitmqCluster; its `namespace`
-    is needed only when it is not the resources' own. `policy` as in `definitions`.
+    A queue is kept when its resource is deleted. `cluster` is the RabbitmqCluster; its `namespace`
+    is needed only if it is not that of the resources. `policy` as in `definitions`.
     """
     reference = {"name": cluster} | ({"namespace": namespace} if namespace else {})
     common = {"vhost": vhost, "rabbitmqClusterReference": reference}
@@ -103,7 +103,7 @@ def custom_resources(
         spec = _queue(queue)
         del spec["auto_delete"]
         arguments = spec.pop("arguments")
-        # The operator makes the argument of the type itself.
+        # The operator sets the argument for the type itself.
         spec |= {"type": arguments.pop("x-queue-type"), "autoDelete": False}
         spec |= {"arguments": arguments} if arguments else {}
         yield _resource("Queue", queue.name, spec | {"deletionPolicy": "retain"} | common)
@@ -133,5 +133,5 @@ def _resource(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resource_name(name: str) -> str:
-    """Make a name that Kubernetes takes: lower case, digits, dashes, at most 253 characters."""
+    """Make a valid Kubernetes name: lower case, digits, dashes, at most 253 characters."""
     return re.sub("[^a-z0-9]+", "-", name.lower())[:253].strip("-")

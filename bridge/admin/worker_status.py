@@ -1,4 +1,4 @@
-"""What the worker on this computer says of itself, for the commands that wait for one."""
+"""The pause of the worker on this computer: its cause and remedy, for commands that wait."""
 
 from typing import Final, NamedTuple, assert_never, cast, get_args
 
@@ -14,9 +14,9 @@ _LOOK_AT_ALARMS: Final = "look at rabbitmq-diagnostics check_local_alarms"
 
 
 class WorkerStatus(NamedTuple):
-    """What a worker says of itself: why it is paused, None when it is not.
+    """Why a worker is paused; None if it is not.
 
-    `queue` and `fault` are of what RabbitMQ does not store.
+    `queue` and `fault`: where RabbitMQ does not store a copy, and how it refuses.
     """
 
     paused: PauseReason | None
@@ -27,8 +27,8 @@ class WorkerStatus(NamedTuple):
 async def read_worker_status(settings: Settings) -> WorkerStatus | None:
     """Ask the worker on `admin.port` of this computer whether it is paused, and why.
 
-    None when that cannot be known: no worker of `worker.queue` answers there in time. RabbitMQ does
-    not know; a paused worker is at most no consumer there.
+    None if no worker of `worker.queue` answers there in time. RabbitMQ cannot tell either: to it, a
+    paused worker is at most a missing consumer.
     """
     try:
         async with open_client() as client:
@@ -48,14 +48,14 @@ async def read_worker_status(settings: Settings) -> WorkerStatus | None:
 
 
 def known_reason(word: str) -> PauseReason | None:
-    """Return the reason that a word is; None for one that a later version has."""
+    """Return the word as a reason; None if only a later version has it."""
     return cast(PauseReason, word) if word in get_args(PauseReason) else None
 
 
 def explain_pause(
     reason: PauseReason, queue: str | None = None, fault: str | None = None
 ) -> tuple[str, str]:
-    """Say what the worker on this computer is paused for, and what to do."""
+    """Return why the worker on this computer is paused, and the remedy."""
     cause, remedy = meaning_of(reason, queue, fault)
     return f"the worker on this computer is paused ({reason}): {cause}", remedy
 
@@ -63,7 +63,7 @@ def explain_pause(
 def meaning_of(
     reason: PauseReason, queue: str | None = None, fault: str | None = None
 ) -> tuple[str, str]:
-    """Return what a pause is for, and what to do.
+    """Return the cause of a pause, and the remedy.
 
     `queue` and `fault`: where RabbitMQ does not store a copy, and how it refuses.
     """

@@ -1,4 +1,4 @@
-"""`sms-bridge check`: the configuration, and with --online the world that it names."""
+"""`sms-bridge check`: validate the configuration, and with --online try broker and API."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -104,7 +104,7 @@ def check(  # noqa: PLR0913  an option each
 
 
 def try_everything(settings: "Settings") -> bool:
-    """Try what `check --online` tries, print a line for each thing, and say whether all went."""
+    """Run the checks of `check --online`, print a line for each, and return whether none failed."""
     missing = _missing(settings, None)
     findings = _examine(settings, missing, None, online=True)
     _print_text(None, missing, findings)

@@ -1,4 +1,4 @@
-"""`sms-bridge topology`: what the bridge needs on the broker; compare it, make it."""
+"""`sms-bridge topology`: show, compare or make the entities that the bridge needs."""
 
 import json
 from enum import StrEnum
@@ -33,7 +33,7 @@ app = typer.Typer(
 
 
 class Format(StrEnum):
-    """How the topology is written."""
+    """The formats of `topology show`."""
 
     TABLE = "table"
     JSON = "json"
@@ -53,7 +53,7 @@ ManagementUrl = Annotated[
 def _read_topology(
     context: typer.Context, config: ConfigFile, role: OneRole
 ) -> "tuple[Settings, Topology]":
-    """Load the configuration, and say what it needs on the broker."""
+    """Load the configuration, and return it with the topology that it needs."""
     from bridge.topology.declarations import bridge_topology
 
     settings = read_settings(context, config)
@@ -210,7 +210,7 @@ async def _declare(settings: "Settings", topology: "Topology") -> "list[Differen
 async def _compare(
     settings: "Settings", topology: "Topology", url: str | None
 ) -> "tuple[list[Difference], str | None]":
-    """Compare through the management API; without it as far as AMQP goes, with a hint why."""
+    """Compare through the management API; without it over AMQP, with a hint that says why."""
     from bridge.admin.management import open_management
     from bridge.amqp.connecting import close_quietly, open_first_connection
     from bridge.topology.comparison import compare
@@ -229,7 +229,7 @@ async def _compare(
 
 
 async def _check_same_cluster(connection: "Connection", management: "Management") -> None:
-    """Raise BrokerError when the management API is not that of the broker we are connected to."""
+    """Raise BrokerError if the management API belongs to another broker than the connection."""
     transport = connection.transport
     told: Any = {} if transport is None else transport.connection.server_properties
     ours = told.get("cluster_name")

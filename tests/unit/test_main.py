@@ -37,7 +37,7 @@ NOT_FOR_ROLES = {
 # A tenth more than there are, for other versions of Python and of what is installed.
 MOST_MODULES = {"--help": 172, "worker": 725, "webhook": 747}
 # What a command needs comes with it.
-OF_ALL_COMMANDS = {"catalogue", "completion", "options", "output"}
+OF_ALL_COMMANDS = {"catalogue", "options", "output"}
 NOT_FOR_ONE_ROLE = {"worker": {"bridge.webhook"}, "webhook": set[str]()}
 SETTINGS: dict[str, dict[str, object]] = {
     "worker": {"sms_api": {"base_url": "http://127.0.0.1:1", "key": "key"}},
